@@ -1,0 +1,1 @@
+"""One Python model server that speaks for a model in every inference protocol."""

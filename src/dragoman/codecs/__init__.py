@@ -1,0 +1,1 @@
+"""Tensors to Python values and back, one file a content type."""

@@ -1,0 +1,1 @@
+"""The language of the house: the values that every protocol, runtime and worker speaks."""

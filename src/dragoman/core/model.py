@@ -1,0 +1,64 @@
+"""The class that a model author writes: override what the model can do."""
+
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from typing import Any
+
+from dragoman.core.calls import Infer, Inference
+from dragoman.core.datatypes import Array
+from dragoman.core.signature import Signature, TensorSpec
+from dragoman.core.spec import ModelSpec, Placement
+from dragoman.core.tensor import Tensor
+
+# What `infer` may give: one array for a model of one output, a tuple in the order of the outputs, or names.
+Result = Inference | Mapping[str, Tensor | Array] | tuple[Tensor | Array, ...] | Tensor | Array
+Results = Result | Awaitable[Result] | Iterator[Result] | AsyncIterator[Result]
+
+
+class Model:
+    """A model. A subclass overrides what it can do; that alone declares its abilities.
+
+    Class attributes tell what need not be computed:
+
+    - `inputs`, `outputs`: its tensors; without them any named input is taken and any output given.
+    - `batched`: the first axis of every tensor counts independent rows, so that calls may be merged.
+    - `platform`: what metadata says of the framework.
+    - `placement`: where it runs unless the operator says otherwise. "process" keeps a model that holds
+      Python's lock, or may crash, away from the server; "thread" suits native code that releases the lock;
+      "inline", on the event loop, suits only what takes less than about 0.1 ms, and `async` methods.
+
+    `spec` is what the operator says of it: its `uri`, `parameters` and so on.
+    """
+
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    batched: bool = False
+    platform: str = "python"
+    placement: Placement = "process"
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+
+    def load(self) -> Any:
+        """Get ready to answer: read files, build sessions. Runs once, before the first call; may be `async`."""
+
+    def signature(self) -> Signature:
+        """What the model takes and gives; asked once, after `load`."""
+        return Signature(
+            inputs=self.inputs,
+            outputs=self.outputs,
+            open_inputs=not self.inputs,
+            open_outputs=not self.outputs,
+            batched=self.batched,
+        )
+
+    def infer(self, call: Infer) -> Results:
+        """Answer one call: `call.inputs` are named tensors, checked against the signature.
+
+        May be a plain function, `async`, a generator or an async generator; a generator's pieces are a stream
+        of answers. `call.outputs` names the outputs that are wanted (empty: the default ones); giving more is
+        allowed. An error of `dragoman.errors` reaches the caller as it is, any other as a failure of the model.
+        """
+        raise NotImplementedError
+
+    def close(self) -> Any:
+        """Let go of what `load` took; may be `async`."""

@@ -1,0 +1,59 @@
+"""What a model takes and gives: names, datatypes and shapes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dragoman.core.datatypes import Datatype
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output of a model.
+
+    `shape` has -1 for a free axis; None means that any rank fits. `datatype` None means that any fits.
+    `accepts` names further datatypes that the model takes as they are (a table of numbers, say). An optional
+    input may be missing from a call.
+    """
+
+    name: str
+    datatype: Datatype | None = None
+    shape: Shape | None = None
+    accepts: frozenset[Datatype] = frozenset()
+    optional: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether metadata can tell this tensor's datatype and shape."""
+        return self.datatype is not None and self.shape is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The inputs and outputs of a model, in order.
+
+    `open_inputs`: any further named input fits too (the model does not tell its inputs). `open_outputs`
+    likewise. `batched`: the first axis of every input and output counts rows that the model treats
+    independently, so calls may be merged.
+    """
+
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    open_inputs: bool = False
+    open_outputs: bool = False
+    batched: bool = False
+
+    def input(self, name: str) -> TensorSpec | None:
+        return _named(self.inputs, name)
+
+    def output(self, name: str) -> TensorSpec | None:
+        return _named(self.outputs, name)
+
+
+OPEN = Signature(open_inputs=True, open_outputs=True)
+
+
+def _named(specs: tuple[TensorSpec, ...], name: str) -> TensorSpec | None:
+    found: Iterator[TensorSpec] = (s for s in specs if s.name == name)
+    return next(found, None)

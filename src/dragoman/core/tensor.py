@@ -1,0 +1,96 @@
+"""A tensor: an array, its datatype on the wire and its parameters."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Self
+
+import numpy as np
+
+from dragoman.core.datatypes import BF16, BYTES, Array, Datatype, datatype_of, fp32_to_bf16
+from dragoman.core.errors import InvalidInput
+
+Scalar = str | bool | int | float
+Parameters = Mapping[str, Scalar]
+NONE: Parameters = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensor:
+    """An array with its datatype.
+
+    `data` is little-endian and row-major in meaning (it may be a strided view); for BYTES an object array of
+    `bytes`, for BF16 the bits as uint16.
+    """
+
+    data: Array
+    datatype: Datatype
+    parameters: Parameters = NONE
+
+    @classmethod
+    def of(cls, value: Any, datatype: Datatype | None = None, parameters: Parameters = NONE) -> Self:
+        """A tensor from anything that NumPy takes as an array.
+
+        Without `datatype` the array's own dtype decides. With it the value is converted: to a float by rounding
+        to the nearest, to an integer only where no number changes. Raises InvalidInput where there is no such
+        datatype or a number does not fit.
+        """
+        array = np.asarray(value)
+        found = datatype_of(array.dtype)
+        if found is BYTES:
+            array = _as_bytes(array)
+        elif found is BF16:
+            array = array.view(np.uint16)
+        if datatype is not None and found is not datatype:
+            array, found = _converted(array, found, datatype), datatype
+        if array.dtype != found.dtype:
+            array = array.astype(found.dtype)
+        return cls(array, found, parameters)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return Tensor, (self.data, self.datatype, dict(self.parameters))
+
+
+def object_array(elements: Iterable[Any], shape: tuple[int, ...]) -> Array:
+    """An object array of the given shape; NumPy's own constructor would look into the elements."""
+    flat = list(elements)
+    array = np.empty(len(flat), dtype=object)
+    array[:] = flat
+    return array.reshape(shape)
+
+
+def _as_bytes(array: Array) -> Array:
+    if array.dtype.kind == "O" and all(type(e) is bytes for e in array.flat):
+        return array
+    return object_array(map(_element_as_bytes, array.flat), array.shape)
+
+
+def _element_as_bytes(element: Any) -> bytes:
+    match element:
+        case bytes():
+            return bytes(element)
+        case str():
+            return element.encode()
+        case bytearray() | memoryview():
+            return bytes(element)
+    raise InvalidInput(f"a BYTES tensor holds bytes or text, got {type(element).__name__}")
+
+
+def _converted(array: Array, found: Datatype, wanted: Datatype) -> Array:
+    if BYTES in (found, wanted) or "bool" in (found.kind, wanted.kind) or found is BF16:
+        raise InvalidInput(f"{found} does not convert to {wanted}")
+    if wanted is BF16:
+        return fp32_to_bf16(array)
+    with np.errstate(over="ignore", invalid="ignore"):
+        result = array.astype(wanted.dtype)
+    if wanted.kind == "float":
+        changed = np.isfinite(array) & ~np.isfinite(result)
+    else:
+        changed = result.astype(array.dtype) != array
+    if changed.any():
+        raise InvalidInput(f"{array[changed].flat[0]} does not fit into {wanted}")
+    return result

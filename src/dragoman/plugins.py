@@ -1,0 +1,83 @@
+"""A name becomes an object: built in, then entry point, then `module:attribute` or `file.py:attribute`."""
+
+import importlib
+import importlib.util
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dragoman.core.errors import ModelFailed
+
+# What ships with the house, by room. A room's modules are imported only when one is asked for by name.
+BUILT_IN: dict[str, dict[str, str]] = {
+    "runtimes": {
+        "python": "dragoman.runtimes.python:load",
+        "sklearn": "dragoman.runtimes.sklearn:SklearnModel",
+        "xgboost": "dragoman.runtimes.xgboost:XGBoostModel",
+        "lightgbm": "dragoman.runtimes.lightgbm:LightGBMModel",
+        "onnx": "dragoman.runtimes.onnx:OnnxModel",
+        "torch": "dragoman.runtimes.torch:TorchModel",
+        "tensorflow": "dragoman.runtimes.tensorflow:TensorFlowModel",
+    },
+    "pools": {
+        "inline": "dragoman.workers.local:InlinePool",
+        "thread": "dragoman.workers.local:ThreadPool",
+        "process": "dragoman.workers.process:ProcessPool",
+    },
+    "protocols": {
+        "oip_rest": "dragoman.protocols.oip_rest:PROTOCOL",
+        "oip_grpc": "dragoman.protocols.oip_grpc:PROTOCOL",
+    },
+}
+
+
+def find(room: str, name: str) -> Any:
+    """The object called `name` in a room: `runtimes`, `pools` or `protocols`.
+
+    Further ones come from entry points of the group `dragoman.<room>`, or directly as `module:attribute`.
+    Raises ModelFailed where there is none, or where it cannot be imported, saying why.
+    """
+    path = BUILT_IN[room].get(name)
+    if path is not None:
+        return resolve(path)
+    for entry in entry_points(group=f"dragoman.{room}", name=name):
+        return entry.load()
+    if ":" in name:
+        return resolve(name)
+    known = sorted({*BUILT_IN[room], *(e.name for e in entry_points(group=f"dragoman.{room}"))})
+    raise ModelFailed(f"there is no {room[:-1]} '{name}'; there are {', '.join(known)}")
+
+
+def resolve(path: str) -> Any:
+    """The object that `module:attribute` or `file.py:attribute` names; ModelFailed where there is none."""
+    place, _, attribute = path.rpartition(":")
+    try:
+        found: Any = import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, OSError, SyntaxError) as fault:
+        raise ModelFailed(f"cannot import '{path}': {type(fault).__name__}: {fault}") from fault
+    return found
+
+
+def import_file(path: Path) -> ModuleType:
+    """The module in a file, imported once; its folder is importable, so that it finds its neighbours."""
+    path = path.resolve()
+    name = f"dragoman_file_{abs(hash(str(path))):x}_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,183 @@
+"""The vocabulary that protocols and transports share: requests, replies and tables, free of any library.
+
+A protocol is a table. Each row is a pure function from what came on the wire to an exchange: the `Request` for
+the engine and the `reply` that writes its answer back. What a wire must remember in between (which outputs are
+binary, say) is closed over in `reply`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+import orjson
+
+from dragoman.core.calls import Request, Response
+from dragoman.core.errors import DragomanError
+
+A = TypeVar("A")
+Out = TypeVar("Out")
+Buffer = bytes | bytearray | memoryview
+Headers = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What the operator decides for every protocol.
+
+    nonfinite: how NaN and infinities go into JSON. `null`: NaN as null, infinities are refused; `literal`: as the
+    bare words NaN, Infinity and -Infinity, which Python reads but JSON does not allow; `error`: refused.
+    health_json: whether health endpoints answer a JSON body instead of an empty one.
+    max_json_depth, max_rank, max_elements, max_tensors: how deep JSON may nest, how many axes and elements a
+    tensor and how many inputs or outputs a request may have.
+    """
+
+    nonfinite: Literal["null", "literal", "error"] = "null"
+    health_json: bool = False
+    max_json_depth: int = 64
+    max_rank: int = 32
+    max_elements: int = 1 << 31
+    max_tensors: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange(Generic[A, Out]):
+    """One question and how its one answer is written."""
+
+    request: Request[A]
+    reply: Callable[[Response[A]], Out]
+
+
+# --- HTTP ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """A whole request: `params` are the pattern's parts, percent-decoded; header names are in lower case; the
+    body is decompressed."""
+
+    method: str
+    path: str
+    params: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class HttpResponse:
+    """A whole response; the buffers of `body` are sent one after the other."""
+
+    status: int
+    body: Sequence[Buffer] = ()
+    headers: Headers = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HttpStream(Generic[A]):
+    """One question and how each piece of its answer is written.
+
+    `error` writes a fault that comes after the first piece; one that comes before goes through the protocol's own
+    error table, with its status.
+    """
+
+    request: Request[A]
+    piece: Callable[[Response[A]], bytes]
+    error: Callable[[DragomanError], bytes]
+    end: bytes = b""
+    headers: Headers = ()
+
+
+Endpoint = Callable[[HttpRequest], Exchange[Any, HttpResponse] | HttpStream[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`pattern` is a path whose parts in braces are parameters: `/v2/models/{model}/infer`."""
+
+    method: str
+    pattern: str
+    endpoint: Endpoint
+
+
+class HttpFault(Exception):
+    """A fault of HTTP itself, before any protocol has a say: no such path, body too large and the like."""
+
+    def __init__(self, status: int, message: str, headers: Headers = ()) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.headers = headers
+
+
+@dataclass(frozen=True, slots=True)
+class HttpProtocol:
+    """A protocol over HTTP: its routes and how it writes an error."""
+
+    name: str
+    routes: tuple[Route, ...]
+    error: Callable[[DragomanError | HttpFault], HttpResponse]
+
+
+JSON_TYPE = ("content-type", "application/json")
+
+
+def json_response(value: Any, status: int = 200, headers: Headers = ()) -> HttpResponse:
+    return HttpResponse(status, (orjson.dumps(value),), (JSON_TYPE, *headers))
+
+
+# --- gRPC ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcRequest:
+    """One message; `deadline_s` is the caller's deadline on the monotonic clock."""
+
+    body: bytes
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcStream(Generic[A]):
+    """One message of a stream and how each piece of its answer is written.
+
+    `error` writes a fault into the stream, which then goes on; None in its place ends the stream with a status.
+    """
+
+    request: Request[A]
+    piece: Callable[[Response[A]], bytes]
+    error: Callable[[DragomanError], bytes] | None
+    end: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcMethod:
+    """A unary method: one message in, one out."""
+
+    name: str
+    endpoint: Callable[[GrpcRequest], Exchange[Any, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcStreamMethod:
+    """A method with streams both ways; each message that comes in is answered by any number, in order.
+
+    `fault` writes a message that could not be understood at all, as `GrpcStream.error` does.
+    """
+
+    name: str
+    endpoint: Callable[[GrpcRequest], GrpcStream[Any]]
+    fault: Callable[[GrpcRequest, DragomanError], bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcProtocol:
+    """A protocol over gRPC: a service, its methods and how it writes an error.
+
+    `status` gives the name of a gRPC status code. `descriptors` is the serialized FileDescriptorSet that server
+    reflection shows.
+    """
+
+    service: str
+    methods: tuple[GrpcMethod | GrpcStreamMethod, ...]
+    status: Callable[[DragomanError], str]
+    descriptors: bytes

@@ -1,0 +1,1 @@
+"""Bytes in and out, for any protocol's table."""

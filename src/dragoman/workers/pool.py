@@ -1,0 +1,58 @@
+"""What a pool promises: to hold a model, to answer calls with it, and to tell the truth about its health."""
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from dragoman.core.calls import Call, Request
+from dragoman.core.signature import Signature
+from dragoman.core.spec import ModelSpec
+
+A = TypeVar("A")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a model tells once it is loaded. `calls` are the types of call that it can answer.
+
+    `streams`: it answers Infer with any number of pieces, not exactly one. `concurrent`: one replica works on
+    many calls at a time (its methods are `async`), so no call waits for another.
+    """
+
+    signature: Signature
+    platform: str
+    calls: frozenset[type[Call[object]]]
+    streams: bool = False
+    concurrent: bool = False
+
+
+class Pool(Protocol):
+    """A model in one or more replicas. All methods run on the event loop.
+
+    A pool is made with the spec of its model and a function that it calls whenever `ready` changes.
+    """
+
+    def __init__(self, spec: ModelSpec, changed: Callable[[], None]) -> None: ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether at least one replica can take a call now."""
+
+    @property
+    def capacity(self) -> int:
+        """How many calls are computed at the same time; further ones wait inside."""
+
+    async def start(self) -> Loaded:
+        """Load every replica. Raises ModelFailed, or what the model's own checks raise."""
+
+    async def call(self, request: Request[A]) -> A:
+        """The one answer. Raises NotSupported where the model gives none or several.
+
+        Cancelling drops the call if it waits, and tells the model's worker if it runs.
+        """
+
+    def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
+        """The answers as they come; closing the generator cancels the call."""
+
+    async def close(self) -> None:
+        """Stop at once: calls that still run or wait fail with WorkerLost."""
