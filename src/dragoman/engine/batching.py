@@ -1,0 +1,217 @@
+"""Merges calls that wait for a busy model into one, and splits its answer again."""
+
+import asyncio
+import time
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dragoman.core.calls import Infer, Inference, Request
+from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidInput, InvalidOutput, WorkerLost
+from dragoman.core.tensor import Parameters, Tensor
+from dragoman.workers.pool import Pool
+
+Key = tuple[Any, ...]
+
+# --- the algebra: pure functions -------------------------------------------------------------------------
+
+
+def group_key(call: Infer) -> Key:
+    """Calls of equal keys may be merged: equal names, datatypes, trailing shapes, wanted outputs and parameters."""
+    tensors = tuple(
+        (name, t.datatype.name, t.data.shape[1:], _parameters_key(t.parameters)) for name, t in call.inputs.items()
+    )
+    return tensors, call.outputs, _parameters_key(call.parameters)
+
+
+def _parameters_key(parameters: Parameters) -> Key:
+    # The type belongs to the key: True, 1 and 1.0 are equal in Python and not to a model.
+    return tuple(sorted((k, type(v).__name__, v) for k, v in parameters.items())) if parameters else ()
+
+
+def rows(call: Infer) -> int:
+    """How many rows a call has; its inputs agree on it by `bind`."""
+    return int(next(iter(call.inputs.values())).data.shape[0])
+
+
+def merge(calls: Sequence[Infer]) -> Infer:
+    """One call with the rows of all, in order. They have equal keys."""
+    first = calls[0]
+    inputs = {
+        name: Tensor(np.concatenate([c.inputs[name].data for c in calls]), t.datatype, t.parameters)
+        for name, t in first.inputs.items()
+    }
+    return replace(first, inputs=inputs)
+
+
+def split(answer: Inference, counts: Sequence[int]) -> list[Inference]:
+    """One answer a call, as views; InvalidOutput where an output has not as many rows as went in."""
+    total = sum(counts)
+    for name, tensor in answer.outputs.items():
+        if not tensor.data.shape or tensor.data.shape[0] != total:
+            raise InvalidOutput(f"output '{name}': expected {total} rows for {total} rows in, got {tensor.data.shape}")
+    parts, start = [], 0
+    for count in counts:
+        outputs = {n: replace(t, data=t.data[start : start + count]) for n, t in answer.outputs.items()}
+        parts.append(Inference(outputs, answer.parameters))
+        start += count
+    return parts
+
+
+# --- the shell: who waits, and when to go ------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    request: Request[Inference]
+    call: Infer
+    rows: int
+    answer: asyncio.Future[Inference]
+    arrived_s: float
+
+    def succeed(self, answer: Inference) -> None:
+        if not self.answer.done():
+            self.answer.set_result(answer)
+
+    def fail(self, fault: Exception) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(fault)
+
+
+class Batcher:
+    """Calls for one model. An idle worker takes at once what is there; a batch grows only while all are busy.
+
+    `max_rows` bounds a batch. `max_wait_s` lets a batch that is not full wait longer, for models whose users
+    prefer throughput to latency.
+    """
+
+    def __init__(self, pool: Pool, max_rows: int, max_wait_s: float) -> None:
+        self._pool = pool
+        self._max_rows = max_rows
+        self._max_wait_s = max_wait_s
+        self._waiting: OrderedDict[Key, deque[_Member]] = OrderedDict()
+        self._running: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.Handle | None = None
+
+    async def call(self, request: Request[Inference]) -> Inference:
+        """The answer to one call, wherever it was computed. Its call is an Infer whose inputs have rows."""
+        assert isinstance(request.call, Infer)
+        count = rows(request.call)
+        if count > self._max_rows:
+            raise InvalidInput(f"inference request batch-size must be <= {self._max_rows}, got {count}")
+        loop = asyncio.get_running_loop()
+        member = _Member(request, request.call, count, loop.create_future(), time.monotonic())
+        self._waiting.setdefault(group_key(request.call), deque()).append(member)
+        self._wake(0.0)
+        return await member.answer
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        waiting = [member for queue in self._waiting.values() for member in queue]
+        self._waiting.clear()
+        for member in waiting:
+            member.fail(WorkerLost("the model is stopped"))
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    def _wake(self, after_s: float) -> None:
+        # At the end of this turn of the loop, so that calls which arrived together go together.
+        loop = asyncio.get_running_loop()
+        if after_s <= 0:
+            loop.call_soon(self._dispatch)
+        elif self._timer is None:
+            self._timer = loop.call_later(after_s, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        while self._waiting and len(self._running) < self._pool.capacity:
+            key, queue = next(iter(self._waiting.items()))
+            _drop_gone(queue)
+            if queue and (wait_s := self._wait_s(queue)) > 0:
+                self._wake(wait_s)
+                return
+            members = _take(queue, self._max_rows)
+            del self._waiting[key]
+            if queue:  # the rest goes to the end, so that no kind of call starves another
+                self._waiting[key] = queue
+            if members:
+                task = asyncio.get_running_loop().create_task(self._run(members))
+                self._running.add(task)
+                task.add_done_callback(self._finished)
+
+    def _wait_s(self, queue: deque[_Member]) -> float:
+        if self._max_wait_s <= 0 or sum(m.rows for m in queue) >= self._max_rows:
+            return 0.0
+        return queue[0].arrived_s + self._max_wait_s - time.monotonic()
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._dispatch()
+
+    async def _run(self, members: list[_Member]) -> None:
+        try:
+            if len(members) == 1 or not await self._run_merged(members):
+                await asyncio.gather(*(self._run_alone(m) for m in members))
+        except BaseException as fault:
+            for member in members:
+                member.fail(fault if isinstance(fault, Exception) else WorkerLost("the server is stopping"))
+            raise
+
+    async def _run_merged(self, members: list[_Member]) -> bool:
+        """Whether the batch was answered. A bad member must sink nobody: where the batch fails, each runs alone."""
+        merged = merge([m.call for m in members])
+        try:
+            answer = await self._compute(members, replace(members[0].request, call=merged, deadline_s=None))
+            parts = split(answer, [m.rows for m in members])
+        except DragomanError:
+            return False
+        for member, part in zip(members, parts, strict=True):
+            member.succeed(part)
+        return True
+
+    async def _run_alone(self, member: _Member) -> None:
+        try:
+            member.succeed(await self._compute([member], member.request))
+        except DragomanError as fault:
+            member.fail(fault)
+
+    async def _compute(self, members: list[_Member], request: Request[Inference]) -> Inference:
+        """The pool's answer; the work is cancelled when nobody waits for it any more."""
+        work = asyncio.ensure_future(self._pool.call(request))
+
+        def left(_: asyncio.Future[Inference]) -> None:
+            if all(m.answer.done() for m in members):
+                work.cancel()
+
+        for member in members:
+            member.answer.add_done_callback(left)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if all(m.answer.done() for m in members):
+                raise DeadlineExceeded("nobody waits for this any more") from None
+            raise
+
+
+def _drop_gone(queue: deque[_Member]) -> None:
+    """Forget members whose caller left or whose time is over: both have cancelled their answer."""
+    for member in [m for m in queue if m.answer.done()]:
+        queue.remove(member)
+
+
+def _take(queue: deque[_Member], max_rows: int) -> list[_Member]:
+    members: list[_Member] = []
+    total = 0
+    while queue and (not members or total + queue[0].rows <= max_rows):
+        member = queue.popleft()
+        members.append(member)
+        total += member.rows
+    return members

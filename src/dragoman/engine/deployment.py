@@ -1,0 +1,181 @@
+"""One version of one model that answers calls: admission, deadline, batching, and its pool."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from dragoman import plugins
+from dragoman.core.binding import bind
+from dragoman.core.calls import Infer, Request
+from dragoman.core.errors import DeadlineExceeded, NotReady, NotSupported, Overloaded
+from dragoman.core.spec import ModelSpec, Placement
+from dragoman.engine.batching import Batcher
+from dragoman.workers.pool import Loaded, Pool
+
+A = TypeVar("A")
+
+
+class Deployment:
+    """A model version from LOADING over READY and UNLOADING to UNAVAILABLE; `reason` says why it is not ready."""
+
+    def __init__(self, spec: ModelSpec, changed: Callable[[], None]) -> None:
+        self.spec = spec
+        self.state = "LOADING"
+        self.reason = ""
+        self._changed = changed
+        self._pool: Pool | None = None
+        self._loaded: Loaded | None = None
+        self._batcher: Batcher | None = None
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # --- its life ------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Load the model. Raises ModelFailed, and is UNAVAILABLE then."""
+        try:
+            self._pool, self._loaded = await self._placed()
+        except BaseException as fault:
+            self.state, self.reason = "UNAVAILABLE", str(fault) or type(fault).__name__
+            self._changed()
+            raise
+        if self.spec.max_batch_size > 1 and self._loaded.signature.batched:
+            self._batcher = Batcher(self._pool, self.spec.max_batch_size, self.spec.max_batch_wait_s)
+        self.state = "READY"
+        self._changed()
+
+    async def _placed(self) -> tuple[Pool, Loaded]:
+        placement = self.spec.placement or _first_placement(self.spec)
+        pool, loaded = await self._pooled(placement)
+        # A model that nobody has placed may prefer to be in this process, which only it can tell.
+        if not self.spec.placement and loaded.placement in ("inline", "thread") and loaded.placement != placement:
+            await pool.close()
+            pool, loaded = await self._pooled(loaded.placement)
+        return pool, loaded
+
+    async def _pooled(self, placement: Placement) -> tuple[Pool, Loaded]:
+        pool: Pool = plugins.find("pools", placement)(self.spec, self._changed)
+        try:
+            return pool, await pool.start()
+        except BaseException:
+            await pool.close()
+            raise
+
+    async def drain(self) -> None:
+        """Take no more calls and wait for those in flight."""
+        if self.state == "READY":
+            self.state = "UNLOADING"
+            self._changed()
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """Stop at once; calls in flight fail."""
+        self.state = "UNAVAILABLE"
+        self.reason = self.reason or "unloaded"
+        if self._batcher is not None:
+            await self._batcher.close()
+        if self._pool is not None:
+            await self._pool.close()
+        self._changed()
+
+    # --- what it tells ---------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        return self.state == "READY" and self._pool is not None and self._pool.ready
+
+    @property
+    def told_state(self) -> str:
+        """The state as the repository index tells it: a model all of whose workers are down is UNAVAILABLE."""
+        return "UNAVAILABLE" if self.state == "READY" and not self.ready else self.state
+
+    @property
+    def loaded(self) -> Loaded:
+        """What the model told; NotReady before it is loaded."""
+        if self._loaded is None:
+            raise NotReady(f"model '{self.spec.name}' is not ready: {self.reason or self.state}")
+        return self._loaded
+
+    # --- calls -------------------------------------------------------------------------------------------------
+
+    async def call(self, request: Request[A]) -> A:
+        """The one answer to a model's call, checked against the signature."""
+        request, pool = self._admit(request)
+        self._enter()
+        try:
+            if request.deadline_s is None:
+                return await self._answer(request, pool)
+            async with asyncio.timeout(request.deadline_s - time.monotonic()):
+                return await self._answer(request, pool)
+        except TimeoutError as fault:
+            raise DeadlineExceeded("Request timeout expired") from fault
+        finally:
+            self._leave()
+
+    async def _answer(self, request: Request[A], pool: Pool) -> A:
+        if self._batcher is not None and isinstance(request.call, Infer) and request.call.inputs:
+            batched: Any = request
+            answer: A = await self._batcher.call(batched)
+            return answer
+        return await pool.call(request)
+
+    async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
+        """The answers to a model's call as they come."""
+        request, pool = self._admit(request)
+        self._enter()
+        pieces = pool.stream(request)
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(_left_s(request.deadline_s)):
+                        piece = await anext(pieces)
+                except StopAsyncIteration:
+                    return
+                yield piece
+        except TimeoutError as fault:
+            raise DeadlineExceeded("Request timeout expired") from fault
+        finally:
+            await pieces.aclose()
+            self._leave()
+
+    def _admit(self, request: Request[A]) -> tuple[Request[A], Pool]:
+        """The request, bound to the signature and with its deadline, or the reason why it cannot be taken."""
+        loaded = self.loaded
+        if self.state != "READY" or self._pool is None:
+            raise NotReady(f"model '{self.spec.name}' is not ready: {self.reason or self.state}")
+        if 0 < self.spec.max_queue <= self._in_flight:
+            raise Overloaded(f"Exceeds maximum queue size of {self.spec.max_queue} for model '{self.spec.name}'")
+        call: Any = request.call
+        if type(call) not in loaded.calls:
+            raise NotSupported(f"model '{self.spec.name}' does not support {type(call).__name__}")
+        deadline_s = request.deadline_s
+        if deadline_s is None and self.spec.timeout_s:
+            deadline_s = time.monotonic() + self.spec.timeout_s
+        if isinstance(call, Infer):
+            bound = bind(call, loaded.signature, self.spec.name)
+            if bound is not call or deadline_s is not request.deadline_s:
+                return replace(request, call=bound, deadline_s=deadline_s), self._pool
+        return request, self._pool
+
+    def _enter(self) -> None:
+        self._in_flight += 1
+        self._idle.clear()
+
+    def _leave(self) -> None:
+        self._in_flight -= 1
+        if not self._in_flight:
+            self._idle.set()
+
+
+def _left_s(deadline_s: float | None) -> float | None:
+    return None if deadline_s is None else deadline_s - time.monotonic()
+
+
+def _first_placement(spec: ModelSpec) -> Placement:
+    if spec.target is not None:
+        return "thread"  # a live object cannot leave this process
+    placement: Placement = getattr(plugins.find("runtimes", spec.runtime), "placement", "process")
+    return placement

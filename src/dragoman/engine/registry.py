@@ -1,0 +1,57 @@
+"""The models by name and version, and which version answers when none is named."""
+
+from dragoman.core.errors import ModelNotFound
+from dragoman.engine.deployment import Deployment
+
+
+class Registry:
+    """Deployments by model name, then by version; version "" is that of a model without versions."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, dict[str, Deployment]] = {}
+        self._defaults: dict[str, str] = {}
+
+    def names(self) -> list[str]:
+        return sorted(self._models)
+
+    def all(self) -> list[Deployment]:
+        return [self._models[name][version] for name in self.names() for version in self.versions(name)]
+
+    def versions(self, name: str) -> list[str]:
+        """The versions of a model, oldest first; empty where there is no such model."""
+        return sorted(self._models.get(name, {}), key=_age)
+
+    def put(self, name: str, versions: dict[str, Deployment], default: str = "") -> list[Deployment]:
+        """Put a model's versions in place of those that were there, which are given back."""
+        old = list(self._models.get(name, {}).values())
+        self._models[name] = versions
+        self._defaults[name] = default
+        return old
+
+    def take(self, name: str) -> list[Deployment]:
+        """Take a model out; ModelNotFound where it is not in."""
+        if name not in self._models:
+            raise ModelNotFound(f"Request for unknown model: '{name}' is not found")
+        self._defaults.pop(name, None)
+        return list(self._models.pop(name).values())
+
+    def find(self, name: str, version: str = "") -> Deployment:
+        """The deployment that answers for a name, by default its configured or newest version; or ModelNotFound."""
+        versions = self._models.get(name)
+        if not versions:
+            raise ModelNotFound(f"Request for unknown model: '{name}' is not found")
+        found = versions.get(version or self._defaults.get(name) or self._newest(name))
+        if found is None:
+            there = ", ".join(v for v in self.versions(name) if v) or "no versions"
+            raise ModelNotFound(
+                f"Request for unknown model: '{name}' version '{version}' is not found; there are {there}"
+            )
+        return found
+
+    def _newest(self, name: str) -> str:
+        return "" if "" in self._models[name] else self.versions(name)[-1]
+
+
+def _age(version: str) -> tuple[bool, int, str]:
+    """Integers by value, after anything else by letter."""
+    return (True, int(version), version) if version.isdecimal() else (False, 0, version)
