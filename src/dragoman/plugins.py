@@ -27,8 +27,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "process": "dragoman.workers.process:ProcessPool",
     },
     "protocols": {
-        "oip_rest": "dragoman.protocols.oip_rest:PROTOCOL",
-        "oip_grpc": "dragoman.protocols.oip_grpc:PROTOCOL",
+        "oip_rest": "dragoman.protocols.oip_rest:protocol",
+        "oip_grpc": "dragoman.protocols.oip_grpc:protocol",
     },
 }
 

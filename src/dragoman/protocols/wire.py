@@ -138,14 +138,10 @@ class GrpcRequest:
 
 @dataclass(frozen=True, slots=True)
 class GrpcStream(Generic[A]):
-    """One message of a stream and how each piece of its answer is written.
-
-    `error` writes a fault into the stream, which then goes on; None in its place ends the stream with a status.
-    """
+    """One message of a stream and how each piece of its answer is written; `end` follows the last one."""
 
     request: Request[A]
     piece: Callable[[Response[A]], bytes]
-    error: Callable[[DragomanError], bytes] | None
     end: bytes | None = None
 
 
@@ -161,7 +157,8 @@ class GrpcMethod:
 class GrpcStreamMethod:
     """A method with streams both ways; each message that comes in is answered by any number, in order.
 
-    `fault` writes a message that could not be understood at all, as `GrpcStream.error` does.
+    `fault` writes into the stream what went wrong with one message, be it with reading or with answering it; the
+    stream then goes on. None in its place ends the stream with a status.
     """
 
     name: str

@@ -1,0 +1,149 @@
+"""Inference over gRPC: a ModelInferRequest becomes an Infer call, and its answer a ModelInferResponse."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dragoman.core.calls import Infer, Inference, Request, Response
+from dragoman.core.datatypes import Datatype, datatype
+from dragoman.core.errors import InvalidInput
+from dragoman.core.tensor import Scalar, Tensor
+from dragoman.protocols import oip
+from dragoman.protocols.oip_contents import FIELDS, tensor_from_contents, write_contents
+from dragoman.protocols.oip_messages import (
+    ModelInferRequest,
+    ModelInferResponse,
+    parsed,
+    read_parameters,
+    write_parameters,
+)
+from dragoman.protocols.wire import Buffer, GrpcRequest, Policy
+
+# Triton: asks a stream to mark its last response, and the mark.
+WANTS_FINAL = "triton_enable_empty_final_response"
+FINAL = "triton_final_response"
+
+_RAW_OUTPUT_CONTENTS: int = ModelInferResponse.DESCRIPTOR.fields_by_name["raw_output_contents"].number
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What an answer needs to know of its question: `raw` elements or typed ones, how many `classes` of which
+    output, and whether the stream marks its `final` response."""
+
+    id: str
+    model: str
+    version: str
+    raw: bool
+    classes: Mapping[str, int]
+    final: bool
+
+
+def read_infer(request: GrpcRequest, policy: Policy) -> tuple[Request[Inference], Form]:
+    """The call in a ModelInferRequest and the form of its answer; InvalidInput naming what does not fit."""
+    message = parsed(ModelInferRequest, request.body)
+    model = named(message.model_name)
+    parameters = read_parameters(message.parameters, "")
+    final = _wants_final(parameters)
+    classes = _classes(message.outputs)
+    call = Infer(_inputs(message, policy), tuple(classes), parameters)
+    form = Form(
+        id=message.id,
+        model=model,
+        version=message.model_version,
+        raw=bool(message.raw_input_contents) or not message.inputs,
+        classes={name: count for name, count in classes.items() if count},
+        final=final,
+    )
+    deadline = oip.deadline_s(parameters, request.deadline_s)
+    return Request(oip.check_counts(call, policy), model, message.model_version, message.id, deadline), form
+
+
+def write_infer(response: Response[Inference], form: Form) -> bytes:
+    """The ModelInferResponse of an answer; raw elements are copied once, straight from their arrays."""
+    answer = oip.classified(response.answer, form.classes)
+    message = ModelInferResponse(model_name=response.model, model_version=response.version, id=form.id)
+    write_parameters(answer.parameters, message.parameters)
+    if form.final:
+        message.parameters[FINAL].bool_param = False
+    raw = form.raw or any(t.datatype not in FIELDS for t in answer.outputs.values())
+    for name, tensor in answer.outputs.items():
+        output = message.outputs.add(name=name, datatype=tensor.datatype.name, shape=tensor.shape)
+        write_parameters(tensor.parameters, output.parameters)
+        if not raw:
+            write_contents(tensor, output.contents)
+    parts: list[Buffer] = [message.SerializeToString()]
+    if raw:
+        # Fields of a message may be appended to its wire form; this one has the highest number, so in order too.
+        for tensor in answer.outputs.values():
+            parts += length_delimited(_RAW_OUTPUT_CONTENTS, oip.raw_from_tensor(tensor))
+    return b"".join(parts)
+
+
+def length_delimited(field: int, value: Buffer) -> tuple[Buffer, Buffer]:
+    """A field of type bytes or message in its wire form: tag and length, and the value itself."""
+    return bytes(_varint(field << 3 | 2) + _varint(len(value))), value
+
+
+def named(model: str) -> str:
+    """The name of a model, if there is one."""
+    if not model:
+        raise InvalidInput("expected the name of a model, got none")
+    return model
+
+
+def _varint(number: int) -> bytearray:
+    digits = bytearray()
+    while number >= 0x80:
+        digits.append(number & 0x7F | 0x80)
+        number >>= 7
+    digits.append(number)
+    return digits
+
+
+def _wants_final(parameters: dict[str, Scalar]) -> bool:
+    """Whether the stream is to mark its end; the parameter is about the wire, so the model does not see it."""
+    wanted = parameters.pop(WANTS_FINAL, False)
+    if not isinstance(wanted, bool):
+        raise InvalidInput(f"parameter '{WANTS_FINAL}': expected a bool, got {wanted!r}")
+    return wanted
+
+
+def _classes(outputs: Sequence[Any]) -> dict[str, int]:
+    """The requested outputs in order, with how many of their best classes are wanted."""
+    found: dict[str, int] = {}
+    for output in outputs:
+        if output.name in found:
+            raise InvalidInput(f"output '{output.name}' already exists in request")
+        found[output.name] = oip.classes_wanted(
+            read_parameters(output.parameters, f"output '{output.name}': "), output.name
+        )
+    return found
+
+
+def _inputs(message: Any, policy: Policy) -> dict[str, Tensor]:
+    raw = message.raw_input_contents
+    if raw and len(raw) != len(message.inputs):
+        raise InvalidInput(
+            f"expected one entry of 'raw_input_contents' an input, {len(message.inputs)}, got {len(raw)}"
+        )
+    found: dict[str, Tensor] = {}
+    for at, tensor in enumerate(message.inputs):
+        if tensor.name in found:
+            raise InvalidInput(f"input '{tensor.name}' already exists in request")
+        if raw and tensor.HasField("contents"):
+            raise InvalidInput(f"input '{tensor.name}': expected no 'contents' beside 'raw_input_contents'")
+        parameters = read_parameters(tensor.parameters, f"input '{tensor.name}': ")
+        place = tensor.name, _datatype(tensor), tensor.shape
+        if raw:
+            found[tensor.name] = oip.tensor_from_raw(*place, raw[at], policy, parameters)
+        else:
+            found[tensor.name] = tensor_from_contents(*place, tensor.contents, policy, parameters)
+    return found
+
+
+def _datatype(tensor: Any) -> Datatype:
+    try:
+        return datatype(tensor.datatype)
+    except InvalidInput as fault:
+        raise InvalidInput(f"input '{tensor.name}': {fault.message}") from fault
