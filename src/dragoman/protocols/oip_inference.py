@@ -124,9 +124,7 @@ def _classes(outputs: Sequence[Any]) -> dict[str, int]:
 def _inputs(message: Any, policy: Policy) -> dict[str, Tensor]:
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
-        raise InvalidInput(
-            f"expected one entry of 'raw_input_contents' an input, {len(message.inputs)}, got {len(raw)}"
-        )
+        raise InvalidInput(f"expected {len(message.inputs)} 'raw_input_contents', one an input, got {len(raw)}")
     found: dict[str, Tensor] = {}
     for at, tensor in enumerate(message.inputs):
         if tensor.name in found:

@@ -1,0 +1,130 @@
+"""A stand-in for the engine and short ways to speak the protocol, for the tests of gRPC."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, TypeVar, cast
+
+from dragoman.core.calls import (
+    Describe,
+    DescribeServer,
+    Index,
+    IndexEntry,
+    Infer,
+    Inference,
+    Live,
+    ModelDescription,
+    Ready,
+    Request,
+    Response,
+    ServerDescription,
+)
+from dragoman.core.datatypes import FP32, INT32
+from dragoman.core.errors import ModelNotFound
+from dragoman.core.signature import Signature, TensorSpec
+from dragoman.protocols import oip_grpc
+from dragoman.protocols import oip_messages as m
+from dragoman.protocols.wire import Exchange, GrpcMethod, GrpcRequest, GrpcStream, GrpcStreamMethod, Policy
+
+A = TypeVar("A")
+TABLE = oip_grpc.protocol(Policy())
+SIGNATURE = Signature(
+    inputs=(TensorSpec("x", FP32, (-1, 2)), TensorSpec("any")),
+    outputs=(TensorSpec("y", INT32, ()), TensorSpec("z", FP32)),
+)
+
+
+def method(name: str) -> GrpcMethod | GrpcStreamMethod:
+    return next(row for row in TABLE.methods if row.name == name)
+
+
+def ask(name: str, body: bytes, metadata: Mapping[str, str] | None = None) -> Exchange[Any, bytes]:
+    row = method(name)
+    assert isinstance(row, GrpcMethod)
+    return row.endpoint(GrpcRequest(body, metadata or {}))
+
+
+def ask_stream(body: bytes, metadata: Mapping[str, str] | None = None) -> GrpcStream[Any]:
+    row = method("ModelStreamInfer")
+    assert isinstance(row, GrpcStreamMethod)
+    return row.endpoint(GrpcRequest(body, metadata or {}))
+
+
+def infer_message(model: str = "echo", raw: bool = True, **fields: Any) -> Any:
+    """A ModelInferRequest with the INT32 input `x` of the elements 1 and 2."""
+    message = m.ModelInferRequest(model_name=model, **fields)
+    tensor = message.inputs.add(name="x", datatype="INT32", shape=[2])
+    if raw:
+        message.raw_input_contents.append(b"\1\0\0\0\2\0\0\0")
+    else:
+        tensor.contents.int_contents.extend([1, 2])
+    return message
+
+
+class FakeEngine:
+    """Answers inference with its own inputs; the model `slow` never ends, those in `faults` raise."""
+
+    def __init__(self) -> None:
+        self.faults: dict[str, Exception] = {}
+        self.seen: list[Request[Any]] = []
+        self.pieces = 3
+        self.told = 0
+        self.started = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self._ready = True
+        self._change = asyncio.Event()
+
+    def ready(self) -> bool:
+        return self._ready
+
+    def turn(self, ready: bool) -> None:
+        self._ready = ready
+        self._change.set()
+        self._change = asyncio.Event()
+
+    async def changed(self) -> None:
+        await self._change.wait()
+
+    async def call(self, request: Request[A]) -> Response[A]:
+        self.seen.append(request)
+        if request.model in self.faults:
+            raise self.faults[request.model]
+        if request.model == "slow":
+            await self._forever()
+        return Response(cast(A, _answer(request)), request.model, "1")
+
+    async def stream(self, request: Request[A]) -> AsyncGenerator[Response[A], None]:
+        self.seen.append(request)
+        if request.model in self.faults:
+            raise self.faults[request.model]
+        try:
+            for _ in range(self.pieces):
+                self.told += 1
+                yield Response(cast(A, _answer(request)), request.model, "1")
+            if request.model == "slow":
+                await self._forever()
+        finally:
+            self.cancelled.set()
+
+    async def _forever(self) -> None:
+        self.started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled.set()
+
+
+def _answer(request: Request[Any]) -> object:
+    if request.model == "nope":
+        raise ModelNotFound("Request for unknown model: 'nope' is not found")
+    match request.call:
+        case Infer(inputs=inputs):
+            return Inference(inputs)
+        case Live() | Ready():
+            return True
+        case DescribeServer():
+            return ServerDescription("dragoman", "1.0", ("special",))
+        case Describe():
+            return ModelDescription(request.model, ("1", "2"), "python", SIGNATURE)
+        case Index():
+            return (IndexEntry("a", "1", "READY", ""), IndexEntry("b", "", "UNAVAILABLE", "unloaded"))
+    return None

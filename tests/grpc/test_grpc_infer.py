@@ -1,0 +1,311 @@
+"""ModelInfer as a pure function: what is taken, what is refused, what is answered."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from grpc_fakes import ask, infer_message
+
+from dragoman.core.calls import Inference, Response
+from dragoman.core.datatypes import BF16, BYTES, FP16, FP32, INT32
+from dragoman.core.errors import InvalidInput
+from dragoman.core.tensor import Tensor, object_array
+from dragoman.protocols import oip_grpc
+from dragoman.protocols import oip_messages as m
+from dragoman.protocols.wire import GrpcMethod, GrpcRequest, Policy
+
+Change = Callable[[Any], object]
+
+
+def refused(message: Any) -> str:
+    with pytest.raises(InvalidInput) as caught:
+        ask("ModelInfer", message.SerializeToString())
+    return caught.value.message
+
+
+def replied(message: Any, answer: Inference) -> Any:
+    exchange = ask("ModelInfer", message.SerializeToString())
+    return m.ModelInferResponse.FromString(exchange.reply(Response(answer, "echo", "3")))
+
+
+def one(tensor: Tensor) -> Inference:
+    return Inference({"y": tensor})
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_a_request_is_read_in_full(raw: bool) -> None:
+    message = infer_message(raw=raw, id="7", model_version="2")
+    message.parameters["p"].double_param = 0.5
+    message.inputs[0].parameters["q"].uint64_param = 1 << 63
+    message.outputs.add(name="y")
+    request = ask("ModelInfer", message.SerializeToString()).request
+    assert (request.model, request.version, request.id, request.deadline_s) == ("echo", "2", "7", None)
+    assert request.call.outputs == ("y",)
+    assert request.call.parameters == {"p": 0.5}
+    tensor = request.call.inputs["x"]
+    assert tensor.datatype is INT32
+    assert tensor.data.tolist() == [1, 2]
+    assert tensor.parameters == {"q": 1 << 63}
+    assert not tensor.data.flags.writeable
+
+
+def test_the_earlier_deadline_counts() -> None:
+    message = infer_message()
+    message.parameters["timeout"].int64_param = 1_000_000
+    body = message.SerializeToString()
+    row = next(r for r in oip_grpc.protocol(Policy()).methods if r.name == "ModelInfer")
+    assert isinstance(row, GrpcMethod)
+    now = time.monotonic()
+    own = row.endpoint(GrpcRequest(body, deadline_s=now + 60)).request.deadline_s
+    assert own is not None
+    assert now < own < now + 30
+    assert row.endpoint(GrpcRequest(body, deadline_s=now - 1)).request.deadline_s == now - 1
+
+
+# --- what is refused (T64 to T72) ------------------------------------------------------------------------
+
+
+def _mixed(message: Any) -> None:
+    message.inputs[0].contents.int_contents.extend([1, 2])
+
+
+def _more_raw(message: Any) -> None:
+    message.raw_input_contents.append(b"")
+
+
+def _less_raw(message: Any) -> None:
+    message.inputs.add(name="b", datatype="INT32", shape=[0])
+
+
+def _short(message: Any) -> None:
+    message.raw_input_contents[0] = b"\0" * 7
+
+
+def _overflow(message: Any) -> None:
+    message.inputs[0].shape[:] = [1 << 40, 1 << 40]
+
+
+def _negative(message: Any) -> None:
+    message.inputs[0].shape[:] = [-1]
+
+
+def _too_deep(message: Any) -> None:
+    message.inputs[0].shape[:] = [1] * 31 + [2, 1]
+
+
+def _unaddressable(message: Any) -> None:
+    message.inputs[0].shape[:] = [0, 1 << 62, 4]
+    message.raw_input_contents[0] = b""
+
+
+def _duplicate_input(message: Any) -> None:
+    message.inputs.append(message.inputs[0])
+    message.raw_input_contents.append(message.raw_input_contents[0])
+
+
+def _unset_tensor_parameter(message: Any) -> None:
+    message.inputs[0].parameters["p"].SetInParent()
+
+
+def _truncated(message: Any) -> None:
+    message.inputs[0].datatype = "BYTES"
+    message.raw_input_contents[0] = b"\x09\0\0\0a"
+
+
+def _bool(message: Any) -> None:
+    message.inputs[0].datatype = "BOOL"
+    message.raw_input_contents[0] = b"\1\2"
+
+
+def _datatype(name: str) -> Change:
+    return lambda message: setattr(message.inputs[0], "datatype", name)
+
+
+RAW: list[tuple[Change, str]] = [
+    (_mixed, "input 'x': expected no 'contents' beside 'raw_input_contents'"),  # T64
+    (_more_raw, "expected 1 'raw_input_contents', one an input, got 2"),  # T65
+    (_less_raw, "expected 2 'raw_input_contents', one an input, got 1"),
+    (_short, "input 'x': shape [2] of INT32 needs 8 bytes, got 7"),
+    (_overflow, "input 'x': shape [1099511627776, 1099511627776] has more elements"),  # T67b
+    (_negative, "input 'x': expected a shape of integers"),
+    (_too_deep, "input 'x': expected at most 32 axes, got 33"),
+    (_unaddressable, "input 'x': shape [0, 4611686018427387904, 4] is too large"),
+    (_duplicate_input, "input 'x' already exists in request"),  # T70c
+    (_unset_tensor_parameter, "input 'x': parameter 'p': expected a value, got none"),  # T72
+    (_datatype("int32"), "input 'x': datatype 'int32' is not known"),
+    (_truncated, "input 'x': BYTES element 0 needs 9 bytes, 1 are left"),  # T42
+    (_bool, "input 'x': expected BOOL bytes of 0 or 1, got 2"),  # T43
+]
+
+
+@pytest.mark.parametrize(("change", "expected"), RAW)
+def test_raw_tensors_that_do_not_fit_are_refused(change: Change, expected: str) -> None:
+    message = infer_message()
+    change(message)
+    assert refused(message).startswith(expected)
+
+
+TYPED: list[tuple[str, list[int], dict[str, list[Any]], str]] = [
+    # T66: the wrong field, or two of them
+    ("FP32", [2], {"int_contents": [1, 2]}, "expected contents of FP32 in 'fp32_contents', got 'int_contents'"),
+    ("INT64", [2], {"int_contents": [1, 2]}, "expected contents of INT64 in 'int64_contents', got 'int_contents'"),
+    (
+        "INT32",
+        [2],
+        {"int_contents": [1, 2], "fp32_contents": [1]},
+        "expected contents of INT32 in 'int_contents', got 'int_contents', 'fp32_contents'",
+    ),
+    # T67: no field for these
+    ("FP16", [2], {"fp32_contents": [1, 2]}, "FP16 has no typed contents; send it in 'raw_input_contents'"),
+    ("BF16", [2], {"fp32_contents": [1, 2]}, "BF16 has no typed contents; send it in 'raw_input_contents'"),
+    # T67c: beyond the range
+    ("INT8", [2], {"int_contents": [1, 200]}, "200 does not fit into INT8"),
+    ("INT16", [1], {"int_contents": [-32769]}, "-32769 does not fit into INT16"),
+    ("UINT8", [1], {"uint_contents": [300]}, "300 does not fit into UINT8"),
+    ("UINT16", [1], {"uint_contents": [65536]}, "65536 does not fit into UINT16"),
+    # T68: no data
+    ("INT32", [2], {}, "shape [2] needs 2 elements, got no data"),
+    ("FP16", [2], {}, "shape [2] needs 2 elements, got no data"),
+    ("BYTES", [], {}, "shape [] needs 1 elements, got no data"),
+    # the count
+    ("INT32", [3], {"int_contents": [1, 2]}, "shape [3] needs 3 elements, got 2"),
+    ("BYTES", [0], {"bytes_contents": [b"a"]}, "shape [0] needs 0 elements, got 1"),
+    ("INT32", [1 << 40, 1 << 40], {"int_contents": [1]}, "shape [1099511627776, 1099511627776] has more elements"),
+]
+
+
+@pytest.mark.parametrize(("datatype", "shape", "contents", "expected"), TYPED)
+def test_typed_tensors_that_do_not_fit_are_refused(
+    datatype: str, shape: list[int], contents: dict[str, list[Any]], expected: str
+) -> None:
+    message = m.ModelInferRequest(model_name="echo")
+    message.inputs.add(name="x", datatype=datatype, shape=shape, contents=m.InferTensorContents(**contents))
+    assert refused(message).startswith(f"input 'x': {expected}")
+
+
+@pytest.mark.parametrize("datatype", ["INT8", "FP16", "BF16", "BYTES", "BOOL"])
+@pytest.mark.parametrize("present", [True, False])
+def test_a_tensor_without_elements_needs_no_data(datatype: str, present: bool) -> None:
+    message = m.ModelInferRequest(model_name="echo")
+    tensor = message.inputs.add(name="x", datatype=datatype, shape=[0, 3])
+    if present:
+        tensor.contents.SetInParent()
+    data = ask("ModelInfer", message.SerializeToString()).request.call.inputs["x"].data
+    assert data.shape == (0, 3)
+
+
+def test_other_parts_that_do_not_fit_are_refused() -> None:
+    def duplicate(message: Any) -> None:
+        message.outputs.add(name="y")
+        message.outputs.add(name="y")
+
+    def unset(message: Any) -> None:
+        message.parameters["p"].SetInParent()
+
+    def unset_output(message: Any) -> None:
+        message.outputs.add(name="y").parameters["p"].SetInParent()
+
+    def classes(message: Any) -> None:
+        message.outputs.add(name="y").parameters["classification"].string_param = "3"
+
+    def final(message: Any) -> None:
+        message.parameters["triton_enable_empty_final_response"].int64_param = 1
+
+    def timeout(message: Any) -> None:
+        message.parameters["timeout"].double_param = 1.5
+
+    for change, expected in (
+        (duplicate, "output 'y' already exists in request"),
+        (unset, "parameter 'p': expected a value, got none"),
+        (unset_output, "output 'y': parameter 'p': expected a value"),
+        (classes, "output 'y': parameter 'classification'"),
+        (final, "parameter 'triton_enable_empty_final_response': expected a bool"),
+        (timeout, "parameter 'timeout'"),
+    ):
+        message = infer_message()
+        change(message)
+        assert refused(message).startswith(expected)
+    assert refused(infer_message("")) == "expected the name of a model, got none"
+
+
+def test_more_tensors_than_the_operator_allows_are_refused() -> None:
+    row = next(r for r in oip_grpc.protocol(Policy(max_tensors=1)).methods if r.name == "ModelInfer")
+    assert isinstance(row, GrpcMethod)
+    message = m.ModelInferRequest(model_name="echo")
+    for name in "ab":
+        message.inputs.add(name=name, datatype="INT32", shape=[0])
+    with pytest.raises(InvalidInput, match="'inputs': expected at most 1, got 2"):
+        row.endpoint(GrpcRequest(message.SerializeToString()))
+
+
+# --- what is answered ------------------------------------------------------------------------------------
+
+
+def test_a_raw_question_has_a_raw_answer() -> None:
+    answer = Inference({"y": Tensor(np.array([[1, 2]], "<i4"), INT32, {"q": "é"})}, {"p": True})
+    reply = replied(infer_message(id="7"), answer)
+    assert (reply.model_name, reply.model_version, reply.id) == ("echo", "3", "7")
+    assert reply.parameters["p"].bool_param
+    (output,) = reply.outputs
+    assert (output.name, output.datatype, list(output.shape)) == ("y", "INT32", [1, 2])
+    assert output.parameters["q"].string_param == "é"
+    assert not output.HasField("contents")
+    assert list(reply.raw_output_contents) == [b"\1\0\0\0\2\0\0\0"]
+
+
+def test_a_typed_question_has_a_typed_answer() -> None:
+    reply = replied(infer_message(raw=False), one(Tensor(np.array([1, 2], "<i4"), INT32)))
+    assert list(reply.outputs[0].contents.int_contents) == [1, 2]
+    assert not reply.raw_output_contents
+    assert not reply.id
+
+
+def test_a_question_without_inputs_has_a_raw_answer() -> None:
+    reply = replied(m.ModelInferRequest(model_name="echo"), one(Tensor(np.array([1], "<i4"), INT32)))
+    assert list(reply.raw_output_contents) == [b"\1\0\0\0"]
+
+
+@pytest.mark.parametrize("half", [FP16, BF16])
+def test_an_output_without_a_field_makes_the_whole_answer_raw(half: Any) -> None:
+    answer = Inference(
+        {"y": Tensor(np.array([1], "<i4"), INT32), "h": Tensor(np.zeros(1, half.dtype), half)},
+    )
+    reply = replied(infer_message(raw=False), answer)
+    assert list(reply.raw_output_contents) == [b"\1\0\0\0", b"\0\0"]
+    assert not any(o.HasField("contents") for o in reply.outputs)
+
+
+def test_strided_and_empty_arrays_are_written_in_order() -> None:
+    array = np.arange(6, dtype="<i4").reshape(2, 3).T
+    reply = replied(infer_message(), Inference({"y": Tensor(array, INT32), "e": Tensor(array[:0], INT32)}))
+    assert list(reply.raw_output_contents) == [array.tobytes("C"), b""]
+    assert [list(o.shape) for o in reply.outputs] == [[3, 2], [0, 2]]
+    assert list(replied(infer_message(raw=False), one(Tensor(array, INT32))).outputs[0].contents.int_contents) == [
+        0,
+        3,
+        1,
+        4,
+        2,
+        5,
+    ]
+
+
+def test_a_large_raw_answer_has_a_length_of_several_bytes() -> None:
+    array = np.arange(100_000, dtype="<i4")
+    assert replied(infer_message(), one(Tensor(array, INT32))).raw_output_contents[0] == array.tobytes()
+
+
+def test_the_best_classes_come_as_text() -> None:  # T76
+    message = infer_message(raw=False)
+    message.outputs.add(name="y").parameters["classification"].int64_param = 2
+    reply = replied(message, one(Tensor(np.array([[0.25, 4, 1]], "<f4"), FP32)))
+    (output,) = reply.outputs
+    assert (output.datatype, list(output.shape)) == ("BYTES", [1, 2])
+    assert list(output.contents.bytes_contents) == [b"4.000000:1", b"1.000000:2"]
+
+
+def test_bytes_are_written_with_their_lengths() -> None:
+    tensor = Tensor(object_array([b"ab", b""], (2,)), BYTES)
+    assert list(replied(infer_message(), one(tensor)).raw_output_contents) == [b"\2\0\0\0ab\0\0\0\0"]

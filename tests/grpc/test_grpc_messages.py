@@ -1,0 +1,81 @@
+"""The compiled messages: fresh, apart from other libraries' and with the protocol's field numbers."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pool import Default
+
+from dragoman.core.errors import InvalidInput, InvalidOutput
+from dragoman.protocols import oip_messages as m
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_descriptors_are_those_of_the_proto(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, ROOT / "scripts" / "protos", tmp_path], check=True)
+    assert (tmp_path / "open_inference.binpb").read_bytes() == m.DESCRIPTORS
+
+
+def test_the_messages_stay_out_of_the_common_pool() -> None:
+    with pytest.raises(KeyError):
+        Default().FindFileByName("open_inference.proto")
+    assert m.ModelInferRequest.DESCRIPTOR.file.pool is not Default()
+
+
+def _fields(message: DescriptorProto, prefix: str = "") -> dict[str, tuple[int, int, int, str]]:
+    found: dict[str, tuple[int, int, int, str]] = {}
+    field: FieldDescriptorProto
+    for field in message.field:
+        found[f"{prefix}{message.name}.{field.name}"] = field.number, field.type, field.label, field.type_name
+    for nested in message.nested_type:
+        found |= _fields(nested, f"{prefix}{message.name}.")
+    return found
+
+
+def test_field_numbers_and_types_are_those_of_triton_clients() -> None:
+    triton = pytest.importorskip("tritonclient.grpc.service_pb2")
+    theirs = FileDescriptorProto()
+    triton.DESCRIPTOR.CopyToProto(theirs)
+    wanted: dict[str, Any] = {}
+    for message in theirs.message_type:
+        wanted |= _fields(message)
+    (ours,) = FileDescriptorSet.FromString(m.DESCRIPTORS).file
+    for message in ours.message_type:
+        for name, field in _fields(message).items():
+            if "ropert" not in name:  # field 6 of ModelMetadataResponse is newer than that client
+                assert field == wanted[name], name
+    rpcs = {r.name: (r.input_type, r.output_type) for r in theirs.service[0].method}
+    for rpc in ours.service[0].method:
+        assert rpcs[rpc.name] == (rpc.input_type, rpc.output_type)
+
+
+@pytest.mark.parametrize("value", [True, False, 0, -(1 << 63), (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 1.5, "", "é"])
+def test_parameters_come_back_as_they_were(value: bool | int | float | str) -> None:
+    message = m.ModelInferResponse()
+    m.write_parameters({"p": value}, message.parameters)
+    back = m.read_parameters(m.ModelInferResponse.FromString(message.SerializeToString()).parameters, "")
+    assert back == {"p": value}
+    assert type(back["p"]) is type(value)
+
+
+@pytest.mark.parametrize("value", [1 << 64, -(1 << 63) - 1, None, [1]])
+def test_a_parameter_without_a_field_is_the_models_fault(value: Any) -> None:
+    with pytest.raises(InvalidOutput, match="parameter 'p'"):
+        m.write_parameters({"p": value}, m.ModelInferResponse().parameters)
+
+
+def test_a_parameter_without_a_value_is_refused() -> None:
+    message = m.ModelInferRequest()
+    message.parameters["p"].SetInParent()
+    with pytest.raises(InvalidInput, match="parameter 'p': expected a value, got none"):
+        m.read_parameters(message.parameters, "")
+
+
+@pytest.mark.parametrize("body", [b"\xff", b"\x0a\x05ab", b"\x0a\x02\xff\xfe"])
+def test_a_malformed_message_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidInput, match=r"no inference\.ModelInferRequest"):
+        m.parsed(m.ModelInferRequest, body)

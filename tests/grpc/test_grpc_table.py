@@ -1,0 +1,216 @@
+"""The other methods as pure functions: health, metadata, streams, the repository and the table of statuses."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from grpc_fakes import SIGNATURE, TABLE, ask, ask_stream, infer_message, method
+
+from dragoman.core import errors
+from dragoman.core.calls import (
+    Describe,
+    DescribeServer,
+    Index,
+    IndexEntry,
+    Inference,
+    Live,
+    Load,
+    ModelDescription,
+    Ready,
+    Response,
+    ServerDescription,
+    Unload,
+)
+from dragoman.core.datatypes import INT32
+from dragoman.core.errors import DragomanError, InvalidInput, NotSupported
+from dragoman.core.tensor import Tensor
+from dragoman.plugins import find
+from dragoman.protocols import oip
+from dragoman.protocols import oip_messages as m
+from dragoman.protocols.wire import GrpcRequest, GrpcStreamMethod, Policy
+
+PIECE = Response(Inference({"y": Tensor(np.array([5], "<i4"), INT32)}), "echo", "3")
+FINAL_WANTED = "triton_enable_empty_final_response"
+
+
+def test_the_table_is_found_by_name() -> None:
+    table = find("protocols", "oip_grpc")(Policy())
+    assert table.service == "inference.GRPCInferenceService"
+    assert [row.name for row in table.methods] == [row.name for row in TABLE.methods]
+
+
+# --- health and metadata ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_health(answer: bool) -> None:
+    live = ask("ServerLive", b"")
+    assert live.request.call == Live()
+    assert m.ServerLiveResponse.FromString(live.reply(Response(answer))).live is answer
+    ready = ask("ServerReady", b"")
+    assert (ready.request.call, ready.request.model) == (Ready(), "")
+    assert m.ServerReadyResponse.FromString(ready.reply(Response(answer))).ready is answer
+    model = ask("ModelReady", m.ModelReadyRequest(name="a", version="2").SerializeToString())
+    assert (model.request.call, model.request.model, model.request.version) == (Ready(), "a", "2")
+    assert m.ModelReadyResponse.FromString(model.reply(Response(answer))).ready is answer
+
+
+@pytest.mark.parametrize("name", ["ModelReady", "ModelMetadata"])
+def test_a_model_without_a_name_is_not_the_server(name: str) -> None:
+    with pytest.raises(InvalidInput, match="expected the name of a model"):
+        ask(name, b"")
+
+
+@pytest.mark.parametrize("name", [row.name for row in TABLE.methods if row.name != "ModelStreamInfer"])
+def test_every_method_refuses_a_malformed_message(name: str) -> None:
+    with pytest.raises(InvalidInput, match="the message is no"):
+        ask(name, b"\xff")
+
+
+def test_server_metadata() -> None:
+    exchange = ask("ServerMetadata", b"")
+    assert exchange.request.call == DescribeServer()
+    answer = Response(ServerDescription("dragoman", "1.2", ("parameters", "special")))
+    reply = m.ServerMetadataResponse.FromString(exchange.reply(answer))
+    assert (reply.name, reply.version) == ("dragoman", "1.2")
+    assert list(reply.extensions) == [*oip.EXTENSIONS, "special"]
+
+
+def test_model_metadata_lists_the_tensors_that_are_known() -> None:
+    exchange = ask("ModelMetadata", m.ModelMetadataRequest(name="a", version="1").SerializeToString())
+    assert (exchange.request.call, exchange.request.model, exchange.request.version) == (Describe(), "a", "1")
+    answer = Response(ModelDescription("a", ("1", "2"), "onnx_onnxv1", SIGNATURE))
+    reply = m.ModelMetadataResponse.FromString(exchange.reply(answer))
+    assert (reply.name, list(reply.versions), reply.platform) == ("a", ["1", "2"], "onnx_onnxv1")
+    assert [(t.name, t.datatype, list(t.shape)) for t in reply.inputs] == [("x", "FP32", [-1, 2])]
+    assert [(t.name, t.datatype, list(t.shape)) for t in reply.outputs] == [("y", "INT32", [])]
+    assert not reply.properties
+
+
+# --- streams ---------------------------------------------------------------------------------------------
+
+
+def told(request: GrpcRequest, error: DragomanError) -> bytes | None:
+    row = method("ModelStreamInfer")
+    assert isinstance(row, GrpcStreamMethod)
+    return row.fault(request, error)
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_a_piece_of_a_stream(raw: bool) -> None:
+    stream = ask_stream(infer_message(raw=raw, id="7").SerializeToString())
+    assert stream.end is None
+    reply = m.ModelStreamInferResponse.FromString(stream.piece(PIECE))
+    assert not reply.error_message
+    assert (reply.infer_response.model_version, reply.infer_response.id) == ("3", "7")
+    assert not reply.infer_response.parameters
+    assert bool(reply.infer_response.raw_output_contents) is raw
+
+
+def test_a_stream_marks_its_end_where_asked() -> None:
+    message = infer_message(id="7")
+    message.parameters[FINAL_WANTED].bool_param = True
+    stream = ask_stream(message.SerializeToString())
+    assert not stream.request.call.parameters  # type: ignore[attr-defined]
+    piece = m.ModelStreamInferResponse.FromString(stream.piece(PIECE)).infer_response
+    assert piece.parameters["triton_final_response"].WhichOneof("parameter_choice") == "bool_param"
+    assert not piece.parameters["triton_final_response"].bool_param
+    assert stream.end is not None
+    end = m.ModelStreamInferResponse.FromString(stream.end).infer_response
+    assert end.parameters["triton_final_response"].bool_param
+    assert (end.model_name, end.id, len(end.outputs)) == ("echo", "7", 0)
+
+
+def test_a_bare_stream() -> None:  # T2
+    message = infer_message(id="7")
+    message.parameters[FINAL_WANTED].bool_param = True
+    bare = {"dragoman-stream-shape": "bare"}
+    stream = ask_stream(message.SerializeToString(), bare)
+    assert m.ModelInferResponse.FromString(stream.piece(PIECE)).id == "7"
+    assert stream.end is not None
+    assert m.ModelInferResponse.FromString(stream.end).parameters["triton_final_response"].bool_param
+    assert told(GrpcRequest(b"", bare), InvalidInput("no")) is None
+
+
+def test_a_fault_is_told_in_the_stream_unless_a_status_is_wanted() -> None:  # T74
+    body = infer_message(id="7").SerializeToString()
+    in_band = told(GrpcRequest(body), InvalidInput("no"))
+    assert in_band is not None
+    reply = m.ModelStreamInferResponse.FromString(in_band)
+    assert (reply.error_message, reply.infer_response.id) == ("no", "7")
+    assert told(GrpcRequest(body, {"triton_grpc_error": "true"}), InvalidInput("no")) is None
+    malformed = told(GrpcRequest(b"\xff"), InvalidInput())
+    assert malformed is not None
+    assert m.ModelStreamInferResponse.FromString(malformed).error_message == "InvalidInput"
+
+
+# --- the model repository --------------------------------------------------------------------------------
+
+
+def test_the_index() -> None:
+    body = m.RepositoryIndexRequest(ready=True).SerializeToString()
+    exchange = ask("RepositoryIndex", body, {"authorization": "bearer  secret"})
+    assert exchange.request.call == Index("secret", ready=True)
+    reply = exchange.reply(Response((IndexEntry("a", "1", "READY", ""), IndexEntry("b", "", "UNAVAILABLE", "why"))))
+    rows = [(e.name, e.version, e.state, e.reason) for e in m.RepositoryIndexResponse.FromString(reply).models]
+    assert rows == [("a", "1", "READY", ""), ("b", "", "UNAVAILABLE", "why")]  # T73
+
+
+REPOSITORY: list[tuple[str, Any, Any]] = [
+    ("RepositoryModelLoad", m.RepositoryModelLoadRequest, Load),
+    ("RepositoryModelUnload", m.RepositoryModelUnloadRequest, Unload),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "call"), REPOSITORY)
+def test_loading_and_unloading(name: str, kind: Any, call: Any) -> None:
+    message = kind(model_name="a")
+    message.parameters["version"].string_param = "2"
+    message.parameters["unload_dependents"].bool_param = False
+    exchange = ask(name, message.SerializeToString(), {"authorization": "Bearer secret"})
+    assert exchange.request.call == call("secret")
+    assert (exchange.request.model, exchange.request.version) == ("a", "2")
+    assert exchange.reply(Response(None)) == b""
+    assert ask(name, kind(model_name="a").SerializeToString(), {"authorization": "Basic x"}).request.call == call("")
+
+
+@pytest.mark.parametrize(("name", "kind", "call"), REPOSITORY)
+def test_what_loading_refuses(name: str, kind: Any, call: Any) -> None:
+    for parameter in ("config", "file:1/model.onnx"):
+        message = kind(model_name="a")
+        message.parameters[parameter].bytes_param = b"{}"
+        with pytest.raises(NotSupported, match=f"parameter '{parameter}': models are loaded as they lie"):
+            ask(name, message.SerializeToString())
+    for bad in ("../x", "", "/etc"):  # T63
+        with pytest.raises(InvalidInput, match="is not allowed"):
+            ask(name, kind(model_name=bad).SerializeToString())
+    with pytest.raises(NotSupported, match="there is one repository"):
+        ask(name, kind(model_name="a", repository_name="other").SerializeToString())
+    for field, value in (("int64_param", 2), ("string_param", "../2")):
+        message = kind(model_name="a")
+        setattr(message.parameters["version"], field, value)
+        with pytest.raises(InvalidInput, match="version"):
+            ask(name, message.SerializeToString())
+
+
+# --- statuses --------------------------------------------------------------------------------------------
+
+
+def test_every_error_has_a_status() -> None:
+    expected = {
+        "InvalidInput": "INVALID_ARGUMENT",
+        "ModelNotFound": "NOT_FOUND",
+        "NotSupported": "UNIMPLEMENTED",
+        "NotReady": "UNAVAILABLE",
+        "Overloaded": "RESOURCE_EXHAUSTED",
+        "DeadlineExceeded": "DEADLINE_EXCEEDED",
+        "Unauthorized": "UNAUTHENTICATED",
+        "Forbidden": "PERMISSION_DENIED",
+        "InvalidOutput": "INTERNAL",
+        "ModelFailed": "INTERNAL",
+        "WorkerLost": "UNAVAILABLE",
+    }
+    for name, status in expected.items():
+        assert TABLE.status(getattr(errors, name)("no")) == status
+    assert TABLE.status(type("Further", (InvalidInput,), {})("no")) == "INVALID_ARGUMENT"
+    assert TABLE.status(DragomanError("no")) == "INTERNAL"
