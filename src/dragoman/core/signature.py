@@ -14,7 +14,7 @@ class TensorSpec:
 
     `shape` has -1 for a free axis; None means that any rank fits. `datatype` None means that any fits.
     `accepts` names further datatypes that the model takes as they are (a table of numbers, say). An optional
-    input may be missing from a call.
+    input may be missing from a call; an optional output is computed only when a call asks for it.
     """
 
     name: str

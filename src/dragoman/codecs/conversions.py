@@ -1,0 +1,194 @@
+"""What a type annotation means: a tensor's datatype and shape, and how it becomes a Python value and back.
+
+To add a type, add a line to `CONVERSIONS`.
+"""
+
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.codecs.strings import strings
+from dragoman.core.datatypes import BF16, BOOL, BYTES, DATATYPES, FP64, INT64, NUMERIC, Array, Datatype, datatype_of
+from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.tensor import Tensor, object_array
+
+_FLOATS = frozenset(d for d in NUMERIC if d.kind == "float")
+_INTEGERS = frozenset(d for d in NUMERIC if d.kind in ("int", "uint"))
+_EXACT_IN_FP64 = 2**53
+
+
+class Shape(tuple[int, ...]):
+    """A tensor's shape in an annotation: `Annotated[NDArray[np.float32], Shape(-1, 4)]`; -1 is a free axis."""
+
+    __slots__ = ()
+
+    def __new__(cls, *axes: int) -> "Shape":
+        return super().__new__(cls, axes)
+
+    def __getnewargs__(self) -> tuple[int, ...]:
+        return tuple(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """How values of one annotation travel.
+
+    `datatype`, `shape` and `accepts` are as in TensorSpec. `to_value(tensor, name)` makes the value, or raises
+    InvalidInput; `to_tensor(value)` goes back, or raises what NumPy or `Tensor.of` raise.
+    """
+
+    datatype: Datatype | None
+    shape: tuple[int, ...] | None
+    accepts: frozenset[Datatype]
+    to_value: Callable[[Tensor, str], Any]
+    to_tensor: Callable[[Any], Tensor]
+
+
+def conversion(annotation: Any, where: str) -> Conversion:
+    """The conversion of an annotation; ModelFailed naming `where` it stands if there is none for it."""
+    for known, found in CONVERSIONS.items():
+        if known is annotation:  # not every annotation can be hashed
+            return found
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _annotated(conversion(arguments[0], where), arguments[1:])
+    if origin is np.ndarray:
+        return _array(annotation, where)
+    if origin is list and arguments:
+        return _list(annotation, where)
+    if isinstance(annotation, type) and issubclass(annotation, np.generic):
+        return _one(_array(NDArray[annotation], where))
+    raise ModelFailed(
+        f"{where} is annotated {_shown(annotation)}, which has no tensor form; expected np.ndarray, "
+        "NDArray[np.float32], Annotated[NDArray[...], Shape(-1, 4)], float, int, bool, str, bytes or a list of these"
+    )
+
+
+def optional(annotation: Any) -> tuple[Any, bool]:
+    """The annotation without `| None`, and whether it had that."""
+    if get_origin(annotation) not in (Union, types.UnionType):
+        return annotation, False
+    others = tuple(a for a in get_args(annotation) if a is not type(None))
+    if len(others) == 1 and len(others) < len(get_args(annotation)):
+        return others[0], True
+    return annotation, False
+
+
+# --- arrays ----------------------------------------------------------------------------------------------
+
+
+def _data(tensor: Tensor, name: str) -> Array:
+    return tensor.data
+
+
+def _array(annotation: Any, where: str) -> Conversion:
+    """NDArray of one scalar type, or of an abstract one such as np.floating, or of Any."""
+    scalar = (get_args(get_args(annotation)[1]) or (Any,))[0]
+    if scalar is Any or scalar is np.generic:
+        return ANY
+    if scalar is np.str_:
+        return Conversion(BYTES, None, frozenset(), strings, Tensor.of)
+    scalar = get_origin(scalar) or scalar  # np.floating[Any]
+    try:
+        fitting = [d for d in DATATYPES.values() if d is not BF16 and issubclass(d.dtype.type, scalar)]
+        if len(fitting) > 1:
+            first = next((d for d in (FP64, INT64) if d in fitting), fitting[0])
+            return Conversion(first, None, frozenset(fitting) - {first}, _data, Tensor.of)
+        return _of_datatype(datatype_of(np.dtype(scalar)))
+    except (InvalidInput, TypeError) as fault:
+        raise ModelFailed(
+            f"{where} is annotated {_shown(annotation)}, which has no datatype in the protocol"
+        ) from fault
+
+
+def _of_datatype(datatype: Datatype) -> Conversion:
+    return Conversion(datatype, None, frozenset(), _data, lambda value: Tensor.of(value, datatype))
+
+
+def _annotated(plain: Conversion, notes: tuple[Any, ...]) -> Conversion:
+    for note in notes:
+        match note:
+            case Shape():
+                plain = replace(plain, shape=tuple(note))
+            case Datatype():
+                plain = replace(_of_datatype(note), shape=plain.shape)
+    return plain
+
+
+# --- single values and lists of them ---------------------------------------------------------------------
+
+
+def _plain(datatype: Datatype, *, text: bool = False) -> Callable[[Tensor, str], Any]:
+    """To Python values, in nested lists as deep as the tensor has axes; no number changes."""
+
+    def to_value(tensor: Tensor, name: str) -> Any:
+        if text:
+            return strings(tensor, name).tolist()
+        array = tensor.data
+        if tensor.datatype in _INTEGERS and datatype is FP64:
+            if array.size and max(abs(int(array.max())), abs(int(array.min()))) > _EXACT_IN_FP64:
+                raise InvalidInput(f"input '{name}': expected FP64, got an integer beyond 2**53 that it cannot hold")
+            array = array.astype(np.float64)
+        return array.tolist()
+
+    return to_value
+
+
+def _listed(datatype: Datatype) -> Callable[[Any], Tensor]:
+    def to_tensor(value: Any) -> Tensor:
+        if datatype is BYTES:
+            # NumPy's own strings would lose zero bytes at the end.
+            value = object_array(value, (len(value),)) if not len(value) or not isinstance(value[0], list) else value
+            return Tensor.of(np.asarray(value, dtype=object))
+        return Tensor.of(np.asarray(value) if len(value) else np.zeros(0, datatype.dtype), datatype)
+
+    return to_tensor
+
+
+def _list(annotation: Any, where: str) -> Conversion:
+    """list[float], list[list[int]], ...: as many free axes as there are lists."""
+    depth, element = 0, annotation
+    while get_origin(element) is list and get_args(element):
+        depth, element = depth + 1, get_args(element)[0]
+    found = _ELEMENTS.get(element)
+    if found is None:
+        raise ModelFailed(
+            f"{where} is annotated {_shown(annotation)}; expected a list of float, int, bool, str or bytes"
+        )
+    return replace(found, shape=(-1,) * depth)
+
+
+def _one(many: Conversion) -> Conversion:
+    """One value instead of many: told as shape [1]; a tensor with one element in any shape is taken."""
+
+    def to_value(tensor: Tensor, name: str) -> Any:
+        if tensor.data.size != 1:
+            raise InvalidInput(f"input '{name}': expected one value, got shape {list(tensor.data.shape)}")
+        flat = Tensor(tensor.data.reshape(1), tensor.datatype)
+        return many.to_value(flat, name)[0]
+
+    return replace(many, shape=(1,), to_value=to_value, to_tensor=lambda value: many.to_tensor([value]))
+
+
+def _shown(annotation: Any) -> str:
+    return annotation.__qualname__ if isinstance(annotation, type) else str(annotation)
+
+
+ANY = Conversion(None, None, frozenset(), _data, Tensor.of)
+_ELEMENTS: Mapping[Any, Conversion] = {
+    float: Conversion(FP64, (-1,), _FLOATS | _INTEGERS, _plain(FP64), _listed(FP64)),
+    int: Conversion(INT64, (-1,), _INTEGERS, _plain(INT64), _listed(INT64)),
+    bool: Conversion(BOOL, (-1,), frozenset(), _plain(BOOL), _listed(BOOL)),
+    str: Conversion(BYTES, (-1,), frozenset(), _plain(BYTES, text=True), _listed(BYTES)),
+    bytes: Conversion(BYTES, (-1,), frozenset(), _plain(BYTES), _listed(BYTES)),
+}
+CONVERSIONS: Mapping[Any, Conversion] = {
+    Any: ANY,
+    np.ndarray: ANY,
+    Tensor: replace(ANY, to_value=lambda tensor, name: tensor),
+    **{kind: _one(many) for kind, many in _ELEMENTS.items()},
+}

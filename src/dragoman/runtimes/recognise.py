@@ -1,0 +1,83 @@
+"""Which runtime loads a file or folder: by its suffix, and by its first bytes where suffixes are shared."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from dragoman.core.errors import ModelFailed
+from dragoman.runtimes.files import is_torchscript
+
+_HEAD_BYTES = 4096
+
+
+def recognise(path: Path) -> str | None:
+    """The name of the runtime that loads this file or folder; None where it is no model that we know."""
+    if path.is_dir():
+        if (path / "saved_model.pb").is_file():
+            return "tensorflow"
+        return "python" if (path / "model.py").is_file() else None
+    if not path.is_file():
+        return None
+    found = _BY_SUFFIX.get(path.suffix.lower())
+    return found(path) if callable(found) else found
+
+
+def model_file(folder: Path) -> Path | None:
+    """The one model directly in a folder: a file, or the folder of a TensorFlow SavedModel.
+
+    A `model.py` wins over the data beside it; other Python files are its neighbours, not models. Raises
+    ModelFailed naming them where there are several.
+    """
+    if (folder / "model.py").is_file():
+        return folder / "model.py"
+    if recognise(folder) is not None:
+        return folder
+    found = sorted(entry for entry in folder.iterdir() if _is_candidate(entry))
+    if len(found) > 1:
+        raise ModelFailed(
+            f"folder '{folder.name}' holds several models: {', '.join(entry.name for entry in found)}; name one of "
+            "them in its model-settings.json as parameters.uri"
+        )
+    return found[0] if found else None
+
+
+def _is_candidate(entry: Path) -> bool:
+    if entry.name.startswith(".") or entry.suffix == ".py":
+        return False
+    return recognise(entry) == "tensorflow" if entry.is_dir() else recognise(entry) is not None
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(_HEAD_BYTES)
+
+
+def _boosted(path: Path) -> str | None:
+    """XGBoost's JSON or UBJSON, or LightGBM's text: what .json, .txt, .model and .bst may hold."""
+    head = _head(path)
+    if head.startswith((b"tree\n", b"tree\r\n")):
+        return "lightgbm"
+    return "xgboost" if head.startswith(b"{") and b"learner" in head else None
+
+
+def _torch(path: Path) -> str | None:
+    return "torch" if is_torchscript(path) else None
+
+
+_BY_SUFFIX: Mapping[str, str | Callable[[Path], str | None]] = {
+    ".py": "python",
+    ".joblib": "sklearn",
+    ".pkl": "sklearn",
+    ".pickle": "sklearn",
+    ".ubj": "xgboost",
+    ".xgb": "xgboost",
+    ".bst": _boosted,
+    ".json": _boosted,
+    ".model": _boosted,
+    ".txt": _boosted,
+    ".lgb": "lightgbm",
+    ".onnx": "onnx",
+    ".pt": _torch,
+    ".pth": _torch,
+    ".ts": _torch,
+    ".pt2": "torch",
+}

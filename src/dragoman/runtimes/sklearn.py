@@ -1,0 +1,90 @@
+"""scikit-learn estimators and pipelines, saved by joblib or pickle."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dragoman.core.calls import Infer
+from dragoman.core.datatypes import Array, datatype_of
+from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.model import Model
+from dragoman.core.signature import Signature, TensorSpec
+from dragoman.core.spec import Placement
+from dragoman.runtimes.files import check_pickle, model_path, package
+from dragoman.runtimes.sklearn_inputs import Table, table_of
+
+# The methods that answer, each an output of its name; the first that an estimator has is the default output.
+_METHODS = ("predict", "transform", "predict_proba", "decision_function")
+
+
+class SklearnModel(Model):
+    """An estimator: each of predict, transform, predict_proba and decision_function that it has is an output.
+
+    Its input is the matrix `input`, [rows, features], of any number type. A pipeline that treats columns as
+    text has one input a column instead, under the names that it was trained with. The default output is
+    `predict`, or else `transform`; others are computed only when asked for. A multi-output classifier gives
+    `predict_proba-0`, `predict_proba-1`, ...
+    """
+
+    placement: Placement = "thread"
+
+    def load(self) -> None:
+        path = model_path(self.spec)
+        check_pickle(path, self.spec)
+        joblib = package("joblib", "sklearn")
+        package("sklearn", "sklearn")
+        self.platform = "sklearn_joblib" if path.suffix == ".joblib" else "sklearn_pickle"
+        self._estimator = joblib.load(path)
+        self._methods = [name for name in _METHODS if callable(getattr(self._estimator, name, None))]
+        if not self._methods:
+            raise ModelFailed(
+                f"'{path.name}' holds {type(self._estimator).__name__}, which can neither predict nor transform; "
+                "expected a fitted scikit-learn estimator"
+            )
+        self._table: Table = table_of(self._estimator)
+        # Which method gives each output; several give one output each only where it is a list of arrays.
+        self._sources: dict[str, str] = {}
+        self._keeps_rows = True
+        outputs = [spec for method in self._methods for spec in self._probe(method)]
+        self._signature = Signature(inputs=self._table.inputs, outputs=tuple(outputs), batched=self._keeps_rows)
+
+    def signature(self) -> Signature:
+        return self._signature
+
+    def infer(self, call: Infer) -> Mapping[str, Array]:
+        rows = self._table.rows(call.inputs)
+        wanted = call.outputs or tuple(s.name for s in self._signature.outputs if not s.optional)
+        result: dict[str, Array] = {}
+        for method in dict.fromkeys(self._sources[name] for name in wanted):
+            result.update(self._computed(method, rows))
+        return result
+
+    def _computed(self, method: str, rows: Any) -> dict[str, Array]:
+        try:
+            value = getattr(self._estimator, method)(rows)
+        except ValueError as fault:
+            # scikit-learn checks its input itself: NaN where none may be, an unknown category.
+            raise InvalidInput(f"{type(self._estimator).__name__}.{method}: {fault}") from fault
+        if isinstance(value, list):
+            return {f"{method}-{i}": np.asarray(each) for i, each in enumerate(value)}
+        # Encoders give sparse matrices, and `set_output` data frames; a tensor is dense.
+        return {method: np.asarray(value.toarray() if hasattr(value, "toarray") else value)}
+
+    def _probe(self, method: str) -> list[TensorSpec]:
+        """The outputs of a method, as it answers one made-up row; of unknown type where it refuses that row."""
+        optional = method != self._methods[0]
+        try:
+            with warnings.catch_warnings(), np.errstate(all="ignore"):
+                warnings.simplefilter("ignore")
+                found = self._computed(method, self._table.probe())
+            self._keeps_rows &= all(array.shape[:1] == (1,) for array in found.values())
+            specs = [
+                TensorSpec(name, datatype_of(array.dtype), (-1, *array.shape[1:]), optional=optional)
+                for name, array in found.items()
+            ]
+        except Exception:  # a made-up row may be one that the estimator refuses
+            specs = [TensorSpec(method, optional=optional)]
+        self._sources.update({spec.name: method for spec in specs})
+        return specs

@@ -1,0 +1,192 @@
+"""What a scikit-learn estimator takes: one matrix of numbers, columns by name, or documents."""
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from dragoman.codecs.strings import strings
+from dragoman.core.datatypes import BYTES, FP64, NUMERIC, Array
+from dragoman.core.signature import TensorSpec
+from dragoman.core.tensor import Tensor
+
+# A value of the column that the estimator knows; its type says whether the column is text.
+Sample = str | float
+
+
+class Table(Protocol):
+    """The inputs of an estimator, and how they become the rows that it takes."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]: ...
+
+    def rows(self, tensors: Mapping[str, Tensor]) -> Any:
+        """What the estimator is called with; InvalidInput where text is not UTF-8."""
+
+    def probe(self) -> Any:
+        """One row that the estimator probably takes."""
+
+
+def table_of(estimator: Any) -> Table:
+    """The table of a fitted estimator, from what it and the first step of its pipeline have learned."""
+    first = _first_step(estimator)
+    if hasattr(first, "build_analyzer"):
+        return Documents()
+    count = getattr(estimator, "n_features_in_", None)
+    if count is None:
+        return Matrix()
+    names = getattr(estimator, "feature_names_in_", None)
+    named = None if names is None else tuple(str(name) for name in names)
+    if hasattr(first, "transformers_"):
+        samples = _column_samples(first, named, count)
+    else:
+        samples = dict(enumerate(_samples(first, count)))
+    columns = tuple(samples.get(i) for i in range(count))
+    if not any(isinstance(sample, str) for sample in columns):
+        return Matrix(tuple(s if isinstance(s, float) else 0.0 for s in columns), named)
+    return Columns(columns, named)
+
+
+@dataclass(frozen=True)
+class Documents:
+    """One text a row, for a pipeline that begins with a text vectorizer."""
+
+    inputs: tuple[TensorSpec, ...] = (TensorSpec("input", BYTES, (-1,)),)
+
+    def rows(self, tensors: Mapping[str, Tensor]) -> Any:
+        ((name, tensor),) = tensors.items()
+        return strings(tensor, name).tolist()
+
+    def probe(self) -> Any:
+        return ["a"]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One matrix of numbers, given to the estimator as it came; a data frame where it was trained with names."""
+
+    samples: tuple[float, ...] | None = None
+    names: tuple[str, ...] | None = None
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        width = -1 if self.samples is None else len(self.samples)
+        return (TensorSpec("input", FP64, (-1, width), accepts=NUMERIC),)
+
+    def rows(self, tensors: Mapping[str, Tensor]) -> Any:
+        (tensor,) = tensors.values()
+        return self._framed(tensor.data)
+
+    def probe(self) -> Any:
+        return self._framed(np.array([self.samples or (0.0,)]))
+
+    def _framed(self, array: Array) -> Any:
+        pandas = None if self.names is None else _pandas()
+        return array if pandas is None else pandas.DataFrame(array, columns=list(self.names or ()))
+
+
+@dataclass(frozen=True)
+class Columns:
+    """One input a column, where some are text. A column that the estimator does not use may be left out."""
+
+    samples: tuple[Sample | None, ...]
+    names: tuple[str, ...] | None
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        return tuple(_column_spec(name, sample) for name, sample in self._columns())
+
+    def rows(self, tensors: Mapping[str, Tensor]) -> Any:
+        given = {
+            name: strings(tensor, name) if tensor.datatype is BYTES else tensor.data for name, tensor in tensors.items()
+        }
+        return self._framed(given)
+
+    def probe(self) -> Any:
+        return self._framed({n: np.array([s], object if isinstance(s, str) else float) for n, s in self._columns()})
+
+    def _columns(self) -> Iterator[tuple[str, Sample | None]]:
+        # scikit-learn's own names for columns that were trained without any.
+        names = self.names or tuple(f"x{i}" for i in range(len(self.samples)))
+        return zip(names, self.samples, strict=True)
+
+    def _framed(self, columns: Mapping[str, Array]) -> Any:
+        if self.names is not None:
+            return importlib.import_module("pandas").DataFrame(dict(columns))
+        rows = len(next(iter(columns.values())))
+        unused: Array = np.zeros(rows)
+        return np.array([columns.get(name, unused) for name, _ in self._columns()], dtype=object).T
+
+
+def _column_spec(name: str, sample: Sample | None) -> TensorSpec:
+    match sample:
+        case None:
+            return TensorSpec(name, None, (-1,), optional=True)
+        case str():
+            return TensorSpec(name, BYTES, (-1,))
+    return TensorSpec(name, FP64, (-1,), accepts=NUMERIC)
+
+
+def _pandas() -> Any:
+    try:
+        return importlib.import_module("pandas")
+    except ImportError:
+        return None
+
+
+def _first_step(estimator: Any) -> Any:
+    """What sees the columns first: inside a finished search, at the beginning of a pipeline."""
+    if hasattr(estimator, "best_estimator_"):
+        return _first_step(estimator.best_estimator_)
+    return _first_step(estimator.steps[0][1]) if getattr(estimator, "steps", None) else estimator
+
+
+def _column_samples(transformer: Any, names: tuple[str, ...] | None, count: int) -> dict[int, Sample | None]:
+    """A sample of every column that a ColumnTransformer uses, by the column's position."""
+    result: dict[int, Sample | None] = {}
+    for _, part, columns in transformer.transformers_:
+        positions = _positions(columns, names, count)
+        if isinstance(part, str) and part == "drop":
+            continue
+        for position, sample in zip(positions, _samples(part, len(positions)), strict=True):
+            if not isinstance(result.get(position), str):
+                result[position] = sample
+    return result
+
+
+def _positions(columns: Any, names: tuple[str, ...] | None, count: int) -> list[int]:
+    """The positions that a ColumnTransformer's columns mean: names, positions, a slice or a mask."""
+    if isinstance(columns, slice) and isinstance(columns.start or columns.stop, str):
+        known = list(names or ())
+        start = 0 if columns.start is None else known.index(columns.start)
+        # A slice of names includes its end, as in pandas.
+        return list(range(start, count if columns.stop is None else known.index(columns.stop) + 1))
+    listed: Any = [columns] if isinstance(columns, str | int) else columns
+    if not isinstance(listed, slice) and any(isinstance(column, str) for column in listed):
+        return [(names or ()).index(column) for column in listed]
+    positions: list[int] = np.arange(count)[listed].tolist()
+    return positions
+
+
+def _samples(transformer: Any, count: int) -> list[Sample]:
+    """A sample of each of a transformer's columns, from what it, or a step of it, has learned."""
+    for step in [s for _, s in getattr(transformer, "steps", ())] or [transformer]:
+        if hasattr(step, "build_analyzer"):
+            return ["a"] * count
+        learned = getattr(step, "categories_", None)
+        if learned is None and getattr(step, "statistics_", None) is not None:
+            learned = [[value] for value in step.statistics_]
+        if learned is not None and len(learned) == count:
+            return [_sample(values) for values in learned]
+    return [0.0] * count
+
+
+def _sample(values: Any) -> Sample:
+    """The first text among the values, or else the first number."""
+    for value in values:
+        if isinstance(value, str):
+            return str(value)
+    number = next((float(v) for v in values if isinstance(v, int | float | np.number | np.bool_)), 0.0)
+    return number if np.isfinite(number) else 0.0

@@ -1,0 +1,193 @@
+"""PyTorch programs: TorchScript archives, and programs that torch.export has written."""
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dragoman.core.calls import Infer
+from dragoman.core.datatypes import BF16, BYTES, DATATYPES, Array, Datatype
+from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
+from dragoman.core.model import Model, Result
+from dragoman.core.signature import Signature, TensorSpec
+from dragoman.core.spec import ModelSpec, Placement
+from dragoman.core.tensor import Tensor
+from dragoman.runtimes.files import check_pickle, is_torchscript, model_path, package
+
+# PyTorch's name of a dtype -> ours.
+_DATATYPES: Mapping[str, Datatype] = {
+    "torch.bool": DATATYPES["BOOL"],
+    "torch.float16": DATATYPES["FP16"],
+    "torch.bfloat16": BF16,
+    "torch.float32": DATATYPES["FP32"],
+    "torch.float64": DATATYPES["FP64"],
+    **{f"torch.int{bits}": DATATYPES[f"INT{bits}"] for bits in (8, 16, 32, 64)},
+    **{f"torch.uint{bits}": DATATYPES[f"UINT{bits}"] for bits in (8, 16, 32, 64)},
+}
+
+
+class TorchModel(Model):
+    """A program of torch.jit (.pt, .pth, .ts) or of torch.export (.pt2), on the CPU.
+
+    Inputs have the names of forward's arguments. An output that is a tensor or a tuple is `output-0`,
+    `output-1`, ...; one that is a dict has its keys. TorchScript tells neither datatypes nor shapes, nor whether
+    rows are independent: there the operator's `max_batch_size` alone says that calls may be merged.
+    """
+
+    placement: Placement = "thread"
+
+    def load(self) -> None:
+        self._torch = package("torch", "torch")
+        path = model_path(self.spec)
+        if path.suffix == ".pt2":
+            self.platform = "pytorch_export"
+            # torch.export.load falls back to plain pickle for constants and sample inputs.
+            check_pickle(path, self.spec)
+            program = _exported(self._torch, path)
+            self._module = program.module()
+            self._signature, self._positional = _export_signature(program, path)
+        else:
+            self.platform = "pytorch_torchscript"
+            self._module = _scripted(self._torch, path)
+            self._signature = _script_signature(self._module, path, self.spec)
+            self._positional = 0
+
+    def signature(self) -> Signature:
+        return self._signature
+
+    def infer(self, call: Infer) -> Result:
+        known = [spec.name for spec in self._signature.inputs]
+        given = {name: self._fed(name, tensor) for name, tensor in call.inputs.items()}
+        # Names that the operator has given to the inputs stand in the program's order.
+        if not given.keys() <= set(known):
+            given = dict(zip(known, given.values(), strict=False))
+        names = known[: self._positional]
+        arguments = [given.pop(name) for name in names]
+        with self._torch.inference_mode():
+            return self._result(self._module(*arguments, **given))
+
+    def _fed(self, name: str, tensor: Tensor) -> Any:
+        if tensor.datatype is BYTES:
+            raise InvalidInput(f"input '{name}': PyTorch has no strings; expected numbers, got BYTES")
+        array = tensor.data
+        # PyTorch shares the array's memory, and knows no memory that must not be written.
+        if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+            array = array.copy()
+        shared = self._torch.from_numpy(array)
+        return shared.view(self._torch.bfloat16) if tensor.datatype is BF16 else shared
+
+    def _result(self, result: Any) -> Result:
+        match result:
+            case self._torch.Tensor():
+                return (self._given(result),)
+            case dict():
+                return {str(name): self._given(value) for name, value in result.items()}
+            case tuple() | list():
+                return tuple(self._given(value) for value in result)
+        raise InvalidOutput(f"expected a tensor, or a tuple or dict of tensors, got {type(result).__name__}")
+
+    def _given(self, value: Any) -> Array | Tensor:
+        if not isinstance(value, self._torch.Tensor):
+            raise InvalidOutput(f"expected a tensor, got {type(value).__name__} inside the output")
+        value = value.detach().cpu()
+        if value.dtype == self._torch.bfloat16:
+            return Tensor(value.view(self._torch.uint16).numpy(), BF16)
+        array: Array = value.resolve_conj().resolve_neg().numpy()
+        return array
+
+
+# --- TorchScript -----------------------------------------------------------------------------------------
+
+
+def _scripted(torch: Any, path: Path) -> Any:
+    if not is_torchscript(path):
+        raise ModelFailed(
+            f"'{path.name}' is no TorchScript archive; if it holds a state_dict or a pickled module, save the network "
+            "with torch.export.save(torch.export.export(...), 'model.pt2') or torch.jit.script(network).save(...), or "
+            "build it in a model.py that loads the weights"
+        )
+    with warnings.catch_warnings():
+        # The format is deprecated in favour of torch.export, which is for who writes the file to know.
+        warnings.filterwarnings("ignore", message="`torch.jit.load` is deprecated", category=DeprecationWarning)
+        return torch.jit.load(path, map_location="cpu").eval()
+
+
+def _script_signature(module: Any, path: Path, spec: ModelSpec) -> Signature:
+    schema = module.forward.schema
+    inputs = []
+    for argument in schema.arguments[1:]:  # the first one is the module itself
+        optional = argument.has_default_value()
+        if str(argument.type) in ("Tensor", "Optional[Tensor]"):
+            inputs.append(TensorSpec(argument.name, optional=optional))
+        elif not optional:
+            raise ModelFailed(
+                f"'{path.name}': argument '{argument.name}' of forward is {argument.type}; expected a tensor"
+            )
+    outputs = _script_outputs(schema.returns[0].type)
+    return Signature(tuple(inputs), outputs, open_outputs=not outputs, batched=spec.max_batch_size > 1)
+
+
+def _script_outputs(kind: Any) -> tuple[TensorSpec, ...]:
+    """The outputs by position; none where the program gives a dict, whose keys it does not tell."""
+    if kind.kind() == "TensorType":
+        return (TensorSpec("output-0"),)
+    if kind.kind() == "TupleType":
+        return tuple(TensorSpec(f"output-{i}") for i, _ in enumerate(kind.elements()))
+    return ()
+
+
+# --- torch.export ----------------------------------------------------------------------------------------
+
+
+def _exported(torch: Any, path: Path) -> Any:
+    try:
+        return torch.export.load(path)
+    except Exception as fault:  # torch.export promises no class of error.
+        raise ModelFailed(f"'{path.name}' cannot be loaded by torch.export.load: {fault}") from fault
+
+
+def _export_signature(program: Any, path: Path) -> tuple[Signature, int]:
+    """The signature, and how many of its inputs are positional; the others are keyword arguments."""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    positional, keywords = program.call_spec.in_spec.children()
+    leaves = [*positional.children(), *keywords.children()]
+    inputs = program.graph_signature.user_inputs
+    if any(not leaf.is_leaf() for leaf in leaves) or any(not hasattr(values.get(n), "dtype") for n in inputs):
+        raise ModelFailed(f"'{path.name}': every argument of the exported program has to be one tensor")
+    outputs = _output_names(program.call_spec.out_spec, path)
+    named = [*zip(_input_names(inputs, positional, keywords), inputs, strict=True)]
+    named_out = [*zip(outputs, program.graph_signature.user_outputs, strict=True)]
+    rows = {_rows(values.get(node)) for _, node in (*named, *named_out)}
+    signature = Signature(
+        inputs=tuple(_tensor_spec(name, values[node]) for name, node in named),
+        outputs=tuple(_tensor_spec(name, values.get(node)) for name, node in named_out),
+        batched=len(rows) == 1 and "" not in rows,
+    )
+    return signature, len(positional.children())
+
+
+def _input_names(inputs: tuple[str, ...], positional: Any, keywords: Any) -> list[str]:
+    count = len(positional.children())
+    return [*inputs[:count], *(keywords.context or ())]
+
+
+def _output_names(out_spec: Any, path: Path) -> list[str]:
+    leaves = out_spec.children()
+    if out_spec.is_leaf():
+        return ["output-0"]
+    if any(not leaf.is_leaf() for leaf in leaves):
+        raise ModelFailed(f"'{path.name}': the exported program gives nested outputs; expected a tuple or dict")
+    return [str(k) for k in out_spec.context] if out_spec.type is dict else [f"output-{i}" for i in range(len(leaves))]
+
+
+def _tensor_spec(name: str, value: Any) -> TensorSpec:
+    if not hasattr(value, "dtype"):
+        return TensorSpec(name)
+    shape = tuple(n if isinstance(n, int) else -1 for n in value.shape)
+    return TensorSpec(name, _DATATYPES.get(str(value.dtype)), shape)
+
+
+def _rows(value: Any) -> str:
+    """The symbol of a tensor's first axis; "" where it is fixed or there is none."""
+    shape = getattr(value, "shape", ())
+    return str(shape[0]) if shape and not isinstance(shape[0], int) else ""
