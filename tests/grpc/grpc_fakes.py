@@ -4,6 +4,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, TypeVar, cast
 
+import pytest
+
+import grpc
 from dragoman.core.calls import (
     Describe,
     DescribeServer,
@@ -26,6 +29,8 @@ from dragoman.protocols import oip_messages as m
 from dragoman.protocols.wire import Exchange, GrpcMethod, GrpcRequest, GrpcStream, GrpcStreamMethod, Policy
 
 A = TypeVar("A")
+SERVICE = "/inference.GRPCInferenceService/"
+LIMIT = 1 << 20
 TABLE = oip_grpc.protocol(Policy())
 SIGNATURE = Signature(
     inputs=(TensorSpec("x", FP32, (-1, 2)), TensorSpec("any")),
@@ -60,6 +65,17 @@ def infer_message(model: str = "echo", raw: bool = True, **fields: Any) -> Any:
     return message
 
 
+def call_of(asked: Exchange[Any, bytes] | GrpcStream[Any]) -> Any:
+    """The call that was read, of whichever kind it is."""
+    return asked.request.call
+
+
+async def failed(awaitable: Any) -> Any:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await awaitable
+    return caught.value
+
+
 class FakeEngine:
     """Answers inference with its own inputs; the model `slow` never ends, those in `faults` raise."""
 
@@ -90,7 +106,7 @@ class FakeEngine:
             raise self.faults[request.model]
         if request.model == "slow":
             await self._forever()
-        return Response(cast(A, _answer(request)), request.model, "1")
+        return Response(cast("A", _answer(request)), request.model, "1")
 
     async def stream(self, request: Request[A]) -> AsyncGenerator[Response[A], None]:
         self.seen.append(request)
@@ -99,7 +115,7 @@ class FakeEngine:
         try:
             for _ in range(self.pieces):
                 self.told += 1
-                yield Response(cast(A, _answer(request)), request.model, "1")
+                yield Response(cast("A", _answer(request)), request.model, "1")
             if request.model == "slow":
                 await self._forever()
         finally:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grpc_fakes import ask
+from grpc_fakes import ask, call_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,7 +58,7 @@ def same(one: Tensor, other: Tensor, exact: bool) -> bool:
 
 def passed_through(tensor: Tensor, raw: bool) -> tuple[Tensor, Any]:
     exchange = ask("ModelInfer", asked(tensor, raw).SerializeToString())
-    read: Tensor = exchange.request.call.inputs["x"]
+    read: Tensor = call_of(exchange).inputs["x"]
     reply = m.ModelInferResponse.FromString(exchange.reply(Response(Inference({"y": read}), "echo", "1")))
     return read, reply
 
@@ -85,5 +85,5 @@ def test_typed_tensors_come_back(datatype: Datatype, data: st.DataObject) -> Non
     assert not reply.raw_output_contents
     back = m.ModelInferRequest(model_name="echo")
     back.inputs.add(name="x", datatype=output.datatype, shape=output.shape, contents=output.contents)
-    again = ask("ModelInfer", back.SerializeToString()).request.call.inputs["x"]
+    again = call_of(ask("ModelInfer", back.SerializeToString())).inputs["x"]
     assert same(again, tensor, exact=False)

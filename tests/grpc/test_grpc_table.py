@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grpc_fakes import SIGNATURE, TABLE, ask, ask_stream, infer_message, method
+from grpc_fakes import SIGNATURE, TABLE, ask, ask_stream, call_of, infer_message, method
 
 from dragoman.core import errors
 from dragoman.core.calls import (
@@ -111,7 +111,7 @@ def test_a_stream_marks_its_end_where_asked() -> None:
     message = infer_message(id="7")
     message.parameters[FINAL_WANTED].bool_param = True
     stream = ask_stream(message.SerializeToString())
-    assert not stream.request.call.parameters  # type: ignore[attr-defined]
+    assert not call_of(stream).parameters
     piece = m.ModelStreamInferResponse.FromString(stream.piece(PIECE)).infer_response
     assert piece.parameters["triton_final_response"].WhichOneof("parameter_choice") == "bool_param"
     assert not piece.parameters["triton_final_response"].bool_param

@@ -1,0 +1,134 @@
+"""A real server and real channels: statuses, deadlines, limits, leaving clients and stopping."""
+
+import asyncio
+import logging
+import socket
+import time
+from typing import Any
+
+import pytest
+from grpc_fakes import LIMIT, SERVICE, TABLE, FakeEngine, failed, infer_message
+
+import grpc
+from dragoman.core.calls import Index
+from dragoman.core.errors import InvalidInput, ModelFailed, Overloaded
+from dragoman.protocols import oip_messages as m
+from dragoman.transports.grpc import GrpcServer
+
+
+async def infer(channel: Any, message: Any, **options: Any) -> Any:
+    reply = await channel.unary_unary(SERVICE + "ModelInfer")(message.SerializeToString(), **options)
+    return m.ModelInferResponse.FromString(reply)
+
+
+async def test_a_call_goes_through(channel: Any) -> None:
+    reply = await infer(channel, infer_message(id="7"))
+    assert (reply.model_name, reply.model_version, reply.id) == ("echo", "1", "7")
+    assert list(reply.raw_output_contents) == [b"\1\0\0\0\2\0\0\0"]
+
+
+@pytest.mark.parametrize("size", [0, 8, 800_000])
+async def test_many_calls_at_a_time(channel: Any, size: int) -> None:
+    def message(number: int) -> Any:
+        message = m.ModelInferRequest(model_name="echo")
+        message.inputs.add(name="x", datatype="UINT8", shape=[size])
+        message.raw_input_contents.append(bytes([number]) * size)
+        return message
+
+    replies = await asyncio.gather(*(infer(channel, message(n)) for n in range(16)))
+    assert [bytes(r.raw_output_contents[0]) for r in replies] == [bytes([n]) * size for n in range(16)]
+
+
+async def test_faults_have_their_status(channel: Any, engine: FakeEngine) -> None:
+    engine.faults = {"bad": InvalidInput("x" * 5000 + "é"), "failed": ModelFailed("no")}
+    fault = await failed(infer(channel, infer_message("bad")))
+    assert (fault.code(), len(fault.details())) == (grpc.StatusCode.INVALID_ARGUMENT, 2000)
+    assert (await failed(infer(channel, infer_message("failed")))).code() == grpc.StatusCode.INTERNAL
+    fault = await failed(infer(channel, infer_message("nope")))
+    assert fault.code() == grpc.StatusCode.NOT_FOUND
+    assert fault.details() == "Request for unknown model: 'nope' is not found"
+    malformed = await failed(channel.unary_unary(SERVICE + "ModelInfer")(b"\xff"))
+    assert malformed.code() == grpc.StatusCode.INVALID_ARGUMENT
+    unknown = await failed(channel.unary_unary(SERVICE + "ModelStatistics")(b""))
+    assert unknown.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_caller_is_told_when_to_come_again(channel: Any, engine: FakeEngine) -> None:
+    engine.faults = {"busy": Overloaded("Exceeds maximum queue size")}
+    fault = await failed(infer(channel, infer_message("busy")))
+    assert fault.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    told = dict(fault.trailing_metadata())
+    assert (told["retry-after"], told["grpc-retry-pushback-ms"]) == ("1", "1000")
+
+
+async def test_an_unknown_fault_is_logged_and_told_blandly(
+    channel: Any, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.faults = {"boom": ValueError("a secret")}
+    with caplog.at_level(logging.ERROR, "dragoman.grpc"):
+        fault = await failed(infer(channel, infer_message("boom", id="7")))
+        other = await failed(infer(channel, infer_message("boom")))
+    assert (fault.code(), fault.details()) == (grpc.StatusCode.INTERNAL, "internal error, request id 7")
+    assert "a secret" in caplog.text
+    assert other.details().removeprefix("internal error, request id ") in caplog.text
+
+
+async def test_metadata_and_the_deadline_reach_the_request(channel: Any, engine: FakeEngine) -> None:
+    now = time.monotonic()
+    index = channel.unary_unary(SERVICE + "RepositoryIndex")
+    await index(b"", timeout=60, metadata=(("authorization", "Bearer secret"), ("x-bin", b"\xff")))
+    (request,) = engine.seen
+    assert request.call == Index("secret")
+    assert request.deadline_s is not None
+    assert now + 50 < request.deadline_s < now + 61
+    await infer(channel, infer_message())
+    assert engine.seen[-1].deadline_s is None
+
+
+@pytest.mark.parametrize("leave", ["cancel", "deadline"])
+async def test_a_client_that_leaves_cancels_its_call(channel: Any, engine: FakeEngine, leave: str) -> None:
+    body = infer_message("slow").SerializeToString()
+    call = channel.unary_unary(SERVICE + "ModelInfer")(body, timeout=0.2 if leave == "deadline" else None)
+    await engine.started.wait()
+    if leave == "cancel":
+        call.cancel()
+    await asyncio.wait_for(engine.cancelled.wait(), 10)
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+async def test_a_message_beyond_the_limit_is_refused(channel: Any, compression: Any) -> None:
+    message = m.ModelInferRequest(model_name="echo")
+    message.inputs.add(name="x", datatype="UINT8", shape=[LIMIT])
+    message.raw_input_contents.append(bytes(LIMIT))
+    fault = await failed(infer(channel, message, compression=compression))
+    assert fault.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_taken_port_is_an_error(server: GrpcServer) -> None:
+    taken = socket.create_server(("127.0.0.1", 0))
+    with taken, pytest.raises(OSError, match=r"cannot listen for gRPC on 127\.0\.0\.1:"):
+        await server.start("127.0.0.1", taken.getsockname()[1])
+
+
+async def test_a_second_server_does_not_share_the_port(server: GrpcServer, engine: FakeEngine) -> None:
+    port = await server.start("127.0.0.1", 0)
+    with pytest.raises(OSError, match="is the port taken"):
+        await GrpcServer(engine, [TABLE], max_message_bytes=LIMIT).start("127.0.0.1", port)
+
+
+# --- stopping --------------------------------------------------------------------------------------------
+
+
+async def test_stopping_cancels_what_takes_too_long(channel: Any, server: GrpcServer, engine: FakeEngine) -> None:
+    call = channel.unary_unary(SERVICE + "ModelInfer")(infer_message("slow").SerializeToString())
+    await engine.started.wait()
+    await server.stop(0.05)
+    assert (await failed(call)).code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    await asyncio.wait_for(engine.cancelled.wait(), 10)
+
+
+async def test_stopping_before_the_start_and_twice_is_fine(server: GrpcServer) -> None:
+    await server.stop(0)
+    await server.start("127.0.0.1", 0)
+    await server.stop(0)
+    await server.stop(0)
