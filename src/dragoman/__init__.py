@@ -1,1 +1,52 @@
-"""One Python model server that speaks for a model in every inference protocol."""
+"""One Python model server that holds a model once and speaks for it in every inference protocol.
+
+Everything that is promised is listed here, and for type checkers in `__init__.pyi`; anything else may change
+without notice.
+"""
+
+import importlib
+from typing import Any
+
+from dragoman._version import __version__
+
+# Names are imported when first used, so that `import dragoman` is quick and a worker stays small.
+_HOME = {
+    "Model": "core.model",
+    "Infer": "core.calls",
+    "Inference": "core.calls",
+    "Tensor": "core.tensor",
+    "TensorSpec": "core.signature",
+    "Signature": "core.signature",
+    "ModelSpec": "core.spec",
+    "Datatype": "core.datatypes",
+    "BOOL": "core.datatypes",
+    "UINT8": "core.datatypes",
+    "UINT16": "core.datatypes",
+    "UINT32": "core.datatypes",
+    "UINT64": "core.datatypes",
+    "INT8": "core.datatypes",
+    "INT16": "core.datatypes",
+    "INT32": "core.datatypes",
+    "INT64": "core.datatypes",
+    "FP16": "core.datatypes",
+    "BF16": "core.datatypes",
+    "FP32": "core.datatypes",
+    "FP64": "core.datatypes",
+    "BYTES": "core.datatypes",
+    "Shape": "codecs.typed",
+    "model": "runtimes.python",
+    "Server": "server",
+    "serve": "server",
+    "open_engine": "server",
+    "Settings": "settings",
+}
+
+__all__ = ["__version__", "errors", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return importlib.import_module("dragoman.core.errors")
+    if name in _HOME:
+        return getattr(importlib.import_module(f"dragoman.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'dragoman' has no attribute '{name}'")

@@ -1,11 +1,15 @@
 """Binds a call to a signature, as Python binds arguments: here alone names, datatypes and shapes are checked."""
 
+import math
 from dataclasses import replace
 
+import numpy as np
+
 from dragoman.core.calls import Infer
+from dragoman.core.datatypes import BOOL, BYTES, Array, Datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.signature import Shape, Signature, TensorSpec
-from dragoman.core.tensor import Tensor
+from dragoman.core.tensor import Tensor, object_array
 
 
 def bind(call: Infer, signature: Signature, model: str) -> Infer:
@@ -13,6 +17,8 @@ def bind(call: Infer, signature: Signature, model: str) -> Infer:
 
     Each message names the tensor, what was expected and what came.
     """
+    if call.raw is not None:
+        call = replace(call, inputs=_from_raw(call.raw, signature, model), raw=None)
     _check_names(call, signature, model)
     for spec in signature.inputs:
         tensor = call.inputs.get(spec.name)
@@ -84,3 +90,36 @@ def _in_order(call: Infer, signature: Signature) -> Infer:
 
 def _listed(specs: tuple[TensorSpec, ...]) -> str:
     return ", ".join(f"'{s.name}'" for s in specs) or "none"
+
+
+def _from_raw(raw: bytes, signature: Signature, model: str) -> dict[str, Tensor]:
+    """The one input in its bare bytes. OIP, binary extension: one input, at most one free axis besides the batch."""
+    if len(signature.inputs) != 1 or signature.open_inputs:
+        raise InvalidInput(
+            f"a raw binary request needs a model of one input; model '{model}' has {_listed(signature.inputs)}"
+        )
+    spec = signature.inputs[0]
+    if spec.datatype is None or spec.shape is None:
+        raise InvalidInput(f"a raw binary request needs the datatype and shape of input '{spec.name}' to be known")
+    if spec.datatype is BYTES:
+        array = object_array([raw], (1,) * len(spec.shape))
+    else:
+        array = _shaped_by_size(raw, spec, spec.datatype, spec.shape)
+    return {spec.name: Tensor(array, spec.datatype)}
+
+
+def _shaped_by_size(raw: bytes, spec: TensorSpec, datatype: Datatype, shape: Shape) -> Array:
+    if shape.count(-1) > 1:  # the first free axis is the batch, of one row
+        shape = (1, *shape[1:]) if shape[0] == -1 else shape
+    if shape.count(-1) > 1:
+        raise InvalidInput(f"input '{spec.name}': a raw binary request allows one free axis, got {list(shape)}")
+    known = math.prod(n for n in shape if n != -1) * datatype.size
+    fits = len(raw) % known == 0 if -1 in shape and known else len(raw) == known
+    if not fits:
+        raise InvalidInput(f"input '{spec.name}': {len(raw)} bytes do not fill shape {list(shape)} of {datatype}")
+    flat = np.frombuffer(raw, np.uint8 if datatype is BOOL else datatype.dtype)
+    if datatype is BOOL:
+        if flat.size and flat.max() > 1:
+            raise InvalidInput(f"input '{spec.name}': expected BOOL bytes of 0 or 1, got {flat.max()}")
+        flat = flat.view(np.bool_)
+    return flat.reshape(shape)

@@ -43,22 +43,24 @@ class Inference:
     outputs: Tensors
     parameters: Parameters = NONE
 
-    def __reduce__(self) -> tuple[type["Inference"], tuple[Tensors, dict[str, str | bool | int | float]]]:
-        return Inference, (self.outputs, dict(self.parameters))
+    def __reduce__(self) -> tuple[type["Inference"], tuple[Tensors, Parameters]]:
+        return Inference, (self.outputs, self.parameters)
 
 
 @dataclass(frozen=True, slots=True)
 class Infer(ModelCall[Inference]):
-    """Run the model on named tensors. `outputs` names those wanted; empty means the model's default ones."""
+    """Run the model on named tensors. `outputs` names those wanted; empty means the model's default ones.
+
+    `raw`, in place of inputs, are the bytes of the one input that the model has; `bind` makes the tensor.
+    """
 
     inputs: Tensors
     outputs: tuple[str, ...] = ()
     parameters: Parameters = NONE
+    raw: bytes | None = None
 
-    def __reduce__(
-        self,
-    ) -> tuple[type["Infer"], tuple[Tensors, tuple[str, ...], dict[str, str | bool | int | float]]]:
-        return Infer, (self.inputs, self.outputs, dict(self.parameters))
+    def __reduce__(self) -> tuple[type["Infer"], tuple[Tensors, tuple[str, ...], Parameters]]:
+        return Infer, (self.inputs, self.outputs, self.parameters)
 
 
 # --- asked of the server ---------------------------------------------------------------------------------

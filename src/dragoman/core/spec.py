@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal
 
 from dragoman.core.errors import InvalidInput
@@ -43,7 +42,7 @@ class ModelSpec:
     platform: str = ""
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
-    parameters: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    parameters: Mapping[str, Any] = field(default_factory=dict)
     placement: Placement = ""
     replicas: int = 1
     max_batch_size: int = 0
@@ -51,14 +50,6 @@ class ModelSpec:
     max_queue: int = 1024
     timeout_s: float = 0.0
     allow_pickle: bool = False
-
-    def __reduce__(self) -> tuple[Any, tuple[dict[str, Any]]]:
-        fields = {name: getattr(self, name) for name in self.__slots__}
-        return _revived, ({**fields, "parameters": dict(self.parameters)},)
-
-
-def _revived(fields: dict[str, Any]) -> ModelSpec:
-    return ModelSpec(**fields)
 
 
 def check_name(name: str, what: str = "model name") -> str:

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
@@ -12,7 +11,24 @@ from dragoman.core.errors import InvalidInput
 
 Scalar = str | bool | int | float
 Parameters = Mapping[str, Scalar]
-NONE: Parameters = MappingProxyType({})
+
+
+class _None(dict[str, Scalar]):
+    """No parameters: empty for good, and one object, so that it can be a default."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:  # type: ignore[override, unused-ignore]
+        return 0
+
+    def __setitem__(self, key: str, value: Scalar) -> NoReturn:
+        raise TypeError("parameters are not changed; make new ones")
+
+    def __reduce__(self) -> str:
+        return "NONE"
+
+
+NONE: Parameters = _None()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,8 +67,8 @@ class Tensor:
     def shape(self) -> tuple[int, ...]:
         return self.data.shape
 
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return Tensor, (self.data, self.datatype, dict(self.parameters))
+    def __reduce__(self) -> tuple[type["Tensor"], tuple[Array, Datatype, Parameters]]:
+        return Tensor, (self.data, self.datatype, self.parameters)
 
 
 def object_array(elements: Iterable[Any], shape: tuple[int, ...]) -> Array:

@@ -4,11 +4,11 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from dragoman import plugins
 from dragoman.core.binding import bind
-from dragoman.core.calls import Infer, Request
+from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import DeadlineExceeded, NotReady, NotSupported, Overloaded
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.engine.batching import Batcher
@@ -24,6 +24,7 @@ class Deployment:
         self.spec = spec
         self.state = "LOADING"
         self.reason = ""
+        self.place: Placement = ""
         self._changed = changed
         self._pool: Pool | None = None
         self._loaded: Loaded | None = None
@@ -49,10 +50,12 @@ class Deployment:
 
     async def _placed(self) -> tuple[Pool, Loaded]:
         placement = self.spec.placement or _first_placement(self.spec)
+        self.place = placement
         pool, loaded = await self._pooled(placement)
         # A model that nobody has placed may prefer to be in this process, which only it can tell.
         if not self.spec.placement and loaded.placement in ("inline", "thread") and loaded.placement != placement:
             await pool.close()
+            self.place = loaded.placement
             pool, loaded = await self._pooled(loaded.placement)
         return pool, loaded
 
@@ -93,6 +96,10 @@ class Deployment:
         return "UNAVAILABLE" if self.state == "READY" and not self.ready else self.state
 
     @property
+    def platform(self) -> str:
+        return self._loaded.platform if self._loaded is not None else self.spec.platform
+
+    @property
     def loaded(self) -> Loaded:
         """What the model told; NotReady before it is loaded."""
         if self._loaded is None:
@@ -117,8 +124,8 @@ class Deployment:
 
     async def _answer(self, request: Request[A], pool: Pool) -> A:
         if self._batcher is not None and isinstance(request.call, Infer) and request.call.inputs:
-            batched: Any = request
-            answer: A = await self._batcher.call(batched)
+            batched: Any = self._batcher.call(cast("Request[Inference]", request))
+            answer: A = await batched
             return answer
         return await pool.call(request)
 
@@ -155,7 +162,7 @@ class Deployment:
         if deadline_s is None and self.spec.timeout_s:
             deadline_s = time.monotonic() + self.spec.timeout_s
         if isinstance(call, Infer):
-            bound = bind(call, loaded.signature, self.spec.name)
+            bound: Any = bind(call, loaded.signature, self.spec.name)
             if bound is not call or deadline_s is not request.deadline_s:
                 return replace(request, call=bound, deadline_s=deadline_s), self._pool
         return request, self._pool

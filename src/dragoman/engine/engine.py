@@ -70,7 +70,7 @@ class Engine:
     """Answers calls with the models of a repository.
 
     Use it as `async with Engine(repository) as engine`: models are loaded on entering (one that fails is
-    UNAVAILABLE, the others serve) and closed on leaving.
+    UNAVAILABLE, the others serve) and closed on leaving. `started` tells whether all have been tried.
     """
 
     def __init__(self, repository: Repository, identity: Identity | None = None) -> None:
@@ -79,6 +79,7 @@ class Engine:
         self._registry = Registry()
         self._unloaded: dict[str, IndexEntry] = {}
         self._draining = False
+        self.started = False
         self._locks: dict[str, asyncio.Lock] = {}
         self._retiring: set[asyncio.Task[None]] = set()
         self._change: asyncio.Event = asyncio.Event()
@@ -103,7 +104,11 @@ class Engine:
                 except DragomanError as fault:
                     log.error("%s", fault.message)
 
-        await asyncio.gather(*(load(name) for name in self._repository.names()))
+        try:
+            await asyncio.gather(*(load(name) for name in self._repository.names()))
+        finally:
+            self.started = True
+            self._changed()
 
     async def drain(self) -> None:
         """Be not ready, take no more calls, and wait for those in flight."""

@@ -6,9 +6,12 @@ from typing import Protocol, TypeVar
 
 from dragoman.core.calls import Call, Request
 from dragoman.core.signature import Signature
-from dragoman.core.spec import ModelSpec
+from dragoman.core.spec import ModelSpec, Placement
 
 A = TypeVar("A")
+
+# How many pieces of a stream a model may be ahead of its reader.
+WINDOW = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +19,8 @@ class Loaded:
     """What a model tells once it is loaded. `calls` are the types of call that it can answer.
 
     `streams`: it answers Infer with any number of pieces, not exactly one. `concurrent`: one replica works on
-    many calls at a time (its methods are `async`), so no call waits for another.
+    many calls at a time (its methods are `async`), so no call waits for another. `placement` is where the model
+    would run if the operator left it open.
     """
 
     signature: Signature
@@ -24,6 +28,7 @@ class Loaded:
     calls: frozenset[type[Call[object]]]
     streams: bool = False
     concurrent: bool = False
+    placement: Placement = ""
 
 
 class Pool(Protocol):

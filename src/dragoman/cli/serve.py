@@ -1,0 +1,98 @@
+"""`dragoman serve PATH...`: flags become settings, and the server runs until it is told to stop."""
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from typing import Any
+
+from dragoman.cli.table import progress, startup_table
+from dragoman.core import logs
+from dragoman.server import Server, run, settings_for
+from dragoman.settings import FIELDS, choices, from_environment, kind
+
+_EPILOG = """\
+what PATH may be:
+  model.onnx              a model file; the runtime follows from the file, the name too
+  models/                 a folder of models: each sub-folder or file is one model
+  resnet/                 one model; sub-folders named by integers are its versions
+  package.module:object   a dragoman.Model class or a function; file.py:object likewise
+
+settings:
+  Each flag is also an environment variable (--http-port is DRAGOMAN_HTTP_PORT) and a key in the [server] table of a
+  dragoman.toml in the folder that is served. A flag goes before the environment, which goes before the file.
+
+examples:
+  dragoman serve model.onnx
+  dragoman serve models/ --allow-pickle --http-port 9000
+  dragoman serve my_module:predict --placement process --replicas 2
+
+then:
+  curl http://127.0.0.1:8080/v2/models
+"""
+
+
+def add_to(commands: Any) -> None:
+    """Add the subcommand to the command line."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "serve",
+        help="serve models over HTTP and gRPC",
+        usage="dragoman serve [options] PATH [PATH ...]",
+        description="Serve models over HTTP and gRPC.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="a model file, a folder, or module:object")
+    groups: dict[str, Any] = {}
+    for name, field in FIELDS.items():
+        title = field.metadata["group"]
+        group = groups.setdefault(title, parser.add_argument_group(title))
+        _add_flag(group, name, field.metadata["help"], field.default)
+    parser.set_defaults(run=_run)
+
+
+def _add_flag(group: Any, name: str, line: str, default: Any) -> None:
+    flag = "--" + name.replace("_", "-")
+    if kind(name) is bool:
+        group.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, default=None, help=line)
+        return
+    words = tuple(filter(None, choices(name)))
+    shown = "" if default == "" else f" (default {default})"
+    group.add_argument(
+        flag,
+        dest=name,
+        default=None,
+        choices=words or None,
+        metavar=None if words else name.rpartition("_")[2].upper(),
+        help=(line + shown).replace("%", "%%"),
+    )
+
+
+def _run(given: argparse.Namespace) -> int:
+    began_s = time.monotonic()
+    sys.path.insert(0, "")  # `module:object` finds modules of the folder one is in
+    flags = {name: getattr(given, name) for name in FIELDS if getattr(given, name) is not None}
+    settings = settings_for(given.paths, from_environment(os.environ), flags)
+    logs.set_up(settings.log_format, settings.log_level)
+    server = Server(*given.paths, settings=settings)
+    failed = False
+
+    async def started(server: Server) -> None:
+        nonlocal failed
+        await progress(server)
+        deployments = server.engine.deployments()
+        if not any(d.state == "READY" for d in deployments):
+            failed = True
+            os.kill(os.getpid(), 15)
+        if settings.log_format == "text":
+            print(startup_table(server, time.monotonic() - began_s), file=sys.stderr, flush=True)
+
+    try:
+        run(server, started)
+    except OSError as fault:
+        print(f"dragoman: {fault}; is another server on that port? choose one with --http-port", file=sys.stderr)
+        return 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return 130
+    return 1 if failed else 0

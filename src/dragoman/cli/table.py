@@ -1,0 +1,63 @@
+"""What a person sees while a server starts: models as they load, then a table and what to try."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+
+from dragoman.server import Server
+
+log = logging.getLogger("dragoman.server")
+
+# A model that takes longer than this to load is told of, and told of again as often.
+_SLOW_S = 3.0
+
+
+async def progress(server: Server) -> None:
+    """Returns when every model is loaded or has failed; tells of slow ones meanwhile."""
+    waited_s = 0.0
+    while not server.engine.started:
+        change = asyncio.ensure_future(server.engine.changed())
+        try:
+            await asyncio.wait({change}, timeout=_SLOW_S)
+        finally:
+            if not change.done():
+                waited_s += _SLOW_S
+                slow = [d.spec.name for d in server.engine.deployments() if d.state == "LOADING"]
+                if slow and not server.engine.started:
+                    log.info("still loading after %.0f s: %s", waited_s, ", ".join(slow))
+                change.cancel()
+
+
+def startup_table(server: Server, took_s: float) -> str:
+    """Models, versions, states, addresses and protocols, for the eye."""
+    rows = [("model", "version", "platform", "runs in", "state")]
+    faults = []
+    for deployment in server.engine.deployments():
+        spec = deployment.spec
+        state = deployment.told_state
+        rows.append((spec.name, spec.version or "-", deployment.platform or "-", deployment.place, state.lower()))
+        if deployment.reason:
+            faults.append(f"  {spec.name}: {deployment.reason}")
+    lines = ["", *_aligned(rows), *(["", *faults] if faults else []), ""]
+    url = server.http_url
+    lines.append(f"  HTTP  {url}   {', '.join(server.http_protocols)}")
+    if server.grpc_url:
+        lines.append(f"  gRPC  {server.grpc_url}   {', '.join(server.grpc_protocols)}")
+    first = next((d.spec.name for d in server.engine.deployments() if d.ready), None)
+    if first is not None:
+        lines += ["", f"  try   curl {url}/v2/models/{first}"]
+    lines += ["", f"  ready in {took_s:.2f} s; Ctrl-C stops", ""]
+    return "\n".join(_tinted(line) for line in lines) if sys.stderr.isatty() else "\n".join(lines)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _tinted(line: str) -> str:
+    for word, colour in (("unavailable", "31"), (" ready", "32")):
+        if line.endswith(word):
+            return f"{line[: -len(word)]}\x1b[{colour}m{word}\x1b[0m"
+    return line

@@ -1,0 +1,152 @@
+"""Finds models on disk: a file, a folder of versions, a folder of models, or `module:object`."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dragoman import plugins
+from dragoman.core.errors import InvalidInput
+from dragoman.core.spec import ModelSpec, check_name
+from dragoman.engine import model_files
+from dragoman.engine.engine import Repository
+
+_OBJECT = re.compile(r"[\w./\-]+:[A-Za-z_][\w.]*")
+_PASSED_OVER = {"__pycache__", "node_modules"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A model on disk: where it lies and what the files beside it say of it."""
+
+    name: str
+    path: Path | None
+    settings: Mapping[str, Any]
+    versions: Mapping[str, Path]
+
+
+class DiskRepository(Repository):
+    """Models below some paths. The disk is looked at anew each time, so that what changes there can be loaded.
+
+    `defaults` are fields of a ModelSpec for every model; `version_policy` is latest, all, or a list as `1,3`.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        defaults: Mapping[str, Any],
+        version_policy: str = "latest",
+        live: Sequence[Any] = (),
+    ) -> None:
+        super().__init__(live)
+        self._paths = tuple(paths)
+        self._defaults = dict(defaults)
+        self._version_policy = version_policy
+
+    def names(self) -> list[str]:
+        return sorted({*super().names(), *self._scan()})
+
+    def specs(self, name: str) -> list[ModelSpec]:
+        found = self._scan().get(name)
+        return super().specs(name) if found is None else self._specified(found)
+
+    def default_version(self, name: str) -> str:
+        found = self._scan().get(name)
+        return str(found.settings.get("default_version", "")) if found is not None else ""
+
+    def _scan(self) -> dict[str, _Found]:
+        models: dict[str, _Found] = {}
+        for path in self._paths:
+            there = list(_look(path))
+            if not there:
+                raise InvalidInput(
+                    f"found no model in '{path}'; expected a model file, a folder of models or module:object"
+                )
+            for found in there:
+                check_name(found.name, f"the model name of '{found.path or path}'")
+                if found.name in models:
+                    raise InvalidInput(f"two models are called '{found.name}': {models[found.name].path}, {found.path}")
+                models[found.name] = found
+        return models
+
+    def _specified(self, found: _Found) -> list[ModelSpec]:
+        given = {k: v for k, v in found.settings.items() if k not in ("version_policy", "default_version")}
+        base = ModelSpec(**{**self._defaults, **given, "name": found.name})
+        if not found.versions:
+            return [_placed(base, found.path)]
+        policy = str(found.settings.get("version_policy", self._version_policy))
+        chosen = _chosen(sorted(found.versions, key=int), policy, found.name)
+        return [_placed(replace(base, version=v, uri=""), found.versions[v]) for v in chosen]
+
+
+def _chosen(versions: list[str], policy: str, name: str) -> list[str]:
+    if policy == "all":
+        return versions
+    if policy == "latest":
+        return versions[-1:]
+    listed = [v.strip() for v in policy.split(",")]
+    missing = [v for v in listed if v not in versions]
+    if missing:
+        raise InvalidInput(
+            f"model '{name}': version policy '{policy}' wants {', '.join(missing)}, there are {', '.join(versions)}"
+        )
+    return [v for v in versions if v in listed]
+
+
+def _placed(spec: ModelSpec, path: Path | None) -> ModelSpec:
+    """The spec with its file and runtime: as said beside the model, else as the file itself tells."""
+    if path is None or ":" in spec.uri:
+        return replace(spec, runtime=spec.runtime or "python", uri=spec.uri or str(path))
+    file = (path / spec.uri) if spec.uri else path
+    if file.is_dir() and _recognise(file) is None:
+        file = plugins.resolve("dragoman.runtimes.recognise:model_file")(file) or file
+    runtime = spec.runtime or _recognise(file)
+    if runtime is None:
+        raise InvalidInput(f"model '{spec.name}': no runtime is known for {file}; name one as `runtime`")
+    return replace(spec, runtime=runtime, uri=str(file))
+
+
+def _look(path: str) -> Iterator[_Found]:
+    place = Path(path)
+    if _OBJECT.fullmatch(path) and not place.exists():
+        name = path.rpartition(":")[2].rpartition(".")[2]
+        yield _Found(name, None, {"runtime": "python", "uri": path}, {})
+    elif place.is_dir():
+        yield from _look_in(place.resolve())
+    elif place.is_file():
+        if _recognise(place) is None:
+            raise InvalidInput(f"no runtime is known for the file '{path}'; see the list of runtimes in the docs")
+        yield _Found(place.stem, place.resolve(), {}, {})
+    else:
+        raise InvalidInput(f"'{path}' is not there; expected a model file, a folder of models or module:object")
+
+
+def _look_in(folder: Path) -> Iterator[_Found]:
+    settings = model_files.model_settings(folder)
+    folders = [p for p in _visible(folder) if p.is_dir()]
+    versions = {p.name: p for p in folders if p.name.isdecimal()}
+    if settings is not None or versions or _recognise(folder) is not None:
+        settings = settings or {}
+        versions = {} if "uri" in settings else versions
+        yield _Found(settings.get("name") or folder.name, folder, settings, versions)
+        return
+    files = [p for p in _visible(folder) if p.is_file() and p.suffix != ".py" and _recognise(p) is not None]
+    below = [found for p in folders for found in _look_in(p)]
+    if len(files) == 1 and not below:
+        yield _Found(folder.name, files[0], {}, {})
+        return
+    overrides = model_files.repository_settings(folder)
+    for found in [*(_Found(p.stem, p, {}, {}) for p in files), *below]:
+        yield replace(found, settings={**found.settings, **overrides.pop(found.name, {})})
+    if overrides:
+        raise InvalidInput(f"{folder / 'dragoman.toml'}: there is no model {', '.join(map(repr, overrides))} here")
+
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if not p.name.startswith(".") and p.name not in _PASSED_OVER)
+
+
+def _recognise(path: Path) -> str | None:
+    recognise: Callable[[Path], str | None] = plugins.resolve("dragoman.runtimes.recognise:recognise")
+    return recognise(path)

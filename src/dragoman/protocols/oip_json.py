@@ -1,0 +1,187 @@
+"""Tensor data of the Open Inference Protocol as JSON: arrays from it and for it, with no number changed."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from dragoman.core.datatypes import BF16, BYTES, Array, Datatype, bf16_to_fp32, fp32_to_bf16
+from dragoman.core.errors import InvalidInput, NotSupported
+from dragoman.core.tensor import Tensor, object_array
+from dragoman.protocols.oip import check_shape, shaped
+from dragoman.protocols.wire import Policy
+
+# What one element of a kind may be in JSON. OIP leaves coercion open: here only what changes no value is taken.
+_ELEMENT: dict[str, Any] = {"bool": bool, "uint": int, "int": int, "float": float | None, "bytes": str}
+_OPENING = re.compile(rb"[\s\[]*")
+_WHERE = re.compile(r" - at `\$(.*)`$")
+_ALL_RANKS = 33
+
+
+def _nested(element: Any, depth: int) -> Any:
+    return element if depth == 0 else list[_nested(element, depth - 1)]  # type: ignore[misc]
+
+
+_DECODERS: dict[tuple[str, int], msgspec.json.Decoder[Any]] = {}
+
+
+def _decode(data: Any, kind: str, depth: int) -> Any:
+    """The nested lists in `data`, JSON bytes or what another parser made of them, each element of its kind."""
+    if not isinstance(data, msgspec.Raw):
+        return msgspec.convert(data, _nested(_ELEMENT[kind], depth))
+    decoder = _DECODERS.get((kind, depth))
+    if decoder is None:
+        decoder = _DECODERS[kind, depth] = msgspec.json.Decoder(_nested(_ELEMENT[kind], depth))
+    return decoder.decode(data)
+
+
+def told(fault: Exception) -> str:
+    """What a parser found, without its own way of saying where."""
+    if isinstance(fault, RecursionError):
+        return "JSON nests too deep"
+    if isinstance(fault, UnicodeDecodeError):
+        return "JSON is not valid UTF-8"
+    text = str(fault).replace("`", "'")
+    found = _WHERE.search(str(fault))
+    if found is None:
+        return text
+    where, what = found[1].lstrip("."), text[: found.start()]
+    return f"{where}: {what[:1].lower()}{what[1:]}" if where else what
+
+
+PARSER_FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def array_from_json(name: str, datatype: Datatype, shape: Sequence[int], data: Any, policy: Policy) -> Array:
+    """The array in `data`: nested as the shape, or flat in row-major order.
+
+    null is NaN for the floating datatypes. Raises InvalidInput naming the tensor: wrong kinds, numbers that do not
+    fit the datatype, ragged nesting, and a count other than the shape's.
+    """
+    count = check_shape(shape, name, policy)
+    depth = _depth(data)
+    if depth == 0:
+        raise InvalidInput(f"input '{name}': expected 'data' to be an array")
+    if depth > 1 and depth != len(shape) and not (count == 0 and depth < len(shape)):
+        raise InvalidInput(f"input '{name}': 'data' nests {depth} deep, expected 1 or {len(shape)} by its shape")
+    try:
+        values = _decode(data, datatype.kind, depth)
+    except PARSER_FAULTS as fault:
+        values = _integral(data, datatype, depth)
+        if values is None:
+            raise InvalidInput(f"input '{name}': data{_dotted(told(fault))}") from fault
+    array = _array(values, datatype, name)
+    if depth > 1 and array.size and array.shape != tuple(shape):
+        raise InvalidInput(f"input '{name}': 'data' nests as {list(array.shape)}, expected its shape {list(shape)}")
+    if array.size != count:
+        raise InvalidInput(f"input '{name}': shape {list(shape)} needs {count} elements, got {array.size}")
+    return shaped(array, shape, name)
+
+
+def _dotted(text: str) -> str:
+    return text if text.startswith("[") else f": {text}"
+
+
+def _depth(data: Any) -> int:
+    """How deep the first element lies; the others must agree."""
+    if isinstance(data, msgspec.Raw):
+        opening = _OPENING.match(memoryview(data))
+        return min(opening[0].count(b"["), _ALL_RANKS) if opening else 0
+    depth = 0
+    while isinstance(data, list) and depth < _ALL_RANKS:
+        depth += 1
+        data = data[0] if data else None
+    return depth
+
+
+def _integral(data: Any, datatype: Datatype, depth: int) -> Any:
+    """Integers of which some are written as floats (`1.0`), or None where that is not what is wrong."""
+    if datatype.kind not in ("int", "uint"):
+        return None
+    try:
+        return _as_integers(_decode_numbers(data, depth))
+    except (*PARSER_FAULTS, ValueError):
+        return None
+
+
+def _decode_numbers(data: Any, depth: int) -> Any:
+    kind = _nested(int | float, depth)
+    return msgspec.json.decode(data, type=kind) if isinstance(data, msgspec.Raw) else msgspec.convert(data, kind)
+
+
+def _as_integers(values: Any) -> Any:
+    if isinstance(values, list):
+        return [_as_integers(v) for v in values]
+    if values != int(values):
+        raise ValueError(values)
+    return int(values)
+
+
+def _array(values: Any, datatype: Datatype, name: str) -> Array:
+    try:
+        with np.errstate(over="ignore"):
+            if datatype is BYTES:
+                texts = np.array(values, dtype=object)
+                return object_array([e.encode() for e in texts.flat], texts.shape)
+            array = np.array(values, dtype=np.float64 if datatype.kind == "float" else datatype.dtype)
+            return array if datatype.kind != "float" else _narrowed(array, datatype, name)
+    except OverflowError as fault:
+        limits = np.iinfo(datatype.dtype)
+        bad = next(v for v in np.array(values, dtype=object).flat if not limits.min <= v <= limits.max)
+        raise InvalidInput(f"input '{name}': {bad} does not fit into {datatype}") from fault
+    except (ValueError, AttributeError) as fault:  # rows of unequal lengths
+        raise InvalidInput(f"input '{name}': 'data' is ragged, expected rows of equal lengths") from fault
+
+
+def _narrowed(wide: Array, datatype: Datatype, name: str) -> Array:
+    if datatype is BF16:
+        single = wide.astype(np.float32)
+        array: Array = fp32_to_bf16(single)
+        finite = np.isfinite(bf16_to_fp32(array))
+    else:
+        array = wide.astype(datatype.dtype, copy=False)
+        finite = np.isfinite(array)
+    lost = np.isfinite(wide) & ~finite
+    if lost.any():
+        raise InvalidInput(f"input '{name}': {wide[lost].flat[0]} does not fit into {datatype}")
+    return array
+
+
+# --- the other way -----------------------------------------------------------------------------------------
+
+
+def json_from_tensor(name: str, tensor: Tensor, policy: Policy) -> Any:
+    """What orjson prints as the flat `data` of an output: floats in the fewest digits that tell them apart.
+
+    Raises NotSupported, with what to do instead, where JSON has no form for an element.
+    """
+    if tensor.datatype is BYTES:
+        try:
+            return [element.decode() for element in tensor.data.flat]
+        except UnicodeDecodeError as fault:
+            raise NotSupported(
+                f"output '{name}' holds bytes that are not UTF-8 text, which JSON cannot carry; ask for binary output"
+            ) from fault
+    array = bf16_to_fp32(tensor.data) if tensor.datatype is BF16 else tensor.data
+    flat = np.ascontiguousarray(array).reshape(-1)
+    if tensor.datatype.kind == "float" and not np.isfinite(flat).all():
+        return _nonfinite(name, flat, policy)
+    return flat
+
+
+def _nonfinite(name: str, flat: Array, policy: Policy) -> Any:
+    if policy.nonfinite == "literal":
+        texts = json.dumps([float(v) for v in flat], separators=(",", ":"))
+        return orjson.Fragment(texts)
+    lossless = policy.nonfinite == "null" and not np.isinf(flat).any()
+    if lossless:
+        return flat  # orjson prints NaN as null, which reads as NaN again
+    first = int(np.flatnonzero(~np.isfinite(flat) if policy.nonfinite == "error" else np.isinf(flat))[0])
+    raise NotSupported(
+        f"output '{name}' holds {flat[first]} at element {first}, which JSON cannot carry; ask for binary output, or "
+        'let the operator set nonfinite = "literal"'
+    )

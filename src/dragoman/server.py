@@ -1,0 +1,229 @@
+"""Puts the house together: settings, repository, engine and transports, as one server."""
+
+import asyncio
+import logging
+import signal
+import ssl
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from dragoman import plugins
+from dragoman.core.errors import InvalidInput
+from dragoman.core.spec import ModelSpec, check_name
+from dragoman.engine.engine import Engine, Identity
+from dragoman.engine.model_files import server_settings
+from dragoman.engine.repository import DiskRepository
+from dragoman.settings import Settings, merged
+from dragoman.transports.limits import Limits
+
+log = logging.getLogger("dragoman.server")
+
+
+class Server:
+    """A server for some models: paths, `module:object`, or Python objects (a Model, its class, a function).
+
+    `async with Server("model.onnx", http_port=0) as server:` loads the models, listens, and gives a server whose
+    `http_url` and `grpc_url` clients can use and whose `engine` answers calls directly. Keyword arguments are the
+    fields of `Settings`. Raises InvalidInput where a path or setting is wrong, OSError where a port is taken; a model
+    that cannot be loaded is UNAVAILABLE, and the server is then not ready.
+    """
+
+    def __init__(self, *models: Any, settings: Settings | None = None, **changes: Any) -> None:
+        paths = [str(m) for m in models if isinstance(m, str | Path)]
+        self.settings = settings or settings_for(paths, changes)
+        live = [_live_spec(m, self.settings) for m in models if not isinstance(m, str | Path)]
+        self.engine = make_engine(paths, live, self.settings)
+        self._http: Any = None
+        self._grpc: Any = None
+        self.http_ports: list[int] = []
+        self.grpc_port = -1
+        self.http_protocols: list[str] = []
+        self.grpc_protocols: list[str] = []
+
+    @property
+    def http_url(self) -> str:
+        """Where HTTP clients find it, e.g. `http://127.0.0.1:8080`."""
+        scheme = "https" if self.settings.tls_cert else "http"
+        return f"{scheme}://{_host(self.settings.host)}:{self.http_ports[0]}"
+
+    @property
+    def grpc_url(self) -> str:
+        """Where gRPC clients find it, e.g. `127.0.0.1:8081`; "" where gRPC is off."""
+        return f"{_host(self.settings.host)}:{self.grpc_port}" if self.grpc_port >= 0 else ""
+
+    async def __aenter__(self) -> Self:
+        await self.listen()
+        await self.engine.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop(0.0)
+
+    async def listen(self) -> None:
+        """Open the ports; the server is live and not ready until `engine.start()` has loaded its models."""
+        try:
+            await self._listen()
+        except BaseException:
+            await self.stop(0.0)
+            raise
+
+    async def _listen(self) -> None:
+        settings = self.settings
+        tables = [plugins.find("protocols", name.strip())(policy(settings)) for name in settings.protocols.split(",")]
+        http = [t for t in tables if hasattr(t, "routes")]
+        grpc = [t for t in tables if hasattr(t, "methods")]
+        self.http_protocols = [t.name for t in http]
+        self.grpc_protocols = [t.service for t in grpc]
+        if http:
+            from dragoman.transports.http import HttpServer
+
+            self._http = HttpServer(self.engine, http, limits=limits(settings), tls=_tls_context(settings))
+            self.http_ports = await self._http.start(_addresses(settings))
+        if grpc and settings.grpc_port >= 0:
+            from dragoman.transports.grpc import GrpcServer
+
+            self._grpc = GrpcServer(
+                self.engine, grpc, max_message_bytes=settings.max_body_bytes, tls=_tls_bytes(settings)
+            )
+            self.grpc_port = await self._grpc.start(settings.host, settings.grpc_port)
+
+    async def stop(self, grace_s: float) -> None:
+        """Be not ready, finish what is under way for at most `grace_s` seconds, then stop all."""
+        transports = [t.stop(grace_s) for t in (self._http, self._grpc) if t is not None]
+        try:
+            async with asyncio.timeout(grace_s if grace_s > 0 else 0.001):
+                await self.engine.drain()
+        except TimeoutError:
+            if grace_s > 0:
+                log.warning("calls were still under way after %s s and are cut off", grace_s)
+            await self.engine.close()
+        await asyncio.gather(*transports)
+        await self.engine.close()
+
+    async def run(self, started: Callable[["Server"], Any] | None = None) -> None:
+        """Serve until SIGTERM or SIGINT, then drain and stop. `started` is awaited once the ports are open."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await self.listen()
+        loading = asyncio.ensure_future(self.engine.start())
+        telling = asyncio.ensure_future(started(self)) if started is not None else None
+        waiting = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait({waiting, loading}, return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                await loading
+                await waiting
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)  # a second signal ends the process at once
+            for task in (loading, telling, waiting):
+                if task is not None:
+                    task.cancel()
+            await self.stop(self.settings.drain_s)
+
+
+def serve(*models: Any, **settings: Any) -> None:
+    """Serve models until the process is told to stop; see `Server` for what may be given."""
+    run(Server(*models, **settings))
+
+
+def run(server: Server, started: Callable[[Server], Any] | None = None) -> None:
+    """Run a server in a new event loop, the fastest that is installed."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(server.run(started))
+
+
+def make_engine(paths: Sequence[str], live: Sequence[ModelSpec], settings: Settings) -> Engine:
+    """The engine for models on disk and live ones, with no transport."""
+    repository = DiskRepository(paths, settings.model_defaults(), settings.version_policy, live)
+    names = repository.names()
+    if not names:
+        raise InvalidInput("there is nothing to serve; expected model files, folders, module:object or Python objects")
+    extensions = plugins.resolve("dragoman.protocols.oip:EXTENSIONS")
+    return Engine(
+        repository,
+        Identity(name=settings.server_name, extensions=extensions, control_token=settings.control_token),
+    )
+
+
+def open_engine(*models: Any, **changes: Any) -> Engine:
+    """The engine alone: `async with open_engine("model.onnx") as engine: await engine.infer("model", {"x": array})`."""
+    paths = [str(m) for m in models if isinstance(m, str | Path)]
+    settings = settings_for(paths, changes)
+    return make_engine(paths, [_live_spec(m, settings) for m in models if not isinstance(m, str | Path)], settings)
+
+
+def settings_for(paths: Sequence[str], *layers: dict[str, Any]) -> Settings:
+    """Settings from the files in the folders that are served, then from each further layer."""
+    files: dict[str, Any] = {}
+    for path in map(Path, paths):
+        if path.is_dir():
+            found = server_settings(path)
+            for name in ("allow_pickle", "control_token"):
+                if name in found:
+                    raise InvalidInput(
+                        f"{path}: '{name}' is for whoever starts the server to say, by flag or environment, not for a "
+                        "file beside models"
+                    )
+            files |= found
+    return merged(files, *layers)
+
+
+def policy(settings: Settings) -> Any:
+    """What the protocols need of the settings."""
+    names = ("nonfinite", "health_json", "max_json_depth", "max_rank", "max_elements", "max_tensors")
+    return plugins.resolve("dragoman.protocols.wire:Policy")(**{n: getattr(settings, n) for n in names})
+
+
+def limits(settings: Settings) -> Limits:
+    """What the transports need of the settings."""
+    names = [n for n in Limits.__slots__ if hasattr(settings, n)]
+    return Limits(**{n: getattr(settings, n) for n in names})
+
+
+def _live_spec(target: Any, settings: Settings) -> ModelSpec:
+    declared = getattr(target, "__dragoman__", None)
+    name = getattr(declared, "name", "") or getattr(target, "name", "") or getattr(target, "__name__", "")
+    if not isinstance(name, str) or not name:
+        name = type(target).__name__
+    return ModelSpec(**settings.model_defaults(), name=check_name(name), runtime="python", target=target)
+
+
+def _addresses(settings: Settings) -> list[tuple[str, int]]:
+    addresses = [(settings.host, settings.http_port)]
+    for text in filter(None, (t.strip() for t in settings.http_also.split(","))):
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdecimal():
+            raise InvalidInput(f"setting 'http_also': expected host:port, got {text!r}")
+        addresses.append((host.strip("[]"), int(port)))
+    return addresses
+
+
+def _host(host: str) -> str:
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - where a client on this machine finds it
+    return f"[{shown}]" if ":" in shown else shown
+
+
+def _tls_context(settings: Settings) -> ssl.SSLContext | None:
+    if not settings.tls_cert:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(settings.tls_cert, settings.tls_key or None)
+    return context
+
+
+def _tls_bytes(settings: Settings) -> tuple[bytes, bytes, bytes | None] | None:
+    if not settings.tls_cert:
+        return None
+    return Path(settings.tls_key or settings.tls_cert).read_bytes(), Path(settings.tls_cert).read_bytes(), None
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

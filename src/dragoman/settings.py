@@ -1,0 +1,143 @@
+"""Every setting of the server: one dataclass, one line of help each; flag = environment variable = file key.
+
+`http_port` is `--http-port`, `DRAGOMAN_HTTP_PORT` and `http_port` in the `[server]` table of `dragoman.toml`. A flag
+goes before the environment, which goes before the file.
+"""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dragoman.core.errors import InvalidInput
+from dragoman.core.spec import Placement
+
+
+def _setting(default: Any, line: str, group: str, *, operator_only: bool = False) -> Any:
+    """A field with its line of help. One that is the operator's alone is not read from a file beside models."""
+    return field(default=default, metadata={"help": line, "group": group, "operator_only": operator_only})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What an operator may set; every field has a default that suits a first try on one machine."""
+
+    host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 for every network", "addresses")
+    http_port: int = _setting(8080, "port of HTTP and all its protocols; 0 picks a free one", "addresses")
+    grpc_port: int = _setting(8081, "port of gRPC; 0 picks a free one, -1 switches gRPC off", "addresses")
+    http_also: str = _setting("", "further HTTP addresses, as host:port,host:port", "addresses")
+    tls_cert: str = _setting("", "file of the TLS certificate chain (PEM), for HTTP and gRPC", "addresses")
+    tls_key: str = _setting("", "file of the TLS private key (PEM)", "addresses")
+
+    allow_pickle: bool = _setting(
+        False, "load model files that can run code when loaded (pickle, joblib)", "models", operator_only=True
+    )
+    placement: Placement = _setting("", "where models run: inline, thread or process; else the model decides", "models")
+    replicas: int = _setting(1, "copies of each model that answer at the same time", "models")
+    max_batch_size: int = _setting(0, "merge waiting calls up to this many rows; 0 merges nothing", "models")
+    max_batch_wait_s: float = _setting(0.0, "seconds that a batch may wait for more rows", "models")
+    max_queue: int = _setting(1024, "calls of a model that may wait or run; more get 503; 0: no limit", "models")
+    timeout_s: float = _setting(0.0, "deadline in seconds of calls that bring none; 0: none", "models")
+    version_policy: str = _setting("latest", "which versions to serve: latest, all, or a list as 1,3", "models")
+
+    control_token: str = _setting(
+        "", "token that enables loading and unloading models over the API", "security", operator_only=True
+    )
+    max_body_bytes: int = _setting(64 << 20, "largest request body, before and after decompression", "limits")
+    max_header_bytes: int = _setting(16 << 10, "largest head of a request", "limits")
+    header_timeout_s: float = _setting(10.0, "seconds that a request's head may take to arrive", "limits")
+    body_timeout_s: float = _setting(30.0, "seconds that a body may take, and one more for each 64 KiB", "limits")
+    write_timeout_s: float = _setting(60.0, "seconds that a client may leave its answer unread", "limits")
+    keep_alive_timeout_s: float = _setting(75.0, "seconds that an idle connection stays open", "limits")
+    max_json_depth: int = _setting(64, "how deep JSON may nest", "limits")
+    max_rank: int = _setting(32, "how many axes a tensor may have", "limits")
+    max_elements: int = _setting(1 << 31, "how many elements a tensor may have", "limits")
+    max_tensors: int = _setting(1024, "how many inputs or outputs a request may have", "limits")
+    drain_s: float = _setting(30.0, "seconds that calls under way may take after SIGTERM", "limits")
+
+    nonfinite: Literal["null", "literal", "error"] = _setting(
+        "null", "NaN and infinities in JSON: null (infinities refused), literal (NaN, Infinity) or error", "wire"
+    )
+    health_json: bool = _setting(False, "health endpoints answer a JSON body instead of an empty one", "wire")
+    compress_responses: bool = _setting(True, "compress answers for clients that accept gzip or deflate", "wire")
+    server_name: str = _setting("dragoman", "the server's name in its metadata", "wire")
+    protocols: str = _setting("oip_rest,oip_grpc", "protocols to speak, by name", "wire")
+
+    log_format: Literal["text", "json"] = _setting("text", "format of the log: text or json", "log")
+    log_level: str = _setting("info", "level of the log: debug, info, warning or error", "log")
+
+    def model_defaults(self) -> dict[str, Any]:
+        """What holds for every model that does not say otherwise, as fields of a `ModelSpec`."""
+        names = (
+            "allow_pickle",
+            "placement",
+            "replicas",
+            "max_batch_size",
+            "max_batch_wait_s",
+            "max_queue",
+            "timeout_s",
+        )
+        return {name: getattr(self, name) for name in names}
+
+
+_OF_MODELS = ("allow_pickle", "placement", "replicas", "max_batch_size", "max_batch_wait_s", "max_queue", "timeout_s")
+FIELDS = {f.name: f for f in dataclasses.fields(Settings)}
+PREFIX = "DRAGOMAN_"
+_HINTS = typing.get_type_hints(Settings)
+
+
+def choices(name: str) -> tuple[str, ...]:
+    """The words that a setting is limited to; none where it is not."""
+    hint = _HINTS[name]
+    return typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
+
+
+def kind(name: str) -> type:
+    hint: Any = _HINTS[name]
+    return str if typing.get_origin(hint) in (Literal, types.UnionType) else hint
+
+
+def merged(*layers: Mapping[str, Any]) -> Settings:
+    """Settings from layers of raw values, a later one before an earlier; InvalidInput names a bad key or value."""
+    values: dict[str, Any] = {}
+    for layer in layers:
+        for name, raw in layer.items():
+            if name not in FIELDS:
+                raise InvalidInput(f"there is no setting '{name}'; there are {', '.join(FIELDS)}")
+            values[name] = parsed(name, raw)
+    return Settings(**values)
+
+
+def parsed(name: str, raw: Any) -> Any:
+    """A setting's value from text or from a file; InvalidInput says what was expected."""
+    wanted = kind(name)
+    if choices(name):
+        if raw not in choices(name):
+            raise InvalidInput(
+                f"setting '{name}': expected one of {', '.join(filter(None, choices(name)))}, got {raw!r}"
+            )
+        return raw
+    if wanted is bool:
+        return _boolean(name, raw)
+    if isinstance(raw, bool):
+        raise InvalidInput(f"setting '{name}': expected {wanted.__name__}, got {raw!r}")
+    try:
+        return wanted(raw)
+    except (TypeError, ValueError) as fault:
+        raise InvalidInput(f"setting '{name}': expected {wanted.__name__}, got {raw!r}") from fault
+
+
+def _boolean(name: str, raw: Any) -> bool:
+    words = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+    found = raw if isinstance(raw, bool) else words.get(str(raw).lower())
+    if found is None:
+        raise InvalidInput(f"setting '{name}': expected true or false, got {raw!r}")
+    return found
+
+
+def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The settings among environment variables. Others with our prefix are somebody else's, Kubernetes' for one."""
+    given = {key[len(PREFIX) :].lower(): value for key, value in environment.items() if key.startswith(PREFIX)}
+    return {name: value for name, value in given.items() if name in FIELDS}

@@ -1,0 +1,80 @@
+"""Which endpoint answers a path: the routes of all protocols in one tree."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from urllib.parse import unquote_to_bytes
+
+from dragoman.protocols.wire import Endpoint, HttpFault, HttpProtocol
+
+
+@dataclass(slots=True)
+class _Node:
+    parts: dict[str, "_Node"] = field(default_factory=dict)
+    parameter: "tuple[str, _Node] | None" = None
+    endpoints: dict[str, tuple[Endpoint, HttpProtocol]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What answers: `endpoint` is None for OPTIONS, which `allow` answers."""
+
+    endpoint: Endpoint | None
+    protocol: HttpProtocol
+    params: dict[str, str]
+    allow: str
+
+
+class Router:
+    """The routes as a tree of path segments; a fixed segment goes before a parameter."""
+
+    def __init__(self, protocols: Iterable[HttpProtocol]) -> None:
+        self._root = _Node()
+        for protocol in protocols:
+            for route in protocol.routes:
+                node = self._root
+                for part in _segments(route.pattern):
+                    node = _child(node, part)
+                node.endpoints[route.method] = route.endpoint, protocol
+
+    def match(self, method: str, raw_path: str) -> Match:
+        """The endpoint for a path still percent-encoded; a trailing slash does not matter.
+
+        HEAD is answered as GET. Raises HttpFault: 404 where nothing is, 405 with `Allow` where it is not for that
+        method.
+        """
+        node, params = self._root, {}
+        for segment in _segments(raw_path):
+            found = node.parts.get(segment)
+            if found is None and node.parameter is not None and segment:
+                name, found = node.parameter
+                # Decoded once, and after splitting, so that an encoded slash stays part of a name.
+                params[name] = unquote_to_bytes(segment).decode(errors="replace") if "%" in segment else segment
+            if found is None:
+                raise HttpFault(404, f"no such path: {raw_path[:256]}")
+            node = found
+        if not node.endpoints:
+            raise HttpFault(404, f"no such path: {raw_path[:256]}")
+        return _by_method(node, method, params)
+
+
+def _by_method(node: _Node, method: str, params: dict[str, str]) -> Match:
+    found = node.endpoints.get("GET" if method == "HEAD" and "HEAD" not in node.endpoints else method)
+    if found is not None:
+        return Match(found[0], found[1], params, "")
+    methods = {*node.endpoints, "OPTIONS"} | ({"HEAD"} if "GET" in node.endpoints else set())
+    allow = ", ".join(sorted(methods))
+    if method == "OPTIONS":
+        return Match(None, next(iter(node.endpoints.values()))[1], params, allow)
+    raise HttpFault(405, f"method {method[:32]} is not allowed here; expected one of {allow}", (("allow", allow),))
+
+
+def _segments(path: str) -> list[str]:
+    return path.strip("/").split("/") if "//" not in path else path.split("/")
+
+
+def _child(node: _Node, part: str) -> _Node:
+    if not part.startswith("{"):
+        return node.parts.setdefault(part, _Node())
+    if node.parameter is None:
+        node.parameter = part[1:-1], _Node()
+    return node.parameter[1]
