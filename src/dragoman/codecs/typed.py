@@ -10,6 +10,7 @@ from typing import Any, NotRequired, Required, get_args, get_origin, get_type_hi
 import numpy as np
 
 from dragoman.codecs.conversions import Conversion, conversion, optional
+from dragoman.codecs.conversions import Shape as Shape
 from dragoman.core.calls import Infer, Inference
 from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed
 from dragoman.core.model import Result, Results

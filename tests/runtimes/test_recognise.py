@@ -1,0 +1,80 @@
+"""Files and folders are recognised by their suffix, and by their first bytes where a suffix is shared."""
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from dragoman.core.errors import ModelFailed
+from dragoman.runtimes.recognise import model_file, recognise
+
+XGBOOST_JSON = b'{"learner":{"attributes":{}}}'
+XGBOOST_UBJ = b"{L\x00\x00\x00\x00\x00\x00\x00\x07learner{L"
+LIGHTGBM = b"tree\nversion=v4\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "runtime"),
+    [
+        ("m.joblib", b"", "sklearn"),
+        ("m.pkl", b"", "sklearn"),
+        ("m.PICKLE", b"", "sklearn"),
+        ("m.ubj", XGBOOST_UBJ, "xgboost"),
+        ("m.json", XGBOOST_JSON, "xgboost"),
+        ("settings.json", b'{"debug": true}', None),
+        ("m.model", XGBOOST_UBJ, "xgboost"),
+        ("m.model", b"\x0a\x0e", None),
+        ("m.bst", XGBOOST_UBJ, "xgboost"),
+        ("m.bst", LIGHTGBM, "lightgbm"),
+        ("m.txt", LIGHTGBM, "lightgbm"),
+        ("requirements.txt", b"treelite\n", None),
+        ("m.lgb", LIGHTGBM, "lightgbm"),
+        ("m.onnx", b"", "onnx"),
+        ("m.pt2", b"", "torch"),
+        ("m.py", b"", "python"),
+        ("README.md", b"", None),
+        ("m.csv", b"", None),
+    ],
+)
+def test_files(tmp_path: Path, name: str, content: bytes, runtime: str | None) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert recognise(tmp_path / name) == runtime
+
+
+def _archive(path: Path, *members: str) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for member in members:
+            archive.writestr(f"m/{member}", "")
+    return path
+
+
+def test_torchscript_is_told_from_weights(tmp_path: Path) -> None:
+    assert recognise(_archive(tmp_path / "a.pt", "data.pkl", "constants.pkl", "code/__torch__.py")) == "torch"
+    assert recognise(_archive(tmp_path / "b.pth", "data.pkl", "data/0")) is None
+    (tmp_path / "c.ts").write_text("export const a = 1")
+    assert recognise(tmp_path / "c.ts") is None
+
+
+def test_folders(tmp_path: Path) -> None:
+    assert recognise(tmp_path) is None
+    assert recognise(tmp_path / "missing") is None
+    (tmp_path / "tf").mkdir()
+    (tmp_path / "tf" / "saved_model.pb").touch()
+    assert recognise(tmp_path / "tf") == "tensorflow"
+    assert model_file(tmp_path) == tmp_path / "tf"
+    assert model_file(tmp_path / "tf") == tmp_path / "tf"
+    (tmp_path / "model.py").touch()
+    assert recognise(tmp_path) == "python"
+
+
+def test_the_one_model_of_a_folder(tmp_path: Path) -> None:
+    for name in ("README.md", ".hidden.joblib", "model-settings.json", "helpers.py"):
+        (tmp_path / name).write_text("{}")
+    assert model_file(tmp_path) is None
+    (tmp_path / "b.joblib").touch()
+    assert model_file(tmp_path) == tmp_path / "b.joblib"
+    (tmp_path / "a.onnx").touch()
+    with pytest.raises(ModelFailed, match=r"several models: a\.onnx, b\.joblib; .*parameters\.uri"):
+        model_file(tmp_path)
+    (tmp_path / "model.py").touch()
+    assert model_file(tmp_path) == tmp_path / "model.py"

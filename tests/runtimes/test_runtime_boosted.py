@@ -1,0 +1,114 @@
+"""XGBoost and LightGBM boosters answer exactly what the libraries answer when they are called directly."""
+
+from pathlib import Path
+from typing import Any
+
+import lightgbm
+import numpy as np
+import pytest
+import xgboost
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
+
+from dragoman.core.calls import Infer
+from dragoman.core.datatypes import FP32, FP64, INT64, NUMERIC
+from dragoman.core.errors import ModelFailed
+from dragoman.core.model import Model
+from dragoman.core.signature import TensorSpec
+from dragoman.core.spec import ModelSpec
+from dragoman.core.tensor import Tensor
+from dragoman.runtimes.lightgbm import LightGBMModel
+from dragoman.runtimes.xgboost import XGBoostModel
+
+
+def _loaded(kind: type[Model], path: Path) -> Model:
+    model = kind(ModelSpec(name="m", uri=str(path)))
+    model.load()
+    return model
+
+
+def _infer(model: Model, rows: Any, *outputs: str) -> dict[str, Any]:
+    rows = rows.copy()
+    rows.flags.writeable = False
+    result = model.infer(Infer({"input": Tensor.of(rows)}, outputs))
+    assert isinstance(result, dict)
+    return result
+
+
+@pytest.mark.parametrize("suffix", ["ubj", "json"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.float16, np.bool_])
+def test_xgboost_classifier(tmp_path: Path, suffix: str, dtype: Any) -> None:
+    x, y = load_iris(return_X_y=True)
+    classifier = xgboost.XGBClassifier(n_estimators=5).fit(x, y)
+    classifier.save_model(tmp_path / f"model.{suffix}")
+    model = _loaded(XGBoostModel, tmp_path / f"model.{suffix}")
+    assert model.platform == f"xgboost_{suffix}"
+    assert model.signature().inputs == (TensorSpec("input", FP32, (-1, 4), accepts=NUMERIC),)
+    assert model.signature().outputs == (
+        TensorSpec("predict", FP32, (-1, 3)),
+        TensorSpec("margin", FP32, (-1, 3), optional=True),
+        TensorSpec("label", INT64, (-1,), optional=True),
+    )
+    rows = x.astype(dtype)
+    assert list(_infer(model, rows)) == ["predict"]
+    result = _infer(model, rows, "predict", "label", "margin")
+    np.testing.assert_array_equal(result["predict"], classifier.predict_proba(rows))
+    np.testing.assert_array_equal(result["predict"], classifier.get_booster().predict(xgboost.DMatrix(rows)))
+    np.testing.assert_array_equal(result["label"], classifier.predict(rows))
+    np.testing.assert_array_equal(result["margin"], classifier.predict(rows, output_margin=True))
+
+
+def test_xgboost_takes_missing_values_and_feature_names(tmp_path: Path) -> None:
+    data = load_breast_cancer(as_frame=True)
+    classifier = xgboost.XGBClassifier(n_estimators=5).fit(data.data, data.target)
+    classifier.save_model(tmp_path / "model.ubj")
+    model = _loaded(XGBoostModel, tmp_path / "model.ubj")
+    assert model.signature().outputs[0] == TensorSpec("predict", FP32, (-1,))
+    holes = data.data.to_numpy(dtype=np.float32).copy()
+    holes[::3, 1] = np.nan
+    result = _infer(model, holes, "predict", "label")
+    np.testing.assert_array_equal(result["predict"], classifier.predict_proba(holes)[:, 1])
+    np.testing.assert_array_equal(result["label"], classifier.predict(holes))
+
+
+def test_xgboost_linear_booster(tmp_path: Path) -> None:
+    data = load_diabetes(as_frame=True)
+    regressor = xgboost.XGBRegressor(n_estimators=5, booster="gblinear").fit(data.data, data.target)
+    regressor.save_model(tmp_path / "model.json")
+    model = _loaded(XGBoostModel, tmp_path / "model.json")
+    assert [spec.name for spec in model.signature().outputs] == ["predict", "margin"]
+    rows = data.data.to_numpy(dtype=np.float32)
+    np.testing.assert_array_equal(_infer(model, rows)["predict"], regressor.predict(data.data))
+
+
+def test_lightgbm_classifiers(tmp_path: Path) -> None:
+    for load, classes in ((load_iris, (3,)), (load_breast_cancer, ())):
+        x, y = load(return_X_y=True)
+        booster = lightgbm.train(
+            {"objective": "multiclass" if classes else "binary", "num_class": 3 if classes else 1, "verbose": -1},
+            lightgbm.Dataset(x, y),
+            num_boost_round=5,
+        )
+        booster.save_model(tmp_path / "model.txt")
+        model = _loaded(LightGBMModel, tmp_path / "model.txt")
+        assert model.platform == "lightgbm_text"
+        assert model.signature().inputs == (TensorSpec("input", FP64, (-1, x.shape[1]), accepts=NUMERIC),)
+        assert model.signature().outputs == (
+            TensorSpec("predict", FP64, (-1, *classes)),
+            TensorSpec("raw_score", FP64, (-1, *classes), optional=True),
+        )
+        for rows in (x, x.astype(np.float32), x.astype(np.int64), np.where(x > 1, x, np.nan)):
+            result = _infer(model, rows, "predict", "raw_score")
+            np.testing.assert_array_equal(result["predict"], booster.predict(rows))
+            np.testing.assert_array_equal(result["raw_score"], booster.predict(rows, raw_score=True))
+        assert list(_infer(model, x)) == ["predict"]
+
+
+def test_wrong_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.txt").write_text("hello")
+    (tmp_path / "model.json").write_text("{}")
+    (tmp_path / "model.ubj").write_bytes(b"\x00" * 64)
+    with pytest.raises(ModelFailed, match="no LightGBM text model"):
+        _loaded(LightGBMModel, tmp_path / "model.txt")
+    for name in ("model.json", "model.ubj"):
+        with pytest.raises(ModelFailed, match="no XGBoost model"):
+            _loaded(XGBoostModel, tmp_path / name)

@@ -1,0 +1,119 @@
+"""ONNX graphs: their own names, datatypes and shapes, and the numbers of ONNX Runtime."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+from skl2onnx import to_onnx
+from sklearn.datasets import load_iris
+from sklearn.linear_model import LogisticRegression
+
+from dragoman.core.calls import Infer
+from dragoman.core.datatypes import BF16, BYTES, FP16, FP32, INT64, fp32_to_bf16
+from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.signature import TensorSpec
+from dragoman.core.spec import ModelSpec
+from dragoman.core.tensor import Tensor
+from dragoman.runtimes.onnx import OnnxModel
+
+
+def _loaded(path: Path) -> OnnxModel:
+    model = OnnxModel(ModelSpec(name="m", uri=str(path)))
+    model.load()
+    return model
+
+
+def _graph(path: Path, kind: int, dims: list[Any], out_dims: list[Any] | None = None) -> OnnxModel:
+    """A graph of one Identity from `x` to `y`, loaded."""
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", kind, dims)],
+        [helper.make_tensor_value_info("y", kind, dims if out_dims is None else out_dims)],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+    return _loaded(path)
+
+
+def _infer(model: OnnxModel, tensor: Tensor, *outputs: str) -> dict[str, Any]:
+    tensor.data.flags.writeable = False
+    result = model.infer(Infer({model.signature().inputs[0].name: tensor}, outputs))
+    assert isinstance(result, dict)
+    return result
+
+
+def test_classifier_of_skl2onnx(tmp_path: Path) -> None:
+    x, y = load_iris(return_X_y=True)
+    rows = x.astype(np.float32)
+    classifier = LogisticRegression().fit(rows, y)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(to_onnx(classifier, rows[:1], options={"zipmap": False}).SerializeToString())
+    model = _loaded(path)
+    assert model.platform == "onnx_onnxv1"
+    assert model.signature().inputs == (TensorSpec("X", FP32, (-1, 4)),)
+    assert model.signature().outputs == (
+        TensorSpec("label", INT64, (-1,)),
+        TensorSpec("probabilities", FP32, (-1, 3)),
+    )
+    assert model.signature().batched
+    direct = onnxruntime.InferenceSession(path).run(None, {"X": rows})
+    result = _infer(model, Tensor.of(rows))
+    np.testing.assert_array_equal(result["label"], direct[0])
+    np.testing.assert_array_equal(result["probabilities"], direct[1])
+    assert list(_infer(model, Tensor.of(rows), "probabilities")) == ["probabilities"]
+
+
+def test_maps_are_left_out_and_said_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    x, y = load_iris(return_X_y=True)
+    exported = to_onnx(LogisticRegression(max_iter=1000).fit(x, y), x[:1].astype(np.float32))
+    path = tmp_path / "model.onnx"
+    path.write_bytes(exported.SerializeToString())
+    assert [spec.name for spec in _loaded(path).signature().outputs] == ["output_label"]
+    assert "zipmap=False" in caplog.text
+    del exported.graph.output[0]
+    path.write_bytes(exported.SerializeToString())
+    with pytest.raises(ModelFailed, match="zipmap=False"):
+        _loaded(path)
+
+
+def test_strings_are_bytes(tmp_path: Path) -> None:
+    model = _graph(tmp_path / "s.onnx", TensorProto.STRING, ["n", 2])
+    assert model.signature().inputs == (TensorSpec("x", BYTES, (-1, 2)),)
+    result = _infer(model, Tensor.of([["a", "ü"]]))
+    assert Tensor.of(result["y"]).data.tolist() == [[b"a", "ü".encode()]]
+    with pytest.raises(InvalidInput, match="UTF-8"):
+        _infer(model, Tensor.of(np.array([[b"\xff", b""]], dtype=object)))
+
+
+def test_half_precision(tmp_path: Path) -> None:
+    model = _graph(tmp_path / "h.onnx", TensorProto.FLOAT16, ["n"])
+    assert model.signature().inputs[0].datatype is FP16
+    np.testing.assert_array_equal(_infer(model, Tensor.of(np.ones(3, np.float16)))["y"], np.ones(3, np.float16))
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_bfloat16_keeps_its_bits(tmp_path: Path, rows: int) -> None:
+    model = _graph(tmp_path / "b.onnx", TensorProto.BFLOAT16, ["n", 2])
+    assert model.signature().outputs == (TensorSpec("y", BF16, (-1, 2)),)
+    bits = fp32_to_bf16(np.arange(2 * rows, dtype=np.float32).reshape(rows, 2))
+    result = _infer(model, Tensor(bits, BF16))["y"]
+    assert result.datatype is BF16
+    np.testing.assert_array_equal(result.data, bits)
+
+
+def test_batched_only_where_all_share_one_free_axis(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    assert _graph(path, TensorProto.FLOAT, ["n", "k"]).signature().batched
+    assert not _graph(path, TensorProto.FLOAT, [2, "k"]).signature().batched
+    assert not _graph(path, TensorProto.FLOAT, ["n"], ["k"]).signature().batched
+    assert not _graph(path, TensorProto.FLOAT, []).signature().batched
+
+
+def test_wrong_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_text("hello")
+    with pytest.raises(ModelFailed, match="cannot be loaded by ONNX Runtime"):
+        _loaded(tmp_path / "model.onnx")

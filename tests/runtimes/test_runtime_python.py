@@ -1,0 +1,152 @@
+"""Models in Python: subclasses, marked functions, typed `predict` methods and files that hold one."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dragoman.core.calls import Infer
+from dragoman.core.datatypes import FP32, FP64
+from dragoman.core.errors import ModelFailed
+from dragoman.core.model import Model
+from dragoman.core.signature import TensorSpec
+from dragoman.core.spec import ModelSpec
+from dragoman.core.tensor import Tensor
+from dragoman.plugins import find
+from dragoman.runtimes.python import Declared, declared_by, load, model
+
+HEAD = "import dragoman.core.model, dragoman.runtimes.python as r\nModel = dragoman.core.model.Model\n"
+
+
+def _spec(target: Any = None, uri: str = "") -> ModelSpec:
+    return ModelSpec(name="m", target=target, uri=uri)
+
+
+def _answer(made: Model, x: Any) -> Any:
+    result: Any = made.infer(Infer({"x": Tensor.of(x)}))
+    return result[0].data.tolist()
+
+
+def double(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    return 2 * x
+
+
+def test_a_plain_function() -> None:
+    assert find("runtimes", "python") is load
+    made = load(_spec(double))
+    made.load()
+    assert made.signature().inputs == (TensorSpec("x", FP32),)
+    assert made.signature().outputs == (TensorSpec("output-0", FP32),)
+    assert (made.placement, made.platform, made.spec.name) == ("process", "python", "m")
+    assert _answer(made, np.ones(2, np.float32)) == [2, 2]
+
+
+def test_a_marked_function_stays_what_it_was() -> None:
+    inputs = [TensorSpec("x", FP64, (-1, 4))]
+
+    @model(name="rows", inputs=inputs, outputs=[TensorSpec("y", FP64, (-1,))], batched=True, placement="thread")
+    async def total(x):  # type: ignore[no-untyped-def]
+        return x.sum(axis=1)
+
+    @model
+    def bare(x: float) -> float:
+        return x
+
+    assert bare(2.0) == 2.0
+    assert declared_by(bare) == Declared(name="bare")
+    assert declared_by(double) is None
+    assert declared_by(total) == Declared("rows", tuple(inputs), (TensorSpec("y", FP64, (-1,)),), True, "thread")
+    made = load(_spec(total))
+    assert made.placement == "thread"
+    assert made.signature().inputs == tuple(inputs)
+    assert [spec.name for spec in made.signature().outputs] == ["y"]
+    assert made.signature().batched
+    assert inspect.iscoroutinefunction(made.infer)
+
+
+class Fitted(Model):
+    """A model with its own constructor and a typed `predict`."""
+
+    batched = True
+
+    def __init__(self, scale: float = 3.0) -> None:
+        self.scale = scale
+
+    def predict(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        return self.scale * x
+
+
+class Plain(Model):
+    """A model as the protocol sees it."""
+
+    inputs = (TensorSpec("x", FP64, (-1,)),)
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        return {"y": call.inputs["x"].data}
+
+    def predict(self, anything: dict[str, Any]) -> None:
+        """Not typed for tensors, and not asked."""
+
+
+@pytest.mark.parametrize("target", [Fitted, Fitted(3.0)])
+def test_a_typed_predict(target: Any) -> None:
+    made = load(_spec(target))
+    assert made.spec.name == "m"
+    assert made.signature().inputs == (TensorSpec("x", FP64),)
+    assert made.signature().batched
+    assert _answer(made, [1.0]) == [3.0]
+
+
+def test_a_subclass_with_infer() -> None:
+    made = load(_spec(Plain))
+    assert made.signature() == Plain(_spec()).signature()
+    assert made.signature().open_outputs
+    assert "infer" not in vars(made)
+
+
+def test_batched_models_take_arrays() -> None:
+    @model(batched=True)
+    def single(x: float) -> float:
+        return x
+
+    with pytest.raises(ModelFailed, match="'x' is a single value"):
+        load(_spec(single))
+
+
+def test_a_file_with_one_model(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(HEAD + "class _Shared(Model):\n    pass\n\nclass Mine(_Shared):\n    platform = 'mine'\n")
+    for uri in (str(path), str(tmp_path), f"{path}:Mine"):
+        assert load(_spec(uri=uri)).platform == "mine"
+    path = tmp_path / "other.py"
+    path.write_text(HEAD + "@r.model(platform='f')\ndef f(x: float) -> float:\n    return x\n\ndef g():\n    pass\n")
+    assert load(_spec(uri=str(path))).platform == "f"
+    assert load(_spec(uri=f"{__name__}:Plain")).platform == "python"
+
+
+def test_files_that_hold_no_model_or_several(tmp_path: Path) -> None:
+    for name, text, message in (
+        ("none.py", HEAD, r"'none\.py' holds no model; expected one subclass of dragoman\.Model"),
+        (
+            "two.py",
+            HEAD + "class A(Model):\n    pass\n\nclass B(Model):\n    pass\n",
+            r"several models: A, B; .*two\.py:A",
+        ),
+        ("wrong.py", "def (", r"cannot import 'wrong\.py': SyntaxError"),
+        ("needs.py", "import nowhere_to_be_found", r"cannot import 'needs\.py': ModuleNotFoundError"),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ModelFailed, match=message):
+            load(_spec(uri=str(tmp_path / name)))
+    for uri in ("model.bin", "nowhere_to_be_found:x", str(tmp_path / "missing.py")):
+        with pytest.raises(ModelFailed):
+            load(_spec(uri=uri))
+
+
+def test_objects_that_are_no_models() -> None:
+    for target in (dict, 3):
+        with pytest.raises(ModelFailed, match=r"is no model; expected a subclass of dragoman\.Model"):
+            load(_spec(target))

@@ -1,0 +1,177 @@
+"""TorchScript archives and exported programs answer what the module answers when it is called directly."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dragoman.core.calls import Infer
+from dragoman.core.datatypes import BF16, BYTES, FP32, fp32_to_bf16
+from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
+from dragoman.core.signature import TensorSpec
+from dragoman.core.spec import ModelSpec
+from dragoman.core.tensor import Tensor
+from dragoman.runtimes.torch import TorchModel
+
+ROWS = np.linspace(-1, 1, 20, dtype=np.float32).reshape(5, 4)
+
+
+class Net(torch.nn.Module):
+    """A linear layer whose forward gives a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(4, 3)
+
+    def forward(self, features: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.layer(features)
+        return {"logits": logits, "probabilities": logits.softmax(-1)}
+
+
+class Sum(torch.nn.Module):
+    """Two inputs, a tuple of outputs."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + y, (x * y).sum(1)
+
+
+class Double(torch.nn.Module):
+    """One tensor in and out, of any datatype; a scale that may be left out."""
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor | None = None, power: int = 1) -> torch.Tensor:
+        return 2 * x if scale is None else x * scale
+
+
+def _script(module: torch.nn.Module, path: Path, how: Callable[..., Any] = torch.jit.script, *args: Any) -> Path:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`torch.jit", category=DeprecationWarning)
+        how(module.eval(), *args).save(str(path))
+    return path
+
+
+def _export(module: torch.nn.Module, path: Path, *args: torch.Tensor, shapes: Any, **kwargs: torch.Tensor) -> Path:
+    torch.export.save(torch.export.export(module.eval(), args, kwargs=kwargs, dynamic_shapes=shapes), path)
+    return path
+
+
+def _loaded(path: Path, **settings: Any) -> TorchModel:
+    model = TorchModel(ModelSpec(name="m", uri=str(path), **settings))
+    model.load()
+    return model
+
+
+def _infer(model: TorchModel, **arrays: Any) -> Any:
+    tensors = {name: value if isinstance(value, Tensor) else Tensor.of(value) for name, value in arrays.items()}
+    for tensor in tensors.values():
+        tensor.data.flags.writeable = False
+    return model.infer(Infer(tensors))
+
+
+def test_script_with_a_dict(tmp_path: Path) -> None:
+    net = Net().eval()
+    model = _loaded(_script(net, tmp_path / "model.pt"))
+    assert model.platform == "pytorch_torchscript"
+    signature = model.signature()
+    assert signature.inputs == (TensorSpec("features"),)
+    assert signature.outputs == ()
+    assert signature.open_outputs
+    assert not signature.batched
+    result = _infer(model, features=ROWS.copy())
+    with torch.inference_mode():
+        direct = net(torch.from_numpy(ROWS.copy()))
+    np.testing.assert_array_equal(result["logits"], direct["logits"].numpy())
+    np.testing.assert_array_equal(result["probabilities"], direct["probabilities"].numpy())
+
+
+def test_script_by_position(tmp_path: Path) -> None:
+    path = _script(Sum(), tmp_path / "model.pth", torch.jit.trace, (torch.zeros(2, 4), torch.zeros(2, 4)))
+    model = _loaded(path, max_batch_size=8)
+    assert [spec.name for spec in model.signature().inputs] == ["x", "y"]
+    assert [spec.name for spec in model.signature().outputs] == ["output-0", "output-1"]
+    assert model.signature().batched
+    for names in ({"x": ROWS.copy(), "y": ROWS + 1}, {"first": ROWS.copy(), "second": ROWS + 1}):
+        total, product = _infer(model, **names)
+        np.testing.assert_array_equal(total, ROWS + (ROWS + 1))
+        np.testing.assert_allclose(product, (ROWS * (ROWS + 1)).sum(1), rtol=1e-6)
+
+
+def test_script_with_optional_arguments(tmp_path: Path) -> None:
+    model = _loaded(_script(Double(), tmp_path / "model.ts"))
+    assert model.signature().inputs == (TensorSpec("x"), TensorSpec("scale", optional=True))
+    for dtype in (np.float32, np.float64, np.int64, np.uint8, np.float16):
+        rows = np.arange(4).astype(dtype)
+        (result,) = _infer(model, x=rows)
+        np.testing.assert_array_equal(result, 2 * rows)
+        assert result.dtype == dtype
+    (result,) = _infer(model, x=np.arange(4)[::-1], scale=np.array([3]))
+    np.testing.assert_array_equal(result, [9, 6, 3, 0])
+    with pytest.raises(InvalidInput, match="no strings"):
+        _infer(model, x=Tensor.of(["a"], BYTES))
+
+
+def test_bfloat16_keeps_its_bits(tmp_path: Path) -> None:
+    model = _loaded(_script(Double(), tmp_path / "model.pt"))
+    bits = fp32_to_bf16(np.array([1.0, 2.5, -3.0], dtype=np.float32))
+    (result,) = _infer(model, x=Tensor(bits, BF16))
+    assert result.datatype is BF16
+    np.testing.assert_array_equal(result.data, fp32_to_bf16(np.array([2.0, 5.0, -6.0], dtype=np.float32)))
+
+
+def test_exported_program(tmp_path: Path) -> None:
+    net = Net().eval()
+    rows = torch.export.Dim("rows")
+    path = _export(net, tmp_path / "model.pt2", torch.zeros(2, 4), shapes={"features": {0: rows}})
+    model = _loaded(path, allow_pickle=True)
+    assert model.platform == "pytorch_export"
+    assert model.signature().inputs == (TensorSpec("features", FP32, (-1, 4)),)
+    assert model.signature().outputs == (
+        TensorSpec("logits", FP32, (-1, 3)),
+        TensorSpec("probabilities", FP32, (-1, 3)),
+    )
+    assert model.signature().batched
+    result = _infer(model, features=ROWS.copy())
+    with torch.inference_mode():
+        np.testing.assert_array_equal(result["logits"], net(torch.from_numpy(ROWS.copy()))["logits"].numpy())
+
+
+def test_exported_program_with_keywords_and_fixed_shapes(tmp_path: Path) -> None:
+    path = _export(Sum(), tmp_path / "model.pt2", torch.zeros(5, 4), y=torch.zeros(5, 4), shapes=None)
+    model = _loaded(path, allow_pickle=True)
+    assert model.signature().inputs == (TensorSpec("x", FP32, (5, 4)), TensorSpec("y", FP32, (5, 4)))
+    assert model.signature().outputs == (TensorSpec("output-0", FP32, (5, 4)), TensorSpec("output-1", FP32, (5,)))
+    assert not model.signature().batched
+    total, _ = _infer(model, x=ROWS.copy(), y=ROWS.copy())
+    np.testing.assert_array_equal(total, ROWS + ROWS)
+
+
+def test_exported_programs_can_hold_pickles(tmp_path: Path) -> None:
+    path = _export(Double(), tmp_path / "model.pt2", torch.zeros(2), shapes=None)
+    with pytest.raises(ModelFailed, match="--allow-pickle"):
+        _loaded(path)
+
+
+def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+    torch.save(Net().state_dict(), tmp_path / "model.pt")
+    with pytest.raises(ModelFailed, match="state_dict"):
+        _loaded(tmp_path / "model.pt")
+    (tmp_path / "model.pt2").write_text("hello")
+    with pytest.raises(ModelFailed, match=r"torch\.export\.load"):
+        _loaded(tmp_path / "model.pt2", allow_pickle=True)
+
+
+def test_results_that_are_no_tensors_are_refused(tmp_path: Path) -> None:
+    model = _loaded(_script(Nested(), tmp_path / "model.pt"))
+    with pytest.raises(InvalidOutput, match="got list"):
+        _infer(model, x=ROWS.copy())
+
+
+class Nested(torch.nn.Module):
+    """A list inside a tuple."""
+
+    def forward(self, x: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+        return [x], x
