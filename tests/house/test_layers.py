@@ -1,0 +1,120 @@
+"""The arrows between the rooms go down only, and a worker process stays small."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2] / "src" / "dragoman"
+
+# Which rooms a room may import, besides itself.
+MAY_IMPORT = {
+    "core": set(),
+    "plugins": {"core"},
+    "codecs": {"core", "plugins"},
+    "protocols": {"core", "plugins"},
+    "settings": {"core", "plugins"},
+    "workers": {"core", "plugins"},
+    "runtimes": {"core", "plugins", "codecs"},
+    "engine": {"core", "plugins", "workers", "_version"},
+    "transports": {"core", "protocols", "engine"},
+    "server": {"core", "plugins", "engine", "transports", "settings"},
+    "cli": {"core", "server", "settings", "_version"},
+}
+# Neighbours of these rooms never import each other, except for the vocabulary that a prefix names.
+APART = {"runtimes": ("files", "recognise"), "codecs": ("conversions", "strings"), "protocols": ("wire",)}
+
+
+def imports(path: Path) -> list[str]:
+    """The modules below dragoman that a file imports, as dotted names without the package."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "dragoman":
+            rest = node.module.split(".")[1:]
+            found += [".".join(rest)] if rest else [alias.name for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found += [a.name.partition(".")[2] for a in node.names if a.name.split(".")[0] == "dragoman"]
+    return found
+
+
+FILES = sorted(p for p in ROOT.rglob("*.py") if p.name not in ("__init__.py", "__main__.py", "_version.py"))
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_rooms_import_downwards_only(path: Path) -> None:
+    room = room_of(path)
+    for module in imports(path):
+        assert module.split(".")[0] in MAY_IMPORT[room] | {room}, f"{path.name} imports dragoman.{module}"
+
+
+def test_the_engine_knows_only_the_interface_of_pools() -> None:
+    for path in (ROOT / "engine").glob("*.py"):
+        assert {m for m in imports(path) if m.startswith("workers")} <= {"workers.pool"}, path.name
+
+
+def test_transports_know_of_protocols_only_the_vocabulary() -> None:
+    for path in (ROOT / "transports").glob("*.py"):
+        assert {m for m in imports(path) if m.startswith("protocols")} <= {"protocols.wire"}, path.name
+
+
+def test_protocols_share_only_their_vocabulary() -> None:
+    for path in (ROOT / "protocols").glob("*.py"):
+        family = path.stem.split("_")[0]
+        for module in imports(path):
+            if module.startswith("protocols."):
+                name = module.split(".")[1]
+                assert name == "wire" or name.split("_")[0] == family, f"{path.name} imports {module}"
+
+
+def test_no_import_is_for_type_checkers_alone() -> None:
+    for path in FILES:
+        assert "TYPE_CHECKING" not in path.read_text(), path.name
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_and_functions_stay_short(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 350, "a file"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0]
+            doc = (first.end_lineno or 0) - first.lineno + 1 if ast.get_docstring(node) else 0
+            lines = (node.end_lineno or 0) - node.lineno + 1 - doc
+            assert lines <= 45, f"{node.name} has {lines} lines"
+
+
+def loaded_after(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_imports_no_framework_and_not_even_numpy() -> None:
+    heavy = {"numpy", "uvicorn", "grpc", "torch", "sklearn", "xgboost", "lightgbm", "onnxruntime", "tensorflow"}
+    assert not loaded_after("import dragoman") & heavy
+
+
+def test_a_worker_process_holds_no_transport_protocol_or_engine() -> None:
+    modules = loaded_after("import dragoman.workers.child")
+    above = {m for m in modules if m.startswith(("dragoman.transports", "dragoman.protocols", "dragoman.engine"))}
+    assert not above
+    assert not modules & {"uvicorn", "grpc", "dragoman.server"}
+
+
+def test_what_is_promised_is_there_for_type_checkers_too() -> None:
+    import dragoman
+
+    stub = {
+        n.names[0].asname
+        for n in ast.walk(ast.parse((ROOT / "__init__.pyi").read_text()))
+        if isinstance(n, ast.ImportFrom)
+    }
+    assert stub == set(dragoman.__all__)
+    for name in dragoman.__all__:
+        assert getattr(dragoman, name) is not None
