@@ -139,8 +139,10 @@ def run(server: Server, started: Callable[[Server], Any] | None = None) -> None:
 def make_engine(paths: Sequence[str], live: Sequence[ModelSpec], settings: Settings) -> Engine:
     """The engine for models on disk and live ones, with no transport."""
     repository = DiskRepository(paths, settings.model_defaults(), settings.version_policy, live)
-    names = repository.names()
-    if not names:
+    sources = repository.scan()
+    for source in sources.values():
+        source.specs()  # a mistake in the settings is told before anything is loaded
+    if not sources:
         raise InvalidInput("there is nothing to serve; expected model files, folders, module:object or Python objects")
     extensions = plugins.resolve("dragoman.protocols.oip:EXTENSIONS")
     return Engine(

@@ -47,7 +47,8 @@ def startup_table(server: Server, took_s: float) -> str:
     first = next((d.spec.name for d in server.engine.deployments() if d.ready), None)
     if first is not None:
         lines += ["", f"  try   curl {url}/v2/models/{first}"]
-    lines += ["", f"  ready in {took_s:.2f} s; Ctrl-C stops", ""]
+        lines += ["", f"  {'ready' if server.engine.ready() else 'started'} in {took_s:.2f} s; Ctrl-C stops"]
+    lines.append("")
     return "\n".join(_tinted(line) for line in lines) if sys.stderr.isatty() else "\n".join(lines)
 
 

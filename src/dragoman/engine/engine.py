@@ -28,32 +28,14 @@ from dragoman.core.calls import (
     Unload,
 )
 from dragoman.core.errors import DragomanError, Forbidden, InvalidInput, ModelFailed, NotReady, Unauthorized
-from dragoman.core.spec import ModelSpec, check_name
+from dragoman.core.spec import check_name
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.registry import Registry
+from dragoman.engine.repository import Repository, Source
 
 A = TypeVar("A")
 log = logging.getLogger("dragoman.engine")
-
-
-class Repository:
-    """Where the engine finds its models: a fixed list of specs. `engine.repository` looks on disk instead."""
-
-    def __init__(self, specs: Sequence[ModelSpec] = ()) -> None:
-        self._specs = tuple(specs)
-
-    def names(self) -> list[str]:
-        """Every model that may be loaded."""
-        return sorted({s.name for s in self._specs})
-
-    def specs(self, name: str) -> list[ModelSpec]:
-        """The versions of a model to be served, as things are now; empty where there is no such model."""
-        return [s for s in self._specs if s.name == name]
-
-    def default_version(self, name: str) -> str:
-        """The version that answers when none is named; "" is the newest."""
-        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,15 +79,15 @@ class Engine:
         """Load every model of the repository, some at the same time."""
         gate = asyncio.Semaphore(4)
 
-        async def load(name: str) -> None:
+        async def load(name: str, source: Source) -> None:
             async with gate:
                 try:
-                    await self._load(name)
+                    await self._load(name, source)
                 except DragomanError as fault:
                     log.error("%s", fault.message)
 
         try:
-            await asyncio.gather(*(load(name) for name in self._repository.names()))
+            await asyncio.gather(*(load(name, source) for name, source in self._repository.scan().items()))
         finally:
             self.started = True
             self._changed()
@@ -243,30 +225,30 @@ class Engine:
         return tuple(e for e in entries if not ready or e.state == "READY")
 
     async def _reload(self, name: str) -> None:
+        source = self._repository.scan().get(name)
+        if source is None:
+            raise InvalidInput(f"failed to load '{name}', it is not in the repository")
         try:
-            await self._load(name)
+            await self._load(name, source)
         except ModelFailed as fault:
             raise InvalidInput(fault.message) from fault
 
-    async def _load(self, name: str) -> None:
+    async def _load(self, name: str, source: Source) -> None:
         """Load a model aside, then put it in place of what was there, which drains while the new one answers."""
         async with self._locks.setdefault(name, asyncio.Lock()):
-            specs = self._repository.specs(name)
-            if not specs:
-                raise InvalidInput(f"failed to load '{name}', it is not in the repository")
-            versions = {spec.version: Deployment(spec, self._changed) for spec in specs}
+            versions = {spec.version: Deployment(spec, self._changed) for spec in source.specs()}
             first = name not in self._registry.names()
-            default = self._repository.default_version(name)
             if first:  # visible as LOADING
-                self._registry.put(name, versions, default)
+                self._registry.put(name, versions, source.default_version)
             try:
                 await _start_all(list(versions.values()))
-            except DragomanError:
+            except BaseException:
                 if not first:
                     await asyncio.gather(*(d.close() for d in versions.values()))
                 raise
             self._unloaded.pop(name, None)
-            self._retire(() if first else self._registry.put(name, versions, default))
+            if not first:
+                self._retire(self._registry.put(name, versions, source.default_version))
             self._changed()
 
     async def _unload(self, name: str) -> None:

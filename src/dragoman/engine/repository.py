@@ -10,10 +10,32 @@ from dragoman import plugins
 from dragoman.core.errors import InvalidInput
 from dragoman.core.spec import ModelSpec, check_name
 from dragoman.engine import model_files
-from dragoman.engine.engine import Repository
 
 _OBJECT = re.compile(r"[\w./\-]+:[A-Za-z_][\w.]*")
 _PASSED_OVER = {"__pycache__", "node_modules"}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a model comes from: `specs()` gives its versions that are to be served, as things are now.
+
+    `default_version` answers when none is named; "" is the newest.
+    """
+
+    specs: Callable[[], list[ModelSpec]]
+    default_version: str = ""
+
+
+class Repository:
+    """Where the engine finds its models: here a fixed list of specs."""
+
+    def __init__(self, specs: Sequence[ModelSpec] = ()) -> None:
+        self._fixed = tuple(specs)
+
+    def scan(self) -> dict[str, Source]:
+        """Every model that may be loaded, by name. Raises InvalidInput where what is there makes no sense."""
+        names = dict.fromkeys(s.name for s in self._fixed)
+        return {n: Source(lambda n=n: [s for s in self._fixed if s.name == n]) for n in names}  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +49,7 @@ class _Found:
 
 
 class DiskRepository(Repository):
-    """Models below some paths. The disk is looked at anew each time, so that what changes there can be loaded.
+    """Models below some paths, beside fixed ones. Each scan looks at the disk anew, to find what has changed.
 
     `defaults` are fields of a ModelSpec for every model; `version_policy` is latest, all, or a list as `1,3`.
     """
@@ -37,26 +59,15 @@ class DiskRepository(Repository):
         paths: Sequence[str],
         defaults: Mapping[str, Any],
         version_policy: str = "latest",
-        live: Sequence[Any] = (),
+        live: Sequence[ModelSpec] = (),
     ) -> None:
         super().__init__(live)
         self._paths = tuple(paths)
         self._defaults = dict(defaults)
         self._version_policy = version_policy
 
-    def names(self) -> list[str]:
-        return sorted({*super().names(), *self._scan()})
-
-    def specs(self, name: str) -> list[ModelSpec]:
-        found = self._scan().get(name)
-        return super().specs(name) if found is None else self._specified(found)
-
-    def default_version(self, name: str) -> str:
-        found = self._scan().get(name)
-        return str(found.settings.get("default_version", "")) if found is not None else ""
-
-    def _scan(self) -> dict[str, _Found]:
-        models: dict[str, _Found] = {}
+    def scan(self) -> dict[str, Source]:
+        sources = super().scan()
         for path in self._paths:
             there = list(_look(path))
             if not there:
@@ -65,10 +76,13 @@ class DiskRepository(Repository):
                 )
             for found in there:
                 check_name(found.name, f"the model name of '{found.path or path}'")
-                if found.name in models:
-                    raise InvalidInput(f"two models are called '{found.name}': {models[found.name].path}, {found.path}")
-                models[found.name] = found
-        return models
+                if found.name in sources:
+                    raise InvalidInput(f"two models are called '{found.name}'; the second is {found.path or path}")
+                sources[found.name] = self._source(found)
+        return sources
+
+    def _source(self, found: _Found) -> Source:
+        return Source(lambda: self._specified(found), str(found.settings.get("default_version", "")))
 
     def _specified(self, found: _Found) -> list[ModelSpec]:
         given = {k: v for k, v in found.settings.items() if k not in ("version_policy", "default_version")}
