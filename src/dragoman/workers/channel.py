@@ -1,0 +1,139 @@
+"""A Unix stream socket that carries frames, on the event loop."""
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+
+from dragoman.workers.frames import Buffer, Frame, Parser
+
+_AT_ONCE = 512  # pieces a system call; IOV_MAX is 1024
+
+
+class Channel:
+    """A socket that carries frames, on the running event loop.
+
+    `received` gets each frame; `lost` is called once, when the other end is gone; a frame cut off by that is
+    dropped. Asyncio's own transports would copy what does not fit into the socket at once.
+    """
+
+    def __init__(self, sock: socket.socket, received: Callable[[Frame], None], lost: Callable[[], None]) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._received = received
+        self._lost = lost
+        self._parser = Parser()
+        self._out: deque[Buffer] = deque()
+        self._soon = False
+        self._blocked = False
+        self._drained: asyncio.Future[None] | None = None
+        self.closed = False
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(sock.fileno(), self.read)
+
+    def read(self) -> None:
+        """Take in what has come; never waits."""
+        while not self.closed:
+            room = self._parser.room()
+            try:
+                count = self._sock.recv_into(room)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                count = 0
+            if not count:
+                self.close()
+                self._lost()
+                return
+            for frame in self._parser.take(count):
+                self._received(frame)
+            if count < len(room):
+                return
+
+    def send(self, pieces: list[Buffer]) -> None:
+        """Send a frame. Small ones gather until the loop's next turn; a large one shares memory, so it goes now."""
+        if self.closed:
+            return
+        self._out.extend(pieces)
+        if len(pieces) > 1:
+            self.flush()
+        elif not self._soon:
+            self._soon = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Give the system what it takes of the frames to send."""
+        self._soon = False
+        if self.closed:
+            return
+        while self._out:
+            try:
+                sent = self._sock.sendmsg(list(islice(self._out, _AT_ONCE)))
+            except (BlockingIOError, InterruptedError):
+                self._wait_for_room()
+                return
+            except OSError:  # nobody reads any more; what was sent to us before that is still to be read
+                self._out.clear()
+                break
+            self._forget(sent)
+        self._all_sent()
+
+    async def drain(self) -> None:
+        """Wait until everything is sent."""
+        self.flush()
+        while self._out:
+            if self._drained is None:
+                self._drained = self._loop.create_future()
+            await asyncio.shield(self._drained)
+
+    def close(self) -> None:
+        """Let go of the socket; `lost` is not called."""
+        if self.closed:
+            return
+        self._loop.remove_reader(self._sock.fileno())
+        self._out.clear()
+        self._all_sent()
+        self.closed = True
+        self._sock.close()
+
+    def _forget(self, sent: int) -> None:
+        while sent:
+            first = self._out[0]
+            if sent < len(first):
+                self._out[0] = memoryview(first)[sent:]
+                return
+            sent -= len(first)
+            self._out.popleft()
+
+    def _wait_for_room(self) -> None:
+        if not self._blocked:
+            self._blocked = True
+            self._loop.add_writer(self._sock.fileno(), self.flush)
+
+    def _all_sent(self) -> None:
+        if self._blocked:
+            self._blocked = False
+            self._loop.remove_writer(self._sock.fileno())
+        if self._drained is not None:
+            self._drained.set_result(None)
+            self._drained = None
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """The two ends of a channel, with as much room on the way as the system grants."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * 1024 * 1024)
+    return ends
+
+
+def receive(sock: socket.socket) -> Frame | None:
+    """The next frame of a blocking socket, where nothing follows it unasked; None at the end."""
+    parser = Parser()
+    while True:
+        count = sock.recv_into(parser.room())
+        if not count:
+            return None
+        for frame in parser.take(count):
+            return frame

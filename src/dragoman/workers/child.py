@@ -1,0 +1,191 @@
+"""What a worker process runs: one model, and the calls that come for it through the socket that it was born with."""
+
+import asyncio
+import contextlib
+import ctypes
+import faulthandler
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from contextlib import aclosing
+from typing import Any
+
+from dragoman.core import errors
+from dragoman.core.calls import Request
+from dragoman.core.errors import DragomanError, ModelFailed
+from dragoman.workers.channel import Channel, receive
+from dragoman.workers.execute import Executor
+from dragoman.workers.frames import Buffer, Frame, Kind, encode
+from dragoman.workers.pool import WINDOW
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def main(fd: int, parent: int) -> None:
+    """Load the model that the parent names, and answer its calls until it lets go of the socket."""
+    _end_with(parent)
+    del sys.argv[1:]  # they are ours; a model's own parser of arguments must not trip over them
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
+    faulthandler.enable()
+    with contextlib.suppress(AttributeError):  # where something else stands in for stdout
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    _log_as(os.environ.get("DRAGOMAN_LOG_FORMAT", "text"))
+    os.set_inheritable(fd, False)
+    with socket.socket(fileno=fd) as sock:
+        first = receive(sock)
+        if first is not None:
+            asyncio.run(_serve(sock, first))
+
+
+async def _serve(sock: socket.socket, first: Frame) -> None:
+    try:
+        executor = await Executor.load(first.value(), in_thread=False)
+    except Exception as fault:
+        sock.sendall(b"".join(encode(Kind.ERROR, 0, _crossing(fault, "failed to load"))))
+        return
+    await Worker(executor, sock).serve()
+    await executor.close()
+
+
+class _Job:
+    """One call in hand. `credits` bounds how far a stream runs ahead of its reader."""
+
+    __slots__ = ("cancelled", "credits", "frame", "task")
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        self.cancelled = False
+        self.credits = asyncio.Semaphore(WINDOW)
+        self.task: asyncio.Task[None] | None = None
+
+
+class Worker:
+    """Answers calls: those of an `async` model side by side, those of any other one after the other, in order."""
+
+    def __init__(self, executor: Executor, sock: socket.socket) -> None:
+        self._executor = executor
+        self._jobs: dict[int, _Job] = {}
+        self._waiting: deque[_Job] = deque()
+        self._woken = asyncio.Event()
+        self._gone = False
+        self._channel = Channel(sock, self._received, self._lost)
+        self._channel.send(encode(Kind.LOADED, 0, executor.loaded))
+
+    async def serve(self) -> None:
+        """Until the other end of the socket is gone."""
+        while not self._gone:
+            self._woken.clear()
+            while self._waiting and not self._gone:
+                await self._run(self._waiting.popleft())
+                self._channel.read()  # the next call may have been cancelled meanwhile
+            await self._woken.wait()
+        tasks = [job.task for job in self._jobs.values() if job.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _received(self, frame: Frame) -> None:
+        match frame.kind:
+            case Kind.CALL | Kind.STREAM:
+                self._begin(_Job(frame))
+            case Kind.CREDIT if frame.job in self._jobs:
+                for _ in range(frame.value()):
+                    self._jobs[frame.job].credits.release()
+            case Kind.CANCEL if frame.job in self._jobs:
+                job = self._jobs[frame.job]
+                job.cancelled = True
+                job.credits.release()
+                if job.task is not None:
+                    job.task.cancel()
+
+    def _begin(self, job: _Job) -> None:
+        self._jobs[job.frame.job] = job
+        if self._executor.loaded.concurrent:
+            job.task = asyncio.get_running_loop().create_task(self._run(job))
+        else:
+            self._waiting.append(job)
+            self._woken.set()
+
+    def _lost(self) -> None:
+        self._gone = True
+        self._woken.set()
+        for job in self._jobs.values():
+            job.cancelled = True
+            job.credits.release()
+
+    async def _run(self, job: _Job) -> None:
+        last = encode(Kind.END, job.frame.job)
+        try:
+            if not job.cancelled:
+                request = Request(*job.frame.value())
+                if job.frame.kind == Kind.CALL:
+                    last = self._encoded(Kind.ANSWER, job, await self._executor.one_async(request))
+                else:
+                    await self._stream(job, request)
+        except asyncio.CancelledError:
+            pass  # the server does not wait for it any more; END tells that it is done
+        except Exception as fault:
+            last = encode(Kind.ERROR, job.frame.job, _crossing(fault, f"model '{self._executor.name}' failed"))
+        finally:
+            del self._jobs[job.frame.job]
+        self._channel.send(last)
+        if job.task is None:  # it leaves before the next call can crash or block this process
+            await self._channel.drain()
+
+    async def _stream(self, job: _Job, request: Request[Any]) -> None:
+        async with aclosing(self._executor.pieces_async(request)) as pieces:
+            async for piece in pieces:
+                self._channel.send(self._encoded(Kind.PIECE, job, piece))
+                await self._channel.drain()  # before the model may write into the same array again
+                await job.credits.acquire()
+                if job.cancelled:
+                    return
+
+    def _encoded(self, kind: Kind, job: _Job, answer: Any) -> list[Buffer]:
+        try:
+            return encode(kind, job.frame.job, answer)
+        except Exception as fault:
+            told = f"its answer cannot leave the worker process: {_named(fault)}"
+            raise ModelFailed(f"model '{self._executor.name}' failed: {told}") from fault
+
+
+def _crossing(fault: Exception, doing: str) -> DragomanError:
+    """The fault as the server can unpickle it: it may know neither the model's modules nor its own errors."""
+    if isinstance(fault, DragomanError):
+        known = next(c for c in type(fault).__mro__ if c.__module__ == errors.__name__)
+        made: DragomanError = known(fault.message)
+        return made
+    return ModelFailed(f"{doing}: {_named(fault)}")
+
+
+def _named(fault: Exception) -> str:
+    return f"{type(fault).__name__}: {fault}"[:1000]
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, however that happens; elsewhere EOF must do."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it ended before we asked
+            os._exit(0)
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        told = {"level": record.levelname, "logger": record.name, "message": record.getMessage(), "pid": record.process}
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return json.dumps({"time": self.formatTime(record), **told})
+
+
+def _log_as(form: str) -> None:
+    handler = logging.StreamHandler()
+    if form == "json":
+        handler.setFormatter(_JsonLines())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s [%(process)d]: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -1,0 +1,225 @@
+"""Run calls on one loaded model: whatever its methods are, and whatever they give or raise."""
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from contextlib import aclosing, closing
+from dataclasses import replace
+from itertools import islice
+from typing import Any, Literal
+
+from dragoman import plugins
+from dragoman.core.calls import Call, Infer, Request
+from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidOutput, ModelFailed, NotSupported
+from dragoman.core.model import Model
+from dragoman.core.signature import Signature
+from dragoman.core.spec import ModelSpec
+from dragoman.workers.outcome import inference
+from dragoman.workers.pool import Loaded
+
+log = logging.getLogger("dragoman.model")
+
+Kind = Literal["value", "generator", "coroutine", "async generator"]
+
+# Which method answers which call, and what makes an answer of its result.
+_VERBS: Mapping[type[Call[Any]], tuple[str, Callable[[Any, Any, Signature], Any]]] = {Infer: ("infer", inference)}
+
+# What a model may raise that must not end its thread or the event loop: sys.exit() in a request, for one.
+_FAULTS = (Exception, SystemExit, KeyboardInterrupt)
+
+
+def kind_of(method: Callable[..., Any]) -> Kind:
+    if inspect.isasyncgenfunction(method):
+        return "async generator"
+    if inspect.iscoroutinefunction(method):
+        return "coroutine"
+    return "generator" if inspect.isgeneratorfunction(method) else "value"
+
+
+class Executor:
+    """One loaded model. Whether its methods are plain, `async` or generators is decided once, here."""
+
+    def __init__(self, model: Model, spec: ModelSpec) -> None:
+        self.model = model
+        self.name = spec.name
+        self.loaded = _describe(model, spec)
+        self._kinds = {call: kind_of(getattr(model, method)) for call, (method, _) in _VERBS.items()}
+
+    @classmethod
+    async def load(cls, spec: ModelSpec, *, in_thread: bool = True) -> "Executor":
+        """Make and load the model. Raises ModelFailed.
+
+        In a thread the event loop stays free; without, the model is loaded in the thread that it will run in.
+        """
+        run: Callable[..., Awaitable[Any]] = _in_thread if in_thread else _here
+        try:
+            model = await run(_make, spec)
+            if inspect.iscoroutinefunction(model.load):
+                await model.load()
+            else:
+                await run(model.load)
+            made: Executor = await run(cls, model, spec)
+            return made
+        except DragomanError as fault:
+            raise ModelFailed(f"failed to load '{spec.name}', {fault.message}") from fault
+        except _FAULTS as fault:
+            log.exception("model '%s' could not be loaded", spec.name)
+            raise ModelFailed(f"failed to load '{spec.name}', {_told(fault)}") from fault
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether any call is answered by `async` code, which belongs on the event loop."""
+        able = [self._kinds[call] for call in self.loaded.calls]
+        return any(kind in ("coroutine", "async generator") for kind in able)
+
+    async def close(self) -> None:
+        try:
+            result = self.model.close()
+            if inspect.isawaitable(result):
+                await result
+        except _FAULTS:
+            log.exception("model '%s' failed to close", self.name)
+
+    # --- for plain methods and generators, in any thread -------------------------------------------------
+
+    def one(self, request: Request[Any]) -> Any:
+        """The one answer. Raises NotSupported where a generator gives none or several."""
+        if self._kind(request) == "value":
+            try:
+                return self._finish(self._method(request)(request.call), request)
+            except _FAULTS as fault:
+                raise self._failed(fault, request) from fault
+        with closing(self.pieces(request)) as pieces:
+            return self._only(list(islice(pieces, 2)))
+
+    def pieces(self, request: Request[Any]) -> Generator[Any, None, None]:
+        """The answers as they come. Closing it closes the model's generator."""
+        if self._kind(request) == "value":
+            yield self.one(request)
+            return
+        try:
+            with closing(self._method(request)(request.call)) as source:
+                for piece in source:
+                    yield self._finish(piece, request)
+        except _FAULTS as fault:
+            raise self._failed(fault, request) from fault
+
+    # --- for every kind, on the event loop ---------------------------------------------------------------
+
+    async def one_async(self, request: Request[Any]) -> Any:
+        """As `one`, for any kind of method."""
+        kind = self._kind(request)
+        if kind == "value":
+            return self.one(request)
+        if kind == "coroutine":
+            try:
+                return self._finish(await self._method(request)(request.call), request)
+            except _FAULTS as fault:
+                raise self._failed(fault, request) from fault
+        first_two = []
+        async with aclosing(self.pieces_async(request)) as pieces:
+            async for piece in pieces:
+                first_two.append(piece)
+                if len(first_two) > 1:
+                    break
+        return self._only(first_two)
+
+    async def pieces_async(self, request: Request[Any]) -> AsyncGenerator[Any, None]:
+        """As `pieces`, for any kind of method. The loop gets a turn between two pieces."""
+        kind = self._kind(request)
+        if kind == "coroutine":
+            yield await self.one_async(request)
+        elif kind == "async generator":
+            try:
+                async with aclosing(self._method(request)(request.call)) as source:
+                    async for piece in source:
+                        yield self._finish(piece, request)
+            except _FAULTS as fault:
+                raise self._failed(fault, request) from fault
+        else:
+            with closing(self.pieces(request)) as pieces:
+                for piece in pieces:
+                    yield piece
+                    await asyncio.sleep(0)
+
+    # ------------------------------------------------------------------------------------------------------
+
+    def _kind(self, request: Request[Any]) -> Kind:
+        if request.deadline_s is not None and request.deadline_s <= time.monotonic():
+            raise DeadlineExceeded("Request timeout expired")  # it waited too long: nobody wants the answer now
+        call = type(request.call)
+        if call not in self.loaded.calls:
+            raise NotSupported(f"model '{self.name}' does not support {call.__name__}")
+        return self._kinds[call]
+
+    def _method(self, request: Request[Any]) -> Callable[[Any], Any]:
+        method: Callable[[Any], Any] = getattr(self.model, _VERBS[type(request.call)][0])
+        return method
+
+    def _finish(self, result: Any, request: Request[Any]) -> Any:
+        return _VERBS[type(request.call)][1](result, request.call, self.loaded.signature)
+
+    def _only(self, pieces: list[Any]) -> Any:
+        if len(pieces) != 1:
+            count = "no answer" if not pieces else "several answers"
+            raise NotSupported(f"model '{self.name}' gives {count} to this call; ask for a stream")
+        return pieces[0]
+
+    def _failed(self, fault: BaseException, request: Request[Any]) -> DragomanError:
+        if isinstance(fault, InvalidOutput):
+            return InvalidOutput(f"model '{self.name}' failed: {fault.message}")
+        if isinstance(fault, DragomanError):
+            return fault
+        log.error("model '%s' failed on request '%s'", self.name, request.id, exc_info=fault)
+        return ModelFailed(f"model '{self.name}' failed: {_told(fault)}")
+
+
+def _make(spec: ModelSpec) -> Model:
+    made = plugins.find("runtimes", spec.runtime or "python")(spec)
+    if not isinstance(made, Model):
+        raise ModelFailed(f"runtime '{spec.runtime}' made {type(made).__name__}, expected a dragoman.Model")
+    return made
+
+
+def _describe(model: Model, spec: ModelSpec) -> Loaded:
+    signature = model.signature()
+    if spec.inputs:
+        signature = replace(signature, inputs=spec.inputs, open_inputs=False)
+    if spec.outputs:
+        signature = replace(signature, outputs=spec.outputs, open_outputs=False)
+    calls = frozenset(
+        call
+        for call, (method, _) in _VERBS.items()
+        if getattr(type(model), method) is not getattr(Model, method) or method in vars(model)
+    )
+    kinds = {kind_of(getattr(model, _VERBS[call][0])) for call in calls}
+    return Loaded(
+        signature=signature,
+        platform=spec.platform or model.platform,
+        calls=calls,
+        streams=bool(kinds & {"generator", "async generator"}),
+        concurrent=bool(kinds & {"coroutine", "async generator"}),
+        placement=model.placement,
+    )
+
+
+async def _here(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+async def _in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    def run() -> Any:
+        try:
+            return function(*arguments)
+        except StopIteration as fault:  # a future cannot carry it
+            raise RuntimeError(f"StopIteration: {fault}") from fault
+
+    return await asyncio.to_thread(run)
+
+
+def _told(fault: BaseException) -> str:
+    """The fault for a caller's eyes: its type and message, no traceback, and not without bound."""
+    text = f"{type(fault).__name__}: {fault}"
+    return text if len(text) <= 1000 else text[:1000] + " ..."

@@ -1,0 +1,136 @@
+"""Messages between the server and the workers that it started itself, as bytes.
+
+A frame is a head (kind, number of parts, job, bytes that follow), the lengths of its parts, and the parts: a
+pickle, then the arrays of its value, out of band, so that they are read straight into the buffer that backs
+them. Pickle is safe here because only our own child holds the other end; nothing of this listens on a port.
+"""
+
+import enum
+import pickle
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Buffer = bytes | memoryview
+
+_HEAD = struct.Struct("<IIQQ")
+_ALIGN = 16  # arrays begin where any SIMD-free C code may read them
+_SMALL = 64 * 1024  # frames up to this are gathered in one buffer that is used again
+_JOINED = 32 * 1024  # frames up to this are sent as one piece, which is cheaper than many
+_PADS = [bytes(n) for n in range(_ALIGN)]
+
+
+class Kind(enum.IntEnum):
+    """What a frame says. To the worker: SPEC, CALL, STREAM, CREDIT, CANCEL. To the server: the others.
+
+    Every CALL and STREAM is ended by exactly one ANSWER, END or ERROR, also where it was cancelled.
+    """
+
+    SPEC = 0
+    CALL = 1
+    STREAM = 2
+    CREDIT = 3
+    CANCEL = 4
+    LOADED = 5
+    ANSWER = 6
+    PIECE = 7
+    END = 8
+    ERROR = 9
+
+
+class Frame(NamedTuple):
+    """One message as it came; `value` is unpacked by whoever knows what to do where that fails."""
+
+    kind: int
+    job: int
+    parts: int
+    body: Buffer
+
+    def value(self) -> Any:
+        """What was sent. Its arrays are views of this frame's buffer, and read-only."""
+        if not self.parts:
+            return None
+        view = memoryview(self.body)
+        start = _padded(8 * self.parts)
+        parts = []
+        for length in struct.unpack_from(f"<{self.parts}Q", self.body):
+            parts.append(view[start : start + length])
+            start = _padded(start + length)
+        return pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301 (from our own child, or parent, alone)
+
+
+def encode(kind: Kind, job: int = 0, value: object = None) -> list[Buffer]:
+    """The bytes of a frame, in pieces that share the memory of the arrays. Raises what pickle raises."""
+    if value is None:
+        return [_HEAD.pack(kind, 0, job, 0)]
+    arrays: list[pickle.PickleBuffer] = []
+    parts: list[Buffer] = [pickle.dumps(value, 5, buffer_callback=arrays.append)]
+    parts += [array.raw() for array in arrays]
+    lengths = [len(part) for part in parts]
+    count = len(parts)
+    table = struct.pack(f"<{count}Q", *lengths) + _PADS[-8 * count % _ALIGN]
+    size = len(table) + sum(map(_padded, lengths))
+    pieces: list[Buffer] = [_HEAD.pack(kind, count, job, size) + table]
+    for part, length in zip(parts, lengths, strict=True):
+        if length:
+            pieces.append(part)
+        if length % _ALIGN:
+            pieces.append(_PADS[-length % _ALIGN])
+    return [b"".join(pieces)] if size <= _JOINED else pieces
+
+
+class Parser:
+    """Bytes in, frames out: fill `room()`, say with `take` how much came. Knows no socket."""
+
+    def __init__(self) -> None:
+        self._small = memoryview(bytearray(_SMALL))
+        self._end = 0
+        self._large: memoryview | None = None
+        self._head = (0, 0, 0)
+        self._filled = 0
+
+    def room(self) -> memoryview:
+        """Where the next bytes belong; never empty."""
+        return self._small[self._end :] if self._large is None else self._large[self._filled :]
+
+    def take(self, count: int) -> list[Frame]:
+        """The frames that the `count` bytes put into `room()` complete."""
+        if self._large is None:
+            self._end += count
+            return self._cut()
+        self._filled += count
+        if self._filled < len(self._large):
+            return []
+        body, self._large = self._large, None
+        return [Frame(*self._head, body.toreadonly())]
+
+    def _cut(self) -> list[Frame]:
+        frames: list[Frame] = []
+        start = 0
+        while self._end - start >= _HEAD.size:
+            kind, parts, job, size = _HEAD.unpack_from(self._small, start)
+            body, end = start + _HEAD.size, start + _HEAD.size + size
+            if end > self._end:
+                if _HEAD.size + size > _SMALL:
+                    return [*frames, *self._grow((kind, job, parts), size, body)]
+                break
+            frames.append(Frame(kind, job, parts, bytes(self._small[body:end])))
+            start = end
+        left = self._end - start
+        if start and left:
+            self._small[:left] = bytes(self._small[start : self._end])
+        self._end = left
+        return frames
+
+    def _grow(self, head: tuple[int, int, int], size: int, body: int) -> list[Frame]:
+        self._head = head
+        self._large = np.empty(size, np.uint8).data  # a bytearray would be filled with zeros first
+        self._filled = self._end - body
+        self._large[: self._filled] = self._small[body : self._end]
+        self._end = 0
+        return []
+
+
+def _padded(length: int) -> int:
+    return -(-length // _ALIGN) * _ALIGN

@@ -1,0 +1,69 @@
+"""What a model gives becomes an answer: named tensors that its signature and the call allow."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dragoman.core.binding import check_tensor
+from dragoman.core.calls import Infer, Inference
+from dragoman.core.errors import InvalidInput, InvalidOutput
+from dragoman.core.signature import Signature
+from dragoman.core.tensor import NONE, Parameters, Tensor
+
+
+def inference(result: Any, call: Infer, signature: Signature) -> Inference:
+    """The answer in `result`, with the outputs that the call wants, in the model's order.
+
+    `result` may be an `Inference`, a mapping of names, a tuple in the order of the signature, or one array.
+    Raises InvalidOutput naming the output, what was expected and what came.
+    """
+    parameters: Parameters = NONE
+    match result:
+        case Inference():
+            named, parameters = result.outputs, result.parameters
+        case Mapping():
+            named = result
+        case tuple():
+            named = dict(_positional(result, signature))
+        case None:
+            raise InvalidOutput("expected outputs, got None")
+        case _:
+            named = dict(_positional((result,), signature))
+    default = {s.name for s in signature.outputs if not s.optional}
+    tensors = {
+        name: _checked(name, value, signature)
+        for name, value in named.items()
+        if (name in call.outputs if call.outputs else name in default or signature.open_outputs)
+    }
+    _check_complete(tensors, call.outputs or default, named)
+    return Inference(tensors, parameters)
+
+
+def _positional(values: tuple[Any, ...], signature: Signature) -> Iterable[tuple[str, Any]]:
+    names = [s.name for s in signature.outputs]
+    if names and len(values) > len(names):
+        raise InvalidOutput(f"expected {len(names)} outputs, got {len(values)}")
+    return zip(names or (f"output-{i}" for i in range(len(values))), values, strict=False)
+
+
+def _checked(name: str, value: Any, signature: Signature) -> Tensor:
+    spec = signature.output(name)
+    wanted = spec.datatype if spec is not None else None
+    try:
+        if isinstance(value, Tensor) and wanted in (None, value.datatype):
+            tensor = value
+        elif isinstance(value, Tensor):
+            tensor = Tensor.of(value.data, wanted, value.parameters)
+        else:
+            tensor = Tensor.of(value, wanted)
+        if spec is not None:
+            check_tensor(tensor, spec, "output")
+    except InvalidInput as fault:
+        text = fault.message
+        raise InvalidOutput(text if text.startswith("output '") else f"output '{name}': {text}") from fault
+    return tensor
+
+
+def _check_complete(tensors: Mapping[str, Tensor], wanted: Iterable[str], named: Mapping[str, Any]) -> None:
+    for name in wanted:
+        if name not in tensors:
+            raise InvalidOutput(f"output '{name}' is missing; the model gave {', '.join(map(repr, named)) or 'none'}")

@@ -1,0 +1,239 @@
+"""A pool of worker processes: one queue of calls for all replicas of a model, each restarted when it dies."""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from dragoman.core.calls import Request
+from dragoman.core.errors import DeadlineExceeded, DragomanError, ModelFailed, NotReady, WorkerLost
+from dragoman.core.spec import ModelSpec
+from dragoman.workers.frames import Buffer, Kind
+from dragoman.workers.importable import importable
+from dragoman.workers.pool import WINDOW, A, Loaded
+from dragoman.workers.replica import Job, Replica
+
+log = logging.getLogger("dragoman.worker")
+
+# A process that dies is started again after 0.1 s, then 0.2 s, ... ; one that lived this long begins anew.
+_FIRST_DELAY_S = 0.1
+_LONGEST_DELAY_S = 30.0
+_PROVEN_S = 10.0
+# So many deaths without an answer in between, and calls are refused rather than kept waiting.
+_HOPELESS = 3
+# A stream's reader tells the model of its progress this many pieces at a time.
+_CREDIT = WINDOW // 2
+
+
+class ProcessPool:
+    """Each replica of the model has a process of its own; a crash costs the calls that it was computing alone."""
+
+    def __init__(self, spec: ModelSpec, changed: Callable[[], None]) -> None:
+        self._spec = spec
+        self._changed = changed
+        self._numbers = itertools.count(1)
+        self._queue: deque[Job] = deque()
+        self._replicas: list[Replica] = []
+        self._keepers: list[asyncio.Task[None]] = []
+        self._failures = 0
+        self._hopeless = False
+        self._concurrent = False
+        self._open = False
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._replicas)
+
+    @property
+    def capacity(self) -> int:
+        return max(1, len(self._replicas))
+
+    async def start(self) -> Loaded:
+        self._spec = await asyncio.to_thread(importable, self._spec)
+        replicas = [Replica(self._spec, self._served) for _ in range(max(1, self._spec.replicas))]
+        starting = [asyncio.create_task(replica.start()) for replica in replicas]
+        try:
+            loaded = await asyncio.gather(*starting)
+        except BaseException:
+            await _abandon(replicas, starting)
+            raise
+        self._concurrent = loaded[0].concurrent
+        self._open = True
+        self._replicas = replicas
+        self._keepers = [asyncio.create_task(self._keep(replica)) for replica in replicas]
+        self._changed()
+        return loaded[0]
+
+    async def call(self, request: Request[A]) -> A:
+        future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+
+        def deliver(value: Any, error: DragomanError | None, _last: bool) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(value)
+
+        job = Job(next(self._numbers), Kind.CALL, request, deliver)
+        self._enter(job)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._drop(job)
+            raise
+
+    async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
+        # Bounded by the window: the process waits for a credit before each piece beyond it.
+        arrived: asyncio.Queue[tuple[Any, DragomanError | None, bool]] = asyncio.Queue()
+        job = Job(next(self._numbers), Kind.STREAM, request, lambda *piece: arrived.put_nowait(piece))
+        self._enter(job)
+        read = 0
+        try:
+            while True:
+                value, error, last = await arrived.get()
+                if error is not None:
+                    raise error
+                if last:
+                    return
+                yield value
+                read += 1
+                if read % _CREDIT == 0 and job.replica is not None:
+                    job.replica.credit(job, _CREDIT)
+        finally:
+            self._drop(job)
+
+    async def close(self) -> None:
+        self._open = False
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        self._keepers.clear()
+        replicas, self._replicas = self._replicas, []
+        for job in [*self._queue, *(job for replica in replicas for job in replica.held.values())]:
+            job.deliver(None, self._stopped(), True)
+        self._queue.clear()
+        await asyncio.gather(*(replica.stop() for replica in replicas))
+        if replicas:
+            self._changed()
+
+    # --- calls come and go -----------------------------------------------------------------------------------
+
+    def _enter(self, job: Job) -> None:
+        if not self._open:
+            raise self._stopped()
+        if self._hopeless:
+            raise self._not_ready()
+        self._queue.append(job)
+        self._pump()
+
+    def _drop(self, job: Job) -> None:
+        """Nobody waits for it any more."""
+        if job.replica is not None:
+            job.replica.cancel(job)
+        elif job in self._queue:
+            self._queue.remove(job)
+
+    def _pump(self) -> None:
+        """Give the calls that wait to the workers that have room."""
+        while self._queue:
+            replica = min((r for r in self._replicas if r.room), key=lambda r: len(r.held), default=None)
+            if replica is None:
+                return
+            job = self._queue.popleft()
+            pieces = self._sendable(job)
+            if pieces is not None:
+                replica.send(job, pieces)
+
+    def _sendable(self, job: Job) -> list[Buffer] | None:
+        deadline_s = job.request.deadline_s
+        if deadline_s is not None and deadline_s <= time.monotonic():
+            job.deliver(None, DeadlineExceeded("Request timeout expired"), True)
+            return None
+        try:
+            return job.encoded()
+        except Exception as fault:
+            told = f"model '{self._spec.name}' failed: its input cannot be sent to a process: {fault}"
+            job.deliver(None, ModelFailed(told), True)
+            return None
+
+    def _served(self, _replica: Replica) -> None:
+        self._failures = 0
+        self._pump()
+
+    # --- processes come and go -------------------------------------------------------------------------------
+
+    async def _keep(self, replica: Replica) -> None:
+        """Own one place in the pool: whenever its process dies, start another one."""
+        delay_s = _FIRST_DELAY_S
+        while True:
+            began_s = time.monotonic()
+            await replica.gone.wait()
+            self._lose(replica)
+            if time.monotonic() - began_s > _PROVEN_S:
+                delay_s = _FIRST_DELAY_S
+            replica, delay_s = await self._restarted(delay_s)
+            self._gain(replica)
+
+    async def _restarted(self, delay_s: float) -> tuple[Replica, float]:
+        """A new process, and how long to wait before the next one."""
+        while True:
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
+            replica = Replica(self._spec, self._served)
+            try:
+                await replica.start()
+            except DragomanError as fault:
+                log.error("%s; trying again in %g s", fault.message, delay_s)
+                self._fail(hopeless=True)
+            else:
+                return replica, delay_s
+
+    def _gain(self, replica: Replica) -> None:
+        self._hopeless = False
+        self._replicas.append(replica)
+        if len(self._replicas) == 1:
+            self._changed()
+        self._pump()
+
+    def _lose(self, replica: Replica) -> None:
+        log.error("model '%s': a worker process died (%s); restarting it", self._spec.name, replica.end)
+        self._replicas.remove(replica)
+        held = list(replica.held.values())
+        computed = held if self._concurrent else held[:1]
+        for job in computed:
+            job.deliver(None, replica.lost(), True)
+        # The others had not begun: nothing that they would do has happened, so they may run elsewhere.
+        for job in reversed(held[len(computed) :]):
+            if job.wanted:
+                job.replica = None
+                self._queue.appendleft(job)
+        replica.held.clear()
+        self._fail(hopeless=False)
+        if not self._replicas:
+            self._changed()
+        self._pump()
+
+    def _fail(self, *, hopeless: bool) -> None:
+        self._failures += 1
+        self._hopeless = not self._replicas and (hopeless or self._failures >= _HOPELESS)
+        if self._hopeless:
+            waiting, self._queue = self._queue, deque()
+            for job in waiting:
+                job.deliver(None, self._not_ready(), True)
+
+    def _not_ready(self) -> NotReady:
+        return NotReady(f"model '{self._spec.name}' is not ready: its worker process cannot be kept alive")
+
+    def _stopped(self) -> WorkerLost:
+        return WorkerLost(f"model '{self._spec.name}' is stopped")
+
+
+async def _abandon(replicas: list[Replica], starting: list[asyncio.Task[Loaded]]) -> None:
+    for task in starting:
+        task.cancel()
+    loaded = await asyncio.gather(*starting, return_exceptions=True)
+    await asyncio.gather(*(r.stop() for r, result in zip(replicas, loaded, strict=True) if isinstance(result, Loaded)))

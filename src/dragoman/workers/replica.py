@@ -1,0 +1,219 @@
+"""One worker process as the server sees it: its birth, the calls that it holds, and its end."""
+
+import asyncio
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dragoman.core.calls import Request
+from dragoman.core.errors import DragomanError, ModelFailed, WorkerLost
+from dragoman.core.spec import ModelSpec
+from dragoman.workers.channel import Channel, pair
+from dragoman.workers.frames import Buffer, Frame, Kind, encode
+from dragoman.workers.pool import Loaded
+from dragoman.workers.spawn import exit_of, spawn, told
+
+# How long a process may take to end by itself: one that is idle closes its model first.
+_IDLE_GRACE_S = 2.0
+_BUSY_GRACE_S = 0.1
+_KILL_GRACE_S = 0.5
+# How many calls an `async` model holds at a time, and which others are so short that one more may wait behind them.
+_CONCURRENT = 64
+_SHORT_S = 0.01
+
+
+class Job:
+    """One call on its way. `deliver` takes a piece, the answer or an error, and whether that is the last."""
+
+    __slots__ = ("deliver", "kind", "number", "replica", "request")
+
+    def __init__(
+        self, number: int, kind: Kind, request: Request[Any], deliver: Callable[[Any, DragomanError | None, bool], None]
+    ) -> None:
+        self.number = number
+        self.kind = kind
+        self.request = request
+        self.deliver = deliver
+        self.replica: Replica | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody still waits for it."""
+        return self.deliver is not _nobody
+
+    def encoded(self) -> list[Buffer]:
+        asked = self.request
+        return encode(self.kind, self.number, (asked.call, asked.model, asked.version, asked.id, asked.deadline_s))
+
+
+class Replica:
+    """A process that holds the model. `served` is called whenever it has done a call; `gone` is set when it ended.
+
+    `held` are the calls that it has, in order; one that was cancelled stays until the process says it is done.
+    `end` tells how the process ended.
+    """
+
+    def __init__(self, spec: ModelSpec, served: Callable[["Replica"], None]) -> None:
+        self._spec = spec
+        self._served = served
+        self._alone = spec.replicas == 1
+        self._short = False
+        self._since_s = 0.0
+        self._concurrent = False
+        self.held: dict[int, Job] = {}
+        self.gone = asyncio.Event()
+        self.end = ""
+
+    async def start(self) -> Loaded:
+        """Start the process and load the model in it. Raises ModelFailed; nothing is left behind then."""
+        hello = self._hello()
+        self._eof = asyncio.Event()
+        self._loaded: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
+        ours, theirs = pair()
+        with theirs:
+            try:
+                process = spawn(theirs.fileno(), self._spec.replicas)
+            except OSError as fault:
+                ours.close()
+                raise ModelFailed(f"failed to load '{self._spec.name}', no process: {fault}") from fault
+        self._channel = Channel(ours, self._received, self._eof.set)
+        self._watching = asyncio.create_task(self._watch(process))
+        self._channel.send(hello)
+        try:
+            loaded = await self._loaded
+        except BaseException:
+            await self.stop()
+            raise
+        self._concurrent = loaded.concurrent
+        return loaded
+
+    @property
+    def room(self) -> bool:
+        """Whether it may have one more call.
+
+        One call may wait in the socket behind the one that runs, so that the process never idles between two; but
+        not where another replica could be free sooner.
+        """
+        if self._eof.is_set() or self.gone.is_set():
+            return False
+        if self._concurrent:
+            return len(self.held) < _CONCURRENT
+        return not self.held or (len(self.held) == 1 and (self._alone or self._short))
+
+    def send(self, job: Job, pieces: list[Buffer]) -> None:
+        if not self.held:
+            self._begin(job)
+        job.replica = self
+        self.held[job.number] = job
+        self._channel.send(pieces)
+
+    def credit(self, job: Job, count: int) -> None:
+        """Let a stream run `count` pieces further ahead."""
+        self._channel.send(encode(Kind.CREDIT, job.number, count))
+
+    def cancel(self, job: Job) -> None:
+        if job.number in self.held:
+            job.deliver = _nobody
+            self._channel.send(encode(Kind.CANCEL, job.number))
+
+    async def stop(self) -> None:
+        """End the process: by EOF, then by SIGTERM, then by SIGKILL."""
+        self._channel.close()
+        self._eof.set()
+        await asyncio.wait({self._watching})
+
+    # --------------------------------------------------------------------------------------------------------
+
+    def _hello(self) -> list[Buffer]:
+        try:
+            return encode(Kind.SPEC, 0, self._spec)
+        except Exception as fault:
+            raise ModelFailed(
+                f"failed to load '{self._spec.name}', its settings cannot be sent to a process: {fault}"
+            ) from fault
+
+    def _received(self, frame: Frame) -> None:
+        job = self.held.get(frame.job)
+        value: Any = None
+        error: DragomanError | None = None
+        try:
+            value = frame.value()
+        except Exception as fault:
+            error = ModelFailed(f"model '{self._spec.name}' failed: its answer cannot be read: {fault}")
+        if frame.kind == Kind.ERROR and error is None:
+            value, error = None, value
+        if job is None:
+            self._has_loaded(value, error)
+        elif frame.kind == Kind.PIECE:
+            job.deliver(value, error, error is not None)
+            if error is not None:
+                self.cancel(job)
+        else:
+            self._done(job)
+            job.deliver(value, error, True)
+            self._served(self)
+
+    def _has_loaded(self, loaded: Loaded, error: DragomanError | None) -> None:
+        if self._loaded.done():
+            return
+        if error is None:
+            self._loaded.set_result(loaded)
+        else:
+            self._loaded.set_exception(error)
+
+    def _begin(self, job: Job) -> None:
+        self._since_s = time.monotonic()
+        self._short = self._short and job.kind == Kind.CALL
+
+    def _done(self, job: Job) -> None:
+        del self.held[job.number]
+        now_s = time.monotonic()
+        self._short = now_s - self._since_s < _SHORT_S
+        self._since_s = now_s
+        for following in self.held.values():
+            self._short = self._short and following.kind == Kind.CALL
+
+    async def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait for the end of the process, whichever way it shows, and see to it that it is one."""
+        exited = asyncio.create_task(exit_of(process, self._eof))
+        eof = asyncio.create_task(self._eof.wait())
+        try:
+            await asyncio.wait({exited, eof}, return_when=asyncio.FIRST_COMPLETED)
+            if exited.done():  # what it still sent comes before EOF, unless a process that it forked holds the socket
+                await asyncio.wait({eof}, timeout=_KILL_GRACE_S)
+            else:
+                await self._see_off(process, exited)
+        finally:
+            process.kill()  # does nothing to one that has ended
+            process.wait()
+            self._channel.close()
+            self._eof.set()
+            exited.cancel()
+            eof.cancel()
+            await asyncio.wait({exited, eof})
+            self.end = told(process.returncode)
+            if not self._loaded.done():
+                why = f"failed to load '{self._spec.name}', the worker process died ({self.end}) while it loaded"
+                self._loaded.set_exception(ModelFailed(why))
+                self._loaded.exception()  # nobody may be waiting any more
+            self.gone.set()
+
+    async def _see_off(self, process: subprocess.Popen[bytes], exited: asyncio.Task[None]) -> None:
+        idle = self._loaded.done() and not self.held
+        await asyncio.wait({exited}, timeout=_IDLE_GRACE_S if idle else _BUSY_GRACE_S)
+        if not exited.done():
+            process.terminate()
+            await asyncio.wait({exited}, timeout=_KILL_GRACE_S)
+        if not exited.done():
+            process.kill()
+            await asyncio.wait({exited})
+
+    def lost(self) -> WorkerLost:
+        return WorkerLost(
+            f"model '{self._spec.name}': the worker process died ({self.end}) while it computed this call"
+        )
+
+
+def _nobody(_value: Any, _error: DragomanError | None, _last: bool) -> None:
+    """Where the answer to a cancelled call goes."""

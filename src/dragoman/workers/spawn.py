@@ -1,0 +1,75 @@
+"""Starts worker processes, tells when one has ended and how."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+
+# The path is taken from the parent, so that the child finds what the parent finds, and nothing that merely lies in
+# the working directory under a name that we import.
+_START = (
+    "import sys; sys.path[:] = sys.argv[3:]; from dragoman.workers.child import main; main(*map(int, sys.argv[1:3]))"
+)
+
+
+def spawn(fd: int, replicas: int) -> subprocess.Popen[bytes]:
+    """A new Python process that runs `child.main` with its end of a socket. Raises OSError.
+
+    Not a fork: the server has threads, and the model must not meet what they hold.
+    """
+    # On this thread: PR_SET_PDEATHSIG means the death of the thread that started the process.
+    return subprocess.Popen(  # noqa: S603
+        [sys.executable, "-c", _START, str(fd), str(os.getpid()), *sys.path],
+        pass_fds=[fd],
+        stdin=subprocess.DEVNULL,
+        env=_environment(replicas),
+    )
+
+
+def _environment(replicas: int) -> dict[str, str]:
+    environment = dict(os.environ)
+    if replicas > 1:  # each would start a thread for every core
+        share = str(max(1, _cores() // replicas))
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            environment.setdefault(name, share)
+    return environment
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+async def exit_of(process: subprocess.Popen[bytes], eof: asyncio.Event) -> None:
+    """Wait until the process has ended, and reap it. `eof` is set when its socket is closed."""
+    fd = _pidfd(process.pid)
+    if fd is None:  # its end shows in the socket alone
+        await eof.wait()
+    else:
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        loop.add_reader(fd, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(fd)
+            os.close(fd)
+    while process.poll() is None:  # noqa: ASYNC110 (no event tells; it takes a moment at most)
+        await asyncio.sleep(0.02)
+
+
+def _pidfd(pid: int) -> int | None:
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # an old kernel, or a sandbox
+            return os.pidfd_open(pid)
+    return None
+
+
+def told(code: int) -> str:
+    """How a process ended, in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"signal {signal.Signals(-code).name}"
+    return f"signal {-code}"
