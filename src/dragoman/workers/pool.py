@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from dragoman.core.calls import Call, Request
 from dragoman.core.signature import Signature
@@ -25,7 +25,7 @@ class Loaded:
 
     signature: Signature
     platform: str
-    calls: frozenset[type[Call[object]]]
+    calls: frozenset[type[Call[Any]]]
     streams: bool = False
     concurrent: bool = False
     placement: Placement = ""

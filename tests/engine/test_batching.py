@@ -1,0 +1,204 @@
+"""Merging and splitting are inverse; a batch changes nobody's answer."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.core.calls import Infer, Inference, Request
+from dragoman.core.datatypes import DATATYPES, Datatype
+from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
+from dragoman.core.signature import Signature
+from dragoman.core.tensor import Tensor, object_array
+from dragoman.engine.batching import Batcher, group_key, merge, rows, split
+from dragoman.workers.pool import Loaded
+
+datatypes = st.sampled_from(list(DATATYPES.values()))
+trailing = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+
+
+def tensor(kind: Datatype, shape: tuple[int, ...], seed: int) -> Tensor:
+    count = int(np.prod(shape))
+    raw = np.random.default_rng(seed).bytes(count * max(kind.size, 1))
+    if kind.kind == "bytes":
+        return Tensor(object_array([raw[i : i + 1] * 3 for i in range(count)], shape), kind)
+    if kind.kind == "bool":
+        return Tensor((np.frombuffer(raw, np.uint8) % 2).astype(bool).reshape(shape), kind)
+    return Tensor(np.frombuffer(raw, kind.dtype).reshape(shape), kind)
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    return a.datatype is b.datatype and a.shape == b.shape and a.data.tobytes() == b.data.tobytes()
+
+
+@given(
+    st.lists(st.tuples(datatypes, trailing), min_size=1, max_size=3),
+    st.lists(st.integers(0, 4), min_size=1, max_size=5),
+)
+def test_split_undoes_merge(specs: list[tuple[Datatype, tuple[int, ...]]], counts: list[int]) -> None:
+    calls = [
+        Infer({f"x{i}": tensor(kind, (n, *tail), 7 * i + n) for i, (kind, tail) in enumerate(specs)}) for n in counts
+    ]
+    assert len({group_key(c) for c in calls}) == 1
+    merged = merge(calls)
+    assert rows(merged) == sum(counts)
+    parts = split(Inference(merged.inputs), counts)
+    for call, part in zip(calls, parts, strict=True):
+        assert all(
+            part.outputs[n].data.tolist() == t.data.tolist() if t.datatype.kind == "bytes" else same(part.outputs[n], t)
+            for n, t in call.inputs.items()
+        )
+
+
+def test_only_equal_calls_share_a_key() -> None:
+    x = Tensor.of(np.zeros((2, 3), np.float32))
+    base = Infer({"x": x})
+    others = [
+        Infer({"y": x}),
+        Infer({"x": Tensor.of(np.zeros((2, 4), np.float32))}),
+        Infer({"x": Tensor.of(np.zeros((2, 3), np.float64))}),
+        Infer({"x": x}, ("out",)),
+        Infer({"x": x}, (), {"a": 1}),
+        Infer({"x": x}, (), {"a": True}),
+        Infer({"x": x}, (), {"a": 1.0}),
+        Infer({"x": x}, (), {"a": "1"}),
+        Infer({"x": Tensor(x.data, x.datatype, {"content_type": "np"})}),
+    ]
+    assert len({group_key(c) for c in [base, *others]}) == 1 + len(others)
+    assert group_key(base) == group_key(Infer({"x": Tensor.of(np.ones((5, 3), np.float32))}))
+
+
+@pytest.mark.parametrize("shape", [(3,), (), (5, 1)])
+def test_rows_out_must_be_rows_in(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidOutput, match="output 'y': expected 4 rows"):
+        split(Inference({"y": Tensor.of(np.zeros(shape))}), [1, 3])
+
+
+class RecordingPool:
+    """A pool of one worker that doubles `x`, fails on negative numbers, and works only while it is let."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.cancelled = 0
+        self.ready = True
+        self.capacity = 1
+
+    async def start(self) -> Loaded:
+        return Loaded(Signature(batched=True), "test", frozenset({Infer}))
+
+    async def call(self, request: Request[Any]) -> Any:
+        call = request.call
+        assert isinstance(call, Infer)
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        x = call.inputs["x"].data
+        self.batches.append(len(x))
+        if (x < 0).any():
+            raise ModelFailed("model 'm' failed: ValueError: negative")
+        return Inference({"y": Tensor.of(x * 2)}, call.parameters)
+
+    async def stream(self, request: Request[Any]) -> AsyncGenerator[Any, None]:
+        yield await self.call(request)
+
+    async def close(self) -> None:
+        self.ready = False
+
+
+def asked(*numbers: float, **parameters: Any) -> Request[Inference]:
+    return Request(Infer({"x": Tensor.of(np.array(numbers, np.float64).reshape(-1, 1))}, (), parameters), "m")
+
+
+@pytest.fixture
+async def pool() -> RecordingPool:
+    return RecordingPool()
+
+
+@pytest.fixture
+def batcher(pool: RecordingPool) -> Callable[..., Batcher]:
+    return lambda max_rows=8, wait_s=0.0: Batcher(pool, max_rows, wait_s)
+
+
+async def gather(batcher: Batcher, requests: list[Request[Inference]]) -> list[Any]:
+    return await asyncio.gather(*(batcher.call(r) for r in requests), return_exceptions=True)
+
+
+def numbers(answer: Inference) -> list[float]:
+    return [float(v) for v in answer.outputs["y"].data[:, 0]]
+
+
+async def test_an_idle_worker_takes_at_once_what_is_there(pool: RecordingPool, batcher: Any) -> None:
+    assert numbers(await batcher(8).call(asked(1.0))) == [2.0]
+    assert pool.batches == [1]
+
+
+async def test_calls_that_wait_are_merged_and_everyone_gets_their_own_rows(pool: RecordingPool, batcher: Any) -> None:
+    answers = await gather(batcher(8), [asked(float(i), float(i) + 0.5) for i in range(20)])
+    assert [numbers(a) for a in answers] == [[2.0 * i, 2.0 * i + 1] for i in range(20)]
+    assert max(pool.batches) == 8
+    assert sum(pool.batches) == 40
+
+
+async def test_a_bad_member_sinks_nobody(pool: RecordingPool, batcher: Any) -> None:
+    answers = await gather(batcher(8), [asked(1.0), asked(-1.0), asked(3.0)])
+    assert numbers(answers[0]) == [2.0]
+    assert isinstance(answers[1], ModelFailed)
+    assert numbers(answers[2]) == [6.0]
+    assert pool.batches == [3, 1, 1, 1]
+
+
+async def test_parameters_of_one_caller_never_reach_another(pool: RecordingPool, batcher: Any) -> None:
+    names = ["alice", "bob", "carol", "dave"]
+    answers = await gather(batcher(8), [asked(1.0, user=n) for n in names])
+    assert [a.parameters["user"] for a in answers] == names
+
+
+async def test_more_rows_than_a_batch_may_have_are_refused(batcher: Any) -> None:
+    with pytest.raises(InvalidInput, match="inference request batch-size must be <= 8, got 9"):
+        await batcher(8).call(asked(*range(9)))
+
+
+async def test_a_wait_lets_a_batch_grow(pool: RecordingPool, batcher: Any) -> None:
+    patient = batcher(4, 10.0)
+    first = asyncio.ensure_future(patient.call(asked(1.0)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not pool.batches
+    rest = await gather(patient, [asked(2.0), asked(3.0), asked(4.0)])
+    assert numbers(await first) == [2.0]
+    assert [numbers(a) for a in rest] == [[4.0], [6.0], [8.0]]
+    assert pool.batches == [4]
+
+
+async def test_members_who_leave_are_dropped_and_the_last_one_stops_the_work(pool: RecordingPool, batcher: Any) -> None:
+    pool.gate.clear()
+    queue = batcher(8)
+    running = asyncio.ensure_future(queue.call(asked(1.0)))
+    await asyncio.sleep(0.01)
+    waiting = [asyncio.ensure_future(queue.call(asked(float(i)))) for i in (2, 3)]
+    await asyncio.sleep(0.01)
+    waiting[0].cancel()
+    running.cancel()
+    await asyncio.sleep(0.01)
+    assert pool.cancelled == 1
+    pool.gate.set()
+    assert numbers(await waiting[1]) == [6.0]
+    assert pool.batches == [1]
+
+
+async def test_closing_fails_those_who_wait(pool: RecordingPool, batcher: Any) -> None:
+    pool.gate.clear()
+    queue = batcher(2)
+    calls = [asyncio.ensure_future(queue.call(asked(float(i)))) for i in range(4)]
+    await asyncio.sleep(0.01)
+    await queue.close()
+    results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+    assert all(isinstance(r, Exception) for r in results)

@@ -1,0 +1,263 @@
+"""The one door, with no server: calls, deadlines, limits, streams, control and replacement."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dragoman
+from dragoman import FP64, Infer, Inference, Tensor, TensorSpec, errors
+from dragoman.core.calls import Describe, DescribeServer, Index, ListModels, Load, Ready, Request, Unload
+from dragoman.core.spec import ModelSpec
+from dragoman.engine.engine import Engine, Identity
+from dragoman.engine.repository import Repository, Source
+
+
+class Doubler(dragoman.Model):
+    inputs = (TensorSpec("x", FP64, (-1,)),)
+    outputs = (TensorSpec("y", FP64, (-1,)), TensorSpec("sum", FP64, (), optional=True))
+    placement = "inline"
+
+    def infer(self, call: Infer) -> Any:
+        x = call.inputs["x"].data
+        return {"y": x * 2, "sum": x.sum()}
+
+
+class Sleeper(dragoman.Model):
+    """Answers when it is let; `left` counts callers who were cancelled."""
+
+    placement = "inline"
+    left = 0
+
+    def load(self) -> None:
+        self.gate = asyncio.Event()
+
+    async def infer(self, call: Infer) -> Any:
+        try:
+            await asyncio.sleep(float(call.inputs["seconds"].data[0]))
+        except asyncio.CancelledError:
+            type(self).left += 1
+            raise
+        return {"slept": call.inputs["seconds"]}
+
+
+class Counter(dragoman.Model):
+    placement = "inline"
+
+    def infer(self, call: Infer) -> Iterator[Any]:
+        for i in range(int(call.inputs["n"].data[0])):
+            yield {"i": np.array([i])}
+        if "fail" in call.parameters:
+            raise ValueError("at the end")
+
+
+X = np.array([1.0, 2.5])
+
+
+async def test_arrays_in_arrays_out() -> None:
+    async with dragoman.open_engine(Doubler) as engine:
+        assert engine.ready()
+        answer = await engine.infer("Doubler", {"x": X})
+        assert list(answer) == ["y"]
+        np.testing.assert_array_equal(answer["y"], X * 2)
+        both = await engine.infer("Doubler", {"x": X}, outputs=["sum", "y"])
+        assert float(both["sum"]) == 3.5
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "message"),
+    [
+        ({"z": X}, (), "unexpected inference input 'z' for model 'Doubler'; expected 'x'"),
+        ({}, (), "expected 1 inputs but got 0 inputs for model 'Doubler'; missing 'x'"),
+        ({"x": X.astype(np.float32)}, (), "input 'x': expected datatype FP64, got FP32"),
+        ({"x": X.reshape(1, 2)}, (), r"input 'x': expected shape \[-1\], got \[1, 2\]"),
+        ({"x": X}, ("w",), "unexpected inference output 'w' for model 'Doubler'; expected 'y', 'sum'"),
+        ({"x": X}, ("y", "y"), "output 'y' already exists in request"),
+    ],
+)
+async def test_what_does_not_fit_is_told(inputs: Any, outputs: tuple[str, ...], message: str) -> None:
+    async with dragoman.open_engine(Doubler) as engine:
+        with pytest.raises(errors.InvalidInput, match=message):
+            await engine.infer("Doubler", inputs, outputs=outputs)
+
+
+async def test_the_deadline_ends_a_call_and_its_work() -> None:
+    Sleeper.left = 0
+    async with dragoman.open_engine(Sleeper) as engine:
+        call = Infer({"seconds": Tensor.of([60.0])})
+        with pytest.raises(errors.DeadlineExceeded, match="Request timeout expired"):
+            await engine.call(Request(call, "Sleeper", deadline_s=time.monotonic() + 0.02))
+        with pytest.raises(errors.DeadlineExceeded):
+            await engine.call(Request(call, "Sleeper", deadline_s=time.monotonic() - 1))
+    assert Sleeper.left >= 1
+
+
+async def test_calls_beyond_the_queue_are_refused() -> None:
+    async with dragoman.open_engine(Sleeper, max_queue=2) as engine:
+        running = [asyncio.ensure_future(engine.infer("Sleeper", {"seconds": [60.0]})) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(errors.Overloaded, match="Exceeds maximum queue size") as refused:
+            await engine.infer("Sleeper", {"seconds": [0.0]})
+        assert refused.value.retry_after_s
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await engine.infer("Sleeper", {"seconds": [0.0]})
+
+
+async def test_a_stream_gives_pieces_and_then_its_fault() -> None:
+    async with dragoman.open_engine(Counter) as engine:
+        call = Infer({"n": Tensor.of([3])}, parameters={"fail": True})
+        seen = []
+        with pytest.raises(errors.ModelFailed, match="model 'Counter' failed: ValueError: at the end"):
+            async for piece in engine.stream(Request(call, "Counter")):
+                assert isinstance(piece.answer, Inference)
+                seen.append(int(piece.answer.outputs["i"].data[0]))
+        assert seen == [0, 1, 2]
+        with pytest.raises(errors.NotSupported, match="several answers"):
+            await engine.infer("Counter", {"n": [2]})
+        assert int((await engine.infer("Counter", {"n": [1]}))["i"][0]) == 0
+
+
+async def test_metadata() -> None:
+    async with dragoman.open_engine(Doubler, Counter) as engine:
+        found = (await engine.call(Request(Describe(), "Doubler"))).answer
+        assert (found.name, found.versions, found.platform) == ("Doubler", (), "python")
+        assert [s.name for s in found.signature.outputs] == ["y", "sum"]
+        assert (await engine.call(Request(ListModels()))).answer == ("Counter", "Doubler")
+        assert (await engine.call(Request(DescribeServer()))).answer.name == "dragoman"
+        with pytest.raises(errors.ModelNotFound):
+            await engine.call(Request(Ready(), "nope"))
+
+
+async def test_a_server_with_no_model_or_a_failed_one_is_not_ready() -> None:
+    async with Engine(Repository()) as empty:
+        assert not empty.ready()
+
+    class Broken(dragoman.Model):
+        def load(self) -> None:
+            raise OSError("no such weights")
+
+    async with dragoman.open_engine(Broken, Doubler) as engine:
+        assert not engine.ready()
+        assert (await engine.call(Request(Ready(), "Doubler"))).answer
+        assert not (await engine.call(Request(Ready(), "Broken"))).answer
+        with pytest.raises(errors.NotReady, match="failed to load 'Broken', OSError: no such weights"):
+            await engine.infer("Broken", {})
+        await engine.infer("Doubler", {"x": X})
+
+
+class Changing(Repository):
+    """A repository whose one model becomes another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.models: dict[str, Any] = {}
+
+    def scan(self) -> dict[str, Source]:
+        def source(target: Any) -> Source:
+            return Source(lambda: [ModelSpec(name="m", runtime="python", target=target)])
+
+        return {name: source(target) for name, target in self.models.items()}
+
+
+class Slow(dragoman.Model):
+    placement = "inline"
+
+    async def infer(self, call: Infer) -> Any:
+        await asyncio.sleep(0.05)
+        return {"who": np.array([b"old"])}
+
+
+class New(dragoman.Model):
+    placement = "inline"
+
+    def infer(self, call: Infer) -> Any:
+        return {"who": np.array([b"new"])}
+
+
+class Unloadable(dragoman.Model):
+    def load(self) -> None:
+        raise ValueError("bad weights")
+
+
+@pytest.fixture
+async def changing() -> AsyncIterator[tuple[Engine, Changing]]:
+    repository = Changing()
+    repository.models["m"] = Slow
+    async with Engine(repository, Identity(control_token="secret")) as engine:
+        yield engine, repository
+
+
+async def who(engine: Engine) -> bytes:
+    found: bytes = (await engine.infer("m", {}))["who"][0]
+    return found
+
+
+async def test_replacing_a_model_drops_no_call(changing: tuple[Engine, Changing]) -> None:
+    engine, repository = changing
+    before = [asyncio.ensure_future(who(engine)) for _ in range(5)]
+    await asyncio.sleep(0)
+    repository.models["m"] = New
+    await engine.call(Request(Load("secret"), "m"))
+    assert await who(engine) == b"new"
+    assert await asyncio.gather(*before) == [b"old"] * 5
+
+
+async def test_a_new_model_that_cannot_be_loaded_leaves_the_old_one(changing: tuple[Engine, Changing]) -> None:
+    engine, repository = changing
+    repository.models["m"] = Unloadable
+    with pytest.raises(errors.InvalidInput, match="failed to load 'm', ValueError: bad weights"):
+        await engine.call(Request(Load("secret"), "m"))
+    assert await who(engine) == b"old"
+    assert engine.ready()
+
+
+async def test_unloading_and_the_index(changing: tuple[Engine, Changing]) -> None:
+    engine, _ = changing
+    under_way = asyncio.ensure_future(who(engine))
+    await asyncio.sleep(0)
+    await engine.call(Request(Unload("secret"), "m"))
+    with pytest.raises(errors.ModelNotFound):
+        await who(engine)
+    (entry,) = (await engine.call(Request(Index("secret")))).answer
+    assert (entry.name, entry.state, entry.reason) == ("m", "UNAVAILABLE", "unloaded")
+    assert (await engine.call(Request(Index("secret", ready=True)))).answer == ()
+    assert await under_way == b"old"
+    with pytest.raises(errors.ModelNotFound):
+        await engine.call(Request(Unload("secret"), "m"))
+    await engine.call(Request(Load("secret"), "m"))
+    assert await who(engine) == b"old"
+
+
+@pytest.mark.parametrize("call", [Load, Unload, Index])
+async def test_control_needs_the_token(changing: tuple[Engine, Changing], call: Any) -> None:
+    engine, repository = changing
+    with pytest.raises(errors.Unauthorized):
+        await engine.call(Request(call("wrong"), "m"))
+    async with Engine(repository) as closed:
+        with pytest.raises(errors.Forbidden, match="--control-token"):
+            await closed.call(Request(call(""), "m"))
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "a b", "x\n"])
+async def test_control_touches_no_disk_for_odd_names(changing: tuple[Engine, Changing], name: str) -> None:
+    engine, _ = changing
+    with pytest.raises(errors.InvalidInput, match="is not allowed"):
+        await engine.call(Request(Load("secret"), name))
+
+
+async def test_draining_finishes_what_is_under_way_and_takes_nothing_new(changing: tuple[Engine, Changing]) -> None:
+    engine, _ = changing
+    under_way = asyncio.ensure_future(who(engine))
+    await asyncio.sleep(0)
+    draining = asyncio.ensure_future(engine.drain())
+    await asyncio.sleep(0)
+    assert not engine.ready()
+    with pytest.raises(errors.NotReady):
+        await who(engine)
+    await draining
+    assert await under_way == b"old"

@@ -1,0 +1,43 @@
+"""Which version answers."""
+
+import pytest
+
+from dragoman.core.errors import ModelNotFound
+from dragoman.core.spec import ModelSpec
+from dragoman.engine.deployment import Deployment
+from dragoman.engine.registry import Registry
+
+
+def deployed(*versions: str) -> dict[str, Deployment]:
+    return {v: Deployment(ModelSpec(name="m", version=v), lambda: None) for v in versions}
+
+
+@pytest.mark.parametrize(
+    ("versions", "default", "expected"),
+    [
+        (["1", "2", "10"], "", "10"),
+        (["1", "2", "10"], "2", "2"),
+        (["v1", "v2"], "", "v2"),
+        (["v9", "3"], "", "3"),
+        (["", "7"], "", ""),
+        ([""], "", ""),
+    ],
+)
+async def test_the_default_version(versions: list[str], default: str, expected: str) -> None:
+    registry = Registry()
+    registry.put("m", deployed(*versions), default)
+    assert registry.find("m").spec.version == expected
+    assert all(registry.find("m", v).spec.version == v for v in versions if v)
+
+
+async def test_what_is_not_there_is_told() -> None:
+    registry = Registry()
+    registry.put("m", deployed("1", "2"))
+    with pytest.raises(ModelNotFound, match="Request for unknown model: 'nope' is not found"):
+        registry.find("nope")
+    with pytest.raises(ModelNotFound, match=r"'m' version '3' is not found; there are 1, 2"):
+        registry.find("m", "3")
+    assert registry.versions("m") == ["1", "2"]
+    assert [d.spec.version for d in registry.take("m")] == ["1", "2"]
+    with pytest.raises(ModelNotFound):
+        registry.take("m")

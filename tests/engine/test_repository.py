@@ -1,0 +1,179 @@
+"""What is found on disk, and what files beside a model say of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.core.datatypes import FP32
+from dragoman.core.errors import InvalidInput
+from dragoman.core.signature import TensorSpec
+from dragoman.core.spec import ModelSpec
+from dragoman.engine.model_files import server_settings
+from dragoman.engine.repository import DiskRepository
+from dragoman.server import settings_for
+
+
+def write(path: Path, text: str | bytes = b"") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def found(*paths: Path | str, policy: str = "latest", **defaults: Any) -> dict[str, list[ModelSpec]]:
+    repository = DiskRepository([str(p) for p in paths], defaults, policy)
+    return {name: source.specs() for name, source in repository.scan().items()}
+
+
+def only(specs: dict[str, list[ModelSpec]]) -> ModelSpec:
+    ((spec,),) = specs.values()
+    return spec
+
+
+def test_a_file_is_a_model_called_as_the_file(tmp_path: Path) -> None:
+    file = write(tmp_path / "resnet.onnx")
+    spec = only(found(file))
+    assert (spec.name, spec.runtime, spec.uri, spec.version) == ("resnet", "onnx", str(file), "")
+
+
+def test_a_folder_with_one_model_file_is_that_model(tmp_path: Path) -> None:
+    file = write(tmp_path / "iris" / "model.joblib")
+    write(tmp_path / "iris" / "README.md")
+    spec = only(found(tmp_path / "iris"))
+    assert (spec.name, spec.runtime, spec.uri) == ("iris", "sklearn", str(file))
+
+
+def test_a_folder_of_models_holds_files_and_folders(tmp_path: Path) -> None:
+    write(tmp_path / "a.onnx")
+    write(tmp_path / "b" / "model.pt2")
+    write(tmp_path / "c" / "model.py")
+    write(tmp_path / "train.py")
+    write(tmp_path / ".hidden" / "x.onnx")
+    write(tmp_path / "empty" / "notes.txt")
+    specs = found(tmp_path)
+    assert {n: s[0].runtime for n, s in specs.items()} == {"a": "onnx", "b": "torch", "c": "python"}
+
+
+def test_models_lie_at_any_depth(tmp_path: Path) -> None:
+    write(tmp_path / "team" / "one" / "iris" / "model.ubj")
+    assert only(found(tmp_path)).name == "iris"
+
+
+@pytest.mark.parametrize(("policy", "versions"), [("latest", ["10"]), ("all", ["1", "2", "10"]), ("1,10", ["1", "10"])])
+def test_integer_folders_are_versions(tmp_path: Path, policy: str, versions: list[str]) -> None:
+    for version in ("1", "2", "10"):
+        write(tmp_path / "m" / version / "model.onnx")
+    specs = found(tmp_path / "m", policy=policy)["m"]
+    assert [s.version for s in specs] == versions
+    assert all(s.uri == str(tmp_path / "m" / s.version / "model.onnx") for s in specs)
+
+
+def test_a_listed_version_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "m" / "1" / "model.onnx")
+    with pytest.raises(InvalidInput, match="wants 3, there are 1"):
+        found(tmp_path / "m", policy="1,3")
+
+
+def test_module_and_object(tmp_path: Path) -> None:
+    spec = only(found("package.module:Thing"))
+    assert (spec.name, spec.runtime, spec.uri) == ("Thing", "python", "package.module:Thing")
+
+
+def test_model_settings_json(tmp_path: Path) -> None:
+    write(tmp_path / "m" / "weights.joblib")
+    settings = {
+        "name": "renamed",
+        "implementation": "mlserver_sklearn.SKLearnModel",
+        "max_batch_size": 16,
+        "max_batch_time": 0.5,
+        "platform": "sklearn",
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4], "parameters": {"content_type": "np"}}],
+        "parameters": {"uri": "./weights.joblib", "version": "v1", "extra": {"method": "predict"}},
+    }
+    write(tmp_path / "m" / "model-settings.json", json.dumps(settings))
+    spec = only(found(tmp_path))
+    assert (spec.name, spec.version, spec.runtime) == ("renamed", "v1", "sklearn")
+    assert Path(spec.uri) == tmp_path / "m" / "weights.joblib"
+    assert (spec.max_batch_size, spec.max_batch_wait_s, spec.platform) == (16, 0.5, "sklearn")
+    assert spec.inputs == (TensorSpec("x", FP32, (-1, 4)),)
+    assert spec.parameters == {"method": "predict"}
+
+
+def test_an_implementation_in_the_models_own_folder(tmp_path: Path) -> None:
+    file = write(tmp_path / "m" / "models.py")
+    write(tmp_path / "m" / "model-settings.json", json.dumps({"name": "m", "implementation": "models.Mine"}))
+    spec = only(found(tmp_path))
+    assert (spec.runtime, spec.uri) == ("python", f"{file}:Mine")
+
+
+def test_dragoman_toml_for_one_model_and_for_a_repository(tmp_path: Path) -> None:
+    write(tmp_path / "a" / "model.onnx")
+    write(tmp_path / "a" / "dragoman.toml", '[model]\nreplicas = 2\nplacement = "process"\nmax_queue = 5\n')
+    write(tmp_path / "b.onnx")
+    write(tmp_path / "dragoman.toml", "[server]\nhttp_port = 9000\n[models.b]\nmax_batch_size = 4\n")
+    specs = found(tmp_path, replicas=1)
+    assert (specs["a"][0].replicas, specs["a"][0].placement, specs["a"][0].max_queue) == (2, "process", 5)
+    assert specs["b"][0].max_batch_size == 4
+    assert settings_for([str(tmp_path)]).http_port == 9000
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[model]\nreplica = 2", "no model setting 'replica'"),
+        ("[model]\nreplicas = 'two'", "'replicas' has the wrong kind of value: 'two'"),
+        ("[model]\nplacement = 'moon'", "'placement' expects one of inline, thread, process, got 'moon'"),
+        ("[model]\nallow_pickle = true", "for whoever starts the server to say"),
+        ("[modell]\n", "there is no table"),
+        ("[model", "cannot be read"),
+        ('[model]\ninputs = [{name = "x", datatype = "FP33", shape = [1]}]', "datatype 'FP33' is not known"),
+    ],
+)
+def test_mistakes_in_a_file_are_told(tmp_path: Path, text: str, message: str) -> None:
+    write(tmp_path / "m" / "model.onnx")
+    write(tmp_path / "m" / "dragoman.toml", text)
+    with pytest.raises(InvalidInput, match=message):
+        found(tmp_path)
+
+
+def test_an_override_for_a_model_that_is_not_there_is_told(tmp_path: Path) -> None:
+    write(tmp_path / "a.onnx")
+    write(tmp_path / "b.onnx")
+    write(tmp_path / "dragoman.toml", "[models.c]\nreplicas = 2")
+    with pytest.raises(InvalidInput, match="there is no model 'c' here"):
+        found(tmp_path)
+
+
+def test_nothing_to_serve_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="found no model in"):
+        found(tmp_path)
+    with pytest.raises(InvalidInput, match="is not there; expected a model file"):
+        found(tmp_path / "nope")
+    with pytest.raises(InvalidInput, match="no runtime is known for the file"):
+        found(write(tmp_path / "x.csv"))
+
+
+def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a" / "m.onnx")
+    write(tmp_path / "b" / "m.onnx")
+    with pytest.raises(InvalidInput, match="two models are called 'm'"):
+        found(tmp_path / "a" / "m.onnx", tmp_path / "b" / "m.onnx")
+
+
+def test_a_folder_whose_name_cannot_be_in_a_url_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "my model" / "model.onnx")
+    with pytest.raises(InvalidInput, match="'my model' is not allowed"):
+        found(tmp_path)
+
+
+def test_server_settings_from_settings_json(tmp_path: Path) -> None:
+    write(tmp_path / "settings.json", json.dumps({"http_port": 9090, "gzip_enabled": False, "debug": True}))
+    assert server_settings(tmp_path) == {"http_port": 9090, "compress_responses": False}
+
+
+@pytest.mark.parametrize("name", ["allow_pickle", "control_token"])
+def test_what_guards_the_operator_is_not_read_from_the_folder(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "dragoman.toml", f"[server]\n{name} = true")
+    with pytest.raises(InvalidInput, match="for whoever starts the server to say"):
+        settings_for([str(tmp_path)])
