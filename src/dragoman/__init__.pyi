@@ -28,3 +28,5 @@ from dragoman.server import Server as Server
 from dragoman.server import open_engine as open_engine
 from dragoman.server import serve as serve
 from dragoman.settings import Settings as Settings
+
+__all__: list[str]

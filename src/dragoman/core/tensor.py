@@ -52,6 +52,8 @@ class Tensor:
         datatype or a number does not fit.
         """
         array = np.asarray(value)
+        if array.dtype.kind in "SU" and not isinstance(value, np.ndarray):
+            array = np.array(value, dtype=object)  # NumPy's own strings drop NUL characters at their end
         found = datatype_of(array.dtype)
         if found is BYTES:
             array = _as_bytes(array)

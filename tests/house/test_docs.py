@@ -1,0 +1,113 @@
+"""What the pages say works: their Python runs, their servers start, and their requests are answered."""
+
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_BLOCK = re.compile(r"(?:`([\w./-]+\.py)`:\n\n)?```(\w+)\n(.*?)```", re.S)
+
+
+def blocks(page: Path) -> Iterator[tuple[str, str, str]]:
+    """The file name before a block if any, its language and its text."""
+    yield from _BLOCK.findall(page.read_text())
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        port: int = bound.getsockname()[1]
+        return port
+
+
+class Shell:
+    """Runs the commands of a page: a server in the background until the next one, curl against it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = 0
+        self.server: subprocess.Popen[bytes] | None = None
+
+    def run(self, command: str) -> None:
+        if command.startswith("dragoman serve"):
+            self.serve(command.split()[1:])
+        elif command.startswith("curl"):
+            self.curl(command)
+
+    def serve(self, arguments: list[str]) -> None:
+        self.stop()
+        self.port = free_port()
+        ports = ["--http-port", str(self.port), "--grpc-port", "-1"]
+        self.server = subprocess.Popen(
+            [sys.executable, "-m", "dragoman", *arguments, *ports], cwd=self.folder, stderr=subprocess.DEVNULL
+        )
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v2/health/ready").close()
+                return
+            except OSError:
+                assert self.server.poll() is None, f"the server ended: {arguments}"
+                time.sleep(0.05)
+        raise AssertionError(f"not ready: {arguments}")
+
+    def curl(self, command: str) -> None:
+        local = command.replace("127.0.0.1:8080", f"127.0.0.1:{self.port}")
+        done = subprocess.run(local.replace("curl", "curl -sS", 1), shell=True, capture_output=True, check=True)
+        assert done.stdout, f"no answer to {command}"
+        assert "error" not in json.loads(done.stdout), done.stdout
+
+    def stop(self) -> None:
+        if self.server is not None:
+            self.server.send_signal(signal.SIGTERM)
+            assert self.server.wait(20) == 0
+            self.server = None
+
+
+@pytest.fixture
+def shell(tmp_path: Path, iris_onnx: bytes) -> Iterator[Shell]:
+    (tmp_path / "iris.onnx").write_bytes(iris_onnx)
+    (tmp_path / "models").mkdir()
+    shutil.copy(tmp_path / "iris.onnx", tmp_path / "models")
+    made = Shell(tmp_path)
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def iris_onnx() -> bytes:
+    from skl2onnx import to_onnx
+    from sklearn.datasets import load_iris
+    from sklearn.linear_model import LogisticRegression
+
+    x, y = load_iris(return_X_y=True)
+    model = LogisticRegression(max_iter=1000).fit(x, y)
+    text: bytes = to_onnx(model, x[:1].astype("float32"), options={"zipmap": False}).SerializeToString()
+    return text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_a_page_works_as_written(page: Path, shell: Shell) -> None:
+    for name, language, text in blocks(page):
+        if language == "python" and name:
+            (shell.folder / name).write_text(text)
+        elif language == "python":
+            subprocess.run([sys.executable, "-W", "error", "-c", text], cwd=shell.folder, check=True)
+        elif language == "sh":
+            for command in re.sub(r"'[^']*'", lambda m: m[0].replace("\n", " "), text).splitlines():
+                shell.run(command)
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "docs" / "why").glob("*.md"))], ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
