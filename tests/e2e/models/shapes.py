@@ -1,0 +1,95 @@
+"""Models whose answers are known beforehand, for clients to ask."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import dragoman
+from dragoman import BYTES, FP32, INT32, INT64, Infer, Inference, Model, TensorSpec
+
+
+class SumDiff(Model):
+    """Two vectors in, their sum and difference out."""
+
+    inputs = (TensorSpec("INPUT0", INT32, (-1, 16)), TensorSpec("INPUT1", INT32, (-1, 16)))
+    outputs = (TensorSpec("OUTPUT0", INT32, (-1, 16)), TensorSpec("OUTPUT1", INT32, (-1, 16)))
+    platform = "test"
+    placement = "thread"
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        a, b = (call.inputs[name].data for name in ("INPUT0", "INPUT1"))
+        return {"OUTPUT0": a + b, "OUTPUT1": a - b}
+
+
+class Echo(Model):
+    """Gives back whatever comes, and the parameters of the request."""
+
+    placement = "thread"
+
+    def infer(self, call: Infer) -> Inference:
+        return Inference(call.inputs, call.parameters)
+
+
+class Upper(Model):
+    inputs = (TensorSpec("text", BYTES, (-1,)),)
+    outputs = (TensorSpec("upper", BYTES, (-1,)), TensorSpec("length", INT64, (-1,)))
+    placement = "thread"
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        texts = [element.decode() for element in call.inputs["text"].data]
+        return {"upper": np.array([t.upper() for t in texts]), "length": np.array([len(t) for t in texts])}
+
+
+class Scores(Model):
+    """The scores of four classes, as they come."""
+
+    inputs = (TensorSpec("x", FP32, (-1, 4)),)
+    outputs = (TensorSpec("scores", FP32, (-1, 4)),)
+    placement = "thread"
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        return {"scores": call.inputs["x"].data}
+
+
+class Count(Model):
+    """Counts to n, one answer a number; a negative n is a fault after as many answers."""
+
+    inputs = (TensorSpec("n", INT32, (1,)),)
+    outputs = (TensorSpec("i", INT32, (1,)),)
+
+    def infer(self, call: Infer) -> Iterator[dict[str, Any]]:
+        n = int(call.inputs["n"].data[0])
+        for i in range(abs(n)):
+            yield {"i": np.array([i], np.int32)}
+        if n < 0:
+            raise ValueError("no more fingers")
+
+
+class Ticks(Model):
+    """Ticks for a minute and tells in a file that nobody listens any more."""
+
+    inputs = (TensorSpec("file", BYTES, (1,)),)
+    outputs = (TensorSpec("i", INT32, (1,)),)
+
+    def infer(self, call: Infer) -> Iterator[dict[str, Any]]:
+        path = call.inputs["file"].data[0].decode()
+        try:
+            for i in range(6000):
+                yield {"i": np.array([i], np.int32)}
+                time.sleep(0.01)
+        finally:
+            with open(path, "w") as file:
+                file.write("closed")
+
+
+class Sleep(Model):
+    """Takes as many seconds as it is told."""
+
+    inputs = (TensorSpec("x", dragoman.FP64, (1,)),)
+    outputs = (TensorSpec("x", dragoman.FP64, (1,)),)
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        time.sleep(float(call.inputs["x"].data[0]))
+        return {"x": call.inputs["x"].data}

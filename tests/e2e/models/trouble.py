@@ -1,0 +1,72 @@
+"""Models that go wrong when they are told to."""
+
+import ctypes
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dragoman import FP64, Infer, Model, TensorSpec
+
+
+class Twice(Model):
+    """Twice the numbers; a little slow, so that many calls are under way."""
+
+    inputs = (TensorSpec("x", FP64, (-1,)),)
+    outputs = (TensorSpec("y", FP64, (-1,)),)
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        time.sleep(0.002)
+        return {"y": 2 * call.inputs["x"].data}
+
+
+class Raises(Twice):
+    def infer(self, call: Infer) -> dict[str, Any]:
+        raise ValueError(f"cannot do {call.inputs['x'].data[0]:g}")
+
+
+class Exits(Twice):
+    """Ends its process when it meets a negative number."""
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        if call.inputs["x"].data[0] < 0:
+            os._exit(1)
+        return super().infer(call)
+
+
+class Segfaults(Twice):
+    """Reads from address 0 when it meets a negative number."""
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        if call.inputs["x"].data[0] < 0:
+            ctypes.string_at(0)
+        return super().infer(call)
+
+
+class Stuck(Twice):
+    """Never answers, and tells nobody."""
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        while True:
+            time.sleep(60)
+
+
+class Unloadable(Twice):
+    def load(self) -> None:
+        raise RuntimeError("the weights are gone")
+
+
+class SlowToLoad(Twice):
+    """Loads until the file that the environment names is there."""
+
+    def load(self) -> None:
+        gate = Path(os.environ["TEST_GATE"])
+        while not gate.exists():
+            time.sleep(0.02)
+
+
+class NotANumber(Twice):
+    def infer(self, call: Infer) -> dict[str, Any]:
+        return {"y": np.full(call.inputs["x"].data.shape, np.nan)}
