@@ -1,6 +1,7 @@
 """A Unix stream socket that carries frames, on the event loop."""
 
 import asyncio
+import select
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -14,15 +15,23 @@ _AT_ONCE = 512  # pieces a system call; IOV_MAX is 1024
 class Channel:
     """A socket that carries frames, on the running event loop.
 
-    `received` gets each frame; `lost` is called once, when the other end is gone; a frame cut off by that is
-    dropped. Asyncio's own transports would copy what does not fit into the socket at once.
+    `received` gets each frame. `rest` is called when all that one turn of the loop brought has been received.
+    `lost` is called once, when the other end is gone; a frame cut off by that is dropped. Asyncio's own transports
+    would copy what does not fit into the socket at once.
     """
 
-    def __init__(self, sock: socket.socket, received: Callable[[Frame], None], lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        received: Callable[[Frame], None],
+        lost: Callable[[], None],
+        rest: Callable[[], None] | None = None,
+    ) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._received = received
         self._lost = lost
+        self._rest = rest
         self._parser = Parser()
         self._out: deque[Buffer] = deque()
         self._soon = False
@@ -30,7 +39,12 @@ class Channel:
         self._drained: asyncio.Future[None] | None = None
         self.closed = False
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(sock.fileno(), self.read)
+        self._loop.add_reader(sock.fileno(), self._turn)
+
+    def _turn(self) -> None:
+        self.read()
+        if self._rest is not None:
+            self._rest()
 
     def read(self) -> None:
         """Take in what has come; never waits."""
@@ -51,12 +65,12 @@ class Channel:
             if count < len(room):
                 return
 
-    def send(self, pieces: list[Buffer]) -> None:
+    def send(self, pieces: list[Buffer], *, now: bool = False) -> None:
         """Send a frame. Small ones gather until the loop's next turn; a large one shares memory, so it goes now."""
         if self.closed:
             return
         self._out.extend(pieces)
-        if len(pieces) > 1:
+        if now or len(pieces) > 1:
             self.flush()
         elif not self._soon:
             self._soon = True
@@ -65,19 +79,29 @@ class Channel:
     def flush(self) -> None:
         """Give the system what it takes of the frames to send."""
         self._soon = False
-        if self.closed:
-            return
         while self._out:
-            try:
-                sent = self._sock.sendmsg(list(islice(self._out, _AT_ONCE)))
-            except (BlockingIOError, InterruptedError):
-                self._wait_for_room()
+            if not self._sent_some():
+                if not self._blocked:
+                    self._blocked = True
+                    self._loop.add_writer(self._sock.fileno(), self.flush)
                 return
-            except OSError:  # nobody reads any more; what was sent to us before that is still to be read
-                self._out.clear()
-                break
-            self._forget(sent)
         self._all_sent()
+
+    def flush_all(self) -> None:
+        """Send everything, and block while the system has no room for it."""
+        while self._out:
+            if not self._sent_some():
+                select.select([], [self._sock], [])
+        self._all_sent()
+
+    def _sent_some(self) -> bool:
+        try:
+            self._forget(self._sock.sendmsg(list(islice(self._out, _AT_ONCE))))
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:  # nobody reads any more; what was sent to us before that is still to be read
+            self._out.clear()
+        return True
 
     async def drain(self) -> None:
         """Wait until everything is sent."""
@@ -105,11 +129,6 @@ class Channel:
                 return
             sent -= len(first)
             self._out.popleft()
-
-    def _wait_for_room(self) -> None:
-        if not self._blocked:
-            self._blocked = True
-            self._loop.add_writer(self._sock.fileno(), self.flush)
 
     def _all_sent(self) -> None:
         if self._blocked:

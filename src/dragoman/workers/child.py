@@ -68,21 +68,17 @@ class Worker:
 
     def __init__(self, executor: Executor, sock: socket.socket) -> None:
         self._executor = executor
+        self._loop = asyncio.get_running_loop()
         self._jobs: dict[int, _Job] = {}
         self._waiting: deque[_Job] = deque()
-        self._woken = asyncio.Event()
-        self._gone = False
-        self._channel = Channel(sock, self._received, self._lost)
+        self._busy = False
+        self._gone = asyncio.Event()
+        self._channel = Channel(sock, self._received, self._lost, self._work)
         self._channel.send(encode(Kind.LOADED, 0, executor.loaded))
 
     async def serve(self) -> None:
         """Until the other end of the socket is gone."""
-        while not self._gone:
-            self._woken.clear()
-            while self._waiting and not self._gone:
-                await self._run(self._waiting.popleft())
-                self._channel.read()  # the next call may have been cancelled meanwhile
-            await self._woken.wait()
+        await self._gone.wait()
         tasks = [job.task for job in self._jobs.values() if job.task is not None]
         for task in tasks:
             task.cancel()
@@ -91,31 +87,57 @@ class Worker:
     def _received(self, frame: Frame) -> None:
         match frame.kind:
             case Kind.CALL | Kind.STREAM:
-                self._begin(_Job(frame))
+                self._jobs[frame.job] = job = _Job(frame)
+                self._waiting.append(job)
             case Kind.CREDIT if frame.job in self._jobs:
                 for _ in range(frame.value()):
                     self._jobs[frame.job].credits.release()
             case Kind.CANCEL if frame.job in self._jobs:
                 job = self._jobs[frame.job]
                 job.cancelled = True
-                job.credits.release()
                 if job.task is not None:
                     job.task.cancel()
 
-    def _begin(self, job: _Job) -> None:
-        self._jobs[job.frame.job] = job
-        if self._executor.loaded.concurrent:
-            job.task = asyncio.get_running_loop().create_task(self._run(job))
-        else:
-            self._waiting.append(job)
-            self._woken.set()
-
     def _lost(self) -> None:
-        self._gone = True
-        self._woken.set()
-        for job in self._jobs.values():
-            job.cancelled = True
-            job.credits.release()
+        self._waiting.clear()
+        self._gone.set()
+
+    # --- the calls that wait ---------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        if self._executor.loaded.concurrent:
+            while self._waiting:
+                job = self._waiting.popleft()
+                job.task = self._loop.create_task(self._run(job))
+        elif self._waiting and not self._busy:
+            self._one(self._waiting.popleft())
+
+    def _next(self) -> None:
+        self._busy = False
+        self._channel.read()  # what waits may have been cancelled meanwhile
+        self._work()
+
+    def _one(self, job: _Job) -> None:
+        """One call of a model that does one at a time; here and now unless it is a stream."""
+        self._busy = True
+        if job.frame.kind == Kind.STREAM:
+            job.task = self._loop.create_task(self._run(job))
+            job.task.add_done_callback(lambda _task: self._next())
+            return
+        try:
+            last = encode(Kind.END, job.frame.job)
+            if not job.cancelled:
+                last = self._encoded(Kind.ANSWER, job, self._executor.one(Request(*job.frame.value())))
+        except BaseException as fault:
+            last = self._error(job, fault)
+        del self._jobs[job.frame.job]
+        # It leaves before the next call can crash this process, or the model write into the same array again.
+        self._channel.send(last, now=True)
+        self._channel.flush_all()
+        if self._waiting:
+            self._loop.call_soon(self._next)
+        else:
+            self._busy = False
 
     async def _run(self, job: _Job) -> None:
         last = encode(Kind.END, job.frame.job)
@@ -126,15 +148,11 @@ class Worker:
                     last = self._encoded(Kind.ANSWER, job, await self._executor.one_async(request))
                 else:
                     await self._stream(job, request)
-        except asyncio.CancelledError:
-            pass  # the server does not wait for it any more; END tells that it is done
-        except Exception as fault:
-            last = encode(Kind.ERROR, job.frame.job, _crossing(fault, f"model '{self._executor.name}' failed"))
-        finally:
-            del self._jobs[job.frame.job]
+        except BaseException as fault:
+            if not job.cancelled:  # else the server does not wait for it any more; END tells that it is done
+                last = self._error(job, fault)
+        del self._jobs[job.frame.job]
         self._channel.send(last)
-        if job.task is None:  # it leaves before the next call can crash or block this process
-            await self._channel.drain()
 
     async def _stream(self, job: _Job, request: Request[Any]) -> None:
         async with aclosing(self._executor.pieces_async(request)) as pieces:
@@ -142,8 +160,6 @@ class Worker:
                 self._channel.send(self._encoded(Kind.PIECE, job, piece))
                 await self._channel.drain()  # before the model may write into the same array again
                 await job.credits.acquire()
-                if job.cancelled:
-                    return
 
     def _encoded(self, kind: Kind, job: _Job, answer: Any) -> list[Buffer]:
         try:
@@ -152,8 +168,11 @@ class Worker:
             told = f"its answer cannot leave the worker process: {_named(fault)}"
             raise ModelFailed(f"model '{self._executor.name}' failed: {told}") from fault
 
+    def _error(self, job: _Job, fault: BaseException) -> list[Buffer]:
+        return encode(Kind.ERROR, job.frame.job, _crossing(fault, f"model '{self._executor.name}' failed"))
 
-def _crossing(fault: Exception, doing: str) -> DragomanError:
+
+def _crossing(fault: BaseException, doing: str) -> DragomanError:
     """The fault as the server can unpickle it: it may know neither the model's modules nor its own errors."""
     if isinstance(fault, DragomanError):
         known = next(c for c in type(fault).__mro__ if c.__module__ == errors.__name__)
@@ -162,7 +181,7 @@ def _crossing(fault: Exception, doing: str) -> DragomanError:
     return ModelFailed(f"{doing}: {_named(fault)}")
 
 
-def _named(fault: Exception) -> str:
+def _named(fault: BaseException) -> str:
     return f"{type(fault).__name__}: {fault}"[:1000]
 
 

@@ -27,7 +27,7 @@ Kind = Literal["value", "generator", "coroutine", "async generator"]
 _VERBS: Mapping[type[Call[Any]], tuple[str, Callable[[Any, Any, Signature], Any]]] = {Infer: ("infer", inference)}
 
 # What a model may raise that must not end its thread or the event loop: sys.exit() in a request, for one.
-_FAULTS = (Exception, SystemExit, KeyboardInterrupt)
+_FAULTS = (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError)
 
 
 def kind_of(method: Callable[..., Any]) -> Kind:
@@ -65,6 +65,7 @@ class Executor:
         except DragomanError as fault:
             raise ModelFailed(f"failed to load '{spec.name}', {fault.message}") from fault
         except _FAULTS as fault:
+            _unless_ours(fault)
             log.exception("model '%s' could not be loaded", spec.name)
             raise ModelFailed(f"failed to load '{spec.name}', {_told(fault)}") from fault
 
@@ -79,7 +80,8 @@ class Executor:
             result = self.model.close()
             if inspect.isawaitable(result):
                 await result
-        except _FAULTS:
+        except _FAULTS as fault:
+            _unless_ours(fault)
             log.exception("model '%s' failed to close", self.name)
 
     # --- for plain methods and generators, in any thread -------------------------------------------------
@@ -117,6 +119,7 @@ class Executor:
             try:
                 return self._finish(await self._method(request)(request.call), request)
             except _FAULTS as fault:
+                _unless_ours(fault)
                 raise self._failed(fault, request) from fault
         first_two = []
         async with aclosing(self.pieces_async(request)) as pieces:
@@ -137,6 +140,7 @@ class Executor:
                     async for piece in source:
                         yield self._finish(piece, request)
             except _FAULTS as fault:
+                _unless_ours(fault)
                 raise self._failed(fault, request) from fault
         else:
             with closing(self.pieces(request)) as pieces:
@@ -203,6 +207,13 @@ def _describe(model: Model, spec: ModelSpec) -> Loaded:
         concurrent=bool(kinds & {"coroutine", "async generator"}),
         placement=model.placement,
     )
+
+
+def _unless_ours(fault: BaseException) -> None:
+    """Raise a cancellation again if this task is being cancelled; else it is the model's own affair, and a fault."""
+    task = asyncio.current_task()
+    if isinstance(fault, asyncio.CancelledError) and (task is None or task.cancelling()):
+        raise fault
 
 
 async def _here(function: Callable[..., Any], *arguments: Any) -> Any:

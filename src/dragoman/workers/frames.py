@@ -6,11 +6,16 @@ them. Pickle is safe here because only our own child holds the other end; nothin
 """
 
 import enum
+import io
 import pickle
 import struct
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from dragoman.core.datatypes import DATATYPES
+from dragoman.core.tensor import NONE, Parameters, Tensor
 
 Buffer = bytes | memoryview
 
@@ -65,8 +70,11 @@ def encode(kind: Kind, job: int = 0, value: object = None) -> list[Buffer]:
     if value is None:
         return [_HEAD.pack(kind, 0, job, 0)]
     arrays: list[pickle.PickleBuffer] = []
-    parts: list[Buffer] = [pickle.dumps(value, 5, buffer_callback=arrays.append)]
-    parts += [array.raw() for array in arrays]
+    into = io.BytesIO()
+    pickler = pickle.Pickler(into, 5, buffer_callback=arrays.append)
+    pickler.dispatch_table = _REDUCED
+    pickler.dump(value)
+    parts: list[Buffer] = [into.getbuffer(), *(array.raw() for array in arrays)]
     lengths = [len(part) for part in parts]
     count = len(parts)
     table = struct.pack(f"<{count}Q", *lengths) + _PADS[-8 * count % _ALIGN]
@@ -130,6 +138,24 @@ class Parser:
         self._large[: self._filled] = self._small[body : self._end]
         self._end = 0
         return []
+
+
+def _reduced(tensor: Tensor) -> tuple[Any, ...]:
+    """A tensor in plain words, and its memory; NumPy's own way takes three times as long."""
+    data: Any = tensor.data
+    parameters = dict(tensor.parameters) if tensor.parameters else None
+    if data.dtype.hasobject:
+        return Tensor, (data, tensor.datatype, parameters or {})
+    if not data.flags.c_contiguous:
+        data = np.ascontiguousarray(data)
+    return _tensor, (tensor.datatype.name, data.dtype.str, data.shape, pickle.PickleBuffer(data), parameters)
+
+
+def _tensor(datatype: str, dtype: str, shape: tuple[int, ...], memory: Any, parameters: Parameters | None) -> Tensor:
+    return Tensor(np.ndarray(shape, dtype, memory), DATATYPES[datatype], parameters or NONE)
+
+
+_REDUCED: Mapping[type, Any] = {Tensor: _reduced}
 
 
 def _padded(length: int) -> int:

@@ -1,61 +1,25 @@
-"""A pool in this process: on the event loop, or in threads that each hold a replica of the model."""
+"""A pool in this process: threads that each hold a replica of the model, or the event loop."""
 
 import asyncio
+import logging
 import queue
 import threading
+import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import aclosing, closing
 from typing import Any
 
 from dragoman.core.calls import Request
-from dragoman.core.errors import DragomanError, ModelFailed, WorkerLost
+from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.core.spec import ModelSpec
 from dragoman.workers.execute import Executor
-from dragoman.workers.pool import A, Loaded
+from dragoman.workers.inline import GRACE_S, InlinePool, stopped
+from dragoman.workers.pool import WINDOW, A, Loaded
 
-# How many pieces of a stream a model may be ahead of its reader.
-WINDOW = 16
+__all__ = ["InlinePool", "ThreadPool"]  # plugins know both places of this process by this module
 
-
-class InlinePool:
-    """The model runs on the event loop: for `async` models, and for those that answer at once."""
-
-    def __init__(self, spec: ModelSpec, changed: Callable[[], None]) -> None:
-        self._spec = spec
-        self._changed = changed
-        self._executor: Executor | None = None
-
-    @property
-    def ready(self) -> bool:
-        return self._executor is not None
-
-    @property
-    def capacity(self) -> int:
-        return 1
-
-    async def start(self) -> Loaded:
-        self._executor = await Executor.load(self._spec)
-        self._changed()
-        return self._executor.loaded
-
-    async def call(self, request: Request[A]) -> A:
-        answer: A = await self._running().one_async(request)
-        return answer
-
-    async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
-        async for piece in self._running().pieces_async(request):
-            yield piece
-
-    async def close(self) -> None:
-        executor, self._executor = self._executor, None
-        if executor is not None:
-            await executor.close()
-            self._changed()
-
-    def _running(self) -> Executor:
-        if self._executor is None:
-            raise WorkerLost(f"model '{self._spec.name}' is stopped")
-        return self._executor
+log = logging.getLogger("dragoman.worker")
 
 
 class _Job:
@@ -90,37 +54,37 @@ class ThreadPool:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._outcomes: deque[tuple[_Job, Any, BaseException | None, bool]] = deque()
         self._woken = False
-        self._executors: list[Executor] = []
-        self._on_loop = False
+        self._replicas: list[tuple[Executor, threading.Thread]] = []
+        self._inline: InlinePool | None = None
         self._pending: set[_Job] = set()
 
     @property
     def ready(self) -> bool:
-        return bool(self._executors)
+        return bool(self._replicas) or (self._inline is not None and self._inline.ready)
 
     @property
     def capacity(self) -> int:
-        return max(1, len(self._executors))
+        return max(1, len(self._replicas))
 
     async def start(self) -> Loaded:
         self._loop = asyncio.get_running_loop()
         executors = [await Executor.load(self._spec)]
-        self._on_loop = executors[0].asynchronous
-        if not self._on_loop and self._spec.target is None:
+        if executors[0].loaded.concurrent:
+            self._inline = InlinePool(self._spec, self._changed)
+            return self._inline.hold(executors[0])
+        if self._spec.target is None:
             executors += [await Executor.load(self._spec) for _ in range(self._spec.replicas - 1)]
-        self._executors = executors
-        if not self._on_loop:
-            for number, executor in enumerate(executors):
-                name = f"{self._spec.name}-{number}"
-                threading.Thread(target=self._work, args=(executor,), name=name, daemon=True).start()
+        for number, executor in enumerate(executors):
+            name = f"{self._spec.name}-{number}"
+            thread = threading.Thread(target=self._work, args=(executor,), name=name, daemon=True)
+            thread.start()
+            self._replicas.append((executor, thread))
         self._changed()
         return executors[0].loaded
 
     async def call(self, request: Request[A]) -> A:
-        if self._on_loop:
-            answer: A = await self._running().one_async(request)
-            return answer
-        self._running()
+        if self._inline is not None:
+            return await self._inline.call(request)
         future: asyncio.Future[A] = self._loop.create_future()
 
         def deliver(value: Any, error: BaseException | None, _last: bool) -> None:
@@ -132,8 +96,7 @@ class ThreadPool:
                 future.set_result(value)
 
         job = _Job(request, deliver)
-        self._pending.add(job)
-        self._jobs.put(job)
+        self._put(job)
         try:
             return await future
         finally:
@@ -141,17 +104,16 @@ class ThreadPool:
             self._pending.discard(job)
 
     async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
-        if self._on_loop:
-            async for piece in self._running().pieces_async(request):
-                yield piece
+        if self._inline is not None:
+            async with aclosing(self._inline.stream(request)) as pieces:
+                async for piece in pieces:
+                    yield piece
             return
-        self._running()
         # Bounded by the window: the thread waits for a credit before each further piece.
         arrived: asyncio.Queue[tuple[Any, BaseException | None, bool]] = asyncio.Queue()
         job = _Job(request, lambda *piece: arrived.put_nowait(piece))
         job.credits = threading.Semaphore(WINDOW)
-        self._pending.add(job)
-        self._jobs.put(job)
+        self._put(job)
         try:
             while True:
                 value, error, last = await arrived.get()
@@ -166,21 +128,29 @@ class ThreadPool:
             self._pending.discard(job)
 
     async def close(self) -> None:
-        executors, self._executors = self._executors, []
+        if self._inline is not None:
+            await self._inline.close()
+        replicas, self._replicas = self._replicas, []
+        if not replicas:
+            return
+        self._changed()
         for job in list(self._pending):
             job.cancel()
-            job.deliver(None, WorkerLost(f"model '{self._spec.name}' is stopped"), True)
-        if not self._on_loop:
-            for _ in executors:
-                self._jobs.put(None)
-        for executor in executors:
-            await executor.close()
-        self._changed()
+            job.deliver(None, stopped(self._spec), True)
+        for _ in replicas:
+            self._jobs.put(None)
+        await asyncio.to_thread(_join, [thread for _, thread in replicas])
+        for executor, thread in replicas:
+            if thread.is_alive():  # a thread cannot be stopped, and a model in use not be closed
+                log.warning("model '%s' still computes; it is left to end by itself", self._spec.name)
+            else:
+                await executor.close()
 
-    def _running(self) -> Executor:
-        if not self._executors:
-            raise WorkerLost(f"model '{self._spec.name}' is stopped")
-        return self._executors[0]
+    def _put(self, job: _Job) -> None:
+        if not self._replicas:
+            raise stopped(self._spec)
+        self._pending.add(job)
+        self._jobs.put(job)
 
     # --- in the model's thread ---------------------------------------------------------------------------
 
@@ -198,12 +168,13 @@ class ThreadPool:
             except BaseException as fault:
                 self._post(job, None, ModelFailed(f"{type(fault).__name__}: {fault}"), True)
 
-    def _stream(self, job: _Job, pieces: Iterator[Any], credit: threading.Semaphore) -> None:
-        for piece in pieces:
-            self._post(job, piece, None, False)
-            credit.acquire()
-            if job.cancelled:
-                break
+    def _stream(self, job: _Job, source: Generator[Any, None, None], credit: threading.Semaphore) -> None:
+        with closing(source) as pieces:
+            for piece in pieces:
+                self._post(job, piece, None, False)
+                credit.acquire()
+                if job.cancelled:
+                    break
         self._post(job, None, None, True)
 
     def _post(self, job: _Job, value: Any, error: BaseException | None, last: bool) -> None:
@@ -221,3 +192,9 @@ class ThreadPool:
         while self._outcomes:
             job, value, error, last = self._outcomes.popleft()
             job.deliver(value, error, last)
+
+
+def _join(threads: list[threading.Thread]) -> None:
+    end_s = time.monotonic() + GRACE_S
+    for thread in threads:
+        thread.join(max(0.0, end_s - time.monotonic()))

@@ -61,6 +61,7 @@ class Replica:
         self._short = False
         self._since_s = 0.0
         self._concurrent = False
+        self._ready = False
         self.held: dict[int, Job] = {}
         self.gone = asyncio.Event()
         self.end = ""
@@ -86,6 +87,7 @@ class Replica:
             await self.stop()
             raise
         self._concurrent = loaded.concurrent
+        self._ready = True
         return loaded
 
     @property
@@ -102,11 +104,12 @@ class Replica:
         return not self.held or (len(self.held) == 1 and (self._alone or self._short))
 
     def send(self, job: Job, pieces: list[Buffer]) -> None:
-        if not self.held:
+        idle = not self.held
+        if idle:
             self._begin(job)
         job.replica = self
         self.held[job.number] = job
-        self._channel.send(pieces)
+        self._channel.send(pieces, now=idle)
 
     def credit(self, job: Job, count: int) -> None:
         """Let a stream run `count` pieces further ahead."""
@@ -200,7 +203,7 @@ class Replica:
             self.gone.set()
 
     async def _see_off(self, process: subprocess.Popen[bytes], exited: asyncio.Task[None]) -> None:
-        idle = self._loaded.done() and not self.held
+        idle = self._ready and not self.held
         await asyncio.wait({exited}, timeout=_IDLE_GRACE_S if idle else _BUSY_GRACE_S)
         if not exited.done():
             process.terminate()

@@ -1,0 +1,100 @@
+"""A pool on the event loop of this process."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
+from typing import Any
+
+from dragoman.core.calls import Request
+from dragoman.core.errors import WorkerLost
+from dragoman.core.spec import ModelSpec
+from dragoman.workers.execute import Executor
+from dragoman.workers.pool import A, Loaded
+
+# How long calls may take to end when their pool is closed.
+GRACE_S = 1.0
+
+
+class InlinePool:
+    """The model runs on the event loop: for `async` models, and for those that answer at once."""
+
+    def __init__(self, spec: ModelSpec, changed: Callable[[], None]) -> None:
+        self._spec = spec
+        self._changed = changed
+        self._executor: Executor | None = None
+        self._running: set[asyncio.Task[Any]] = set()
+        self._idle = asyncio.Event()
+
+    @property
+    def ready(self) -> bool:
+        return self._executor is not None
+
+    @property
+    def capacity(self) -> int:
+        return 1
+
+    async def start(self) -> Loaded:
+        return self.hold(await Executor.load(self._spec))
+
+    def hold(self, executor: Executor) -> Loaded:
+        """Answer with a model that is loaded already."""
+        self._executor = executor
+        self._changed()
+        return executor.loaded
+
+    async def call(self, request: Request[A]) -> A:
+        if self._executor is None:
+            raise stopped(self._spec)
+        if not self._executor.loaded.concurrent:
+            answer: A = self._executor.one(request)
+        else:
+            with self._interrupted_by_close():
+                answer = await self._executor.one_async(request)
+        return answer
+
+    async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
+        if self._executor is None:
+            raise stopped(self._spec)
+        async with aclosing(self._executor.pieces_async(request)) as pieces:
+            while self._executor is not None:
+                try:
+                    with self._interrupted_by_close():
+                        piece = await anext(pieces)
+                except StopAsyncIteration:
+                    return
+                yield piece
+        raise stopped(self._spec)
+
+    async def close(self) -> None:
+        executor, self._executor = self._executor, None
+        if executor is None:
+            return
+        self._changed()
+        for task in self._running:
+            task.cancel()
+        if self._running:  # the model is closed when nothing uses it any more, if that does not take too long
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), GRACE_S)
+        await executor.close()
+
+    @contextmanager
+    def _interrupted_by_close(self) -> Iterator[None]:
+        """Let `close` cancel what this task awaits, as `asyncio.timeout` does: the caller sees WorkerLost."""
+        task = asyncio.current_task()
+        assert task is not None, "a pool is called from a task"
+        self._running.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._executor is None and not task.uncancel():
+                raise stopped(self._spec) from None
+            raise
+        finally:
+            self._running.discard(task)
+            if self._executor is None and not self._running:
+                self._idle.set()
+
+
+def stopped(spec: ModelSpec) -> WorkerLost:
+    """The fault of a call to a pool that is closed."""
+    return WorkerLost(f"model '{spec.name}' is stopped")

@@ -1,0 +1,253 @@
+"""Every pool gives the same answers, streams and errors."""
+
+import asyncio
+import gc
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from workers_harness import PLACES, ask, first, pool_of, processes, until
+
+from dragoman.core.calls import Infer, Request
+from dragoman.core.datatypes import BF16, BYTES, DATATYPES, datatype_of
+from dragoman.core.errors import (
+    DeadlineExceeded,
+    DragomanError,
+    InvalidInput,
+    InvalidOutput,
+    ModelFailed,
+    NotSupported,
+    WorkerLost,
+)
+from dragoman.core.tensor import Tensor, object_array
+
+everywhere = pytest.mark.parametrize("place", PLACES)
+
+
+def every_tensor() -> dict[str, Tensor]:
+    tensors = {}
+    for name, datatype in DATATYPES.items():
+        if datatype is BYTES:
+            continue
+        for shape in ((), (0,), (2, 0, 3), (2, 3), (70_000,)):
+            array = (np.arange(np.prod(shape, dtype=int)) % 100).reshape(shape).astype(datatype.dtype)
+            tensors[f"{name}{shape}"] = Tensor(array, datatype, {"p": 1} if shape == (2, 3) else {})
+    tensors["BYTES"] = Tensor(object_array([b"", b"a\0b", b"x" * 100_000], (3, 1)), BYTES)
+    tensors["no BYTES"] = Tensor(object_array([], (0,)), BYTES)
+    strided = np.arange(200_000, dtype=np.float32).reshape(400, 500)
+    tensors |= {"strided": Tensor.of(strided[::2, ::3]), "fortran": Tensor.of(np.asfortranarray(strided))}
+    return tensors
+
+
+@everywhere
+@pytest.mark.parametrize("model", ["Echo", "AsyncEcho"])
+async def test_what_goes_in_comes_out(place: str, model: str) -> None:
+    sent = every_tensor()
+    async with pool_of(place, model) as pool:
+        answer = await pool.call(Request(Infer(sent)))
+    assert list(answer.outputs) == list(sent)
+    for name, tensor in sent.items():
+        got = answer.outputs[name]
+        assert got.datatype is tensor.datatype, name
+        assert got.data.dtype == tensor.data.dtype, name
+        assert got.data.shape == tensor.data.shape, name
+        assert (got.data == tensor.data).all(), name
+        assert dict(got.parameters) == dict(tensor.parameters), name
+    assert answer.outputs["BF16(2, 3)"].datatype is BF16
+    assert datatype_of(answer.outputs["UINT16(2, 3)"].data.dtype) is not BF16
+
+
+async def test_arrays_share_the_received_buffer() -> None:
+    async with processes("Echo") as pool:
+        answer = await pool.call(Request(Infer({"a": Tensor.of(np.zeros(9)), "b": Tensor.of(np.zeros(90_000))})))
+    for tensor in answer.outputs.values():
+        assert not tensor.data.flags.writeable
+        assert not tensor.data.flags.owndata
+        assert tensor.data.ctypes.data % 16 == 0
+
+
+@everywhere
+@pytest.mark.parametrize("model", ["Acts", "AsyncActs"])
+@pytest.mark.parametrize(
+    ("do", "kind", "message"),
+    [
+        ("value", ModelFailed, "model 'm' failed: ValueError: seven is not allowed"),
+        ("input", InvalidInput, "input 'x' is bad"),
+        ("own", InvalidInput, "mine"),
+        ("exit", ModelFailed, "model 'm' failed: SystemExit: 3"),
+        ("none", InvalidOutput, "model 'm' failed: expected outputs, got None"),
+    ],
+)
+async def test_errors_reach_the_caller(
+    place: str, model: str, do: str, kind: type[DragomanError], message: str
+) -> None:
+    async with pool_of(place, model) as pool:
+        for _ in range(2):
+            with pytest.raises(kind) as caught:
+                await pool.call(ask(do=do))
+            assert caught.value.message == message
+            with pytest.raises(kind):
+                await anext(pool.stream(ask(do=do)))
+        assert first(await pool.call(ask(do="pid"))) > 0
+
+
+@everywhere
+@pytest.mark.parametrize("model", ["Acts", "AsyncActs"])
+async def test_a_cancellation_of_the_models_own_is_a_fault(place: str, model: str) -> None:
+    async with pool_of(place, model) as pool:
+        with pytest.raises(ModelFailed, match="CancelledError"):
+            await pool.call(ask(do="cancelled"))
+        assert first(await pool.call(ask(do="pid"))) > 0
+
+
+@everywhere
+async def test_outputs_are_checked(place: str) -> None:
+    async with pool_of(place, "Strict") as pool:
+        with pytest.raises(InvalidOutput, match="model 'm' failed: output 'y' is missing"):
+            await pool.call(ask(do="pid"))
+
+
+async def test_an_answer_that_cannot_be_pickled_costs_that_call_alone() -> None:
+    async with processes("Acts") as pool:
+        with pytest.raises(ModelFailed, match="its answer cannot leave the worker process"):
+            await pool.call(ask(do="lambda"))
+        assert first(await pool.call(ask(do="readonly"))) == 0
+
+
+async def test_an_input_that_cannot_be_pickled_costs_that_call_alone() -> None:
+    async with processes("Echo") as pool:
+        odd: Any = {"x": Tensor(object_array([lambda: 0], (1,)), BYTES)}
+        with pytest.raises(ModelFailed, match="its input cannot be sent"):
+            await pool.call(Request(Infer(odd)))
+        assert first(await pool.call(ask(3))) == 3
+
+
+@everywhere
+@pytest.mark.parametrize("model", ["Count", "AsyncCount"])
+async def test_streams(place: str, model: str) -> None:
+    async with pool_of(place, model) as pool:
+        assert [first(piece) async for piece in pool.stream(ask(100))] == list(range(100))
+        assert [piece async for piece in pool.stream(ask(0))] == []
+        assert first(await pool.call(ask(1))) == 0
+        with pytest.raises(NotSupported, match="no answer"):
+            await pool.call(ask(0))
+        with pytest.raises(NotSupported, match="several answers"):
+            await pool.call(ask(2))
+
+
+@everywhere
+@pytest.mark.parametrize("model", ["Echo", "AsyncEcho"])
+async def test_a_plain_answer_is_a_stream_of_one(place: str, model: str) -> None:
+    async with pool_of(place, model) as pool:
+        assert [first(piece) async for piece in pool.stream(ask(7))] == [7]
+
+
+@everywhere
+@pytest.mark.parametrize("model", ["Count", "AsyncCount"])
+async def test_a_stream_that_nobody_reads_stops_and_is_closed(place: str, model: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    async with pool_of(place, model) as pool:
+        pieces = pool.stream(ask(100_000, trace=trace))
+        assert first(await anext(pieces)) == 0
+        assert first(await anext(pieces)) == 1
+        await asyncio.sleep(0.1)  # time in which a model without a bound would get far
+        assert int(trace.read_text()) <= 18
+        await pieces.aclose()
+        await until((tmp_path / "trace.closed").exists)
+        assert [first(piece) async for piece in pool.stream(ask(3))] == [0, 1, 2]
+
+
+@everywhere
+@pytest.mark.parametrize("model", ["Echo", "AsyncEcho", "Count", "AsyncCount"])
+async def test_a_call_that_is_too_late_does_not_run(place: str, model: str) -> None:
+    async with pool_of(place, model) as pool:
+        late = ask(1, deadline_s=time.monotonic() - 1)
+        with pytest.raises(DeadlineExceeded, match="Request timeout expired"):
+            await pool.call(late)
+        with pytest.raises(DeadlineExceeded):
+            await anext(pool.stream(late))
+        assert first(await pool.call(ask(1, deadline_s=time.monotonic() + 60))) >= 0
+
+
+@everywhere
+async def test_many_at_once(place: str) -> None:
+    for model in ("Echo", "AsyncEcho"):
+        async with pool_of(place, model) as pool:
+            answers = await asyncio.gather(*(pool.call(ask(n)) for n in range(300)))
+            assert [first(a) for a in answers] == list(range(300))
+
+
+@everywhere
+async def test_a_model_that_does_not_load(place: str) -> None:
+    with pytest.raises(ModelFailed, match="failed to load 'm', RuntimeError: no weights here"):
+        async with pool_of(place, "Unloadable"):
+            pass
+
+
+@everywhere
+async def test_a_closed_pool_is_not_ready_and_refuses(place: str, tmp_path: Path) -> None:
+    async with pool_of(place, "TellsClose", parameters={"closed": str(tmp_path / "closed")}) as pool:
+        ready = pool.ready
+        assert ready
+        assert pool.capacity == 1
+        await pool.close()
+        ready = pool.ready
+        assert not ready
+        assert (tmp_path / "closed").exists()
+        with pytest.raises(WorkerLost, match="stopped"):
+            await pool.call(ask())
+        with pytest.raises(WorkerLost, match="stopped"):
+            await anext(pool.stream(ask()))
+
+
+@pytest.mark.parametrize(
+    ("place", "model"), [("thread", "Acts"), ("process", "Acts"), *((p, "AsyncActs") for p in PLACES)]
+)
+async def test_calls_that_run_and_wait_fail_on_close(place: str, model: str, tmp_path: Path) -> None:
+    asked = ask(do="hold", begun=tmp_path / "begun", go=tmp_path / "go", cancelled=tmp_path / "cancelled")
+    async with pool_of(place, model) as pool:
+        calls = [asyncio.create_task(pool.call(asked)) for _ in range(4)]
+        await until((tmp_path / "begun").exists)
+        began_s = time.monotonic()
+        closing = asyncio.create_task(pool.close())
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(r) for r in results] == [WorkerLost] * 4
+        (tmp_path / "go").touch()
+        await closing
+        assert time.monotonic() - began_s < 3
+    gc.collect()
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_a_running_async_call_is_cancelled(place: str, tmp_path: Path) -> None:
+    asked = ask(do="hold", begun=tmp_path / "begun", go=tmp_path / "go", cancelled=tmp_path / "cancelled")
+    async with pool_of(place, "AsyncActs") as pool:
+        call = asyncio.create_task(pool.call(asked))
+        await until((tmp_path / "begun").exists)
+        call.cancel()
+        await asyncio.wait({call})
+        assert call.cancelled()
+        await until((tmp_path / "cancelled").exists)
+        assert first(await pool.call(ask(do="pid"))) > 0
+
+
+@pytest.mark.parametrize("place", ["thread", "process"])
+async def test_cancelled_calls_that_wait_do_not_run(place: str, tmp_path: Path) -> None:
+    async with pool_of(place, "Acts") as pool:
+        running = asyncio.create_task(pool.call(ask(do="hold", begun=tmp_path / "begun", go=tmp_path / "go")))
+        await until((tmp_path / "begun").exists)
+        # The first of them already lies in the worker's socket.
+        waiting = [
+            asyncio.create_task(pool.call(ask(do="hold", begun=tmp_path / f"b{n}", go=tmp_path / "go")))
+            for n in range(3)
+        ]
+        last = asyncio.create_task(pool.call(ask(do="pid")))
+        await asyncio.sleep(0)
+        for call in waiting:
+            call.cancel()
+        await asyncio.wait(waiting)
+        (tmp_path / "go").touch()
+        assert first(await running) == first(await last)
+        assert not list(tmp_path.glob("b[0-9]"))

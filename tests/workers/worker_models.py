@@ -1,0 +1,181 @@
+"""Models that behave well, badly and fatally, for the tests of the pools; worker processes load them from this file."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dragoman.core.calls import Infer
+from dragoman.core.datatypes import BYTES, FP32
+from dragoman.core.errors import InvalidInput
+from dragoman.core.model import Model
+from dragoman.core.signature import TensorSpec
+from dragoman.core.tensor import Tensor, object_array
+
+
+def number(call: Infer) -> int:
+    return int(call.inputs["n"].data.flat[0])
+
+
+def told(call: Infer, key: str) -> Path:
+    return Path(str(call.parameters[key]))
+
+
+def wait_for(path: Path) -> None:
+    """Hold until a test makes the file."""
+    while not path.exists():
+        time.sleep(0.002)
+
+
+class Echo(Model):
+    def infer(self, call: Infer) -> Any:
+        return dict(call.inputs)
+
+
+class AsyncEcho(Model):
+    async def infer(self, call: Infer) -> Any:
+        await asyncio.sleep(0)
+        return dict(call.inputs)
+
+
+class Count(Model):
+    """As many pieces as the input says; `trace` names a file that tells how far it got."""
+
+    def infer(self, call: Infer) -> Iterator[Any]:
+        trace = call.parameters.get("trace")
+        made = 0
+        try:
+            for i in range(number(call)):
+                made = i + 1
+                if trace:
+                    Path(str(trace)).write_text(str(made))
+                yield {"i": np.array([i])}
+        finally:
+            if trace:
+                Path(f"{trace}.closed").write_text(str(made))
+
+
+class AsyncCount(Model):
+    async def infer(self, call: Infer) -> AsyncIterator[Any]:
+        trace = call.parameters.get("trace")
+        made = 0
+        try:
+            for i in range(number(call)):
+                made = i + 1
+                if trace:
+                    Path(str(trace)).write_text(str(made))
+                yield {"i": np.array([i])}
+        finally:
+            if trace:
+                Path(f"{trace}.closed").write_text(str(made))
+
+
+def act(what: str, call: Infer) -> Any:
+    match what:
+        case "value":
+            raise ValueError("seven is not allowed")
+        case "input":
+            raise InvalidInput("input 'x' is bad")
+        case "own":
+            raise OwnFault("mine")
+        case "cancelled":
+            raise asyncio.CancelledError
+        case "none":
+            return None
+        case "wrong":
+            return {"y": np.zeros(2, np.int64), "z": np.zeros(1)}
+        case "lambda":
+            return {"y": Tensor(object_array([lambda: 0], (1,)), BYTES)}
+        case "pid":
+            return {"pid": np.array([os.getpid()])}
+        case "readonly":
+            return {"writable": np.array([t.data.flags.writeable for t in call.inputs.values()])}
+    return fatal(what, call)
+
+
+def fatal(what: str, call: Infer) -> Any:
+    match what:
+        case "exit":
+            sys.exit(3)
+        case "os._exit":
+            os._exit(7)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "segfault":
+            ctypes.string_at(0)
+        case "hold":
+            told(call, "begun").touch()
+            wait_for(told(call, "go"))
+            return act(str(call.parameters.get("then", "pid")), call)
+    raise AssertionError(what)
+
+
+class OwnFault(InvalidInput):
+    """An error whose class only the model's own module knows."""
+
+
+class Acts(Model):
+    """Does what the parameter `do` says."""
+
+    def infer(self, call: Infer) -> Any:
+        return act(str(call.parameters["do"]), call)
+
+
+class AsyncActs(Model):
+    async def infer(self, call: Infer) -> Any:
+        what = str(call.parameters["do"])
+        if what != "hold":
+            return act(what, call)
+        told(call, "begun").touch()
+        try:
+            while not told(call, "go").exists():
+                await asyncio.sleep(0.002)
+        except asyncio.CancelledError:
+            told(call, "cancelled").touch()
+            raise
+        return act(str(call.parameters.get("then", "pid")), call)
+
+
+class Strict(Acts):
+    """Tells its output, so that wrong ones are found."""
+
+    outputs = (TensorSpec("y", FP32, (-1,)),)
+
+
+class Unloadable(Model):
+    def load(self) -> None:
+        raise RuntimeError("no weights here")
+
+
+class DiesInLoad(Model):
+    def load(self) -> None:
+        os._exit(9)
+
+
+class HangsInLoad(Model):
+    def load(self) -> None:
+        Path(self.spec.parameters["begun"]).write_text(str(os.getpid()))
+        while True:
+            time.sleep(1)
+
+
+class LoadsOnce(Acts):
+    """The second load fails, unless the file `mended` exists."""
+
+    def load(self) -> None:
+        first, mended = (Path(self.spec.parameters[k]) for k in ("loaded", "mended"))
+        if first.exists() and not mended.exists():
+            raise RuntimeError("the weights are gone")
+        first.touch()
+
+
+class TellsClose(Echo):
+    def close(self) -> None:
+        Path(self.spec.parameters["closed"]).touch()

@@ -1,0 +1,76 @@
+"""What the tests of the pools share: pools by name, calls in one line, and waiting without guessing how long."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dragoman import plugins
+from dragoman.core.calls import Infer, Inference, Request
+from dragoman.core.spec import ModelSpec
+from dragoman.core.tensor import Tensor
+from dragoman.workers.pool import Pool
+from dragoman.workers.process import ProcessPool
+
+MODELS = Path(__file__).with_name("worker_models.py")
+PLACES = ("inline", "thread", "process")
+
+
+def spec_of(model: str, **options: Any) -> ModelSpec:
+    return ModelSpec(name="m", runtime=f"{MODELS}:{model}", **options)
+
+
+@asynccontextmanager
+async def pool_of(place: str, model: str, **options: Any) -> AsyncIterator[Pool]:
+    pool: Pool = plugins.find("pools", place)(spec_of(model, **options), lambda: None)
+    try:
+        await pool.start()
+        yield pool
+    finally:
+        await pool.close()
+
+
+@asynccontextmanager
+async def processes(
+    model: str, changed: Callable[[], None] = lambda: None, **options: Any
+) -> AsyncIterator[ProcessPool]:
+    pool = ProcessPool(spec_of(model, **options), changed)
+    try:
+        await pool.start()
+        yield pool
+    finally:
+        await pool.close()
+
+
+def ask(n: int = 0, deadline_s: float | None = None, **parameters: Any) -> Request[Inference]:
+    told = {k: str(v) for k, v in parameters.items()}
+    return Request(Infer({"n": Tensor.of(np.array([n]))}, (), told), "m", "", "id-1", deadline_s)
+
+
+def first(answer: Inference) -> int:
+    return int(next(iter(answer.outputs.values())).data.flat[0])
+
+
+async def until(true: Callable[[], Any], limit_s: float = 15.0) -> None:
+    """Wait until something holds; fail where it takes too long."""
+    end_s = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end_s, "waited too long"
+        await asyncio.sleep(0.002)
+
+
+def children() -> set[int]:
+    """The processes that this one has started and not yet reaped."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        found |= {int(pid) for pid in (task / "children").read_text().split()}
+    return found
+
+
+def descriptors() -> set[str]:
+    return {f"{fd}" for fd in os.listdir("/proc/self/fd")}
