@@ -68,6 +68,14 @@ async def test_arrays_share_the_received_buffer() -> None:
         assert tensor.data.ctypes.data % 16 == 0
 
 
+async def test_words_that_are_not_quite_plain_arrive_as_they_are() -> None:
+    odd: Any = {np.str_("a"): Tensor(np.arange(3), datatype_of(np.dtype(int)), {"p": np.float64(0.5)})}
+    async with processes("Echo") as pool:
+        answer = await pool.call(Request(Infer(odd, (np.str_("a"),)), "m", "", np.str_("id"), np.float64(1e12)))
+    assert answer.outputs["a"].parameters == {"p": 0.5}
+    assert (answer.outputs["a"].data == np.arange(3)).all()
+
+
 @everywhere
 @pytest.mark.parametrize("model", ["Acts", "AsyncActs"])
 @pytest.mark.parametrize(

@@ -1,21 +1,18 @@
 """Messages between the server and the workers that it started itself, as bytes.
 
-A frame is a head (kind, number of parts, job, bytes that follow), the lengths of its parts, and the parts: a
-pickle, then the arrays of its value, out of band, so that they are read straight into the buffer that backs
-them. Pickle is safe here because only our own child holds the other end; nothing of this listens on a port.
+A frame is a head (kind, number of parts, job, bytes that follow), the lengths of its parts, and the parts: plain
+words or a pickle, then the arrays of its value, out of band, so that they are read straight into the buffer that
+backs them. Pickle is safe here because only our own child holds the other end; nothing of this listens on a port.
 """
 
 import enum
-import io
 import pickle
 import struct
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dragoman.core.datatypes import DATATYPES
-from dragoman.core.tensor import NONE, Parameters, Tensor
+from dragoman.workers import plain
 
 Buffer = bytes | memoryview
 
@@ -23,6 +20,7 @@ _HEAD = struct.Struct("<IIQQ")
 _ALIGN = 16  # arrays begin where any SIMD-free C code may read them
 _SMALL = 64 * 1024  # frames up to this are gathered in one buffer that is used again
 _JOINED = 32 * 1024  # frames up to this are sent as one piece, which is cheaper than many
+_PICKLE = pickle.PROTO[0]  # how a pickle begins, and nothing that `plain` makes
 _PADS = [bytes(n) for n in range(_ALIGN)]
 
 
@@ -62,6 +60,8 @@ class Frame(NamedTuple):
         for length in struct.unpack_from(f"<{self.parts}Q", self.body):
             parts.append(view[start : start + length])
             start = _padded(start + length)
+        if parts[0][0] != _PICKLE:
+            return plain.loads(parts[0], parts[1:])
         return pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301 (from our own child, or parent, alone)
 
 
@@ -69,12 +69,7 @@ def encode(kind: Kind, job: int = 0, value: object = None) -> list[Buffer]:
     """The bytes of a frame, in pieces that share the memory of the arrays. Raises what pickle raises."""
     if value is None:
         return [_HEAD.pack(kind, 0, job, 0)]
-    arrays: list[pickle.PickleBuffer] = []
-    into = io.BytesIO()
-    pickler = pickle.Pickler(into, 5, buffer_callback=arrays.append)
-    pickler.dispatch_table = _REDUCED
-    pickler.dump(value)
-    parts: list[Buffer] = [into.getbuffer(), *(array.raw() for array in arrays)]
+    parts = _plain(value) or _pickled(value)
     lengths = [len(part) for part in parts]
     count = len(parts)
     table = struct.pack(f"<{count}Q", *lengths) + _PADS[-8 * count % _ALIGN]
@@ -140,22 +135,14 @@ class Parser:
         return []
 
 
-def _reduced(tensor: Tensor) -> tuple[Any, ...]:
-    """A tensor in plain words, and its memory; NumPy's own way takes three times as long."""
-    data: Any = tensor.data
-    parameters = dict(tensor.parameters) if tensor.parameters else None
-    if data.dtype.hasobject:
-        return Tensor, (data, tensor.datatype, parameters or {})
-    if not data.flags.c_contiguous:
-        data = np.ascontiguousarray(data)
-    return _tensor, (tensor.datatype.name, data.dtype.str, data.shape, pickle.PickleBuffer(data), parameters)
+def _plain(value: object) -> list[Buffer] | None:
+    found = plain.dumps(value)
+    return None if found is None else [found[0], *found[1]]
 
 
-def _tensor(datatype: str, dtype: str, shape: tuple[int, ...], memory: Any, parameters: Parameters | None) -> Tensor:
-    return Tensor(np.ndarray(shape, dtype, memory), DATATYPES[datatype], parameters or NONE)
-
-
-_REDUCED: Mapping[type, Any] = {Tensor: _reduced}
+def _pickled(value: object) -> list[Buffer]:
+    arrays: list[pickle.PickleBuffer] = []
+    return [pickle.dumps(value, 5, buffer_callback=arrays.append), *(array.raw() for array in arrays)]
 
 
 def _padded(length: int) -> int:

@@ -1,0 +1,88 @@
+"""The everyday messages in plain words: `marshal` takes them in a quarter of the time that pickle takes.
+
+Only what is exactly a str, int, float, bool or None may go this way (`marshal` would turn a NumPy scalar into
+bytes); for anything else, and for BYTES, there is pickle.
+"""
+
+import marshal
+import pickle
+from typing import Any
+
+import numpy as np
+
+from dragoman.core.calls import Infer, Inference, Tensors
+from dragoman.core.datatypes import DATATYPES
+from dragoman.core.tensor import NONE, Parameters, Tensor
+
+_EXACT = frozenset({str, int, float, bool, type(None)})
+
+Arrays = list[Any]
+
+
+class _NotPlain(Exception):
+    """This value has to be pickled."""
+
+
+def dumps(value: Any) -> tuple[bytes, Arrays] | None:
+    """A call with the words of its request, or an answer, and the memory of its arrays; None for all else."""
+    arrays: Arrays = []
+    try:
+        match value:
+            case (Infer() as call, *words):
+                _check(words)
+                _check(call.outputs)
+                plain: Any = (
+                    _rows(call.inputs, arrays),
+                    _parameters(call.parameters),
+                    tuple(call.outputs),
+                    tuple(words),
+                )
+            case Inference():
+                plain = (_rows(value.outputs, arrays), _parameters(value.parameters))
+            case _:
+                return None
+    except _NotPlain:
+        return None
+    return marshal.dumps(plain), arrays
+
+
+def loads(part: Any, arrays: Arrays) -> Any:
+    """What `dumps` was given; the arrays are views of the memory in `arrays`."""
+    rows, parameters, *call = marshal.loads(part)  # noqa: S302 (from our own child, or parent, alone)
+    tensors = {
+        name: Tensor(np.ndarray(shape, dtype, memory), DATATYPES[datatype], told or NONE)
+        for (name, datatype, dtype, shape, told), memory in zip(rows, arrays, strict=True)
+    }
+    if not call:
+        return Inference(tensors, parameters or NONE)
+    outputs, words = call
+    return (Infer(tensors, outputs, parameters or NONE), *words)
+
+
+def _rows(tensors: Tensors, arrays: Arrays) -> list[tuple[Any, ...]]:
+    _check(tensors)
+    return [(name, *_row(tensor, arrays)) for name, tensor in tensors.items()]
+
+
+def _row(tensor: Tensor, arrays: Arrays) -> tuple[Any, ...]:
+    data: Any = tensor.data
+    if data.dtype.hasobject:
+        raise _NotPlain
+    if not data.flags.c_contiguous:
+        data = np.ascontiguousarray(data)
+    arrays.append(pickle.PickleBuffer(data).raw())
+    return tensor.datatype.name, data.dtype.str, data.shape, _parameters(tensor.parameters)
+
+
+def _parameters(parameters: Parameters) -> dict[str, Any] | None:
+    if not parameters:
+        return None
+    _check(parameters)
+    _check(parameters.values())
+    return dict(parameters)
+
+
+def _check(words: Any) -> None:
+    for word in words:
+        if type(word) not in _EXACT:
+            raise _NotPlain
