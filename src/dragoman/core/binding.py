@@ -103,6 +103,7 @@ def _from_raw(raw: bytes, signature: Signature, model: str) -> dict[str, Tensor]
         raise InvalidInput(f"a raw binary request needs the datatype and shape of input '{spec.name}' to be known")
     if spec.datatype is BYTES:
         array = object_array([raw], (1,) * len(spec.shape))
+        array.flags.writeable = False
     else:
         array = _shaped_by_size(raw, spec, spec.datatype, spec.shape)
     return {spec.name: Tensor(array, spec.datatype)}

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dragoman.core.calls import Infer, Inference
-from dragoman.core.datatypes import BOOL, BYTES, Array, Datatype
+from dragoman.core.datatypes import BF16, BOOL, BYTES, Array, Datatype, bf16_to_fp32
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import NONE, Parameters, Tensor, object_array
 from dragoman.protocols.wire import Buffer, Policy
@@ -144,11 +144,14 @@ def classified(answer: Inference, wanted: Mapping[str, int]) -> Inference:
 
 
 def _best(tensor: Tensor, count: int) -> Tensor:
-    values = tensor.data
-    if tensor.datatype.kind in ("bytes", "bool") or not values.ndim:
+    values = bf16_to_fp32(tensor.data) if tensor.datatype is BF16 else tensor.data
+    kind = tensor.datatype.kind
+    if kind in ("bytes", "bool") or not values.ndim:
         return tensor
-    count = min(count, values.shape[-1])
-    order = np.argsort(-values.astype(np.float64), axis=-1, kind="stable")[..., :count]
+    # To invert integers turns their order round as to negate does, and overflows nowhere.
+    falling = np.negative(values) if kind == "float" else np.invert(values)
+    order = np.argsort(falling, axis=-1, kind="stable")[..., :count]
     best = np.take_along_axis(values, order, axis=-1)
-    texts = [f"{v:f}:{i}".encode() for v, i in zip(best.flat, order.flat, strict=True)]
+    form = "{:f}:{}" if kind == "float" else "{}:{}"
+    texts = [form.format(v, i).encode() for v, i in zip(best.flat, order.flat, strict=True)]
     return Tensor(object_array(texts, order.shape), BYTES)

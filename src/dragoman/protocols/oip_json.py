@@ -20,6 +20,7 @@ _ELEMENT: dict[str, Any] = {"bool": bool, "uint": int, "int": int, "float": floa
 _OPENING = re.compile(rb"[\s\[]*")
 _WHERE = re.compile(r" - at `\$(.*)`$")
 _ALL_RANKS = 33
+_EXACT = 1 << 53  # beyond, a float no longer tells which integer was written
 
 
 def _nested(element: Any, depth: int) -> Any:
@@ -75,7 +76,7 @@ def array_from_json(name: str, datatype: Datatype, shape: Sequence[int], data: A
         if values is None:
             raise InvalidInput(f"input '{name}': data{_dotted(told(fault))}") from fault
     array = _array(values, datatype, name)
-    if depth > 1 and array.size and array.shape != tuple(shape):
+    if depth > 1 and array.shape != tuple(shape[:depth]):
         raise InvalidInput(f"input '{name}': 'data' nests as {list(array.shape)}, expected its shape {list(shape)}")
     if array.size != count:
         raise InvalidInput(f"input '{name}': shape {list(shape)} needs {count} elements, got {array.size}")
@@ -116,7 +117,7 @@ def _decode_numbers(data: Any, depth: int) -> Any:
 def _as_integers(values: Any) -> Any:
     if isinstance(values, list):
         return [_as_integers(v) for v in values]
-    if values != int(values):
+    if isinstance(values, float) and not (values.is_integer() and abs(values) <= _EXACT):
         raise ValueError(values)
     return int(values)
 

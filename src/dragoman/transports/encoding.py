@@ -6,24 +6,27 @@ from functools import lru_cache
 
 from dragoman.protocols.wire import Buffer, HttpFault
 
-# Work on bodies above this many bytes goes to a thread; zlib releases the lock there.
+# Work on bodies above this many bytes goes to a thread; zlib releases the lock there. A packed body grows up to a
+# thousandfold.
 _LARGE = 1 << 16
-_GZIP, _DEFLATE = 31, 15
+_LARGE_PACKED = 1 << 12
+_GZIP, _DEFLATE, _BARE_DEFLATE = 31, 15, -15
 _WINDOW_BITS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": _DEFLATE}
+_CHUNK = 1 << 16
+_MAX_MEMBERS = 1024
+_MAX_ENCODINGS = 2
 
 
 async def decoded(body: bytes, encodings: str, max_bytes: int) -> bytes:
     """The body with its encodings undone. Raises HttpFault: 415 unknown encoding, 400 broken data, 413 too large."""
-    for name in reversed([e.strip().lower() for e in encodings.split(",")]):
-        if name in ("", "identity"):
-            continue
-        if name not in _WINDOW_BITS:
-            raise HttpFault(
-                415,
-                f"content-encoding '{name[:64]}' is not supported; expected gzip, deflate or identity",
-                (("accept-encoding", "gzip, deflate"),),
-            )
-        if len(body) > _LARGE:
+    names = [n for n in (e.strip().lower() for e in encodings.split(",")) if n not in ("", "identity")]
+    unknown = next((n for n in names if n not in _WINDOW_BITS), None)
+    if unknown is not None or len(names) > _MAX_ENCODINGS:
+        told = f"'{unknown[:64]}'" if unknown is not None else f"of {len(names)} layers"
+        text = f"content-encoding {told} is not supported; expected gzip, deflate or identity"
+        raise HttpFault(415, text, (("accept-encoding", "gzip, deflate"),))
+    for name in reversed(names):
+        if len(body) > _LARGE_PACKED:
             body = await asyncio.to_thread(_inflated, body, name, max_bytes)
         else:
             body = _inflated(body, name, max_bytes)
@@ -36,41 +39,44 @@ def _inflated(body: bytes, name: str, max_bytes: int) -> bytes:
     except zlib.error as fault:
         if name == "deflate":  # some clients send deflate without the zlib wrapper that the name means
             try:
-                return _unpacked(body, -15, max_bytes)
+                return _unpacked(body, _BARE_DEFLATE, max_bytes)
             except zlib.error:
                 pass
         raise HttpFault(400, f"the body is not valid {name}: {fault}") from fault
 
 
 def _unpacked(body: bytes, window_bits: int, max_bytes: int) -> bytes:
-    parts: list[bytes] = []
-    total = 0
-    while body:  # gzip may have several members
-        stream = zlib.decompressobj(window_bits)
-        part = stream.decompress(body, max_bytes - total + 1)
-        total += len(part)
-        if total > max_bytes:
+    """The body's one stream unpacked; of gzip there may be several, one after the other."""
+    packed, parts, room = memoryview(body), [b""], max_bytes
+    stream, members, at = zlib.decompressobj(window_bits), 1, 0
+    while at < len(packed):
+        if stream.eof:
+            members += 1
+            if window_bits != _GZIP or members > _MAX_MEMBERS:
+                raise zlib.error("data after the end of the stream")
+            stream = zlib.decompressobj(window_bits)
+        chunk = packed[at : at + _CHUNK]
+        parts.append(stream.decompress(chunk, room + 1))
+        room -= len(parts[-1])
+        if room < 0:
             raise HttpFault(413, f"the decompressed body is larger than the limit of {max_bytes} bytes")
-        if not stream.eof:
-            raise zlib.error("incomplete or truncated stream")
-        parts.append(part)
-        body = stream.unused_data
-        if body and window_bits != _GZIP:
-            raise zlib.error("data after the end of the stream")
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+        at += len(chunk) - len(stream.unused_data)
+    if not stream.eof:
+        raise zlib.error("incomplete or truncated stream")
+    return b"".join(parts)
 
 
 @lru_cache(maxsize=256)
 def accepted(header: str) -> str | None:
     """The encoding that an Accept-Encoding header likes best of those that we speak; None for none."""
-    best, best_q = None, 0.0
+    likes: dict[str, float] = {}
     for item in header.lower().split(","):
-        name, _, rest = item.partition(";")
-        quality = _quality(rest)
-        name = name.strip()
-        if name in ("gzip", "deflate", "*") and quality > best_q:
-            best, best_q = "gzip" if name == "*" else name, quality
-    return best
+        name, _, parameters = item.partition(";")
+        likes[name.strip()] = _quality(parameters)
+    any_other = likes.get("*", 0.0)
+    best = max(("gzip", "deflate"), key=lambda name: likes.get(name, any_other))
+    quality = likes.get(best, any_other)
+    return best if quality > 0 and quality >= likes.get("identity", 0.0) else None
 
 
 def _quality(parameters: str) -> float:

@@ -1,0 +1,135 @@
+"""The client of one HTTP request: its body comes in and its answer goes out, with a patience that has bounds."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from dragoman.protocols.wire import Buffer, Headers, HttpFault, HttpResponse
+from dragoman.transports.encoding import accepted, decoded, encoded
+from dragoman.transports.guard import Departure
+from dragoman.transports.limits import Limits
+
+log = logging.getLogger("dragoman.http")
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+# Answers up to this size are put together in one write.
+_SMALL = 1 << 16
+# How long a client whose body was refused may go on sending before it is cut off.
+_LINGER_S = 2.0
+
+
+class Client:
+    """One request's client. Its methods raise CancelledError when it leaves, or does not read for too long."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, departure: Departure, limits: Limits) -> None:
+        self.headers = {n.decode("latin-1"): v.decode("latin-1") for n, v in scope["headers"]}
+        self.started = False
+        self._receive = receive
+        self._send = send
+        self._departure = departure
+        self._limits = limits
+        self._refused = False
+
+    # --- in --------------------------------------------------------------------------------------------------
+
+    async def body(self) -> bytes:
+        """The whole body, decompressed. Raises HttpFault where it is too large, too slow or wrongly compressed."""
+        limit = self._limits.max_body_bytes
+        length = int(self.headers.get("content-length", 0))
+        if not length and "transfer-encoding" not in self.headers:
+            return b""
+        try:
+            if length > limit:
+                raise _too_large(limit)
+            body = await self._received()
+        except HttpFault:
+            self._refused = True
+            raise
+        encodings = self.headers.get("content-encoding")
+        return await decoded(body, encodings, limit) if encodings else body
+
+    async def _received(self) -> bytes:
+        limits = self._limits
+        parts: list[bytes] = []
+        total = 0
+        start = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(limits.body_timeout_s) as timer:
+                while True:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise asyncio.CancelledError
+                    parts.append(message["body"])
+                    total += len(parts[-1])
+                    if total > limits.max_body_bytes:
+                        raise _too_large(limits.max_body_bytes)
+                    if not message["more_body"]:
+                        return parts[0] if len(parts) == 1 else b"".join(parts)
+                    timer.reschedule(start + limits.body_timeout_s + total / (1 << 16))
+        except TimeoutError as fault:
+            text = f"the body came too slowly: {total} bytes in {limits.body_timeout_s} s"
+            raise HttpFault(408, text, (("connection", "close"),)) from fault
+
+    # --- out -------------------------------------------------------------------------------------------------
+
+    async def send(self, response: HttpResponse) -> None:
+        """The whole answer, compressed where that is wanted and worth it."""
+        parts: Sequence[Buffer] = response.body
+        size = sum(len(p) for p in parts)
+        headers = response.headers
+        if size >= self._limits.compress_min_bytes and self._limits.compress_responses:
+            headers += (("vary", "accept-encoding"),)
+            encoding = accepted(self.headers.get("accept-encoding", ""))
+            if encoding is not None:
+                parts = (await encoded(list(parts), encoding),)
+                size = len(parts[0])
+                headers += (("content-encoding", encoding),)
+        if response.status != 204:
+            headers += (("content-length", str(size)),)
+        await self.start(response.status, headers)
+        if self._refused:
+            await self._linger(b"".join(parts))
+        elif size <= _SMALL:
+            await self.write(parts[0] if len(parts) == 1 else b"".join(parts), last=True)
+        else:
+            for part in parts:
+                await self.write(part)
+            await self.write(b"", last=True)
+
+    async def start(self, status: int, headers: Headers) -> None:
+        self.started = True
+        told = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in headers]
+        await self._patiently({"type": "http.response.start", "status": status, "headers": told})
+
+    async def write(self, part: Buffer, *, last: bool = False) -> None:
+        await self._patiently({"type": "http.response.body", "body": part, "more_body": not last})
+
+    async def _patiently(self, message: dict[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(self._limits.write_timeout_s):
+                await self._send(message)
+        except TimeoutError:
+            log.warning("a client did not read its answer for %s s", self._limits.write_timeout_s)
+            self.hang_up()
+            raise asyncio.CancelledError from None
+
+    async def _linger(self, answer: bytes) -> None:
+        """Answer, and read on for a while: to hang up on a client that still sends would lose it the answer."""
+        await self.write(answer)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                while (await self._receive()).get("more_body"):
+                    pass
+        await self.write(b"", last=True)
+
+    def hang_up(self) -> None:
+        self._departure.hang_up()
+
+
+def _too_large(limit: int) -> HttpFault:
+    return HttpFault(413, f"the body is larger than the limit of {limit} bytes", (("connection", "close"),))
