@@ -1,0 +1,298 @@
+"""What the REST tests share: models that do one thing each, a server with them, and clients with nothing in between."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import dragoman
+from dragoman import Infer, Inference, Tensor, TensorSpec
+
+# --- models ------------------------------------------------------------------------------------------------
+
+
+class Identity(dragoman.Model):
+    """Gives back what came, whatever it is."""
+
+    placement = "inline"
+
+    def infer(self, call: Infer) -> dict[str, Tensor]:
+        return dict(call.inputs)
+
+
+class Adder(dragoman.Model):
+    """Two vectors of two INT32 in, their sum and difference out."""
+
+    placement = "inline"
+    inputs = (TensorSpec("INPUT0", dragoman.INT32, (-1, 2)), TensorSpec("INPUT1", dragoman.INT32, (-1, 2)))
+    outputs = (TensorSpec("SUM", dragoman.INT32, (-1, 2)), TensorSpec("DIFF", dragoman.INT32, (-1, 2)))
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        a, b = call.inputs["INPUT0"].data, call.inputs["INPUT1"].data
+        return {"SUM": a + b, "DIFF": a - b}
+
+
+class Picture(dragoman.Model):
+    """One input of one free axis, for raw binary requests."""
+
+    placement = "inline"
+    inputs = (TensorSpec("x", dragoman.FP32, (-1, 2)),)
+
+    def infer(self, call: Infer) -> dict[str, Tensor]:
+        return {"y": call.inputs["x"]}
+
+
+class Phrase(dragoman.Model):
+    """One BYTES input of one element."""
+
+    placement = "inline"
+    inputs = (TensorSpec("text", dragoman.BYTES, (1,)),)
+
+    def infer(self, call: Infer) -> dict[str, Tensor]:
+        return dict(call.inputs)
+
+
+class Faulty(dragoman.Model):
+    """Raises what its parameter `raise` asks for."""
+
+    placement = "inline"
+
+    def infer(self, call: Infer) -> Inference:
+        match call.parameters.get("raise"):
+            case "value":
+                raise ValueError("that was too much")
+            case "surrogate":
+                raise ValueError("half a character: \udc80")
+            case "not supported":
+                raise dragoman.errors.NotSupported("not today")
+            case "parameter":
+                return Inference(call.inputs, {"p": object()})  # type: ignore[dict-item]
+        return Inference(call.inputs)
+
+
+class Gate(dragoman.Model):
+    """Waits until a test opens it; tells when it began, and whether it was cancelled."""
+
+    placement = "inline"
+
+    def load(self) -> None:
+        self.begun = asyncio.Event()
+        self.open = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    async def infer(self, call: Infer) -> Mapping[str, Tensor]:
+        self.begun.set()
+        try:
+            await self.open.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return call.inputs
+
+
+class Counter(dragoman.Model):
+    """A stream: `n` pieces, and a fault before the piece `fail`; without end and large where n is negative."""
+
+    placement = "inline"
+
+    def load(self) -> None:
+        self.closed = asyncio.Event()
+
+    async def infer(self, call: Infer) -> AsyncIterator[dict[str, Any]]:
+        n, fail = int(call.parameters.get("n", 3)), int(call.parameters.get("fail", -1))
+        size = 1 if n >= 0 else 1 << 16
+        i = 0
+        try:
+            while i != n:
+                if i == fail:
+                    raise ValueError(f"no piece {i}")
+                yield {"i": np.full(size, i, np.int32)}
+                i += 1
+            if i == fail:
+                raise ValueError(f"no piece {i}")
+        finally:
+            self.closed.set()
+
+
+MODELS = (Identity, Adder, Picture, Phrase, Faulty, Counter)
+
+
+@asynccontextmanager
+async def serving(*models: Any, **settings: Any) -> AsyncIterator["House"]:
+    """A server with these models, by default with all."""
+    server = dragoman.Server(*(models or MODELS), **{"http_port": 0, "grpc_port": -1, **settings})
+    async with server:
+        yield House(server.http_ports[0], server)
+
+
+# --- clients -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> str:
+        """The message of an error, after a look at the shape that every error has."""
+        assert self.status >= 400, self
+        assert self.headers["content-type"] == "application/json"
+        assert set(self.json) == {"error"}
+        text: str = self.json["error"]
+        assert isinstance(text, str)
+        assert text
+        assert "Traceback" not in text
+        return text
+
+
+@dataclass(frozen=True)
+class House:
+    """A running server, as its clients see it."""
+
+    port: int
+    server: dragoman.Server
+
+    async def send(self, raw: bytes, *, answers: int = 1, head: bool = False) -> Any:
+        """Bytes straight into a socket of its own; the answer, or a list where there are several."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(raw)
+            found = [await read_answer(reader, head=head) for _ in range(answers)]
+        finally:
+            writer.close()
+        return found[0] if answers == 1 else found
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | str | dict[str, Any] | list[Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """One request on a connection of its own; a dict or list goes as JSON."""
+        answer: Answer = await self.send(request(method, path, body, headers), head=method == "HEAD")
+        return answer
+
+    async def infer(self, model: str, body: Any, headers: Mapping[str, str] | None = None) -> Answer:
+        return await self.ask("POST", f"/v2/models/{model}/infer", body, headers)
+
+    def model(self, name: str) -> Any:
+        """The model object itself, where it runs in this process."""
+        deployment = next(d for d in self.server.engine.deployments() if d.spec.name == name)
+        pool: Any = deployment._pool
+        return pool._executor.model
+
+
+def request(
+    method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, *, length: bool = True
+) -> bytes:
+    raw = encoded(body)
+    lines = [f"{method} {path} HTTP/1.1", "Host: test"]
+    if body is not None and length:
+        lines.append(f"Content-Length: {len(raw)}")
+    lines += [f"{k}: {v}" for k, v in (headers or {}).items()]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + raw
+
+
+def encoded(body: Any) -> bytes:
+    if isinstance(body, bytes):
+        return body
+    if body is None:
+        return b""
+    return body.encode() if isinstance(body, str) else json.dumps(body).encode()
+
+
+async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    first, *lines = head.decode("latin-1").split("\r\n")[:-2]
+    headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+    return int(first.split()[1]), headers
+
+
+async def read_answer(reader: asyncio.StreamReader, *, head: bool = False) -> Answer:
+    status, headers = await read_head(reader)
+    if head or status in (100, 204):
+        return Answer(status, headers, b"")
+    if headers.get("transfer-encoding") == "chunked":
+        return Answer(status, headers, b"".join([chunk async for chunk in read_chunks(reader)]))
+    body = await asyncio.wait_for(reader.readexactly(int(headers["content-length"])), 10)
+    return Answer(status, headers, body)
+
+
+async def read_chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while size := int(await asyncio.wait_for(reader.readuntil(b"\r\n"), 10), 16):
+        yield (await reader.readexactly(size + 2))[:-2]
+    await reader.readexactly(2)
+
+
+class KeptAlive:
+    """A blocking client with one connection, for tests that ask thousands of times from a thread."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self._file = self._socket.makefile("rb")
+
+    def ask(self, raw: bytes) -> Answer:
+        self._socket.sendall(raw)
+        status = int(self._file.readline().split()[1])
+        headers = {}
+        while line := self._file.readline().strip().decode("latin-1"):
+            key, _, value = line.partition(":")
+            headers[key.lower()] = value.strip()
+        return Answer(status, headers, self._file.read(int(headers["content-length"])))
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+
+def kept_alive(port: int) -> "closing[KeptAlive]":
+    return closing(KeptAlive(port))
+
+
+# --- bodies ------------------------------------------------------------------------------------------------
+
+
+def tensor(
+    name: str = "x", shape: Any = (1,), datatype: Any = "INT32", data: Any = (1,), **more: Any
+) -> dict[str, Any]:
+    return {"name": name, "shape": shape, "datatype": datatype, "data": data, **more}
+
+
+def inputs(*tensors: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"inputs": list(tensors), **more}
+
+
+def binary(head: dict[str, Any], *blobs: bytes) -> tuple[bytes, dict[str, str]]:
+    """A request in binary form: its body and the header that it needs."""
+    text = json.dumps(head).encode()
+    return b"".join([text, *blobs]), {"Inference-Header-Content-Length": str(len(text))}
+
+
+def blobs(answer: Answer) -> tuple[Any, list[bytes]]:
+    """A binary answer taken apart: its JSON, and the bytes of each output that has some."""
+    length = int(answer.headers["inference-header-content-length"])
+    head, at, found = json.loads(answer.body[:length]), length, []
+    for output in head["outputs"]:
+        size = output.get("parameters", {}).get("binary_data_size", 0)
+        if size:
+            found.append(answer.body[at : at + size])
+            at += size
+    assert at == len(answer.body)
+    return head, found
+
+
+def outputs(answer: Answer) -> Iterator[dict[str, Any]]:
+    assert answer.status == 200, answer.body
+    return iter(answer.json["outputs"])
