@@ -4,14 +4,10 @@ import asyncio
 import gc
 import time
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-from workers_harness import PLACES, ask, first, pool_of, processes, until
+from workers_harness import PLACES, ask, first, pool_of, until
 
-from dragoman.core.calls import Infer, Request
-from dragoman.core.datatypes import BF16, BYTES, DATATYPES, datatype_of
 from dragoman.core.errors import (
     DeadlineExceeded,
     DragomanError,
@@ -21,59 +17,8 @@ from dragoman.core.errors import (
     NotSupported,
     WorkerLost,
 )
-from dragoman.core.tensor import Tensor, object_array
 
 everywhere = pytest.mark.parametrize("place", PLACES)
-
-
-def every_tensor() -> dict[str, Tensor]:
-    tensors = {}
-    for name, datatype in DATATYPES.items():
-        if datatype is BYTES:
-            continue
-        for shape in ((), (0,), (2, 0, 3), (2, 3), (70_000,)):
-            array = (np.arange(np.prod(shape, dtype=int)) % 100).reshape(shape).astype(datatype.dtype)
-            tensors[f"{name}{shape}"] = Tensor(array, datatype, {"p": 1} if shape == (2, 3) else {})
-    tensors["BYTES"] = Tensor(object_array([b"", b"a\0b", b"x" * 100_000], (3, 1)), BYTES)
-    tensors["no BYTES"] = Tensor(object_array([], (0,)), BYTES)
-    strided = np.arange(200_000, dtype=np.float32).reshape(400, 500)
-    tensors |= {"strided": Tensor.of(strided[::2, ::3]), "fortran": Tensor.of(np.asfortranarray(strided))}
-    return tensors
-
-
-@everywhere
-@pytest.mark.parametrize("model", ["Echo", "AsyncEcho"])
-async def test_what_goes_in_comes_out(place: str, model: str) -> None:
-    sent = every_tensor()
-    async with pool_of(place, model) as pool:
-        answer = await pool.call(Request(Infer(sent)))
-    assert list(answer.outputs) == list(sent)
-    for name, tensor in sent.items():
-        got = answer.outputs[name]
-        assert got.datatype is tensor.datatype, name
-        assert got.data.dtype == tensor.data.dtype, name
-        assert got.data.shape == tensor.data.shape, name
-        assert (got.data == tensor.data).all(), name
-        assert dict(got.parameters) == dict(tensor.parameters), name
-    assert answer.outputs["BF16(2, 3)"].datatype is BF16
-    assert datatype_of(answer.outputs["UINT16(2, 3)"].data.dtype) is not BF16
-
-
-async def test_arrays_share_the_received_buffer() -> None:
-    async with processes("Echo") as pool:
-        answer = await pool.call(Request(Infer({"a": Tensor.of(np.zeros(9)), "b": Tensor.of(np.zeros(90_000))})))
-    for tensor in answer.outputs.values():
-        assert not tensor.data.flags.writeable
-        assert not tensor.data.flags.owndata
-        assert tensor.data.ctypes.data % 16 == 0
-
-
-async def test_words_that_are_not_quite_plain_arrive_as_they_are() -> None:
-    odd: Any = {np.str_("a"): Tensor(np.arange(3), datatype_of(np.dtype(int)), {"p": np.float64(0.5)})}
-    async with processes("Echo") as pool:
-        answer = await pool.call(Request(Infer(odd, (np.str_("a"),)), "m", "", np.str_("id"), np.float64(1e12)))
-    assert answer.outputs["a"].parameters == {"p": 0.5}
-    assert (answer.outputs["a"].data == np.arange(3)).all()
 
 
 @everywhere
@@ -115,21 +60,6 @@ async def test_outputs_are_checked(place: str) -> None:
     async with pool_of(place, "Strict") as pool:
         with pytest.raises(InvalidOutput, match="model 'm' failed: output 'y' is missing"):
             await pool.call(ask(do="pid"))
-
-
-async def test_an_answer_that_cannot_be_pickled_costs_that_call_alone() -> None:
-    async with processes("Acts") as pool:
-        with pytest.raises(ModelFailed, match="its answer cannot leave the worker process"):
-            await pool.call(ask(do="lambda"))
-        assert first(await pool.call(ask(do="readonly"))) == 0
-
-
-async def test_an_input_that_cannot_be_pickled_costs_that_call_alone() -> None:
-    async with processes("Echo") as pool:
-        odd: Any = {"x": Tensor(object_array([lambda: 0], (1,)), BYTES)}
-        with pytest.raises(ModelFailed, match="its input cannot be sent"):
-            await pool.call(Request(Infer(odd)))
-        assert first(await pool.call(ask(3))) == 3
 
 
 @everywhere

@@ -10,15 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from worker_models import Echo
 from workers_harness import MODELS, ask, children, descriptors, first, processes, spec_of, until
 
-from dragoman import plugins
 from dragoman.core.calls import Infer, Request
 from dragoman.core.errors import ModelFailed, NotReady, WorkerLost
-from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
-from dragoman.workers.importable import importable
 from dragoman.workers.process import ProcessPool
 
 DEATHS = {"os._exit": "exit code 7", "kill": "signal SIGKILL", "segfault": "signal SIGSEGV"}
@@ -184,28 +180,6 @@ async def test_large_frames_both_ways_at_once() -> None:
         arrays = [np.full(500_000 + n, n, np.float32) for n in range(24)]
         answers = await asyncio.gather(*(pool.call(Request(Infer({"a": Tensor.of(a)}))) for a in arrays))
         assert all((a.outputs["a"].data == sent).all() for a, sent in zip(answers, arrays, strict=True))
-
-
-def test_what_another_process_can_import() -> None:
-    assert importable(ModelSpec(name="m", uri="a:b")).uri == "a:b"
-    live = importable(ModelSpec(name="m", target=Echo))
-    assert live.target is None
-    assert (live.runtime, live.uri) == ("python", "worker_models:Echo")
-    assert plugins.resolve(live.uri) is Echo
-    from_file = importable(ModelSpec(name="m", target=plugins.resolve(f"{MODELS}:Echo")))
-    assert from_file.uri == f"{MODELS}:Echo"
-    for target in (Echo(live), lambda: 0, len):
-        with pytest.raises(ModelFailed, match="placement 'process' needs 'module:object'"):
-            importable(ModelSpec(name="m", target=target))
-
-
-async def test_a_live_class_runs_in_a_process() -> None:
-    pool = ProcessPool(ModelSpec(name="m", target=Echo), lambda: None)
-    try:
-        await pool.start()
-        assert first(await pool.call(ask(5))) == 5
-    finally:
-        await pool.close()
 
 
 def test_a_worker_needs_no_server() -> None:

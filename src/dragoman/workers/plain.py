@@ -1,4 +1,4 @@
-"""The everyday messages in plain words: `marshal` takes them in a quarter of the time that pickle takes.
+"""The everyday messages in plain words: `marshal` takes them in less than half the time of pickle.
 
 Only what is exactly a str, int, float, bool or None may go this way (`marshal` would turn a NumPy scalar into
 bytes); for anything else, and for BYTES, there is pickle.

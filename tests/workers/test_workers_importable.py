@@ -1,0 +1,33 @@
+"""Live classes and functions reach a worker process by name, or are refused."""
+
+import pytest
+from worker_models import Echo
+from workers_harness import MODELS, ask, first
+
+from dragoman import plugins
+from dragoman.core.errors import ModelFailed
+from dragoman.core.spec import ModelSpec
+from dragoman.workers.importable import importable
+from dragoman.workers.process import ProcessPool
+
+
+def test_what_another_process_can_import() -> None:
+    assert importable(ModelSpec(name="m", uri="a:b")).uri == "a:b"
+    live = importable(ModelSpec(name="m", target=Echo))
+    assert live.target is None
+    assert (live.runtime, live.uri) == ("python", "worker_models:Echo")
+    assert plugins.resolve(live.uri) is Echo
+    from_file = importable(ModelSpec(name="m", target=plugins.resolve(f"{MODELS}:Echo")))
+    assert from_file.uri == f"{MODELS}:Echo"
+    for target in (Echo(live), lambda: 0, len):
+        with pytest.raises(ModelFailed, match="placement 'process' needs 'module:object'"):
+            importable(ModelSpec(name="m", target=target))
+
+
+async def test_a_live_class_runs_in_a_process() -> None:
+    pool = ProcessPool(ModelSpec(name="m", target=Echo), lambda: None)
+    try:
+        await pool.start()
+        assert first(await pool.call(ask(5))) == 5
+    finally:
+        await pool.close()
