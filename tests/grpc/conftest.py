@@ -3,10 +3,10 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import pytest
 from grpc_fakes import LIMIT, TABLE, FakeEngine
 
-import grpc
 from dragoman.transports.grpc import GrpcServer
 
 UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))

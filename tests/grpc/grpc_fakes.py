@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, TypeVar, cast
 
+import grpc
 import pytest
 
-import grpc
 from dragoman.core.calls import (
     Describe,
     DescribeServer,

@@ -6,10 +6,10 @@ import socket
 import time
 from typing import Any
 
+import grpc
 import pytest
 from grpc_fakes import LIMIT, SERVICE, TABLE, FakeEngine, failed, infer_message
 
-import grpc
 from dragoman.core.calls import Index
 from dragoman.core.errors import InvalidInput, ModelFailed, Overloaded
 from dragoman.protocols import oip_messages as m

@@ -7,13 +7,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from grpc_fakes import TABLE, FakeEngine, infer_message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-import grpc
 from dragoman.protocols import oip_messages as m
 from dragoman.transports.grpc import GrpcServer
 

@@ -3,10 +3,10 @@
 import asyncio
 from typing import Any
 
+import grpc
 import pytest
 from grpc_fakes import LIMIT, SERVICE, FakeEngine, failed, infer_message
 
-import grpc
 from dragoman.core.errors import InvalidInput
 from dragoman.protocols import oip_messages as m
 from dragoman.transports.grpc import GrpcServer

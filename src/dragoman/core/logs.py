@@ -18,6 +18,7 @@ class JsonFormatter(logging.Formatter):
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
+            "pid": record.process,
             "message": record.getMessage(),
             **{k: v for k, v in vars(record).items() if k not in _KNOWN},
         }
@@ -31,7 +32,7 @@ def set_up(style: Literal["text", "json"] | str, level: str = "info") -> None:
     os.environ["DRAGOMAN_LOG_FORMAT"] = style
     os.environ["DRAGOMAN_LOG_LEVEL"] = level
     handler = logging.StreamHandler(sys.stderr)
-    plain = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    plain = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s [%(process)d]: %(message)s")
     handler.setFormatter(JsonFormatter() if style == "json" else plain)
     root = logging.getLogger()
     root.handlers = [handler]

@@ -5,11 +5,11 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
+import grpc
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-import grpc
 from dragoman.protocols.wire import GrpcMethod, GrpcProtocol, GrpcStreamMethod
 from dragoman.transports import grpc_health
 from dragoman.transports.grpc_calls import Answers, Stream, Unary, received

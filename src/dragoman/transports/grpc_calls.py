@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
+
 from dragoman.core.calls import Request, Response
 from dragoman.core.errors import DragomanError, NotReady, ServerError
 from dragoman.protocols.wire import GrpcMethod, GrpcProtocol, GrpcRequest, GrpcStreamMethod

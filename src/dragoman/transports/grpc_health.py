@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import grpc
 from grpc_health.v1 import health_pb2
 
-import grpc
 from dragoman.transports.grpc_calls import Answers
 
 SERVICE = "grpc.health.v1.Health"

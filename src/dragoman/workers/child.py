@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import ctypes
 import faulthandler
-import json
-import logging
 import os
 import signal
 import socket
@@ -14,7 +12,7 @@ from collections import deque
 from contextlib import aclosing
 from typing import Any
 
-from dragoman.core import errors
+from dragoman.core import errors, logs
 from dragoman.core.calls import Request
 from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.workers.channel import Channel, receive
@@ -33,7 +31,7 @@ def main(fd: int, parent: int) -> None:
     faulthandler.enable()
     with contextlib.suppress(AttributeError):  # where something else stands in for stdout
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    _log_as(os.environ.get("DRAGOMAN_LOG_FORMAT", "text"))
+    logs.set_up_from_environment()
     os.set_inheritable(fd, False)
     with socket.socket(fileno=fd) as sock:
         first = receive(sock)
@@ -191,20 +189,3 @@ def _end_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # it ended before we asked
             os._exit(0)
-
-
-class _JsonLines(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        told = {"level": record.levelname, "logger": record.name, "message": record.getMessage(), "pid": record.process}
-        if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        return json.dumps({"time": self.formatTime(record), **told})
-
-
-def _log_as(form: str) -> None:
-    handler = logging.StreamHandler()
-    if form == "json":
-        handler.setFormatter(_JsonLines())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s [%(process)d]: %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
