@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,16 @@ class Phrase(dragoman.Model):
 
     placement = "inline"
     inputs = (TensorSpec("text", dragoman.BYTES, (1,)),)
+
+    def infer(self, call: Infer) -> dict[str, Tensor]:
+        return dict(call.inputs)
+
+
+class Trio(dragoman.Model):
+    """Three inputs of any kind; gives them back."""
+
+    placement = "inline"
+    inputs = outputs = (TensorSpec("x"), TensorSpec("y"), TensorSpec("z"))
 
     def infer(self, call: Infer) -> dict[str, Tensor]:
         return dict(call.inputs)
@@ -243,8 +253,11 @@ class KeptAlive:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=10)
         self._file = self._socket.makefile("rb")
 
-    def ask(self, raw: bytes) -> Answer:
+    def send(self, raw: bytes) -> None:
         self._socket.sendall(raw)
+
+    def ask(self, raw: bytes) -> Answer:
+        self.send(raw)
         status = int(self._file.readline().split()[1])
         headers = {}
         while line := self._file.readline().strip().decode("latin-1"):
@@ -255,10 +268,6 @@ class KeptAlive:
     def close(self) -> None:
         self._file.close()
         self._socket.close()
-
-
-def kept_alive(port: int) -> "closing[KeptAlive]":
-    return closing(KeptAlive(port))
 
 
 # --- bodies ------------------------------------------------------------------------------------------------
