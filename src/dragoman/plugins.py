@@ -3,9 +3,11 @@
 import importlib
 import importlib.util
 import sys
+import threading
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from dragoman.core.errors import ModelFailed
@@ -31,6 +33,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "oip_grpc": "dragoman.protocols.oip_grpc:protocol",
     },
 }
+# Two models of one file may load at the same time.
+_IMPORTING = threading.RLock()
 
 
 def find(room: str, name: str) -> Any:
@@ -63,14 +67,29 @@ def resolve(path: str) -> Any:
 
 
 def import_file(path: Path) -> ModuleType:
-    """The module in a file, imported once; its folder is importable, so that it finds its neighbours."""
+    """The module in a file, imported once as long as it does not change; its folder is importable for its neighbours.
+
+    Several threads may ask for one file: they get the same module, and none gets it half done.
+    """
     path = path.resolve()
-    name = f"dragoman_file_{abs(hash(str(path))):x}_{path.stem}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not a Python file")
+    stat = path.stat()
+    name = f"dragoman_file_{abs(hash((str(path), stat.st_mtime_ns, stat.st_size))):x}_{path.stem}"
+    with _IMPORTING:
+        return sys.modules.get(name) or _executed(name, path)
+
+
+class _Uncached(SourceFileLoader):
+    """Compiles the file anew: Python's cache takes one that was changed within a second for the same."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
+def _executed(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_loader(name, _Uncached(name, str(path)))
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     if str(path.parent) not in sys.path:

@@ -73,12 +73,13 @@ class Server:
         tables = [plugins.find("protocols", name.strip())(policy(settings)) for name in settings.protocols.split(",")]
         http = [t for t in tables if hasattr(t, "routes")]
         grpc = [t for t in tables if hasattr(t, "methods")]
+        tls = _tls_context(settings)
         self.http_protocols = [t.name for t in http]
         self.grpc_protocols = [t.service for t in grpc]
         if http:
             from dragoman.transports.http import HttpServer
 
-            self._http = HttpServer(self.engine, http, limits=limits(settings), tls=_tls_context(settings))
+            self._http = HttpServer(self.engine, http, limits=limits(settings), tls=tls)
             self.http_ports = await self._http.start(_addresses(settings))
         if grpc and settings.grpc_port >= 0:
             from dragoman.transports.grpc import GrpcServer
@@ -198,7 +199,7 @@ def _addresses(settings: Settings) -> list[tuple[str, int]]:
     addresses = [(settings.host, settings.http_port)]
     for text in filter(None, (t.strip() for t in settings.http_also.split(","))):
         host, _, port = text.rpartition(":")
-        if not host or not port.isdecimal():
+        if not host or not port.isdecimal() or int(port) > 65535:
             raise InvalidInput(f"setting 'http_also': expected host:port, got {text!r}")
         addresses.append((host.strip("[]"), int(port)))
     return addresses
@@ -213,7 +214,11 @@ def _tls_context(settings: Settings) -> ssl.SSLContext | None:
     if not settings.tls_cert:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(settings.tls_cert, settings.tls_key or None)
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key or None)
+    except OSError as fault:
+        key = settings.tls_key or settings.tls_cert
+        raise InvalidInput(f"cannot use certificate '{settings.tls_cert}' with key '{key}': {fault}") from fault
     return context
 
 

@@ -5,6 +5,7 @@ goes before the environment, which goes before the file.
 """
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -15,9 +16,15 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.spec import Placement
 
 
-def _setting(default: Any, line: str, group: str, *, operator_only: bool = False) -> Any:
-    """A field with its line of help. One that is the operator's alone is not read from a file beside models."""
-    return field(default=default, metadata={"help": line, "group": group, "operator_only": operator_only})
+def _setting(
+    default: Any, line: str, group: str, *, operator_only: bool = False, least: float = 0, most: float = math.inf
+) -> Any:
+    """A field with its line of help and, for a number, its bounds.
+
+    One that is the operator's alone is not read from a file beside models.
+    """
+    told = {"help": line, "group": group, "operator_only": operator_only, "least": least, "most": most}
+    return field(default=default, metadata=told)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +32,10 @@ class Settings:
     """What an operator may set; every field has a default that suits a first try on one machine."""
 
     host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 for every network", "addresses")
-    http_port: int = _setting(8080, "port of HTTP and all its protocols; 0 picks a free one", "addresses")
-    grpc_port: int = _setting(8081, "port of gRPC; 0 picks a free one, -1 switches gRPC off", "addresses")
+    http_port: int = _setting(8080, "port of HTTP and all its protocols; 0 picks a free one", "addresses", most=65535)
+    grpc_port: int = _setting(
+        8081, "port of gRPC; 0 picks a free one, -1 switches gRPC off", "addresses", least=-1, most=65535
+    )
     http_also: str = _setting("", "further HTTP addresses, as host:port,host:port", "addresses")
     tls_cert: str = _setting("", "file of the TLS certificate chain (PEM), for HTTP and gRPC", "addresses")
     tls_key: str = _setting("", "file of the TLS private key (PEM)", "addresses")
@@ -35,7 +44,7 @@ class Settings:
         False, "load model files that can run code when loaded (pickle, joblib)", "models", operator_only=True
     )
     placement: Placement = _setting("", "where models run: inline, thread or process; else the model decides", "models")
-    replicas: int = _setting(1, "copies of each model that answer at the same time", "models")
+    replicas: int = _setting(1, "copies of each model that answer at the same time", "models", least=1)
     max_batch_size: int = _setting(0, "merge waiting calls up to this many rows; 0 merges nothing", "models")
     max_batch_wait_s: float = _setting(0.0, "seconds that a batch may wait for more rows", "models")
     max_queue: int = _setting(1024, "calls of a model that may wait or run; more get 503; 0: no limit", "models")
@@ -66,7 +75,7 @@ class Settings:
     protocols: str = _setting("oip_rest,oip_grpc", "protocols to speak, by name", "wire")
 
     log_format: Literal["text", "json"] = _setting("text", "format of the log: text or json", "log")
-    log_level: str = _setting("info", "level of the log: debug, info, warning or error", "log")
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least level of what is logged", "log")
 
     def model_defaults(self) -> dict[str, Any]:
         """What holds for every model that does not say otherwise, as fields of a `ModelSpec`."""
@@ -121,12 +130,21 @@ def parsed(name: str, raw: Any) -> Any:
         return raw
     if wanted is bool:
         return _boolean(name, raw)
-    if isinstance(raw, bool):
+    if isinstance(raw, bool) or (wanted is int and isinstance(raw, float)):
         raise InvalidInput(f"setting '{name}': expected {wanted.__name__}, got {raw!r}")
     try:
-        return wanted(raw)
+        value = wanted(raw)
     except (TypeError, ValueError) as fault:
         raise InvalidInput(f"setting '{name}': expected {wanted.__name__}, got {raw!r}") from fault
+    return value if wanted is str else _bounded(name, value)
+
+
+def _bounded(name: str, value: float) -> float:
+    least, most = FIELDS[name].metadata["least"], FIELDS[name].metadata["most"]
+    if not least <= value <= most:  # NaN is not either
+        bounds = f"at least {least}" if math.isinf(most) else f"{least} to {most}"
+        raise InvalidInput(f"setting '{name}': expected {bounds}, got {value}")
+    return value
 
 
 def _boolean(name: str, raw: Any) -> bool:

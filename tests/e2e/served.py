@@ -129,7 +129,10 @@ class Served:
             assert self.process.poll() is None, f"the server ended with {self.process.returncode}:\n{self.log()}"
             return status == wanted
 
-        until(happened, f"status {wanted} of {path}")
+        try:
+            until(happened, f"status {wanted} of {path}")
+        except AssertionError as fault:
+            raise AssertionError(f"{fault}; its log:\n{self.log()}") from fault
         return self
 
     def until_ready(self) -> Self:

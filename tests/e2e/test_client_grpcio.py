@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -12,7 +13,6 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-import grpc
 from e2e.conftest import SHAPES
 from e2e.served import PATIENCE_S, Served, serving, until
 

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import errno
 import os
 import sys
 import time
@@ -91,7 +92,8 @@ def _run(given: argparse.Namespace) -> int:
     try:
         run(server, started)
     except OSError as fault:
-        print(f"dragoman: {fault}; is another server on that port? choose one with --http-port", file=sys.stderr)
+        hint = "; choose others with --http-port and --grpc-port" if fault.errno in (None, errno.EADDRINUSE) else ""
+        print(f"dragoman: {fault}{hint}", file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130

@@ -34,6 +34,8 @@ _KEYS: Mapping[str, type | tuple[type, ...]] = {
     "parameters": dict,
 }
 
+_LEAST: Mapping[str, int] = {"replicas": 1, "max_batch_size": 0, "max_batch_wait_s": 0, "max_queue": 0, "timeout_s": 0}
+
 # Well-known class names in `implementation`, and the runtimes here that load the same files.
 _IMPLEMENTATIONS = {
     "mlserver_sklearn.SKLearnModel": "sklearn",
@@ -97,6 +99,8 @@ def checked(table: Any, path: Path) -> dict[str, Any]:
             raise InvalidInput(f"{path}: there is no model setting '{key}'; there are {', '.join(_KEYS)}")
         if not isinstance(value, wanted) or isinstance(value, bool):
             raise InvalidInput(f"{path}: '{key}' has the wrong kind of value: {value!r}")
+        if key in _LEAST and not table[key] >= _LEAST[key]:
+            raise InvalidInput(f"{path}: '{key}' expects at least {_LEAST[key]}, got {value!r}")
     if result.get("placement", "thread") not in PLACEMENTS:
         raise InvalidInput(f"{path}: 'placement' expects one of {', '.join(PLACEMENTS)}, got {result['placement']!r}")
     for key in ("inputs", "outputs"):

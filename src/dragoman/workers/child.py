@@ -27,7 +27,7 @@ def main(fd: int, parent: int) -> None:
     """Load the model that the parent names, and answer its calls until it lets go of the socket."""
     _end_with(parent)
     del sys.argv[1:]  # they are ours; a model's own parser of arguments must not trip over them
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
+    _leave_signals_to_the_parent()
     faulthandler.enable()
     with contextlib.suppress(AttributeError):  # where something else stands in for stdout
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -181,6 +181,14 @@ def _crossing(fault: BaseException, doing: str) -> DragomanError:
 
 def _named(fault: BaseException) -> str:
     return f"{type(fault).__name__}: {fault}"[:1000]
+
+
+def _leave_signals_to_the_parent() -> None:
+    """Ctrl-C goes to the whole group, and a service manager's SIGTERM to the whole service; the parent drains first."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    # What the model itself forks can be ended as ever.
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def _end_with(parent: int) -> None:

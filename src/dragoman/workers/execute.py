@@ -3,9 +3,10 @@
 import asyncio
 import inspect
 import logging
+import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Literal
@@ -221,13 +222,31 @@ async def _here(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 async def _in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    def run() -> Any:
-        try:
-            return function(*arguments)
-        except StopIteration as fault:  # a future cannot carry it
-            raise RuntimeError(f"StopIteration: {fault}") from fault
+    """The function's result, from a daemon thread: one that hangs must not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
 
-    return await asyncio.to_thread(run)
+    def deliver(result: Any, fault: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if fault is not None:
+            future.set_exception(fault)
+        else:
+            future.set_result(result)
+
+    def run() -> None:
+        outcome: tuple[Any, BaseException | None]
+        try:
+            outcome = function(*arguments), None
+        except StopIteration as fault:  # a future cannot carry it
+            outcome = None, RuntimeError(f"StopIteration: {fault}")
+        except BaseException as fault:
+            outcome = None, fault
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(deliver, *outcome)
+
+    threading.Thread(target=run, name="load", daemon=True).start()
+    return await future
 
 
 def _told(fault: BaseException) -> str:

@@ -16,7 +16,7 @@ from dragoman.workers.spawn import exit_of, spawn, told
 
 # How long a process may take to end by itself: one that is idle closes its model first.
 _IDLE_GRACE_S = 2.0
-_BUSY_GRACE_S = 0.1
+_BUSY_GRACE_S = 0.5
 _KILL_GRACE_S = 0.5
 # How many calls an `async` model holds at a time, and which others are so short that one more may wait behind them.
 _CONCURRENT = 64
@@ -121,7 +121,7 @@ class Replica:
             self._channel.send(encode(Kind.CANCEL, job.number))
 
     async def stop(self) -> None:
-        """End the process: by EOF, then by SIGTERM, then by SIGKILL."""
+        """End the process: by EOF, then by SIGKILL."""
         self._channel.close()
         self._eof.set()
         await asyncio.wait({self._watching})
@@ -205,9 +205,6 @@ class Replica:
     async def _see_off(self, process: subprocess.Popen[bytes], exited: asyncio.Task[None]) -> None:
         idle = self._ready and not self.held
         await asyncio.wait({exited}, timeout=_IDLE_GRACE_S if idle else _BUSY_GRACE_S)
-        if not exited.done():
-            process.terminate()
-            await asyncio.wait({exited}, timeout=_KILL_GRACE_S)
         if not exited.done():
             process.kill()
             await asyncio.wait({exited})

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman import FP64, Infer, Model, TensorSpec
+from dragoman import BYTES, FP64, Infer, Model, TensorSpec
 
 
 class Twice(Model):
@@ -59,10 +59,11 @@ class Unloadable(Twice):
 
 
 class SlowToLoad(Twice):
-    """Loads until the file that the environment names is there."""
+    """Loads until the file that the environment names is there; another one tells that it has begun."""
 
     def load(self) -> None:
         gate = Path(os.environ["TEST_GATE"])
+        gate.with_suffix(".begun").touch()
         while not gate.exists():
             time.sleep(0.02)
 
@@ -70,3 +71,17 @@ class SlowToLoad(Twice):
 class NotANumber(Twice):
     def infer(self, call: Infer) -> dict[str, Any]:
         return {"y": np.full(call.inputs["x"].data.shape, np.nan)}
+
+
+class Gate(Model):
+    """Puts a file `begun` into the folder that it is told, and answers once there is a file `go`."""
+
+    inputs = (TensorSpec("x", BYTES, (1,)),)
+    outputs = (TensorSpec("y", FP64, (1,)),)
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        folder = Path(call.inputs["x"].data[0].decode())
+        (folder / "begun").touch()
+        while not (folder / "go").exists():
+            time.sleep(0.01)
+        return {"y": np.array([1.0])}

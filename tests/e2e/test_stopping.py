@@ -1,0 +1,140 @@
+"""How a server stops: what is under way is finished, and nothing holds it up for longer than it was told."""
+
+import http.client
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from e2e.served import MODELS, PATIENCE_S, Served, serving, started, until
+
+TROUBLE = MODELS / "trouble.py"
+Start = Callable[..., Served]
+
+
+@pytest.fixture
+def beside() -> Iterator[ThreadPoolExecutor]:
+    """Where requests wait for their answers while the test goes on."""
+    with ThreadPoolExecutor(4) as threads:
+        yield threads
+
+
+@pytest.mark.parametrize("placement", ["process", "thread"])
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_sigterm_finishes_what_is_under_way(
+    tmp_path: Path, beside: ThreadPoolExecutor, placement: str, whole_group: bool
+) -> None:
+    flags = ("--drain-s", "30", "--placement", placement)
+    with serving(f"{TROUBLE}:Gate", f"{TROUBLE}:Twice", *flags) as served:
+        answer = beside.submit(served.infer, "Gate", [str(tmp_path)], "BYTES")
+        until((tmp_path / "begun").exists, "the request")
+        served.terminate()
+        if whole_group:  # as a service manager does that signals every process of a service
+            for worker in served.workers():
+                os.kill(worker, signal.SIGTERM)
+        served.until_status("/v2/health/ready", 400)
+        assert served.status("/v2/health/live") == 200
+        status, body = served.infer("Twice", [1.0])
+        assert (status, body) == (503, {"error": "the server is shutting down"})
+        assert served.process.poll() is None
+        (tmp_path / "go").touch()
+        assert answer.result(PATIENCE_S)[0] == 200
+        assert served.ended() == 0
+        assert "Traceback" not in served.log()
+
+
+@pytest.mark.parametrize("placement", ["process", "thread"])
+def test_sigterm_does_not_wait_for_a_model_that_is_stuck(beside: ThreadPoolExecutor, placement: str) -> None:
+    with serving(f"{TROUBLE}:Stuck", "--drain-s", "1", "--placement", placement) as served:
+        answer = beside.submit(served.infer, "Stuck", [1.0])
+        until(lambda: not answer.done() and served.status("/v2/health/live") == 200, "the request")
+        workers = served.workers()
+        began_s = time.monotonic()
+        served.terminate()
+        assert served.ended() == 0
+        assert time.monotonic() - began_s < 6
+        status, body = answer.result(PATIENCE_S)
+        assert status in (500, 503)
+        assert "is stopped" in body["error"] or "shutting down" in body["error"]
+        assert len(workers) == (1 if placement == "process" else 0)
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "the end of the worker")
+
+
+@pytest.mark.parametrize("placement", ["process", "thread"])
+def test_sigterm_while_a_model_loads(tmp_path: Path, placement: str) -> None:
+    environment = {"TEST_GATE": str(tmp_path / "never")}
+    flags = ("--drain-s", "1", "--placement", placement)
+    with started(f"{TROUBLE}:SlowToLoad", *flags, environment=environment) as served:
+        until((tmp_path / "never.begun").exists, "the load")
+        served.terminate()
+        assert served.ended(within_s=10) == 0
+        assert "Traceback" not in served.log()
+
+
+def test_a_second_signal_ends_it_at_once(beside: ThreadPoolExecutor) -> None:
+    with serving(f"{TROUBLE}:Stuck", "--drain-s", "60") as served:
+        answer = beside.submit(served.infer, "Stuck", [1.0])
+        until(lambda: not answer.done() and served.status("/v2/health/live") == 200, "the request")
+        workers = served.workers()
+        served.terminate()
+        served.until_status("/v2/health/ready", 400)
+        served.terminate()
+        assert served.ended(within_s=5) == -signal.SIGTERM
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "the end of the worker")
+        with pytest.raises(OSError):
+            answer.result(PATIENCE_S)
+
+
+def test_ctrl_c_stops_as_sigterm_does() -> None:
+    with serving(f"{TROUBLE}:Twice") as served:
+        served.process.send_signal(signal.SIGINT)
+        assert served.ended() == 0
+        assert "Traceback" not in served.log()
+
+
+def test_killing_the_server_ends_its_workers() -> None:
+    with serving(f"{TROUBLE}:Twice", "--replicas", "2") as served:
+        workers = served.workers()
+        assert len(workers) == 2
+        served.process.kill()
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "the end of the workers", within_s=10)
+
+
+def test_idle_connections_do_not_hold_it_up() -> None:
+    with serving(f"{TROUBLE}:Twice", "--drain-s", "30") as served:
+        idle = http.client.HTTPConnection("127.0.0.1", served.http_port, timeout=10)
+        idle.request("GET", "/v2/health/live")
+        idle.getresponse().read()
+        half = http.client.HTTPConnection("127.0.0.1", served.http_port, timeout=10)
+        half.connect()
+        half.sock.sendall(b"POST /v2/models/Twice/infer HTTP/1.1\r\nhost: x\r\ncontent-")
+        with grpc.insecure_channel(served.grpc_url) as channel:
+            grpc.channel_ready_future(channel).result(10)
+            began_s = time.monotonic()
+            served.terminate()
+            assert served.ended() == 0
+            assert time.monotonic() - began_s < 5
+        idle.close()
+        half.close()
+
+
+def test_a_client_that_does_not_read_does_not_hold_it_up() -> None:
+    count = 4_000_000
+    with serving(f"{MODELS / 'shapes.py'}:Echo", "--drain-s", "1", "--no-compress-responses") as served:
+        tensor = {"name": "x", "datatype": "INT8", "shape": [count], "parameters": {"binary_data_size": count}}
+        head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+        slow = http.client.HTTPConnection("127.0.0.1", served.http_port, timeout=10)
+        headers = {"inference-header-content-length": str(len(head))}
+        slow.request("POST", "/v2/models/Echo/infer", head + bytes(count), headers)
+        until(lambda: slow.sock.recv(1), "the beginning of the answer")
+        began_s = time.monotonic()
+        served.terminate()
+        assert served.ended() == 0
+        assert time.monotonic() - began_s < 6
+        slow.close()
