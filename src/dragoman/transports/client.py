@@ -33,7 +33,7 @@ class Client:
         self._send = send
         self._departure = departure
         self._limits = limits
-        self._refused = False
+        self._unread = False
 
     # --- in --------------------------------------------------------------------------------------------------
 
@@ -43,13 +43,10 @@ class Client:
         length = int(self.headers.get("content-length", 0))
         if not length and "transfer-encoding" not in self.headers:
             return b""
-        try:
-            if length > limit:
-                raise _too_large(limit)
-            body = await self._received()
-        except HttpFault:
-            self._refused = True
-            raise
+        self._unread = True
+        if length > limit:
+            raise _too_large(limit)
+        body = await self._received()
         encodings = self.headers.get("content-encoding")
         return await decoded(body, encodings, limit) if encodings else body
 
@@ -64,11 +61,12 @@ class Client:
                     message = await self._receive()
                     if message["type"] == "http.disconnect":
                         raise asyncio.CancelledError
+                    self._unread = message["more_body"]
                     parts.append(message["body"])
                     total += len(parts[-1])
                     if total > limits.max_body_bytes:
                         raise _too_large(limits.max_body_bytes)
-                    if not message["more_body"]:
+                    if not self._unread:
                         return parts[0] if len(parts) == 1 else b"".join(parts)
                     timer.reschedule(start + limits.body_timeout_s + total / (1 << 16))
         except TimeoutError as fault:
@@ -92,7 +90,7 @@ class Client:
         if response.status != 204:
             headers += (("content-length", str(size)),)
         await self.start(response.status, headers)
-        if self._refused:
+        if self._unread:
             await self._linger(b"".join(parts))
         elif size <= _SMALL:
             await self.write(parts[0] if len(parts) == 1 else b"".join(parts), last=True)

@@ -37,6 +37,7 @@ class Departure:
 
 
 EXTENSION = "dragoman.departure"
+_LINGER_S = 2.0
 _OFFER = (b"connection", b"upgrade", b"http2-settings")
 
 
@@ -185,7 +186,13 @@ class GuardedProtocol(HttpToolsProtocol):
         body = orjson.dumps({"error": message})
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[status] + head + body)
-        self.transport.close()
+        if self.transport.can_write_eof():
+            # To close at once would lose a client that still sends the answer.
+            self.flow.resume_reading()
+            self.transport.write_eof()
+            self.loop.call_later(_LINGER_S, self.transport.close)
+        else:
+            self.transport.close()
 
 
 def guarded(limits: Limits) -> type[asyncio.Protocol]:
