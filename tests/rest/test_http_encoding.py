@@ -1,0 +1,170 @@
+"""gzip and deflate both ways, and what a hostile body would like them to do."""
+
+import gzip
+import time
+import zlib
+from collections.abc import AsyncIterator, Callable
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from rest_house import Answer, House, binary, blobs, encoded, inputs, outputs, serving, tensor
+
+from dragoman.protocols.wire import HttpFault
+from dragoman.transports.encoding import accepted, decoded
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+ROWS = np.arange(1000, dtype=np.int32)
+BIG = inputs(tensor("x", [1000], "INT32", ROWS.tolist()))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house() -> AsyncIterator[House]:
+    async with serving() as house:
+        yield house
+
+
+def bare_deflate(body: bytes) -> bytes:
+    stream = zlib.compressobj(wbits=-15)
+    return stream.compress(body) + stream.flush()
+
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "GZip": gzip.compress,
+    "x-gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "identity": bytes,
+    "gzip, deflate": lambda body: zlib.compress(gzip.compress(body)),
+    "identity, gzip": gzip.compress,
+}
+
+
+def unpacked(answer: Answer) -> Answer:
+    unpackers: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.decompress, "deflate": zlib.decompress}
+    return Answer(answer.status, answer.headers, unpackers[answer.headers["content-encoding"]](answer.body))
+
+
+# --- in ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(PACKERS))
+async def test_bodies_come_packed(house: House, name: str) -> None:
+    for body in (inputs(tensor()), BIG):
+        answer = await house.infer("Identity", PACKERS[name](encoded(body)), {"Content-Encoding": name})
+        assert next(outputs(answer))["data"] == list(body["inputs"][0]["data"])
+
+
+async def test_deflate_may_come_without_its_wrapper(house: House) -> None:
+    body = bare_deflate(encoded(BIG))
+    assert (await house.infer("Identity", body, {"Content-Encoding": "deflate"})).status == 200
+
+
+async def test_gzip_may_come_in_several_members(house: House) -> None:
+    text = encoded(BIG)
+    body = b"".join(gzip.compress(text[i : i + 100]) for i in range(0, len(text), 100))
+    assert (await house.infer("Identity", body, {"Content-Encoding": "gzip"})).status == 200
+
+
+@pytest.mark.parametrize("name", ["gzip", "deflate"])
+async def test_binary_tensors_come_packed(house: House, name: str) -> None:
+    given = {"name": "x", "shape": [1000], "datatype": "INT32", "parameters": {"binary_data_size": ROWS.nbytes}}
+    body, headers = binary(inputs(given, parameters={"binary_data_output": True}), ROWS.tobytes())
+    headers |= {"Content-Encoding": name, "Accept-Encoding": name}
+    answer = await house.infer("Identity", PACKERS[name](body), headers)
+    head, found = blobs(unpacked(answer))  # the header counts bytes before they are packed
+    assert head["outputs"] == [given]
+    assert found == [ROWS.tobytes()]
+
+
+@pytest.mark.parametrize("name", ["gzip", "deflate"])
+async def test_bodies_that_are_not_what_they_say(house: House, name: str) -> None:
+    good = PACKERS[name](encoded(BIG))
+    for bad in (b"nonsense", good[:-1], good[: len(good) // 2], good + b"?", good[:20] + b"\0" * 20 + good[40:]):
+        answer = await house.infer("Identity", bad, {"Content-Encoding": name})
+        assert answer.status == 400
+        assert f"the body is not valid {name}" in answer.error
+
+
+async def test_an_empty_body_needs_no_unpacking(house: House) -> None:
+    answer = await house.infer("Identity", b"", {"Content-Encoding": "gzip"})
+    assert answer.status == 400
+    assert "empty" in answer.error
+
+
+@pytest.mark.parametrize("name", ["gzip", "deflate", "gzip, deflate"])
+async def test_t61_a_body_that_unpacks_to_more_than_the_limit(name: str) -> None:
+    async with serving(max_body_bytes=1 << 20) as house:
+        bomb = PACKERS[name](b" " * ((1 << 20) + 1))
+        answer = await house.infer("Identity", bomb, {"Content-Encoding": name})
+        assert answer.status == 413
+        assert answer.error == "the decompressed body is larger than the limit of 1048576 bytes"
+        fine = PACKERS[name](encoded(BIG).ljust(1 << 20))
+        assert (await house.infer("Identity", fine, {"Content-Encoding": name})).status == 200
+
+
+async def test_gzip_of_countless_members_is_refused_soon() -> None:
+    start = time.monotonic()
+    with pytest.raises(HttpFault, match="not valid gzip"):
+        await decoded(gzip.compress(b"") * 200_000, "gzip", 1 << 26)
+    assert time.monotonic() - start < 2
+
+
+# --- out ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gzip", "deflate"])
+async def test_answers_go_packed_to_those_who_accept_it(house: House, name: str) -> None:
+    answer = await house.infer("Identity", BIG, {"Accept-Encoding": name})
+    assert answer.headers["vary"] == "accept-encoding"
+    assert len(answer.body) < 3000
+    assert next(outputs(unpacked(answer)))["data"] == ROWS.tolist()
+
+
+async def test_small_answers_are_not_packed(house: House) -> None:
+    answer = await house.infer("Identity", inputs(tensor()), {"Accept-Encoding": "gzip"})
+    assert "content-encoding" not in answer.headers
+    assert "vary" not in answer.headers
+
+
+async def test_errors_go_packed_too(house: House) -> None:
+    answer = await house.infer("n" * 2000, BIG, {"Accept-Encoding": "gzip"})
+    assert answer.status == 404
+    assert unpacked(answer).error
+
+
+async def test_the_operator_may_switch_it_off() -> None:
+    async with serving(compress_responses=False) as house:
+        answer = await house.infer("Identity", BIG, {"Accept-Encoding": "gzip"})
+        assert "content-encoding" not in answer.headers
+        assert answer.status == 200
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [
+        ("", None),
+        ("gzip", "gzip"),
+        ("GZIP", "gzip"),
+        ("deflate", "deflate"),
+        ("deflate, gzip", "gzip"),
+        ("gzip;q=0.1, deflate;q=0.2", "deflate"),
+        ("gzip; q=0.2, deflate;q=0.2", "gzip"),
+        ("gzip;q=0", None),
+        ("gzip;q=0, deflate;q=0", None),
+        ("gzip;q=0, *", "deflate"),
+        ("*", "gzip"),
+        ("*;q=0", None),
+        ("br, zstd", None),
+        ("br;q=1, gzip;q=0.1", "gzip"),
+        ("identity, gzip;q=0.5", None),
+        ("identity;q=0.5, gzip;q=0.6", "gzip"),
+        ("identity, gzip", "gzip"),
+        ("gzip;q=nonsense", None),
+        ("gzip;q=", None),
+        ("gzip;q=nan", None),
+        (",,;;,", None),
+    ],
+)
+async def test_quality_values(header: str, name: str | None) -> None:
+    assert accepted(header) == name
