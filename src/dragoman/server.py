@@ -178,7 +178,7 @@ def settings_for(paths: Sequence[str], *layers: dict[str, Any]) -> Settings:
 def policy(settings: Settings) -> Any:
     """What the protocols need of the settings."""
     names = ("nonfinite", "health_json", "max_json_depth", "max_rank", "max_elements", "max_tensors")
-    return plugins.resolve("dragoman.protocols.wire:Policy")(**{n: getattr(settings, n) for n in names})
+    return plugins.resolve("dragoman.payload.policy:Policy")(**{n: getattr(settings, n) for n in names})
 
 
 def limits(settings: Settings) -> Limits:

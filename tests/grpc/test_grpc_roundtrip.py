@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dragoman.core.calls import Inference, Response
 from dragoman.core.datatypes import BOOL, BYTES, DATATYPES, Datatype
 from dragoman.core.tensor import Tensor, object_array
-from dragoman.protocols import oip
+from dragoman.payload.raw import raw_from_tensor
 from dragoman.protocols import oip_messages as m
 from dragoman.protocols.oip_contents import FIELDS
 
@@ -42,7 +42,7 @@ def asked(tensor: Tensor, raw: bool) -> Any:
     message = m.ModelInferRequest(model_name="echo")
     given = message.inputs.add(name="x", datatype=tensor.datatype.name, shape=tensor.shape)
     if raw:
-        message.raw_input_contents.append(bytes(oip.raw_from_tensor(tensor)))
+        message.raw_input_contents.append(bytes(raw_from_tensor(tensor)))
     elif tensor.data.size:
         getattr(given.contents, FIELDS[tensor.datatype]).extend(tensor.data.reshape(-1).tolist())
     return message
@@ -71,7 +71,7 @@ def test_raw_tensors_come_back(datatype: Datatype, data: st.DataObject) -> None:
     assert same(read, tensor, exact=True)
     assert tuple(reply.outputs[0].shape) == tensor.shape
     assert reply.outputs[0].datatype == datatype.name
-    assert list(reply.raw_output_contents) == [bytes(oip.raw_from_tensor(tensor))]
+    assert list(reply.raw_output_contents) == [bytes(raw_from_tensor(tensor))]
 
 
 @pytest.mark.parametrize("datatype", FIELDS, ids=str)

@@ -13,8 +13,9 @@ ROOT = Path(__file__).parents[2] / "src" / "dragoman"
 MAY_IMPORT = {
     "core": set(),
     "plugins": {"core"},
-    "codecs": {"core", "plugins"},
-    "protocols": {"core", "plugins"},
+    "payload": {"core"},
+    "codecs": {"core", "plugins", "payload"},
+    "protocols": {"core", "plugins", "payload"},
     "settings": {"core", "plugins"},
     "workers": {"core", "plugins"},
     "runtimes": {"core", "plugins", "codecs"},

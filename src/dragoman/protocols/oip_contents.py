@@ -23,7 +23,7 @@ from dragoman.core.datatypes import (
 )
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import NONE, Parameters, Tensor, object_array
-from dragoman.protocols.oip import check_shape, shaped
+from dragoman.payload.raw import check_shape, shaped
 from dragoman.protocols.wire import Policy
 
 # OIP: FP16 and BF16 have no field; they travel raw.
@@ -47,20 +47,18 @@ _WIDE: Mapping[str, np.dtype[Any]] = {"int_contents": np.dtype("<i4"), "uint_con
 
 
 def tensor_from_contents(
-    name: str, datatype: Datatype, shape: Sequence[int], contents: Any, policy: Policy, parameters: Parameters = NONE
+    where: str, datatype: Datatype, shape: Sequence[int], contents: Any, policy: Policy, parameters: Parameters = NONE
 ) -> Tensor:
     """The tensor whose elements are in an InferTensorContents; InvalidInput naming it where they do not fit.
 
     They have to be in the one field of the datatype, as many as the shape needs and none beyond its range.
     """
-    count = check_shape(shape, name, policy)
-    values = _values(name, datatype, contents)
+    count = check_shape(shape, where, policy)
+    values = _values(where, datatype, contents)
     if len(values) != count:
-        raise InvalidInput(
-            f"input '{name}': shape {list(shape)} needs {count} elements, got {len(values) or 'no data'}"
-        )
-    flat = object_array(values, (count,)) if datatype is BYTES else _numbers(name, datatype, values)
-    return Tensor(shaped(flat, shape, name), datatype, parameters)
+        raise InvalidInput(f"{where}: shape {list(shape)} needs {count} elements, got {len(values) or 'no data'}")
+    flat = object_array(values, (count,)) if datatype is BYTES else _numbers(where, datatype, values)
+    return Tensor(shaped(flat, shape, where), datatype, parameters)
 
 
 def write_contents(tensor: Tensor, contents: Any) -> None:
@@ -69,24 +67,24 @@ def write_contents(tensor: Tensor, contents: Any) -> None:
     getattr(contents, FIELDS[tensor.datatype]).extend(tensor.data.reshape(-1).tolist())
 
 
-def _values(name: str, datatype: Datatype, contents: Any) -> Sequence[Any]:
+def _values(where: str, datatype: Datatype, contents: Any) -> Sequence[Any]:
     """The elements of the one field that is given; none where none is."""
     given: dict[str, Sequence[Any]] = {field.name: values for field, values in contents.ListFields()}
     if not given:
         return ()
     wanted = FIELDS.get(datatype)
     if wanted is None:
-        raise InvalidInput(f"input '{name}': {datatype} has no typed contents; send it in 'raw_input_contents'")
+        raise InvalidInput(f"{where}: {datatype} has no typed contents; send it in 'raw_input_contents'")
     if list(given) != [wanted]:
-        raise InvalidInput(f"input '{name}': expected contents of {datatype} in '{wanted}', got {_listed(given)}")
+        raise InvalidInput(f"{where}: expected contents of {datatype} in '{wanted}', got {_listed(given)}")
     return given[wanted]
 
 
-def _numbers(name: str, datatype: Datatype, values: Sequence[Any]) -> Array:
+def _numbers(where: str, datatype: Datatype, values: Sequence[Any]) -> Array:
     wide = np.array(values, _WIDE.get(FIELDS.get(datatype, ""), datatype.dtype))
     narrow = wide.astype(datatype.dtype, copy=False)
     if narrow is not wide and (narrow != wide).any():
-        raise InvalidInput(f"input '{name}': {wide[narrow != wide][0]} does not fit into {datatype}")
+        raise InvalidInput(f"{where}: {wide[narrow != wide][0]} does not fit into {datatype}")
     return narrow
 
 

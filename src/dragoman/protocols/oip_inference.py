@@ -8,6 +8,7 @@ from dragoman.core.calls import Infer, Inference, Request, Response
 from dragoman.core.datatypes import Datatype, datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Scalar, Tensor
+from dragoman.payload.raw import raw_from_tensor, tensor_from_raw
 from dragoman.protocols import oip
 from dragoman.protocols.oip_contents import FIELDS, tensor_from_contents, write_contents
 from dragoman.protocols.oip_messages import (
@@ -76,7 +77,7 @@ def write_infer(response: Response[Inference], form: Form) -> bytes:
     if raw:
         # Fields of a message may be appended to its wire form; this one has the highest number, so in order too.
         for tensor in answer.outputs.values():
-            parts += length_delimited(_RAW_OUTPUT_CONTENTS, oip.raw_from_tensor(tensor))
+            parts += length_delimited(_RAW_OUTPUT_CONTENTS, raw_from_tensor(tensor))
     return b"".join(parts)
 
 
@@ -132,9 +133,9 @@ def _inputs(message: Any, policy: Policy) -> dict[str, Tensor]:
         if raw and tensor.HasField("contents"):
             raise InvalidInput(f"input '{tensor.name}': expected no 'contents' beside 'raw_input_contents'")
         parameters = read_parameters(tensor.parameters, f"input '{tensor.name}': ")
-        place = tensor.name, _datatype(tensor), tensor.shape
+        place = f"input '{tensor.name}'", _datatype(tensor), tensor.shape
         if raw:
-            found[tensor.name] = oip.tensor_from_raw(*place, raw[at], policy, parameters)
+            found[tensor.name] = tensor_from_raw(*place, raw[at], policy, parameters)
         else:
             found[tensor.name] = tensor_from_contents(*place, tensor.contents, policy, parameters)
     return found

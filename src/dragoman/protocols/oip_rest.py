@@ -32,12 +32,11 @@ from dragoman.core.errors import (
     Unauthorized,
 )
 from dragoman.core.signature import TensorSpec
-from dragoman.protocols.oip import classified, raw_from_tensor
-from dragoman.protocols.oip_body import HEADER_LENGTH, Wanted, address, read_control, read_infer
-from dragoman.protocols.oip_json import json_from_tensor
+from dragoman.payload.body import HEADER_LENGTH, write_tensors
+from dragoman.protocols.oip import classified
+from dragoman.protocols.oip_body import Wanted, address, read_control, read_infer
 from dragoman.protocols.wire import (
     JSON_TYPE,
-    Buffer,
     Exchange,
     Headers,
     HttpFault,
@@ -96,20 +95,7 @@ class OpenInferenceRest:
 
     def _write(self, response: Response[Inference], wanted: Wanted) -> HttpResponse:
         answer = classified(response.answer, wanted.classes)
-        blobs: list[Buffer] = []
-        outputs = []
-        for name, tensor in answer.outputs.items():
-            output: dict[str, Any] = {"name": name, "datatype": tensor.datatype.name, "shape": tensor.data.shape}
-            parameters: dict[str, Any] = dict(tensor.parameters)
-            raw = raw_from_tensor(tensor) if wanted.is_binary(name) else b""
-            if len(raw):  # an empty output has no binary form and goes as `"data": []`
-                parameters["binary_data_size"] = len(raw)
-                blobs.append(raw)
-            if parameters:
-                output["parameters"] = parameters
-            if not len(raw):
-                output["data"] = json_from_tensor(name, tensor, self._policy)
-            outputs.append(output)
+        outputs, blobs = write_tensors(answer.outputs, wanted.is_binary, self._policy)
         head = orjson.dumps(_envelope(response, wanted.id, outputs), option=orjson.OPT_SERIALIZE_NUMPY)
         if not blobs:
             return HttpResponse(200, (head,), (JSON_TYPE,))

@@ -7,36 +7,18 @@ binary, say) is closed over in `reply`.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import orjson
 
 from dragoman.core.calls import Request, Response
 from dragoman.core.errors import DragomanError
+from dragoman.payload.policy import Buffer as Buffer
+from dragoman.payload.policy import Policy as Policy
 
 A = TypeVar("A")
 Out = TypeVar("Out")
-Buffer = bytes | bytearray | memoryview
 Headers = tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """What the operator decides for every protocol.
-
-    nonfinite: how NaN and infinities go into JSON. `null`: NaN as null, infinities are refused; `literal`: as the
-    bare words NaN, Infinity and -Infinity, which Python reads but JSON does not allow; `error`: refused.
-    health_json: whether health endpoints answer a JSON body instead of an empty one.
-    max_json_depth, max_rank, max_elements, max_tensors: how deep JSON may nest, how many axes and elements a
-    tensor and how many inputs or outputs a request may have.
-    """
-
-    nonfinite: Literal["null", "literal", "error"] = "null"
-    health_json: bool = False
-    max_json_depth: int = 64
-    max_rank: int = 32
-    max_elements: int = 1 << 31
-    max_tensors: int = 1024
 
 
 @dataclass(frozen=True, slots=True)

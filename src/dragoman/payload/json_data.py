@@ -12,8 +12,8 @@ import orjson
 from dragoman.core.datatypes import BF16, BYTES, Array, Datatype, bf16_to_fp32, fp32_to_bf16
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.tensor import Tensor, object_array
-from dragoman.protocols.oip import check_shape, shaped
-from dragoman.protocols.wire import Policy
+from dragoman.payload.policy import Policy
+from dragoman.payload.raw import check_shape, shaped
 
 # What one element of a kind may be in JSON. OIP leaves coercion open: here only what changes no value is taken.
 _ELEMENT: dict[str, Any] = {"bool": bool, "uint": int, "int": int, "float": float | None, "bytes": str}
@@ -57,30 +57,30 @@ def told(fault: Exception) -> str:
 PARSER_FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def array_from_json(name: str, datatype: Datatype, shape: Sequence[int], data: Any, policy: Policy) -> Array:
+def array_from_json(where: str, datatype: Datatype, shape: Sequence[int], data: Any, policy: Policy) -> Array:
     """The array in `data`: nested as the shape, or flat in row-major order.
 
     null is NaN for the floating datatypes. Raises InvalidInput naming the tensor: wrong kinds, numbers that do not
     fit the datatype, ragged nesting, and a count other than the shape's.
     """
-    count = check_shape(shape, name, policy)
+    count = check_shape(shape, where, policy)
     depth = _depth(data)
     if depth == 0:
-        raise InvalidInput(f"input '{name}': expected 'data' to be an array")
+        raise InvalidInput(f"{where}: expected 'data' to be an array")
     if depth > 1 and depth != len(shape) and not (count == 0 and depth < len(shape)):
-        raise InvalidInput(f"input '{name}': 'data' nests {depth} deep, expected 1 or {len(shape)} by its shape")
+        raise InvalidInput(f"{where}: 'data' nests {depth} deep, expected 1 or {len(shape)} by its shape")
     try:
         values = _decode(data, datatype.kind, depth)
     except PARSER_FAULTS as fault:
         values = _integral(data, datatype, depth)
         if values is None:
-            raise InvalidInput(f"input '{name}': data{_dotted(told(fault))}") from fault
-    array = _array(values, datatype, name)
+            raise InvalidInput(f"{where}: data{_dotted(told(fault))}") from fault
+    array = _array(values, datatype, where)
     if depth > 1 and array.shape != tuple(shape[:depth]):
-        raise InvalidInput(f"input '{name}': 'data' nests as {list(array.shape)}, expected its shape {list(shape)}")
+        raise InvalidInput(f"{where}: 'data' nests as {list(array.shape)}, expected its shape {list(shape)}")
     if array.size != count:
-        raise InvalidInput(f"input '{name}': shape {list(shape)} needs {count} elements, got {array.size}")
-    return shaped(array, shape, name)
+        raise InvalidInput(f"{where}: shape {list(shape)} needs {count} elements, got {array.size}")
+    return shaped(array, shape, where)
 
 
 def _dotted(text: str) -> str:
@@ -122,23 +122,23 @@ def _as_integers(values: Any) -> Any:
     return int(values)
 
 
-def _array(values: Any, datatype: Datatype, name: str) -> Array:
+def _array(values: Any, datatype: Datatype, where: str) -> Array:
     try:
         with np.errstate(over="ignore"):
             if datatype is BYTES:
                 texts = np.array(values, dtype=object)
                 return object_array([e.encode() for e in texts.flat], texts.shape)
             array = np.array(values, dtype=np.float64 if datatype.kind == "float" else datatype.dtype)
-            return array if datatype.kind != "float" else _narrowed(array, datatype, name)
+            return array if datatype.kind != "float" else _narrowed(array, datatype, where)
     except OverflowError as fault:
         limits = np.iinfo(datatype.dtype)
         bad = next(v for v in np.array(values, dtype=object).flat if not limits.min <= v <= limits.max)
-        raise InvalidInput(f"input '{name}': {bad} does not fit into {datatype}") from fault
+        raise InvalidInput(f"{where}: {bad} does not fit into {datatype}") from fault
     except (ValueError, AttributeError) as fault:  # rows of unequal lengths
-        raise InvalidInput(f"input '{name}': 'data' is ragged, expected rows of equal lengths") from fault
+        raise InvalidInput(f"{where}: 'data' is ragged, expected rows of equal lengths") from fault
 
 
-def _narrowed(wide: Array, datatype: Datatype, name: str) -> Array:
+def _narrowed(wide: Array, datatype: Datatype, where: str) -> Array:
     if datatype is BF16:
         single = wide.astype(np.float32)
         array: Array = fp32_to_bf16(single)
@@ -148,14 +148,14 @@ def _narrowed(wide: Array, datatype: Datatype, name: str) -> Array:
         finite = np.isfinite(array)
     lost = np.isfinite(wide) & ~finite
     if lost.any():
-        raise InvalidInput(f"input '{name}': {wide[lost].flat[0]} does not fit into {datatype}")
+        raise InvalidInput(f"{where}: {wide[lost].flat[0]} does not fit into {datatype}")
     return array
 
 
 # --- the other way -----------------------------------------------------------------------------------------
 
 
-def json_from_tensor(name: str, tensor: Tensor, policy: Policy) -> Any:
+def json_from_tensor(where: str, tensor: Tensor, policy: Policy) -> Any:
     """What orjson prints as the flat `data` of an output: floats in the fewest digits that tell them apart.
 
     Raises NotSupported, with what to do instead, where JSON has no form for an element.
@@ -165,16 +165,16 @@ def json_from_tensor(name: str, tensor: Tensor, policy: Policy) -> Any:
             return [element.decode() for element in tensor.data.flat]
         except UnicodeDecodeError as fault:
             raise NotSupported(
-                f"output '{name}' holds bytes that are not UTF-8 text, which JSON cannot carry; ask for binary output"
+                f"{where} holds bytes that are not UTF-8 text, which JSON cannot carry; ask for binary output"
             ) from fault
     array = bf16_to_fp32(tensor.data) if tensor.datatype is BF16 else tensor.data
     flat = np.ascontiguousarray(array).reshape(-1)
     if tensor.datatype.kind == "float" and not np.isfinite(flat).all():
-        return _nonfinite(name, flat, policy)
+        return _nonfinite(where, flat, policy)
     return flat
 
 
-def _nonfinite(name: str, flat: Array, policy: Policy) -> Any:
+def _nonfinite(where: str, flat: Array, policy: Policy) -> Any:
     if policy.nonfinite == "literal":
         texts = json.dumps([float(v) for v in flat], separators=(",", ":"))
         return orjson.Fragment(texts)
@@ -183,6 +183,6 @@ def _nonfinite(name: str, flat: Array, policy: Policy) -> Any:
         return flat  # orjson prints NaN as null, which reads as NaN again
     first = int(np.flatnonzero(~np.isfinite(flat) if policy.nonfinite == "error" else np.isinf(flat))[0])
     raise NotSupported(
-        f"output '{name}' holds {flat[first]} at element {first}, which JSON cannot carry; ask for binary output, or "
+        f"{where} holds {flat[first]} at element {first}, which JSON cannot carry; ask for binary output, or "
         'let the operator set nonfinite = "literal"'
     )

@@ -1,0 +1,240 @@
+"""The body of a request or answer of the Open Inference Protocol: JSON, perhaps with binary tensors behind it."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dragoman.core.datatypes import Datatype, datatype
+from dragoman.core.errors import InvalidInput, NotSupported
+from dragoman.core.tensor import Parameters, Scalar, Tensor
+from dragoman.payload.json_data import PARSER_FAULTS, array_from_json, json_from_tensor, told
+from dragoman.payload.policy import Buffer, Policy
+from dragoman.payload.raw import raw_from_tensor, tensor_from_raw
+
+HEADER_LENGTH = "inference-header-content-length"
+
+# --- the envelope, as it stands on the wire ------------------------------------------------------------------
+
+JsonParameters = dict[str, str | bool | int | float]
+
+
+class _Tensor(msgspec.Struct):
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: JsonParameters | None = None
+    data: Any = msgspec.UNSET
+
+
+class _RawTensor(_Tensor):
+    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET  # parsed once its datatype is known
+
+
+class Requested(msgspec.Struct):
+    """An output that a request asks for."""
+
+    name: str
+    parameters: JsonParameters | None = None
+
+
+class _Request(msgspec.Struct):
+    inputs: list[_RawTensor]
+    id: str | None = None
+    parameters: JsonParameters | None = None
+    outputs: list[Requested] | None = None
+
+
+class _LiteralRequest(_Request):
+    inputs: list[_Tensor]  # type: ignore[assignment]
+
+
+class _Response(msgspec.Struct):
+    outputs: list[_RawTensor]
+    model_name: str = ""
+    model_version: str | None = None
+    id: str | None = None
+    parameters: JsonParameters | None = None
+
+
+class _LiteralResponse(_Response):
+    outputs: list[_Tensor]  # type: ignore[assignment]
+
+
+_REQUEST = msgspec.json.Decoder(_Request)
+_RESPONSE = msgspec.json.Decoder(_Response)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestBody:
+    """A request as it was written; `id` is None where it has none."""
+
+    inputs: Mapping[str, Tensor]
+    outputs: Sequence[Requested]
+    parameters: dict[str, Scalar]
+    id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseBody:
+    """An answer as it was written."""
+
+    outputs: Mapping[str, Tensor]
+    parameters: dict[str, Scalar]
+    model_name: str
+    model_version: str | None
+    id: str | None
+
+
+# --- reading ---------------------------------------------------------------------------------------------------
+
+
+def divide(body: Buffer, header: str | None) -> tuple[Buffer, memoryview | None]:
+    """The JSON and the binary data behind it, None where the header that tells the JSON's length is missing.
+
+    Raises InvalidInput where the header is no such length.
+    """
+    if header is None:
+        return body, None
+    if re.fullmatch(r"\s*-?[0-9]{1,20}\s*", header, re.ASCII) is None:
+        raise InvalidInput(f"Unable to parse Inference-Header-Content-Length, got: {header[:64]}")
+    length, view = int(header), memoryview(body)
+    if not 0 <= length <= len(view):
+        raise InvalidInput(f"inference header size should be in range (0, {len(view)}), got: {length}")
+    return view[:length], view[length:]
+
+
+def read_request(head: Buffer, rest: memoryview | None, policy: Policy) -> RequestBody:
+    """The request in some JSON and the binary data behind it. Raises InvalidInput or NotSupported."""
+    found = _parsed(bytes(head), _REQUEST, _LiteralRequest, "an inference request", policy)
+    inputs = _tensors(found.inputs, rest, "input", policy)
+    return RequestBody(inputs, found.outputs or (), dict(found.parameters or {}), found.id)
+
+
+def read_response(head: Buffer, rest: memoryview | None, policy: Policy) -> ResponseBody:
+    """The answer in some JSON and the binary data behind it. Raises InvalidInput or NotSupported."""
+    found = _parsed(bytes(head), _RESPONSE, _LiteralResponse, "an inference response", policy)
+    outputs = _tensors(found.outputs, rest, "output", policy)
+    return ResponseBody(outputs, dict(found.parameters or {}), found.model_name, found.model_version, found.id)
+
+
+def _parsed(head: bytes, decoder: Any, literal_type: Any, what: str, policy: Policy) -> Any:
+    check_depth(head, policy)
+    try:
+        return decoder.decode(head.removeprefix(b"\xef\xbb\xbf"))
+    except PARSER_FAULTS as fault:
+        literal = _with_literals(head, literal_type) if policy.nonfinite == "literal" else None
+        if literal is not None:
+            return literal
+        raise InvalidInput(f"the {what.rpartition(' ')[2]} is not {what}: {told(fault)}") from fault
+
+
+def _with_literals(head: bytes, literal_type: Any) -> Any:
+    """The message with NaN, Infinity and -Infinity written as bare words, which only Python's own parser reads."""
+    try:
+        found = json.loads(head)
+        if b"\\u" in head:  # that parser lets through halves of characters, which no answer could repeat
+            json.dumps(found, ensure_ascii=False).encode()
+        return msgspec.convert(found, literal_type)
+    except (ValueError, RecursionError):
+        return None
+
+
+_ESCAPE = re.compile(rb"\\.", re.DOTALL)
+_STRING = re.compile(rb'"[^"]*"')
+_WITHOUT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_BLOCK = 1 << 20
+
+
+def check_depth(text: bytes, policy: Policy) -> None:
+    """Refuse JSON that nests too deep, before any parser goes down into it."""
+    if text.count(b"[") + text.count(b"{") <= policy.max_json_depth:
+        return
+    brackets = _STRING.sub(b"", _ESCAPE.sub(b"", text).translate(None, _WITHOUT_STRUCTURE))
+    steps = np.frombuffer(brackets.translate(_STEPS), np.int8)
+    depth = 0
+    for start in range(0, steps.size, _BLOCK):
+        depths = depth + np.cumsum(steps[start : start + _BLOCK], dtype=np.int64)
+        if depths.max() > policy.max_json_depth:
+            raise InvalidInput(f"JSON nests too deep; the limit is {policy.max_json_depth}")
+        depth = int(depths[-1])
+
+
+# --- tensors -----------------------------------------------------------------------------------------------------
+
+
+def _tensors(given: Sequence[_Tensor], rest: memoryview | None, noun: str, policy: Policy) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    at, left = 0, memoryview(b"") if rest is None else rest
+    for one in given:
+        where = f"{noun} '{one.name}'"
+        if one.name in tensors:
+            raise InvalidInput(f"{where} already exists in request")
+        parameters = dict(one.parameters or {})
+        if "shared_memory_region" in parameters:
+            raise NotSupported(f"{where}: shared memory is not supported; send 'data' or binary data")
+        kind = _datatype(one, where)
+        size = parameters.pop("binary_data_size", None)
+        if size is None:
+            tensors[one.name] = _from_json(one, where, kind, parameters, policy)
+        else:
+            raw = _slice(one, where, size, left[at:])
+            at += len(raw)
+            tensors[one.name] = tensor_from_raw(where, kind, one.shape, raw, policy, parameters)
+    if at != len(left):
+        raise InvalidInput(f"unexpected additional {noun} data: {len(left) - at} bytes are left after all {noun}s")
+    return tensors
+
+
+def _from_json(one: _Tensor, where: str, kind: Datatype, parameters: Parameters, policy: Policy) -> Tensor:
+    if one.data is msgspec.UNSET:
+        raise InvalidInput(f"{where}: expected 'data', or 'binary_data_size' in 'parameters'")
+    return Tensor(array_from_json(where, kind, one.shape, one.data, policy), kind, parameters)
+
+
+def _datatype(one: _Tensor, where: str) -> Datatype:
+    try:
+        return datatype(one.datatype)
+    except InvalidInput as fault:
+        raise InvalidInput(f"{where}: {fault.message}") from fault
+
+
+def _slice(one: _Tensor, where: str, size: object, left: memoryview) -> memoryview:
+    if one.data is not msgspec.UNSET:
+        raise InvalidInput(
+            f"{where}: Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters'"
+        )
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        raise InvalidInput(f"{where}: 'binary_data_size' expects a number of bytes, got {size!r}")
+    if size > len(left):
+        raise InvalidInput(f"{where}: expecting {size - len(left)} additional bytes of binary data")
+    return left[:size]
+
+
+# --- writing -------------------------------------------------------------------------------------------------------
+
+
+def write_tensors(
+    tensors: Mapping[str, Tensor], binary: Callable[[str], bool], policy: Policy, noun: str = "output"
+) -> tuple[list[dict[str, Any]], list[Buffer]]:
+    """Tensors as orjson prints them, and the bytes that follow the JSON of those that go in binary form."""
+    written: list[dict[str, Any]] = []
+    blobs: list[Buffer] = []
+    for name, tensor in tensors.items():
+        one: dict[str, Any] = {"name": name, "datatype": tensor.datatype.name, "shape": tensor.data.shape}
+        parameters: dict[str, Any] = dict(tensor.parameters)
+        raw = raw_from_tensor(tensor) if binary(name) else b""
+        if len(raw):  # an empty tensor has no binary form and goes as `"data": []`
+            parameters["binary_data_size"] = len(raw)
+            blobs.append(raw)
+        if parameters:
+            one["parameters"] = parameters
+        if not len(raw):
+            one["data"] = json_from_tensor(f"{noun} '{name}'", tensor, policy)
+        written.append(one)
+    return written, blobs

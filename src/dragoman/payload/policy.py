@@ -1,0 +1,25 @@
+"""What whoever reads and writes payloads decides: bounds, and how to tell numbers that JSON has no form for."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What the operator decides for every protocol.
+
+    nonfinite: how NaN and infinities go into JSON. `null`: NaN as null, infinities are refused; `literal`: as the
+    bare words NaN, Infinity and -Infinity, which Python reads but JSON does not allow; `error`: refused.
+    health_json: whether health endpoints answer a JSON body instead of an empty one.
+    max_json_depth, max_rank, max_elements, max_tensors: how deep JSON may nest, how many axes and elements a
+    tensor and how many inputs or outputs a request may have.
+    """
+
+    nonfinite: Literal["null", "literal", "error"] = "null"
+    health_json: bool = False
+    max_json_depth: int = 64
+    max_rank: int = 32
+    max_elements: int = 1 << 31
+    max_tensors: int = 1024
