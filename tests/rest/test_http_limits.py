@@ -14,6 +14,7 @@ from rest_house import (
     Answer,
     Gate,
     House,
+    binary,
     encoded,
     inputs,
     outputs,
@@ -363,6 +364,21 @@ async def test_a_client_that_does_not_read_its_answers_is_hung_up_on() -> None:
             for _ in range(20):
                 await client.send(big)
         assert (await house.ask("GET", "/v2/health/live")).status == 200
+
+
+async def test_a_client_that_reads_slowly_gets_it_all() -> None:
+    async with serving(write_timeout_s=0.3, compress_responses=False) as house:
+        size = 24 << 20
+        given = {"name": "x", "shape": [size], "datatype": "UINT8", "parameters": {"binary_data_size": size}}
+        body, headers = binary(inputs(given, parameters={"binary_data_output": True}), bytes(size))
+        async with await wire(house, limit=1 << 16) as client:
+            await client.send(request("POST", INFER, body, headers))
+            status, told = await read_head(client.reader)
+            assert status == 200
+            left = int(told["content-length"])
+            while left:
+                left -= len(await client.reader.readexactly(min(left, 1 << 19)))
+                await asyncio.sleep(0.02)
 
 
 async def test_requests_under_way_when_the_server_stops_are_answered() -> None:

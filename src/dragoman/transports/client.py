@@ -19,6 +19,8 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 # Answers up to this size are put together in one write.
 _SMALL = 1 << 16
+# Larger ones go in pieces, so that a client which reads slowly shows that it does read.
+_PIECE = 1 << 18
 # How long a client whose body was refused may go on sending before it is cut off.
 _LINGER_S = 2.0
 
@@ -95,8 +97,10 @@ class Client:
         elif size <= _SMALL:
             await self.write(parts[0] if len(parts) == 1 else b"".join(parts), last=True)
         else:
-            for part in parts:
-                await self.write(part)
+            for whole in parts:
+                view = memoryview(whole)
+                for at in range(0, len(view), _PIECE):
+                    await self.write(view[at : at + _PIECE])
             await self.write(b"", last=True)
 
     async def start(self, status: int, headers: Headers) -> None:

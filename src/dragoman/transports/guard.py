@@ -66,6 +66,12 @@ class GuardedProtocol(HttpToolsProtocol):
             departure()
         super().connection_lost(exc)
 
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # to close would wait for a client that does not even read its last answer
+        else:
+            super().timeout_keep_alive_handler()
+
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
             return

@@ -112,7 +112,7 @@ class HttpServer:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_keep_alive=int(limits.keep_alive_timeout_s),
+            timeout_keep_alive=max(1, round(limits.keep_alive_timeout_s)),
         )
         config.load()
         config.ssl = tls
