@@ -67,7 +67,7 @@ class RequestCodec:
 
     @classmethod
     def to_value(cls, tensors: Mapping[str, Tensor], noun: str = "input") -> Any:
-        """The value of named tensors, in their order. Raises InvalidInput naming the tensor and its first bad element."""
+        """The value of named tensors, in order. Raises InvalidInput naming the tensor and its first bad element."""
         raise NotImplementedError
 
     # --- what clients and models call ------------------------------------------------------------------------

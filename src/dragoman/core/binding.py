@@ -19,6 +19,9 @@ def bind(call: Infer, signature: Signature, model: str) -> Infer:
     """
     if call.raw is not None:
         call = replace(call, inputs=_from_raw(call.raw, signature, model), raw=None)
+    if signature.decodes and (signature.content_type or "content_type" in call.parameters):
+        _check_outputs(call, signature, model)
+        return call
     _check_names(call, signature, model)
     for spec in signature.inputs:
         tensor = call.inputs.get(spec.name)

@@ -36,6 +36,10 @@ class Signature:
     `open_inputs`: any further named input fits too (the model does not tell its inputs). `open_outputs`
     likewise. `batched`: the first axis of every input and output counts rows that the model treats
     independently, so calls may be merged.
+
+    `decodes`: the model understands content types. A call that names one in its parameters, or any call where
+    `content_type` gives the model's own default, brings the inputs that its codec puts together, whatever their
+    names; the codec and the model then check what is in them.
     """
 
     inputs: tuple[TensorSpec, ...] = ()
@@ -43,6 +47,8 @@ class Signature:
     open_inputs: bool = False
     open_outputs: bool = False
     batched: bool = False
+    decodes: bool = False
+    content_type: str = ""
 
     def input(self, name: str) -> TensorSpec | None:
         return _named(self.inputs, name)

@@ -32,8 +32,14 @@ def _parameters_key(parameters: Parameters) -> Key:
     return tuple(sorted((k, type(v).__name__, v) for k, v in parameters.items())) if parameters else ()
 
 
+def mergeable(call: Infer) -> bool:
+    """Whether all inputs of a call have the same number of rows; `bind` sees to it, except before a codec."""
+    shapes = {t.data.shape[:1] for t in call.inputs.values()}
+    return len(shapes) == 1 and () not in shapes
+
+
 def rows(call: Infer) -> int:
-    """How many rows a call has; its inputs agree on it by `bind`."""
+    """How many rows a mergeable call has."""
     return int(next(iter(call.inputs.values())).data.shape[0])
 
 

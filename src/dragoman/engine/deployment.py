@@ -11,7 +11,7 @@ from dragoman.core.binding import bind
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import DeadlineExceeded, NotReady, NotSupported, Overloaded
 from dragoman.core.spec import ModelSpec, Placement
-from dragoman.engine.batching import Batcher
+from dragoman.engine.batching import Batcher, mergeable
 from dragoman.workers.pool import Loaded, Pool
 
 A = TypeVar("A")
@@ -123,7 +123,7 @@ class Deployment:
             self._leave()
 
     async def _answer(self, request: Request[A], pool: Pool) -> A:
-        if self._batcher is not None and isinstance(request.call, Infer) and request.call.inputs:
+        if self._batcher is not None and isinstance(request.call, Infer) and mergeable(request.call):
             batched: Any = self._batcher.call(cast("Request[Inference]", request))
             answer: A = await batched
             return answer
