@@ -43,8 +43,10 @@ class Server:
 
     @property
     def http_url(self) -> str:
-        """Where HTTP clients find it, e.g. `http://127.0.0.1:8080`."""
+        """Where HTTP clients find it, e.g. `http://127.0.0.1:8080`; "" where no protocol over HTTP is spoken."""
         scheme = "https" if self.settings.tls_cert else "http"
+        if not self.http_ports:
+            return ""
         return f"{scheme}://{_host(self.settings.host)}:{self.http_ports[0]}"
 
     @property

@@ -123,17 +123,7 @@ class Served:
 
     def until_status(self, path: str, wanted: int) -> Self:
         """Wait until GET `path` answers so; AssertionError with the log where the server ends before."""
-
-        def happened() -> bool:
-            status = self.status(path)
-            assert self.process.poll() is None, f"the server ended with {self.process.returncode}:\n{self.log()}"
-            return status == wanted
-
-        try:
-            until(happened, f"status {wanted} of {path}")
-        except AssertionError as fault:
-            raise AssertionError(f"{fault}; its log:\n{self.log()}") from fault
-        return self
+        return self._until(lambda: self.status(path) == wanted, f"status {wanted} of {path}")
 
     def until_ready(self) -> Self:
         return self.until_status("/v2/health/ready", 200)
@@ -142,7 +132,14 @@ class Served:
         return self.until_status("/v2/health/live", 200)
 
     def until_logged(self, text: str) -> Self:
-        until(lambda: text in self.log(), f"the line {text!r}")
+        return self._until(lambda: text in self.log(), f"the line {text!r}")
+
+    def _until(self, happened: Callable[[], bool], what: str) -> Self:
+        try:
+            until(lambda: happened() or self.process.poll() is not None, what)
+            assert happened(), f"{what} did not happen before it ended with {self.process.returncode}"
+        except AssertionError as fault:
+            raise AssertionError(f"{fault}; its log:\n{self.log()}") from fault
         return self
 
     def terminate(self) -> None:

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from dragoman.cli.table import progress, startup_table
+from dragoman.cli.table import progress, startup_line, startup_table
 from dragoman.core import logs
 from dragoman.server import Server, run, settings_for
 from dragoman.settings import FIELDS, choices, from_environment, kind
@@ -76,6 +76,7 @@ def _run(given: argparse.Namespace) -> int:
     flags = {name: getattr(given, name) for name in FIELDS if getattr(given, name) is not None}
     settings = settings_for(given.paths, from_environment(os.environ), flags)
     logs.set_up(settings.log_format, settings.log_level)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what its C core prints beside the log, we tell in words
     server = Server(*given.paths, settings=settings)
     failed = False
 
@@ -86,13 +87,13 @@ def _run(given: argparse.Namespace) -> int:
         if not any(d.state == "READY" for d in deployments):
             failed = True
             os.kill(os.getpid(), 15)
-        if settings.log_format == "text":
-            print(startup_table(server, time.monotonic() - began_s), file=sys.stderr, flush=True)
+        tell = startup_table if settings.log_format == "text" else startup_line
+        tell(server, time.monotonic() - began_s)
 
     try:
         run(server, started)
     except OSError as fault:
-        hint = "; choose others with --http-port and --grpc-port" if fault.errno in (None, errno.EADDRINUSE) else ""
+        hint = " (--http-port and --grpc-port choose others)" if fault.errno in (None, errno.EADDRINUSE) else ""
         print(f"dragoman: {fault}{hint}", file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):

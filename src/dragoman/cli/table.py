@@ -29,7 +29,15 @@ async def progress(server: Server) -> None:
                 change.cancel()
 
 
-def startup_table(server: Server, took_s: float) -> str:
+def startup_line(server: Server, took_s: float) -> None:
+    """The same as the table as one line of the log."""
+    states = {f"{d.spec.name}/{d.spec.version}".rstrip("/"): d.told_state for d in server.engine.deployments()}
+    told = "ready" if server.engine.ready() else "started, not ready"
+    addresses = {"http": server.http_url, "grpc": server.grpc_url}
+    log.info("%s in %.2f s", told, took_s, extra={**addresses, "models": states})
+
+
+def startup_table(server: Server, took_s: float) -> None:
     """Models, versions, states, addresses and protocols, for the eye."""
     rows = [("model", "version", "platform", "runs in", "state")]
     faults = []
@@ -41,15 +49,18 @@ def startup_table(server: Server, took_s: float) -> str:
             faults.append(f"  {spec.name}: {deployment.reason}")
     lines = ["", *_aligned(rows), *(["", *faults] if faults else []), ""]
     url = server.http_url
-    lines.append(f"  HTTP  {url}   {', '.join(server.http_protocols)}")
+    if url:
+        lines.append(f"  HTTP  {url}   {', '.join(server.http_protocols)}")
     if server.grpc_url:
         lines.append(f"  gRPC  {server.grpc_url}   {', '.join(server.grpc_protocols)}")
     first = next((d.spec.name for d in server.engine.deployments() if d.ready), None)
     if first is not None:
-        lines += ["", f"  try   curl {url}/v2/models/{first}"]
+        if url:
+            lines += ["", f"  try   curl {url}/v2/models/{first}"]
         lines += ["", f"  {'ready' if server.engine.ready() else 'started'} in {took_s:.2f} s; Ctrl-C stops"]
     lines.append("")
-    return "\n".join(_tinted(line) for line in lines) if sys.stderr.isatty() else "\n".join(lines)
+    text = "\n".join(map(_tinted, lines) if sys.stderr.isatty() else lines)
+    print(text, file=sys.stderr, flush=True)
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -1,0 +1,278 @@
+"""How a server starts: what it says of mistakes, of models that fail and of those that take long."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import joblib
+import pytest
+from sklearn.linear_model import LinearRegression
+
+from e2e.served import MODELS, Served, serving
+
+TROUBLE = MODELS / "trouble.py"
+TWICE = f"{TROUBLE}:Twice"
+Start = Callable[..., Served]
+
+
+def run(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """`dragoman ARGUMENTS`, which ends by itself."""
+    command = [sys.executable, "-m", "dragoman", *arguments]
+    env = {**os.environ, **(environment or {})}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+# --- the command -----------------------------------------------------------------------------------------
+
+
+def test_help() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    assert "serve" in done.stdout
+    done = run("serve", "--help")
+    assert done.returncode == 0
+    for flag in ("--http-port", "--allow-pickle", "--replicas", "--max-batch-size", "--drain-s", "--log-format"):
+        assert flag in done.stdout
+    assert run("--version").stdout.startswith("dragoman ")
+
+
+def test_the_installed_command() -> None:
+    command = Path(sys.executable).parent / "dragoman"
+    done = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == run("--version").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((), "required: PATH"),
+        (("nowhere",), "'nowhere' is not there"),
+        ((TWICE, "--http-port", "x"), "setting 'http_port': expected int, got 'x'"),
+        ((TWICE, "--http-port", "99999"), "setting 'http_port': expected 0 to 65535, got 99999"),
+        ((TWICE, "--grpc-port", "65536"), "setting 'grpc_port': expected -1 to 65535, got 65536"),
+        ((TWICE, "--http-also", "127.0.0.1:99999"), "setting 'http_also'"),
+        ((TWICE, "--replicas", "0"), "setting 'replicas': expected at least 1, got 0"),
+        ((TWICE, "--drain-s", "nan"), "setting 'drain_s': expected at least 0, got nan"),
+        ((TWICE, "--log-level", "loud"), "invalid choice: 'loud'"),
+        ((TWICE, "--placement", "moon"), "invalid choice: 'moon'"),
+        ((TWICE, "--protocols", "morse"), "there is no protocol 'morse'"),
+        ((TWICE, "--tls-cert", "nowhere.pem"), "cannot use certificate 'nowhere.pem'"),
+        ((TWICE, TWICE), "two models are called 'Twice'"),
+        ((TWICE, "--nonsense"), "unrecognized arguments: --nonsense"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_mistakes_are_told_without_a_traceback(arguments: tuple[str, ...], told: str) -> None:
+    done = run("serve", *arguments)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not done.stdout
+
+
+def test_nothing_to_serve(tmp_path: Path) -> None:
+    done = run("serve", str(tmp_path))
+    assert done.returncode == 2
+    assert f"found no model in '{tmp_path}'" in done.stderr
+
+
+def test_mistakes_in_files_and_environment(tmp_path: Path) -> None:
+    done = run("serve", TWICE, environment={"DRAGOMAN_REPLICAS": "two"})
+    assert done.returncode == 2
+    assert done.stderr == "dragoman: setting 'replicas': expected int, got 'two'\n"
+    (tmp_path / "model.py").write_text("")
+    for text, told in (
+        ("[server]\nhttp_prot = 1", "there is no setting 'http_prot'"),
+        ("[server]\nallow_pickle = true", "by flag or environment"),
+        ("[model]\nreplicas = 0", "'replicas' expects at least 1, got 0"),
+        ("[model]\nplacement = 'moon'", "'placement' expects one of"),
+        ("[model", "cannot be read"),
+    ):
+        (tmp_path / "dragoman.toml").write_text(text)
+        done = run("serve", str(tmp_path))
+        assert done.returncode == 2, done.stderr
+        assert told in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port"])
+def test_a_busy_port(flag: str) -> None:
+    other = "--grpc-port" if flag == "--http-port" else "--http-port"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run("serve", TWICE, flag, str(port), other, "0")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert str(port) in line
+    assert "--http-port" in line
+    assert "--grpc-port" in line
+
+
+def test_free_ports_are_told() -> None:
+    served = Served("--http-port", "0", "--grpc-port", "0", TWICE)
+    try:
+        served.until_logged("Ctrl-C stops")
+        line = next(line for line in served.log().splitlines() if "  HTTP  http://127.0.0.1:" in line)
+        served.http_port = int(line.split()[1].rpartition(":")[2])
+        assert served.status("/v2/health/ready") == 200
+    finally:
+        served.reap()
+
+
+@pytest.mark.parametrize(
+    ("flags", "there", "missing"),
+    [(("--protocols", "oip_grpc"), "  gRPC  ", "  HTTP  "), (("--grpc-port", "-1"), "  HTTP  ", "  gRPC  ")],
+)
+def test_one_protocol_alone(start: Start, flags: tuple[str, ...], there: str, missing: str) -> None:
+    served = start(TWICE, *flags).until_logged("Ctrl-C stops")
+    assert there in served.log()
+    assert missing not in served.log()
+    served.terminate()
+    assert served.ended() == 0
+    assert "Traceback" not in served.log()
+
+
+# --- models that fail, and slow ones ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("placement", ["process", "thread"])
+def test_others_serve_where_one_cannot_be_loaded(start: Start, placement: str) -> None:
+    served = start(TWICE, f"{TROUBLE}:Unloadable", "--placement", placement, "--control-token", "t")
+    served.until_live().until_logged("Ctrl-C stops")
+    why = "failed to load 'Unloadable', RuntimeError: the weights are gone"
+    table = served.log()
+    assert f"Unloadable: {why}" in table
+    row = next(line for line in table.splitlines() if line.startswith("  Unloadable "))
+    assert row.split()[-1] == "unavailable"
+    assert served.status("/v2/health/ready") == 400
+    assert served.status("/v2/models/Twice/ready") == 200
+    assert served.status("/v2/models/Unloadable/ready") == 400
+    assert served.infer("Twice", [2.0])[1]["outputs"][0]["data"] == [4.0]
+    status, body = served.infer("Unloadable", [2.0])
+    assert status == 503
+    assert why in body["error"]
+    _, index, _ = served.ask("POST", "/v2/repository/index", headers={"authorization": "Bearer t"})
+    assert {(e["name"], e["state"], e["reason"]) for e in index} == {
+        ("Twice", "READY", ""),
+        ("Unloadable", "UNAVAILABLE", why),
+    }
+
+
+def test_a_server_whose_models_all_fail_ends(start: Start) -> None:
+    served = start(f"{TROUBLE}:Unloadable")
+    assert served.ended() == 1
+    assert "failed to load 'Unloadable', RuntimeError: the weights are gone" in served.log()
+
+
+def test_a_process_that_dies_while_it_loads(start: Start) -> None:
+    served = start(f"{TROUBLE}:ExitsInLoad", TWICE)
+    served.until_live().until_logged("Ctrl-C stops")
+    assert "the worker process died (exit code 3) while it loaded" in served.log()
+    assert served.infer("Twice", [2.0])[0] == 200
+
+
+def test_pickles_are_refused_unless_allowed(tmp_path: Path, start: Start) -> None:
+    joblib.dump(LinearRegression().fit([[0.0], [1.0]], [0.0, 2.0]), tmp_path / "line.joblib")
+    refused = start(str(tmp_path / "line.joblib"))
+    assert refused.ended() == 1
+    assert "--allow-pickle" in refused.log()
+    with serving(str(tmp_path / "line.joblib"), "--allow-pickle") as served:
+        tensor = {"name": "input", "datatype": "FP64", "shape": [1, 1], "data": [3.0]}
+        _, body, _ = served.ask("POST", "/v2/models/line/infer", {"inputs": [tensor]})
+        assert body["outputs"][0]["data"] == pytest.approx([6.0])
+
+
+@pytest.mark.parametrize("placement", ["process", "thread"])
+def test_a_slow_load_is_live_and_not_ready(tmp_path: Path, start: Start, placement: str) -> None:
+    gate = tmp_path / "gate"
+    served = start(TWICE, f"{TROUBLE}:SlowToLoad", "--placement", placement, environment={"TEST_GATE": str(gate)})
+    served.until_live().until_status("/v2/models/Twice/ready", 200)
+    assert served.status("/v2/health/ready") == 400
+    assert served.status("/v2/models/SlowToLoad/ready") == 400
+    assert served.infer("Twice", [2.0])[0] == 200
+    assert served.infer("SlowToLoad", [2.0])[0] == 503
+    served.until_logged("still loading after 3 s: SlowToLoad")
+    gate.touch()
+    served.until_ready()
+    assert served.infer("SlowToLoad", [2.0])[1]["outputs"][0]["data"] == [4.0]
+    served.until_logged("Ctrl-C stops")
+
+
+# --- logs ------------------------------------------------------------------------------------------------
+
+
+def test_json_logs(start: Start) -> None:
+    names = [f"{TROUBLE}:{name}" for name in ("Twice", "Raises", "Unloadable", "Exits")]
+    served = start(*names, "--log-format", "json", "--drain-s", "1")
+    served.until_logged("started, not ready")
+    assert served.infer("Raises", [1.0])[0] == 500
+    assert served.infer("Exits", [-1.0])[0] == 500
+    served.until_logged("died")
+    served.terminate()
+    assert served.ended() == 0
+    lines = [json.loads(line) for line in served.log().splitlines()]
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
+    by_message = {line["message"]: line for line in lines}
+    assert any("cannot do 1" in line.get("traceback", "") for line in lines)
+    assert any("the weights are gone" in message for message in by_message)
+    started = next(line for line in lines if "http" in line)
+    assert started["http"] == f"http://{served.url}"
+    assert started["models"] == {"Twice": "READY", "Raises": "READY", "Unloadable": "UNAVAILABLE", "Exits": "READY"}
+
+
+def test_the_level_of_the_log() -> None:
+    with serving(f"{TROUBLE}:Twice", "--log-level", "error", "--log-format", "json") as served:
+        served.terminate()
+        assert served.ended() == 0
+        assert served.log() == ""
+
+
+# --- settings --------------------------------------------------------------------------------------------
+
+
+def named(served: Served) -> str:
+    name: str = served.ask("GET", "/v2")[1]["name"]
+    return name
+
+
+def test_a_flag_goes_before_the_environment_which_goes_before_the_file(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (folder / "model.py").write_text(TROUBLE.read_text().partition("class Raises")[0])
+    (folder / "dragoman.toml").write_text('[server]\nserver_name = "file"\nhealth_json = true\n')
+    environment = {"DRAGOMAN_SERVER_NAME": "environment"}
+    with serving(str(folder)) as served:
+        assert named(served) == "file"
+        assert served.ask("GET", "/v2/health/ready")[1] == {"ready": True}
+    with serving(str(folder), environment=environment) as served:
+        assert named(served) == "environment"
+    with serving(str(folder), "--server-name", "flag", "--no-health-json", environment=environment) as served:
+        assert named(served) == "flag"
+        assert served.ask("GET", "/v2/health/ready")[1] == b""
+
+
+def test_model_settings_and_settings_json(tmp_path: Path) -> None:
+    folder = tmp_path / "any"
+    folder.mkdir()
+    (folder / "models.py").write_text(TROUBLE.read_text())
+    settings = {
+        "name": "doubler",
+        "implementation": "models.Twice",
+        "platform": "arithmetic",
+        "max_batch_size": 4,
+        "parameters": {"version": "v7"},
+    }
+    (folder / "model-settings.json").write_text(json.dumps(settings))
+    (tmp_path / "settings.json").write_text(json.dumps({"server_name": "json", "debug": True}))
+    with serving(str(tmp_path)) as served:
+        assert named(served) == "json"
+        _, metadata, _ = served.ask("GET", "/v2/models/doubler")
+        assert (metadata["platform"], metadata["versions"]) == ("arithmetic", ["v7"])
+        _, body = served.infer("doubler", [2.0])
+        assert (body["model_version"], body["outputs"][0]["data"]) == ("v7", [4.0])
+        assert served.status("/v2/models/doubler/versions/v7/ready") == 200
+        assert served.status("/v2/models/doubler/versions/v8/ready") == 404
