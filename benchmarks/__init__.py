@@ -1,0 +1,1 @@
+"""Measurements of Dragoman on the machine at hand."""

@@ -1,0 +1,34 @@
+"""On what a measurement was taken: the machine and the versions that matter."""
+
+import datetime
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+
+_PACKAGES = ("dragoman", "numpy", "uvicorn", "uvloop", "httptools", "grpcio", "orjson", "msgspec", "scikit-learn")
+
+
+def machine() -> dict[str, str | int]:
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return {
+        "processor": names[0].partition(":")[2].strip() if names else platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that are installed."""
+    found = {d.metadata["Name"]: d.version for d in metadata.distributions()}
+    return {name: found[name] for name in _PACKAGES if name in found}
+
+
+def described() -> str:
+    """In two lines, for the eye."""
+    m = machine()
+    line = f"{m['processor']}, {m['cores']} cores, {m['memory_gib']} GiB, {m['system']}, Python {m['python']}"
+    return line + "\n" + ", ".join(f"{name} {version}" for name, version in versions().items())

@@ -1,0 +1,96 @@
+"""What a run of the identity benchmark says, as tables for the eye."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+
+PEERS = json.loads(Path(__file__).with_name("peers.json").read_text())
+_GENERATORS = {
+    "wrk": "wrk (checks every status, and the bytes of a run)",
+    "h2load": "h2load (checks every status, and the bytes of a run)",
+    "own": "our own in Python (compares every answer; no faster than the echo itself, so read the CPU columns)",
+}
+
+
+def report(found: dict[str, Any]) -> str:
+    """The whole report, in markdown."""
+    generators = ", ".join(f"{wire}: {_GENERATORS[name]}" for wire, name in found["generators"].items())
+    pinned = "server on one core, load on another" if found["pinned"] else "one core for server and load: NOT PINNED"
+    faults, answers = (sum(row[key] for row in found["rows"]) for key in ("faults", "answers"))
+    return "\n".join(
+        [
+            "# Identity",
+            "",
+            *machine.described().splitlines(),
+            "",
+            f"{pinned}; load by {generators}.",
+            f"The first answer of each is compared in full. Answers: {answers:,}, faults among them: {faults}.",
+            "",
+            "## In this run",
+            "",
+            *own_table(found["rows"]),
+            "",
+            "## Share of the echo, beside others'",
+            "",
+            f"Others: {PEERS['source']}. {PEERS['note']}.",
+            "",
+            *peer_table(found["rows"]),
+            "",
+        ]
+    )
+
+
+def own_table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Medians of the rounds. `share` is the median of the rounds' own ratios, with the least and the most."""
+    lines = ["| workload | c | server | answers/s | p50 ms | p99 ms | CPU us each | share of echo | CPU share |"]
+    lines += ["|---|---:|---|---:|---:|---:|---:|---|---:|"]
+    for workload, count, server in _keys(rows):
+        group = _group(rows, workload, count, server)
+        shares, cpu = _shares(rows, workload, count, server, "rate"), _shares(rows, workload, count, server, "cpu_us")
+        share = f"{_percent(shares)} ({_percent([min(shares)])} - {_percent([max(shares)])})"
+        middle = {key: statistics.median(row[key] for row in group) for key in ("rate", "p50_ms", "p99_ms", "cpu_us")}
+        cells = [workload, str(count), server, f"{middle['rate']:,.0f}", f"{middle['p50_ms']:.2f}"]
+        cells += [f"{middle['p99_ms']:.2f}", f"{middle['cpu_us']:.0f}"]
+        cells += ["", ""] if server == "echo" else [share, f"{100 / statistics.median(cpu):.0f} %" if all(cpu) else "-"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def peer_table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Shares of the echo: those of this run, and those that others had of theirs."""
+    ours = list(dict.fromkeys(row["server"] for row in rows if row["server"] != "echo"))
+    others = list(dict.fromkeys(name for rates in PEERS["rates"].values() for name in rates if name != "echo"))
+    lines = ["| workload | c | " + " | ".join([*ours, *others]) + " |", "|---|---:|" + "---:|" * len([*ours, *others])]
+    for workload, count in dict.fromkeys((w, c) for w, c, _ in _keys(rows)):
+        cells = [_percent(_shares(rows, workload, count, server, "rate")) for server in ours]
+        cells += [_recorded(workload, count, name) for name in others]
+        lines.append(f"| {workload} | {count} | {' | '.join(cells)} |")
+    return lines
+
+
+def _recorded(workload: str, count: int, name: str) -> str:
+    rates = PEERS["rates"].get(workload, {})
+    rate, echo = (rates.get(n, {}).get(str(count)) for n in (name, "echo"))
+    return _percent([rate / echo] if rate and echo else [])
+
+
+def _shares(rows: Sequence[dict[str, Any]], workload: str, count: int, server: str, key: str) -> list[float]:
+    """Each round's figure by that of the echo in the same round."""
+    pairs = zip(_group(rows, workload, count, server), _group(rows, workload, count, "echo"), strict=False)
+    return [row[key] / echo[key] for row, echo in pairs if echo[key]]
+
+
+def _keys(rows: Sequence[dict[str, Any]]) -> list[tuple[str, int, str]]:
+    return list(dict.fromkeys((row["workload"], row["connections"], row["server"]) for row in rows))
+
+
+def _group(rows: Sequence[dict[str, Any]], *key: object) -> list[dict[str, Any]]:
+    return [row for row in rows if (row["workload"], row["connections"], row["server"]) == key]
+
+
+def _percent(shares: Sequence[float]) -> str:
+    return f"{statistics.median(shares) * 100:.0f} %" if shares else "-"

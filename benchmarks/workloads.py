@@ -1,0 +1,118 @@
+"""The questions that the benchmarks ask, each with the one answer that is right."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.protocols.oip_messages import ModelInferRequest, ModelInferResponse
+
+Wire = Literal["http", "grpc"]
+GRPC_PATH = "/inference.GRPCInferenceService/ModelInfer"
+_HEADER_LENGTH = "inference-header-content-length"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back; the names of headers are in lower case, and there are none over gRPC."""
+
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One question: the bytes to send (a gRPC message without its frame), and whether an answer is right."""
+
+    name: str
+    wire: Wire
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+    right: Callable[[Answer], bool]
+
+
+def identity() -> list[Workload]:
+    """A small and a large tensor over each of the wires."""
+    numbers = np.random.default_rng(7)
+    small = numbers.standard_normal((1, 16)).astype(np.float32)
+    large = numbers.standard_normal((1, 3, 224, 224)).astype(np.float32)
+    return [
+        _rest_json("rest-json-small", "Identity", small),
+        _rest_binary("rest-binary-small", "Identity", small),
+        _grpc_raw("grpc-raw-small", "Identity", small),
+        _grpc_typed("grpc-typed-small", "Identity", small),
+        _rest_json("rest-json-large", "IdentityImage", large),
+        _rest_binary("rest-binary-large", "IdentityImage", large),
+        _grpc_raw("grpc-raw-large", "IdentityImage", large),
+    ]
+
+
+# --- REST --------------------------------------------------------------------------------------------------
+
+
+def _rest_json(name: str, model: str, array: NDArray[np.float32]) -> Workload:
+    tensor = _described(array) | {"data": array.ravel().tolist()}
+    body = json.dumps({"inputs": [tensor]}, separators=(",", ":")).encode()
+    headers = {"content-type": "application/json"}
+    return Workload(name, "http", f"/v2/models/{model}/infer", headers, body, partial(_json_is_right, array))
+
+
+def _rest_binary(name: str, model: str, array: NDArray[np.float32]) -> Workload:
+    tensor = _described(array) | {"parameters": {"binary_data_size": array.nbytes}}
+    wanted = {"name": "OUTPUT0", "parameters": {"binary_data": True}}
+    head = json.dumps({"inputs": [tensor], "outputs": [wanted]}, separators=(",", ":")).encode()
+    headers = {"content-type": "application/octet-stream", _HEADER_LENGTH: str(len(head))}
+    path = f"/v2/models/{model}/infer"
+    return Workload(name, "http", path, headers, head + array.tobytes(), partial(_binary_is_right, array))
+
+
+def _described(array: NDArray[np.float32], name: str = "INPUT0") -> dict[str, Any]:
+    return {"name": name, "datatype": "FP32", "shape": list(array.shape)}
+
+
+def _json_is_right(array: NDArray[np.float32], answer: Answer) -> bool:
+    (tensor,) = json.loads(answer.body)["outputs"]
+    came = np.array(tensor["data"], np.float32).reshape(tensor["shape"])
+    return _same_description(tensor, array) and np.array_equal(came, array)
+
+
+def _binary_is_right(array: NDArray[np.float32], answer: Answer) -> bool:
+    length = int(answer.headers[_HEADER_LENGTH])
+    (tensor,) = json.loads(answer.body[:length])["outputs"]
+    return _same_description(tensor, array) and answer.body[length:] == array.tobytes()
+
+
+def _same_description(tensor: Mapping[str, Any], array: NDArray[np.float32]) -> bool:
+    wanted = _described(array, "OUTPUT0")
+    return {key: tensor[key] for key in wanted} == wanted
+
+
+# --- gRPC --------------------------------------------------------------------------------------------------
+
+
+def _grpc_raw(name: str, model: str, array: NDArray[np.float32]) -> Workload:
+    message = ModelInferRequest(model_name=model, inputs=[_described(array)], raw_input_contents=[array.tobytes()])
+    return _grpc(name, message, array)
+
+
+def _grpc_typed(name: str, model: str, array: NDArray[np.float32]) -> Workload:
+    tensor = _described(array) | {"contents": {"fp32_contents": array.ravel().tolist()}}
+    return _grpc(name, ModelInferRequest(model_name=model, inputs=[tensor]), array)
+
+
+def _grpc(name: str, message: Any, array: NDArray[np.float32]) -> Workload:
+    return Workload(name, "grpc", GRPC_PATH, {}, message.SerializeToString(), partial(_message_is_right, array))
+
+
+def _message_is_right(array: NDArray[np.float32], answer: Answer) -> bool:
+    message = ModelInferResponse.FromString(answer.body)
+    (tensor,) = message.outputs
+    typed = np.array(tensor.contents.fp32_contents, np.float32).tobytes()
+    came = message.raw_output_contents[0] if message.raw_output_contents else typed
+    described = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+    return _same_description(described, array) and came == array.tobytes()

@@ -1,0 +1,104 @@
+"""The benchmarks run for real and tell what they promise; how fast is not asked here."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dragoman.protocols.oip_messages import ModelInferResponse
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import load, tables, workloads  # noqa: E402
+from benchmarks.workloads import Answer, Workload  # noqa: E402
+
+WORKLOADS = {w.name: w for w in workloads.identity()}
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def run(name: str, *flags: str) -> str:
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def results(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def rows_of(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"]
+
+
+def test_startup_tells_of_imports_starts_and_memory() -> None:
+    shown = run("startup")
+    found = results("startup")
+    assert set(found["servers"]) == {"scikit-learn", "Python function", "Python class, inline"}
+    for name, server in found["servers"].items():
+        assert name in shown
+        assert server["ready_s"] > 0
+        assert 0 < server["pss_mib"] <= server["rss_mib"]
+    assert found["servers"]["Python function"]["processes"] > found["servers"]["Python class, inline"]["processes"]
+    assert found["versions"]["dragoman"] in shown
+
+
+def test_identity_answers_every_workload_as_the_echo_does() -> None:
+    shown = run("identity")
+    rows = results("identity")["rows"]
+    assert {(r["workload"], r["server"]) for r in rows} == {(w, s) for w in WORKLOADS for s in ("dragoman", "echo")}
+    assert all(r["answers"] > 0 and r["faults"] == 0 for r in rows)
+    own, beside = shown.split("## In this run")[1].split("## Share of the echo")
+    assert {(r[0], r[2]) for r in rows_of(own)[2:]} == {(r["workload"], r["server"]) for r in rows}
+    assert all("%" in r[7] for r in rows_of(own)[2:] if r[2] == "dragoman")
+    assert [r[0] for r in rows_of(beside)[2:]] == list(WORKLOADS)
+    assert all(r[2].endswith("%") for r in rows_of(beside)[2:])
+
+
+@pytest.mark.parametrize("name", ["rest-binary-small", "grpc-raw-small"])
+def test_our_own_generator_needs_nothing_installed(name: str) -> None:
+    shown = run("identity", "--only", name, "--generator", "python")
+    found = results("identity")
+    assert found["generators"] == {"http": "own", "grpc": "own"}
+    assert "our own in Python" in shown
+    assert all(r["answers"] > 0 and r["faults"] == 0 for r in found["rows"])
+
+
+def changed(workload: Workload) -> Answer:
+    """An answer of the right form, with one number changed."""
+    if workload.wire == "grpc":
+        message = ModelInferResponse(outputs=[{"name": "OUTPUT0", "datatype": "FP32", "shape": [1, 16]}])
+        message.raw_output_contents.append(np.zeros(16, np.float32).tobytes())
+        return Answer({}, message.SerializeToString())
+    tensor = {"name": "OUTPUT0", "datatype": "FP32", "shape": [1, 16], "data": [0.0] * 16}
+    return Answer({}, json.dumps({"outputs": [tensor]}).encode())
+
+
+@pytest.mark.parametrize("name", ["rest-json-small", "grpc-raw-small", "grpc-typed-small"])
+def test_an_answer_with_other_numbers_is_not_right(name: str) -> None:
+    assert not WORKLOADS[name].right(changed(WORKLOADS[name]))
+
+
+def test_bytes_tell_answers_that_are_not_those_that_were_checked() -> None:
+    assert load.misfit(came=1000, answers=10, answer_bytes=100, connections=1) == 0
+    assert load.misfit(came=1099, answers=10, answer_bytes=100, connections=1) == 0  # one more was under way
+    assert load.misfit(came=400, answers=10, answer_bytes=100, connections=1) == 6
+    assert load.misfit(came=1201, answers=10, answer_bytes=100, connections=1) > 0
+
+
+def test_a_share_is_that_of_the_echo_in_the_same_round() -> None:
+    figures = {"p50_ms": 1.0, "p99_ms": 2.0, "cpu_us": 10.0, "answers": 1, "faults": 0}
+    rates = {("dragoman", 0): 50.0, ("echo", 0): 100.0, ("dragoman", 1): 10.0, ("echo", 1): 40.0}
+    rows = [
+        {"workload": "rest-json-small", "connections": 16, "server": server, "round": turn, "rate": rate, **figures}
+        for (server, turn), rate in rates.items()
+    ]
+    ours = rows_of("\n".join(tables.own_table(rows)))[2]
+    assert ours[7] == "38 % (25 % - 50 %)"
+    others = rows_of("\n".join(tables.peer_table(rows)))
+    assert dict(zip(others[0], others[2], strict=True))["triton, C++ backend"] == "39 %"
