@@ -19,6 +19,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "sklearn": "dragoman.runtimes.sklearn:SklearnModel",
         "xgboost": "dragoman.runtimes.xgboost:XGBoostModel",
         "lightgbm": "dragoman.runtimes.lightgbm:LightGBMModel",
+        "catboost": "dragoman.runtimes.catboost:CatBoostModel",
         "onnx": "dragoman.runtimes.onnx:OnnxModel",
         "torch": "dragoman.runtimes.torch:TorchModel",
         "tensorflow": "dragoman.runtimes.tensorflow:TensorFlowModel",

@@ -29,6 +29,8 @@ LIGHTGBM = b"tree\nversion=v4\n"
         ("m.txt", LIGHTGBM, "lightgbm"),
         ("requirements.txt", b"treelite\n", None),
         ("m.lgb", LIGHTGBM, "lightgbm"),
+        ("m.cbm", b"CBM1", "catboost"),
+        ("m.catboost", b"CBM1", "catboost"),
         ("m.onnx", b"", "onnx"),
         ("m.pt2", b"", "torch"),
         ("m.py", b"", "python"),

@@ -75,6 +75,8 @@ _BY_SUFFIX: Mapping[str, str | Callable[[Path], str | None]] = {
     ".model": _boosted,
     ".txt": _boosted,
     ".lgb": "lightgbm",
+    ".cbm": "catboost",
+    ".catboost": "catboost",
     ".onnx": "onnx",
     ".pt": _torch,
     ".pth": _torch,

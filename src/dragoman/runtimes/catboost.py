@@ -1,0 +1,102 @@
+"""CatBoost models, in its own binary form."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dragoman.codecs.strings import strings
+from dragoman.core.calls import Infer
+from dragoman.core.datatypes import BYTES, FP32, FP64, NUMERIC, Array, datatype_of
+from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.model import Model
+from dragoman.core.signature import Signature, TensorSpec
+from dragoman.core.spec import Placement
+from dragoman.core.tensor import Tensor
+from dragoman.runtimes.files import model_path, package
+
+# CatBoost takes a category as text or as an integer, of which 1 and "1" are the same one.
+_CATEGORIES = frozenset(d for d in NUMERIC if d.kind in ("bool", "int", "uint"))
+
+
+class CatBoostModel(Model):
+    """A classifier where the loss that it was trained with knows classes, else a regressor or ranker.
+
+    Its one input is the matrix `input`, [rows, features], of any number type, where NaN is a missing value. A
+    model with categorical or text features has one input a feature instead, under the names that it was trained
+    with. Outputs: `predict`, as CatBoostClassifier.predict or CatBoostRegressor.predict gives it (labels of more
+    than two classes are [rows, 1]), and, computed only when asked for, `predict_proba` of a classifier and
+    `raw`, before the objective's transformation.
+    """
+
+    platform = "catboost_cbm"
+    placement: Placement = "thread"
+
+    def load(self) -> None:
+        catboost = package("catboost", "catboost")
+        path = model_path(self.spec)
+        self._fault: type[Exception] = catboost.CatBoostError
+        try:
+            classes = catboost.CatBoost().load_model(path).classes_
+            self._model = catboost.CatBoostClassifier() if len(classes) else catboost.CatBoostRegressor()
+            self._model.load_model(path)
+        except self._fault as fault:
+            raise ModelFailed(f"'{path.name}' is no CatBoost model: {fault}") from fault
+        if self._model.get_embedding_feature_indices():
+            # The library reads past the end of a vector that is too short, and the file does not tell its length.
+            raise ModelFailed(f"'{path.name}' has embedding features, which cannot be checked and are not served")
+        self._inputs = self._input_specs()
+        self._is_matrix = self._inputs[0].name == "input" and len(self._inputs[0].shape or ()) == 2
+        self._pandas = None if self._is_matrix else package("pandas", "catboost")
+        self._signature = Signature(inputs=self._inputs, outputs=self._output_specs(len(classes) > 0), batched=True)
+
+    def signature(self) -> Signature:
+        return self._signature
+
+    def infer(self, call: Infer) -> Mapping[str, Array]:
+        rows = self._rows(call.inputs)
+        try:
+            return {name: self._computed(name, rows) for name in call.outputs or ("predict",)}
+        except self._fault as fault:
+            raise InvalidInput(f"CatBoost takes no such rows: {fault}") from fault
+
+    def _computed(self, name: str, rows: Any) -> Array:
+        if name == "predict_proba":
+            return np.asarray(self._model.predict_proba(rows))
+        chosen = {"prediction_type": "RawFormulaVal"} if name == "raw" else {}
+        return np.asarray(self._model.predict(rows, **chosen))
+
+    def _rows(self, tensors: Mapping[str, Tensor]) -> Any:
+        if self._pandas is None:
+            (tensor,) = tensors.values()
+            return tensor.data
+        # The library looks for each feature at its place.
+        columns = {spec.name: tensors[spec.name] for spec in self._inputs}
+        return self._pandas.DataFrame(
+            {name: strings(t, name) if t.datatype is BYTES else t.data for name, t in columns.items()}
+        )
+
+    def _input_specs(self) -> tuple[TensorSpec, ...]:
+        names = self._model.feature_names_
+        categories = set(self._model.get_cat_feature_indices())
+        texts = set(self._model.get_text_feature_indices())
+        if not categories and not texts:
+            return (TensorSpec("input", FP32, (-1, len(names)), accepts=NUMERIC),)
+        kinds = {**dict.fromkeys(categories, (BYTES, _CATEGORIES)), **dict.fromkeys(texts, (BYTES, frozenset()))}
+        found = [(name, *kinds.get(i, (FP64, NUMERIC))) for i, name in enumerate(names)]
+        return tuple(TensorSpec(name, datatype, (-1,), accepts=accepts) for name, datatype, accepts in found)
+
+    def _output_specs(self, classifies: bool) -> tuple[TensorSpec, ...]:
+        """The outputs, as they answer one made-up row."""
+        row = self._rows({spec.name: _sample(spec) for spec in self._inputs})
+        names = ("predict", "predict_proba", "raw") if classifies else ("predict", "raw")
+        found = {name: self._computed(name, row) for name in names}
+        return tuple(
+            TensorSpec(name, datatype_of(array.dtype), (-1, *array.shape[1:]), optional=name != "predict")
+            for name, array in found.items()
+        )
+
+
+def _sample(spec: TensorSpec) -> Tensor:
+    shape = (1, *(spec.shape or ())[1:])
+    return Tensor.of(np.full(shape, b"a", object) if spec.datatype is BYTES else np.zeros(shape))
