@@ -8,29 +8,29 @@ from typing import Any
 
 import numpy as np
 
-from dragoman import BYTES, FP64, Infer, Model, TensorSpec
+from dragoman import BYTES, FP64, Infer, Inference, Model, Tensor, TensorSpec
 
 
 class Twice(Model):
-    """Twice the numbers; a little slow, so that many calls are under way."""
+    """Twice the numbers, and who computed them; a little slow, so that many calls are under way."""
 
     inputs = (TensorSpec("x", FP64, (-1,)),)
     outputs = (TensorSpec("y", FP64, (-1,)),)
 
-    def infer(self, call: Infer) -> dict[str, Any]:
+    def infer(self, call: Infer) -> Inference:
         time.sleep(0.002)
-        return {"y": 2 * call.inputs["x"].data}
+        return Inference({"y": Tensor.of(2 * call.inputs["x"].data)}, {"pid": os.getpid()})
 
 
 class Raises(Twice):
-    def infer(self, call: Infer) -> dict[str, Any]:
+    def infer(self, call: Infer) -> Inference:
         raise ValueError(f"cannot do {call.inputs['x'].data[0]:g}")
 
 
 class Exits(Twice):
     """Ends its process when it meets a negative number."""
 
-    def infer(self, call: Infer) -> dict[str, Any]:
+    def infer(self, call: Infer) -> Inference:
         if call.inputs["x"].data[0] < 0:
             os._exit(1)
         return super().infer(call)
@@ -39,7 +39,7 @@ class Exits(Twice):
 class Segfaults(Twice):
     """Reads from address 0 when it meets a negative number."""
 
-    def infer(self, call: Infer) -> dict[str, Any]:
+    def infer(self, call: Infer) -> Inference:
         if call.inputs["x"].data[0] < 0:
             ctypes.string_at(0)
         return super().infer(call)
@@ -48,7 +48,7 @@ class Segfaults(Twice):
 class Stuck(Twice):
     """Never answers, and tells nobody."""
 
-    def infer(self, call: Infer) -> dict[str, Any]:
+    def infer(self, call: Infer) -> Inference:
         while True:
             time.sleep(60)
 
@@ -69,8 +69,8 @@ class SlowToLoad(Twice):
 
 
 class NotANumber(Twice):
-    def infer(self, call: Infer) -> dict[str, Any]:
-        return {"y": np.full(call.inputs["x"].data.shape, np.nan)}
+    def infer(self, call: Infer) -> Inference:
+        return Inference({"y": Tensor.of(np.full(call.inputs["x"].data.shape, np.nan))})
 
 
 class Gate(Model):

@@ -1,0 +1,237 @@
+"""Much at once, much of it wrong, and workers that die: everybody gets an answer, and nobody gets another's."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from e2e.served import MODELS, Served, serving, until
+
+TROUBLE = MODELS / "trouble.py"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of request `number`: the numbers that were answered, or the error."""
+
+    number: int
+    kind: str
+    values: tuple[float, ...] = ()
+    error: str = ""
+
+
+class Crowd:
+    """Callers over REST in JSON, REST in binary form and gRPC; each asks with numbers of its own."""
+
+    def __init__(self, served: Served, session: aiohttp.ClientSession, channel: Any) -> None:
+        self._url = f"http://{served.url}/v2/models"
+        self._session = session
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        self.done = 0
+
+    async def ask(self, number: int) -> Outcome:
+        wire: Callable[..., Awaitable[tuple[tuple[float, ...], str]]]
+        wire = (self._json, self._binary, self._grpc)[number % 3]
+        kind = ("good", "good", "shape", "good", "good", "unknown", "good", "malformed", "good", "raises")[
+            number // 3 % 10
+        ]
+        model = {"unknown": "nobody", "raises": "Raises"}.get(kind, "Twice")
+        try:
+            values, error = await wire(model, np.array([number, number + 0.25]), kind)
+        finally:
+            self.done += 1
+        return Outcome(number, kind, values, error)
+
+    async def _json(self, model: str, values: Any, kind: str) -> tuple[tuple[float, ...], str]:
+        shape = [3] if kind == "shape" else [2]
+        body = json.dumps({"inputs": [{"name": "x", "datatype": "FP64", "shape": shape, "data": values.tolist()}]})
+        return await self._posted(model, body[:-9].encode() if kind == "malformed" else body.encode(), {})
+
+    async def _binary(self, model: str, values: Any, kind: str) -> tuple[tuple[float, ...], str]:
+        tensor = {"name": "x", "datatype": "FP64", "shape": [2], "parameters": {"binary_data_size": 16}}
+        if kind == "shape":
+            tensor["shape"] = [3]
+        head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+        length = len(head) + (8 if kind == "malformed" else 0)
+        headers = {"inference-header-content-length": str(length)}
+        return await self._posted(model, head + values.tobytes(), headers)
+
+    async def _posted(self, model: str, body: bytes, headers: dict[str, str]) -> tuple[tuple[float, ...], str]:
+        async with self._session.post(f"{self._url}/{model}/infer", data=body, headers=headers) as answer:
+            content = await answer.read()
+        if answer.status != 200:
+            return (), f"{answer.status} {json.loads(content)['error']}"
+        head = answer.headers.get("inference-header-content-length")
+        if head is None:
+            return tuple(json.loads(content)["outputs"][0]["data"]), ""
+        return tuple(np.frombuffer(content[int(head) :], "<f8").tolist()), ""
+
+    async def _grpc(self, model: str, values: Any, kind: str) -> tuple[tuple[float, ...], str]:
+        request = service_pb2.ModelInferRequest(model_name=model)
+        request.inputs.add(name="x", datatype="FP64", shape=[3 if kind == "shape" else 2])
+        request.raw_input_contents.extend([values.tobytes()] * (2 if kind == "malformed" else 1))
+        try:
+            answer = await self._stub.ModelInfer(request)
+        except grpc.aio.AioRpcError as fault:
+            return (), f"{fault.code().name} {fault.details()}"
+        return tuple(np.frombuffer(answer.raw_output_contents[0], "<f8").tolist()), ""
+
+
+REFUSED = {
+    "shape": r"(400|INVALID_ARGUMENT) input 'x': shape \[3\].*needs",
+    "unknown": r"(404|NOT_FOUND) Request for unknown model: 'nobody' is not found",
+    "malformed": r"(400|INVALID_ARGUMENT) \S",
+    "raises": r"(500|INTERNAL) model 'Raises' failed: ValueError: cannot do ",
+}
+LOST = r"(500|UNAVAILABLE) model '\w+': the worker process died \(signal SIGKILL\) while it computed this call"
+
+
+def check(outcome: Outcome) -> str:
+    """Assert that an outcome is what it has to be; gives its kind, or `lost`."""
+    if outcome.kind == "good":
+        if re.fullmatch(LOST, outcome.error):
+            return "lost"
+        assert not outcome.error
+        assert outcome.values == (2 * outcome.number, 2 * outcome.number + 0.5)
+    else:
+        if re.fullmatch(LOST, outcome.error) and outcome.kind == "raises":
+            return "lost"
+        assert re.match(REFUSED[outcome.kind], outcome.error), outcome
+        if outcome.kind == "raises":
+            assert outcome.error.endswith(f"cannot do {outcome.number}")
+    return outcome.kind
+
+
+async def crowd(
+    served: Served, numbers: range, interrupt: Callable[[Crowd], Coroutine[Any, Any, None]]
+) -> list[Outcome]:
+    """All requests at the same time, and something that happens meanwhile; nothing may take longer than a minute."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with (
+        asyncio.timeout(60),
+        aiohttp.ClientSession(connector=connector) as session,
+        grpc.aio.insecure_channel(served.grpc_url) as channel,
+    ):
+        callers = Crowd(served, session, channel)
+        happening = asyncio.create_task(interrupt(callers))
+        outcomes = await asyncio.gather(*(callers.ask(number) for number in numbers))
+        await happening
+        return outcomes
+
+
+async def nothing(_: Crowd) -> None:
+    pass
+
+
+def workers_of(served: Served, model: str, count: int) -> set[int]:
+    """The processes that compute the answers of a model."""
+    found: set[int] = set()
+
+    def asked() -> bool:
+        with ThreadPoolExecutor(4) as threads:
+            for status, body in threads.map(lambda _: served.infer(model, [1.0]), range(8)):
+                assert status == 200, body
+                found.add(body["parameters"]["pid"])
+        return len(found) >= count
+
+    until(asked, "an answer of each worker")
+    return found
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with serving(f"{TROUBLE}:Twice", f"{TROUBLE}:Raises", "--placement", "process", "--replicas", "2") as served:
+        yield served
+
+
+async def test_a_thousand_requests_and_a_worker_that_is_killed(served: Served) -> None:
+    victim = min(workers_of(served, "Twice", 2))
+
+    async def kill(callers: Crowd) -> None:
+        while callers.done < 500:
+            await asyncio.sleep(0.001)
+        os.kill(victim, signal.SIGKILL)
+
+    kinds = Counter(map(check, await crowd(served, range(1000), kill)))
+    assert kinds["lost"] <= 1, "only what the killed worker computed"
+    assert sum(kinds.values()) == 1000
+    assert kinds["good"] + kinds["lost"] > 590
+    assert "a worker process died (signal SIGKILL); restarting it" in served.log()
+    served.until_ready()
+    until(lambda: len(served.workers()) == 4, "the new worker")
+    assert victim not in workers_of(served, "Twice", 2)
+    assert Counter(map(check, await crowd(served, range(1000, 1300), nothing)))["lost"] == 0
+
+
+async def test_all_workers_of_a_model_killed_at_once(served: Served) -> None:
+    victims = workers_of(served, "Twice", 2)
+
+    async def kill(callers: Crowd) -> None:
+        while callers.done < 60:
+            await asyncio.sleep(0.001)
+        for victim in victims:
+            os.kill(victim, signal.SIGKILL)
+
+    kinds = Counter(map(check, await crowd(served, range(300), kill)))
+    assert kinds["lost"] <= 2
+    served.until_ready()
+    assert not victims & workers_of(served, "Twice", 1)
+
+
+@pytest.mark.parametrize(("model", "end"), [("Exits", "exit code 1"), ("Segfaults", "signal SIGSEGV")])
+def test_a_model_that_ends_its_process(model: str, end: str) -> None:
+    with serving(f"{TROUBLE}:{model}", f"{TROUBLE}:Twice") as served, ThreadPoolExecutor(16) as threads:
+        numbers = [*range(1, 20), -1, *range(20, 40)]
+        answers = dict(zip(numbers, threads.map(lambda n: served.infer(model, [float(n)]), numbers), strict=True))
+        status, body = answers.pop(-1)
+        assert status == 500
+        assert body["error"] == f"model '{model}': the worker process died ({end}) while it computed this call"
+        for number, (status, body) in answers.items():
+            assert (status, body["outputs"][0]["data"]) == (200, [2.0 * number])
+        assert served.infer("Twice", [1.0])[0] == 200
+        for _ in range(5):  # as often as it likes
+            status, body = served.infer(model, [-1.0])
+            assert status in (500, 503)
+            assert "died" in body["error"] or "cannot be kept alive" in body["error"]
+        until(lambda: served.infer(model, [3.0])[0] == 200, "the model's return")
+        served.until_ready()
+
+
+def test_callers_who_leave_are_not_worked_for() -> None:
+    with serving(f"{MODELS / 'shapes.py'}:Sleep") as served:
+        body = json.dumps({"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [0.5]}]}).encode()
+        head = b"POST /v2/models/Sleep/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+        sockets = [socket.create_connection(("127.0.0.1", served.http_port)) for _ in range(100)]
+        for caller in sockets:
+            caller.sendall(head + body)
+        for caller in sockets:
+            caller.close()
+        began_s = time.monotonic()
+        assert served.infer("Sleep", [0.0])[0] == 200
+        assert time.monotonic() - began_s < 5, "a hundred calls of half a second were not waited for"
+
+
+def test_more_callers_than_the_queue_takes() -> None:
+    with serving(f"{TROUBLE}:Twice", "--max-queue", "4") as served, ThreadPoolExecutor(32) as threads:
+        answers = list(threads.map(lambda n: (n, served.infer("Twice", [float(n)])), range(200)))
+        refused = [body["error"] for _, (status, body) in answers if status == 503]
+        assert refused
+        assert set(refused) == {"Exceeds maximum queue size of 4 for model 'Twice'"}
+        good = [(n, body["outputs"][0]["data"]) for n, (status, body) in answers if status == 200]
+        assert len(good) + len(refused) == 200
+        assert all(data == [2.0 * n] for n, data in good)
+        assert served.infer("Twice", [1.0])[0] == 200
