@@ -222,15 +222,18 @@ async def test_raw_requests_that_do_not_fit(house: House) -> None:
 # --- no copies -------------------------------------------------------------------------------------------------
 
 
-async def test_the_array_that_a_model_sees_is_the_body() -> None:
+@pytest.mark.parametrize("spaces", range(4))
+async def test_the_array_that_a_model_sees_is_the_body_where_it_is_aligned(spaces: int) -> None:
     rows = np.arange(1000, dtype=np.int32)
-    body, headers = binary(inputs(sized("x", rows.nbytes, [1000])), rows.tobytes())
-    http = HttpRequest("POST", "", {"model": "m"}, {HEADER.lower(): headers[HEADER]}, body)
+    head = json.dumps(inputs(sized("x", rows.nbytes, [1000]))).encode()
+    head += b" " * (-len(head) % 4 + spaces)
+    body = head + rows.tobytes()
+    http = HttpRequest("POST", "", {"model": "m"}, {HEADER.lower(): str(len(head))}, body)
     request, _ = read_infer(http, Policy())
     assert isinstance(request.call, Infer)
     seen = request.call.inputs["x"].data
-    whole = np.frombuffer(body, np.uint8)
-    assert np.shares_memory(seen, whole)
+    assert np.shares_memory(seen, np.frombuffer(body, np.uint8)) == (spaces == 0)
+    assert seen.flags.aligned
     assert not seen.flags.writeable
     assert (seen == rows).all()
 

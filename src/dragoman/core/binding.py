@@ -46,14 +46,13 @@ def _fits(shape: Shape, wanted: Shape) -> bool:
 
 
 def _check_names(call: Infer, signature: Signature, model: str) -> None:
-    known = {spec.name for spec in signature.inputs}
     if not signature.open_inputs:
         for name in call.inputs:
-            if name not in known:
+            if signature.input(name) is None:
                 raise InvalidInput(
                     f"unexpected inference input '{name}' for model '{model}'; expected {_listed(signature.inputs)}"
                 )
-    missing = [s for s in signature.inputs if not s.optional and s.name not in call.inputs]
+    missing = [s for s in signature.inputs if s.name not in call.inputs and not s.optional]
     if missing:
         raise InvalidInput(
             f"expected {len(signature.inputs)} inputs but got {len(call.inputs)} inputs for model '{model}'; "
@@ -84,6 +83,8 @@ def _check_outputs(call: Infer, signature: Signature, model: str) -> None:
 
 
 def _in_order(call: Infer, signature: Signature) -> Infer:
+    if len(call.inputs) < 2:
+        return call
     order = [s.name for s in signature.inputs if s.name in call.inputs]
     order += [name for name in call.inputs if signature.input(name) is None]
     if order == list(call.inputs):

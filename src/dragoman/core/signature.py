@@ -1,7 +1,7 @@
 """What a model takes and gives: names, datatypes and shapes."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from dragoman.core.datatypes import Datatype
 
@@ -50,16 +50,19 @@ class Signature:
     decodes: bool = False
     content_type: str = ""
 
+    _inputs: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
+    _outputs: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Asked for in every call, so made once.
+        object.__setattr__(self, "_inputs", {s.name: s for s in self.inputs})
+        object.__setattr__(self, "_outputs", {s.name: s for s in self.outputs})
+
     def input(self, name: str) -> TensorSpec | None:
-        return _named(self.inputs, name)
+        return self._inputs.get(name)
 
     def output(self, name: str) -> TensorSpec | None:
-        return _named(self.outputs, name)
+        return self._outputs.get(name)
 
 
 OPEN = Signature(open_inputs=True, open_outputs=True)
-
-
-def _named(specs: tuple[TensorSpec, ...], name: str) -> TensorSpec | None:
-    found: Iterator[TensorSpec] = (s for s in specs if s.name == name)
-    return next(found, None)

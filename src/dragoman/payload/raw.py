@@ -41,7 +41,8 @@ def shaped(array: Array, shape: Sequence[int], where: str) -> Array:
 def tensor_from_raw(
     where: str, datatype: Datatype, shape: Sequence[int], raw: Buffer, policy: Policy, parameters: Parameters = NONE
 ) -> Tensor:
-    """The tensor whose elements are given as bytes: little-endian, row-major, no padding; no copy is made.
+    """The tensor whose elements are given as bytes: little-endian, row-major, no padding; no copy is made of
+    those that lie where the processor wants them.
 
     OIP: BYTES elements are each preceded by their length as four bytes; BOOL elements are one byte, 0 or 1.
     Raises InvalidInput naming the tensor.
@@ -55,6 +56,8 @@ def tensor_from_raw(
                 f"{where}: shape {list(shape)} of {datatype} needs {count * datatype.size} bytes, got {len(raw)}"
             )
         flat = np.frombuffer(raw, np.uint8 if datatype is BOOL else datatype.dtype)
+        if not flat.flags.aligned:  # native code may need it, and NumPy is faster with it
+            flat = flat.copy()
         if datatype is BOOL:
             if flat.size and flat.max() > 1:
                 raise InvalidInput(f"{where}: expected BOOL bytes of 0 or 1, got {flat.max()}")

@@ -34,7 +34,7 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
         for name, value in named.items()
         if (name in call.outputs if call.outputs else name in default or signature.open_outputs)
     }
-    _check_complete(tensors, call.outputs or default, named)
+    _check_complete(tensors, call.outputs or default, named, signature)
     return Inference(tensors, parameters)
 
 
@@ -63,7 +63,13 @@ def _checked(name: str, value: Any, signature: Signature) -> Tensor:
     return tensor
 
 
-def _check_complete(tensors: Mapping[str, Tensor], wanted: Iterable[str], named: Mapping[str, Any]) -> None:
+def _check_complete(
+    tensors: Mapping[str, Tensor], wanted: Iterable[str], named: Mapping[str, Any], signature: Signature
+) -> None:
     for name in wanted:
-        if name not in tensors:
-            raise InvalidOutput(f"output '{name}' is missing; the model gave {', '.join(map(repr, named)) or 'none'}")
+        if name in tensors:
+            continue
+        there = ", ".join(map(repr, named)) or "none"
+        if signature.output(name) is None:  # the model does not tell its outputs, so only now it shows
+            raise InvalidInput(f"unexpected inference output '{name}'; the model gives {there}")
+        raise InvalidOutput(f"output '{name}' is missing; the model gave {there}")
