@@ -20,6 +20,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "xgboost": "dragoman.runtimes.xgboost:XGBoostModel",
         "lightgbm": "dragoman.runtimes.lightgbm:LightGBMModel",
         "catboost": "dragoman.runtimes.catboost:CatBoostModel",
+        "mlflow": "dragoman.runtimes.mlflow:MlflowModel",
         "onnx": "dragoman.runtimes.onnx:OnnxModel",
         "torch": "dragoman.runtimes.torch:TorchModel",
         "tensorflow": "dragoman.runtimes.tensorflow:TensorFlowModel",

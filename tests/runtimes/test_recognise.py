@@ -67,6 +67,11 @@ def test_folders(tmp_path: Path) -> None:
     assert model_file(tmp_path / "tf") == tmp_path / "tf"
     (tmp_path / "model.py").touch()
     assert recognise(tmp_path) == "python"
+    assert model_file(tmp_path) == tmp_path / "model.py"
+    # MLflow keeps the code of a model beside what tells of it.
+    (tmp_path / "MLmodel").touch()
+    assert recognise(tmp_path) == "mlflow"
+    assert model_file(tmp_path) == tmp_path
 
 
 def test_the_one_model_of_a_folder(tmp_path: Path) -> None:

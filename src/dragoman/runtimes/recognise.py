@@ -12,9 +12,7 @@ _HEAD_BYTES = 4096
 def recognise(path: Path) -> str | None:
     """The name of the runtime that loads this file or folder; None where it is no model that we know."""
     if path.is_dir():
-        if (path / "saved_model.pb").is_file():
-            return "tensorflow"
-        return "python" if (path / "model.py").is_file() else None
+        return next((runtime for file, runtime in _BY_MEMBER.items() if (path / file).is_file()), None)
     if not path.is_file():
         return None
     found = _BY_SUFFIX.get(path.suffix.lower())
@@ -22,12 +20,12 @@ def recognise(path: Path) -> str | None:
 
 
 def model_file(folder: Path) -> Path | None:
-    """The one model directly in a folder: a file, or the folder of a TensorFlow SavedModel.
+    """The one model directly in a folder: a file, or a folder that is a model itself, as a SavedModel is.
 
     A `model.py` wins over the data beside it; other Python files are its neighbours, not models. Raises
     ModelFailed naming them where there are several.
     """
-    if (folder / "model.py").is_file():
+    if recognise(folder) != "mlflow" and (folder / "model.py").is_file():
         return folder / "model.py"
     if recognise(folder) is not None:
         return folder
@@ -43,7 +41,9 @@ def model_file(folder: Path) -> Path | None:
 def _is_candidate(entry: Path) -> bool:
     if entry.name.startswith(".") or entry.suffix == ".py":
         return False
-    return recognise(entry) == "tensorflow" if entry.is_dir() else recognise(entry) is not None
+    found = recognise(entry)
+    # A folder with a model.py is a neighbour's package, not data.
+    return found is not None and not (entry.is_dir() and found == "python")
 
 
 def _head(path: Path) -> bytes:
@@ -63,6 +63,12 @@ def _torch(path: Path) -> str | None:
     return "torch" if is_torchscript(path) else None
 
 
+# The file that makes a folder a model. An MLflow model may hold any other file, a model.py among them.
+_BY_MEMBER: Mapping[str, str] = {
+    "MLmodel": "mlflow",
+    "saved_model.pb": "tensorflow",
+    "model.py": "python",
+}
 _BY_SUFFIX: Mapping[str, str | Callable[[Path], str | None]] = {
     ".py": "python",
     ".joblib": "sklearn",

@@ -1,0 +1,181 @@
+"""MLflow models of any flavor, through mlflow.pyfunc."""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dragoman.codecs.strings import strings
+from dragoman.core.calls import Infer
+from dragoman.core.datatypes import BF16, BYTES, Array, bf16_to_fp32
+from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
+from dragoman.core.model import Model
+from dragoman.core.signature import Signature, TensorSpec
+from dragoman.core.tensor import Parameters, Tensor, object_array
+from dragoman.runtimes.files import check_pickle, model_path, package
+from dragoman.runtimes.mlflow_schema import Entry, entries, frame, own
+
+
+class MlflowModel(Model):
+    """A folder with an `MLmodel` file; the flavor's own package has to be installed as well.
+
+    Its MLflow signature tells the inputs: columns make a data frame, tensors an array or a dict of arrays.
+    Datetimes are ISO 8601 (UTC where no offset is given), and columns of lists or objects are JSON texts.
+    Without a signature one input of two or more axes is the array, and other inputs are the columns of a data
+    frame. The signature's params are taken from the call's parameters, one that is a list as JSON.
+
+    A data frame's columns, or a dict's arrays, are outputs by name; anything else is `output-0`, or has the
+    names in the output schema. Dates are ISO 8601, and what is neither number nor text is JSON.
+
+    MLflow does not tell whether rows are independent: the operator's `max_batch_size` alone says that calls may
+    be merged. Loading imports code and unpickles, whatever the flavor, so that it needs `allow_pickle`.
+    """
+
+    platform = "mlflow_pyfunc"
+
+    def load(self) -> None:
+        path = model_path(self.spec)
+        if not (path / "MLmodel").is_file():
+            raise ModelFailed(f"'{path.name}' is no MLflow model; expected a folder that holds the file MLmodel")
+        check_pickle(path, self.spec)
+        # Importing mlflow would otherwise report its use to its makers.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        pyfunc = package("mlflow.pyfunc", "mlflow")
+        self._fault: Any = package("mlflow.exceptions", "mlflow").MlflowException
+        package("pandas", "mlflow")
+        try:
+            self._model = pyfunc.load_model(str(path.resolve()))
+        except (self._fault, ImportError) as fault:
+            raise ModelFailed(f"'{path.name}' cannot be loaded by MLflow: {fault}") from fault
+        told = self._model.metadata.signature
+        self._inputs, self._outputs = _entries(told, "inputs", "input-"), _entries(told, "outputs", "output-")
+        self._takes_tensors = bool(self._inputs) and told.inputs.is_tensor_spec()
+        self._params = {param.name: param for param in getattr(told, "params", None) or ()}
+
+    def signature(self) -> Signature:
+        return Signature(
+            inputs=tuple(entry.spec for entry in self._inputs),
+            outputs=tuple(TensorSpec(e.spec.name, e.spec.datatype, e.spec.shape) for e in self._outputs),
+            open_inputs=not self._inputs,
+            open_outputs=not self._outputs,
+            batched=self.spec.max_batch_size > 1,
+        )
+
+    def infer(self, call: Infer) -> Mapping[str, Array]:
+        data, params = self._data(call.inputs), self._given_params(call.parameters)
+        try:
+            result = self._model.predict(data, params=params or None)
+        except self._fault as fault:
+            if fault.error_code != "INVALID_PARAMETER_VALUE":
+                raise
+            # MLflow checks the data against the signature itself; its message begins with all of the data.
+            raise InvalidInput(f"MLflow takes no such inputs: {str(fault).rpartition('Error: ')[2]}") from fault
+        return self._named(result)
+
+    def _data(self, tensors: Mapping[str, Tensor]) -> Any:
+        if not self._inputs:
+            return _told_nothing(tensors)
+        values = {
+            entry.key: entry.to_value(tensors[entry.spec.name], entry.spec.name)
+            for entry in self._inputs
+            if entry.spec.name in tensors
+        }
+        if not self._takes_tensors:
+            return frame(values)
+        return values if isinstance(self._inputs[0].key, str) else values[0]
+
+    def _given_params(self, parameters: Parameters) -> dict[str, Any]:
+        """The signature's params that the call gives; MLflow itself puts in the defaults of the others."""
+        given: dict[str, Any] = {}
+        for name in self._params.keys() & parameters.keys():
+            param, value = self._params[name], parameters[name]
+            try:
+                if param.shape is not None and isinstance(value, str):
+                    value = json.loads(value)
+                given[name] = param.validate_param_spec(value, param)
+            except (self._fault, ValueError) as fault:
+                kind = getattr(param.dtype, "name", param.dtype)
+                wanted = kind if param.shape is None else f"a JSON list of {kind}"
+                raise InvalidInput(f"parameter '{name}': expected {wanted}, got {parameters[name]!r}") from fault
+        return given
+
+    def _named(self, result: Any) -> dict[str, Array]:
+        if isinstance(result, Mapping):
+            return {str(name): _array(value) for name, value in result.items()}
+        if hasattr(result, "columns"):
+            return {str(name): _array(result[name]) for name in result.columns}
+        array = _array(result)
+        names = [entry.spec.name for entry in self._outputs] or ["output-0"]
+        if len(names) == 1:
+            return {names[0]: array}
+        if array.ndim != 2 or array.shape[1] != len(names):
+            raise InvalidOutput(f"expected {len(names)} columns {names}, got an array of shape {list(array.shape)}")
+        return {name: array[:, i] for i, name in enumerate(names)}
+
+
+def _entries(signature: Any, side: str, prefix: str) -> tuple[Entry, ...]:
+    schema = getattr(signature, side, None)
+    return () if schema is None else entries(schema, prefix)
+
+
+def _told_nothing(tensors: Mapping[str, Tensor]) -> Any:
+    """What a model without a signature is called with."""
+    arrays = {name: _read(tensor, name) for name, tensor in tensors.items()}
+    if len(arrays) == 1 and next(iter(arrays.values())).ndim > 1:
+        return own(next(iter(arrays.values())))
+    for name, array in arrays.items():
+        if array.ndim != 1:
+            raise InvalidInput(f"input '{name}': expected a column of a table, shape [-1], got {list(array.shape)}")
+    return frame(arrays)
+
+
+def _read(tensor: Tensor, name: str) -> Array:
+    if tensor.datatype is BYTES:
+        return strings(tensor, name)
+    return bf16_to_fp32(tensor.data) if tensor.datatype is BF16 else tensor.data
+
+
+# --- results ---------------------------------------------------------------------------------------------
+
+
+def _array(value: Any) -> Array:
+    """An array of numbers or of texts, whatever library's container the value is."""
+    if hasattr(value, "toarray"):  # a sparse matrix
+        value = value.toarray()
+    array = _unframed(value)
+    if array.dtype.kind == "M":
+        # At most microseconds are told where there is no finer part, as Python's isoformat does.
+        stamp = package("pandas", "mlflow").Timestamp
+        return object_array((stamp(each).isoformat() for each in array.flat), array.shape)
+    if array.dtype.kind != "O" or all(isinstance(each, str | bytes) for each in array.flat):
+        return array
+    if all(isinstance(each, int | float | np.number | np.bool_) for each in array.flat):
+        return np.array(array.tolist())
+    return object_array(map(_as_text, array.flat), array.shape)
+
+
+def _unframed(value: Any) -> Array:
+    if isinstance(value, list) and any(isinstance(each, dict | str | bytes) for each in value):
+        return object_array(value, (len(value),))  # NumPy's own strings lose zero characters at their end
+    try:
+        return np.asarray(value)
+    except ValueError:  # lists of several lengths
+        return object_array(value, (len(value),))
+
+
+def _as_text(element: Any) -> str | bytes:
+    if isinstance(element, str | bytes):
+        return element
+    if hasattr(element, "isoformat"):
+        return str(element.isoformat())
+    return json.dumps(element, default=_plain_value)
+
+
+def _plain_value(value: Any) -> Any:
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise InvalidOutput(f"{type(value).__name__} has no form in JSON")

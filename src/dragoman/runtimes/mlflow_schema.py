@@ -1,0 +1,135 @@
+"""What an MLflow schema says of tensors, with the values that MLflow wants in their place."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dragoman.codecs.strings import strings
+from dragoman.core.datatypes import BYTES, DATATYPES, NUMERIC, Array, Datatype, datatype_of
+from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.signature import Shape, TensorSpec
+from dragoman.core.tensor import Tensor, object_array
+from dragoman.runtimes.files import package
+
+# What MLflow takes in the place of a tensor; the name is for messages.
+ToValue = Callable[[Tensor, str], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One column or tensor of a schema: `key` is what MLflow calls it, a position where it has no name."""
+
+    key: Any
+    spec: TensorSpec
+    to_value: ToValue
+
+
+def entries(schema: Any, prefix: str) -> tuple[Entry, ...]:
+    """The entries of an mlflow.types.Schema; one without a name is told as `prefix` and its position."""
+    make = _tensor if schema.is_tensor_spec() else _column
+    return tuple(make(item, i, item.name or f"{prefix}{i}") for i, item in enumerate(schema.inputs))
+
+
+def frame(columns: Mapping[Any, Any]) -> Any:
+    """The data frame with these columns; InvalidInput where they are not of one length."""
+    lengths = {str(name): len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise InvalidInput(f"the columns of one table need the same number of rows, got {lengths}")
+    return package("pandas", "mlflow").DataFrame(dict(columns))
+
+
+def own(array: Array) -> Array:
+    """The array, or a copy that may be written where it may not: a model's own code may work in place."""
+    return array if array.flags.writeable else array.copy()
+
+
+# --- tensors ---------------------------------------------------------------------------------------------
+
+
+def _tensor(item: Any, position: int, name: str) -> Entry:
+    dtype: np.dtype[Any] = item.type
+    try:
+        kind = datatype_of(dtype)
+    except InvalidInput as fault:
+        raise ModelFailed(f"tensor '{name}' of the model's signature: {fault.message}") from fault
+    shape = tuple(int(n) for n in item.shape)
+    convert = _text_tensor if dtype.kind == "U" else _converted(dtype)
+    return Entry(item.name or position, _spec(name, kind, shape, item), convert)
+
+
+def _text_tensor(tensor: Tensor, name: str) -> Array:
+    return strings(tensor, name).astype(np.str_)
+
+
+def _converted(dtype: np.dtype[Any]) -> ToValue:
+    return lambda tensor, name: own(tensor.data.astype(dtype, copy=False))
+
+
+# --- columns ---------------------------------------------------------------------------------------------
+
+
+def _column(item: Any, position: int, name: str) -> Entry:
+    # Whatever is no plain type is an array, an object, a map or anything: each element is its JSON.
+    kind, convert = _COLUMNS.get(getattr(item.type, "name", ""), (BYTES, _from_json))
+    return Entry(item.name or position, _spec(name, kind, (-1,), item), convert)
+
+
+def _spec(name: str, kind: Datatype, shape: Shape, item: Any) -> TensorSpec:
+    return TensorSpec(name, kind, shape, accepts=_smaller(kind), optional=not getattr(item, "required", True))
+
+
+def _smaller(kind: Datatype) -> frozenset[Datatype]:
+    """The datatypes whose every number this one holds."""
+    if kind.kind in ("bytes", "bool"):
+        return frozenset()
+    # NumPy calls INT64 to FP64 safe, which rounds beyond 2**53: a datatype of the same size has to be of the same kind.
+    smaller = (d for d in NUMERIC if d.kind != "bool" and d.size < kind.size)
+    return frozenset(d for d in smaller if np.can_cast(d.dtype, kind.dtype, "safe"))
+
+
+def _text(tensor: Tensor, name: str) -> list[str]:
+    texts: list[str] = strings(tensor, name).tolist()
+    return texts
+
+
+def _bytes(tensor: Tensor, name: str) -> list[bytes]:
+    elements: list[bytes] = tensor.data.tolist()
+    return elements
+
+
+def _moment(tensor: Tensor, name: str) -> Any:
+    pandas = package("pandas", "mlflow")
+    try:
+        found = pandas.to_datetime(_text(tensor, name), format="ISO8601", utc=True)
+        return found.tz_convert(None).as_unit("ns")
+    except ValueError as fault:
+        told = str(fault).partition("\n")[0]
+        raise InvalidInput(f"input '{name}': expected dates and times in ISO 8601: {told}") from fault
+
+
+def _from_json(tensor: Tensor, name: str) -> Array:
+    try:
+        return object_array(map(json.loads, _text(tensor, name)), tensor.data.shape)
+    except ValueError as fault:
+        raise InvalidInput(f"input '{name}': expected JSON in each element: {fault}") from fault
+
+
+# MLflow's name of a column's type -> the datatype that tells it, and what becomes of a tensor.
+_COLUMNS: Mapping[str, tuple[Datatype, ToValue]] = {
+    **{
+        name: (DATATYPES[ours], _converted(DATATYPES[ours].dtype))
+        for name, ours in (
+            ("boolean", "BOOL"),
+            ("integer", "INT32"),
+            ("long", "INT64"),
+            ("float", "FP32"),
+            ("double", "FP64"),
+        )
+    },
+    "string": (BYTES, _text),
+    "binary": (BYTES, _bytes),
+    "datetime": (BYTES, _moment),
+}
