@@ -38,8 +38,9 @@ def _served(folder: Path, **settings: Any) -> MlflowModel:
 
 def _python(function: Callable[[Any, Any], Any], folder: Path, signature: Any = None) -> MlflowModel:
     """A Python function of data and params, saved and loaded again."""
-    # MLflow advises whoever writes a model to add hints, and sets its own filter for that.
+    # MLflow advises whoever writes a model to add hints and examples; for the hints it sets a filter of its own.
     with warnings.catch_warnings(record=True):
+        warnings.simplefilter("ignore", UserWarning)
 
         class Wrapped(pyfunc.PythonModel):  # type: ignore[misc, name-defined]
             def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
