@@ -12,7 +12,7 @@ from grpc_fakes import LIMIT, SERVICE, TABLE, FakeEngine, failed, infer_message
 
 from dragoman.core.calls import Index
 from dragoman.core.errors import InvalidInput, ModelFailed, Overloaded
-from dragoman.protocols import oip_messages as m
+from dragoman.payload import oip_messages as m
 from dragoman.transports.grpc import GrpcServer
 
 

@@ -8,7 +8,7 @@ import pytest
 from grpc_fakes import LIMIT, SERVICE, FakeEngine, failed, infer_message
 
 from dragoman.core.errors import InvalidInput
-from dragoman.protocols import oip_messages as m
+from dragoman.payload import oip_messages as m
 from dragoman.transports.grpc import GrpcServer
 
 

@@ -30,10 +30,10 @@ from dragoman.core.errors import (
     WorkerLost,
 )
 from dragoman.core.signature import TensorSpec
+from dragoman.payload import oip_messages as m
 from dragoman.protocols import oip, oip_repository
-from dragoman.protocols import oip_messages as m
-from dragoman.protocols.oip_inference import FINAL, Form, length_delimited, named, read_infer, write_infer
-from dragoman.protocols.oip_messages import exchange
+from dragoman.protocols.oip_exchange import exchange
+from dragoman.protocols.oip_inference import FINAL, Form, named, read_infer, write_infer
 from dragoman.protocols.wire import (
     Exchange,
     GrpcMethod,
@@ -173,7 +173,7 @@ def _end(form: Form) -> bytes | None:
 
 
 def _in_stream(response: bytes) -> bytes:
-    return b"".join(length_delimited(_INFER_RESPONSE, response))
+    return b"".join(m.length_delimited(_INFER_RESPONSE, response))
 
 
 def _stream_fault(request: GrpcRequest, error: DragomanError) -> bytes | None:

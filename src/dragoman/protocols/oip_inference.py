@@ -8,16 +8,17 @@ from dragoman.core.calls import Infer, Inference, Request, Response
 from dragoman.core.datatypes import Datatype, datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Scalar, Tensor
-from dragoman.payload.raw import raw_from_tensor, tensor_from_raw
-from dragoman.protocols import oip
-from dragoman.protocols.oip_contents import FIELDS, tensor_from_contents, write_contents
-from dragoman.protocols.oip_messages import (
+from dragoman.payload.oip_contents import FIELDS, tensor_from_contents, write_contents
+from dragoman.payload.oip_messages import (
     ModelInferRequest,
     ModelInferResponse,
+    length_delimited,
     parsed,
     read_parameters,
     write_parameters,
 )
+from dragoman.payload.raw import raw_from_tensor, tensor_from_raw
+from dragoman.protocols import oip
 from dragoman.protocols.wire import Buffer, GrpcRequest, Policy
 
 # Triton: asks a stream to mark its last response, and the mark.
@@ -81,25 +82,11 @@ def write_infer(response: Response[Inference], form: Form) -> bytes:
     return b"".join(parts)
 
 
-def length_delimited(field: int, value: Buffer) -> tuple[Buffer, Buffer]:
-    """A field of type bytes or message in its wire form: tag and length, and the value itself."""
-    return bytes(_varint(field << 3 | 2) + _varint(len(value))), value
-
-
 def named(model: str) -> str:
     """The name of a model, if there is one."""
     if not model:
         raise InvalidInput("expected the name of a model, got none")
     return model
-
-
-def _varint(number: int) -> bytearray:
-    digits = bytearray()
-    while number >= 0x80:
-        digits.append(number & 0x7F | 0x80)
-        number >>= 7
-    digits.append(number)
-    return digits
 
 
 def _wants_final(parameters: dict[str, Scalar]) -> bool:

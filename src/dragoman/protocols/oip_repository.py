@@ -5,8 +5,8 @@ from typing import Any
 from dragoman.core.calls import Call, Index, IndexEntry, Load, Request, Unload
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.spec import check_name
-from dragoman.protocols import oip_messages as m
-from dragoman.protocols.oip_messages import exchange
+from dragoman.payload import oip_messages as m
+from dragoman.protocols.oip_exchange import exchange
 from dragoman.protocols.wire import Exchange, GrpcRequest
 
 

@@ -23,8 +23,8 @@ from dragoman.core.datatypes import (
 )
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import NONE, Parameters, Tensor, object_array
+from dragoman.payload.policy import Policy
 from dragoman.payload.raw import check_shape, shaped
-from dragoman.protocols.wire import Policy
 
 # OIP: FP16 and BF16 have no field; they travel raw.
 FIELDS: Mapping[Datatype, str] = {

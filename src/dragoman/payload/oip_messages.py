@@ -4,26 +4,23 @@ A client library in the same process may register the same names in protobuf's c
 name once.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import Any
 
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from dragoman.core.calls import Request, Response
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.core.tensor import Parameters, Scalar
-from dragoman.protocols.wire import Exchange
-
-A = TypeVar("A")
+from dragoman.payload.policy import Buffer
 
 SERVICE = "inference.GRPCInferenceService"
 
 # A serialized FileDescriptorSet, compiled from open_inference.proto by scripts/protos.
-DESCRIPTORS = files("dragoman.protocols").joinpath("open_inference.binpb").read_bytes()
+DESCRIPTORS = files("dragoman.payload").joinpath("open_inference.binpb").read_bytes()
 
 
 def _classes() -> dict[str, Any]:
@@ -103,10 +100,15 @@ def write_parameters(parameters: Parameters, message: Any) -> None:
                 )
 
 
-def exchange(request: Request[A], written: Callable[[A], Any]) -> Exchange[A, bytes]:
-    """An exchange whose answer is written as a message."""
+def length_delimited(field: int, value: Buffer) -> tuple[Buffer, Buffer]:
+    """A field of type bytes or message in its wire form: tag and length, and the value itself."""
+    return bytes(_varint(field << 3 | 2) + _varint(len(value))), value
 
-    def reply(response: Response[A]) -> bytes:
-        return bytes(written(response.answer).SerializeToString())
 
-    return Exchange(request, reply)
+def _varint(number: int) -> bytearray:
+    digits = bytearray()
+    while number >= 0x80:
+        digits.append(number & 0x7F | 0x80)
+        number >>= 7
+    digits.append(number)
+    return digits

@@ -1,0 +1,18 @@
+"""An exchange over gRPC whose answer is one message."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from dragoman.core.calls import Request, Response
+from dragoman.protocols.wire import Exchange
+
+A = TypeVar("A")
+
+
+def exchange(request: Request[A], written: Callable[[A], Any]) -> Exchange[A, bytes]:
+    """An exchange whose answer is written as a message."""
+
+    def reply(response: Response[A]) -> bytes:
+        return bytes(written(response.answer).SerializeToString())
+
+    return Exchange(request, reply)
