@@ -31,6 +31,11 @@ class Repository:
 
     def __init__(self, specs: Sequence[ModelSpec] = ()) -> None:
         self._fixed = tuple(specs)
+        seen: set[tuple[str, str]] = set()
+        for spec in specs:
+            if (spec.name, spec.version) in seen:
+                raise InvalidInput(f"two models are called '{spec.name}'; give one of them another name")
+            seen.add((spec.name, spec.version))
 
     def scan(self) -> dict[str, Source]:
         """Every model that may be loaded, by name. Raises InvalidInput where what is there makes no sense."""

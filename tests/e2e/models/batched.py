@@ -1,0 +1,31 @@
+"""Models that tell with whom their rows were computed."""
+
+import time
+
+import numpy as np
+
+from dragoman import FP64, INT64, Infer, Inference, Model, Tensor, TensorSpec
+
+
+class Rows(Model):
+    """Twice each number, and how many rows were computed at once; refuses what is negative."""
+
+    inputs = (TensorSpec("x", FP64, (-1, -1)),)
+    outputs = (TensorSpec("y", FP64, (-1, -1)), TensorSpec("together", INT64, (-1,)))
+    batched = True
+
+    def infer(self, call: Infer) -> Inference:
+        x = call.inputs["x"].data
+        time.sleep(0.01)
+        if (x < 0).any():
+            raise ValueError("no negative numbers, please")
+        outputs = {"y": Tensor.of(2 * x), "together": Tensor.of(np.full(len(x), len(x)))}
+        return Inference(outputs, call.parameters)
+
+
+class Other(Rows):
+    """Three times each number."""
+
+    def infer(self, call: Infer) -> Inference:
+        answer = super().infer(call)
+        return Inference({**answer.outputs, "y": Tensor.of(3 * call.inputs["x"].data)}, answer.parameters)

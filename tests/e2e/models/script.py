@@ -1,0 +1,36 @@
+"""A program that serves a model from Python: `script.py function --http-port N --grpc-port N [setting=value ...]`."""
+
+import sys
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+import dragoman
+
+
+@dragoman.model(name="area", batched=True)
+def function(
+    width: Annotated[NDArray[np.float64], dragoman.Shape(-1)],
+    height: Annotated[NDArray[np.float64], dragoman.Shape(-1)],
+) -> NDArray[np.float64]:
+    return width * height
+
+
+class Squares(dragoman.Model):
+    inputs = (dragoman.TensorSpec("x", dragoman.FP64, (-1,)),)
+    outputs = (dragoman.TensorSpec("y", dragoman.FP64, (-1,)),)
+
+    def load(self) -> None:
+        self.power = 2
+
+    def infer(self, call: dragoman.Infer) -> NDArray[np.float64]:
+        squares: NDArray[np.float64] = call.inputs["x"].data ** self.power
+        return squares
+
+
+if __name__ == "__main__":
+    what, _, http_port, _, grpc_port, *further = sys.argv[1:]
+    settings = dict(text.split("=") for text in further)
+    models = {"function": function, "class": Squares, "instance": Squares(dragoman.ModelSpec(name="Squares"))}
+    dragoman.serve(models[what], http_port=int(http_port), grpc_port=int(grpc_port), **settings)

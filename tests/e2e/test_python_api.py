@@ -1,0 +1,181 @@
+"""Serving from Python: in one's own event loop, without a server, and as a program."""
+
+import asyncio
+import http.client
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc.aio as triton
+from numpy.typing import NDArray
+
+import dragoman
+from e2e.models.batched import Rows
+from e2e.models.script import Squares
+from e2e.served import MODELS, Served
+
+
+def double(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return 2 * x
+
+
+@dragoman.model(name="half")
+def halved(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return x / 2
+
+
+async def slow(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    await asyncio.sleep(0.1)
+    return -x
+
+
+async def countdown(n: int) -> AsyncIterator[int]:
+    for i in range(n, 0, -1):
+        yield i
+
+
+# --- in an event loop ------------------------------------------------------------------------------------
+
+
+def posted(url: str, path: str, body: Any) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
+    connection.request("POST", path, json.dumps(body))
+    response = connection.getresponse()
+    found = response.status, json.loads(response.read())
+    connection.close()
+    return found
+
+
+async def test_a_function_in_a_server() -> None:
+    async with dragoman.Server(double, http_port=0, grpc_port=0) as server:
+        tensor = {"name": "x", "datatype": "FP64", "shape": [2], "data": [1.5, 2.0]}
+        path = "/v2/models/double/infer"
+        status, body = await asyncio.to_thread(posted, server.http_url, path, {"inputs": [tensor]})
+        assert (status, body["outputs"][0]["data"]) == (200, [3.0, 4.0])
+        async with triton.InferenceServerClient(server.grpc_url) as client:
+            x = triton.InferInput("x", [2], "FP64")
+            x.set_data_from_numpy(np.array([1.5, 2.0]))
+            result = await client.infer("double", [x])
+            output = result.get_response().outputs[0].name
+            assert result.as_numpy(output).tolist() == [3.0, 4.0]
+        direct = await server.engine.infer("double", {"x": np.array([5.0])})
+        assert [a.tolist() for a in direct.values()] == [[10.0]]
+
+
+async def test_a_server_stops_and_its_ports_are_free_again() -> None:
+    async with dragoman.Server(double, http_port=0, grpc_port=0) as server:
+        port, grpc_port = server.http_ports[0], server.grpc_port
+    async with dragoman.Server(double, http_port=port, grpc_port=grpc_port) as server:
+        assert server.http_ports == [port]
+
+
+async def test_two_servers_in_one_process() -> None:
+    async with (
+        dragoman.Server(double, http_port=0, grpc_port=0) as one,
+        dragoman.Server(halved, http_port=0, grpc_port=0) as other,
+    ):
+        assert one.http_url != other.http_url
+        tensor = {"name": "x", "datatype": "FP64", "shape": [1], "data": [8.0]}
+        for server, model, expected in ((one, "double", 16.0), (other, "half", 4.0)):
+            path = f"/v2/models/{model}/infer"
+            _, body = await asyncio.to_thread(posted, server.http_url, path, {"inputs": [tensor]})
+            assert body["outputs"][0]["data"] == [expected]
+
+
+async def test_a_taken_port() -> None:
+    async with dragoman.Server(double, http_port=0, grpc_port=0) as server:
+        with pytest.raises(OSError, match="ddress already in use"):
+            await dragoman.Server(double, http_port=server.http_ports[0], grpc_port=0).listen()
+
+
+async def test_mistakes_in_settings() -> None:
+    with pytest.raises(dragoman.errors.InvalidInput, match="there is no setting 'prot'"):
+        dragoman.Server(double, prot=1)
+    with pytest.raises(dragoman.errors.InvalidInput, match="nothing to serve"):
+        dragoman.Server()
+    with pytest.raises(dragoman.errors.InvalidInput, match="two models are called 'double'"):
+        dragoman.Server(double, double)
+
+
+# --- without a server ------------------------------------------------------------------------------------
+
+
+async def test_an_engine_alone() -> None:
+    path = f"{MODELS / 'trouble.py'}:Twice"
+    async with dragoman.open_engine(double, halved, slow, Squares, path, placement="thread") as engine:
+        x = np.array([3.0])
+        for model, expected in (("double", 6.0), ("half", 1.5), ("slow", -3.0), ("Squares", 9.0), ("Twice", 6.0)):
+            answer = await engine.infer(model, {"x": x})
+            assert [a.tolist() for a in answer.values()] == [[expected]], model
+        with pytest.raises(dragoman.errors.ModelNotFound, match="'nobody' is not found"):
+            await engine.infer("nobody", {"x": x})
+        with pytest.raises(dragoman.errors.InvalidInput, match="unexpected inference input 'z'"):
+            await engine.infer("double", {"z": x})
+
+
+async def test_asynchronous_functions_run_side_by_side() -> None:
+    async with dragoman.open_engine(slow) as engine, asyncio.timeout(5):
+        answers = await asyncio.gather(*(engine.infer("slow", {"x": np.array([float(i)])}) for i in range(100)))
+        assert [next(iter(a.values())).tolist() for a in answers] == [[-float(i)] for i in range(100)]
+
+
+async def test_merged_calls_of_one_process() -> None:
+    async with dragoman.open_engine(Rows, max_batch_size=8, max_batch_wait_s=0.005) as engine:
+        answers = await asyncio.gather(*(engine.infer("Rows", {"x": np.array([[float(i)]])}) for i in range(64)))
+        assert [a["y"].tolist() for a in answers] == [[[2.0 * i]] for i in range(64)]
+        sizes = [int(a["together"][0]) for a in answers]
+        assert 1 < max(sizes) <= 8
+        with pytest.raises(dragoman.errors.InvalidInput, match="inference request batch-size must be <= 8"):
+            await engine.infer("Rows", {"x": np.zeros((9, 1))})
+
+
+async def test_a_decorated_function_stays_a_function() -> None:
+    assert halved(np.array([4.0])).tolist() == [2.0]
+
+
+# --- as a program ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def program(request: pytest.FixtureRequest) -> Iterator[Served]:
+    what, *settings = request.param
+    http_port_first = (str(MODELS / "script.py"), what)
+    served = Served.listening(*settings, command=http_port_first)
+    try:
+        yield served.until_ready()
+        served.terminate()
+        assert served.ended() == 0, served.log()
+        assert "Traceback" not in served.log()
+    finally:
+        served.reap()
+
+
+@pytest.mark.parametrize(
+    "program", [("function",), ("function", "placement=process"), ("function", "max_batch_size=4")], indirect=True
+)
+def test_a_program_that_serves_a_function(program: Served) -> None:
+    tensors = [
+        {"name": name, "datatype": "FP64", "shape": [2], "data": data}
+        for name, data in (("width", [2.0, 3.0]), ("height", [5.0, 7.0]))
+    ]
+    status, body, _ = program.ask("POST", "/v2/models/area/infer", {"inputs": tensors})
+    assert (status, body["outputs"][0]["data"]) == (200, [10.0, 21.0])
+
+
+@pytest.mark.parametrize(
+    "program", [("class",), ("class", "placement=process", "replicas=2"), ("instance",)], indirect=True
+)
+def test_a_program_that_serves_a_model(program: Served) -> None:
+    status, body = program.infer("Squares", [2.0, 3.0])
+    assert (status, body["outputs"][0]["data"]) == (200, [4.0, 9.0])
+
+
+def test_a_program_whose_instance_cannot_leave_the_process() -> None:
+    served = Served.listening("placement=process", command=(str(MODELS / "script.py"), "instance"))
+    try:
+        served.until_live().until_logged("placement 'process' needs")
+        assert served.status("/v2/health/ready") == 400
+    finally:
+        served.reap()

@@ -1,0 +1,200 @@
+"""The tabular example, trained and served: over every wire the numbers are those of the library called directly."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import joblib
+import lightgbm
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+import xgboost
+from sklearn import datasets
+
+from e2e.served import Served, serving
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tabular"
+WIRES = ("json", "binary", "grpc")
+DATATYPES = {"float64": "FP64", "float32": "FP32"}
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the example's folder in which its models are trained."""
+    folder = tmp_path_factory.mktemp("tabular")
+    shutil.copytree(EXAMPLE, folder, dirs_exist_ok=True)
+    subprocess.run([sys.executable, folder / "train.py"], check=True, capture_output=True, timeout=120)
+    return folder / "models"
+
+
+@pytest.fixture(scope="session")
+def tabular(trained: Path) -> Iterator[Served]:
+    (trained / "dragoman.toml").write_text('[models.wine]\nversion_policy = "all"\n')
+    with serving(str(trained), "--allow-pickle") as served:
+        yield served
+
+
+def rows(name: str) -> Any:
+    return getattr(datasets, f"load_{name}")(return_X_y=True)[0]
+
+
+def ask(served: Served, wire: str, model: str, array: Any, *outputs: str, version: str = "") -> Mapping[str, Any]:
+    """The outputs of a model for one array, over JSON, the binary form or gRPC."""
+    triton = triton_grpc if wire == "grpc" else triton_http
+    client = triton.InferenceServerClient(served.grpc_url if wire == "grpc" else served.url)
+    tensor = triton.InferInput(input_of(served, model), list(array.shape), DATATYPES[array.dtype.name])
+    options = {} if wire == "grpc" else {"binary_data": wire == "binary"}
+    tensor.set_data_from_numpy(array, **options)
+    wanted = [triton.InferRequestedOutput(output, **options) for output in outputs]
+    try:
+        result = client.infer(model, [tensor], outputs=wanted, model_version=version)
+        return {output: result.as_numpy(output) for output in outputs}
+    finally:
+        client.close()
+
+
+def input_of(served: Served, model: str) -> str:
+    name: str = served.ask("GET", f"/v2/models/{model}")[1]["inputs"][0]["name"]
+    return name
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_sklearn(tabular: Served, trained: Path, wire: str) -> None:
+    x = rows("breast_cancer")[:200]
+    direct = joblib.load(trained / "breast-cancer" / "model.joblib")
+    answer = ask(tabular, wire, "breast-cancer", x, "predict", "predict_proba", "decision_function")
+    np.testing.assert_array_equal(answer["predict"], direct.predict(x))
+    np.testing.assert_array_equal(answer["predict_proba"], direct.predict_proba(x))
+    np.testing.assert_array_equal(answer["decision_function"], direct.decision_function(x))
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_xgboost(tabular: Served, trained: Path, wire: str) -> None:
+    x = rows("breast_cancer")[:200].astype(np.float32)
+    direct = xgboost.XGBClassifier()
+    direct.load_model(trained / "breast-cancer-xgboost" / "model.ubj")
+    answer = ask(tabular, wire, "breast-cancer-xgboost", x, "predict", "label", "margin")
+    np.testing.assert_array_equal(answer["predict"], direct.predict_proba(x)[:, 1])
+    np.testing.assert_array_equal(answer["label"], direct.predict(x))
+    np.testing.assert_array_equal(answer["margin"], direct.predict(x, output_margin=True))
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_lightgbm(tabular: Served, trained: Path, wire: str) -> None:
+    x = rows("diabetes")[:200]
+    direct = lightgbm.Booster(model_file=trained / "diabetes-lightgbm" / "model.txt")
+    np.testing.assert_array_equal(
+        ask(tabular, wire, "diabetes-lightgbm", x, "predict")["predict"], np.asarray(direct.predict(x))
+    )
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_onnx(tabular: Served, trained: Path, wire: str) -> None:
+    x = (rows("digits")[:200] / 16).astype(np.float32)
+    direct = onnxruntime.InferenceSession(trained / "digits-onnx" / "model.onnx")
+    label, probabilities = direct.run(["label", "probabilities"], {"X": x})
+    answer = ask(tabular, wire, "digits-onnx", x, "label", "probabilities")
+    np.testing.assert_array_equal(answer["label"], label)
+    np.testing.assert_array_equal(answer["probabilities"], probabilities)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("wire", WIRES)
+def test_torchscript(tabular: Served, trained: Path, wire: str) -> None:
+    x = (rows("digits")[:64] / 16).astype(np.float32)
+    direct: Any = torch.jit.load(trained / "digits-torchscript" / "model.pt")  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        expected = direct(torch.from_numpy(x)).numpy()
+    answer = ask(tabular, wire, "digits-torchscript", x, "output-0")
+    np.testing.assert_array_equal(answer["output-0"], expected)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_python(tabular: Served, trained: Path, wire: str) -> None:
+    x = rows("iris")
+    learned = json.loads((trained / "iris-centroid" / "centroids.json").read_text())
+    distances = np.linalg.norm(x[:, None] - np.array(learned["centroids"]), axis=2)
+    answer = ask(tabular, wire, "iris-centroid", x, "kind", "distances")
+    kinds = [kind.decode() if isinstance(kind, bytes) else kind for kind in answer["kind"]]
+    assert kinds == [learned["names"][i] for i in distances.argmin(axis=1)]
+    np.testing.assert_array_equal(answer["distances"], distances)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_versions(tabular: Served, trained: Path, wire: str) -> None:
+    x = rows("wine")
+    for version in ("1", "2", ""):
+        direct = joblib.load(trained / "wine" / (version or "2") / "model.joblib")
+        answer = ask(tabular, wire, "wine", x, "predict_proba", version=version)
+        np.testing.assert_array_equal(answer["predict_proba"], direct.predict_proba(x))
+
+
+def test_the_default_output_is_the_prediction(tabular: Served) -> None:
+    x = rows("wine")[:3]
+    tensor = {"name": "input", "datatype": "FP64", "shape": list(x.shape), "data": x.tolist()}
+    _, body, _ = tabular.ask("POST", "/v2/models/wine/infer", {"inputs": [tensor]})
+    assert [o["name"] for o in body["outputs"]] == ["predict"]
+    assert body["model_version"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "outputs"),
+    [
+        ("breast-cancer", [("input", "FP64", [-1, 30])], ["predict", "predict_proba", "decision_function"]),
+        ("breast-cancer-xgboost", [("input", "FP32", [-1, 30])], ["predict", "margin", "label"]),
+        ("diabetes-lightgbm", [("input", "FP64", [-1, 10])], ["predict", "raw_score"]),
+        ("digits-onnx", [("X", "FP32", [-1, 64])], ["label", "probabilities"]),
+        ("digits-torchscript", [("input", "FP32", [-1, 64])], ["output-0"]),
+        ("digits-export", [("input", "FP32", [-1, 64])], ["output-0"]),
+        ("iris-centroid", [("flowers", "FP64", [-1, 4])], ["kind", "distances"]),
+        ("wine", [("input", "FP64", [-1, 13])], ["predict", "predict_proba"]),
+    ],
+)
+def test_metadata(tabular: Served, model: str, inputs: list[Any], outputs: list[str]) -> None:
+    _, found, _ = tabular.ask("GET", f"/v2/models/{model}")
+    assert [(i["name"], i["datatype"], i["shape"]) for i in found["inputs"]] == inputs
+    assert set(outputs) <= {o["name"] for o in found["outputs"]}
+    assert found.get("versions") == (["1", "2"] if model == "wine" else None)
+
+
+@pytest.mark.parametrize(
+    "model", ["breast-cancer", "breast-cancer-xgboost", "diabetes-lightgbm", "digits-onnx", "wine"]
+)
+def test_a_wrong_number_of_columns_is_the_callers_fault(tabular: Served, model: str) -> None:
+    name = input_of(tabular, model)
+    tensor = {"name": name, "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}
+    status, body, _ = tabular.ask("POST", f"/v2/models/{model}/infer", {"inputs": [tensor]})
+    assert status == 400
+    assert f"input '{name}': expected shape" in body["error"]
+
+
+@pytest.mark.parametrize(("policy", "there", "default"), [("latest", ["2"], "2"), ("1", ["1"], "1")])
+def test_version_policies(trained: Path, policy: str, there: list[str], default: str) -> None:
+    with serving(str(trained / "wine"), "--allow-pickle", "--version-policy", policy) as served:
+        assert served.ask("GET", "/v2/models/wine")[1]["versions"] == there
+        direct = joblib.load(trained / "wine" / default / "model.joblib")
+        x = rows("wine")
+        answer = ask(served, "binary", "wine", x, "predict_proba")
+        np.testing.assert_array_equal(answer["predict_proba"], direct.predict_proba(x))
+        for version in ("1", "2"):
+            status = served.status(f"/v2/models/wine/versions/{version}/ready")
+            assert status == (200 if version in there else 404)
+
+
+@pytest.mark.parametrize("placement", ["thread", "process"])
+def test_placements_answer_the_same(trained: Path, placement: str) -> None:
+    x = rows("wine")
+    direct = joblib.load(trained / "wine" / "2" / "model.joblib")
+    flags = ("--allow-pickle", "--placement", placement, "--replicas", "2", "--max-batch-size", "1000")
+    with serving(str(trained / "wine"), *flags) as served:
+        for wire in WIRES:
+            answer = ask(served, wire, "wine", x, "predict_proba")
+            np.testing.assert_array_equal(answer["predict_proba"], direct.predict_proba(x))
