@@ -64,7 +64,10 @@ def peer_table(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Shares of the echo: those of this run, and those that others had of theirs."""
     ours = list(dict.fromkeys(row["server"] for row in rows if row["server"] != "echo"))
     others = list(dict.fromkeys(name for rates in PEERS["rates"].values() for name in rates if name != "echo"))
-    lines = ["| workload | c | " + " | ".join([*ours, *others]) + " |", "|---|---:|" + "---:|" * len([*ours, *others])]
+    lines = [
+        "| workload | c | " + " | ".join([*(f"{name}, here" for name in ours), *others]) + " |",
+        "|---|---:|" + "---:|" * len([*ours, *others]),
+    ]
     for workload, count in dict.fromkeys((w, c) for w, c, _ in _keys(rows)):
         cells = [_percent(_shares(rows, workload, count, server, "rate")) for server in ours]
         cells += [_recorded(workload, count, name) for name in others]
