@@ -274,7 +274,8 @@ def test_a_stream_that_takes_too_long(shapes: Served, tmp_path: Path) -> None:
     client.async_stream_infer("Ticks", [given("file", np.array([str(told)], dtype=object), "BYTES")])
     while isinstance(found := heard.next(), int):
         pass
-    assert found.status() == "StatusCode.DEADLINE_EXCEEDED"
+    # Server and client see the same deadline; the server's word may arrive before the client's own clock rings.
+    assert found.status() == "StatusCode.DEADLINE_EXCEEDED" or found.message() == "Request timeout expired"
     client.stop_stream()
     client.close()
     until(told.exists, "the end of the model's generator", within_s=10)
