@@ -24,6 +24,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "onnx": "dragoman.runtimes.onnx:OnnxModel",
         "torch": "dragoman.runtimes.torch:TorchModel",
         "tensorflow": "dragoman.runtimes.tensorflow:TensorFlowModel",
+        "huggingface": "dragoman.runtimes.huggingface:HuggingFaceModel",
     },
     "pools": {
         "inline": "dragoman.workers.local:InlinePool",

@@ -74,6 +74,24 @@ def test_folders(tmp_path: Path) -> None:
     assert model_file(tmp_path) == tmp_path
 
 
+def test_a_pretrained_model_needs_its_configuration_and_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"], "model_type": "bert"}')
+    assert recognise(tmp_path) is None
+    for name in ("model.safetensors", "pytorch_model.bin", "model.safetensors.index.json"):
+        (tmp_path / name).touch()
+        assert recognise(tmp_path) == "huggingface"
+        assert model_file(tmp_path) == tmp_path
+        (tmp_path / name).unlink()
+    (tmp_path / "model.safetensors").touch()
+    for other in ('{"debug": true}', "[]", "{"):
+        (tmp_path / "config.json").write_text(other)
+        assert recognise(tmp_path) is None
+    # Whatever else claims the folder goes first.
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "model.py").touch()
+    assert recognise(tmp_path) == "python"
+
+
 def test_the_one_model_of_a_folder(tmp_path: Path) -> None:
     for name in ("README.md", ".hidden.joblib", "model-settings.json", "helpers.py"):
         (tmp_path / name).write_text("{}")

@@ -1,5 +1,6 @@
 """Which runtime loads a file or folder: by its suffix, and by its first bytes where suffixes are shared."""
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -12,11 +13,12 @@ _HEAD_BYTES = 4096
 def recognise(path: Path) -> str | None:
     """The name of the runtime that loads this file or folder; None where it is no model that we know."""
     if path.is_dir():
-        return next((runtime for file, runtime in _BY_MEMBER.items() if (path / file).is_file()), None)
+        found = next((runtime for file, runtime in _BY_MEMBER.items() if (path / file).is_file()), None)
+        return found or ("huggingface" if _is_pretrained(path) else None)
     if not path.is_file():
         return None
-    found = _BY_SUFFIX.get(path.suffix.lower())
-    return found(path) if callable(found) else found
+    by_suffix = _BY_SUFFIX.get(path.suffix.lower())
+    return by_suffix(path) if callable(by_suffix) else by_suffix
 
 
 def model_file(folder: Path) -> Path | None:
@@ -59,6 +61,18 @@ def _boosted(path: Path) -> str | None:
     return "xgboost" if head.startswith(b"{") and b"learner" in head else None
 
 
+def _is_pretrained(folder: Path) -> bool:
+    """Whether transformers' save_pretrained wrote the folder: a configuration of a known form, with its weights."""
+    config = folder / "config.json"
+    if not config.is_file() or not any((folder / name).is_file() for name in _PRETRAINED_WEIGHTS):
+        return False
+    try:
+        found = json.loads(config.read_bytes())
+    except ValueError:
+        return False
+    return isinstance(found, dict) and ("architectures" in found or "model_type" in found)
+
+
 def _torch(path: Path) -> str | None:
     return "torch" if is_torchscript(path) else None
 
@@ -69,6 +83,13 @@ _BY_MEMBER: Mapping[str, str] = {
     "saved_model.pb": "tensorflow",
     "model.py": "python",
 }
+# The weights of a model that save_pretrained wrote, or the list of their files.
+_PRETRAINED_WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 _BY_SUFFIX: Mapping[str, str | Callable[[Path], str | None]] = {
     ".py": "python",
     ".joblib": "sklearn",

@@ -1,0 +1,222 @@
+"""Hugging Face models by task, through transformers' pipelines."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dragoman.codecs.strings import strings
+from dragoman.core.binding import check_tensor
+from dragoman.core.calls import Infer
+from dragoman.core.datatypes import BYTES, Array
+from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.model import Model
+from dragoman.core.signature import Signature, TensorSpec
+from dragoman.core.tensor import Tensor, object_array
+from dragoman.runtimes.files import check_pickle, package
+from dragoman.runtimes.huggingface_answers import Reader
+from dragoman.runtimes.huggingface_images import decoded, of_pixels
+from dragoman.runtimes.huggingface_tasks import ALIASES, Task, options_of, task_called, task_of
+
+# What the clients of such models expect: each element is the JSON of one result.
+_RESULTS: Mapping[str, str] = {"content_type": "hg_jsonlist"}
+
+
+class HuggingFaceModel(Model):
+    """A folder that `save_pretrained` wrote, for one of the tasks in huggingface_tasks.
+
+    Texts are the input `args` (`inputs`, `text_inputs` and `array_inputs` are understood too), questions
+    `question` and `context`, images `inputs` (encoded) or `pixels`. The output `output` has the JSON of the
+    pipeline's result for each row. For feature-extraction, `features` and `attention_mask` are computed when asked
+    for: the vectors as an array [rows, tokens, size], with zeros after a text's last token.
+
+    Of the spec's parameters: `task` (else the architecture tells it), `pretrained_model` and
+    `pretrained_tokenizer` (else the uri), `device` ("cpu" by default), `model_kwargs`. Nothing is downloaded,
+    unless `allow_download` is true; no code of a model is run; weights in pickles need `allow_pickle`.
+    """
+
+    platform = "huggingface_pytorch"
+
+    def load(self) -> None:
+        self._refuse()
+        # The library would otherwise report its use to its makers.
+        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+        self._transformers, self._torch = package("transformers", "huggingface"), package("torch", "huggingface")
+        self._transformers.utils.logging.disable_progress_bar()
+        place = self._place(str(self.spec.parameters.get("pretrained_model") or self.spec.uri))
+        tokenizer_place = self._place(str(self.spec.parameters.get("pretrained_tokenizer") or place))
+        try:
+            self._load(place, tokenizer_place)
+        except ModelFailed:
+            raise
+        except Exception as fault:  # transformers promises no class of error
+            raise ModelFailed(f"'{Path(place).name}' cannot be loaded by transformers: {fault}") from fault
+
+    def signature(self) -> Signature:
+        return Signature(
+            inputs=self._task.inputs,
+            outputs=(TensorSpec("output", BYTES, (-1,)), *self._task.extra_outputs),
+            # Other names of the one input; what does not fit is told by `infer`.
+            open_inputs=self._task.reads != "questions",
+            batched=self._task.rows,
+        )
+
+    def infer(self, call: Infer) -> Mapping[str, Tensor | Array]:
+        options = options_of(self._task, call.parameters)
+        rows = self._rows(call.inputs)
+        try:
+            results = self._run(rows, options) if len(rows) else []
+        except (IndexError, RuntimeError):
+            self._check_lengths(rows)
+            raise
+        wanted = call.outputs or ("output",)
+        answer: dict[str, Tensor | Array] = {}
+        if "output" in wanted:
+            answer["output"] = _as_json(results)
+        if self._task.extra_outputs and set(wanted) - {"output"}:
+            answer["features"], answer["attention_mask"] = _padded(results)
+        return answer
+
+    # --- loading -----------------------------------------------------------------------------------------
+
+    def _refuse(self) -> None:
+        given = self.spec.parameters
+        if given.get("optimum_model"):
+            raise ModelFailed("optimum_model is not supported; export the model to ONNX and serve it with `onnx`")
+        if given.get("framework", "pt") not in ("pt", None):
+            raise ModelFailed(f"framework '{given['framework']}' is not supported; expected 'pt', PyTorch")
+        if given.get("task"):
+            task_called(str(given["task"]))
+
+    def _place(self, name: str) -> str:
+        """The folder of this name, by itself or beside the model; else a name on the hub, if that is allowed."""
+        for path in (Path(name), Path(self.spec.uri) / name):
+            if name and path.is_dir():
+                return str(path.resolve())
+        if self.spec.parameters.get("allow_download") is True:
+            return name
+        raise ModelFailed(
+            f"there is no folder '{name}'; nothing is downloaded unless parameters.allow_download is true"
+        )
+
+    def _load(self, place: str, tokenizer_place: str) -> None:
+        transformers = self._transformers
+        common = {
+            "trust_remote_code": False,
+            "local_files_only": self.spec.parameters.get("allow_download") is not True,
+        }
+        config = transformers.AutoConfig.from_pretrained(place, **common)
+        named = self.spec.parameters.get("task")
+        self._task: Task = task_called(str(named)) if named else task_of(config.architectures)
+        if Path(place).is_dir() and not any(Path(place).glob("*.safetensors")):
+            check_pickle(Path(place), self.spec)
+        kwargs = {**(self.spec.parameters.get("model_kwargs") or {}), **common, "config": config}
+        if not self.spec.allow_pickle:
+            kwargs["use_safetensors"] = True
+        model, told = getattr(transformers, self._task.auto).from_pretrained(place, output_loading_info=True, **kwargs)
+        missing = sorted(told["missing_keys"])
+        if missing and not self._task.extra_outputs:
+            # The library would make them up at random; features do not need all of an architecture.
+            raise ModelFailed(
+                f"the weights lack {', '.join(missing[:3])}: they are not those of a {self._task.name} model"
+            )
+        self._run = self._runner(model.eval(), tokenizer_place, common)
+
+    def _runner(self, model: Any, place: str, common: Mapping[str, Any]) -> Callable[[Any, Mapping[str, Any]], Any]:
+        """What computes the results of rows."""
+        transformers, device = self._transformers, _device(self.spec.parameters.get("device"))
+        self._tokenizer: Any = None
+        if self._task.reads == "images":
+            processor = transformers.AutoImageProcessor.from_pretrained(place, **common)
+            parts = {"image_processor": processor}
+        else:
+            self._tokenizer = transformers.AutoTokenizer.from_pretrained(place, **common)
+            # Not every tokenizer knows how many positions its model has.
+            positions = getattr(model.config, "max_position_embeddings", None) or self._tokenizer.model_max_length
+            self._tokenizer.model_max_length = min(self._tokenizer.model_max_length, positions)
+            parts = {"tokenizer": self._tokenizer}
+        if self._task.reads == "questions":
+            if not self._tokenizer.is_fast:
+                raise ModelFailed("question answering needs a fast tokenizer, a tokenizer.json in the model's folder")
+            reader = Reader(self._torch, model.to(device), self._tokenizer)
+            return lambda rows, options: [reader(question, context, options) for question, context in rows]
+        if self._task.extra_outputs:
+            parts = {**parts, "return_tensors": True}
+        pipeline = transformers.pipeline(self._task.name, model=model, device=device, **parts)
+        size = self._rows_at_once()
+        return lambda rows, options: pipeline(rows, batch_size=size, **options)
+
+    def _rows_at_once(self) -> int:
+        """How many rows go through the model together: texts are padded for that, which needs a token for it."""
+        unpadded = self._tokenizer is not None and self._tokenizer.pad_token_id is None
+        return 1 if unpadded or not self._task.rows else max(1, self.spec.max_batch_size)
+
+    # --- inputs ------------------------------------------------------------------------------------------
+
+    def _rows(self, inputs: Mapping[str, Tensor]) -> list[Any]:
+        if self._task.reads == "questions":
+            question, context = (strings(inputs[name], name).tolist() for name in ("question", "context"))
+            return list(zip(question, context, strict=True))
+        if len(inputs) != 1:
+            raise InvalidInput(f"expected one input, {self._expected()}; got {', '.join(inputs) or 'none'}")
+        ((name, tensor),) = inputs.items()
+        known = {spec.name: spec for spec in self._task.inputs}
+        spec = known.get(name) or (self._task.inputs[0] if name in ALIASES else None)
+        if spec is None:
+            raise InvalidInput(f"unexpected inference input '{name}'; expected {self._expected()}")
+        check_tensor(tensor, TensorSpec(name, spec.datatype, spec.shape), "input")
+        if self._task.reads == "texts":
+            texts: list[Any] = strings(tensor, name).tolist()
+            return texts
+        return decoded(tensor, name) if tensor.datatype is BYTES else of_pixels(tensor)
+
+    def _expected(self) -> str:
+        return " or ".join(f"'{spec.name}'" for spec in self._task.inputs)
+
+    def _check_lengths(self, rows: list[Any]) -> None:
+        """InvalidInput where a text is longer than the model is: that alone fails inside of it."""
+        if self._task.reads != "texts":
+            return
+        limit = self._tokenizer.model_max_length
+        for i, text in enumerate(rows):
+            count = len(self._tokenizer(text, verbose=False)["input_ids"])
+            if count > limit:
+                raise InvalidInput(
+                    f"text {i} has {count} tokens and the model takes {limit}; send less, or the parameter "
+                    "truncation=true"
+                )
+
+
+def _device(name: Any) -> str:
+    """The device as PyTorch calls it: a number is that of a GPU, and -1 the CPU."""
+    if name is None or name == -1:
+        return "cpu"
+    return f"cuda:{name}" if isinstance(name, int) else str(name)
+
+
+# --- results ---------------------------------------------------------------------------------------------
+
+
+def _as_json(results: list[Any]) -> Tensor:
+    texts = [json.dumps(result, default=_plain).encode() for result in results]
+    return Tensor(object_array(texts, (len(texts),)), BYTES, _RESULTS)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers and PyTorch's tensors, as JSON has them."""
+    return value.tolist()
+
+
+def _padded(vectors: list[Any]) -> tuple[Array, Array]:
+    """Vectors of texts, each [1, tokens, size], as one array, with the mask of what is no padding."""
+    found = [np.asarray(each.float().cpu().numpy())[0] for each in vectors]
+    counts = [len(each) for each in found] or [0]
+    features = np.zeros((len(found), max(counts), found[0].shape[1] if found else 0), np.float32)
+    mask = np.zeros((len(found), max(counts)), np.int64)
+    for i, each in enumerate(found):
+        features[i, : len(each)] = each
+        mask[i, : len(each)] = 1
+    return features, mask

@@ -1,0 +1,134 @@
+"""The tasks that Hugging Face models are served for: their inputs, outputs and options."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dragoman.core.datatypes import BYTES, DATATYPES, FP32, INT64
+from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.signature import TensorSpec
+from dragoman.core.tensor import Parameters
+
+# What an option of a call has to be: of a type, or one of some words.
+Kind = type | tuple[str, ...]
+
+_FUNCTIONS: Kind = ("sigmoid", "softmax", "none")
+_AGGREGATIONS: Kind = ("none", "simple", "first", "average", "max")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """`auto` is the class of transformers that loads the model, `suffix` the end of its architecture's name.
+
+    `reads` is what the task's inputs become. `options` are the parameters of a call that it understands.
+    `rows` is whether what comes out for one row is the same whatever rows are beside it.
+    """
+
+    name: str
+    auto: str
+    suffix: str
+    reads: Literal["texts", "questions", "images"]
+    inputs: tuple[TensorSpec, ...]
+    options: Mapping[str, Kind]
+    extra_outputs: tuple[TensorSpec, ...] = ()
+    rows: bool = True
+
+
+_TEXTS = (TensorSpec("args", BYTES, (-1,), optional=True),)
+_QUESTIONS = (TensorSpec("question", BYTES, (-1,)), TensorSpec("context", BYTES, (-1,)))
+_IMAGES = (
+    TensorSpec("inputs", BYTES, (-1,), optional=True),
+    TensorSpec("pixels", DATATYPES["UINT8"], (-1, -1, -1, 3), optional=True),
+)
+_FEATURES = (
+    TensorSpec("features", FP32, (-1, -1, -1), optional=True),
+    TensorSpec("attention_mask", INT64, (-1, -1), optional=True),
+)
+
+TASKS: Mapping[str, Task] = {
+    task.name: task
+    for task in (
+        Task(
+            "text-classification",
+            "AutoModelForSequenceClassification",
+            "ForSequenceClassification",
+            "texts",
+            _TEXTS,
+            {"top_k": int, "function_to_apply": _FUNCTIONS, "truncation": bool},
+        ),
+        Task(
+            "token-classification",
+            "AutoModelForTokenClassification",
+            "ForTokenClassification",
+            "texts",
+            _TEXTS,
+            {"aggregation_strategy": _AGGREGATIONS},
+        ),
+        Task(
+            "question-answering",
+            "AutoModelForQuestionAnswering",
+            "ForQuestionAnswering",
+            "questions",
+            _QUESTIONS,
+            {"top_k": int, "max_answer_len": int, "handle_impossible_answer": bool, "align_to_words": bool},
+        ),
+        Task(
+            "image-classification",
+            "AutoModelForImageClassification",
+            "ForImageClassification",
+            "images",
+            _IMAGES,
+            {"top_k": int, "function_to_apply": _FUNCTIONS},
+        ),
+        # The bare model of an architecture, BertModel say; tried last, as every other name has a longer end.
+        Task("feature-extraction", "AutoModel", "Model", "texts", _TEXTS, {"truncation": bool}, _FEATURES, rows=False),
+    )
+}
+# Other names that the same tasks go by.
+_CALLED_TOO = {"sentiment-analysis": "text-classification", "ner": "token-classification"}
+_GENERATION = ("text-generation", "text2text-generation", "summarization", "translation", "conversational")
+_GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+
+# The names that clients use for the one input of a task, beside the one in the metadata.
+ALIASES = ("args", "array_inputs", "inputs", "text_inputs")
+
+
+def task_called(name: str) -> Task:
+    """The task of this name; ModelFailed where it is not served."""
+    found = TASKS.get(_CALLED_TOO.get(name, name))
+    if found is None:
+        raise ModelFailed(
+            "text generation is not what this runtime does; serve the model with a runtime that generates text"
+            if name.startswith(_GENERATION)
+            else f"task '{name}' is not served; expected one of {', '.join(TASKS)}"
+        )
+    return found
+
+
+def task_of(architectures: list[str] | None) -> Task:
+    """The task that an architecture's name ends in; ModelFailed where it tells none."""
+    name = (architectures or [""])[0]
+    if name.endswith(_GENERATES):
+        return task_called("text-generation")
+    found = next((task for task in TASKS.values() if name.endswith(task.suffix)), None)
+    if found is None:
+        raise ModelFailed(
+            f"the model's config.json names the architecture '{name}', which tells no task; name one of "
+            f"{', '.join(TASKS)} as parameters.task"
+        )
+    return found
+
+
+def options_of(task: Task, parameters: Parameters) -> dict[str, Any]:
+    """Those of a call's parameters that are options of the task; InvalidInput where one has a wrong value."""
+    found = {name: parameters[name] for name in task.options if name in parameters}
+    for name, value in found.items():
+        kind = task.options[name]
+        fits = value in kind if isinstance(kind, tuple) else type(value) is kind
+        if not fits or (kind is int and isinstance(value, int) and value < 1):
+            wanted = f"one of {', '.join(kind)}" if isinstance(kind, tuple) else _KINDS[kind]
+            raise InvalidInput(f"parameter '{name}': expected {wanted}, got {value!r}")
+    return found
+
+
+_KINDS: Mapping[type, str] = {int: "an integer from 1", bool: "true or false"}

@@ -1,0 +1,289 @@
+"""Hugging Face models answer exactly what transformers' pipelines answer when they are called directly.
+
+The models are small ones with random weights, written by save_pretrained.
+"""
+
+import base64
+import io
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dragoman.core.binding import bind
+from dragoman.core.calls import Infer
+from dragoman.core.datatypes import BYTES
+from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.signature import TensorSpec
+from dragoman.core.spec import ModelSpec
+from dragoman.core.tensor import Tensor
+from dragoman.runtimes.huggingface import HuggingFaceModel
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+
+TEXTS = ["a good film", "ann was seen in paris by the lazy dog", "bad"]
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+# Closed by the garbage collector, in transformers itself.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+
+
+def _tokenizer() -> Any:
+    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
+    made.normalizer = tokenizers.normalizers.BertNormalizer()
+    made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    trainer = tokenizers.trainers.WordPieceTrainer(vocab_size=200, special_tokens=special, show_progress=False)
+    made.train_from_iterator([*TEXTS, "where is ann quick brown fox"], trainer)
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, **names)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a folder for each kind of model, called as the end of its architecture."""
+    folder = tmp_path_factory.mktemp("models")
+    tokenizer = _tokenizer()
+    ends = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model", "LMHeadModel")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="unclosed file", category=ResourceWarning)
+        for end in ends:
+            labels = {} if end == "ForQuestionAnswering" else {"num_labels": 3}
+            config = transformers.BertConfig(vocab_size=200, max_position_embeddings=64, **SMALL, **labels)
+            torch.manual_seed(0)
+            getattr(transformers, f"Bert{end}")(config).save_pretrained(folder / end)
+            tokenizer.save_pretrained(folder / end)
+        config = transformers.ViTConfig(image_size=16, patch_size=8, num_labels=3, **SMALL)
+        transformers.ViTForImageClassification(config).save_pretrained(folder / "ForImageClassification")
+        processor = transformers.ViTImageProcessor(size={"height": 16, "width": 16})
+        processor.save_pretrained(folder / "ForImageClassification")
+    return folder
+
+
+def _served(folder: Path, max_batch_size: int = 0, **parameters: Any) -> HuggingFaceModel:
+    spec = ModelSpec(name="m", uri=str(folder), parameters=parameters, max_batch_size=max_batch_size)
+    model = HuggingFaceModel(spec)
+    model.load()
+    return model
+
+
+def _call(model: HuggingFaceModel, inputs: dict[str, Any], *outputs: str, **parameters: Any) -> Any:
+    tensors = {name: Tensor.of(array) for name, array in inputs.items()}
+    for tensor in tensors.values():
+        tensor.data.flags.writeable = False
+    return model.infer(bind(Infer(tensors, outputs, parameters), model.signature(), "m"))
+
+
+def _results(model: HuggingFaceModel, inputs: dict[str, Any], **parameters: Any) -> list[Any]:
+    output = _call(model, inputs, **parameters)["output"]
+    assert output.datatype is BYTES
+    assert output.parameters == {"content_type": "hg_jsonlist"}
+    return [json.loads(text) for text in output.data]
+
+
+def _direct(task: str, folder: Path) -> Any:
+    return transformers.pipeline(task, model=str(folder), device="cpu")
+
+
+def _as_json(results: Any) -> Any:
+    return json.loads(json.dumps(results, default=lambda number: number.item()))
+
+
+def test_text_classification(saved: Path) -> None:
+    folder = saved / "ForSequenceClassification"
+    model, direct = _served(folder), _direct("text-classification", folder)
+    assert model.platform == "huggingface_pytorch"
+    assert model.signature().inputs == (TensorSpec("args", BYTES, (-1,), optional=True),)
+    assert model.signature().outputs == (TensorSpec("output", BYTES, (-1,)),)
+    assert model.signature().batched
+    for name in ("args", "inputs", "text_inputs", "array_inputs"):
+        assert _results(model, {name: TEXTS}) == direct(TEXTS)
+    assert _results(model, {"args": TEXTS[:1]}, top_k=2) == direct(TEXTS[:1], top_k=2)
+    assert _results(model, {"args": TEXTS}, function_to_apply="none") == direct(TEXTS, function_to_apply="none")
+    assert _results(model, {"args": np.array([], object)}) == []
+
+
+def test_texts_go_through_the_model_together_where_the_operator_allows_it(saved: Path) -> None:
+    folder = saved / "ForSequenceClassification"
+    together, alone = (_results(_served(folder, size), {"args": TEXTS}) for size in (2, 0))
+    assert [each["label"] for each in together] == [each["label"] for each in alone]
+    np.testing.assert_allclose([e["score"] for e in together], [e["score"] for e in alone], rtol=1e-5)
+
+
+def test_token_classification(saved: Path) -> None:
+    folder = saved / "ForTokenClassification"
+    model, direct = _served(folder, task="ner"), _direct("token-classification", folder)
+    assert _results(model, {"args": TEXTS}) == _as_json(direct(TEXTS))
+    assert _results(model, {"args": TEXTS[:1]}) == _as_json(direct(TEXTS[:1]))
+    simple = _as_json(direct(TEXTS, aggregation_strategy="simple"))
+    assert _results(model, {"args": TEXTS}, aggregation_strategy="simple") == simple
+
+
+def test_features_as_json_and_as_an_array(saved: Path) -> None:
+    model, direct = _served(saved / "Model"), _direct("feature-extraction", saved / "Model")
+    assert not model.signature().batched
+    expected = direct(TEXTS)
+    assert _results(model, {"args": TEXTS}) == expected
+    result = _call(model, {"args": TEXTS}, "features", "attention_mask")
+    assert sorted(result) == ["attention_mask", "features"]
+    assert result["features"].shape == (3, max(len(vectors[0]) for vectors in expected), 16)
+    for features, mask, vectors in zip(result["features"], result["attention_mask"], expected, strict=True):
+        np.testing.assert_array_equal(features[mask == 1], np.array(vectors[0], np.float32))
+        assert not features[mask == 0].any()
+    assert _call(model, {"args": np.array([], object)}, "features")["features"].shape == (0, 0, 0)
+
+
+def test_question_answering(saved: Path) -> None:
+    folder = saved / "ForQuestionAnswering"
+    model = _served(folder)
+    assert [spec.name for spec in model.signature().inputs] == ["question", "context"]
+    question, context = "where is ann", TEXTS[1]
+    (best,) = _results(model, {"question": [question], "context": [context]}, align_to_words=False)
+    # The rule itself, over the model's own logits.
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    network = transformers.AutoModelForQuestionAnswering.from_pretrained(folder).eval()
+    encoded = tokenizer(question, context, return_tensors="pt", return_offsets_mapping=True)
+    offsets = encoded.pop("offset_mapping")[0].tolist()
+    with torch.inference_mode():
+        output = network(**encoded)
+    inside = [i for i, part in enumerate(encoded.sequence_ids(0)) if part == 1]
+    kept = [0, *inside]  # [CLS] stands for no answer
+    begin, end = (
+        torch.zeros(len(offsets)).index_put((torch.tensor(kept),), logits[0][kept].softmax(-1))
+        for logits in (output.start_logits, output.end_logits)
+    )
+    score, first, last = max((float(begin[a] * end[b]), a, b) for a in inside for b in inside if a <= b)
+    assert best["score"] == pytest.approx(score, rel=1e-5)
+    assert (best["start"], best["end"]) == (offsets[first][0], offsets[last][1])
+    assert best["answer"] == context[best["start"] : best["end"]]
+
+
+def test_options_of_answers(saved: Path) -> None:
+    model = _served(saved / "ForQuestionAnswering")
+    long = {"question": ["where is ann", "who"], "context": [" ".join([TEXTS[1]] * 30), TEXTS[0]]}
+    for context, answers in zip(long["context"], _results(model, long, top_k=3, max_answer_len=2), strict=True):
+        scores = [answer["score"] for answer in answers]
+        assert scores == sorted(scores, reverse=True)
+        assert len({(answer["start"], answer["end"]) for answer in answers}) == 3
+        for answer in answers:
+            assert answer["answer"] == context[answer["start"] : answer["end"]]
+            assert len(answer["answer"].split()) <= 2
+    (with_none,) = _results(model, {"question": ["who"], "context": ["bad"]}, handle_impossible_answer=True, top_k=9)
+    assert {"start": 0, "end": 0, "answer": ""}.items() <= min(with_none, key=lambda a: len(a["answer"])).items()
+    assert sum(answer["score"] for answer in with_none) <= 1.0
+    with pytest.raises(InvalidInput, match="input 'context': expected some text"):
+        _results(model, {"question": ["who"], "context": ["  "]})
+    with pytest.raises(InvalidInput, match="leave no room for the context"):
+        _results(model, {"question": ["ann " * 80], "context": ["bad"]})
+    with pytest.raises(InvalidInput, match="same number of rows"):
+        _results(model, {"question": ["who", "who"], "context": ["bad"]})
+
+
+def _png(pixels: Any) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_image_classification(saved: Path) -> None:
+    folder = saved / "ForImageClassification"
+    model, direct = _served(folder), _direct("image-classification", folder)
+    assert [spec.name for spec in model.signature().inputs] == ["inputs", "pixels"]
+    pixels = np.random.default_rng(0).integers(0, 255, (2, 20, 24, 3)).astype(np.uint8)
+    expected = direct([Image.fromarray(each) for each in pixels])
+    files = [_png(each) for each in pixels]
+    coded = [base64.b64encode(files[0]), b"data:image/png;base64," + base64.b64encode(files[1])]
+    assert _results(model, {"pixels": pixels}) == expected
+    assert _results(model, {"inputs": files}) == expected
+    assert _results(model, {"array_inputs": coded}) == expected
+    assert _results(model, {"inputs": files[:1]}, top_k=1) == direct([Image.fromarray(pixels[0])], top_k=1)
+    grey = np.zeros((9, 9), np.uint8)
+    assert _results(model, {"inputs": [_png(grey)]}) == direct([Image.fromarray(grey)])
+    for wrong in (b"https://example.com/a.png", str(folder / "config.json").encode(), files[0][:60], b""):
+        with pytest.raises(InvalidInput, match="expected an image"):
+            _results(model, {"inputs": [wrong]})
+    with pytest.raises(InvalidInput, match="expected one input, 'inputs' or 'pixels'; got inputs, pixels"):
+        _results(model, {"inputs": files, "pixels": pixels})
+
+
+def test_wrong_calls(saved: Path) -> None:
+    model = _served(saved / "ForSequenceClassification")
+    for inputs, parameters, message in (
+        ({"text": ["a"]}, {}, "unexpected inference input 'text'; expected 'args'"),
+        ({}, {}, "expected one input, 'args'; got none"),
+        ({"inputs": np.zeros(2)}, {}, "input 'inputs': expected datatype BYTES, got FP64"),
+        ({"args": [b"\xff"]}, {}, "input 'args': expected text in UTF-8"),
+        ({"args": ["a"]}, {"top_k": 0}, "parameter 'top_k': expected an integer from 1, got 0"),
+        ({"args": ["a"]}, {"top_k": True}, "parameter 'top_k': expected an integer from 1, got True"),
+        ({"args": ["a"]}, {"function_to_apply": "x"}, "parameter 'function_to_apply': expected one of sigmoid"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            _results(model, inputs, **parameters)
+
+
+def test_texts_that_are_too_long(saved: Path) -> None:
+    for name in ("ForSequenceClassification", "Model"):
+        model = _served(saved / name)
+        with pytest.raises(InvalidInput, match="text 1 has 102 tokens and the model takes 64"):
+            _results(model, {"args": ["a", "a " * 100]})
+        assert len(_results(model, {"args": ["a", "a " * 100]}, truncation=True)) == 2
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"task": "text-generation"}, "text generation is not what this runtime does"),
+        ({"task": "translation_en_to_fr"}, "text generation is not what this runtime does"),
+        ({"task": "depth-estimation"}, "task 'depth-estimation' is not served; expected one of text-classification"),
+        ({"optimum_model": True}, "optimum_model is not supported"),
+        ({"framework": "tf"}, "framework 'tf' is not supported"),
+        ({"pretrained_model": "bert-base-uncased"}, "no folder 'bert-base-uncased'; nothing is downloaded"),
+        ({"pretrained_tokenizer": "../no"}, r"no folder '../no'; nothing is downloaded"),
+        ({"task": "text-classification"}, "the weights lack classifier.bias, classifier.weight"),
+        ({"task": "image-classification"}, "cannot be loaded by transformers"),
+    ],
+)
+def test_refusals(saved: Path, parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelFailed, match=message):
+        _served(saved / "Model", **parameters)
+
+
+def test_a_model_and_a_tokenizer_in_other_folders(saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved / "ForSequenceClassification", tmp_path / "net")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "net" / name).unlink()
+    model = _served(tmp_path, pretrained_model="net", pretrained_tokenizer=str(saved / "Model"), device=-1)
+    expected = _direct("text-classification", saved / "ForSequenceClassification")(TEXTS)
+    assert _results(model, {"args": TEXTS}) == expected
+
+
+def test_generating_models_and_pickles_are_refused(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelFailed, match="text generation is not what this runtime does"):
+        _served(saved / "LMHeadModel")
+    shutil.copytree(saved / "Model", tmp_path / "pickled")
+    weights = transformers.AutoModel.from_pretrained(saved / "Model").state_dict()
+    (tmp_path / "pickled" / "model.safetensors").unlink()
+    torch.save(weights, tmp_path / "pickled" / "pytorch_model.bin")
+    with pytest.raises(ModelFailed, match="--allow-pickle"):
+        _served(tmp_path / "pickled")
+    model = HuggingFaceModel(ModelSpec(name="m", uri=str(tmp_path / "pickled"), allow_pickle=True))
+    model.load()
+    assert _results(model, {"args": TEXTS}) == _direct("feature-extraction", saved / "Model")(TEXTS)
+
+
+def test_an_architecture_without_a_task_asks_for_one(saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved / "Model", tmp_path / "m")
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    (tmp_path / "m" / "config.json").write_text(json.dumps({**config, "architectures": ["BertForPreTraining"]}))
+    with pytest.raises(ModelFailed, match=r"'BertForPreTraining', which tells no task; .*parameters\.task"):
+        _served(tmp_path / "m")
+    assert len(_results(_served(tmp_path / "m", task="feature-extraction"), {"args": TEXTS})) == 3
