@@ -74,6 +74,8 @@ class Settings:
     server_name: str = _setting("dragoman", "the server's name in its metadata", "wire")
     protocols: str = _setting("oip_rest,oip_grpc", "protocols to speak, by name", "wire")
 
+    keep_memory: bool = _setting(True, "keep memory that large requests have used, for the next ones", "limits")
+
     log_format: Literal["text", "json"] = _setting("text", "format of the log: text or json", "log")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least level of what is logged", "log")
 

@@ -8,6 +8,7 @@ import sys
 import time
 from typing import Any
 
+from dragoman import memory
 from dragoman.cli.table import progress, startup_line, startup_table
 from dragoman.core import logs
 from dragoman.server import Server, run, settings_for
@@ -76,6 +77,8 @@ def _run(given: argparse.Namespace) -> int:
     flags = {name: getattr(given, name) for name in FIELDS if getattr(given, name) is not None}
     settings = settings_for(given.paths, from_environment(os.environ), flags)
     logs.set_up(settings.log_format, settings.log_level)
+    if settings.keep_memory:
+        memory.keep()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what its C core prints beside the log, we tell in words
     server = Server(*given.paths, settings=settings)
     failed = False
