@@ -1,20 +1,29 @@
 """What a codec is: a content type, and how its Python values become tensors and come back.
 
 A content type of one's own is a class with `content_type`, `can_encode`, `to_tensor` and `to_value`; everything else
-follows from them. All methods are class methods: a codec holds no state.
+follows from them. All methods are class methods: a codec holds no state. Every method that encodes takes
+`use_bytes`, which code written for other servers passes: here it changes nothing, since the elements of BYTES are
+always bytes, and whoever writes JSON makes text of them.
 """
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from dragoman.core.datatypes import Datatype
+from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Parameters, Tensor
 from dragoman.payload.message import InferenceRequest, InferenceResponse, RequestInput, ResponseOutput
 
 
 class InputCodec:
-    """Values that fit into one tensor."""
+    """Values that fit into one tensor.
+
+    `type_hint`: the annotation that means this content type. `datatype`, where it is always the same, tells metadata.
+    """
 
     content_type: ClassVar[str]
+    type_hint: ClassVar[Any] = None
+    datatype: ClassVar[Datatype | None] = None
 
     @classmethod
     def can_encode(cls, value: Any) -> bool:
@@ -51,9 +60,10 @@ class InputCodec:
 
 
 class RequestCodec:
-    """Values that a whole request or answer makes up."""
+    """Values that a whole request or answer makes up. `type_hint` is the annotation that means this content type."""
 
     content_type: ClassVar[str]
+    type_hint: ClassVar[Any] = None
 
     @classmethod
     def can_encode(cls, value: Any) -> bool:
@@ -97,3 +107,23 @@ class RequestCodec:
     @classmethod
     def decode_response(cls, response: InferenceResponse) -> Any:
         return cls.to_value(response.tensors, "output")
+
+
+class FirstTensorCodec(RequestCodec):
+    """A request or answer of one tensor, which `codec` speaks for; of several tensors only the first counts."""
+
+    codec: ClassVar[type[InputCodec]]
+
+    @classmethod
+    def can_encode(cls, value: Any) -> bool:
+        return cls.codec.can_encode(value)
+
+    @classmethod
+    def to_tensors(cls, value: Any, noun: str = "input", **options: Any) -> dict[str, Tensor]:
+        return {f"{noun}-1": cls.codec.to_tensor(value, **options)}
+
+    @classmethod
+    def to_value(cls, tensors: Mapping[str, Tensor], noun: str = "input") -> Any:
+        for name, tensor in tensors.items():
+            return cls.codec.to_value(tensor, f"{noun} '{name}'")
+        raise InvalidInput(f"content type '{cls.content_type}' expects one {noun}, got none")

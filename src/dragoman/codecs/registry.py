@@ -1,12 +1,13 @@
 """Which codec speaks a content type: built in, by entry point, or registered by a model's own code."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from dragoman import plugins
 from dragoman.codecs.codec import InputCodec, RequestCodec
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import InvalidInput, ModelFailed
 
 AnyCodec = type[InputCodec] | type[RequestCodec]
 C = TypeVar("C", bound=AnyCodec)
@@ -65,11 +66,17 @@ class Registry:
 
     def _all_inputs(self) -> Iterator[type[InputCodec]]:
         yield from [c for name, c in self._inputs.items() if name not in _INPUT]  # a model's own go first
-        yield from (self.input(name) for name in _INPUT)
+        for name in _INPUT:
+            with suppress(ModelFailed):  # its package is not installed, so no value is of its kind
+                yield self.input(name)
 
     def _all_requests(self) -> Iterator[type[RequestCodec]]:
         yield from [c for name, c in self._requests.items() if name not in _REQUEST]
-        yield from filter(None, (self.request(name) for name in _REQUEST))
+        for name in _REQUEST:
+            with suppress(ModelFailed):
+                codec = self.request(name)
+                if codec is not None:
+                    yield codec
 
 
 def _found(group: str, built_in: dict[str, str], content_type: str) -> Any:
