@@ -146,6 +146,8 @@ def _narrowed(wide: Array, datatype: Datatype, where: str) -> Array:
     else:
         array = wide.astype(datatype.dtype, copy=False)
         finite = np.isfinite(array)
+    if finite.all():
+        return array
     lost = np.isfinite(wide) & ~finite
     if lost.any():
         raise InvalidInput(f"{where}: {wide[lost].flat[0]} does not fit into {datatype}")

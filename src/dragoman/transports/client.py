@@ -117,6 +117,10 @@ class Client:
         await self._patiently({"type": "http.response.body", "body": part, "more_body": not last})
 
     async def _patiently(self, message: dict[str, Any]) -> None:
+        cycle = self._departure.cycle
+        if cycle is not None and not cycle.flow.write_paused:
+            await self._send(message)  # there is room, so it does not wait
+            return
         try:
             async with asyncio.timeout(self._limits.write_timeout_s):
                 await self._send(message)
