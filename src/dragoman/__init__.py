@@ -39,6 +39,8 @@ _HOME = {
     "serve": "server",
     "open_engine": "server",
     "Settings": "settings",
+    "Client": "client.client",
+    "AsyncClient": "client.async_client",
 }
 
 __all__ = ["__version__", "errors", *_HOME]

@@ -1,4 +1,6 @@
 from dragoman._version import __version__ as __version__
+from dragoman.client.async_client import AsyncClient as AsyncClient
+from dragoman.client.client import Client as Client
 from dragoman.codecs.typed import Shape as Shape
 from dragoman.core import errors as errors
 from dragoman.core.calls import Infer as Infer

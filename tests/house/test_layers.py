@@ -15,15 +15,17 @@ MAY_IMPORT = {
     "plugins": {"core"},
     "payload": {"core"},
     "codecs": {"core", "plugins", "payload"},
+    "client": {"core", "plugins", "payload", "codecs"},
     "protocols": {"core", "plugins", "payload"},
     "settings": {"core", "plugins"},
     "workers": {"core", "plugins"},
-    "runtimes": {"core", "plugins", "codecs"},
+    "compat": {"core", "plugins", "payload", "codecs"},
+    "runtimes": {"core", "plugins", "codecs", "compat"},
     "engine": {"core", "plugins", "workers", "_version"},
     "transports": {"core", "protocols", "engine"},
     "server": {"core", "plugins", "engine", "transports", "settings"},
     "memory": set(),
-    "cli": {"core", "server", "settings", "memory", "_version"},
+    "cli": {"compat", "core", "server", "settings", "memory", "_version"},
 }
 # Neighbours of these rooms never import each other, except for the vocabulary that a prefix names.
 APART = {"runtimes": ("files", "recognise"), "codecs": ("conversions", "strings"), "protocols": ("wire",)}

@@ -1,0 +1,102 @@
+"""Where a server is and how it is spoken to."""
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from dragoman.core.errors import InvalidInput
+
+Compression = Literal["gzip", "deflate"] | None
+Headers = tuple[tuple[str, str], ...]
+
+_PORTS = {"http": 80, "https": 443, "grpc": 0, "grpcs": 443}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """A server: `scheme` is http, https, grpc or grpcs; `base` what goes before every path; `headers` what goes
+    with every request, a token among them."""
+
+    scheme: str
+    host: str
+    port: int
+    base: str = ""
+    headers: Headers = ()
+    compression: Compression = None
+    tls_ca: str = ""
+    tls_verify: bool = True
+
+    @property
+    def over_grpc(self) -> bool:
+        return self.scheme.startswith("grpc")
+
+    @property
+    def secure(self) -> bool:
+        return self.scheme.endswith("s")
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def place(self) -> str:
+        """How errors name it."""
+        return f"{self.scheme}://{self.authority}"
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """For HTTP; None where it is not encrypted."""
+        if not self.secure:
+            return None
+        context = ssl.create_default_context(cafile=self.tls_ca or None)
+        if not self.tls_verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+    def tls_roots(self) -> bytes | None:
+        """For gRPC: the certificates to trust, None for its own list."""
+        return Path(self.tls_ca).read_bytes() if self.tls_ca else None
+
+
+def address(
+    url: str, token: str, headers: Mapping[str, str] | None, compression: Compression, tls_ca: str, tls_verify: bool
+) -> Address:
+    """The address in a URL. Raises InvalidInput where it is none, or a setting does not fit it."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port or _PORTS[parts.scheme]
+    except (ValueError, KeyError):
+        port = 0
+    if not parts.hostname or not port or parts.query or parts.fragment or parts.username:
+        raise InvalidInput(f"url: expected http://host:port, https://, grpc:// or grpcs://, got {url!r}")
+    base = parts.path.rstrip("/")
+    if base and parts.scheme.startswith("grpc"):
+        raise InvalidInput(f"url: expected no path for gRPC, got {url!r}")
+    if parts.scheme == "grpcs" and not tls_verify:
+        raise InvalidInput("tls_verify=False: gRPC always verifies; give the server's own certificate as tls_ca")
+    if compression not in (None, "gzip", "deflate"):
+        raise InvalidInput(f"compression: expected 'gzip', 'deflate' or None, got {compression!r}")
+    return Address(
+        scheme=parts.scheme,
+        host=parts.hostname,
+        port=port,
+        base=base,
+        headers=_headers(token, headers or {}),
+        compression=compression,
+        tls_ca=tls_ca,
+        tls_verify=tls_verify,
+    )
+
+
+def _headers(token: str, headers: Mapping[str, str]) -> Headers:
+    found = {name.lower(): value for name, value in headers.items()}
+    if token:
+        found["authorization"] = f"Bearer {token}"
+    for name, value in found.items():
+        if not name or any(c in f"{name}{value}" for c in "\r\n\0") or any(c in name for c in ": "):
+            raise InvalidInput(f"header {name!r}: expected a name and a value without line breaks")
+    return tuple(found.items())

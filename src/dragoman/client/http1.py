@@ -1,0 +1,111 @@
+"""HTTP/1.1 without a socket: a question as bytes, and an answer from bytes as they come."""
+
+import zlib
+from collections.abc import Iterator
+
+import httptools
+
+from dragoman.client.exchange import HttpAnswer, HttpQuestion
+from dragoman.core.errors import ServerError
+from dragoman.payload.policy import Buffer
+
+# Buffers up to this many bytes are joined: a call of the system costs more than to copy them.
+_SMALL = 1 << 15
+_WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+
+
+def packed(body: list[Buffer], encoding: str) -> list[Buffer]:
+    """The body compressed, as fast as zlib can."""
+    stream = zlib.compressobj(1, zlib.DEFLATED, _WINDOW_BITS[encoding])
+    return [b"".join([*(stream.compress(part) for part in body), stream.flush()])]
+
+
+def written(question: HttpQuestion, authority: str) -> Iterator[Buffer]:
+    """A question as the buffers to send; large ones are the arrays' own."""
+    size = sum(len(part) for part in question.body)
+    lines = [f"{question.method} {question.path} HTTP/1.1", f"host: {authority}"]
+    lines += [f"{name}: {value}" for name, value in question.headers]
+    if question.method != "GET":
+        lines.append(f"content-length: {size}")
+    small: list[Buffer] = ["\r\n".join([*lines, "", ""]).encode("latin-1", "replace")]
+    for part in question.body:
+        if len(part) > _SMALL:
+            yield b"".join(small)
+            small = []
+            yield part
+        else:
+            small.append(part)
+    if small:
+        yield b"".join(small)
+
+
+class AnswerReader:
+    """Reads one answer. `begun`: its head is there; `done`: all of it; `keep_alive`: the connection may be used
+    again after it."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.begun = self.done = self.keep_alive = False
+        self._chunks: list[bytes] = []
+        self._parser = httptools.HttpResponseParser(self)
+
+    def feed(self, data: bytes) -> None:
+        """Raises ServerError where this is no HTTP."""
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as fault:
+            raise ServerError(f"the answer is no HTTP/1.1: {fault}") from fault
+
+    def end(self) -> bool:
+        """The connection is closed; whether that is the end of the answer, as it is for one without a length."""
+        endless = not {"content-length", "transfer-encoding"} & set(self.headers)
+        self.done = self.done or (self.begun and endless)
+        return self.done
+
+    def taken(self) -> bytes:
+        """What came of the body since the last time."""
+        chunks, self._chunks = self._chunks, []
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def answer(self) -> HttpAnswer:
+        body = self.taken()
+        encoding = self.headers.get("content-encoding", "identity").lower()
+        if encoding != "identity":
+            body = _unpacked(body, encoding)
+        return HttpAnswer(self.status, self.headers, body)
+
+    # --- what the parser calls ---------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self.done:  # a second answer, for which nobody asked
+            self.keep_alive = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.done:
+            self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        if self.done:
+            return
+        self.status = self._parser.get_status_code()
+        self.begun = self.status >= 200
+        if not self.begun:  # 1xx: the answer itself is still to come
+            self.headers = {}
+
+    def on_body(self, data: bytes) -> None:
+        if not self.done:
+            self._chunks.append(data)
+
+    def on_message_complete(self) -> None:
+        if self.begun and not self.done:
+            self.done, self.keep_alive = True, self._parser.should_keep_alive()
+
+
+def _unpacked(body: bytes, encoding: str) -> bytes:
+    if encoding not in _WINDOW_BITS:
+        raise ServerError(f"the answer has the content-encoding '{encoding}'; expected gzip or deflate")
+    try:
+        return zlib.decompress(body, _WINDOW_BITS[encoding])
+    except zlib.error as fault:
+        raise ServerError(f"the answer is not valid {encoding}: {fault}") from fault

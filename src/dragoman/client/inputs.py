@@ -1,0 +1,160 @@
+"""What a caller gives as inputs, as a request: arrays as they are, lists and numbers as the model's metadata asks."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dragoman.codecs.registry import CODECS
+from dragoman.core.datatypes import BYTES
+from dragoman.core.errors import InvalidInput
+from dragoman.core.signature import Signature, TensorSpec
+from dragoman.core.tensor import NONE, Parameters, Tensor
+from dragoman.payload.message import InferenceRequest, RequestInput, RequestOutput
+
+Wanted = Sequence[str | RequestOutput] | None
+
+_NUMBERS = (int, float)  # bool is an int
+_PLAIN = (*_NUMBERS, str, bytes, list, tuple)
+_TEXT = {"content_type": "str"}
+_UNKNOWN = TensorSpec("")
+
+
+def needs_signature(inputs: Any) -> bool:
+    """Whether the model's metadata is needed: an input without a name, or numbers without a datatype."""
+    match inputs:
+        case InferenceRequest() | RequestInput():
+            return False
+        case Mapping():
+            return any(isinstance(v, (*_NUMBERS, list, tuple)) and not _is_text(v) for v in inputs.values())
+    return not _are_inputs(inputs) and not _is_frame(inputs)
+
+
+def request(inputs: Any, signature: Signature | None, model: str) -> InferenceRequest:
+    """The request that some inputs make; `signature` is None where it is not needed. Raises InvalidInput."""
+    match inputs:
+        case InferenceRequest():
+            return inputs
+        case RequestInput():
+            return InferenceRequest(inputs=[inputs])
+        case Mapping():
+            return InferenceRequest(inputs=[_named(str(n), v, _spec(signature, str(n))) for n, v in inputs.items()])
+    if _are_inputs(inputs):
+        return InferenceRequest(inputs=list(inputs))
+    codec = None if isinstance(inputs, (np.ndarray, *_PLAIN)) else CODECS.request_for(inputs)
+    if codec is not None:
+        found: InferenceRequest = codec.encode_request(inputs)
+        return found
+    spec = _only_input(signature, model)
+    return InferenceRequest(inputs=[_named(spec.name, inputs, spec)])
+
+
+def completed(made: InferenceRequest, outputs: Wanted, parameters: Parameters | None, id_: str) -> InferenceRequest:
+    """The request with what else the caller said."""
+    if not (outputs or parameters or id_):
+        return made
+    wanted = [RequestOutput(o) if isinstance(o, str) else o for o in outputs or ()]
+    return replace(
+        made,
+        outputs=wanted or made.outputs,
+        parameters={**made.parameters, **(parameters or NONE)},
+        id=id_ or made.id,
+    )
+
+
+def _are_inputs(inputs: Any) -> bool:
+    return isinstance(inputs, (list, tuple)) and bool(inputs) and all(isinstance(i, RequestInput) for i in inputs)
+
+
+def _is_frame(inputs: Any) -> bool:
+    return _from_pandas(inputs) and inputs.ndim == 2
+
+
+def _from_pandas(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "ndim")
+
+
+def _is_text(value: Any) -> bool:
+    listed = isinstance(value, (list, tuple)) and bool(value)
+    return isinstance(value, str) or (listed and all(isinstance(v, str) for v in value))
+
+
+def _spec(signature: Signature | None, name: str) -> TensorSpec:
+    return (signature.input(name) if signature else None) or _UNKNOWN
+
+
+def _only_input(signature: Signature | None, model: str) -> TensorSpec:
+    specs = signature.inputs if signature else ()
+    if len(specs) == 1:
+        return specs[0]
+    told = ", ".join(f"'{s.name}'" for s in specs) or "none"
+    raise InvalidInput(f"one value without a name needs a model of one input, but the metadata of '{model}' has {told}")
+
+
+def _named(name: str, value: Any, spec: TensorSpec) -> RequestInput:
+    try:
+        return RequestInput(name, _tensor(value, spec))
+    except InvalidInput as fault:
+        raise InvalidInput(f"input '{name}': {fault.message}") from fault
+
+
+def _tensor(value: Any, spec: TensorSpec) -> Tensor:
+    match value:
+        case Tensor():
+            return value
+        case RequestInput():
+            return value.tensor
+        case np.ndarray() | np.generic():
+            return Tensor.of(value)
+    if isinstance(value, _PLAIN) and not _has_codec(value):
+        return _plain(value, spec)
+    if _from_pandas(value) and isinstance(value.dtype, np.dtype) and value.dtype.kind in "biuf":
+        return Tensor.of(value.to_numpy())
+    if _from_pandas(value):
+        return _column(value)
+    codec = CODECS.input_for(value)
+    return Tensor.of(value) if codec is None else codec.to_tensor(value)
+
+
+def _has_codec(value: Any) -> bool:
+    """Whether this is a list of what only a codec knows: points in time, say."""
+    first = value
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    return isinstance(value, list) and not isinstance(first, (*_PLAIN, np.generic, np.ndarray, type(None)))
+
+
+def _column(series: Any) -> Tensor:
+    codec = CODECS.request("pd")
+    assert codec is not None
+    (tensor,) = codec.to_tensors(series.to_frame("column")).values()
+    return tensor
+
+
+def _plain(value: Any, spec: TensorSpec) -> Tensor:
+    """Numbers, text and lists of them, which have no datatype of their own: in that of the model."""
+    datatype = spec.datatype
+    if not isinstance(value, (list, tuple)):
+        # OIP: a single value has no shape of its own; models tell it as one element, mostly [1].
+        value = np.full((1,) * len(spec.shape or (0,)), value, object if isinstance(value, str | bytes) else None)
+        array = value
+    else:
+        array = _array(value)
+    if not array.size and datatype is not None:
+        return Tensor(np.empty(array.shape, datatype.dtype), datatype)
+    tensor = Tensor.of(array, datatype)
+    text = tensor.datatype is BYTES and array.ndim < 2 and _is_all_text(array.flat)
+    return Tensor(tensor.data, tensor.datatype, _TEXT) if text else tensor
+
+
+def _array(value: Any) -> Any:
+    try:
+        array = np.asarray(value)
+    except ValueError as fault:
+        raise InvalidInput(f"expected lists of equal lengths: {fault}") from fault
+    return np.array(value, dtype=object) if array.dtype.kind in "SU" else array
+
+
+def _is_all_text(elements: Iterable[Any]) -> bool:
+    return all(isinstance(e, str) for e in elements)

@@ -1,0 +1,166 @@
+"""The protocol over gRPC: each call as one message with raw tensors, and what its answer says."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from dragoman.client.exchange import Exchange, GrpcQuestion, StreamExchange
+from dragoman.core.calls import IndexEntry, ModelDescription, ServerDescription
+from dragoman.core.datatypes import DATATYPES, datatype
+from dragoman.core.errors import InvalidInput, InvalidOutput, ServerError
+from dragoman.core.signature import Signature, TensorSpec
+from dragoman.core.tensor import Tensor
+from dragoman.payload import oip_messages as m
+from dragoman.payload.message import InferenceRequest, InferenceResponse
+from dragoman.payload.oip_contents import tensor_from_contents
+from dragoman.payload.policy import Buffer, Policy
+from dragoman.payload.raw import raw_from_tensor, tensor_from_raw
+
+_POLICY = Policy()
+_RAW_INPUT_CONTENTS: int = m.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
+
+
+class Rpc:
+    """Writes questions for any server."""
+
+    def infer(self, model: str, version: str, request: InferenceRequest) -> Exchange[InferenceResponse]:
+        return Exchange(GrpcQuestion("ModelInfer", _written(model, version, request)), _read_infer)
+
+    def stream(self, model: str, version: str, request: InferenceRequest) -> StreamExchange:
+        return StreamExchange(GrpcQuestion("ModelStreamInfer", _written(model, version, request)), _pieces)
+
+    def live(self) -> Exchange[bool]:
+        return _exchange("ServerLive", m.ServerLiveRequest(), m.ServerLiveResponse, lambda r: bool(r.live))
+
+    def ready(self, model: str, version: str) -> Exchange[bool]:
+        if model:
+            request = m.ModelReadyRequest(name=model, version=version)
+            return _exchange("ModelReady", request, m.ModelReadyResponse, lambda r: bool(r.ready))
+        return _exchange("ServerReady", m.ServerReadyRequest(), m.ServerReadyResponse, lambda r: bool(r.ready))
+
+    def server(self) -> Exchange[ServerDescription]:
+        def read(r: Any) -> ServerDescription:
+            return ServerDescription(r.name, r.version, tuple(r.extensions))
+
+        return _exchange("ServerMetadata", m.ServerMetadataRequest(), m.ServerMetadataResponse, read)
+
+    def model(self, model: str, version: str) -> Exchange[ModelDescription]:
+        request = m.ModelMetadataRequest(name=model, version=version)
+        return _exchange("ModelMetadata", request, m.ModelMetadataResponse, _description)
+
+    def models(self) -> Exchange[list[str]]:
+        """The protocol has no list of names over gRPC but the index, which needs the token."""
+        request = m.RepositoryIndexRequest()
+        return _exchange("RepositoryIndex", request, m.RepositoryIndexResponse, _names)
+
+    def index(self, ready: bool) -> Exchange[list[IndexEntry]]:
+        request = m.RepositoryIndexRequest(ready=ready)
+        return _exchange("RepositoryIndex", request, m.RepositoryIndexResponse, _index)
+
+    def load(self, model: str) -> Exchange[None]:
+        request = m.RepositoryModelLoadRequest(model_name=model)
+        return _exchange("RepositoryModelLoad", request, m.RepositoryModelLoadResponse, lambda _: None)
+
+    def unload(self, model: str) -> Exchange[None]:
+        request = m.RepositoryModelUnloadRequest(model_name=model)
+        return _exchange("RepositoryModelUnload", request, m.RepositoryModelUnloadResponse, lambda _: None)
+
+
+def _exchange(method: str, request: Any, kind: Any, read: Callable[[Any], Any]) -> Exchange[Any]:
+    return Exchange(GrpcQuestion(method, request.SerializeToString()), lambda answer: read(_parsed(kind, answer)))
+
+
+# --- writing ---------------------------------------------------------------------------------------------------
+
+
+def _written(model: str, version: str, request: InferenceRequest) -> bytes:
+    """A ModelInferRequest; the elements are copied once, straight from their arrays."""
+    if not model:
+        raise InvalidInput("expected the name of a model, got none")
+    message = m.ModelInferRequest(model_name=model, model_version=version, id=request.id)
+    try:
+        m.write_parameters(request.parameters, message.parameters)
+        for name, tensor in request.tensors.items():
+            one = message.inputs.add(name=name, datatype=tensor.datatype.name, shape=tensor.shape)
+            m.write_parameters(tensor.parameters, one.parameters)
+        for wanted in request.outputs:
+            m.write_parameters(wanted.parameters, message.outputs.add(name=wanted.name).parameters)
+    except InvalidOutput as fault:
+        raise InvalidInput(fault.message) from fault
+    parts: list[Buffer] = [message.SerializeToString()]
+    for tensor in request.tensors.values():  # a message's fields may be appended to its wire form
+        parts += m.length_delimited(_RAW_INPUT_CONTENTS, raw_from_tensor(tensor))
+    return b"".join(parts)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------
+
+
+def _parsed(kind: Any, answer: bytes) -> Any:
+    try:
+        return m.parsed(kind, answer)
+    except InvalidInput as fault:
+        raise _unreadable(fault) from fault
+
+
+def _unreadable(fault: InvalidInput) -> InvalidOutput:
+    return InvalidOutput(f"the server's answer cannot be read: {fault.message}")
+
+
+def _read_infer(answer: bytes) -> InferenceResponse:
+    return _response(_parsed(m.ModelInferResponse, answer))
+
+
+def _response(message: Any) -> InferenceResponse:
+    try:
+        return InferenceResponse.of(
+            _outputs(message),
+            model_name=message.model_name,
+            model_version=message.model_version,
+            parameters=m.read_parameters(message.parameters, ""),
+            id=message.id,
+        )
+    except InvalidInput as fault:
+        raise _unreadable(fault) from fault
+
+
+def _outputs(message: Any) -> dict[str, Tensor]:
+    raw = message.raw_output_contents
+    if raw and len(raw) != len(message.outputs):
+        raise InvalidInput(f"expected {len(message.outputs)} 'raw_output_contents', one an output, got {len(raw)}")
+    found: dict[str, Tensor] = {}
+    for at, output in enumerate(message.outputs):
+        where = f"output '{output.name}'"
+        parameters = m.read_parameters(output.parameters, f"{where}: ")
+        place = where, datatype(output.datatype), output.shape
+        if raw:
+            found[output.name] = tensor_from_raw(*place, raw[at], _POLICY, parameters)
+        else:
+            found[output.name] = tensor_from_contents(*place, output.contents, _POLICY, parameters)
+    return found
+
+
+def _pieces() -> Callable[[bytes], Iterator[InferenceResponse]]:
+    def read(answer: bytes) -> Iterator[InferenceResponse]:
+        message = _parsed(m.ModelStreamInferResponse, answer)
+        if message.error_message:
+            raise ServerError(message.error_message)
+        yield _response(message.infer_response)
+
+    return read
+
+
+def _description(message: Any) -> ModelDescription:
+    signature = Signature(_specs(message.inputs), _specs(message.outputs))
+    return ModelDescription(message.name, tuple(message.versions), message.platform, signature)
+
+
+def _specs(rows: Sequence[Any]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(row.name, DATATYPES.get(row.datatype), tuple(row.shape)) for row in rows)
+
+
+def _index(message: Any) -> list[IndexEntry]:
+    return [IndexEntry(row.name, row.version, row.state, row.reason) for row in message.models]
+
+
+def _names(message: Any) -> list[str]:
+    return list(dict.fromkeys(row.name for row in message.models))
