@@ -25,6 +25,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "torch": "dragoman.runtimes.torch:TorchModel",
         "tensorflow": "dragoman.runtimes.tensorflow:TensorFlowModel",
         "huggingface": "dragoman.runtimes.huggingface:HuggingFaceModel",
+        "mlserver": "dragoman.runtimes.mlserver:load",
     },
     "pools": {
         "inline": "dragoman.workers.local:InlinePool",
@@ -62,10 +63,13 @@ def resolve(path: str) -> Any:
     place, _, attribute = path.rpartition(":")
     try:
         found: Any = import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, OSError, SyntaxError) as fault:
+    except (ImportError, OSError, SyntaxError) as fault:
         raise ModelFailed(f"cannot import '{path}': {type(fault).__name__}: {fault}") from fault
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as fault:
+            raise ModelFailed(f"cannot import '{path}': '{place}' has no '{attribute}'") from fault
     return found
 
 
