@@ -8,7 +8,7 @@ import numpy as np
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import BOOL, BYTES, Array, Datatype
 from dragoman.core.errors import InvalidInput
-from dragoman.core.signature import Shape, Signature, TensorSpec
+from dragoman.core.signature import OPEN, Shape, Signature, TensorSpec
 from dragoman.core.tensor import Tensor, object_array
 
 
@@ -19,10 +19,13 @@ def bind(call: Infer, signature: Signature, model: str) -> Infer:
     """
     if call.raw is not None:
         call = replace(call, inputs=_from_raw(call.raw, signature, model), raw=None)
+    if signature.unchecked:
+        signature = OPEN
     if signature.decodes and (signature.content_type or "content_type" in call.parameters):
         _check_outputs(call, signature, model)
         return call
     _check_names(call, signature, model)
+    call = _columns_as_rows(call, signature)
     for spec in signature.inputs:
         tensor = call.inputs.get(spec.name)
         if tensor is not None:
@@ -58,6 +61,20 @@ def _check_names(call: Infer, signature: Signature, model: str) -> None:
             f"expected {len(signature.inputs)} inputs but got {len(call.inputs)} inputs for model '{model}'; "
             f"missing {_listed(tuple(missing))}"
         )
+
+
+def _columns_as_rows(call: Infer, signature: Signature) -> Infer:
+    """[N, 1] as [N] where the model has one axis: to an input that names a content type both mean the same."""
+    changed = {
+        spec.name: replace(tensor, data=tensor.data.reshape(-1))
+        for spec in signature.inputs
+        if (tensor := call.inputs.get(spec.name)) is not None
+        and "content_type" in tensor.parameters
+        and spec.shape is not None
+        and len(spec.shape) == 1
+        and tensor.data.shape[1:] == (1,)
+    }
+    return replace(call, inputs={**call.inputs, **changed}) if changed else call
 
 
 def _check_rows(call: Infer) -> None:

@@ -14,7 +14,8 @@ class TensorSpec:
 
     `shape` has -1 for a free axis; None means that any rank fits. `datatype` None means that any fits.
     `accepts` names further datatypes that the model takes as they are (a table of numbers, say). An optional
-    input may be missing from a call; an optional output is computed only when a call asks for it.
+    input may be missing from a call; an optional output is computed only when a call asks for it. `content_type`
+    is how an input is decoded that does not say so itself; "" leaves it to the model.
     """
 
     name: str
@@ -22,6 +23,7 @@ class TensorSpec:
     shape: Shape | None = None
     accepts: frozenset[Datatype] = frozenset()
     optional: bool = False
+    content_type: str = ""
 
     @property
     def complete(self) -> bool:
@@ -40,6 +42,8 @@ class Signature:
     `decodes`: the model understands content types. A call that names one in its parameters, or any call where
     `content_type` gives the model's own default, brings the inputs that its codec puts together, whatever their
     names; the codec and the model then check what is in them.
+
+    `unchecked`: inputs and outputs are only what metadata tells; the model takes and gives what it likes.
     """
 
     inputs: tuple[TensorSpec, ...] = ()
@@ -49,6 +53,7 @@ class Signature:
     batched: bool = False
     decodes: bool = False
     content_type: str = ""
+    unchecked: bool = False
 
     _inputs: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
     _outputs: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)

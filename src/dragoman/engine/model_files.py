@@ -1,18 +1,16 @@
 """What files beside a model say of it: `model-settings.json`, and `dragoman.toml` with its tables."""
 
 import json
-import logging
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dragoman import plugins
 from dragoman.core.datatypes import datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import PLACEMENTS
-
-log = logging.getLogger("dragoman.repository")
 
 # What `[model]` and `[models.NAME]` may say, and the kind of each value.
 _KEYS: Mapping[str, type | tuple[type, ...]] = {
@@ -36,29 +34,14 @@ _KEYS: Mapping[str, type | tuple[type, ...]] = {
 
 _LEAST: Mapping[str, int] = {"replicas": 1, "max_batch_size": 0, "max_batch_wait_s": 0, "max_queue": 0, "timeout_s": 0}
 
-# Well-known class names in `implementation`, and the runtimes here that load the same files.
-_IMPLEMENTATIONS = {
-    "mlserver_sklearn.SKLearnModel": "sklearn",
-    "mlserver_xgboost.XGBoostModel": "xgboost",
-    "mlserver_lightgbm.LightGBMModel": "lightgbm",
-}
-
-# Keys of settings.json that mean the same here, and what they are called.
-_SERVER_KEYS = {
-    "host": "host",
-    "http_port": "http_port",
-    "grpc_port": "grpc_port",
-    "server_name": "server_name",
-    "gzip_enabled": "compress_responses",
-}
-
 
 def model_settings(folder: Path) -> dict[str, Any] | None:
     """What the files in a model's own folder say of it; None where there are none."""
     found: dict[str, Any] = {}
     path = folder / "model-settings.json"
     if path.is_file():
-        found |= _from_json(_read_json(path), path)
+        table: dict[str, Any] = plugins.resolve("dragoman.compat.files:model_table")(_read_json(path), path)
+        found |= checked(table, path)
     toml = _read_toml(folder)
     if "model" in toml:
         found |= checked(toml["model"], folder / "dragoman.toml")
@@ -72,14 +55,9 @@ def repository_settings(folder: Path) -> dict[str, dict[str, Any]]:
 
 def server_settings(folder: Path) -> dict[str, Any]:
     """The server's settings in `dragoman.toml`'s `[server]` and in `settings.json`, the former before the latter."""
-    found: dict[str, Any] = {}
     path = folder / "settings.json"
-    if path.is_file():
-        for key, value in _read_json(path).items():
-            if key in _SERVER_KEYS:
-                found[_SERVER_KEYS[key]] = value
-            else:
-                log.warning("%s: '%s' has no meaning here and is passed over", path, key)
+    given = _read_json(path) if path.is_file() else None
+    found: dict[str, Any] = plugins.resolve("dragoman.compat.files:server_table")(given, folder)
     return found | dict(_read_toml(folder).get("server", {}))
 
 
@@ -109,49 +87,18 @@ def checked(table: Any, path: Path) -> dict[str, Any]:
     return result
 
 
-def _from_json(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    parameters = dict(given.get("parameters") or {})
-    implementation = given.get("implementation", "")
-    found: dict[str, Any] = {
-        "name": given.get("name", ""),
-        "platform": given.get("platform", ""),
-        "version": str(parameters.pop("version", "") or ""),
-        "uri": parameters.pop("uri", "") or "",
-        "max_batch_size": given.get("max_batch_size", 0),
-        "max_batch_wait_s": given.get("max_batch_time", 0.0),
-        "inputs": [_bare(t) for t in given.get("inputs") or []],
-        "outputs": [_bare(t) for t in given.get("outputs") or []],
-        **_runtime(implementation, path.parent),
-    }
-    extra = parameters.pop("extra", None) or {}
-    found["parameters"] = {k: v for k, v in {**parameters, **extra}.items() if v is not None}
-    return checked({k: v for k, v in found.items() if v}, path)
-
-
-def _runtime(implementation: str, folder: Path) -> dict[str, str]:
-    if not implementation:
-        return {}
-    if implementation in _IMPLEMENTATIONS:
-        return {"runtime": _IMPLEMENTATIONS[implementation]}
-    module, _, name = implementation.rpartition(".")
-    file = folder / (module.replace(".", "/") + ".py")
-    return {"runtime": "python", "uri": f"{file}:{name}" if file.is_file() else f"{module}:{name}"}
-
-
-def _bare(tensor: Any) -> Any:
-    return {k: v for k, v in tensor.items() if k != "parameters"} if isinstance(tensor, dict) else tensor
-
-
 def _tensor(given: Any, where: str) -> TensorSpec:
     try:
         name, shape = given["name"], tuple(given["shape"])
         kind = datatype(given["datatype"])
+        content_type = given.get("content_type", "")
         whole = isinstance(name, str) and all(isinstance(n, int) and n >= -1 for n in shape)
+        whole = whole and isinstance(content_type, str)
     except (TypeError, KeyError, InvalidInput) as fault:
         raise InvalidInput(f"{where}: expected name, datatype and shape of a tensor, got {given!r}: {fault}") from fault
     if not whole:
         raise InvalidInput(f"{where}: expected a name and a shape of integers from -1, got {given!r}")
-    return TensorSpec(name, kind, shape)
+    return TensorSpec(name, kind, shape, content_type=content_type)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

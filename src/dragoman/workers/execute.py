@@ -133,11 +133,12 @@ class Executor:
     async def pieces_async(self, request: Request[Any]) -> AsyncGenerator[Any, None]:
         """As `pieces`, for any kind of method. The loop gets a turn between two pieces."""
         kind = self._kind(request)
-        if kind == "coroutine":
+        streaming = _streaming(self.model)
+        if kind == "coroutine" and streaming is None:
             yield await self.one_async(request)
-        elif kind == "async generator":
+        elif kind in ("coroutine", "async generator"):
             try:
-                async with aclosing(self._method(request)(request.call)) as source:
+                async with aclosing((streaming or self._method(request))(request.call)) as source:
                     async for piece in source:
                         yield self._finish(piece, request)
             except _FAULTS as fault:
@@ -204,10 +205,15 @@ def _describe(model: Model, spec: ModelSpec) -> Loaded:
         signature=signature,
         platform=spec.platform or model.platform,
         calls=calls,
-        streams=bool(kinds & {"generator", "async generator"}),
+        streams=bool(kinds & {"generator", "async generator"}) or _streaming(model) is not None,
         concurrent=bool(kinds & {"coroutine", "async generator"}),
         placement=model.placement,
     )
+
+
+def _streaming(model: Model) -> Callable[[Any], Any] | None:
+    """The async generator `infer_stream` that an `async` model may have for callers who ask for a stream."""
+    return getattr(model, "infer_stream", None)
 
 
 def _unless_ours(fault: BaseException) -> None:

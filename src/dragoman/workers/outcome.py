@@ -6,7 +6,7 @@ from typing import Any
 from dragoman.core.binding import check_tensor
 from dragoman.core.calls import Infer, Inference
 from dragoman.core.errors import InvalidInput, InvalidOutput
-from dragoman.core.signature import Signature
+from dragoman.core.signature import OPEN, Signature
 from dragoman.core.tensor import NONE, Parameters, Tensor
 
 
@@ -16,6 +16,8 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
     `result` may be an `Inference`, a mapping of names, a tuple in the order of the signature, or one array.
     Raises InvalidOutput naming the output, what was expected and what came.
     """
+    if signature.unchecked:
+        signature = OPEN
     parameters: Parameters = NONE
     match result:
         case Inference():

@@ -1,0 +1,1 @@
+"""Existing folders and custom models of MLServer: what their files say, and a module `mlserver` for their code."""

@@ -1,0 +1,130 @@
+"""What becomes of every field of settings.json and model-settings.json: one table for the server, doctor and docs."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+# same: it does here what it did. different: it is honoured in a way that is worth knowing. unused: nothing is lost
+# by going on without it. missing: what it asks for is not there, and the rest works. refused: nothing starts.
+Effect = Literal["same", "different", "unused", "missing", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field: its default, what becomes of another value, and what to do about it. `setting` is our name for it."""
+
+    effect: Effect
+    told: str = ""
+    setting: str = ""
+    default: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What becomes of one field that is set."""
+
+    effect: Effect
+    field: str
+    told: str
+
+
+_METRICS = "there is no Prometheus endpoint yet; watch /v2/health/ready and the log"
+_KAFKA = "Kafka is not spoken; consume the topic with a client of yours and send each message to /v2/models/NAME/infer"
+_ENVIRONMENT = (
+    "a Python environment of a model's own is not supported; install its packages beside Dragoman, or serve the model "
+    "by a Dragoman of its own in that environment"
+)
+_POOL = "each model has worker processes of its own, so there is no pool to share or to keep apart"
+_LOGGING = "the log is set by --log-format and --log-level"
+_CACHE = "answers are not cached; each request is computed"
+
+SERVER: Mapping[str, Field] = {
+    "host": Field("different", "taken as it is; without it Dragoman listens on 127.0.0.1, not on 0.0.0.0", "host"),
+    "http_port": Field("same", "", "http_port"),
+    "grpc_port": Field("same", "", "grpc_port"),
+    "server_name": Field("same", "", "server_name"),
+    "gzip_enabled": Field("same", "", "compress_responses"),
+    "grpc_max_message_length": Field("different", "the limit holds for bodies over HTTP too", "max_body_bytes"),
+    "parallel_workers": Field(
+        "different",
+        "each model gets that many workers of its own, not all models in each; 0 runs models in the server's process",
+        "replicas",
+    ),
+    "use_structured_logging": Field("same", "", "log_format"),
+    "debug": Field("unused", "faults are logged in full and never sent to clients; see --log-level", "", True),
+    "parallel_workers_timeout": Field("unused", "a worker that dies is restarted; see --drain-s for the end", "", 5),
+    "server_version": Field("unused", "metadata tell the version of Dragoman"),
+    "extensions": Field("unused", "metadata tell the extensions that are there", "", []),
+    "environments_dir": Field("unused", _ENVIRONMENT),
+    "metrics_endpoint": Field("missing", _METRICS, "", "/metrics"),
+    "metrics_port": Field("missing", _METRICS, "", 8082),
+    "metrics_rest_server_prefix": Field("missing", _METRICS, "", "rest_server"),
+    "metrics_dir": Field("unused", _METRICS),
+    "logging_settings": Field("unused", _LOGGING),
+    "root_path": Field("missing", "let the proxy that adds the prefix take it off again", "", ""),
+    "cors_settings": Field("missing", "no CORS headers are sent; let a proxy in front send them"),
+    "tracing_server": Field("missing", "no traces are sent"),
+    "cache_enabled": Field("unused", _CACHE, "", False),
+    "cache_size": Field("unused", _CACHE, "", 100),
+    "load_models_at_startup": Field(
+        "missing", "all models are loaded at the start; unload those that shall wait over the API", "", True
+    ),
+    "model_repository_root": Field("refused", "serve that folder itself: dragoman serve FOLDER", "", "."),
+    "model_repository_implementation": Field("refused", "models are found in folders; write them to one"),
+    "model_repository_implementation_args": Field("unused", "it goes with model_repository_implementation", "", {}),
+    "kafka_enabled": Field("refused", _KAFKA, "", False),
+    "kafka_servers": Field("unused", _KAFKA),
+    "kafka_topic_input": Field("unused", _KAFKA),
+    "kafka_topic_output": Field("unused", _KAFKA),
+}
+
+MODEL: Mapping[str, Field] = {
+    "name": Field("same"),
+    "implementation": Field("same"),
+    "platform": Field("same"),
+    "inputs": Field("different", "told by metadata, and they choose codecs; checked where the runtime is ours"),
+    "outputs": Field("different", "told by metadata, and they choose codecs; checked where the runtime is ours"),
+    "max_batch_size": Field("different", "only calls of equal shapes and parameters merge, and only while it is busy"),
+    "max_batch_time": Field("same"),
+    "parameters": Field("same"),
+    "versions": Field("unused", "the versions are those that are there; see parameters.version", "", []),
+    "parallel_workers": Field("different", "this model gets that many workers; 0 runs it in the server's process"),
+    "warm_workers": Field("unused", "workers are always warm", "", False),
+    "cache_enabled": Field("unused", _CACHE, "", False),
+}
+
+PARAMETERS: Mapping[str, Field] = {
+    "uri": Field("same"),
+    "version": Field("same"),
+    "content_type": Field("same"),
+    "extra": Field("same"),
+    "format": Field("unused", "the file itself tells its format"),
+    "inference_pool_gid": Field("unused", _POOL),
+    "autogenerate_inference_pool_gid": Field("unused", _POOL, "", False),
+    "environment_path": Field("refused", _ENVIRONMENT),
+    "environment_tarball": Field("refused", _ENVIRONMENT),
+}
+
+
+def findings(given: Mapping[str, Any], table: Mapping[str, Field], prefix: str = "") -> Iterator[Finding]:
+    """What becomes of each field that is set, but not to what it is without being set."""
+    for name, value in given.items():
+        known = table.get(name)
+        if known is None:
+            # Keywords of a model's own are for its code alone.
+            own = Finding("same", prefix + name, "handed to the model's code")
+            yield own if table is PARAMETERS else Finding("unused", prefix + name, "no such field is known")
+        elif known.effect in ("same", "different") or value not in (known.default, None):
+            yield Finding(known.effect, prefix + name, known.told)
+
+
+def _workers(value: Any) -> dict[str, Any]:
+    return {"placement": "thread"} if int(value) == 0 else {"replicas": int(value)}
+
+
+# Where our setting is not simply the value of theirs.
+CONVERTED: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    "parallel_workers": _workers,
+    "use_structured_logging": lambda on: {"log_format": "json" if str(on).lower() in ("true", "1") else "text"},
+    "grpc_max_message_length": lambda n: {"max_body_bytes": int(n) if int(n) > 0 else (1 << 31) - 1},
+}

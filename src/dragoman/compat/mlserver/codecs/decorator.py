@@ -1,0 +1,118 @@
+"""`decode_args`: a method whose annotations decode its inputs and encode its results."""
+
+import functools
+import inspect
+import types
+from collections.abc import Awaitable, Callable
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from dragoman.compat.mlserver.codecs.base import (
+    find_input_codec_by_payload,
+    find_input_codec_by_type_hint,
+    find_request_codec_by_payload,
+    find_request_codec_by_type_hint,
+)
+from dragoman.compat.mlserver.codecs.errors import InputsNotFound, OutputNotFound
+from dragoman.compat.mlserver.codecs.utils import DefaultOutputPrefix, decode_request_input
+from dragoman.compat.mlserver.types import InferenceRequest, InferenceResponse, RequestInput, ResponseOutput
+from dragoman.core.errors import InvalidInput
+
+
+def decode_args(predict: Callable[..., Any]) -> Callable[[Any, InferenceRequest], Awaitable[InferenceResponse]]:
+    """The method with a request in and an answer out.
+
+    Each parameter is the input of its name; the one annotated with a whole request's type (a DataFrame) takes all
+    inputs that no other names. A parameter with a default, or Optional, may be missing. Results are named
+    `output-0`, `output-1`, ...; one whole answer (a DataFrame, ResponseOutputs) keeps its names.
+    """
+    signature = inspect.signature(predict)
+    hints = get_type_hints(predict)
+    parameters = {n: p for n, p in signature.parameters.items() if n != "self"}
+    returned = _returned(hints.get("return"))
+
+    @functools.wraps(predict)
+    async def wrapped(self: Any, payload: InferenceRequest) -> InferenceResponse:
+        result = predict(self, **_arguments(self, payload, parameters, hints))
+        if inspect.isawaitable(result):
+            result = await result
+        return _answer(self, result, returned)
+
+    return wrapped
+
+
+def _arguments(
+    model: Any, payload: InferenceRequest, parameters: dict[str, inspect.Parameter], hints: dict[str, Any]
+) -> dict[str, Any]:
+    inputs = {each.name: each for each in payload.inputs}
+    found: dict[str, Any] = {}
+    whole = ""
+    for name, parameter in parameters.items():
+        hint, optional = _unwrapped(hints.get(name))
+        if find_input_codec_by_type_hint(hint) is None and find_request_codec_by_type_hint(hint) is not None:
+            whole = name
+        elif name in inputs:
+            found[name] = _value(model, inputs.pop(name), hint)
+        elif parameter.default is inspect.Parameter.empty:
+            if not optional:
+                known = ", ".join(f"'{n}'" for n in parameters)
+                raise InvalidInput(f"input '{name}' is missing; expected inputs {known}")
+            found[name] = None
+    if whole:
+        hint, _ = _unwrapped(hints[whole])
+        codec: Any = find_request_codec_by_type_hint(hint)
+        rest = payload.model_copy(update={"inputs": list(inputs.values())})
+        found[whole] = codec.decode_request(rest)
+    elif inputs:
+        raise InputsNotFound(list(inputs.values()), parameters)
+    return found
+
+
+def _value(model: Any, given: RequestInput, hint: Any) -> Any:
+    """By what the request says, then the metadata, then the annotation."""
+    value = decode_request_input(given, {m.name: m for m in model.inputs})
+    if value is not None:
+        return value
+    codec = find_input_codec_by_type_hint(hint)
+    return given.data if codec is None else codec.decode_input(given)
+
+
+def _answer(model: Any, result: Any, hints: list[Any]) -> InferenceResponse:
+    if isinstance(result, InferenceResponse):
+        return result
+    values = list(result) if isinstance(result, tuple) or _all_outputs(result) else [result]
+    outputs: list[ResponseOutput] = []
+    for at, value in enumerate(values):
+        outputs += _outputs(at, value, hints)
+    return InferenceResponse(model_name=model.name, model_version=model.version, outputs=outputs)
+
+
+def _all_outputs(result: Any) -> bool:
+    return isinstance(result, list) and bool(result) and all(isinstance(each, ResponseOutput) for each in result)
+
+
+def _outputs(at: int, value: Any, hints: list[Any]) -> list[ResponseOutput]:
+    if isinstance(value, ResponseOutput):
+        return [value]
+    hint = hints[at] if at < len(hints) else None
+    codec = find_input_codec_by_type_hint(hint) or find_input_codec_by_payload(value)
+    if codec is not None:
+        return [codec.encode_output(f"{DefaultOutputPrefix}{at}", value)]
+    whole = find_request_codec_by_type_hint(hint) or find_request_codec_by_payload(value)
+    if whole is None:
+        raise OutputNotFound(at, type(value), hints)
+    return whole.encode_response("", value).outputs
+
+
+def _returned(hint: Any) -> list[Any]:
+    """The annotations of each result."""
+    if hint is None:
+        return []
+    return list(get_args(hint)) if get_origin(hint) is tuple else [hint]
+
+
+def _unwrapped(hint: Any) -> tuple[Any, bool]:
+    """The annotation without `Optional`, and whether it had one."""
+    if get_origin(hint) in (Union, types.UnionType):
+        rest = [each for each in get_args(hint) if each is not type(None)]
+        return (rest[0] if len(rest) == 1 else hint), len(rest) < len(get_args(hint))
+    return hint, False

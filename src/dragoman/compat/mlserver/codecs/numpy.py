@@ -1,0 +1,36 @@
+"""The content type `np`."""
+
+from typing import Any
+
+import numpy as np
+
+from dragoman.compat.mlserver.codecs.adapted import AdaptedInput, AdaptedRequest
+from dragoman.compat.mlserver.codecs.base import register_input_codec, register_request_codec
+from dragoman.core.datatypes import datatype, datatype_of
+
+
+@register_input_codec
+class NumpyCodec(AdaptedInput):
+    """Arrays; [N] is encoded as [N, 1]."""
+
+    ContentType = "np"
+    TypeHint = np.ndarray
+
+
+@register_request_codec
+class NumpyRequestCodec(AdaptedRequest):
+    """A request of one array."""
+
+    ContentType = "np"
+    TypeHint = np.ndarray
+    InputCodec = NumpyCodec
+
+
+def to_datatype(dtype: Any) -> str:
+    """The name of the datatype that holds a dtype."""
+    return datatype_of(np.dtype(dtype)).name
+
+
+def to_dtype(input_or_output: Any) -> np.dtype[Any]:
+    """The dtype that holds a tensor's datatype."""
+    return datatype(input_or_output.datatype).dtype

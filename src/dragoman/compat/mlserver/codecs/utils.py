@@ -1,0 +1,183 @@
+"""Applies codecs to requests and results: what the request says, then the model's metadata, then the default."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from dragoman.codecs.registry import CODECS
+from dragoman.compat.mlserver.codecs.adapted import AdaptedInput, AdaptedRequest
+from dragoman.compat.mlserver.codecs.base import (
+    InputCodecLike,
+    RequestCodec,
+    RequestCodecLike,
+    find_input_codec,
+    find_input_codec_by_payload,
+    find_request_codec,
+    find_request_codec_by_payload,
+)
+from dragoman.compat.mlserver.settings import ModelSettings
+from dragoman.compat.mlserver.types import (
+    InferenceRequest,
+    InferenceResponse,
+    MetadataTensor,
+    Parameters,
+    RequestInput,
+    RequestOutput,
+    ResponseOutput,
+)
+from dragoman.core.errors import InvalidInput
+
+DefaultOutputPrefix = "output-"
+DefaultInputPrefix = "input-"
+DecodedParameterName = "_decoded_payload"
+
+Metadata = Mapping[str, MetadataTensor]
+
+
+class SingleInputRequestCodec(RequestCodec):
+    """A request or answer of one tensor, which `InputCodec` speaks for; of several tensors only the first counts."""
+
+    InputCodec: ClassVar[Any] = None
+
+    @classmethod
+    def can_encode(cls, payload: Any) -> bool:
+        return cls.InputCodec is not None and bool(cls.InputCodec.can_encode(payload))
+
+    @classmethod
+    def encode_response(
+        cls, model_name: str, payload: Any, model_version: str | None = None, **kwargs: Any
+    ) -> InferenceResponse:
+        return InferenceResponse(
+            model_name=model_name,
+            model_version=model_version,
+            parameters=Parameters(content_type=cls.ContentType),
+            outputs=[cls.InputCodec.encode_output(f"{DefaultOutputPrefix}1", payload, **kwargs)],
+        )
+
+    @classmethod
+    def decode_response(cls, response: InferenceResponse) -> Any:
+        return cls.InputCodec.decode_output(response.outputs[0])
+
+    @classmethod
+    def encode_request(cls, payload: Any, **kwargs: Any) -> InferenceRequest:
+        return InferenceRequest(
+            parameters=Parameters(content_type=cls.ContentType),
+            inputs=[cls.InputCodec.encode_input(f"{DefaultInputPrefix}1", payload, **kwargs)],
+        )
+
+    @classmethod
+    def decode_request(cls, request: InferenceRequest) -> Any:
+        if not request.inputs:
+            raise InvalidInput(f"content type '{cls.ContentType}' expects one input, got none")
+        return cls.InputCodec.decode_input(request.inputs[0])
+
+
+# --- in --------------------------------------------------------------------------------------------------------
+
+
+def decode_request_input(request_input: RequestInput, metadata_inputs: Metadata | None = None) -> Any:
+    """The value of an input that has a content type; None of one that has none. Raises InvalidInput."""
+    codec = _input_codec(request_input, metadata_inputs or {})
+    return None if codec is None else _decoded(request_input, codec)
+
+
+def decode_inference_request(
+    inference_request: InferenceRequest,
+    model_settings: ModelSettings | None = None,
+    metadata_inputs: Metadata | None = None,
+) -> Any:
+    """The value of a request that has a content type; else the request, whose inputs then know their values."""
+    metadata = metadata_inputs or _by_name(model_settings)
+    for each in inference_request.inputs:
+        each._decoder = _input_codec(each, metadata)  # type: ignore[attr-defined]
+    content_type = _content_type(inference_request) or _content_type(model_settings)
+    if content_type is None:
+        return inference_request
+    value = request_codec(content_type).decode_request(inference_request)
+    inference_request._decoded = value  # type: ignore[attr-defined]
+    return value
+
+
+def has_decoded(parametrised_obj: Any) -> bool:
+    """Whether its value is known, or its codec is."""
+    return hasattr(parametrised_obj, "_decoded") or getattr(parametrised_obj, "_decoder", None) is not None
+
+
+def get_decoded(parametrised_obj: Any) -> Any:
+    """The value; None where there is no codec."""
+    codec = getattr(parametrised_obj, "_decoder", None)
+    if not hasattr(parametrised_obj, "_decoded") and codec is not None:
+        return _decoded(parametrised_obj, codec)
+    return getattr(parametrised_obj, "_decoded", None)
+
+
+def get_decoded_or_raw(parametrised_obj: Any) -> Any:
+    """The value; where there is no codec the elements of an input, or the request itself."""
+    if has_decoded(parametrised_obj):
+        return get_decoded(parametrised_obj)
+    return parametrised_obj.data if hasattr(parametrised_obj, "data") else parametrised_obj
+
+
+# --- out -------------------------------------------------------------------------------------------------------
+
+
+def encode_response_output(
+    payload: Any, request_output: RequestOutput, metadata_outputs: Metadata | None = None
+) -> ResponseOutput | None:
+    """The output of a value, as the request or the metadata wants it, or as the value itself tells; else None."""
+    metadata = (metadata_outputs or {}).get(request_output.name)
+    content_type = _content_type(request_output) or _content_type(metadata)
+    codec = input_codec(content_type, f"output '{request_output.name}'") if content_type else None
+    codec = codec or find_input_codec_by_payload(payload)
+    return None if codec is None else codec.encode_output(request_output.name, payload)
+
+
+def encode_inference_response(payload: Any, model_settings: ModelSettings) -> InferenceResponse | None:
+    """The answer of a value, in the first content type that takes it; None where none does."""
+    codec = find_request_codec_by_payload(payload)
+    if codec is None:
+        return None
+    return codec.encode_response(model_settings.name, payload, model_settings.version)
+
+
+# --- which codec -----------------------------------------------------------------------------------------------
+
+
+def input_codec(content_type: str, where: str) -> InputCodecLike:
+    """The codec of a content type: a model's own, one of theirs, or any other of ours. InvalidInput if none is."""
+    found = find_input_codec(content_type=content_type)
+    if found is None:
+        CODECS.input(content_type, where)
+        found = type("Codec", (AdaptedInput,), {"ContentType": content_type})
+    return found
+
+
+def request_codec(content_type: str) -> RequestCodecLike:
+    """As `input_codec`, for a whole request."""
+    found = find_request_codec(content_type=content_type)
+    if found is None:
+        if CODECS.request(content_type) is None:
+            raise InvalidInput(f"content type '{content_type}' is not known for a whole request")
+        found = type("Codec", (AdaptedRequest,), {"ContentType": content_type})
+    return found
+
+
+def _input_codec(request_input: RequestInput, metadata: Metadata) -> InputCodecLike | None:
+    told = _content_type(request_input) or _content_type(metadata.get(request_input.name))
+    if told is None:
+        return None
+    request_input._content_type = told  # type: ignore[attr-defined]
+    return input_codec(told, f"input '{request_input.name}'")
+
+
+def _decoded(request_input: Any, codec: InputCodecLike) -> Any:
+    request_input._decoded = codec.decode_input(request_input)
+    return request_input._decoded
+
+
+def _content_type(tagged: Any) -> str | None:
+    found: str | None = getattr(getattr(tagged, "parameters", None), "content_type", None)
+    return found or None
+
+
+def _by_name(settings: ModelSettings | None) -> Metadata:
+    return {each.name: each for each in settings.inputs} if settings is not None else {}

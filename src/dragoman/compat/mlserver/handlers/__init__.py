@@ -1,0 +1,5 @@
+"""Custom handlers, under the name that custom models import."""
+
+from dragoman.compat.mlserver.handlers.custom import CustomHandler, custom_handler, get_custom_handlers
+
+__all__ = ["CustomHandler", "custom_handler", "get_custom_handlers"]

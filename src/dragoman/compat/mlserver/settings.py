@@ -1,0 +1,72 @@
+"""The settings of a model as custom code reads them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
+
+from dragoman.compat.mlserver.types import BaseModel, MetadataTensor
+from dragoman.compat.mlserver.types.base import each
+
+
+class ModelParameters(BaseModel):
+    """What `parameters` of a model-settings.json says: the known keywords, and any other."""
+
+    _open = True
+    uri: str | None = None
+    version: str | None = None
+    environment_path: str | None = None
+    environment_tarball: str | None = None
+    inference_pool_gid: str | None = None
+    autogenerate_inference_pool_gid: bool = False
+    format: str | None = None
+    content_type: str | None = None
+    extra: dict[str, Any] | None = {}  # noqa: RUF012 - each object gets its own copy
+
+
+class ModelSettings(BaseModel):
+    """What a model-settings.json says. `_source` is its path."""
+
+    implementation: Any = None
+    name: str = ""
+    platform: str = ""
+    versions: list[str] = []  # noqa: RUF012 - each object gets its own copy
+    inputs: list[MetadataTensor] = []  # noqa: RUF012
+    outputs: list[MetadataTensor] = []  # noqa: RUF012
+    parallel_workers: int | None = None
+    warm_workers: bool = False
+    max_batch_size: int = 0
+    max_batch_time: float = 0.0
+    parameters: ModelParameters | None = None
+    cache_enabled: bool = False
+    _source: str | None = None
+    _readers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {
+        "inputs": each(MetadataTensor),
+        "outputs": each(MetadataTensor),
+        "parameters": ModelParameters.of,
+    }
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any], source: str) -> Self:
+        """The settings in a file, which are those of the model."""
+        made = cls(**given)
+        made._source = source
+        return made
+
+    @property
+    def version(self) -> str | None:
+        return self.parameters.version if self.parameters is not None else None
+
+    @property
+    def implementation_(self) -> Any:
+        return self.implementation
+
+
+class Settings(BaseModel):
+    """Settings of a server, as far as code looks at them."""
+
+    _open = True
+    debug: bool = False
+    parallel_workers: int = 1
+    host: str = "127.0.0.1"
+    http_port: int = 8080
+    grpc_port: int = 8081
+    metrics_endpoint: str | None = None

@@ -1,0 +1,38 @@
+"""Where a model's file lies, and identifiers."""
+
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from dragoman.compat.mlserver.errors import InvalidModelURI
+from dragoman.compat.mlserver.settings import ModelSettings
+
+
+async def get_model_uri(settings: ModelSettings, wellknown_filenames: Sequence[str] = ()) -> str:
+    """The path of the model's file: its `uri`, or in that folder the first file of a well-known name.
+
+    Raises InvalidModelURI where there is none.
+    """
+    uri = settings.parameters.uri if settings.parameters is not None else None
+    if not uri:
+        raise InvalidModelURI(settings.name)
+    return _found(Path(to_absolute_path(settings, uri)), settings.name, wellknown_filenames)
+
+
+def _found(path: Path, model: str, wellknown_filenames: Sequence[str]) -> str:
+    if path.is_file():
+        return str(path)
+    if path.is_dir():
+        return next((str(path / name) for name in wellknown_filenames if (path / name).is_file()), str(path))
+    raise InvalidModelURI(model, str(path))
+
+
+def to_absolute_path(model_settings: ModelSettings, uri: str) -> str:
+    """A uri as it is meant beside the model's settings."""
+    source = model_settings._source
+    return uri if source is None else str(Path(source).parent / uri)
+
+
+def generate_uuid() -> str:
+    """A new identifier."""
+    return str(uuid.uuid4())
