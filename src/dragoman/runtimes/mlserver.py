@@ -1,0 +1,133 @@
+"""Custom models of MLServer: a class derived from its MLModel, as a model here."""
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dragoman import plugins
+from dragoman.compat import install
+from dragoman.compat.border import fault_of, inference_of, request_of
+from dragoman.compat.mlserver import model as ours
+from dragoman.compat.mlserver.settings import ModelSettings
+from dragoman.core.calls import Infer, Inference
+from dragoman.core.datatypes import datatype
+from dragoman.core.errors import ModelFailed
+from dragoman.core.model import Model
+from dragoman.core.signature import Signature, TensorSpec
+from dragoman.core.spec import ModelSpec
+
+
+def load(spec: ModelSpec) -> Model:
+    """The model of the class at `spec.uri`; a class or function of our own kind is run as the python runtime does."""
+    install.install()
+    found = _class(spec)
+    if not isinstance(found, type) or issubclass(found, Model) or not hasattr(found, "predict_stream"):
+        made: Model = plugins.resolve("dragoman.runtimes.python:as_model")(found, spec)
+        return made
+    return MLServerModel(spec, found)
+
+
+class MLServerModel(Model):
+    """Its `predict` answers a call, and its `predict_stream` one that asks for a stream.
+
+    What its settings tell of inputs and outputs goes into metadata and chooses codecs; it is not enforced, as these
+    models take more than they tell. A batch of calls is one request, as `max_batch_size` means it to be.
+    """
+
+    def __init__(self, spec: ModelSpec, kind: type[Any]) -> None:
+        super().__init__(spec)
+        given = spec.parameters.get("model_settings", {})
+        settings, self._types = _settings(kind, given, str(spec.parameters.get("source", "")))
+        self._theirs = kind(settings)
+        self._streams = _overridden(kind, "predict_stream")
+        if self._streams:
+            self.infer_stream = self._stream
+            if not _overridden(kind, "predict"):
+                self.infer = self._stream  # type: ignore[method-assign, assignment]
+
+    async def load(self) -> None:
+        loaded = await _awaited(self._theirs.load())
+        if loaded is False:
+            raise ModelFailed(f"{type(self._theirs).__name__}.load() gave False")
+        self._theirs.ready = True
+
+    def signature(self) -> Signature:
+        return Signature(
+            inputs=_told(self._theirs.inputs),
+            outputs=_told(self._theirs.outputs),
+            open_inputs=True,
+            open_outputs=True,
+            batched=self.spec.max_batch_size > 1,
+            unchecked=True,
+        )
+
+    async def infer(self, call: Infer) -> Inference:
+        try:
+            return inference_of(await _awaited(self._theirs.predict(request_of(call, self._types))))
+        except Exception as fault:
+            raise fault_of(fault) from fault
+
+    async def _stream(self, call: Infer) -> AsyncIterator[Inference]:
+        try:
+            async with aclosing(self._theirs.predict_stream(_once(request_of(call, self._types)))) as answers:
+                async for answer in answers:
+                    yield inference_of(answer)
+        except Exception as fault:
+            raise fault_of(fault) from fault
+
+    async def close(self) -> None:
+        self._theirs.ready = False
+        await _awaited(self._theirs.unload())
+
+
+def _class(spec: ModelSpec) -> Any:
+    """What `implementation` names. A process of the model's own imports it by its name there, as their server does."""
+    source = spec.parameters.get("source")
+    if source is None or spec.placement in ("inline", "thread"):
+        return plugins.resolve(spec.uri)  # beside other models, whose modules may have the same names
+    sys.path.insert(0, str(Path(source).parent))
+    return plugins.resolve(":".join(spec.parameters["model_settings"]["implementation"].rsplit(".", 1)))
+
+
+def _settings(kind: type[Any], given: Mapping[str, Any], source: str) -> tuple[Any, ModuleType]:
+    """The settings of a model, and the module of types, that its class knows: ours or those of the real package."""
+    found = _found_uri(given, Path(source).parent)
+    if issubclass(kind, ours.MLModel):
+        return ModelSettings.read(found, source), importlib.import_module("dragoman.compat.mlserver.types")
+    theirs: Any = importlib.import_module("mlserver.settings").ModelSettings(**found)
+    theirs._source = source
+    return theirs, importlib.import_module("mlserver.types")
+
+
+def _found_uri(given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Their code opens `parameters.uri` as it is: one that is not there, but is beside the settings, is meant so."""
+    parameters = dict(given.get("parameters") or {})
+    uri = parameters.get("uri")
+    if not uri:
+        parameters["uri"] = str(folder)
+    elif not os.path.exists(uri) and (folder / uri).exists():
+        parameters["uri"] = str(folder / uri)
+    return {**given, "parameters": parameters}
+
+
+def _overridden(kind: type[Any], method: str) -> bool:
+    base = next((k for k in reversed(kind.__mro__) if method in vars(k)), object)
+    return getattr(kind, method) is not vars(base).get(method)
+
+
+def _told(tensors: Any) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(t.name, datatype(str(t.datatype)), tuple(t.shape)) for t in tensors or ())
+
+
+async def _awaited(result: Any) -> Any:
+    return await result if inspect.isawaitable(result) else result
+
+
+async def _once(request: Any) -> AsyncIterator[Any]:
+    yield request
