@@ -20,7 +20,13 @@ HEADER_LENGTH = "inference-header-content-length"
 
 # --- the envelope, as it stands on the wire ------------------------------------------------------------------
 
-JsonParameters = dict[str, str | bool | int | float]
+# Null is as good as nothing: clients whose types know more parameters than they send write them so.
+JsonParameters = dict[str, str | bool | int | float | None]
+
+
+def told_parameters(parameters: JsonParameters | None) -> dict[str, Scalar]:
+    """The parameters that are not null."""
+    return {k: v for k, v in parameters.items() if v is not None} if parameters else {}
 
 
 class _Tensor(msgspec.Struct):
@@ -112,14 +118,14 @@ def read_request(head: Buffer, rest: memoryview | None, policy: Policy) -> Reque
     """The request in some JSON and the binary data behind it. Raises InvalidInput or NotSupported."""
     found = _parsed(bytes(head), _REQUEST, _LiteralRequest, "an inference request", policy)
     inputs = _tensors(found.inputs, rest, "input", policy)
-    return RequestBody(inputs, found.outputs or (), dict(found.parameters or {}), found.id)
+    return RequestBody(inputs, found.outputs or (), told_parameters(found.parameters), found.id)
 
 
 def read_response(head: Buffer, rest: memoryview | None, policy: Policy) -> ResponseBody:
     """The answer in some JSON and the binary data behind it. Raises InvalidInput or NotSupported."""
     found = _parsed(bytes(head), _RESPONSE, _LiteralResponse, "an inference response", policy)
     outputs = _tensors(found.outputs, rest, "output", policy)
-    return ResponseBody(outputs, dict(found.parameters or {}), found.model_name, found.model_version, found.id)
+    return ResponseBody(outputs, told_parameters(found.parameters), found.model_name, found.model_version, found.id)
 
 
 def _parsed(head: bytes, decoder: Any, literal_type: Any, what: str, policy: Policy) -> Any:
@@ -175,7 +181,7 @@ def _tensors(given: Sequence[_Tensor], rest: memoryview | None, noun: str, polic
         where = f"{noun} '{one.name}'"
         if one.name in tensors:
             raise InvalidInput(f"{where} already exists in request")
-        parameters = dict(one.parameters or {})
+        parameters = told_parameters(one.parameters)
         if "shared_memory_region" in parameters:
             raise NotSupported(f"{where}: shared memory is not supported; send 'data' or binary data")
         kind = _datatype(one, where)

@@ -8,7 +8,7 @@ import orjson
 
 from dragoman.core.datatypes import BF16, BYTES, Array, bf16_to_fp32, datatype
 from dragoman.core.tensor import NONE, Parameters, Tensor
-from dragoman.payload.body import divide, read_request, read_response, write_tensors
+from dragoman.payload.body import divide, read_request, read_response, told_parameters, write_tensors
 from dragoman.payload.json_data import array_from_json
 from dragoman.payload.policy import Buffer, Policy
 
@@ -123,7 +123,7 @@ class InferenceRequest:
         body = read_request(*divide(text, header_length), _POLICY)
         return cls(
             inputs=[RequestInput(name, tensor) for name, tensor in body.inputs.items()],
-            outputs=[RequestOutput(o.name, o.parameters or NONE) for o in body.outputs],
+            outputs=[RequestOutput(o.name, told_parameters(o.parameters) or NONE) for o in body.outputs],
             parameters=body.parameters,
             id=body.id or "",
         )

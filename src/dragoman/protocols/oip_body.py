@@ -7,7 +7,15 @@ import msgspec
 
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import InvalidInput
-from dragoman.payload.body import HEADER_LENGTH, JsonParameters, Requested, check_depth, divide, read_request
+from dragoman.payload.body import (
+    HEADER_LENGTH,
+    JsonParameters,
+    Requested,
+    check_depth,
+    divide,
+    read_request,
+    told_parameters,
+)
 from dragoman.payload.json_data import PARSER_FAULTS, told
 from dragoman.protocols.oip import check_counts, classes_wanted, deadline_s
 from dragoman.protocols.wire import HttpRequest, Policy
@@ -78,7 +86,7 @@ def _wanted(id_: str | None, binary: object, outputs: Sequence[Requested]) -> Wa
     forms: dict[str, bool] = {}
     classes: dict[str, int] = {}
     for output in outputs:
-        parameters = output.parameters or {}
+        parameters = told_parameters(output.parameters)
         if "binary_data" in parameters:
             forms[output.name] = _flag(parameters["binary_data"], f"output '{output.name}': parameter 'binary_data'")
         if count := classes_wanted(parameters, output.name):
