@@ -34,6 +34,11 @@ _HOME = {
     "FP64": "core.datatypes",
     "BYTES": "core.datatypes",
     "Shape": "codecs.typed",
+    "InferenceRequest": "payload.message",
+    "InferenceResponse": "payload.message",
+    "RequestInput": "payload.message",
+    "RequestOutput": "payload.message",
+    "ResponseOutput": "payload.message",
     "model": "runtimes.python",
     "Server": "server",
     "serve": "server",
@@ -43,10 +48,12 @@ _HOME = {
     "AsyncClient": "client.async_client",
 }
 
-__all__ = ["__version__", "errors", *_HOME]
+__all__ = ["__version__", "codecs", "errors", *_HOME]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "codecs":
+        return importlib.import_module("dragoman.codecs")
     if name == "errors":
         return importlib.import_module("dragoman.core.errors")
     if name in _HOME:

@@ -1,3 +1,4 @@
+from dragoman import codecs as codecs
 from dragoman._version import __version__ as __version__
 from dragoman.client.async_client import AsyncClient as AsyncClient
 from dragoman.client.client import Client as Client
@@ -25,6 +26,11 @@ from dragoman.core.signature import Signature as Signature
 from dragoman.core.signature import TensorSpec as TensorSpec
 from dragoman.core.spec import ModelSpec as ModelSpec
 from dragoman.core.tensor import Tensor as Tensor
+from dragoman.payload.message import InferenceRequest as InferenceRequest
+from dragoman.payload.message import InferenceResponse as InferenceResponse
+from dragoman.payload.message import RequestInput as RequestInput
+from dragoman.payload.message import RequestOutput as RequestOutput
+from dragoman.payload.message import ResponseOutput as ResponseOutput
 from dragoman.runtimes.python import model as model
 from dragoman.server import Server as Server
 from dragoman.server import open_engine as open_engine

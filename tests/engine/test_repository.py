@@ -96,15 +96,15 @@ def test_model_settings_json(tmp_path: Path) -> None:
     assert (spec.name, spec.version, spec.runtime) == ("renamed", "v1", "sklearn")
     assert Path(spec.uri) == tmp_path / "m" / "weights.joblib"
     assert (spec.max_batch_size, spec.max_batch_wait_s, spec.platform) == (16, 0.5, "sklearn")
-    assert spec.inputs == (TensorSpec("x", FP32, (-1, 4)),)
-    assert spec.parameters == {"method": "predict"}
+    assert spec.inputs == (TensorSpec("x", FP32, (-1, 4), content_type="np"),)
+    assert spec.parameters == {"content_type": "np", "method": "predict"}
 
 
 def test_an_implementation_in_the_models_own_folder(tmp_path: Path) -> None:
     file = write(tmp_path / "m" / "models.py")
     write(tmp_path / "m" / "model-settings.json", json.dumps({"name": "m", "implementation": "models.Mine"}))
     spec = only(found(tmp_path))
-    assert (spec.runtime, spec.uri) == ("python", f"{file}:Mine")
+    assert (spec.runtime, spec.uri) == ("mlserver", f"{file}:Mine")
 
 
 def test_dragoman_toml_for_one_model_and_for_a_repository(tmp_path: Path) -> None:

@@ -5,14 +5,28 @@ To add a type, add a line to `CONVERSIONS`.
 
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dragoman.codecs.codec import InputCodec
+from dragoman.codecs.coded import by_codec, full_name, has_codec, of_codec, series
+from dragoman.codecs.conversion import ANY, Conversion, data_of
+from dragoman.codecs.registry import CODECS
 from dragoman.codecs.strings import strings
-from dragoman.core.datatypes import BF16, BOOL, BYTES, DATATYPES, FP64, INT64, NUMERIC, Array, Datatype, datatype_of
+from dragoman.core.datatypes import (
+    BF16,
+    BOOL,
+    BYTES,
+    DATATYPES,
+    FP64,
+    INT64,
+    NUMERIC,
+    Datatype,
+    datatype_of,
+)
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.tensor import Tensor, object_array
 
@@ -33,29 +47,22 @@ class Shape(tuple[int, ...]):
         return tuple(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
-    """How values of one annotation travel.
-
-    `datatype`, `shape` and `accepts` are as in TensorSpec. `to_value(tensor, name)` makes the value, or raises
-    InvalidInput; `to_tensor(value)` goes back, or raises what NumPy or `Tensor.of` raise.
-    """
-
-    datatype: Datatype | None
-    shape: tuple[int, ...] | None
-    accepts: frozenset[Datatype]
-    to_value: Callable[[Tensor, str], Any]
-    to_tensor: Callable[[Any], Tensor]
-
-
 def conversion(annotation: Any, where: str) -> Conversion:
     """The conversion of an annotation; ModelFailed naming `where` it stands if there is none for it."""
+    own = CODECS.own_input(annotation)
+    if own is not None:
+        return of_codec(own)
     for known, found in CONVERSIONS.items():
         if known is annotation:  # not every annotation can be hashed
             return found
+    if has_codec(annotation):
+        return _one(by_codec(annotation))
+    if full_name(annotation) == "pandas.Series":
+        return series()
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _annotated(conversion(arguments[0], where), arguments[1:])
+        codec = next((note for note in arguments[1:] if isinstance(note, type) and issubclass(note, InputCodec)), None)
+        return of_codec(codec) if codec else _annotated(conversion(arguments[0], where), arguments[1:])
     if origin is np.ndarray:
         return _array(annotation, where)
     if origin is list and arguments:
@@ -64,7 +71,8 @@ def conversion(annotation: Any, where: str) -> Conversion:
         return _one(_array(NDArray[annotation], where))
     raise ModelFailed(
         f"{where} is annotated {_shown(annotation)}, which has no tensor form; expected np.ndarray, "
-        "NDArray[np.float32], Annotated[NDArray[...], Shape(-1, 4)], float, int, bool, str, bytes or a list of these"
+        "NDArray[np.float32], Annotated[NDArray[...], Shape(-1, 4)], float, int, bool, str, bytes, datetime, dict, "
+        "PIL.Image.Image or a list of these, pd.Series or pd.DataFrame"
     )
 
 
@@ -81,10 +89,6 @@ def optional(annotation: Any) -> tuple[Any, bool]:
 # --- arrays ----------------------------------------------------------------------------------------------
 
 
-def _data(tensor: Tensor, name: str) -> Array:
-    return tensor.data
-
-
 def _array(annotation: Any, where: str) -> Conversion:
     """NDArray of one scalar type, or of an abstract one such as np.floating, or of Any."""
     scalar = (get_args(get_args(annotation)[1]) or (Any,))[0]
@@ -97,7 +101,7 @@ def _array(annotation: Any, where: str) -> Conversion:
         fitting = [d for d in DATATYPES.values() if d is not BF16 and issubclass(d.dtype.type, scalar)]
         if len(fitting) > 1:
             first = next((d for d in (FP64, INT64) if d in fitting), fitting[0])
-            return Conversion(first, None, frozenset(fitting) - {first}, _data, Tensor.of)
+            return Conversion(first, None, frozenset(fitting) - {first}, data_of, Tensor.of)
         return _of_datatype(datatype_of(np.dtype(scalar)))
     except (InvalidInput, TypeError) as fault:
         raise ModelFailed(
@@ -106,7 +110,7 @@ def _array(annotation: Any, where: str) -> Conversion:
 
 
 def _of_datatype(datatype: Datatype) -> Conversion:
-    return Conversion(datatype, None, frozenset(), _data, lambda value: Tensor.of(value, datatype))
+    return Conversion(datatype, None, frozenset(), data_of, lambda value: Tensor.of(value, datatype))
 
 
 def _annotated(plain: Conversion, notes: tuple[Any, ...]) -> Conversion:
@@ -154,41 +158,56 @@ def _list(annotation: Any, where: str) -> Conversion:
     depth, element = 0, annotation
     while get_origin(element) is list and get_args(element):
         depth, element = depth + 1, get_args(element)[0]
-    found = _ELEMENTS.get(element)
+    if depth == 1 and has_codec(element):
+        return by_codec(element)
+    found = _ELEMENTS.get(element) if isinstance(element, type) else None
     if found is None:
         raise ModelFailed(
-            f"{where} is annotated {_shown(annotation)}; expected a list of float, int, bool, str or bytes"
+            f"{where} is annotated {_shown(annotation)}; expected a list of float, int, bool, str, bytes, "
+            "datetime, dict or images"
         )
-    return replace(found, shape=(-1,) * depth)
+    return replace(found, shape=(-1,) * depth, many=depth == 1)
 
 
 def _one(many: Conversion) -> Conversion:
     """One value instead of many: told as shape [1]; a tensor with one element in any shape is taken."""
+    whole = many.shape is None and bool(many.content_type)  # elements of several axes: images
 
     def to_value(tensor: Tensor, name: str) -> Any:
-        if tensor.data.size != 1:
+        if not whole and tensor.data.size != 1:
             raise InvalidInput(f"input '{name}': expected one value, got shape {list(tensor.data.shape)}")
-        flat = Tensor(tensor.data.reshape(1), tensor.datatype)
-        return many.to_value(flat, name)[0]
+        values = many.to_value(tensor if whole else _flat(tensor), name)
+        if len(values) != 1:
+            raise InvalidInput(f"input '{name}': expected one value, got {len(values)}")
+        return values[0]
 
-    return replace(many, shape=(1,), to_value=to_value, to_tensor=lambda value: many.to_tensor([value]))
+    return replace(
+        many,
+        shape=None if whole else (1,),
+        to_value=to_value,
+        to_tensor=lambda value: many.to_tensor([value]),
+        many=False,
+    )
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return Tensor(tensor.data.reshape(1), tensor.datatype, tensor.parameters)
 
 
 def _shown(annotation: Any) -> str:
     return annotation.__qualname__ if isinstance(annotation, type) else str(annotation)
 
 
-ANY = Conversion(None, None, frozenset(), _data, Tensor.of)
 _ELEMENTS: Mapping[Any, Conversion] = {
-    float: Conversion(FP64, (-1,), _FLOATS | _INTEGERS, _plain(FP64), _listed(FP64)),
-    int: Conversion(INT64, (-1,), _INTEGERS, _plain(INT64), _listed(INT64)),
-    bool: Conversion(BOOL, (-1,), frozenset(), _plain(BOOL), _listed(BOOL)),
-    str: Conversion(BYTES, (-1,), frozenset(), _plain(BYTES, text=True), _listed(BYTES)),
-    bytes: Conversion(BYTES, (-1,), frozenset(), _plain(BYTES), _listed(BYTES)),
+    float: Conversion(FP64, (-1,), _FLOATS | _INTEGERS, _plain(FP64), _listed(FP64), kind=float),
+    int: Conversion(INT64, (-1,), _INTEGERS, _plain(INT64), _listed(INT64), kind=int),
+    bool: Conversion(BOOL, (-1,), frozenset(), _plain(BOOL), _listed(BOOL), kind=bool),
+    str: Conversion(BYTES, (-1,), frozenset(), _plain(BYTES, text=True), _listed(BYTES), kind=str),
+    bytes: Conversion(BYTES, (-1,), frozenset(), _plain(BYTES), _listed(BYTES), kind=bytes),
 }
 CONVERSIONS: Mapping[Any, Conversion] = {
-    Any: ANY,
-    np.ndarray: ANY,
+    Any: replace(ANY, kind=object),
+    np.ndarray: replace(ANY, kind=np.ndarray),
     Tensor: replace(ANY, to_value=lambda tensor, name: tensor),
     **{kind: _one(many) for kind, many in _ELEMENTS.items()},
 }

@@ -35,6 +35,7 @@ class Registry:
     def __init__(self) -> None:
         self._inputs: dict[str, type[InputCodec]] = {}
         self._requests: dict[str, type[RequestCodec]] = {}
+        self._installed = False
 
     def add(self, codec: C) -> C:
         """Let a codec speak for its content type, in place of one that did. Can be used as a decorator."""
@@ -64,19 +65,52 @@ class Registry:
         """The codec that takes a value as a whole request; None if none does."""
         return next((c for c in self._all_requests() if c.can_encode(value)), None)
 
+    def hinted_input(self, hint: Any) -> type[InputCodec] | None:
+        """The codec of one tensor whose type hint this is; None if there is none."""
+        return next((c for c in self._all_inputs() if _same(c.type_hint, hint)), None)
+
+    def hinted_request(self, hint: Any) -> type[RequestCodec] | None:
+        """The codec of a whole request whose type hint this is; None if there is none."""
+        return next((c for c in self._all_requests() if _same(c.type_hint, hint)), None)
+
+    def own_input(self, hint: Any) -> type[InputCodec] | None:
+        """As `hinted_input`, among the codecs that are not built in."""
+        self._add_installed()
+        return next((c for n, c in self._inputs.items() if n not in _INPUT and _same(c.type_hint, hint)), None)
+
+    def request_types(self) -> list[str]:
+        """The content types that are known for whole requests."""
+        return sorted({*self._requests, *_REQUEST})
+
+    def _add_installed(self) -> None:
+        """Add what other packages bring, once, unless a model's own code speaks for the same content type."""
+        if self._installed:
+            return
+        self._installed = True
+        for group, known in (("codecs.input", self._inputs), ("codecs.request", self._requests)):
+            for entry in entry_points(group=f"dragoman.{group}"):
+                if entry.name not in known:
+                    self.add(entry.load())
+
     def _all_inputs(self) -> Iterator[type[InputCodec]]:
+        self._add_installed()
         yield from [c for name, c in self._inputs.items() if name not in _INPUT]  # a model's own go first
         for name in _INPUT:
             with suppress(ModelFailed):  # its package is not installed, so no value is of its kind
                 yield self.input(name)
 
     def _all_requests(self) -> Iterator[type[RequestCodec]]:
+        self._add_installed()
         yield from [c for name, c in self._requests.items() if name not in _REQUEST]
         for name in _REQUEST:
             with suppress(ModelFailed):
                 codec = self.request(name)
                 if codec is not None:
                     yield codec
+
+
+def _same(known: Any, hint: Any) -> bool:
+    return known is not None and (known is hint or known == hint)
 
 
 def _found(group: str, built_in: dict[str, str], content_type: str) -> Any:

@@ -9,13 +9,16 @@ from typing import Any, NotRequired, Required, get_args, get_origin, get_type_hi
 
 import numpy as np
 
-from dragoman.codecs.conversions import Conversion, conversion, optional
+from dragoman.codecs.arguments import arguments, table_codec
+from dragoman.codecs.conversion import Conversion
 from dragoman.codecs.conversions import Shape as Shape
+from dragoman.codecs.conversions import conversion
+from dragoman.codecs.decode import NO_DEFAULTS, Defaults, decode_inputs, encode_answer
 from dragoman.core.calls import Infer, Inference
 from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed
 from dragoman.core.model import Result, Results
 from dragoman.core.signature import Signature, TensorSpec
-from dragoman.core.tensor import Parameters, Tensor
+from dragoman.core.tensor import Tensor
 
 # Return annotations that tell nothing of the outputs: whatever `Model.infer` may give is taken.
 _OPEN: tuple[Any, ...] = (inspect.Signature.empty, Any, Inference, Result, Results, dict, tuple, list)
@@ -26,22 +29,29 @@ _SCALARS = (bool, int, float, str, bytes)
 class TypedFunction:
     """A callable with annotations, as `signature` and as `infer`, which is of the callable's own kind.
 
-    Each parameter is an input of its name: an array, a float, int, bool, str or bytes, or a list of these; one
-    with a default, or `| None`, may be left out. A parameter annotated `Parameters` gets the call's parameters,
-    one annotated `Infer` the whole call, and `**inputs` every further input. One result is `output-0`; a tuple is
-    `output-0`, `output-1`, ...; a dataclass, NamedTuple or TypedDict names its outputs by its fields; any other
-    mapping, or no annotation, leaves the outputs open. Raises ModelFailed naming a parameter that has no tensor
-    form.
+    Each parameter is an input of its name: an array, a float, int, bool, str, bytes, datetime, dict, image, or a list
+    of these, a pd.Series, or what a codec of one's own makes; one with a default, or `| None`, may be left out. A
+    parameter annotated pd.DataFrame gets every input that no other parameter names, a column each. One annotated
+    `Parameters` gets the call's parameters, one annotated `Infer` the whole call, and `**inputs` every further input.
+    Inputs that name a content type, or have one in the model's settings (`defaults`), are decoded by it.
+
+    One result is `output-0`; a tuple is `output-0`, `output-1`, ...; a dataclass, NamedTuple or TypedDict names its
+    outputs by its fields; a pd.DataFrame by its columns; any other mapping, or no annotation, leaves the outputs open.
+    Raises ModelFailed naming a parameter that has no tensor form.
     """
 
-    def __init__(self, function: Callable[..., Any], *, batched: bool = False) -> None:
+    def __init__(
+        self, function: Callable[..., Any], *, batched: bool = False, defaults: Defaults = NO_DEFAULTS
+    ) -> None:
         self._function = function
+        self._defaults = defaults
         name = getattr(function, "__qualname__", type(function).__qualname__)
         try:
             declared = inspect.signature(function, eval_str=True)
         except (NameError, TypeError, ValueError) as fault:
             raise ModelFailed(f"the annotations of {name} cannot be read: {fault}") from fault
-        self._arguments = [_argument(p, name) for p in declared.parameters.values()]
+        self._arguments = arguments(declared, name)
+        self._names = frozenset(argument.name for argument in self._arguments if argument.role == "input")
         self._kind, returned = _kind(function, declared.return_annotation)
         self._results = _results(returned, f"the result of {name}")
         self.signature = self._signature(batched)
@@ -52,7 +62,7 @@ class TypedFunction:
         return Signature(
             inputs=tuple(argument.spec for argument in self._arguments if argument.spec is not None),
             outputs=outputs,
-            open_inputs=any(argument.role in ("call", "others") for argument in self._arguments),
+            open_inputs=any(argument.role in ("call", "others", "table") for argument in self._arguments),
             open_outputs=not outputs,
             batched=batched,
         )
@@ -94,54 +104,21 @@ class TypedFunction:
                 case "parameters":
                     named[argument.name] = call.parameters
                 case "others":
-                    known = {each.name for each in self._arguments}
-                    named |= {name: t.data for name, t in call.inputs.items() if name not in known}
+                    named |= decode_inputs(self._rest(call), self._defaults)
+                case "table" if self._rest(call) or (argument.required and not argument.nullable):
+                    named[argument.name] = argument.table(self._rest(call), self._defaults)
                 case "input" if argument.name in call.inputs:
-                    named[argument.name] = argument.value(call.inputs[argument.name])
+                    default = self._defaults.inputs.get(argument.name, "")
+                    named[argument.name] = argument.value(call.inputs[argument.name], default)
                 case _ if argument.required:
                     named[argument.name] = None
             if argument.positional_only and argument.name in named:
                 positional.append(named.pop(argument.name))
         return function(*positional, **named)
 
-
-# --- parameters ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Argument:
-    """One parameter of the function. `role`: an input, the call, the call's parameters, or all other inputs.
-
-    `required`: it has no default, so that a missing optional one is None.
-    """
-
-    name: str
-    role: str
-    conversion: Conversion | None = None
-    spec: TensorSpec | None = None
-    required: bool = True
-    positional_only: bool = False
-
-    def value(self, tensor: Tensor) -> Any:
-        return tensor.data if self.conversion is None else self.conversion.to_value(tensor, self.name)
-
-
-def _argument(parameter: inspect.Parameter, function: str) -> _Argument:
-    name, annotation = parameter.name, parameter.annotation
-    if parameter.kind is parameter.VAR_POSITIONAL:
-        raise ModelFailed(f"parameter '*{name}' of {function} has no name to be an input; expected named parameters")
-    if parameter.kind is parameter.VAR_KEYWORD:
-        return _Argument(name, "others")
-    positional_only = parameter.kind is parameter.POSITIONAL_ONLY
-    if annotation == Parameters:
-        return _Argument(name, "parameters", positional_only=positional_only)
-    if annotation is Infer:
-        return _Argument(name, "call", positional_only=positional_only)
-    plain, nullable = optional(Any if annotation is parameter.empty else annotation)
-    required = parameter.default is parameter.empty
-    found = conversion(plain, f"parameter '{name}' of {function}")
-    spec = TensorSpec(name, found.datatype, found.shape, found.accepts, optional=nullable or not required)
-    return _Argument(name, "input", found, spec, required, positional_only)
+    def _rest(self, call: Infer) -> dict[str, Tensor]:
+        """The inputs that no parameter names."""
+        return {name: tensor for name, tensor in call.inputs.items() if name not in self._names}
 
 
 # --- results ---------------------------------------------------------------------------------------------
@@ -149,18 +126,20 @@ def _argument(parameter: inspect.Parameter, function: str) -> _Argument:
 
 @dataclass(frozen=True)
 class _Results:
-    """How a result becomes outputs: `fields` in order (none: open), by position, attribute or key."""
+    """How a result becomes outputs: `fields` in order (none: open), by position, attribute or key.
+
+    `content_type`: a whole answer is made of it, such as a data frame.
+    """
 
     fields: tuple[tuple[str, Conversion], ...] = ()
     parts: Callable[[Any], tuple[Any, ...]] | None = None
     named: bool = False
+    content_type: str = ""
 
     def finish(self, value: Any) -> Result:
         """The outputs of one result; InvalidOutput naming the output that does not fit its annotation."""
         if self.parts is None:
-            # A bare Python value is told as shape [1], as an annotated one is.
-            result: Result = np.asarray([value]) if isinstance(value, _SCALARS) else value
-            return result
+            return encode_answer(value, self.content_type) if self.content_type else _open(value)
         try:
             parts = self.parts(value)
         except (TypeError, KeyError, AttributeError) as fault:
@@ -171,6 +150,17 @@ class _Results:
         if not self.named:
             return tuple(tensors)
         return {name: tensor for (name, _), tensor in zip(self.fields, tensors, strict=True)}
+
+
+def _open(value: Any) -> Result:
+    """A result that no annotation tells of: what `Model.infer` may give, or else what a codec takes."""
+    if isinstance(value, _SCALARS):
+        return np.asarray([value])  # told as shape [1], as an annotated one is
+    simple = isinstance(value, list) and (not value or isinstance(value[0], (*_SCALARS, list, np.generic, np.ndarray)))
+    if simple or value is None or isinstance(value, np.ndarray | np.generic | Tensor | Inference | Mapping | tuple):
+        result: Result = value
+        return result
+    return encode_answer(value)
 
 
 def _tensor(value: Any, name: str, by: Conversion) -> Tensor:
@@ -188,6 +178,9 @@ def _results(annotation: Any, where: str) -> _Results:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation in _OPEN or annotation is None or _is_mapping(origin or annotation):
         return _Results()
+    whole = table_codec(annotation)
+    if whole is not None:
+        return _Results(content_type=whole.content_type)
     if origin is tuple:
         if Ellipsis in arguments:
             return _Results()

@@ -4,17 +4,21 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from dragoman.codecs.decode import Defaults
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import FP64, NUMERIC, Array
 from dragoman.core.errors import ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import Placement
+from dragoman.runtimes.contents import content, matrix
 from dragoman.runtimes.files import model_path, package
 
 
 class LightGBMModel(Model):
     """A Booster. Its one input is a matrix [rows, features], where NaN is a missing value.
+
+    A call whose content type is `np` or `pd` brings an array or the columns of a data frame instead.
 
     Outputs: `predict`, as `Booster.predict` gives it (for a classifier the probabilities, [rows] of the second
     class or [rows, classes]), and `raw_score`, before the objective's transformation, computed only when asked
@@ -31,6 +35,7 @@ class LightGBMModel(Model):
             self._booster = lightgbm.Booster(model_file=path)
         except lightgbm.basic.LightGBMError as fault:
             raise ModelFailed(f"'{path.name}' is no LightGBM text model: {fault}") from fault
+        self._defaults = Defaults.of(self.spec)
         features = self._booster.num_feature()
         row = np.asarray(self._booster.predict(np.zeros((1, features))))
         self._signature = Signature(
@@ -40,14 +45,21 @@ class LightGBMModel(Model):
                 TensorSpec("raw_score", FP64, (-1, *row.shape[1:]), optional=True),
             ),
             batched=True,
+            decodes=True,
+            content_type=self._defaults.request,
         )
 
     def signature(self) -> Signature:
         return self._signature
 
     def infer(self, call: Infer) -> Mapping[str, Array]:
-        (tensor,) = call.inputs.values()
+        value = content(call, self._defaults)
+        if value is None:
+            (tensor,) = call.inputs.values()
+            rows = tensor.data
+        else:
+            rows = matrix(value, self._booster.num_feature(), self._booster.feature_name())
         return {
-            name: np.asarray(self._booster.predict(tensor.data, raw_score=name == "raw_score"))
+            name: np.asarray(self._booster.predict(rows, raw_score=name == "raw_score"))
             for name in call.outputs or ("predict",)
         }

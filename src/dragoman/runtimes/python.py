@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any, TypeVar, overload
 
 from dragoman import plugins
+from dragoman.codecs.decode import Defaults
 from dragoman.codecs.typed import TypedFunction
 from dragoman.core.errors import ModelFailed
 from dragoman.core.model import Model
@@ -100,7 +101,8 @@ class FunctionModel(Model):
         super().__init__(spec)
         self.platform = declared.platform or type(self).platform
         self.placement = declared.placement or type(self).placement
-        _adopt(self, TypedFunction(function, batched=declared.batched), declared.inputs, declared.outputs)
+        typed = TypedFunction(function, batched=declared.batched, defaults=Defaults.of(spec, declared.inputs))
+        _adopt(self, typed, declared.inputs, declared.outputs)
 
 
 def _derived(made: Model, spec: ModelSpec) -> Model:
@@ -109,7 +111,8 @@ def _derived(made: Model, spec: ModelSpec) -> Model:
         made.spec = spec
     predict = getattr(made, "predict", None)
     if type(made).infer is Model.infer and "infer" not in vars(made) and callable(predict):
-        _adopt(made, TypedFunction(predict, batched=made.batched), made.inputs, made.outputs)
+        typed = TypedFunction(predict, batched=made.batched, defaults=Defaults.of(spec, made.inputs))
+        _adopt(made, typed, made.inputs, made.outputs)
     return made
 
 

@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from dragoman.codecs.decode import Defaults
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import Array, datatype_of
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import Placement
+from dragoman.runtimes.contents import content
 from dragoman.runtimes.files import check_pickle, model_path, package
 from dragoman.runtimes.sklearn_inputs import Table, table_of
 
@@ -23,8 +25,9 @@ class SklearnModel(Model):
     """An estimator: each of predict, transform, predict_proba and decision_function that it has is an output.
 
     Its input is the matrix `input`, [rows, features], of any number type. A pipeline that treats columns as
-    text has one input a column instead, under the names that it was trained with. The default output is
-    `predict`, or else `transform`; others are computed only when asked for. A multi-output classifier gives
+    text has one input a column instead, under the names that it was trained with. A call whose content type is `np`
+    or `pd` brings an array or the columns of a data frame instead, whatever its inputs are called. The default output
+    is `predict`, or else `transform`; others are computed only when asked for. A multi-output classifier gives
     `predict_proba-0`, `predict_proba-1`, ...
     """
 
@@ -48,13 +51,21 @@ class SklearnModel(Model):
         self._sources: dict[str, str] = {}
         self._keeps_rows = True
         outputs = [spec for method in self._methods for spec in self._probe(method)]
-        self._signature = Signature(inputs=self._table.inputs, outputs=tuple(outputs), batched=self._keeps_rows)
+        self._defaults = Defaults.of(self.spec)
+        self._signature = Signature(
+            inputs=self._table.inputs,
+            outputs=tuple(outputs),
+            batched=self._keeps_rows,
+            decodes=True,
+            content_type=self._defaults.request,
+        )
 
     def signature(self) -> Signature:
         return self._signature
 
     def infer(self, call: Infer) -> Mapping[str, Array]:
-        rows = self._table.rows(call.inputs)
+        value = content(call, self._defaults)
+        rows = self._table.rows(call.inputs) if value is None else self._table.framed(value)
         wanted = call.outputs or tuple(s.name for s in self._signature.outputs if not s.optional)
         result: dict[str, Array] = {}
         for method in dict.fromkeys(self._sources[name] for name in wanted):

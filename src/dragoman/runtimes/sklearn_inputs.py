@@ -9,8 +9,10 @@ import numpy as np
 
 from dragoman.codecs.strings import strings
 from dragoman.core.datatypes import BYTES, FP64, NUMERIC, Array
+from dragoman.core.errors import InvalidInput
 from dragoman.core.signature import TensorSpec
 from dragoman.core.tensor import Tensor
+from dragoman.runtimes.contents import columns_in_order, matrix
 
 # A value of the column that the estimator knows; its type says whether the column is text.
 Sample = str | float
@@ -24,6 +26,9 @@ class Table(Protocol):
 
     def rows(self, tensors: Mapping[str, Tensor]) -> Any:
         """What the estimator is called with; InvalidInput where text is not UTF-8."""
+
+    def framed(self, value: Any) -> Any:
+        """What the estimator is called with, from what a content type made: an array, a data frame or a list."""
 
     def probe(self) -> Any:
         """One row that the estimator probably takes."""
@@ -59,6 +64,12 @@ class Documents:
         ((name, tensor),) = tensors.items()
         return strings(tensor, name).tolist()
 
+    def framed(self, value: Any) -> Any:
+        texts = value.iloc[:, 0].tolist() if hasattr(value, "columns") else list(np.ravel(value))
+        if hasattr(value, "columns") and len(value.columns) != 1:
+            raise InvalidInput(f"expected one input of text, got {', '.join(map(repr, value.columns))}")
+        return [text.decode() if isinstance(text, bytes) else text for text in texts]
+
     def probe(self) -> Any:
         return ["a"]
 
@@ -78,6 +89,10 @@ class Matrix:
     def rows(self, tensors: Mapping[str, Tensor]) -> Any:
         (tensor,) = tensors.values()
         return self._framed(tensor.data)
+
+    def framed(self, value: Any) -> Any:
+        width = np.shape(value)[-1] if self.samples is None else len(self.samples)
+        return self._framed(matrix(value, width, self.names))
 
     def probe(self) -> Any:
         return self._framed(np.array([self.samples or (0.0,)]))
@@ -103,6 +118,14 @@ class Columns:
             name: strings(tensor, name) if tensor.datatype is BYTES else tensor.data for name, tensor in tensors.items()
         }
         return self._framed(given)
+
+    def framed(self, value: Any) -> Any:
+        used = [name for name, sample in self._columns() if sample is not None]
+        if not hasattr(value, "columns"):
+            raise InvalidInput(f"expected content type 'pd' with the inputs {', '.join(map(repr, used))}")
+        known = [name for name, _ in self._columns() if name in used or name in value.columns]
+        frame = columns_in_order(value, known)
+        return self._framed({name: frame[name].to_numpy() for name in known}) if self.names is None else frame
 
     def probe(self) -> Any:
         return self._framed({n: np.array([s], object if isinstance(s, str) else float) for n, s in self._columns()})

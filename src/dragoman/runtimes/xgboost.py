@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from dragoman.codecs.decode import Defaults
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import FP32, INT64, NUMERIC, Array
 from dragoman.core.errors import ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import Placement
+from dragoman.runtimes.contents import content, matrix
 from dragoman.runtimes.files import model_path, package
 
 # The objectives whose `predict` is a probability: from it the scikit-learn classifier takes its label.
@@ -20,6 +22,8 @@ _LABELLED = ("binary:logistic", "multi:softprob")
 
 class XGBoostModel(Model):
     """A Booster. Its one input is a matrix [rows, features], where NaN is a missing value.
+
+    A call whose content type is `np` or `pd` brings an array or the columns of a data frame instead.
 
     Outputs: `predict`, as `Booster.predict` gives it: for a model that XGBClassifier saved these are the
     probabilities, [rows] of the second class or [rows, classes]. Computed only when asked for: `margin`, before
@@ -37,6 +41,7 @@ class XGBoostModel(Model):
         except (xgboost.core.XGBoostError, ValueError) as fault:
             raise ModelFailed(f"'{path.name}' is no XGBoost model: {str(fault).splitlines()[0]}") from fault
         self._matrix = xgboost.DMatrix
+        self._defaults = Defaults.of(self.spec)
         self.platform = "xgboost_json" if path.suffix == ".json" else "xgboost_ubj"
         probe = np.zeros((1, self._booster.num_features()), np.float32)
         # A linear booster cannot predict in place; it needs its own copy of the matrix.
@@ -47,16 +52,23 @@ class XGBoostModel(Model):
         return self._signature
 
     def infer(self, call: Infer) -> Mapping[str, Array]:
-        (tensor,) = call.inputs.values()
+        rows = self._rows(call)
         wanted = call.outputs or ("predict",)
         result: dict[str, Array] = {}
         if "predict" in wanted or "label" in wanted:
-            result["predict"] = self._predict(tensor.data)
+            result["predict"] = self._predict(rows)
         if "label" in wanted:
             result["label"] = _labels(result["predict"])
         if "margin" in wanted:
-            result["margin"] = self._predict(tensor.data, margin=True)
+            result["margin"] = self._predict(rows, margin=True)
         return result
+
+    def _rows(self, call: Infer) -> Array:
+        value = content(call, self._defaults)
+        if value is None:
+            (tensor,) = call.inputs.values()
+            return tensor.data
+        return matrix(value, self._booster.num_features(), self._booster.feature_names)
 
     def _predict(self, rows: Array, *, margin: bool = False) -> Array:
         booster = self._booster
@@ -85,6 +97,8 @@ class XGBoostModel(Model):
             inputs=(TensorSpec("input", FP32, (-1, probe.shape[1]), accepts=NUMERIC),),
             outputs=tuple(outputs),
             batched=True,
+            decodes=True,
+            content_type=self._defaults.request,
         )
 
 

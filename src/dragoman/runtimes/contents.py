@@ -1,0 +1,51 @@
+"""What a framework gets from a call whose content type says what its inputs make up."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dragoman.codecs.decode import Defaults, request_codec, with_defaults
+from dragoman.core.calls import Infer
+from dragoman.core.datatypes import Array
+from dragoman.core.errors import InvalidInput
+
+
+def content(call: Infer, defaults: Defaults) -> Any:
+    """The array, data frame or list that the call's content type, or the model's own, makes of all inputs.
+
+    None where neither names one. Raises InvalidInput naming the input.
+    """
+    codec = request_codec(call, defaults)
+    return None if codec is None else codec.to_value(with_defaults(call.inputs, defaults), "input")
+
+
+def columns_in_order(frame: Any, names: Sequence[str]) -> Any:
+    """The columns that a model was trained with, in that order; InvalidInput naming one that is missing or too many."""
+    given = [str(label) for label in frame.columns]
+    missing = [name for name in names if name not in given]
+    extra = [name for name in given if name not in names]
+    if missing or extra:
+        told = [f"misses input '{name}'" for name in missing[:1]] + [f"knows no input '{name}'" for name in extra[:1]]
+        raise InvalidInput(f"content type 'pd': the model {' and '.join(told)}; expected {', '.join(map(repr, names))}")
+    return frame if given == list(names) else frame[list(names)]
+
+
+def matrix(value: Any, width: int, names: Sequence[str] | None = None) -> Array:
+    """The table [rows, width] of numbers in an array or data frame. Raises InvalidInput naming the column."""
+    if hasattr(value, "columns"):
+        if names:
+            value = columns_in_order(value, names)
+        for label, dtype in value.dtypes.items():
+            if getattr(dtype, "kind", "O") not in "biuf":
+                raise InvalidInput(f"input '{label}': content type 'pd': expected numbers, got {dtype}")
+        array = value.to_numpy()
+        # Booleans beside numbers, and nullable columns, have no common dtype.
+        value = array if array.dtype.kind in "biuf" else value.to_numpy(dtype=np.float64, na_value=np.nan)
+    if getattr(value, "ndim", 0) != 2 or value.shape[1] != width:
+        shape = list(getattr(value, "shape", (len(value),)))
+        raise InvalidInput(f"expected a table of shape [-1, {width}], got {shape}")
+    found: Array = value
+    if found.dtype.kind not in "biuf":
+        raise InvalidInput(f"expected numbers, got an array of dtype {found.dtype}")
+    return found
