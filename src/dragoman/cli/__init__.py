@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from dragoman._version import __version__
-from dragoman.cli import serve
+from dragoman.cli import doctor, serve
 from dragoman.core.errors import DragomanError
 
 
@@ -19,6 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"dragoman {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     serve.add_to(commands)
+    doctor.add_to(commands)
     given = parser.parse_args(arguments)
     try:
         status: int = given.run(given)

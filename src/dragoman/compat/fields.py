@@ -114,8 +114,13 @@ def findings(given: Mapping[str, Any], table: Mapping[str, Field], prefix: str =
             # Keywords of a model's own are for its code alone.
             own = Finding("same", prefix + name, "handed to the model's code")
             yield own if table is PARAMETERS else Finding("unused", prefix + name, "no such field is known")
-        elif known.effect in ("same", "different") or value not in (known.default, None):
+        elif known.effect in ("same", "different") or not _as_unset(value, known.default):
             yield Finding(known.effect, prefix + name, known.told)
+
+
+def _as_unset(value: Any, default: Any) -> bool:
+    """Whether a field is what it is without being set; the environment writes `false` for False."""
+    return value is None or str(value).lower() == str(default).lower()
 
 
 def _workers(value: Any) -> dict[str, Any]:

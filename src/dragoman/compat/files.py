@@ -43,6 +43,13 @@ def model_table(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return {k: v for k, v in found.items() if v}
 
 
+def environment_table(folder: Path) -> dict[str, Any] | None:
+    """The model that the environment alone describes, where no file in the folder describes one."""
+    if "implementation" not in model_variables(variables(folder)) or any(folder.rglob("model-settings.json")):
+        return None
+    return model_table({}, folder / "model-settings.json")
+
+
 def with_environment(given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """What a file says, and of what it does not say, what the environment says; `parameters` is always there."""
     environment = model_variables(variables(folder))
@@ -71,4 +78,5 @@ def _tell(found: Iterable[Finding], path: Path) -> None:
         if each.effect == "refused":
             raise InvalidInput(f"{path}: '{each.field}' is not supported: {each.told}")
         if each.effect in ("unused", "missing"):
-            log.warning("%s: '%s' is passed over: %s", path, each.field, each.told)
+            level = logging.WARNING if each.effect == "missing" else logging.INFO
+            log.log(level, "%s: '%s' is passed over: %s", path, each.field, each.told)

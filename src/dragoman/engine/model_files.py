@@ -48,6 +48,12 @@ def model_settings(folder: Path) -> dict[str, Any] | None:
     return found or None
 
 
+def environment_settings(folder: Path) -> dict[str, Any] | None:
+    """What the environment alone says of the one model of a folder, as MLServer lets it; None where it does not."""
+    table = plugins.resolve("dragoman.compat.files:environment_table")(folder)
+    return None if table is None else checked(table, folder)
+
+
 def repository_settings(folder: Path) -> dict[str, dict[str, Any]]:
     """What `[models.NAME]` in a repository's `dragoman.toml` says of the models below it, by name."""
     return {n: checked(t, folder / "dragoman.toml") for n, t in _read_toml(folder).get("models", {}).items()}

@@ -73,6 +73,7 @@ class DiskRepository(Repository):
 
     def scan(self) -> dict[str, Source]:
         sources = super().scan()
+        by_name: dict[str, list[_Found]] = {}
         for path in self._paths:
             there = list(_look(path))
             if not there:
@@ -81,13 +82,15 @@ class DiskRepository(Repository):
                 )
             for found in there:
                 check_name(found.name, f"the model name of '{found.path or path}'")
-                if found.name in sources:
+                same = by_name.setdefault(found.name, [])
+                if found.name in sources or not _are_versions([*same, found]):
                     raise InvalidInput(f"two models are called '{found.name}'; the second is {found.path or path}")
-                sources[found.name] = self._source(found)
-        return sources
+                same.append(found)
+        return sources | {name: self._source(same) for name, same in by_name.items()}
 
-    def _source(self, found: _Found) -> Source:
-        return Source(lambda: self._specified(found), str(found.settings.get("default_version", "")))
+    def _source(self, same: Sequence[_Found]) -> Source:
+        default = next((str(f.settings["default_version"]) for f in same if "default_version" in f.settings), "")
+        return Source(lambda: [spec for found in same for spec in self._specified(found)], default)
 
     def _specified(self, found: _Found) -> list[ModelSpec]:
         given = {k: v for k, v in found.settings.items() if k not in ("version_policy", "default_version")}
@@ -97,6 +100,12 @@ class DiskRepository(Repository):
         policy = str(found.settings.get("version_policy", self._version_policy))
         chosen = _chosen(sorted(found.versions, key=int), policy, found.name)
         return [_placed(replace(base, version=v, uri=""), found.versions[v]) for v in chosen]
+
+
+def _are_versions(same: Sequence[_Found]) -> bool:
+    """Whether these, of one name, are one model: alone, or each with a version of its own in its settings."""
+    told = [found.settings.get("version", "") for found in same]
+    return len(same) == 1 or (len({*told}) == len(same) and not any(found.versions for found in same))
 
 
 def _chosen(versions: list[str], policy: str, name: str) -> list[str]:
@@ -132,7 +141,11 @@ def _look(path: str) -> Iterator[_Found]:
         name = path.rpartition(":")[2].rpartition(".")[2]
         yield _Found(name, None, {"runtime": "python", "uri": path}, {})
     elif place.is_dir():
-        yield from _look_in(place.resolve())
+        settings = model_files.environment_settings(place.resolve())
+        if settings is None:
+            yield from _look_in(place.resolve())
+        else:
+            yield _Found(settings.get("name") or place.resolve().name, place.resolve(), settings, {})
     elif place.is_file():
         if _recognise(place) is None:
             raise InvalidInput(f"no runtime is known for the file '{path}'; see the list of runtimes in the docs")
@@ -144,11 +157,13 @@ def _look(path: str) -> Iterator[_Found]:
 def _look_in(folder: Path) -> Iterator[_Found]:
     settings = model_files.model_settings(folder)
     folders = [p for p in _visible(folder) if p.is_dir()]
-    versions = {p.name: p for p in folders if p.name.isdecimal()}
+    versions = {p.name: p for p in folders if p.name.isdecimal() and not _described(p)}
     if settings is not None or versions or _recognise(folder) is not None:
         settings = settings or {}
         versions = {} if "uri" in settings else versions
         yield _Found(settings.get("name") or folder.name, folder, settings, versions)
+        if _described(folder):  # MLServer: every model-settings.json is a model, wherever it lies
+            yield from (found for p in folders for found in _described_below(p))
         return
     files = [p for p in _visible(folder) if p.is_file() and p.suffix != ".py" and _recognise(p) is not None]
     below = [found for p in folders for found in _look_in(p)]
@@ -160,6 +175,17 @@ def _look_in(folder: Path) -> Iterator[_Found]:
         yield replace(found, settings={**found.settings, **overrides.pop(found.name, {})})
     if overrides:
         raise InvalidInput(f"{folder / 'dragoman.toml'}: there is no model {', '.join(map(repr, overrides))} here")
+
+
+def _described(folder: Path) -> bool:
+    return (folder / "model-settings.json").is_file()
+
+
+def _described_below(folder: Path) -> Iterator[_Found]:
+    if _described(folder):
+        yield from _look_in(folder)
+    else:
+        yield from (found for p in _visible(folder) if p.is_dir() for found in _described_below(p))
 
 
 def _visible(folder: Path) -> list[Path]:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,7 +29,9 @@ def load(spec: ModelSpec) -> Model:
     install.install()
     found = _class(spec)
     if not isinstance(found, type) or issubclass(found, Model) or not hasattr(found, "predict_stream"):
-        made: Model = plugins.resolve("dragoman.runtimes.python:as_model")(found, spec)
+        own = dict(spec.parameters.get("model_settings", {}).get("parameters") or {})
+        flat = {**own, **(own.pop("extra", None) or {})}
+        made: Model = plugins.resolve("dragoman.runtimes.python:as_model")(found, replace(spec, parameters=flat))
         return made
     return MLServerModel(spec, found)
 

@@ -1,0 +1,56 @@
+"""`dragoman doctor FOLDER`: what of an MLServer folder will be the same, different or not there, before it is served."""
+
+import argparse
+import itertools
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dragoman.compat.survey import Remark, survey
+from dragoman.core.errors import InvalidInput
+
+_EPILOG = """\
+what the words mean:
+  same        it does here what it did
+  different   it is honoured, in a way that is worth knowing
+  unused      it changes nothing here, and nothing is lost
+  missing     what it asks for is not there; the rest works
+  refused     the server will not start with it
+
+The exit status is 1 where something is missing or refused, else 0. No code of the folder is run.
+"""
+
+
+def add_to(commands: Any) -> None:
+    """Add the subcommand to the command line."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "doctor",
+        help="tell what will differ for an MLServer folder",
+        description="Tell what will be the same, different or missing when an MLServer folder is served.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", metavar="FOLDER", help="the folder with settings.json or model-settings.json files")
+    parser.add_argument("--json", action="store_true", help="write JSON: a list of remarks")
+    parser.set_defaults(run=_run)
+
+
+def _run(given: argparse.Namespace) -> int:
+    folder = Path(given.folder)
+    if not folder.is_dir():
+        raise InvalidInput(f"'{given.folder}' is no folder")
+    remarks = survey(folder)
+    bad = [r for r in remarks if r.effect in ("missing", "refused")]
+    print(json.dumps([asdict(r) for r in remarks], indent=2) if given.json else _text(remarks, len(bad)))
+    return 1 if bad else 0
+
+
+def _text(remarks: list[Remark], bad: int) -> str:
+    lines: list[str] = []
+    for place, group in itertools.groupby(remarks, key=lambda r: r.place):
+        lines.append(place)
+        lines += [f"  {r.effect:<9}  {r.subject}" + (f": {r.told}" if r.told else "") for r in group]
+        lines.append("")
+    lines.append("everything works" if not bad else f"not everything works: {bad} missing or refused, see above")
+    return "\n".join(lines)

@@ -1,0 +1,143 @@
+"""What will be the same, different or missing for a folder, found in its files without running any of its code."""
+
+import ast
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dragoman.compat.environment import MODEL_PREFIX, PREFIX, model_variables, server_variables, variables
+from dragoman.compat.fields import MODEL, PARAMETERS, SERVER, Effect, Field, findings
+from dragoman.compat.files import with_environment
+from dragoman.compat.implementations import file_of, unsupported, well_known
+
+_PICKLED = (".joblib", ".pkl", ".pickle")
+_HANDLER = "the path of a custom handler is not served yet; let the client call infer, or serve the path by a proxy"
+_METRIC = "the values are taken, and there is no endpoint that tells them yet; write them to the log meanwhile"
+_HEADERS = "requests bring no headers to the model; send what it needs as request parameters"
+_OWN = Path(__file__).parent / "mlserver"
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """One thing worth knowing: where it stands, what becomes of it, and what to do."""
+
+    place: str
+    subject: str
+    effect: Effect
+    told: str
+
+
+def survey(folder: Path) -> list[Remark]:
+    """Every remark on a folder: its settings, its models, their code, and the environment."""
+    remarks = [*_environment(folder), *_server(folder)]
+    described = sorted(folder.rglob("model-settings.json"))
+    for path in described:
+        remarks += _model(path, folder)
+    for path in sorted(folder.rglob("*.py")):
+        remarks += _code(path, str(path.relative_to(folder)))
+    if not described:
+        remarks.append(Remark(".", "models", "same", "no model-settings.json; models are found by their files"))
+    return remarks
+
+
+def _environment(folder: Path) -> Iterator[Remark]:
+    given = variables(folder)
+    model = model_variables(given)
+    tables = (
+        (PREFIX, server_variables(given), SERVER),
+        (MODEL_PREFIX, model, MODEL),
+        (MODEL_PREFIX, model.get("parameters") or {}, PARAMETERS),
+    )
+    for prefix, values, table in tables:
+        for found in findings(values, table):
+            yield Remark("environment", prefix + found.field.upper(), found.effect, found.told)
+
+
+def _server(folder: Path) -> Iterator[Remark]:
+    path = folder / "settings.json"
+    if path.is_file():
+        yield from _fields(_read(path), SERVER, "settings.json")
+    if "host" not in (_read(path) if path.is_file() else {}):
+        yield Remark("settings.json", "host", "different", SERVER["host"].told)
+
+
+def _model(path: Path, root: Path) -> Iterator[Remark]:
+    place = str(path.relative_to(root))
+    given = _read(path)
+    yield from _fields(given, MODEL, place)
+    yield from _fields(given.get("parameters") or {}, PARAMETERS, place, "parameters.")
+    whole = with_environment(given, path.parent)
+    named = str(whole.get("implementation") or "")
+    yield from _implementation(named, place, path.parent)
+    uri = path.parent / str(whole["parameters"].get("uri") or "")
+    files = [uri] if uri.is_file() else list(path.parent.glob("model.*"))
+    if any(f.suffix in _PICKLED for f in files) and (well_known(named) is not None or not named):
+        told = "files of this kind can run code when loaded; start with --allow-pickle if you trust them"
+        yield Remark(place, "parameters.uri", "different", told)
+
+
+def _implementation(named: str, place: str, folder: Path) -> Iterator[Remark]:
+    known = well_known(named)
+    if unsupported(named):
+        yield Remark(place, "implementation", "refused", unsupported(named))
+    elif known is not None:
+        told = f"runs on Dragoman's runtime {known.runtime}; outputs are told in its metadata"
+        yield Remark(place, "implementation", "same", told)
+    elif named and file_of(named, folder) is None:
+        told = f"'{named}' is in no file beside its settings; it must be importable where the server runs"
+        yield Remark(place, "implementation", "different", told)
+
+
+def _fields(given: Mapping[str, Any], table: Mapping[str, Field], place: str, prefix: str = "") -> Iterator[Remark]:
+    for found in findings(given, table, prefix):
+        yield Remark(place, found.field, found.effect, found.told)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+# --- code ------------------------------------------------------------------------------------------------------
+
+
+def _code(path: Path, place: str) -> Iterator[Remark]:
+    """What a Python file asks of the package `mlserver`, as far as reading it tells."""
+    try:
+        tree = ast.parse(path.read_text())
+    except (OSError, SyntaxError, ValueError) as fault:
+        yield Remark(place, "code", "missing", f"cannot be read: {fault}")
+        return
+    for module, names in _imports(tree):
+        top = module.partition(".")[0]
+        if top.startswith("mlserver_"):
+            told = f"the package '{top}' is not replaced; derive the class from mlserver.MLModel"
+            yield Remark(place, f"import {module}", "missing", told)
+        elif top == "mlserver" and not _is_ours(module):
+            told = "this part of the package is not there; install mlserver itself beside Dragoman if it is needed"
+            yield Remark(place, f"import {module}", "missing", told)
+        elif top == "mlserver":
+            if "custom_handler" in names:
+                yield Remark(place, "custom_handler", "missing", _HANDLER)
+            if names & {"register", "log"} and module in ("mlserver", "mlserver.metrics"):
+                yield Remark(place, "metrics", "missing", _METRIC)
+    if any(isinstance(node, ast.Attribute) and node.attr == "headers" for node in ast.walk(tree)):
+        yield Remark(place, "parameters.headers", "missing", _HEADERS)
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module, {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, set[str]()) for alias in node.names)
+
+
+def _is_ours(module: str) -> bool:
+    place = _OWN.joinpath(*module.split(".")[1:])
+    return place.is_dir() or place.with_suffix(".py").is_file()
