@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dragoman import plugins
+from dragoman.core import logs
 from dragoman.core.errors import InvalidInput
 from dragoman.core.spec import ModelSpec, check_name
 from dragoman.engine.engine import Engine, Identity
@@ -44,10 +45,14 @@ class Server:
     @property
     def http_url(self) -> str:
         """Where HTTP clients find it, e.g. `http://127.0.0.1:8080`; "" where no protocol over HTTP is spoken."""
+        return next(iter(self.http_urls), "")
+
+    @property
+    def http_urls(self) -> list[str]:
+        """Every address of HTTP, those of `http_also` included."""
         scheme = "https" if self.settings.tls_cert else "http"
-        if not self.http_ports:
-            return ""
-        return f"{scheme}://{_host(self.settings.host)}:{self.http_ports[0]}"
+        hosts = [host for host, _ in _addresses(self.settings)]
+        return [f"{scheme}://{_host(h)}:{p}" for h, p in zip(hosts, self.http_ports, strict=False)]
 
     @property
     def grpc_url(self) -> str:
@@ -129,8 +134,23 @@ class Server:
 
 
 def serve(*models: Any, **settings: Any) -> None:
-    """Serve models until the process is told to stop; see `Server` for what may be given."""
-    run(Server(*models, **settings))
+    """Serve models until the process is told to stop; see `Server` for what may be given.
+
+    Where the program has set up no logging of its own, the log goes to standard error.
+    """
+    server = Server(*models, **settings)
+    if not logging.getLogger().handlers:
+        logs.set_up(server.settings.log_format, server.settings.log_level)
+
+    async def started(server: Server) -> None:
+        log.info("listening: %s", " ".join(filter(None, (*server.http_urls, server.grpc_url))))
+        while not server.engine.started:
+            await server.engine.changed()
+        for deployment in server.engine.deployments():
+            name = f"{deployment.spec.name} {deployment.spec.version}".rstrip()
+            log.info("model %s: %s %s", name, deployment.told_state.lower(), deployment.reason)
+
+    run(server, started)
 
 
 def run(server: Server, started: Callable[[Server], Any] | None = None) -> None:
@@ -214,6 +234,8 @@ def _host(host: str) -> str:
 
 def _tls_context(settings: Settings) -> ssl.SSLContext | None:
     if not settings.tls_cert:
+        if settings.tls_key:
+            raise InvalidInput("setting 'tls_key' needs 'tls_cert' beside it; without it nothing would be encrypted")
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:

@@ -261,3 +261,91 @@ async def test_draining_finishes_what_is_under_way_and_takes_nothing_new(changin
         await who(engine)
     await draining
     assert await under_way == b"old"
+
+
+class Hanging(dragoman.Model):
+    placement = "inline"
+    began: asyncio.Event
+
+    async def load(self) -> None:
+        type(self).began.set()
+        await asyncio.Event().wait()
+
+    def infer(self, call: Infer) -> Any:
+        return {}
+
+
+async def test_a_load_goes_on_without_whoever_asked_for_it(changing: tuple[Engine, Changing]) -> None:
+    engine, repository = changing
+
+    class Gated(New):
+        gate = asyncio.Event()
+        began = asyncio.Event()
+
+        async def load(self) -> None:
+            type(self).began.set()
+            await type(self).gate.wait()
+
+    repository.models["m"] = Gated
+    asked = asyncio.ensure_future(engine.call(Request(Load("secret"), "m")))
+    await Gated.began.wait()
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    assert engine.ready()
+    assert await who(engine) == b"old"
+    Gated.gate.set()
+    async with asyncio.timeout(5):
+        while await who(engine) != b"new":
+            await asyncio.sleep(0.001)
+
+
+async def test_a_new_model_that_fails_leaves_the_server_as_ready_as_it_was(changing: tuple[Engine, Changing]) -> None:
+    engine, repository = changing
+
+    class Broken(dragoman.Model):
+        def load(self) -> None:
+            raise ValueError("bad weights")
+
+    repository.models["n"] = Broken
+    with pytest.raises(errors.InvalidInput, match="bad weights"):
+        await engine.call(Request(Load("secret"), "n"))
+    assert engine.ready()
+    entries = (await engine.call(Request(Index("secret")))).answer
+    assert {e.name: e.state for e in entries} == {"m": "READY", "n": "UNAVAILABLE"}
+    assert "bad weights" in next(e.reason for e in entries if e.name == "n")
+
+
+async def test_unloading_gives_up_a_load_that_hangs(changing: tuple[Engine, Changing]) -> None:
+    engine, repository = changing
+    Hanging.began = asyncio.Event()
+    repository.models["m"] = Hanging
+    asked = asyncio.ensure_future(engine.call(Request(Load("secret"), "m")))
+    await Hanging.began.wait()
+    async with asyncio.timeout(5):
+        await engine.call(Request(Unload("secret"), "m"))
+        with pytest.raises(errors.InvalidInput, match="it was unloaded meanwhile"):
+            await asked
+    with pytest.raises(errors.ModelNotFound):
+        await who(engine)
+
+
+async def test_control_with_a_version_that_is_not_there_changes_nothing(changing: tuple[Engine, Changing]) -> None:
+    engine, _ = changing
+    with pytest.raises(errors.InvalidInput, match="version '7' is not among"):
+        await engine.call(Request(Load("secret"), "m", "7"))
+    with pytest.raises(errors.ModelNotFound, match="version '7'"):
+        await engine.call(Request(Unload("secret"), "m", "7"))
+    assert await who(engine) == b"old"
+
+
+@pytest.mark.parametrize("name", [0, "", "\ud800", None])
+async def test_names_of_outputs_are_text(name: Any) -> None:
+    class Misnaming(dragoman.Model):
+        placement = "inline"
+
+        def infer(self, call: Infer) -> Any:
+            return {name: np.zeros(1)}
+
+    async with dragoman.open_engine(Misnaming) as engine:
+        with pytest.raises(errors.InvalidOutput, match="expected names of outputs"):
+            await engine.infer("Misnaming", {})

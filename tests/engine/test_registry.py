@@ -41,3 +41,24 @@ async def test_what_is_not_there_is_told() -> None:
     assert [d.spec.version for d in registry.take("m")] == ["1", "2"]
     with pytest.raises(ModelNotFound):
         registry.take("m")
+
+
+async def test_a_newest_version_that_is_broken_does_not_answer_for_all() -> None:
+    versions = deployed("1", "2", "3")
+    versions["1"].state = versions["2"].state = "READY"
+    versions["3"].state = "UNAVAILABLE"
+    registry = Registry()
+    registry.put("m", versions)
+    assert registry.find("m").spec.version == "2"
+    assert registry.find("m", "3").spec.version == "3"
+
+
+async def test_one_version_can_be_taken_out() -> None:
+    registry = Registry()
+    registry.put("m", deployed("1", "2"))
+    with pytest.raises(ModelNotFound, match="version '7' is not found"):
+        registry.take("m", "7")
+    assert [d.spec.version for d in registry.take("m", "2")] == ["2"]
+    assert registry.versions("m") == ["1"]
+    assert [d.spec.version for d in registry.take("m", "1")] == ["1"]
+    assert registry.names() == []

@@ -177,3 +177,34 @@ def test_what_guards_the_operator_is_not_read_from_the_folder(tmp_path: Path, na
     write(tmp_path / "dragoman.toml", f"[server]\n{name} = true")
     with pytest.raises(InvalidInput, match="for whoever starts the server to say"):
         settings_for([str(tmp_path)])
+
+
+def test_links_back_up_lead_nowhere(tmp_path: Path) -> None:
+    write(tmp_path / "a" / "m.onnx")
+    write(tmp_path / "b" / "n.onnx")
+    (tmp_path / "a" / "up").symlink_to(tmp_path)
+    (tmp_path / "again").symlink_to(".")
+    assert set(found(tmp_path)) == {"a", "b"}
+
+
+def test_the_fault_of_one_folder_is_its_own(tmp_path: Path) -> None:
+    write(tmp_path / "good" / "model.onnx")
+    write(tmp_path / "bad" / "model.onnx")
+    write(tmp_path / "bad" / "dragoman.toml", "[model")
+    sources = DiskRepository([str(tmp_path)], {}).scan()
+    assert [s.name for s in sources["good"].specs()] == ["good"]
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        sources["bad"].specs()
+
+
+@pytest.mark.parametrize("policy", ["newest", "", "1,", "1;2", "-1"])
+def test_a_version_policy_that_is_none_is_refused(tmp_path: Path, policy: str) -> None:
+    write(tmp_path / "m.onnx")
+    with pytest.raises(InvalidInput, match="expected latest, all, or a list"):
+        found(tmp_path, policy=policy)
+
+
+def test_a_python_file_may_lie_in_any_folder(tmp_path: Path) -> None:
+    file = write(tmp_path / "my dir" / "model one.py")
+    spec = only(found(f"{file}:thing"))
+    assert (spec.name, spec.uri) == ("thing", f"{file}:thing")

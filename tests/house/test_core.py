@@ -79,6 +79,23 @@ def test_no_number_changes_silently(value: Any, kind: Any, message: str) -> None
         Tensor.of(value, kind)
 
 
+INTEGERS = [d for d in DATATYPES.values() if d.kind in ("int", "uint")]
+
+
+@given(st.sampled_from(INTEGERS), st.sampled_from(INTEGERS), st.data())
+def test_integers_convert_exactly_or_not_at_all(source: Any, wanted: Any, data: st.DataObject) -> None:
+    bounds = np.iinfo(source.dtype)
+    edges = st.sampled_from([bounds.min, bounds.max, 0, 1])
+    array = np.array([data.draw(edges | st.integers(bounds.min, bounds.max))], source.dtype)
+    try:
+        converted = Tensor.of(array, wanted)
+    except errors.InvalidInput:
+        limits = np.iinfo(wanted.dtype)
+        assert not limits.min <= int(array[0]) <= limits.max
+    else:
+        assert int(converted.data[0]) == int(array[0])
+
+
 def test_conversions_that_lose_nothing_are_made() -> None:
     assert Tensor.of([1, 2], FP64).data.tolist() == [1.0, 2.0]
     assert Tensor.of(np.array([1.0, 2.0]), INT64).data.tolist() == [1, 2]

@@ -73,7 +73,8 @@ def _add_flag(group: Any, name: str, line: str, default: Any) -> None:
 
 def _run(given: argparse.Namespace) -> int:
     began_s = time.monotonic()
-    sys.path.insert(0, "")  # `module:object` finds modules of the folder one is in
+    if any(":" in path and not path.rpartition(":")[0].endswith(".py") for path in given.paths):
+        sys.path.append(os.getcwd())  # `module:object` finds modules of the folder one is in, after all installed ones
     flags = {name: getattr(given, name) for name in FIELDS if getattr(given, name) is not None}
     settings = settings_for(given.paths, from_environment(os.environ), flags)
     logs.set_up(settings.log_format, settings.log_level)

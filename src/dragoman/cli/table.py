@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sys
+import time
 from collections.abc import Sequence
 
 from dragoman.server import Server
@@ -15,18 +16,22 @@ _SLOW_S = 3.0
 
 async def progress(server: Server) -> None:
     """Returns when every model is loaded or has failed; tells of slow ones meanwhile."""
-    waited_s = 0.0
-    while not server.engine.started:
-        change = asyncio.ensure_future(server.engine.changed())
+    engine = server.engine
+    began_s = told_s = time.monotonic()
+    while not engine.started:
+        change = asyncio.ensure_future(engine.changed())
         try:
-            await asyncio.wait({change}, timeout=_SLOW_S)
+            await asyncio.wait({change}, timeout=max(0.0, told_s + _SLOW_S - time.monotonic()))
         finally:
-            if not change.done():
-                waited_s += _SLOW_S
-                slow = [d.spec.name for d in server.engine.deployments() if d.state == "LOADING"]
-                if slow and not server.engine.started:
-                    log.info("still loading after %.0f s: %s", waited_s, ", ".join(slow))
-                change.cancel()
+            change.cancel()
+        now_s = time.monotonic()
+        if now_s - told_s >= _SLOW_S and not engine.started:
+            told_s = now_s
+            models = engine.deployments()
+            slow = [d.spec.name for d in models if d.state == "LOADING"]
+            some = ", ".join(slow[:5]) + (", ..." if len(slow) > 5 else "")
+            done = f"{len(models) - len(slow)} of {len(models)} models"
+            log.info("loaded %s after %.0f s; still loading %s", done, now_s - began_s, some)
 
 
 def startup_line(server: Server, took_s: float) -> None:
@@ -50,7 +55,7 @@ def startup_table(server: Server, took_s: float) -> None:
     lines = ["", *_aligned(rows), *(["", *faults] if faults else []), ""]
     url = server.http_url
     if url:
-        lines.append(f"  HTTP  {url}   {', '.join(server.http_protocols)}")
+        lines.append(f"  HTTP  {', '.join(server.http_urls)}   {', '.join(server.http_protocols)}")
     if server.grpc_url:
         lines.append(f"  gRPC  {server.grpc_url}   {', '.join(server.grpc_protocols)}")
     first = next((d.spec.name for d in server.engine.deployments() if d.ready), None)

@@ -108,7 +108,8 @@ def _converted(array: Array, found: Datatype, wanted: Datatype) -> Array:
     if wanted.kind == "float":
         changed = np.isfinite(array) & ~np.isfinite(result)
     else:
-        changed = result.astype(array.dtype) != array
+        # Between signed and unsigned the bits come back as they were, so the sign is looked at, too.
+        changed = (result.astype(array.dtype) != array) | ((result < 0) != (array < 0))
     if changed.any():
         raise InvalidInput(f"{array[changed].flat[0]} does not fit into {wanted}")
     return result

@@ -14,7 +14,6 @@ from dragoman.core.calls import (
     Describe,
     DescribeServer,
     Index,
-    IndexEntry,
     Infer,
     ListModels,
     Live,
@@ -27,12 +26,13 @@ from dragoman.core.calls import (
     ServerDescription,
     Unload,
 )
-from dragoman.core.errors import DragomanError, Forbidden, InvalidInput, ModelFailed, NotReady, Unauthorized
+from dragoman.core.errors import Forbidden, NotReady, Unauthorized
 from dragoman.core.spec import check_name
 from dragoman.core.tensor import NONE, Parameters, Tensor
+from dragoman.engine.control import Control
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.registry import Registry
-from dragoman.engine.repository import Repository, Source
+from dragoman.engine.repository import Repository
 
 A = TypeVar("A")
 log = logging.getLogger("dragoman.engine")
@@ -56,14 +56,11 @@ class Engine:
     """
 
     def __init__(self, repository: Repository, identity: Identity | None = None) -> None:
-        self._repository = repository
         self._identity = identity or Identity()
         self._registry = Registry()
-        self._unloaded: dict[str, IndexEntry] = {}
+        self._control = Control(repository, self._registry, self._changed)
         self._draining = False
         self.started = False
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._retiring: set[asyncio.Task[None]] = set()
         self._change: asyncio.Event = asyncio.Event()
 
     # --- its life ------------------------------------------------------------------------------------------
@@ -77,17 +74,8 @@ class Engine:
 
     async def start(self) -> None:
         """Load every model of the repository, some at the same time."""
-        gate = asyncio.Semaphore(4)
-
-        async def load(name: str, source: Source) -> None:
-            async with gate:
-                try:
-                    await self._load(name, source)
-                except DragomanError as fault:
-                    log.error("%s", fault.message)
-
         try:
-            await asyncio.gather(*(load(name, source) for name, source in self._repository.scan().items()))
+            await self._control.start()
         finally:
             self.started = True
             self._changed()
@@ -96,15 +84,12 @@ class Engine:
         """Be not ready, take no more calls, and wait for those in flight."""
         self._draining = True
         self._changed()
-        await asyncio.gather(*(d.drain() for d in self._registry.all()), *self._retiring)
+        await self._control.drain()
 
     async def close(self) -> None:
         """Stop at once."""
         self._draining = True
-        for task in self._retiring:
-            task.cancel()
-        await asyncio.gather(*self._retiring, return_exceptions=True)
-        await asyncio.gather(*(d.close() for d in self._registry.all()))
+        await self._control.close()
         self._changed()
 
     # --- what it tells ---------------------------------------------------------------------------------------
@@ -182,14 +167,14 @@ class Engine:
                 return ServerDescription(me.name, me.version, me.extensions)
             case Index(token, ready):
                 self._authorize(token)
-                return self._index(ready)
+                return self._control.index(ready=ready)
             case Load(token):
                 self._authorize(token)
-                await self._reload(check_name(request.model))
+                await self._control.load(check_name(request.model), request.version)
                 return None
             case Unload(token):
                 self._authorize(token)
-                await self._unload(check_name(request.model))
+                await self._control.unload(check_name(request.model), request.version)
                 return None
         raise NotImplementedError(type(request.call).__name__)
 
@@ -204,76 +189,9 @@ class Engine:
         versions = tuple(v for v in self._registry.versions(request.model) if v)
         return ModelDescription(request.model, versions, loaded.platform, loaded.signature)
 
-    # --- model control ---------------------------------------------------------------------------------------
-
     def _authorize(self, token: str) -> None:
         wanted = self._identity.control_token
         if not wanted:
             raise Forbidden("model control is off; an operator enables it with --control-token")
         if not hmac.compare_digest(token.encode(), wanted.encode()):
             raise Unauthorized("This API is restricted, expecting header 'Authorization: Bearer <control token>'")
-
-    def _index(self, ready: bool) -> tuple[IndexEntry, ...]:
-        entries = [
-            IndexEntry(
-                d.spec.name, d.spec.version, d.state if d.ready or d.state != "READY" else "UNAVAILABLE", d.reason
-            )
-            for d in self._registry.all()
-        ]
-        served = set(self._registry.names())
-        entries += [e for name, e in self._unloaded.items() if name not in served]
-        return tuple(e for e in entries if not ready or e.state == "READY")
-
-    async def _reload(self, name: str) -> None:
-        source = self._repository.scan().get(name)
-        if source is None:
-            raise InvalidInput(f"failed to load '{name}', it is not in the repository")
-        try:
-            await self._load(name, source)
-        except ModelFailed as fault:
-            raise InvalidInput(fault.message) from fault
-
-    async def _load(self, name: str, source: Source) -> None:
-        """Load a model aside, then put it in place of what was there, which drains while the new one answers."""
-        async with self._locks.setdefault(name, asyncio.Lock()):
-            versions = {spec.version: Deployment(spec, self._changed) for spec in source.specs()}
-            first = name not in self._registry.names()
-            if first:  # visible as LOADING
-                self._registry.put(name, versions, source.default_version)
-            try:
-                await _start_all(list(versions.values()))
-            except BaseException:
-                if not first:
-                    await asyncio.gather(*(d.close() for d in versions.values()))
-                raise
-            self._unloaded.pop(name, None)
-            if not first:
-                self._retire(self._registry.put(name, versions, source.default_version))
-            self._changed()
-
-    async def _unload(self, name: str) -> None:
-        async with self._locks.setdefault(name, asyncio.Lock()):
-            old = self._registry.take(name)
-            self._unloaded[name] = IndexEntry(name, old[-1].spec.version, "UNAVAILABLE", "unloaded")
-            self._retire(old)
-            self._changed()
-
-    def _retire(self, old: Sequence[Deployment]) -> None:
-        async def retire(deployment: Deployment) -> None:
-            try:
-                await deployment.drain()
-            finally:
-                await deployment.close()
-
-        for deployment in old:
-            task = asyncio.get_running_loop().create_task(retire(deployment))
-            self._retiring.add(task)
-            task.add_done_callback(self._retiring.discard)
-
-
-async def _start_all(deployments: list[Deployment]) -> None:
-    """Start every version; raises the first fault after all have been tried."""
-    results = await asyncio.gather(*(d.start() for d in deployments), return_exceptions=True)
-    faults = [r for r in results if isinstance(r, BaseException)]
-    if faults:
-        raise faults[0]

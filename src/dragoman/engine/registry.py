@@ -28,18 +28,31 @@ class Registry:
         self._defaults[name] = default
         return old
 
-    def take(self, name: str) -> list[Deployment]:
-        """Take a model out; ModelNotFound where it is not in."""
-        if name not in self._models:
+    def take(self, name: str, version: str = "") -> list[Deployment]:
+        """Take a model, or one version of it, out; ModelNotFound where it is not in."""
+        if version:
+            found = self.find(name, version)
+            del self._models[name][version]
+        elif name not in self._models:
             raise ModelNotFound(f"Request for unknown model: '{name}' is not found")
+        else:
+            found = None
+        if found is not None and self._models[name]:
+            return [found]
         self._defaults.pop(name, None)
-        return list(self._models.pop(name).values())
+        rest = list(self._models.pop(name).values())
+        return rest if found is None else [found]
 
     def find(self, name: str, version: str = "") -> Deployment:
-        """The deployment that answers for a name, by default its configured or newest version; or ModelNotFound."""
+        """The deployment that answers for a name; or ModelNotFound.
+
+        Where no version is named: the configured one, else the newest that is ready, else the newest.
+        """
         versions = self._models.get(name)
         if not versions:
             raise ModelNotFound(f"Request for unknown model: '{name}' is not found")
+        if not version and len(versions) == 1:
+            return next(iter(versions.values()))
         found = versions.get(version or self._defaults.get(name) or self._newest(name))
         if found is None:
             there = ", ".join(v for v in self.versions(name) if v) or "no versions"
@@ -49,7 +62,11 @@ class Registry:
         return found
 
     def _newest(self, name: str) -> str:
-        return "" if "" in self._models[name] else self.versions(name)[-1]
+        versions = self._models[name]
+        if "" in versions:
+            return ""
+        by_age = self.versions(name)
+        return next((v for v in reversed(by_age) if versions[v].state == "READY"), by_age[-1])
 
 
 def _age(version: str) -> tuple[bool, int, str]:

@@ -11,7 +11,9 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.spec import ModelSpec, check_name
 from dragoman.engine import model_files
 
-_OBJECT = re.compile(r"[\w./\-]+:[A-Za-z_][\w.]*")
+# `package.module:object` or `any folder/file.py:object`.
+_OBJECT = re.compile(r"(?:[A-Za-z_][\w.]*|.+\.py):[A-Za-z_][\w.]*")
+_POLICY = re.compile(r"latest|all|\d+(?:\s*,\s*\d+)*")
 _PASSED_OVER = {"__pycache__", "node_modules"}
 
 
@@ -51,6 +53,7 @@ class _Found:
     path: Path | None
     settings: Mapping[str, Any]
     versions: Mapping[str, Path]
+    fault: InvalidInput | None = None  # what its files say makes no sense
 
 
 class DiskRepository(Repository):
@@ -69,7 +72,7 @@ class DiskRepository(Repository):
         super().__init__(live)
         self._paths = tuple(paths)
         self._defaults = dict(defaults)
-        self._version_policy = version_policy
+        self._version_policy = _checked_policy(version_policy)
 
     def scan(self) -> dict[str, Source]:
         sources = super().scan()
@@ -93,11 +96,13 @@ class DiskRepository(Repository):
         return Source(lambda: [spec for found in same for spec in self._specified(found)], default)
 
     def _specified(self, found: _Found) -> list[ModelSpec]:
+        if found.fault is not None:
+            raise found.fault
         given = {k: v for k, v in found.settings.items() if k not in ("version_policy", "default_version")}
         base = ModelSpec(**{**self._defaults, **given, "name": found.name})
         if not found.versions:
             return [_placed(base, found.path)]
-        policy = str(found.settings.get("version_policy", self._version_policy))
+        policy = _checked_policy(str(found.settings.get("version_policy", self._version_policy)))
         chosen = _chosen(sorted(found.versions, key=int), policy, found.name)
         return [_placed(replace(base, version=v, uri=""), found.versions[v]) for v in chosen]
 
@@ -106,6 +111,12 @@ def _are_versions(same: Sequence[_Found]) -> bool:
     """Whether these, of one name, are one model: alone, or each with a version of its own in its settings."""
     told = [found.settings.get("version", "") for found in same]
     return len(same) == 1 or (len({*told}) == len(same) and not any(found.versions for found in same))
+
+
+def _checked_policy(policy: str) -> str:
+    if not _POLICY.fullmatch(policy):
+        raise InvalidInput(f"version policy '{policy}': expected latest, all, or a list of versions as 1,3")
+    return policy
 
 
 def _chosen(versions: list[str], policy: str, name: str) -> list[str]:
@@ -154,7 +165,20 @@ def _look(path: str) -> Iterator[_Found]:
         raise InvalidInput(f"'{path}' is not there; expected a model file, a folder of models or module:object")
 
 
-def _look_in(folder: Path) -> Iterator[_Found]:
+def _look_below(folder: Path, above: frozenset[Path]) -> Iterator[_Found]:
+    """As `_look_in`, for one of several folders: its fault is its own, and a link back up leads nowhere."""
+    real = folder.resolve()
+    if real in above:
+        return
+    try:
+        yield from _look_in(folder, above | {real})
+    except (InvalidInput, OSError) as fault:
+        told = fault if isinstance(fault, InvalidInput) else InvalidInput(f"{folder} cannot be read: {fault}")
+        yield _Found(folder.name, folder, {}, {}, told)
+
+
+def _look_in(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[_Found]:
+    above = above or frozenset({folder.resolve()})
     settings = model_files.model_settings(folder)
     folders = [p for p in _visible(folder) if p.is_dir()]
     versions = {p.name: p for p in folders if p.name.isdecimal() and not _described(p)}
@@ -166,7 +190,7 @@ def _look_in(folder: Path) -> Iterator[_Found]:
             yield from (found for p in folders for found in _described_below(p))
         return
     files = [p for p in _visible(folder) if p.is_file() and p.suffix != ".py" and _recognise(p) is not None]
-    below = [found for p in folders for found in _look_in(p)]
+    below = [found for p in folders for found in _look_below(p, above)]
     if len(files) == 1 and not below:
         yield _Found(folder.name, files[0], {}, {})
         return

@@ -47,7 +47,9 @@ def _positional(values: tuple[Any, ...], signature: Signature) -> Iterable[tuple
     return zip(names or (f"output-{i}" for i in range(len(values))), values, strict=False)
 
 
-def _checked(name: str, value: Any, signature: Signature) -> Tensor:
+def _checked(name: Any, value: Any, signature: Signature) -> Tensor:
+    if not _is_name(name):
+        raise InvalidOutput(f"expected names of outputs that are text and not empty, got {name!r}")
     spec = signature.output(name)
     wanted = spec.datatype if spec is not None else None
     try:
@@ -63,6 +65,13 @@ def _checked(name: str, value: Any, signature: Signature) -> Tensor:
         text = fault.message
         raise InvalidOutput(text if text.startswith("output '") else f"output '{name}': {text}") from fault
     return tensor
+
+
+def _is_name(name: Any) -> bool:
+    try:
+        return isinstance(name, str) and bool(name.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _check_complete(

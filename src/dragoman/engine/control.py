@@ -1,0 +1,177 @@
+"""Loads, replaces and unloads models while the others answer."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+
+from dragoman.core.calls import IndexEntry
+from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed
+from dragoman.engine.deployment import Deployment
+from dragoman.engine.registry import Registry
+from dragoman.engine.repository import Repository, Source
+
+log = logging.getLogger("dragoman.engine")
+
+# How many models load at the same time when the server starts, and how long one may take before it has failed.
+_AT_ONCE = 4
+_LOAD_TIMEOUT_S = 600.0
+
+
+class Control:
+    """What a registry holds, and how that changes. Its work goes on when whoever asked for it has left.
+
+    `changed` is called whenever the readiness of anything may have changed.
+    """
+
+    def __init__(self, repository: Repository, registry: Registry, changed: Callable[[], None]) -> None:
+        self._repository = repository
+        self._registry = registry
+        self._changed = changed
+        self._gone: dict[str, IndexEntry] = {}
+        self._loading: dict[str, asyncio.Task[None]] = {}
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Load every model of the repository, some at the same time; one that fails is UNAVAILABLE."""
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def load(name: str, versions: list[Deployment]) -> None:
+            async with gate:
+                try:
+                    await _start_all(name, versions)
+                except DragomanError as fault:
+                    log.error("%s", fault.message)
+
+        waiting: list[asyncio.Task[None]] = []
+        for name, source in self._repository.scan().items():
+            versions = self._made(source)
+            self._registry.put(name, versions, source.default_version)  # LOADING from now on
+            work = asyncio.get_running_loop().create_task(load(name, list(versions.values())))
+            self._loading[name] = work
+            waiting.append(work)
+        try:
+            await asyncio.gather(*waiting)
+        except asyncio.CancelledError:
+            # One whose model was unloaded meanwhile is no reason to stop the others.
+            await asyncio.gather(*waiting, return_exceptions=True)
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise
+        finally:
+            self._loading = {n: t for n, t in self._loading.items() if not t.done()}
+
+    async def load(self, name: str, version: str = "") -> None:
+        """Load a model, or put what is on disk now in its place; it goes on if the caller leaves.
+
+        Raises InvalidInput where there is no such model, or where it cannot be loaded; the old one stays then.
+        """
+        source = (await asyncio.to_thread(self._repository.scan)).get(name)
+        if source is None:
+            raise InvalidInput(f"failed to load '{name}', it is not in the repository")
+        while name in self._loading:
+            await asyncio.wait({self._loading[name]})
+        work = self._owned(name, self._replace(name, source, version))
+        await asyncio.wait({work})  # unlike awaiting it, leaves it alone when the caller is cancelled
+        if work.cancelled():
+            raise InvalidInput(f"failed to load '{name}', it was unloaded meanwhile")
+        work.result()
+
+    async def unload(self, name: str, version: str = "") -> None:
+        """Drain and drop a model, or one version of it; a load under way is given up. ModelNotFound if not there."""
+        loading = self._loading.get(name)
+        if loading is not None:
+            loading.cancel()
+            await asyncio.wait({loading})
+        old = self._registry.take(name, version)
+        if not self._registry.versions(name):
+            self._gone[name] = IndexEntry(name, old[-1].spec.version, "UNAVAILABLE", "unloaded")
+        self._retire(old)
+        self._changed()
+
+    def index(self, *, ready: bool) -> tuple[IndexEntry, ...]:
+        """Every model version that is or was there, or those that are ready."""
+        entries = [IndexEntry(d.spec.name, d.spec.version, d.told_state, d.reason) for d in self._registry.all()]
+        served = set(self._registry.names())
+        entries += [e for name, e in self._gone.items() if name not in served]
+        return tuple(e for e in entries if not ready or e.state == "READY")
+
+    async def drain(self) -> None:
+        """Wait until every model has answered the calls that it had."""
+        await asyncio.gather(*(d.drain() for d in self._registry.all()), *self._retiring)
+
+    async def close(self) -> None:
+        """Stop at once."""
+        tasks = [*self._retiring, *self._loading.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(d.close() for d in self._registry.all()))
+
+    # ----------------------------------------------------------------------------------------------------------
+
+    def _made(self, source: Source) -> dict[str, Deployment]:
+        return {spec.version: Deployment(spec, self._changed) for spec in source.specs()}
+
+    def _owned(self, name: str, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
+        task = asyncio.get_running_loop().create_task(work)
+        self._loading[name] = task
+
+        def done(_: "asyncio.Task[None]") -> None:
+            if self._loading.get(name) is task:
+                del self._loading[name]
+            if not task.cancelled():
+                task.exception()  # whoever asked may be gone
+
+        task.add_done_callback(done)
+        return task
+
+    async def _replace(self, name: str, source: Source, version: str) -> None:
+        """Load aside, then take the place of what was there, which drains while the new one answers."""
+        versions = self._made(source)
+        if version and version not in versions:
+            raise InvalidInput(
+                f"failed to load '{name}', version '{version}' is not among those to be served: {', '.join(versions)}"
+            )
+        first = not self._registry.versions(name)
+        if first:
+            self._registry.put(name, versions, source.default_version)
+        try:
+            await _start_all(name, list(versions.values()))
+        except BaseException as fault:
+            await asyncio.gather(*(d.close() for d in versions.values()))
+            if first and self._registry.versions(name):  # the others are as ready as they were
+                self._registry.take(name)
+                newest = list(versions)[-1]
+                self._gone[name] = IndexEntry(name, newest, "UNAVAILABLE", str(fault) or "given up")
+                self._changed()
+            if isinstance(fault, ModelFailed):
+                raise InvalidInput(fault.message) from fault
+            raise
+        self._gone.pop(name, None)
+        if not first:
+            self._retire(self._registry.put(name, versions, source.default_version))
+        self._changed()
+
+    def _retire(self, old: Sequence[Deployment]) -> None:
+        async def retire(deployment: Deployment) -> None:
+            try:
+                await deployment.drain()
+            finally:
+                await deployment.close()
+
+        for deployment in old:
+            task = asyncio.get_running_loop().create_task(retire(deployment))
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
+
+
+async def _start_all(name: str, deployments: list[Deployment]) -> None:
+    """Start every version; raises the first fault after all have been tried."""
+    try:
+        async with asyncio.timeout(_LOAD_TIMEOUT_S):
+            results = await asyncio.gather(*(d.start() for d in deployments), return_exceptions=True)
+    except TimeoutError as fault:
+        raise ModelFailed(f"failed to load '{name}', it was not done after {_LOAD_TIMEOUT_S:.0f} s") from fault
+    faults = [r for r in results if isinstance(r, BaseException)]
+    if faults:
+        raise faults[0]
