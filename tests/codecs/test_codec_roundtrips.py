@@ -1,0 +1,350 @@
+"""decode(encode(x)) is x in value and dtype over every wire, or encoding refuses x by name."""
+
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from pandas.testing import assert_frame_equal
+from PIL import Image
+from wires import EXACT, WIRES
+
+from dragoman.codecs.base64 import Base64Codec
+from dragoman.codecs.codec import InputCodec
+from dragoman.codecs.datetime import DatetimeCodec
+from dragoman.codecs.image import PillowImageCodec
+from dragoman.codecs.json import JsonCodec, PandasJsonCodec
+from dragoman.codecs.numpy import NumpyCodec, NumpyRequestCodec
+from dragoman.codecs.pandas import PandasCodec
+from dragoman.codecs.string import StringCodec, StringRequestCodec
+from dragoman.core.errors import InvalidInput
+from dragoman.payload.message import InferenceRequest
+
+Wire = Callable[[InferenceRequest], InferenceRequest]
+quick = settings(deadline=None)
+TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
+ZONES = st.one_of(
+    st.none(), st.just(UTC), st.integers(-1439, 1439).map(lambda m: timezone(timedelta(minutes=m)) if m else UTC)
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def there_and_back(codec: type[InputCodec], value: Any, wire: Wire) -> Any:
+    sent = wire(InferenceRequest(inputs=[codec.encode_input("x", value)]))
+    assert sent.inputs[0].parameters["content_type"] == codec.content_type
+    return codec.decode_input(sent.inputs[0])
+
+
+def same(value: Any, back: Any) -> bool:
+    """Equal, and of equal types all the way down."""
+    if type(value) is not type(back):
+        return False
+    if isinstance(value, list):
+        return len(value) == len(back) and all(map(same, value, back))
+    if isinstance(value, dict):
+        return list(value) == list(back) and all(same(value[k], back[k]) for k in value)
+    return bool(value == back)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@quick
+@given(st.lists(TEXT, max_size=5))
+def test_text(wire: Wire, value: list[str]) -> None:
+    assert same(value, there_and_back(StringCodec, value, wire))
+    request = wire(StringRequestCodec.encode_request(value, use_bytes=False))
+    assert same(value, StringRequestCodec.decode_request(request))
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@quick
+@given(st.lists(st.binary(max_size=9), max_size=5))
+def test_bytes(wire: Wire, value: list[bytes]) -> None:
+    assert same(value, there_and_back(Base64Codec, value, wire))
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@quick
+@given(st.lists(st.datetimes(timezones=ZONES), max_size=5))
+def test_datetimes(wire: Wire, value: list[datetime]) -> None:
+    back = there_and_back(DatetimeCodec, value, wire)
+    assert same(value, back)
+    assert [v.utcoffset() for v in value] == [v.utcoffset() for v in back]
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@quick
+@given(st.lists(JSON, max_size=4))
+def test_json(wire: Wire, value: list[Any]) -> None:
+    assert same(value, there_and_back(JsonCodec, value, wire))
+    assert same(value, there_and_back(PandasJsonCodec, value, wire))
+
+
+@pytest.mark.parametrize("value", [[{1: 2}], [(1, 2)], [float("nan")], [[float("inf")]], [{1, 2}], [b"x"], ["\ud800"]])
+def test_what_json_would_change_is_refused(value: list[Any]) -> None:
+    with pytest.raises(InvalidInput, match=r"content type 'json' takes JSON values, got .* at element 0"):
+        JsonCodec.to_tensor(value)
+
+
+@pytest.mark.parametrize("codec", [StringCodec, Base64Codec, DatetimeCodec])
+def test_a_single_value_is_a_list_of_one(codec: type[InputCodec]) -> None:
+    value = {StringCodec: "a", Base64Codec: b"a", DatetimeCodec: datetime(2022, 1, 11)}[codec]
+    tensor = codec.to_tensor(value)
+    assert tensor.shape == (1, 1)
+    assert codec.to_value(tensor) == [value]
+    assert codec.can_encode(value)
+    assert codec.can_encode([value])
+
+
+# --- arrays ----------------------------------------------------------------------------------------------
+
+NUMBERS = (
+    hnp.boolean_dtypes()
+    | hnp.integer_dtypes(endianness="=")
+    | hnp.unsigned_integer_dtypes(endianness="=")
+    | hnp.floating_dtypes(endianness="=", sizes=(16, 32, 64))
+)
+DTYPES = NUMBERS | hnp.integer_dtypes(endianness=">") | hnp.unicode_string_dtypes(max_len=5) | hnp.byte_string_dtypes()
+
+
+def _finite(dtype: np.dtype[Any]) -> st.SearchStrategy[Any] | None:
+    if dtype.kind == "f":
+        return st.floats(width=dtype.itemsize * 8, allow_infinity=False)  # type: ignore[arg-type]
+    return hnp.from_dtype(dtype, alphabet=st.characters(codec="utf-8")) if dtype.kind == "U" else None
+
+
+ARRAYS = DTYPES.flatmap(
+    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0), elements=_finite(dtype))
+)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@quick
+@given(ARRAYS)
+def test_arrays(wire: Wire, value: Any) -> None:
+    if value.dtype.kind == "S" and wire not in EXACT and any(max(e, default=0) > 127 for e in value.flat):
+        return  # JSON carries no bytes that are not text; that is told with what to do instead
+    wanted = value.reshape(-1, 1) if value.ndim == 1 else value
+    for codec in (NumpyCodec, NumpyRequestCodec):
+        if codec is NumpyCodec:
+            back = there_and_back(NumpyCodec, value, wire)
+        else:
+            back = NumpyRequestCodec.decode_request(wire(NumpyRequestCodec.encode_request(value)))
+        assert back.dtype == value.dtype
+        np.testing.assert_array_equal(back, wanted)
+
+
+@pytest.mark.parametrize("wire", EXACT)
+@quick
+@given(hnp.arrays(hnp.floating_dtypes(endianness="=", sizes=(16, 32, 64)), st.integers(0, 9)))
+def test_every_float_in_every_bit(wire: Wire, value: Any) -> None:
+    back = there_and_back(NumpyCodec, value, wire)
+    np.testing.assert_array_equal(back, value.reshape(-1, 1))
+    np.testing.assert_array_equal(np.signbit(back), np.signbit(value.reshape(-1, 1)))
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_objects_and_bfloat16(wire: Wire) -> None:
+    import ml_dtypes
+
+    text = np.array([["a", "ü\0"], ["", "c"]], dtype=object)
+    back = there_and_back(NumpyCodec, text, wire)
+    assert back.dtype == object
+    assert back.tolist() == text.tolist()
+    some = np.array([b"a", b"b\0"], dtype=object)
+    assert there_and_back(NumpyCodec, some, wire).tolist() == [[b"a"], [b"b\0"]]
+    brain = np.array([[1.5, -2.0]], dtype=ml_dtypes.bfloat16)
+    back = there_and_back(NumpyCodec, brain, wire)
+    assert back.dtype == brain.dtype
+    assert (back == brain).all()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.array(["2020-01-01"], "M8[D]"),
+        np.array([1 + 2j]),
+        np.array(["a", b"b"], dtype=object),
+        np.array([1, "a"], dtype=object),
+        np.ma.masked_array([1, 2], [True, False]),
+        np.array([1.5], dtype=np.longdouble),
+    ],
+)
+def test_arrays_without_a_form_are_refused(value: Any) -> None:
+    with pytest.raises(InvalidInput, match="content type 'np'"):
+        NumpyCodec.to_tensor(value)
+
+
+def test_numbers_are_not_copied() -> None:
+    value = np.arange(6.0).reshape(2, 3)
+    encoded = NumpyCodec.encode_input("x", value)
+    assert np.shares_memory(encoded.data, value)
+    assert np.shares_memory(NumpyCodec.decode_input(encoded), value)
+
+
+# --- images ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])
+def test_images_keep_every_pixel(wire: Wire, mode: str) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (5, 4), dtype=np.uint8)
+    image = Image.fromarray(pixels.astype(np.uint16) * 257) if mode == "I;16" else Image.fromarray(pixels).convert(mode)
+    (back,) = there_and_back(PillowImageCodec, image, wire)
+    assert back.mode == mode
+    assert back.size == image.size
+    assert back.tobytes() == image.tobytes()
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "F", "YCbCr", "I"])
+def test_images_that_png_would_change_are_refused(mode: str) -> None:
+    image = Image.new(mode, (2, 2))
+    with pytest.raises(InvalidInput, match=f"as PNG has no form for mode {mode}"):
+        PillowImageCodec.to_tensor(image)
+    if mode in ("CMYK", "F", "I"):
+        (back,) = PillowImageCodec.to_value(PillowImageCodec.to_tensor(image, format="tiff"))
+        assert back.mode == mode
+
+
+# --- data frames -----------------------------------------------------------------------------------------
+
+
+def _values(draw: Any, elements: st.SearchStrategy[Any], rows: int) -> list[Any]:
+    drawn: list[Any] = draw(st.lists(elements, min_size=rows, max_size=rows))
+    return drawn
+
+
+def _integers(dtype: str) -> st.SearchStrategy[int]:
+    found = np.iinfo(dtype.lower())
+    return st.integers(int(found.min), int(found.max))
+
+
+_FLOAT = st.floats(allow_infinity=False, width=32)
+_MOMENTS = st.datetimes(datetime(1700, 1, 1), datetime(2250, 1, 1))
+_PLAIN = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+Column = Callable[[Any, int], Any]
+
+
+def _of(elements: st.SearchStrategy[Any], dtype: Any) -> Column:
+    return lambda draw, rows: pd.Series(_values(draw, elements, rows), dtype=dtype)
+
+
+def _moments(unit: str, zone: Any) -> Column:
+    def make(draw: Any, rows: int) -> Any:
+        moments = pd.Series(pd.DatetimeIndex(_values(draw, st.none() | _MOMENTS, rows), dtype=f"M8[{unit}]"))
+        return moments.dt.tz_localize(zone, ambiguous="NaT", nonexistent="shift_forward")
+
+    return make
+
+
+_COLUMNS: dict[str, Column] = {
+    **{dtype: _of(_integers(dtype), dtype) for dtype in _PLAIN},
+    **{d: _of(st.none() | st.integers(0, 100), d) for d in ("Int8", "Int64", "UInt16", "Float32", "Float64")},
+    **{dtype: _of(_FLOAT, dtype) for dtype in ("float32", "float64")},
+    "float16": _of(st.integers(-9, 9), "float16"),
+    "bool": _of(st.booleans(), "bool"),
+    "boolean": _of(st.none() | st.booleans(), "boolean"),
+    "str": _of(st.none() | TEXT, "str"),
+    "string": _of(st.none() | TEXT, "string"),
+    "object str": _of(TEXT, object),
+    "object bytes": _of(st.binary(max_size=4), object),
+    "object json": _of(JSON, object),
+    "object times": _of(st.datetimes(), object),
+    "category": _of(st.sampled_from(["a", "b", None]), pd.CategoricalDtype(["c", "b", "a"])),
+    "ordered category": _of(st.sampled_from(["a", "b"]), pd.CategoricalDtype(["c", "b", "a"], ordered=True)),
+    "category of numbers": _of(st.sampled_from([1.5, 2, None]), pd.CategoricalDtype([2, 1.5])),
+    "category of integers": _of(st.sampled_from([1, 2]), pd.CategoricalDtype([2, 1])),
+    "timedelta": _of(st.none() | st.integers(-9, 9), "m8[ms]"),
+    **{
+        f"datetime {unit} {zone}": _moments(unit, zone)
+        for unit in ("s", "ms", "us", "ns")
+        for zone in (None, "UTC", "Europe/Berlin", timezone(timedelta(hours=-3)))
+    },
+}
+
+
+@st.composite
+def frames(draw: Any, kind: str) -> Any:
+    rows = draw(st.integers(0, 5))
+    return pd.DataFrame({"first": range(rows), kind: _COLUMNS[kind](draw, rows), 7: 1.5})
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("kind", _COLUMNS)
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_data_frames(wire: Wire, kind: str, data: Any) -> None:
+    frame = data.draw(frames(kind))
+    request = wire(PandasCodec.encode_request(frame))
+    assert all(one.shape == [len(frame), 1] for one in request.inputs)
+    back = PandasCodec.decode_request(request)
+    assert_frame_equal(back, frame, check_column_type=False)
+    response = PandasCodec.encode_response("m", frame)
+    assert_frame_equal(PandasCodec.decode_response(response), frame, check_column_type=False)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pd.period_range("2020", periods=2, freq="M"), r"pandas dtype period\[M\] has no form on the wire"),
+        (pd.interval_range(0, 2), "interval"),
+        (pd.arrays.SparseArray([0, 1]), "Sparse"),
+        ([1 + 2j, 3], "complex128"),
+        (pd.array([2**60, None], dtype="Int64"), r"holds no integer beyond 2\*\*53"),
+        (pd.Categorical(pd.to_datetime(["2020-01-01", "2020-01-02"])), "categories of datetime64"),
+        (pd.Series([1, {2}], dtype=object), "got set at row 1"),
+        (pd.Series(["a", datetime(2020, 1, 1)], dtype=object), "got datetime at row 1"),
+        (pd.Series(["a", "\ud800"], dtype=object), "text that UTF-8 can hold"),
+    ],
+)
+def test_columns_without_a_form_are_refused_by_name(column: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=f"column 'the one'.*{message}"):
+        PandasCodec.encode_request(pd.DataFrame({"a": [1, 2], "the one": column}))
+
+
+def test_frames_without_a_form_are_refused() -> None:
+    frame = pd.DataFrame({"a": [1, 2]})
+    for indexed in (frame.set_index("a"), frame.set_index(pd.Index(["x", "y"])), frame.set_index(["a", "a"])):
+        with pytest.raises(InvalidInput, match=r"no form for an index.*reset_index"):
+            PandasCodec.encode_request(indexed)
+    assert PandasCodec.encode_request(frame.set_index(pd.Index(["x", "y"])), drop_index=True).inputs[0].name == "a"
+    assert PandasCodec.decode_request(PandasCodec.encode_request(frame[frame.a > 1])).a.tolist() == [2]
+    with pytest.raises(InvalidInput, match="column 'a' is there twice"):
+        PandasCodec.encode_request(pd.concat([frame, frame], axis=1))
+    with pytest.raises(InvalidInput, match=r"named by text or integers, got 1.5"):
+        PandasCodec.encode_request(pd.DataFrame({1.5: [1]}))
+    with pytest.raises(InvalidInput, match="2 rows and no columns"):
+        PandasCodec.encode_request(frame[[]])
+
+
+def test_columns_are_views_that_who_writes_gets_a_copy_of() -> None:
+    request = PandasCodec.encode_request(pd.DataFrame({"a": np.arange(4.0), "b": np.arange(4)}))
+    parts, length = request.to_binary()
+    read = InferenceRequest.from_json(b"".join(parts), str(length))
+    frame = PandasCodec.decode_request(read)
+    for one in read.inputs:
+        assert np.shares_memory(frame[one.name].to_numpy(), one.data)
+    frame.loc[frame.a > 1, "a"] = 0.0
+    frame["b"] += 1
+    assert frame.a.tolist() == [0, 1, 0, 0]
+    assert read.inputs[0].data.ravel().tolist() == [0, 1, 2, 3]
+
+
+def test_nan_both_ways() -> None:
+    for name in ("FP16", "FP32", "FP64"):
+        given_ = {"name": "x", "datatype": name, "shape": [2, 2], "data": [1.5, 2.25, None, 4.5]}
+        request = InferenceRequest.from_dict({"inputs": [given_]})
+        assert math.isnan(NumpyCodec.decode_input(request.inputs[0])[1, 0])
+        assert request.to_dict()["inputs"][0]["data"] == [1.5, 2.25, None, 4.5]
+        column = InferenceRequest.from_dict({"inputs": [{**given_, "shape": [4]}]})
+        assert PandasCodec.decode_request(column).x.isna().tolist() == [False, False, True, False]
+        assert b"null" in column.to_json()

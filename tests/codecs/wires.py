@@ -1,0 +1,54 @@
+"""A request on its way over each wire, as a server reads it."""
+
+from collections.abc import Callable, Mapping
+
+from dragoman.core.tensor import Tensor
+from dragoman.payload.message import InferenceRequest, RequestInput
+from dragoman.payload.oip_messages import ModelInferRequest, write_parameters
+from dragoman.payload.raw import raw_from_tensor
+from dragoman.protocols.oip_inference import read_infer
+from dragoman.protocols.wire import GrpcRequest, Policy
+
+
+def directly(request: InferenceRequest) -> InferenceRequest:
+    return request
+
+
+def over_json(request: InferenceRequest) -> InferenceRequest:
+    return InferenceRequest.from_json(request.to_json())
+
+
+def over_dict(request: InferenceRequest) -> InferenceRequest:
+    return InferenceRequest.from_dict(request.to_dict())
+
+
+def over_binary(request: InferenceRequest) -> InferenceRequest:
+    parts, length = request.to_binary()
+    return InferenceRequest.from_json(b"".join(parts), str(length))
+
+
+def over_grpc(request: InferenceRequest) -> InferenceRequest:
+    message = ModelInferRequest(model_name="m")
+    write_parameters(request.parameters, message.parameters)
+    for one in request.inputs:
+        added = message.inputs.add(name=one.name, datatype=one.datatype, shape=one.shape)
+        write_parameters(one.parameters, added.parameters)
+        message.raw_input_contents.append(bytes(raw_from_tensor(one.tensor)))
+    read, _ = read_infer(GrpcRequest(message.SerializeToString()), Policy())
+    call = read.call
+    return of_tensors(call.inputs, call.parameters)  # type: ignore[attr-defined]
+
+
+def of_tensors(tensors: Mapping[str, Tensor], parameters: Mapping[str, str | bool | int | float]) -> InferenceRequest:
+    return InferenceRequest(inputs=[RequestInput(n, t) for n, t in tensors.items()], parameters=parameters)
+
+
+WIRES: list[Callable[[InferenceRequest], InferenceRequest]] = [
+    directly,
+    over_json,
+    over_dict,
+    over_binary,
+    over_grpc,
+]
+# Those that carry every number and byte.
+EXACT = [directly, over_binary, over_grpc]
