@@ -1,4 +1,4 @@
-"""`dragoman doctor FOLDER`: what of an MLServer folder will be the same, different or not there, before it is served."""
+"""`dragoman doctor FOLDER`: what of an MLServer folder will be the same, different or missing when it is served."""
 
 import argparse
 import itertools

@@ -4,7 +4,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from types import ModuleType
 
@@ -13,9 +13,9 @@ _OURS = "dragoman.compat.mlserver"
 
 
 def install() -> None:
-    """Let `mlserver` and what is below it be found here. It stands last, so that the real package goes before it."""
+    """Let `mlserver` and what is below it be found here, unless the real package is there."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.append(_Finder())
+        sys.meta_path.insert(0, _Finder())
 
 
 class _Finder(MetaPathFinder):
@@ -23,7 +23,7 @@ class _Finder(MetaPathFinder):
         self, fullname: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
         top, _, rest = fullname.partition(".")
-        if top != _THEIRS or (rest and not _is_ours(sys.modules.get(_THEIRS))):
+        if top != _THEIRS or not (_is_ours(sys.modules.get(_THEIRS)) if rest else PathFinder.find_spec(top) is None):
             return None  # a module that the real package lacks is not filled in with ours
         name = f"{_OURS}.{rest}" if rest else _OURS
         found = find_spec(name)

@@ -1,0 +1,16 @@
+"""A folder of custom models as their users have it, served by a process of its own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.served import Served, serving
+
+FOLDER = Path(__file__).parent / "folder"
+
+
+@pytest.fixture(scope="session")
+def served_folder() -> Iterator[Served]:
+    with serving(str(FOLDER)) as served:
+        yield served

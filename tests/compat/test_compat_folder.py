@@ -1,0 +1,214 @@
+"""Custom models of MLServer answer here what they answer there: its answers, as it wrote them, are the literals."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+
+from e2e.served import Served, serving
+
+FOLDER = Path(__file__).parent / "folder"
+
+
+def tensor(name: str, datatype: str, shape: list[int], data: list[Any], **more: Any) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": shape, "data": data, **more}
+
+
+NAMES = tensor("names", "BYTES", [2], ["Ada", "Bob"])
+TIMES = tensor("times", "INT32", [2], [1, 2])
+SENTENCE = tensor("t", "BYTES", [1], ["to be or"])
+
+# Written by MLServer 1.7.1 for these models and requests. Its random ids and headers are taken off by `plain`.
+ANSWERS = [
+    (
+        "row-sums/infer",
+        {"id": "7", "inputs": [tensor("x", "FP32", [2, 3], [1, 2, 3, 4, 5, 6.5])]},
+        b'{"model_name":"row-sums","model_version":"v1.2","id":"7","parameters":{},"outputs":[{"name":"total",'
+        b'"shape":[2,1],"datatype":"FP32","parameters":{"content_type":"np"},"data":[6.0,15.5]}]}',
+    ),
+    (
+        "row-sums/versions/v1.2/infer",
+        {"inputs": [tensor("x", "INT64", [2, 2], [1, 2, 3, 4])]},
+        b'{"model_name":"row-sums","model_version":"v1.2","parameters":{},"outputs":[{"name":"total","shape":[2,1],'
+        b'"datatype":"INT64","parameters":{"content_type":"np"},"data":[3,7]}]}',
+    ),
+    (
+        "row-sums/infer",
+        {"id": "8", "inputs": [tensor("x", "FP64", [1, 2], [1, None])]},
+        b'{"model_name":"row-sums","model_version":"v1.2","id":"8","parameters":{},"outputs":[{"name":"total",'
+        b'"shape":[1,1],"datatype":"FP64","parameters":{"content_type":"np"},"data":[null]}]}',
+    ),
+    (
+        "greetings/infer",
+        {"id": "1", "inputs": [NAMES, TIMES]},
+        b'{"model_name":"greetings","id":"1","parameters":{},"outputs":[{"name":"output-0","shape":[2,1],'
+        b'"datatype":"BYTES","parameters":{"content_type":"str"},"data":["Hello Ada!","Hello Hello Bob!"]}]}',
+    ),
+    (
+        "words/infer",
+        {"inputs": [SENTENCE]},
+        b'{"model_name":"words","parameters":{},"outputs":[{"name":"output","shape":[1],"datatype":"BYTES",'
+        b'"data":["TO BE OR"]}]}',
+    ),
+    (
+        "numpy-sum/infer",
+        {"inputs": [tensor("a", "FP32", [2], [1, 2]), tensor("b", "FP32", [2], [3, 4])]},
+        b'{"model_name":"numpy-sum","parameters":{},"outputs":[{"name":"sum","shape":[2,1],"datatype":"FP32",'
+        b'"parameters":{"content_type":"np"},"data":[4.0,6.0]}]}',
+    ),
+    (
+        "numpy-sum/infer",
+        {"inputs": [tensor("a", "FP32", [2], [1, 2])], "outputs": [{"name": "mine"}]},
+        b'{"model_name":"numpy-sum","parameters":{},"outputs":[{"name":"mine","shape":[1,1],"datatype":"FP32",'
+        b'"parameters":{"content_type":"np"},"data":[3.0]}]}',
+    ),
+    (
+        "tables/infer",
+        {
+            "inputs": [
+                tensor("First Name", "BYTES", [2], ["Joanne", "Michael"]),
+                tensor("Age", "INT32", [2], [34, 22]),
+            ]
+        },
+        b'{"model_name":"tables","parameters":{"content_type":"pd"},"outputs":[{"name":"name","shape":[2,1],'
+        b'"datatype":"BYTES","parameters":{"content_type":"str"},"data":["Joanne","Michael"]},{"name":"age",'
+        b'"shape":[2,1],"datatype":"INT32","data":[35,23]}]}',
+    ),
+]
+
+
+def plain(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer without what says nothing: empty parameters, and what only our own codecs read."""
+    outputs = []
+    for output in answer["outputs"]:
+        told = {k: v for k, v in output.get("parameters", {}).items() if k != "pandas_dtype"}
+        bare = {k: v for k, v in output.items() if k != "parameters"}
+        outputs.append({**bare, **({"parameters": told} if told else {})})
+    told = {k: v for k, v in answer.get("parameters", {}).items() if k != "headers"}
+    bare = {k: v for k, v in answer.items() if k not in ("parameters", "outputs")}
+    return {**bare, **({"parameters": told} if told else {}), "outputs": outputs}
+
+
+def ask(served: Served, path: str, body: Any, **options: Any) -> requests.Response:
+    model, _, rest = path.partition("/")
+    return requests.post(f"http://{served.url}/v2/models/{model}/{rest}", json=body, timeout=30, **options)
+
+
+@pytest.mark.parametrize(("path", "body", "answer"), ANSWERS)
+def test_models_answer_what_they_do_there(served_folder: Served, path: str, body: Any, answer: bytes) -> None:
+    got = ask(served_folder, path, body)
+    assert got.status_code == 200, got.text
+    assert plain(got.json()) == plain(json.loads(answer))
+
+
+def test_a_model_may_stream_for_those_who_ask_for_it(served_folder: Served) -> None:
+    text = ask(served_folder, "words/infer_stream", {"inputs": [SENTENCE]}).text
+    pieces = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line]
+    # MLServer: three such events, with headers of its own among their parameters.
+    want = [{"name": "output", "shape": [1], "datatype": "BYTES", "data": [word]} for word in ("to", "be", "or")]
+    assert [piece["outputs"] for piece in pieces] == [[each] for each in want]
+
+
+def test_what_the_types_of_its_client_write_is_read(served_folder: Served) -> None:
+    # `InferenceRequest(...).dict()` of the real package, with a null for each field that is not set.
+    nulls = {"content_type": "np", "headers": None}
+    x = tensor("x", "FP32", [1, 2], [1, 2], parameters=nulls)
+    got = ask(served_folder, "row-sums/infer", {"id": None, "parameters": nulls, "inputs": [x], "outputs": None})
+    assert got.json()["outputs"][0]["data"] == [3.0]
+
+
+@pytest.mark.parametrize(
+    ("path", "inputs", "told"),
+    [
+        ("greetings/infer", [NAMES], "input 'times' is missing; expected inputs 'names', 'times'"),
+        # MLServer's own words.
+        ("greetings/infer", [NAMES, TIMES, {**TIMES, "name": "more"}], "Input 'more' was not found. Available inputs"),
+        (
+            "row-sums/infer",
+            [tensor("x", "FP32", [1], [1], parameters={"content_type": "nope"})],
+            "input 'x': content type 'nope' is not known",
+        ),
+        ("numpy-sum/infer", [tensor("a", "FP32", [2, 2], [1, 2])], "shape [2, 2] needs 4 elements"),
+    ],
+)
+def test_what_does_not_fit_is_the_callers_fault(served_folder: Served, path: str, inputs: list[Any], told: str) -> None:
+    got = ask(served_folder, path, {"inputs": inputs})
+    assert got.status_code == 400
+    assert told in got.json()["error"]
+
+
+def test_metadata_come_from_the_settings(served_folder: Served) -> None:
+    got = requests.get(f"http://{served_folder.url}/v2/models/numpy-sum", timeout=30).json()
+    assert got["platform"] == "our-own"
+    assert [(i["name"], i["datatype"], i["shape"]) for i in got["inputs"]] == [("a", "FP32", [-1])]
+    assert requests.get(f"http://{served_folder.url}/v2", timeout=30).json()["name"] == "our-folder"
+
+
+def test_binary_tensors_over_http(served_folder: Served) -> None:
+    client = triton_http.InferenceServerClient(served_folder.url)
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+    given = triton_http.InferInput("x", [2, 3], "FP32")
+    given.set_data_from_numpy(rows)
+    got = client.infer("row-sums", [given]).as_numpy("total")
+    np.testing.assert_array_equal(got, rows.sum(axis=1, keepdims=True))
+    client.close()
+
+
+def test_text_over_grpc(served_folder: Served) -> None:
+    client = triton_grpc.InferenceServerClient(served_folder.grpc_url)
+    names, times = triton_grpc.InferInput("names", [2], "BYTES"), triton_grpc.InferInput("times", [2], "INT32")
+    names.set_data_from_numpy(np.array([b"Ada", "Bö".encode()], dtype=object))
+    times.set_data_from_numpy(np.array([1, 2], dtype=np.int32))
+    got = client.infer("greetings", [names, times]).as_numpy("output-0")
+    assert [e.decode() for e in got.ravel()] == ["Hello Ada!", "Hello Hello Bö!"]
+    client.close()
+
+
+def test_two_folders_of_one_name_are_its_versions(tmp_path: Path) -> None:
+    for version, factor in (("2", 1), ("10", 10)):
+        folder = tmp_path / f"sums-{version}"
+        shutil.copytree(FOLDER / "row_sums", folder)
+        (folder / "summing.py").write_text(
+            (folder / "summing.py").read_text().replace("self.factor = 1", f"self.factor = {factor}")
+        )
+        settings = {"name": "sums", "implementation": "summing.RowSums", "parameters": {"version": version}}
+        (folder / "model-settings.json").write_text(json.dumps(settings))
+    with serving(str(tmp_path)) as served:
+        body = {"inputs": [tensor("x", "INT64", [1, 2], [1, 2])]}
+        newest, old = ask(served, "sums/infer", body).json(), ask(served, "sums/versions/2/infer", body).json()
+    assert (newest["model_version"], newest["outputs"][0]["data"]) == ("10", [30])
+    assert (old["model_version"], old["outputs"][0]["data"]) == ("2", [3])
+
+
+def test_the_environment_alone_may_describe_a_model(tmp_path: Path) -> None:
+    shutil.copy(FOLDER / "row_sums" / "summing.py", tmp_path)
+    (tmp_path / ".env").write_text("MLSERVER_MODEL_NAME=named-in-a-file\nMLSERVER_SERVER_NAME='theirs'\n")
+    variables = {
+        "MLSERVER_MODEL_NAME": "sums",
+        "MLSERVER_MODEL_IMPLEMENTATION": "summing.RowSums",
+        "MLSERVER_MODEL_VERSION": "v3",
+        "MLSERVER_PARALLEL_WORKERS": "0",
+    }
+    with serving(str(tmp_path), environment=variables) as served:
+        got = ask(served, "sums/infer", {"inputs": [tensor("x", "INT64", [1, 2], [1, 2])]}).json()
+        assert (got["model_version"], got["outputs"][0]["data"]) == ("v3", [3])
+        assert requests.get(f"http://{served.url}/v2", timeout=30).json()["name"] == "theirs"
+
+
+def test_a_well_known_runtime_takes_an_input_of_any_name(tmp_path: Path) -> None:
+    from joblib import dump
+    from sklearn.linear_model import LinearRegression
+
+    dump(LinearRegression().fit(np.eye(3), [1.0, 2.0, 3.0]), tmp_path / "model.joblib")
+    settings = {"name": "line", "implementation": "mlserver_sklearn.SKLearnModel", "parameters": {"uri": "."}}
+    (tmp_path / "model-settings.json").write_text(json.dumps(settings))
+    with serving(str(tmp_path), "--allow-pickle") as served:
+        got = ask(served, "line/infer", {"inputs": [tensor("predict-it", "FP32", [1, 3], [0, 1, 0])]}).json()
+    assert got["outputs"][0]["name"] == "predict"
+    assert got["outputs"][0]["data"] == pytest.approx([2.0])

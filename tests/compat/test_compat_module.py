@@ -1,0 +1,251 @@
+"""The module `mlserver`: its types, codecs and decorator do what those of the real package do."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dragoman.compat import install
+from dragoman.compat.mlserver import MLModel, ModelSettings, codecs, types
+from dragoman.compat.mlserver.codecs.errors import CodecNotFound, InputsNotFound, OutputNotFound
+from dragoman.compat.mlserver.codecs.utils import SingleInputRequestCodec
+from dragoman.core.errors import InvalidInput, InvalidOutput
+
+NUMBERS = types.RequestInput(name="a", datatype="INT32", shape=[2], data=[1, 2])
+WORDS = types.RequestInput(name="b", datatype="BYTES", shape=[1], data=["x"])
+
+
+def model(method: Callable[..., Any] | None = None, **settings: Any) -> Any:
+    kind = type("Mine", (MLModel,), {"predict": codecs.decode_args(method)} if method is not None else {})
+    return kind(ModelSettings(name="m", **settings))
+
+
+def answer(method: Callable[..., Any], *inputs: types.RequestInput) -> str:
+    found = asyncio.run(model(method).predict(types.InferenceRequest(inputs=list(inputs))))
+    text: str = found.model_dump_json()
+    return text
+
+
+def test_the_module_is_found_under_its_own_name_and_is_one() -> None:
+    install.install()
+    import mlserver  # type: ignore[import-not-found, unused-ignore]
+    from mlserver.codecs.string import StringRequestCodec  # type: ignore[import-not-found, unused-ignore]
+    from mlserver.types import dataplane  # type: ignore[import-not-found, unused-ignore]
+
+    assert mlserver.MLModel is MLModel
+    assert StringRequestCodec is codecs.StringRequestCodec
+    assert dataplane.RequestInput is types.RequestInput
+    with pytest.raises(ImportError):
+        import mlserver.rest  # type: ignore[import-not-found, unused-ignore]
+
+
+# --- types: what real objects print ------------------------------------------------------------------------------
+
+
+def test_requests_as_json() -> None:
+    made = types.InferenceRequest(
+        inputs=[{"name": "a", "datatype": "INT32", "shape": [2], "data": [1, 2]}], parameters={"q": 2}
+    )
+    assert (made.id, made.parameters.q, made.inputs[0].parameters) == (None, 2, None)  # type: ignore[union-attr]
+    want = '{"parameters":{"q":2},"inputs":[{"name":"a","shape":[2],"datatype":"INT32","data":[1,2]}]}'
+    assert made.model_dump_json() == want
+    assert types.InferenceRequest.parse_raw(want) == made
+    assert types.InferenceRequest.parse_obj(made.dict()) == made
+    assert made.copy(update={"id": "3"}).id == "3"
+    with pytest.raises(ValueError, match="needs the field 'inputs'"):
+        types.InferenceRequest()
+
+
+def test_parameters_have_any_keyword() -> None:
+    made = types.Parameters(content_type="str", foo=1)
+    assert (made.foo, made.model_extra, made.headers) == (1, {"foo": 1}, None)  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError):
+        made.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_elements_are_a_list_once_somebody_asks() -> None:
+    made = types.RequestInput.from_tensor("x", codecs.NumpyCodec.encode_input("x", np.array([1.0, np.nan])).to_tensor())
+    held = made.data.tensor
+    assert held is not None
+    assert made.to_tensor().data is held.data
+    assert (list(made.data), len(made.data), made.data[0]) == ([1.0, None], 2, 1.0)
+    made.data.root[0] = 5.0
+    assert made.to_tensor().data.ravel()[0] == 5.0
+
+
+def test_text_may_be_decoded_once_more() -> None:
+    element = codecs.StringCodec.encode_input("x", ["é"]).data[0]
+    assert (element, element.decode("utf-8")) == ("é", "é")
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        types.ResponseOutput(name="o", datatype="INT32", shape=[3], data=[1, 2]),
+        types.ResponseOutput(name="o", datatype="INT32", shape=[1], data=["x"]),
+        types.ResponseOutput(name="o", datatype="BYTES", shape=[1], data=[1]),
+    ],
+)
+def test_an_output_that_does_not_fit_is_the_models_fault(output: types.ResponseOutput) -> None:
+    with pytest.raises(InvalidOutput, match="'o'"):
+        output.to_tensor()
+
+
+# --- codecs: the literals are what the real ones write -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("output", "want"),
+    [
+        (
+            codecs.NumpyCodec.encode_output("x", np.array([1, 2])),
+            '{"name":"x","shape":[2,1],"datatype":"INT64","parameters":{"content_type":"np"},"data":[1,2]}',
+        ),
+        (
+            codecs.StringCodec.encode_output("x", ["a", "b"], use_bytes=False),
+            '{"name":"x","shape":[2,1],"datatype":"BYTES","parameters":{"content_type":"str"},"data":["a","b"]}',
+        ),
+        (
+            codecs.Base64Codec.encode_output("x", [b"a", b"b"]),
+            '{"name":"x","shape":[2,1],"datatype":"BYTES","parameters":{"content_type":"base64"},'
+            '"data":["YQ==","Yg=="]}',
+        ),
+        (
+            codecs.DatetimeCodec.encode_output("x", ["2020-01-01T00:00:00"]),
+            '{"name":"x","shape":[1,1],"datatype":"BYTES","parameters":{"content_type":"datetime"},'
+            '"data":["2020-01-01T00:00:00"]}',
+        ),
+    ],
+)
+def test_outputs(output: types.ResponseOutput, want: str) -> None:
+    assert output.model_dump_json() == want
+
+
+def test_tables() -> None:
+    table = pd.DataFrame({"a": [1, 2], "c": [1.5, None]})
+    assert codecs.PandasCodec.encode_response("m", table).json() == (
+        '{"model_name":"m","parameters":{"content_type":"pd"},"outputs":[{"name":"a","shape":[2,1],'
+        '"datatype":"INT64","data":[1,2]},{"name":"c","shape":[2,1],"datatype":"FP64","data":[1.5,null]}]}'
+    )
+    request = types.InferenceRequest(**codecs.PandasCodec.encode_request(table).dict())
+    pd.testing.assert_frame_equal(codecs.PandasCodec.decode_request(request), table)
+
+
+def test_which_codec_decodes() -> None:
+    """The request goes before the metadata, the metadata before the default."""
+    metadata = [{"name": "b", "datatype": "BYTES", "shape": [-1], "parameters": {"content_type": "str"}}]
+    mine = model(inputs=metadata)
+    assert mine.decode(WORDS.copy()) == ["x"]
+    assert mine.decode(WORDS.copy(), default_codec=codecs.NumpyCodec) == ["x"]
+    said = WORDS.copy(update={"parameters": types.Parameters(content_type="np"), "data": types.TensorData(["x"])})
+    np.testing.assert_array_equal(mine.decode(said), np.array([b"x"], dtype=object))
+    assert list(mine.decode(NUMBERS.copy())) == [1, 2]
+    assert mine.decode(NUMBERS.copy(), default_codec=codecs.NumpyCodec).tolist() == [1, 2]
+
+
+def test_whole_requests() -> None:
+    request = types.InferenceRequest(inputs=[NUMBERS.copy()], parameters={"content_type": "np"})
+    assert model().decode_request(request).tolist() == [1, 2]
+    assert codecs.has_decoded(request)
+    plain = types.InferenceRequest(inputs=[NUMBERS.copy()])
+    assert model().decode_request(plain) is plain
+    assert model(parameters={"content_type": "np"}).decode_request(plain).tolist() == [1, 2]
+
+
+def test_results_choose_their_codec() -> None:
+    mine = model(parameters={"version": "3"})
+    assert mine.encode_response(["a"]).model_dump_json() == (
+        '{"model_name":"m","model_version":"3","parameters":{"content_type":"str"},"outputs":[{"name":"output-1",'
+        '"shape":[1,1],"datatype":"BYTES","parameters":{"content_type":"str"},"data":["a"]}]}'
+    )
+    assert mine.encode(np.array([1.0]), types.RequestOutput(name="z")).shape == [1, 1]
+    with pytest.raises(CodecNotFound, match="output field with name 'z'"):
+        mine.encode(5, types.RequestOutput(name="z"))
+    with pytest.raises(CodecNotFound, match="output response with type <class 'dict'>"):
+        mine.encode_response({"a": 1})
+
+
+def test_codecs_of_a_models_own() -> None:
+    @codecs.register_input_codec
+    class Reversed(codecs.InputCodec):
+        ContentType = "reversed"
+
+        @classmethod
+        def encode_output(cls, name: str, payload: Any, **_: Any) -> types.ResponseOutput:
+            return types.ResponseOutput(name=name, datatype="BYTES", shape=[1], data=[payload[::-1]])
+
+        @classmethod
+        def decode_input(cls, request_input: types.RequestInput) -> Any:
+            return request_input.data[0][::-1]
+
+    @codecs.register_request_codec
+    class ReversedRequest(SingleInputRequestCodec):
+        InputCodec = Reversed
+        ContentType = "reversed"
+
+    given = types.RequestInput(
+        name="x", datatype="BYTES", shape=[1], data=["abc"], parameters={"content_type": "reversed"}
+    )
+    assert model().decode(given) == "cba"
+    assert codecs.get_decoded_or_raw(given) == "cba"
+    request = types.InferenceRequest(inputs=[given], parameters={"content_type": "reversed"})
+    assert model().decode_request(request) == "cba"
+    assert ReversedRequest.encode_response("m", "xy").outputs[0].data.root == ["yx"]
+
+
+# --- decode_args ----------------------------------------------------------------------------------------------------
+
+NP_OUT = '{"name":"output-0","shape":[2,1],"datatype":"INT32","parameters":{"content_type":"np"},"data":[1,2]}'
+STR_OUT = '{"name":"output-1","shape":[1,1],"datatype":"BYTES","parameters":{"content_type":"str"},"data":["x"]}'
+
+
+def test_results_of_a_tuple() -> None:
+    async def both(self: Any, a: np.ndarray) -> tuple[np.ndarray, list[str]]:
+        return a, ["x"]
+
+    assert answer(both, NUMBERS.copy()) == f'{{"model_name":"m","outputs":[{NP_OUT},{STR_OUT}]}}'
+
+
+def test_a_table_as_result_keeps_its_columns() -> None:
+    async def table(self: Any, a: np.ndarray) -> pd.DataFrame:
+        return pd.DataFrame({"q": [1]})
+
+    want = '{"model_name":"m","outputs":[{"name":"q","shape":[1,1],"datatype":"INT64","data":[1]}]}'
+    assert answer(table, NUMBERS.copy()) == want
+
+
+def test_optional_inputs() -> None:
+    async def maybe(self: Any, a: np.ndarray, b: list[str] | None = None) -> np.ndarray:
+        assert b in (None, ["x"])
+        return a
+
+    for inputs in ([NUMBERS.copy()], [NUMBERS.copy(), WORDS.copy()]):
+        assert answer(maybe, *inputs) == f'{{"model_name":"m","outputs":[{NP_OUT}]}}'
+    with pytest.raises(InputsNotFound, match=r"Input 'c' was not found\. Available inputs are 'a', 'b'."):
+        answer(maybe, NUMBERS.copy(), NUMBERS.copy(update={"name": "c"}))
+    with pytest.raises(InvalidInput, match="input 'a' is missing"):
+        answer(maybe, WORDS.copy())
+
+
+def test_a_table_takes_the_inputs_that_no_other_parameter_names() -> None:
+    async def rest(self: Any, table: pd.DataFrame, b: list[str]) -> list[str]:
+        return [*table.columns, *b]
+
+    other = types.RequestInput(name="c", datatype="INT32", shape=[2], data=[1, 2])
+    assert '"data":["a","c","x"]' in answer(rest, NUMBERS.copy(), WORDS.copy(), other)
+
+
+def test_without_annotations_the_values_tell() -> None:
+    async def untold(self: Any, a, b):  # type: ignore[no-untyped-def]
+        return np.array(list(a), dtype=np.int32), list(b)
+
+    assert answer(untold, NUMBERS.copy(), WORDS.copy()) == f'{{"model_name":"m","outputs":[{NP_OUT},{STR_OUT}]}}'
+
+    async def strange(self: Any, a, b):  # type: ignore[no-untyped-def]
+        return object()
+
+    with pytest.raises(OutputNotFound, match="at position '0'"):
+        answer(strange, NUMBERS.copy(), WORDS.copy())

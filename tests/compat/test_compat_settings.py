@@ -1,0 +1,137 @@
+"""Every field of settings.json and model-settings.json, and every variable, is honoured, told of or refused."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.compat.fields import MODEL, PARAMETERS, SERVER
+from dragoman.compat.files import model_table, server_table
+from dragoman.compat.implementations import RUNTIMES
+from dragoman.core.errors import InvalidInput
+from dragoman.plugins import BUILT_IN
+from dragoman.server import settings_for
+
+# As the documentation of MLServer 1.7 lists them.
+SERVER_FIELDS = """
+debug parallel_workers parallel_workers_timeout environments_dir model_repository_implementation
+model_repository_root model_repository_implementation_args load_models_at_startup server_name server_version
+extensions host http_port root_path grpc_port grpc_max_message_length cors_settings metrics_endpoint
+metrics_port metrics_rest_server_prefix metrics_dir use_structured_logging logging_settings kafka_enabled
+kafka_servers kafka_topic_input kafka_topic_output tracing_server cache_enabled cache_size gzip_enabled
+"""
+MODEL_FIELDS = """
+name platform versions inputs outputs implementation parallel_workers warm_workers max_batch_size max_batch_time
+cache_enabled parameters
+"""
+PARAMETER_FIELDS = """
+uri version environment_path environment_tarball inference_pool_gid autogenerate_inference_pool_gid format
+content_type extra
+"""
+
+
+def test_the_tables_know_every_field() -> None:
+    assert sorted(SERVER) == sorted(SERVER_FIELDS.split())
+    assert sorted(MODEL) == sorted(MODEL_FIELDS.split())
+    assert sorted(PARAMETERS) == sorted(PARAMETER_FIELDS.split())
+    for table in (SERVER, MODEL, PARAMETERS):
+        assert all(field.told for field in table.values() if field.effect != "same")
+    assert {known.runtime for known in RUNTIMES.values()} <= set(BUILT_IN["runtimes"])
+
+
+@pytest.mark.parametrize(
+    ("given", "want"),
+    [
+        ({"host": "0.0.0.0", "http_port": 1, "grpc_port": 2}, {"host": "0.0.0.0", "http_port": 1, "grpc_port": 2}),
+        ({"server_name": "s", "gzip_enabled": False}, {"server_name": "s", "compress_responses": False}),
+        ({"parallel_workers": 3}, {"replicas": 3}),
+        ({"parallel_workers": 0}, {"placement": "thread"}),
+        ({"grpc_max_message_length": 7}, {"max_body_bytes": 7}),
+        ({"grpc_max_message_length": -1}, {"max_body_bytes": (1 << 31) - 1}),
+        ({"use_structured_logging": True}, {"log_format": "json"}),
+        ({"kafka_enabled": False, "tracing_server": None, "metrics_port": 8082}, {}),
+        (None, {}),
+    ],
+)
+def test_what_the_server_makes_of_a_field(given: dict[str, Any] | None, want: dict[str, Any], tmp_path: Path) -> None:
+    assert server_table(given, tmp_path) == want
+    if given is not None:
+        (tmp_path / "settings.json").write_text(json.dumps(given))
+    settings = settings_for([str(tmp_path)])
+    assert {name: getattr(settings, name) for name in want} == want
+    assert want.get("host", "127.0.0.1") == settings.host
+
+
+@pytest.mark.parametrize("name", [n for n, f in SERVER.items() if f.effect == "refused"])
+def test_what_cannot_be_is_refused_with_advice(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=rf"settings.json: '{name}' is not supported: .{{20,}}"):
+        server_table({name: "x"}, tmp_path)
+
+
+@pytest.mark.parametrize("name", [n for n, f in SERVER.items() if f.effect == "missing"])
+def test_what_is_not_there_is_told(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert server_table({name: "x"}, tmp_path) == {}
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert f"'{name}' is passed over: " in record.getMessage()
+
+
+def test_a_variable_fills_what_the_file_leaves_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLSERVER_HTTP_PORT", "1234")
+    monkeypatch.setenv("MLSERVER_GRPC_PORT", "1235")
+    (tmp_path / ".env").write_text("# theirs\nMLSERVER_SERVER_NAME='named'\nexport MLSERVER_GRPC_PORT=1\nOTHER=1\n")
+    assert server_table({"http_port": 5}, tmp_path) == {"http_port": 5, "grpc_port": "1235", "server_name": "named"}
+    (tmp_path / "settings.json").write_text('{"http_port": 5}')
+    assert settings_for([str(tmp_path)], {"http_port": 6}).http_port == 6
+    assert settings_for([str(tmp_path)]).grpc_port == 1235
+
+
+def test_what_a_model_makes_of_its_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLSERVER_MODEL_MAX_BATCH_SIZE", "7")
+    monkeypatch.setenv("MLSERVER_MODEL_URI", "./elsewhere")
+    monkeypatch.setenv("MLSERVER_MODEL_EXTRA", '{"method": "predict"}')
+    given = {
+        "name": "m",
+        "implementation": "mlserver_xgboost.XGBoostModel",
+        "max_batch_time": 0.25,
+        "parallel_workers": 2,
+        "warm_workers": True,
+        "parameters": {"uri": "./model.ubj", "version": "v1", "format": "ubj"},
+    }
+    assert model_table(given, tmp_path / "model-settings.json") == {
+        "name": "m",
+        "version": "v1",
+        "runtime": "xgboost",
+        "uri": "./model.ubj",
+        "max_batch_size": 7,
+        "max_batch_wait_s": 0.25,
+        "replicas": 2,
+        "parameters": {"content_type": "np", "format": "ubj", "method": "predict"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"implementation": "mlserver_alibi_explain.AlibiExplainRuntime"}, "explainers are not served"),
+        ({"implementation": "mlserver_alibi_detect.AlibiDetectRuntime"}, "drift detectors are not served"),
+        ({"implementation": "mlserver_mllib.MLlibModel"}, "convert the model to ONNX"),
+        ({"implementation": "Mine"}, "expects module.Class, got 'Mine'"),
+        ({"parameters": {"environment_tarball": "e.tar.gz"}}, "install its packages beside Dragoman"),
+        ({"max_batch_size": "many"}, "'max_batch_size' has the wrong kind of value: 'many'"),
+        ({"parallel_workers": "many"}, "'parallel_workers' has the wrong kind of value: 'many'"),
+    ],
+)
+def test_models_that_cannot_be_are_refused_with_advice(given: dict[str, Any], told: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        model_table(given, tmp_path / "model-settings.json")
+
+
+@pytest.mark.parametrize(("named", "files"), [(n, k.files) for n, k in RUNTIMES.items()])
+def test_well_known_files_are_found_in_the_folder(named: str, files: tuple[str, ...], tmp_path: Path) -> None:
+    for file in files:
+        (tmp_path / file).write_bytes(b"")
+    found = model_table({"implementation": named, "parameters": {"uri": "."}}, tmp_path / "model-settings.json")
+    assert found["uri"] == (files[0] if files else ".")
