@@ -70,11 +70,19 @@ async def test_t1_not_ready_is_a_4xx() -> None:
         assert "no weights" in answer.error
 
 
-async def test_t5_unload_takes_a_version_parameter() -> None:
+async def test_t5_control_takes_a_version_parameter_and_heeds_it() -> None:
     async with serving(control_token="t") as house:
-        body = {"parameters": {"version": "1", "unload_dependents": True}}
-        answer = await house.ask("POST", "/v2/repository/models/Adder/unload", body, {"Authorization": "Bearer t"})
+        token = {"Authorization": "Bearer t"}
+        unload = "/v2/repository/models/Adder/unload"
+        for path in (unload, unload.replace("unload", "load")):
+            answer = await house.ask("POST", path, {"parameters": {"version": "77"}}, token)
+            assert answer.status == (404 if path == unload else 400)
+            assert "version '77'" in answer.error
+        assert (await house.infer("Adder", both())).status == 200
+        body = {"parameters": {"unload_dependents": True}}
+        answer = await house.ask("POST", unload, body, token)
         assert (answer.status, answer.body) == (200, b"")
+        assert (await house.infer("Adder", both())).status == 404
 
 
 async def test_t6_the_example_of_the_specification_does_not_count_right(house: House) -> None:

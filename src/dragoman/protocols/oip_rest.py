@@ -1,7 +1,7 @@
 """Open Inference Protocol over REST, with the binary tensor data extension."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -157,14 +157,20 @@ class OpenInferenceRest:
         )
 
     def load(self, http: HttpRequest) -> Exchange[None, HttpResponse]:
-        for key in read_control(http, self._policy).parameters or {}:
+        parameters = read_control(http, self._policy).parameters or {}
+        for key in parameters:
             if key == "config" or key.startswith("file:"):
                 raise NotSupported(f"parameter '{key}': models are loaded from the server's own disk as they lie there")
-        return Exchange(Request(Load(_token(http)), http.params["model"]), lambda r: HttpResponse(200))
+        return self._control(Load(_token(http)), http, parameters)
 
     def unload(self, http: HttpRequest) -> Exchange[None, HttpResponse]:
-        read_control(http, self._policy)
-        return Exchange(Request(Unload(_token(http)), http.params["model"]), lambda r: HttpResponse(200))
+        return self._control(Unload(_token(http)), http, read_control(http, self._policy).parameters or {})
+
+    def _control(
+        self, call: Load | Unload, http: HttpRequest, parameters: Mapping[str, Any]
+    ) -> Exchange[None, HttpResponse]:
+        version = str(parameters.get("version", ""))
+        return Exchange(Request(call, http.params["model"], version), lambda r: HttpResponse(200))
 
 
 def protocol(policy: Policy) -> HttpProtocol:
