@@ -69,17 +69,10 @@ class Calls:
         self._known: dict[tuple[str, str], ModelDescription] = {}
 
     def infer(self, asked: Inferring) -> Steps[InferenceResponse]:
-        deadline = self._deadline(asked.timeout_s)
-        request = yield from self._request(asked, deadline)
-        exchange = self._wire.infer(asked.model, asked.version, request)
-        found: InferenceResponse = yield from self._fitting(asked, lambda: Ask(exchange, deadline), deadline)
-        return found
+        return self._fitting(asked, self._infer(asked))
 
     def stream(self, asked: Inferring) -> Steps[Any]:
-        deadline = self._deadline(asked.timeout_s)
-        request = yield from self._request(asked, deadline)
-        exchange = self._wire.stream(asked.model, asked.version, request)
-        return (yield from self._fitting(asked, lambda: Open(exchange, deadline), deadline))
+        return self._fitting(asked, self._stream(asked))
 
     def live(self) -> Steps[bool]:
         return self._health(self._wire.live())
@@ -139,6 +132,21 @@ class Calls:
             yield Wait(wait_s)
         return (yield step())
 
+    # --- the steps of inference --------------------------------------------------------------------------------
+
+    def _infer(self, asked: Inferring) -> Steps[InferenceResponse]:
+        deadline = self._deadline(asked.timeout_s)
+        request = yield from self._request(asked, deadline)
+        exchange = self._wire.infer(asked.model, asked.version, request)
+        found: InferenceResponse = yield from self._retried(lambda: Ask(exchange, deadline), deadline)
+        return found
+
+    def _stream(self, asked: Inferring) -> Steps[Any]:
+        deadline = self._deadline(asked.timeout_s)
+        request = yield from self._request(asked, deadline)
+        exchange = self._wire.stream(asked.model, asked.version, request)
+        return (yield from self._retried(lambda: Open(exchange, deadline), deadline))
+
     def _request(self, asked: Inferring, deadline: Deadline) -> Steps[InferenceRequest]:
         signature = None
         if given.needs_signature(asked.inputs):
@@ -150,10 +158,10 @@ class Calls:
         made = given.request(asked.inputs, signature, asked.model)
         return given.completed(made, asked.outputs, asked.parameters, asked.id)
 
-    def _fitting(self, asked: Inferring, step: Callable[[], Ask | Open], deadline: Deadline) -> Steps[Any]:
-        """As `_retried`; what was known of the model is asked anew after a refusal, for it may have been replaced."""
+    def _fitting(self, asked: Inferring, steps: Steps[T]) -> Steps[T]:
+        """The steps; what was known of the model is asked anew after a refusal, for it may have been replaced."""
         try:
-            return (yield from self._retried(step, deadline))
+            return (yield from steps)
         except (InvalidInput, ModelNotFound):
             self._known.pop((asked.model, asked.version), None)
             raise

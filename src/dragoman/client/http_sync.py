@@ -1,5 +1,6 @@
 """HTTP over sockets that block: connections that are kept for the next call, of this thread or another."""
 
+import os
 import select
 import socket
 from collections import deque
@@ -109,6 +110,8 @@ def told(fault: OSError, deadline: Deadline, address: Address) -> Exception:
     if isinstance(fault, TimeoutError) and fault.errno is None:  # ours; the system's own has a number
         return deadline.over()
     why = getattr(fault, "verify_message", "") or fault.strerror or fault
+    if isinstance(fault, ConnectionError) and fault.errno:  # asyncio has words of its own
+        why = os.strerror(fault.errno)
     return faults.unreachable(address.place, why, refused=isinstance(fault, ConnectionRefusedError))
 
 

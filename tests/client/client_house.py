@@ -1,0 +1,187 @@
+"""What the tests of clients share: models that do one thing each, and servers in a thread with an event loop."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+import dragoman
+from dragoman import Infer, Inference, Tensor, TensorSpec
+
+T = TypeVar("T")
+Twin = Literal["blocking", "asyncio"]
+TOKEN = "open sesame"
+
+# --- models ----------------------------------------------------------------------------------------------------
+
+
+class Echo(dragoman.Model):
+    """Gives back what came, parameters included."""
+
+    placement = "inline"
+
+    def infer(self, call: Infer) -> Inference:
+        return Inference(call.inputs, call.parameters)
+
+
+class Rows(dragoman.Model):
+    """One input of FP32 and the sums of its rows."""
+
+    placement = "inline"
+    inputs = (TensorSpec("x", dragoman.FP32, (-1, 3)),)
+    outputs = (TensorSpec("sum", dragoman.FP32, (-1,)),)
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        return {"sum": call.inputs["x"].data.sum(axis=1)}
+
+
+class Mixed(dragoman.Model):
+    """Inputs of several datatypes; gives them back."""
+
+    placement = "inline"
+    inputs = (
+        TensorSpec("small", dragoman.UINT8, (-1,), optional=True),
+        TensorSpec("half", dragoman.BF16, (-1,), optional=True),
+        TensorSpec("flag", dragoman.BOOL, (1, 1), optional=True),
+        TensorSpec("word", dragoman.BYTES, (1,), optional=True),
+    )
+
+    def infer(self, call: Infer) -> Mapping[str, Tensor]:
+        return call.inputs
+
+
+class Faulty(dragoman.Model):
+    """Raises the error that its parameter names."""
+
+    placement = "inline"
+
+    def infer(self, call: Infer) -> dict[str, Tensor]:
+        name = str(call.parameters["raise"])
+        raise getattr(dragoman.errors, name, ValueError)(f"{name} was asked for")
+
+
+class Gate(dragoman.Model):
+    """Waits until a test opens it; tells when it began, and whether it was cancelled."""
+
+    placement = "inline"
+
+    def load(self) -> None:
+        self.begun, self.cancelled = threading.Event(), threading.Event()
+        self.open = asyncio.Event()
+
+    async def infer(self, call: Infer) -> Mapping[str, Tensor]:
+        self.begun.set()
+        try:
+            await self.open.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return call.inputs
+
+
+class Counter(dragoman.Model):
+    """A stream of `n` pieces, and a fault before the piece `fail`; without an end where n is negative."""
+
+    placement = "inline"
+
+    def load(self) -> None:
+        self.closed = threading.Event()
+
+    async def infer(self, call: Infer) -> AsyncIterator[dict[str, Any]]:
+        n, fail = int(call.parameters.get("n", 3)), int(call.parameters.get("fail", -1))
+        i = 0
+        try:
+            while i != n:
+                if i == fail:
+                    raise dragoman.errors.NotSupported("that far and no further")
+                await asyncio.sleep(0)
+                yield {"i": np.array([i])}
+                i += 1
+        finally:
+            self.closed.set()
+
+
+def power(x: NDArray[np.float64], by: float = 2.0) -> NDArray[np.float64]:
+    return np.power(x, by)
+
+
+# --- servers and clients ---------------------------------------------------------------------------------------
+
+
+class House:
+    """An event loop in a thread, and servers on it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+    def run(self, made: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(made, self._loop).result(30)
+
+    def call(self, function: Callable[[], T]) -> T:
+        async def called() -> T:
+            return function()
+
+        return self.run(called())
+
+    @contextmanager
+    def serving(self, *models: Any, **settings: Any) -> Iterator[dragoman.Server]:
+        server = dragoman.Server(*models, **{"http_port": 0, "grpc_port": 0, **settings})
+        self.run(server.__aenter__())
+        try:
+            yield server
+        finally:
+            self.run(server.__aexit__())
+
+    @contextmanager
+    def client(self, twin: Twin, url: str, **options: Any) -> Iterator[Any]:
+        """A client; that of asyncio runs on the servers' loop, as gRPC wants one loop a process, and is waited for."""
+        if twin == "blocking":
+            with dragoman.Client(url, **options) as client:
+                yield client
+            return
+        waiting = Waiting(self, url, options)
+        yield waiting
+        waiting.close()
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class Waiting:
+    """An AsyncClient whose calls are waited for, so that one test fits both clients."""
+
+    def __init__(self, house: House, url: str, options: dict[str, Any]) -> None:
+        async def made() -> dragoman.AsyncClient:
+            return dragoman.AsyncClient(url, **options)
+
+        self._house = house
+        self.twin = house.run(made())
+
+    def stream(self, *args: Any, **options: Any) -> Iterator[Any]:
+        results = self.twin.stream(*args, **options)
+
+        async def following() -> Any:
+            return await anext(results, None)
+
+        try:
+            while (found := self._house.run(following())) is not None:
+                yield found
+        finally:
+            self._house.run(results.aclose())
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *args, **options: self._house.run(getattr(self.twin, name)(*args, **options))
+
+
+def url_of(server: dragoman.Server, wire: str) -> str:
+    if wire == "rest":
+        return server.http_url
+    return f"grpc{'s' if server.settings.tls_cert else ''}://{server.grpc_url}"

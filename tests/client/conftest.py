@@ -1,0 +1,37 @@
+"""A server with every model, and each test against it four times: over both wires, from both clients."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from client_house import Counter, Echo, Faulty, Gate, House, Mixed, Rows, power, url_of
+
+import dragoman
+
+KINDS = [(wire, twin) for wire in ("rest", "grpc") for twin in ("blocking", "asyncio")]
+
+
+@pytest.fixture(scope="session")
+def house() -> Iterator[House]:
+    house = House()
+    yield house
+    house.close()
+
+
+@pytest.fixture(scope="session")
+def server(house: House) -> Iterator[dragoman.Server]:
+    with house.serving(Echo, Rows, Mixed, Faulty, Gate, Counter, power) as server:
+        yield server
+
+
+@pytest.fixture(scope="session", params=KINDS, ids="-".join)
+def kind(request: Any) -> tuple[str, Any]:
+    found: tuple[str, Any] = request.param
+    return found
+
+
+@pytest.fixture(scope="session")
+def client(house: House, server: dragoman.Server, kind: tuple[str, Any]) -> Iterator[Any]:
+    wire, twin = kind
+    with house.client(twin, url_of(server, wire)) as client:
+        yield client

@@ -1,0 +1,140 @@
+"""Where a client goes and what it needs: URLs, TLS, and no part of a server."""
+
+import datetime
+import ipaddress
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from client_house import Echo, House, url_of
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+import dragoman
+from dragoman import errors
+from dragoman.client.address import address
+
+X = {"x": np.ones(1)}
+
+
+# --- URLs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "scheme", "authority", "base"),
+    [
+        ("http://h", "http", "h:80", ""),
+        ("https://h/", "https", "h:443", ""),
+        ("HTTP://h:8080/a/b/", "http", "h:8080", "/a/b"),
+        ("grpc://[::1]:8081", "grpc", "[::1]:8081", ""),
+        ("grpcs://h", "grpcs", "h:443", ""),
+    ],
+)
+def test_urls(url: str, scheme: str, authority: str, base: str) -> None:
+    found = address(url, "", None, None, "", True)
+    assert (found.scheme, found.authority, found.base) == (scheme, authority, base)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "h:8080", "ftp://h", "http://", "grpc://h", "http://h:x", "http://h:99999", "http://h?q", "grpc://h:1/path"],
+)
+def test_urls_that_are_none(url: str) -> None:
+    with pytest.raises(errors.InvalidInput, match="url: expected"):
+        dragoman.Client(url)
+
+
+def test_settings_that_do_not_fit() -> None:
+    with pytest.raises(errors.InvalidInput, match="tls_verify=False: gRPC always verifies"):
+        dragoman.Client("grpcs://h:1", tls_verify=False)
+    with pytest.raises(errors.InvalidInput, match="compression: expected"):
+        dragoman.Client("http://h:1", compression="br")  # type: ignore[arg-type]
+    for headers in ({"a": "b\r\nc: d"}, {"a\n": "b"}, {"": "b"}, {"a:": "b"}):
+        with pytest.raises(errors.InvalidInput, match="without line breaks"):
+            dragoman.Client("http://h:1", headers=headers)
+    with pytest.raises(errors.InvalidInput, match="'authorization'"):
+        dragoman.AsyncClient("http://h:1", token="a\nb")
+
+
+# --- TLS -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for 127.0.0.1 that signs itself; its key lies beside it."""
+    folder = tmp_path_factory.mktemp("tls")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "tests")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
+        .sign(key, hashes.SHA256())
+    )
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    (folder / "key.pem").write_bytes(key.private_bytes(encoding, form, serialization.NoEncryption()))
+    (folder / "cert.pem").write_bytes(made.public_bytes(encoding))
+    return folder / "cert.pem"
+
+
+@pytest.fixture(scope="module")
+def secure(house: House, certificate: Path) -> Iterator[dragoman.Server]:
+    key = str(certificate.with_name("key.pem"))
+    with house.serving(Echo, tls_cert=str(certificate), tls_key=key) as server:
+        yield server
+
+
+def test_a_trusted_certificate(house: House, secure: dragoman.Server, kind: Any, certificate: Path) -> None:
+    wire, twin = kind
+    large = np.arange(100_000.0)
+    with house.client(twin, url_of(secure, wire), tls_ca=certificate) as client:
+        for _ in range(2):
+            np.testing.assert_array_equal(client.infer("Echo", {"x": large})["x"], large)
+        assert [r["x"].tolist() for r in client.stream("Echo", X)] == [[1]]
+
+
+def test_a_certificate_that_nobody_trusts(house: House, secure: dragoman.Server, kind: Any) -> None:
+    wire, twin = kind
+    with (
+        house.client(twin, url_of(secure, wire), timeout_s=10) as client,
+        pytest.raises(ConnectionError, match=r"(?i)self.signed|certificate.verify"),
+    ):
+        client.live()
+
+
+@pytest.mark.parametrize("twin", ["blocking", "asyncio"])
+def test_anybody_may_be_trusted_over_rest(house: House, secure: dragoman.Server, twin: Any) -> None:
+    with house.client(twin, secure.http_url, tls_verify=False) as client:
+        assert client.infer("Echo", X)["x"].tolist() == [1]
+
+
+# --- what a client needs ---------------------------------------------------------------------------------------
+
+
+def loaded_after(statement: str) -> set[str]:
+    code = f"{statement}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("url", ["http://h:1", "grpc://h:1"])
+@pytest.mark.parametrize("name", ["Client", "AsyncClient"])
+def test_a_client_holds_no_part_of_a_server(url: str, name: str) -> None:
+    modules = loaded_after(f"import dragoman; dragoman.{name}('{url}')" if name == "Client" else _ASYNC.format(url))
+    rooms = {m.split(".")[1] for m in modules if m.startswith("dragoman.")}
+    assert not rooms & {"engine", "transports", "protocols", "workers", "runtimes", "server", "settings", "cli"}
+    assert not modules & {"uvicorn", "uvloop", "pandas", "PIL"}
+    assert ("grpc" in modules) is url.startswith("grpc")
+
+
+_ASYNC = """import asyncio, dragoman
+async def main(): await dragoman.AsyncClient('{}').close()
+asyncio.run(main())"""

@@ -1,0 +1,268 @@
+"""Errors, streams, time and model control, over both wires and from both clients."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+from client_house import TOKEN, Counter, Echo, Gate, House, Rows, url_of
+
+import dragoman
+from dragoman import errors
+from dragoman.client.faults import ServerUnreachable
+
+X = {"x": np.ones(1)}
+Kind = tuple[str, Any]
+
+
+# --- errors ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["InvalidInput", "ModelNotFound", "Unauthorized", "Forbidden", "DeadlineExceeded"])
+def test_errors_are_what_the_server_raised(client: Any, name: str) -> None:
+    with pytest.raises(getattr(errors, name), match=f"^{name} was asked for$"):
+        client.infer("Faulty", X, parameters={"raise": name})
+
+
+@pytest.mark.parametrize("name", ["NotReady", "Overloaded"])
+def test_what_is_worth_another_try_says_so(client: Any, name: str) -> None:
+    with pytest.raises(getattr(errors, name), match="was asked for") as caught:
+        client.infer("Faulty", X, parameters={"raise": name}, timeout_s=0.5)
+    assert caught.value.retry_after_s == 1
+
+
+def test_faults_of_the_model_are_the_servers(client: Any) -> None:
+    with pytest.raises(errors.ServerError, match="ValueError"):
+        client.infer("Faulty", X, parameters={"raise": "ValueError"})
+
+
+def test_a_model_that_is_not_there(client: Any) -> None:
+    for ask in (client.infer, lambda m, _: client.metadata(m)):
+        with pytest.raises(errors.ModelNotFound, match="unknown model: 'no/such model'"):
+            ask("no/such model", X)
+    with pytest.raises(errors.InvalidInput, match="expected the name of a model"):
+        client.infer("", X)
+
+
+# --- health and metadata ---------------------------------------------------------------------------------------
+
+
+def test_health_and_metadata(client: Any) -> None:
+    assert client.live()
+    assert client.ready()
+    assert client.ready("Rows")
+    assert client.metadata().name == "dragoman"
+    told = client.metadata("Rows")
+    assert (told.name, told.platform, told.versions) == ("Rows", "python", ())
+    assert told.signature.inputs == Rows.inputs
+    assert told.signature.outputs == Rows.outputs
+
+
+def test_nothing_listens(house: House, kind: Kind) -> None:
+    wire, twin = kind
+    url = "http://127.0.0.1:1" if wire == "rest" else "grpc://127.0.0.1:1"
+    with house.client(twin, url, retries=2) as client:
+        assert not client.live()
+        assert not client.ready("Echo")
+        began = time.monotonic()
+        with pytest.raises(ConnectionError, match=r"cannot reach .*127\.0\.0\.1:1: .*[Rr]efused") as caught:
+            client.infer("Echo", X)
+        assert isinstance(caught.value, ServerUnreachable)
+        assert 0.1 < time.monotonic() - began < 2
+
+
+def test_no_such_host(house: House, kind: Kind) -> None:
+    wire, twin = kind
+    scheme = "http" if wire == "rest" else "grpc"
+    with house.client(twin, f"{scheme}://nowhere.invalid:1") as client, pytest.raises(ConnectionError):
+        client.live()
+
+
+def test_a_server_that_comes_late(house: House, kind: Kind) -> None:
+    wire, twin = kind
+    with house.serving(Echo) as early:
+        port = early.http_ports[0] if wire == "rest" else early.grpc_port
+    url = f"{'http' if wire == 'rest' else 'grpc'}://127.0.0.1:{port}"
+    with house.client(twin, url, retries=6) as client, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.infer, "Echo", X)
+        time.sleep(0.1)
+        with house.serving(Echo, **{"http_port" if wire == "rest" else "grpc_port": port}):
+            assert asked.result(10)["x"].tolist() == [1]
+
+
+def test_a_server_that_went_and_came_back(house: House, kind: Kind) -> None:
+    wire, twin = kind
+    with house.serving(Echo) as server:
+        ports = {"http_port": server.http_ports[0], "grpc_port": server.grpc_port}
+        with house.client(twin, url_of(server, wire), retries=6) as client:
+            assert client.infer("Echo", X)["x"].tolist() == [1]
+            house.run(server.stop(0))
+            with house.serving(Echo, **ports):
+                assert client.infer("Echo", X)["x"].tolist() == [1]
+
+
+# --- time ------------------------------------------------------------------------------------------------------
+
+
+def test_a_timeout_ends_the_call_here_and_there(house: House, kind: Kind) -> None:
+    wire, twin = kind
+    gate = Gate(dragoman.ModelSpec(name="Gate"))
+    with house.serving(gate) as server, house.client(twin, url_of(server, wire)) as client:
+        began = time.monotonic()
+        with pytest.raises(errors.DeadlineExceeded, match=r"no answer within 0\.2 s|Request timeout expired"):
+            client.infer("Gate", X, timeout_s=0.2)
+        assert 0.15 < time.monotonic() - began < 2
+        assert gate.cancelled.wait(5)
+
+
+def test_overload_is_waited_out(house: House, kind: Kind) -> None:
+    wire, twin = kind
+    gate = Gate(dragoman.ModelSpec(name="Gate"))
+    with (
+        house.serving(gate, max_queue=1) as server,
+        house.client("blocking", server.http_url) as first,
+        house.client(twin, url_of(server, wire)) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        held = pool.submit(first.infer, "Gate", X)
+        assert gate.begun.wait(5)
+        with pytest.raises(errors.Overloaded, match="maximum queue size of 1"):
+            client.infer("Gate", X, timeout_s=0.9)  # which the server's Retry-After of 1 s does not fit into
+        threading.Timer(0.2, house.call, [gate.open.set]).start()
+        assert client.infer("Gate", X)["x"].tolist() == [1]
+        assert held.result(5)["x"].tolist() == [1]
+
+
+def test_cancelling_an_awaited_call_cancels_the_model(house: House) -> None:
+    gate = Gate(dragoman.ModelSpec(name="Gate"))
+    with house.serving(gate) as server:
+
+        async def cancelled(url: str) -> None:
+            gate.cancelled.clear()
+            gate.begun.clear()
+            async with dragoman.AsyncClient(url) as client:
+                call = asyncio.ensure_future(client.infer("Gate", X))
+                while not gate.begun.is_set():
+                    await asyncio.sleep(0.01)
+                call.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await call
+                while not gate.cancelled.is_set():
+                    await asyncio.sleep(0.01)
+
+        for wire in ("rest", "grpc"):
+            house.run(cancelled(url_of(server, wire)))
+
+
+def test_many_threads_share_a_client(house: House, server: dragoman.Server, kind: Kind) -> None:
+    wire, twin = kind
+    with house.client(twin, url_of(server, wire)) as client, ThreadPoolExecutor(8) as pool:
+
+        def ask(i: int) -> bool:
+            return bool((client.infer("Echo", {"x": np.full(5000, i)})["x"] == i).all())
+
+        assert all(pool.map(ask, range(100)))
+
+
+# --- streams ---------------------------------------------------------------------------------------------------
+
+
+def test_a_stream(client: Any) -> None:
+    results = list(client.stream("Counter", X, parameters={"n": 5}, id="seven"))
+    assert [r["i"].tolist() for r in results] == [[0], [1], [2], [3], [4]]
+    assert results[0].response.id == "seven"
+
+
+def test_a_stream_of_one_and_of_none(client: Any) -> None:
+    assert [r["x"].tolist() for r in client.stream("Echo", X)] == [[1]]
+    assert list(client.stream("Counter", X, parameters={"n": 0})) == []
+
+
+def test_faults_of_a_stream(client: Any) -> None:
+    with pytest.raises(errors.CallerError, match="that far"):
+        next(client.stream("Counter", X, parameters={"fail": 0}))
+    results = client.stream("Counter", X, parameters={"fail": 2})
+    assert [next(results)["i"][0], next(results)["i"][0]] == [0, 1]
+    with pytest.raises(errors.DragomanError, match="that far and no further"):
+        next(results)
+    with pytest.raises(errors.ModelNotFound):
+        next(client.stream("nobody", X))
+
+
+def test_leaving_a_stream_ends_it(house: House, kind: Kind) -> None:
+    wire, twin = kind
+    counter = Counter(dragoman.ModelSpec(name="Counter"))
+    with house.serving(counter) as server, house.client(twin, url_of(server, wire)) as client:
+        with closing(client.stream("Counter", X, parameters={"n": -1})) as results:
+            assert next(results)["i"].tolist() == [0]
+        assert counter.closed.wait(5)
+        assert client.infer("Counter", X, parameters={"n": 1})["i"].tolist() == [0]
+
+
+def test_a_stream_that_takes_too_long(client: Any) -> None:
+    with pytest.raises(errors.DeadlineExceeded):
+        for _ in client.stream("Counter", X, parameters={"n": -1}, timeout_s=0.2):
+            pass
+
+
+# --- tokens and model control ----------------------------------------------------------------------------------
+
+
+def test_model_control_needs_the_token(house: House, kind: Kind, tmp_path: Any) -> None:
+    wire, twin = kind
+    (tmp_path / "m.py").write_text("def m(x: float) -> float:\n    return x\n")
+    with house.serving(f"{tmp_path}/m.py:m", control_token=TOKEN, placement="thread") as server:
+        with house.client(twin, url_of(server, wire)) as client, pytest.raises(errors.Unauthorized, match="Bearer"):
+            client.index()
+        with house.client(twin, url_of(server, wire), token=TOKEN) as client:
+            assert [(e.name, e.state) for e in client.index()] == [("m", "READY")]
+            assert client.models() == ["m"]
+            client.unload("m")
+            with pytest.raises(errors.ModelNotFound):
+                client.ready("m")
+            assert client.index(ready=True) == []
+            client.load("m")
+            assert client.ready("m")
+            with pytest.raises(errors.CallerError, match="failed to load 'nobody'"):
+                client.load("nobody")
+
+
+def test_model_control_that_is_off(client: Any) -> None:
+    with pytest.raises(errors.Forbidden, match="control-token"):
+        client.load("Echo")
+
+
+def test_a_model_that_was_replaced_is_asked_anew(house: House, kind: Kind, tmp_path: Any) -> None:
+    wire, twin = kind
+    write: Callable[[str], Any] = (tmp_path / "m.py").write_text
+    write("def m(x: list[float]) -> list[float]:\n    return x\n")
+    with (
+        house.serving(f"{tmp_path}/m.py:m", control_token=TOKEN, placement="thread") as server,
+        house.client("blocking", server.http_url, token=TOKEN) as operator,
+        house.client(twin, url_of(server, wire)) as client,
+    ):
+        assert client.infer("m", [1])["output-0"].tolist() == [1]
+        write("def m(longer: list[bool]) -> list[bool]:\n    return longer\n")
+        operator.load("m")
+        with pytest.raises(errors.InvalidInput):
+            client.infer("m", [True])
+        assert client.infer("m", [True])["output-0"].tolist() == [True]
+
+
+def test_compression(house: House, server: dragoman.Server, kind: Kind) -> None:
+    wire, twin = kind
+    array = np.tile(np.arange(100.0), 1000)
+    for compression in ("gzip", "deflate"):
+        with house.client(twin, url_of(server, wire), compression=compression) as client:
+            np.testing.assert_array_equal(client.infer("Echo", {"x": array})["x"], array)
+
+
+def test_headers_go_along(house: House, server: dragoman.Server, kind: Kind) -> None:
+    wire, twin = kind
+    with house.client(twin, url_of(server, wire), headers={"X-Trace": "1", "x-bytes": "a b"}) as client:
+        assert client.ready()

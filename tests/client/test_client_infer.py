@@ -1,0 +1,157 @@
+"""What goes in and what comes out, over both wires and from both clients."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import dragoman
+from dragoman import BF16, BYTES, Tensor, errors
+from dragoman.client.result import Result
+from dragoman.core.tensor import object_array
+from dragoman.payload.message import InferenceRequest, InferenceResponse, RequestInput, RequestOutput
+
+ARRAYS = {
+    "bool": np.array([[True, False]]),
+    **{f"u{n}": np.array([0, 2 ** (8 * n) - 1], f"u{n}") for n in (1, 2, 4, 8)},
+    **{f"i{n}": np.array([-(2 ** (8 * n - 1)), 2 ** (8 * n - 1) - 1], f"i{n}") for n in (1, 2, 4, 8)},
+    **{f"f{n}": np.array([[1.5, np.nan], [np.inf, -0.0]], f"f{n}") for n in (2, 4, 8)},
+    "bytes": object_array([b"\xff\x00", b"", b"abc"], (3, 1)),
+    "empty": np.empty((0, 3), np.float32),
+    "empty bytes": np.empty((2, 0), object),
+    "scalar": np.array(7, np.int16),
+    "large": np.arange(300_000, dtype=np.float64).reshape(3, -1),
+    "transposed": np.arange(6, dtype=np.int32).reshape(2, 3).T,
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_come_back_as_they_went(client: Any, name: str) -> None:
+    array = ARRAYS[name]
+    back = client.infer("Echo", {"x": array})["x"]
+    assert back.dtype == array.dtype
+    assert back.shape == array.shape
+    np.testing.assert_array_equal(back, array)
+
+
+def test_a_big_endian_array_is_sent_as_numbers(client: Any) -> None:
+    np.testing.assert_array_equal(client.infer("Echo", {"x": np.array([1, 2], ">i4")})["x"], [1, 2])
+
+
+def test_bfloat16(client: Any) -> None:
+    numbers = np.array([1.0, -2.5, np.inf], ml_dtypes.bfloat16)
+    result = client.infer("Echo", {"x": numbers, "y": Tensor.of([0.5], BF16)})
+    assert result.response.tensors["x"].datatype is BF16
+    assert result["x"].dtype == np.float32
+    np.testing.assert_array_equal(result["x"], numbers.astype(np.float32))
+    assert result["y"].tolist() == [0.5]
+
+
+def test_text_is_text_again(client: Any) -> None:
+    result = client.infer("Echo", {"words": ["süß", "x\0"], "word": "one"})
+    assert dict(result) == {"words": ["süß", "x\0"], "word": ["one"]}
+    plain = client.infer("Echo", {"words": ["süß"]}, decode=False)
+    assert plain["words"].tolist() == ["süß".encode()]
+
+
+def test_arrays_of_text_and_lists_of_bytes_are_bytes(client: Any) -> None:
+    result = client.infer("Echo", {"a": np.array(["x", "yz"]), "b": [b"\xff", b"z"]})
+    assert result["a"].tolist() == [b"x", b"yz"]
+    assert result["b"].tolist() == [b"\xff", b"z"]
+
+
+def test_lists_and_numbers_without_metadata_are_as_numpy_has_them(client: Any) -> None:
+    result = client.infer("Echo", {"x": [[1, 2], [3, 4]], "y": 2.5, "z": True, "w": []})
+    assert (result["x"].dtype, result["x"].shape) == (np.int64, (2, 2))
+    assert (result["y"].dtype, result["y"].tolist()) == (np.float64, [2.5])
+    assert result["z"].tolist() == [True]
+    assert result["w"].shape == (0,)
+
+
+def test_lists_and_numbers_become_what_the_model_takes(client: Any) -> None:
+    result = client.infer("Mixed", {"small": [1, 255], "half": [1.5], "flag": True, "word": "w"})
+    assert {n: str(t.datatype) for n, t in result.response.tensors.items()} == {
+        "small": "UINT8",
+        "half": "BF16",
+        "flag": "BOOL",
+        "word": "BYTES",
+    }
+    assert result["flag"].shape == (1, 1)
+    assert client.infer("Mixed", {"small": []})["small"].dtype == np.uint8
+
+
+def test_what_does_not_fit_is_refused_before_it_is_sent(client: Any) -> None:
+    with pytest.raises(errors.InvalidInput, match="input 'small': 256 does not fit into UINT8"):
+        client.infer("Mixed", {"small": [256]})
+    with pytest.raises(errors.InvalidInput, match="input 'small': expected lists of equal lengths"):
+        client.infer("Mixed", {"small": [[1], [2, 3]]})
+    with pytest.raises(errors.InvalidInput, match=r"input 'x'.*complex128"):
+        client.infer("Echo", {"x": np.array([1j])})
+
+
+def test_arrays_with_a_dtype_are_not_converted(client: Any) -> None:
+    with pytest.raises(errors.InvalidInput, match="input 'x': expected datatype FP32, got FP64"):
+        client.infer("Rows", np.ones((2, 3)))
+
+
+def test_one_value_for_a_model_of_one_input(client: Any) -> None:
+    assert client.infer("Rows", np.ones((2, 3), np.float32))["sum"].tolist() == [3, 3]
+    assert client.infer("Rows", [[1, 2, 3]]).to_numpy().tolist() == [6]
+    with pytest.raises(errors.InvalidInput, match=r"one input.*'Mixed' has 'small', 'half', 'flag', 'word'"):
+        client.infer("Mixed", [1])
+    with pytest.raises(errors.InvalidInput, match=r"one input.*'Echo' has none"):
+        client.infer("Echo", np.ones(3))
+
+
+def test_single_values_fit_typed_functions(client: Any) -> None:
+    assert client.infer("power", {"x": np.array([3.0]), "by": 3}).value.tolist() == [27.0]
+
+
+def test_what_codecs_encoded_is_sent_as_it_is(client: Any) -> None:
+    one = RequestInput("x", Tensor.of(np.arange(3)))
+    for given in (one, [one], {"x": one}, {"x": one.tensor}, InferenceRequest(inputs=[one])):
+        assert client.infer("Echo", given)["x"].tolist() == [0, 1, 2]
+
+
+def test_what_else_a_request_says(client: Any) -> None:
+    made = InferenceRequest(
+        inputs=[RequestInput("x", Tensor.of([1]))], outputs=[RequestOutput("x")], parameters={"a": 1}, id="one"
+    )
+    response = client.infer("Echo", made, parameters={"b": "é"}).response
+    assert (response.id, dict(response.parameters)) == ("one", {"a": 1, "b": "é"})
+    response = client.infer("Echo", made, id="two", parameters={"a": 2.5, "c": True}).response
+    assert (response.id, dict(response.parameters)) == ("two", {"a": 2.5, "c": True})
+    assert response.model_name == "Echo"
+
+
+def test_wanted_outputs(client: Any) -> None:
+    given = {"x": np.ones(1), "y": np.zeros(1)}
+    assert list(client.infer("Echo", given, outputs=["y"])) == ["y"]
+    best = client.infer("Echo", given, outputs=[RequestOutput("x", {"classification": 1})])
+    assert best["x"].tolist() == [b"1.000000:0"]
+
+
+def test_the_result(client: Any) -> None:
+    result = client.infer("Echo", {"x": np.ones(2), "t": ["a"]})
+    assert repr(result) == "<Result of Echo: x: FP64[2], t: BYTES[1]>"
+    assert result.to_numpy("t").tolist() == [b"a"]
+    assert result["t"] is result["t"]
+    assert set(result.value) == {"x", "t"}
+    assert not result["x"].flags.writeable
+    with pytest.raises(errors.InvalidInput, match="one of 'x', 't'"):
+        result.to_numpy()
+    with pytest.raises(KeyError):
+        result["z"]
+
+
+def test_an_unknown_content_type_stops_only_who_asks_for_it() -> None:
+    tensor = Tensor.of([b"x"], BYTES, {"content_type": "mine"})
+    result = Result(InferenceResponse.of({"x": tensor}, model_name="m"))
+    assert result.to_numpy("x").tolist() == [b"x"]
+    with pytest.raises(errors.InvalidInput, match="output 'x': content type 'mine' is not known"):
+        result["x"]
+
+
+def test_the_names_are_promised() -> None:
+    assert {"Client", "AsyncClient"} <= set(dragoman.__all__)

@@ -1,0 +1,306 @@
+"""REST against servers that answer what a test tells them: statuses, broken answers, connections."""
+
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from client_house import Echo, House, Twin
+
+from dragoman import errors
+from dragoman.client.faults import of_status
+
+X = {"x": np.ones(1)}
+JSON = b'{"model_name":"m","outputs":[{"name":"y","datatype":"INT64","shape":[1],"data":[7]}]}'
+
+
+def answer(status: int, body: bytes = b"", *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status} X", f"content-length: {len(body)}", *headers]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+OK = answer(200, JSON)
+BUSY = answer(503, b'{"error":"too busy"}', "retry-after: 0")
+
+
+class Told:
+    """A server that gives its answers one after the other, whatever is asked; None closes the connection."""
+
+    def __init__(self, answers: Sequence[bytes | None]) -> None:
+        self._answers = list(answers)
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.heard: list[bytes] = []
+        self.connections = 0
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while self._answers:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            self.connections += 1
+            with connection:
+                connection.settimeout(10)
+                self._speak(connection)
+
+    def _speak(self, connection: socket.socket) -> None:
+        while self._answers and (heard := self._request(connection)):
+            self.heard.append(heard)
+            told = self._answers.pop(0)
+            if told is None:
+                return
+            connection.sendall(told)
+            if b"close" in told.partition(b"\r\n\r\n")[0]:
+                return
+
+    def _request(self, connection: socket.socket) -> bytes:
+        heard = b""
+        while b"\r\n\r\n" not in heard:
+            data = connection.recv(1 << 16)
+            if not data:
+                return b""
+            heard += data
+        head, _, body = heard.partition(b"\r\n\r\n")
+        fields = dict(line.partition(b": ")[::2] for line in head.split(b"\r\n"))
+        length = int(fields.get(b"content-length", 0))
+        while len(body) < length:
+            body += connection.recv(1 << 16)
+        return head + b"\r\n\r\n" + body
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join(10)
+
+
+Telling = Callable[..., Any]
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def telling(request: Any, house: House) -> Telling:
+    @contextmanager
+    def told(*answers: bytes | None, **options: Any) -> Iterator[tuple[Any, Told]]:
+        server = Told(answers)
+        try:
+            with house.client(request.param, server.url, **options) as client:
+                yield client, server
+        finally:
+            server.close()
+
+    return told
+
+
+# --- retries ---------------------------------------------------------------------------------------------------
+
+
+def test_busy_twice(telling: Telling) -> None:
+    with telling(BUSY, BUSY, OK) as (client, server):
+        assert client.infer("m", X)["y"].tolist() == [7]
+        assert len(set(server.heard)) == 1
+        assert len(server.heard) == 3
+        assert server.connections == 1
+
+
+def test_busy_for_good(telling: Telling) -> None:
+    with telling(*[BUSY] * 3, retries=2) as (client, server):
+        with pytest.raises(errors.Overloaded, match=r"^too busy$") as caught:
+            client.infer("m", X)
+        assert isinstance(caught.value, errors.NotReady)
+        assert len(server.heard) == 3
+
+
+def test_retry_after_is_heeded(telling: Telling) -> None:
+    with telling(answer(503, b"", "retry-after: 1"), OK) as (client, _):
+        began = time.monotonic()
+        client.infer("m", X)
+        assert 1 <= time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("status", [400, 429, 500, 502, 503, 504])
+def test_what_does_not_ask_for_it_is_not_sent_again(telling: Telling, status: int) -> None:
+    with telling(answer(status, b'{"error":"no"}'), OK) as (client, server):
+        with pytest.raises(errors.DragomanError, match=r"^no$"):
+            client.infer("m", X)
+        assert len(server.heard) == 1
+
+
+def test_a_call_that_may_have_been_taken_on_is_not_sent_again(telling: Telling) -> None:
+    with telling(None, OK) as (client, server):
+        with pytest.raises(ConnectionError, match="closed before the whole answer"):
+            client.infer("m", X)
+        assert len(server.heard) == 1
+
+
+def test_a_stream_is_retried_before_it_begins(telling: Telling) -> None:
+    folded = JSON.replace(b",", b",\ndata:", 1)
+    events = b"data: %b\r\n\r\n: a comment\n\ndata: %b\n\ndata: [DONE]\n\n" % (JSON, folded)
+    with telling(BUSY, answer(200, events)) as (client, _):
+        assert [r["y"].tolist() for r in client.stream("m", X)] == [[7], [7]]
+
+
+# --- errors ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (302, errors.CallerError),
+        (400, errors.InvalidInput),
+        (401, errors.Unauthorized),
+        (403, errors.Forbidden),
+        (404, errors.ModelNotFound),
+        (405, errors.NotSupported),
+        (413, errors.InvalidInput),
+        (418, errors.CallerError),
+        (429, errors.Overloaded),
+        (500, errors.ServerError),
+        (503, errors.NotReady),
+        (504, errors.DeadlineExceeded),
+    ],
+)
+def test_statuses(status: int, kind: type[errors.DragomanError]) -> None:
+    assert isinstance(of_status(status, {}, b""), kind)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b'{"error":"one"}', "one"),
+        (b'{"detail":"two"}', "two"),
+        (b'{"error":{"code":1}}', '{"error":{"code":1}}'),
+        (b"<html>three</html>", "<html>three</html>"),
+        (b"[" * 100_000, "[" * 300),
+        (b"", "the server answered 400 without a word"),
+    ],
+)
+def test_the_servers_words(body: bytes, told: str) -> None:
+    assert of_status(400, {}, body).message == told
+
+
+@pytest.mark.parametrize(("text", "wait_s"), [("2", 2), ("1.5", 1.5), ("-1", 0), ("soon", None), ("", None)])
+def test_retry_after(text: str, wait_s: float | None) -> None:
+    assert of_status(503, {"retry-after": text}, b"").retry_after_s == wait_s
+
+
+def test_retry_after_a_date() -> None:
+    assert of_status(503, {"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, b"").retry_after_s == 0
+
+
+@pytest.mark.parametrize(
+    ("told", "kind"),
+    [
+        (b"SSH-2.0\r\n\r\n", errors.ServerError),
+        (answer(200, b"not json"), errors.InvalidOutput),
+        (answer(200, b'{"outputs":[{"name":"y","datatype":"INT9","shape":[1],"data":[7]}]}'), errors.InvalidOutput),
+        (answer(200, JSON, "inference-header-content-length: 5"), errors.InvalidOutput),
+        (answer(200, JSON, "content-encoding: br"), errors.ServerError),
+        (answer(200, JSON, "content-encoding: gzip"), errors.ServerError),
+        (answer(200, JSON)[:-5] + b"close", errors.InvalidOutput),
+        (answer(200, JSON)[:-5].replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n", 1), ConnectionError),
+    ],
+)
+def test_answers_that_cannot_be_read(telling: Telling, told: bytes, kind: type[Exception]) -> None:
+    with telling(told) as (client, _), pytest.raises(kind):
+        client.infer("m", X)
+
+
+def test_metadata_that_cannot_be_read(telling: Telling) -> None:
+    with (
+        telling(answer(200, b'{"name":7}')) as (client, _),
+        pytest.raises(errors.InvalidOutput, match="cannot be read"),
+    ):
+        client.metadata("m")
+
+
+# --- forms of an answer ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        answer(200, zlib.compress(JSON), "Content-Encoding: deflate"),
+        b"HTTP/1.1 100 Continue\r\nx: y\r\n\r\n" + OK,
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n"
+        + JSON[:2]
+        + b"\r\n%x\r\n" % (len(JSON) - 2)
+        + JSON[2:]
+        + b"\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + JSON,
+        b"HTTP/1.1 200 OK\r\nx: close\r\n\r\n" + JSON,
+    ],
+    ids=["deflate", "continue", "chunked", "close", "until the end"],
+)
+def test_an_answer_may_come_so(telling: Telling, told: bytes) -> None:
+    with telling(told) as (client, _):
+        assert client.infer("m", X)["y"].tolist() == [7]
+
+
+def test_connections_are_kept(telling: Telling) -> None:
+    chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(JSON), JSON)
+    with telling(OK, chunked, OK, answer(400), OK) as (client, server):
+        for _ in range(3):
+            client.infer("m", X)
+        with pytest.raises(errors.InvalidInput):
+            client.infer("m", X)
+        client.infer("m", X)
+        assert server.connections == 1
+
+
+def test_a_connection_that_the_server_closed_is_not_used(telling: Telling) -> None:
+    with telling(answer(200, JSON, "x: close"), OK) as (client, server):  # it does not say so in advance
+        client.infer("m", X)
+        time.sleep(0.1)
+        client.infer("m", X)
+        assert server.connections == 2
+
+
+def test_a_silent_server(telling: Telling) -> None:
+    told = r"^no answer within 0\.2 s$"
+    with (
+        telling(b"HTTP/1.1 200 OK\r\n", OK, timeout_s=0.2) as (client, _),
+        pytest.raises(errors.DeadlineExceeded, match=told),
+    ):
+        client.infer("m", X)
+
+
+def test_a_refusal_before_the_whole_body_is_sent(house: House) -> None:
+    with house.serving(Echo, max_body_bytes=1000) as server:
+        twins: tuple[Twin, ...] = ("blocking", "asyncio")
+        for twin in twins:
+            with house.client(twin, server.http_url) as client, pytest.raises(errors.InvalidInput, match="1000 bytes"):
+                client.infer("Echo", {"x": np.ones(1 << 20)})
+
+
+# --- what is asked ---------------------------------------------------------------------------------------------
+
+
+def test_what_is_asked(telling: Telling) -> None:
+    headers = {"X-Trace": "seven"}
+    with telling(OK, OK, OK, token="t", headers=headers) as (client, server):
+        client.infer("a/b c", {"x": np.arange(2, dtype=np.int16)}, version="1", id="i")
+        client.ready("m")
+        client.load("m")
+    head, _, body = server.heard[0].partition(b"\r\n\r\n")
+    assert head.startswith(b"POST /v2/models/a%2Fb%20c/versions/1/infer HTTP/1.1\r\nhost: 127.0.0.1:")
+    lines = dict(line.split(": ") for line in head.decode().split("\r\n")[1:])
+    assert lines["authorization"] == "Bearer t"
+    assert lines["x-trace"] == "seven"
+    assert body[int(lines["inference-header-content-length"]) :] == b"\0\0\1\0"
+    assert server.heard[1].startswith(b"GET /v2/models/m/ready HTTP/1.1\r\n")
+    assert server.heard[2].startswith(b"POST /v2/repository/models/m/load HTTP/1.1\r\n")
+
+
+def test_a_path_before_every_path(house: House) -> None:
+    server = Told([OK])
+    with house.client("blocking", f"{server.url}/models/one/") as client:
+        client.infer("m", X)
+    server.close()
+    assert server.heard[0].startswith(b"POST /models/one/v2/models/m/infer ")
