@@ -45,6 +45,11 @@ class Registry:
             self._requests[codec.content_type] = codec
         return codec
 
+    def remove(self, content_type: str) -> None:
+        """Forget the codecs of a content type; those that are built in or installed come back when asked for."""
+        self._inputs.pop(content_type, None)
+        self._requests.pop(content_type, None)
+
     def input(self, content_type: str, where: str = "input") -> type[InputCodec]:
         """The codec of a content type for one tensor; InvalidInput, naming `where`, if there is none."""
         found = self._inputs.get(content_type) or _found("codecs.input", _INPUT, content_type)
