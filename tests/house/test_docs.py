@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 _BLOCK = re.compile(r"(?:`([\w./-]+\.py)`:\n\n)?```(\w+)\n(.*?)```", re.S)
 
 
@@ -95,7 +95,7 @@ def iris_onnx() -> bytes:
     return text
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_page_works_as_written(page: Path, shell: Shell) -> None:
     for name, language, text in blocks(page):
         if language == "python" and name:
@@ -107,7 +107,7 @@ def test_a_page_works_as_written(page: Path, shell: Shell) -> None:
                 shell.run(command)
 
 
-@pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "docs" / "why").glob("*.md"))], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
