@@ -1,6 +1,8 @@
 """Merging and splitting are inverse; a batch changes nobody's answer."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -192,6 +194,45 @@ async def test_members_who_leave_are_dropped_and_the_last_one_stops_the_work(poo
     pool.gate.set()
     assert numbers(await waiting[1]) == [6.0]
     assert pool.batches == [1]
+
+
+async def test_a_full_batch_of_one_kind_does_not_wait_behind_a_lone_call_of_another(
+    pool: RecordingPool, batcher: Any
+) -> None:
+    patient = batcher(2, 10.0)
+    lone = asyncio.ensure_future(patient.call(asked(1.0, user="alice")))
+    await asyncio.sleep(0)
+    answers = await asyncio.wait_for(gather(patient, [asked(2.0), asked(3.0)]), 5)
+    assert [numbers(a) for a in answers] == [[4.0], [6.0]]
+    assert pool.batches == [2]
+    assert not lone.done()
+    assert numbers((await gather(patient, [asked(4.0, user="alice")]))[0]) == [8.0]
+    assert numbers(await lone) == [2.0]
+
+
+async def test_a_lone_call_waits_no_longer_than_it_should(pool: RecordingPool, batcher: Any) -> None:
+    calls = [asked(1.0, user="alice"), asked(2.0, user="bob")]
+    assert [numbers(a) for a in await asyncio.wait_for(gather(batcher(4, 0.02), calls), 5)] == [[2.0], [4.0]]
+
+
+async def test_the_tensors_of_a_caller_who_left_are_freed_while_the_worker_is_busy(
+    pool: RecordingPool, batcher: Any
+) -> None:
+    pool.gate.clear()
+    queue = batcher(8)
+    running = asyncio.ensure_future(queue.call(asked(1.0)))
+    await asyncio.sleep(0.01)
+    request: Any = asked(2.0)
+    held = weakref.ref(request.call.inputs["x"].data)
+    waiting = asyncio.ensure_future(queue.call(request))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    del request, waiting
+    gc.collect()
+    assert held() is None
+    pool.gate.set()
+    assert numbers(await running) == [2.0]
 
 
 async def test_closing_fails_those_who_wait(pool: RecordingPool, batcher: Any) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,8 +32,13 @@ def _parameters_key(parameters: Parameters) -> Key:
     return tuple(sorted((k, type(v).__name__, v) for k, v in parameters.items())) if parameters else ()
 
 
-def mergeable(call: Infer) -> bool:
-    """Whether all inputs of a call have the same number of rows; `bind` sees to it, except before a codec."""
+def mergeable(call: Infer, metadata: Mapping[str, str] | None = None) -> bool:
+    """Whether all inputs of a call have the same number of rows; `bind` sees to it, except before a codec.
+
+    One with metadata goes alone: what came with a caller reaches the answer of no other.
+    """
+    if metadata:
+        return False
     shapes = {t.data.shape[:1] for t in call.inputs.values()}
     return len(shapes) == 1 and () not in shapes
 
@@ -110,9 +115,22 @@ class Batcher:
             raise InvalidInput(f"inference request batch-size must be <= {self._max_rows}, got {count}")
         loop = asyncio.get_running_loop()
         member = _Member(request, request.call, count, loop.create_future(), time.monotonic())
-        self._waiting.setdefault(group_key(request.call), deque()).append(member)
-        self._wake(0.0)
-        return await member.answer
+        key = group_key(request.call)
+        self._waiting.setdefault(key, deque()).append(member)
+        loop.call_soon(self._dispatch)  # at the end of this turn, so that calls which arrived together go together
+        try:
+            return await member.answer
+        except asyncio.CancelledError:
+            self._forget(key, member)
+            raise
+
+    def _forget(self, key: Key, member: _Member) -> None:
+        """Let go of the tensors of a caller who left, however long the workers stay busy."""
+        queue = self._waiting.get(key)
+        if queue is not None and member in queue:
+            queue.remove(member)
+            if not queue:
+                del self._waiting[key]
 
     async def close(self) -> None:
         if self._timer is not None:
@@ -126,26 +144,18 @@ class Batcher:
         await asyncio.gather(*self._running, return_exceptions=True)
 
     def _wake(self, after_s: float) -> None:
-        # At the end of this turn of the loop, so that calls which arrived together go together.
-        loop = asyncio.get_running_loop()
-        if after_s <= 0:
-            loop.call_soon(self._dispatch)
-        elif self._timer is None:
-            self._timer = loop.call_later(after_s, self._ring)
-
-    def _ring(self) -> None:
-        self._timer = None
-        self._dispatch()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(after_s, self._dispatch)
 
     def _dispatch(self) -> None:
         while self._waiting and len(self._running) < self._pool.capacity:
-            key, queue = next(iter(self._waiting.items()))
-            _drop_gone(queue)
-            if queue and (wait_s := self._wait_s(queue)) > 0:
-                self._wake(wait_s)
+            key = next((key for key, queue in self._waiting.items() if self._wait_s(queue) <= 0), None)
+            if key is None:
+                self._wake(min(map(self._wait_s, self._waiting.values())))
                 return
+            queue = self._waiting.pop(key)
             members = _take(queue, self._max_rows)
-            del self._waiting[key]
             if queue:  # the rest goes to the end, so that no kind of call starves another
                 self._waiting[key] = queue
             if members:
@@ -207,17 +217,13 @@ class Batcher:
             raise
 
 
-def _drop_gone(queue: deque[_Member]) -> None:
-    """Forget members whose caller left or whose time is over: both have cancelled their answer."""
-    for member in [m for m in queue if m.answer.done()]:
-        queue.remove(member)
-
-
 def _take(queue: deque[_Member], max_rows: int) -> list[_Member]:
+    """The next batch, without those whose caller left in this very turn."""
     members: list[_Member] = []
     total = 0
     while queue and (not members or total + queue[0].rows <= max_rows):
         member = queue.popleft()
-        members.append(member)
-        total += member.rows
+        if not member.answer.done():
+            members.append(member)
+            total += member.rows
     return members
