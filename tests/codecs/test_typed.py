@@ -3,16 +3,21 @@
 import inspect
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Annotated, Any, NamedTuple, TypedDict
 
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 
+from dragoman import codecs
 from dragoman.codecs.conversions import Shape
+from dragoman.codecs.decode import Defaults
 from dragoman.codecs.typed import TypedFunction
-from dragoman.core.calls import Infer
+from dragoman.core.calls import Infer, Inference
 from dragoman.core.datatypes import BF16, BOOL, BYTES, FP16, FP32, FP64, INT32, INT64
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.signature import TensorSpec
@@ -307,4 +312,74 @@ def test_what_has_no_tensor_form_is_refused_at_load() -> None:
         (dates, "parameter 'x'.*no datatype"),
     ):
         with pytest.raises(ModelFailed, match=message):
+            TypedFunction(function)
+
+
+class Wanted(NamedTuple):
+    """A value that a client encodes, and the annotation that asks for it."""
+
+    tensor: Tensor
+    annotation: Any
+    value: Any
+
+
+def _wanted() -> list[Wanted]:
+    day, image = datetime(2022, 1, 11), Image.new("L", (2, 1))
+    return [
+        Wanted(codecs.DatetimeCodec.to_tensor(day), datetime, day),
+        Wanted(Tensor.of(["2022-01-11"]), datetime | None, day),
+        Wanted(codecs.DatetimeCodec.to_tensor([day, day]), list[datetime], [day, day]),
+        Wanted(codecs.DatetimeCodec.to_tensor(day), str, "2022-01-11T00:00:00"),
+        Wanted(codecs.Base64Codec.to_tensor(b"\xff"), bytes, b"\xff"),
+        Wanted(codecs.Base64Codec.to_tensor([b"\xff"]), list[bytes], [b"\xff"]),
+        Wanted(codecs.Base64Codec.to_tensor([b"\xff"]), np.ndarray, [[b"\xff"]]),
+        Wanted(codecs.Base64Codec.to_tensor([b"\xff"]), Any, [b"\xff"]),
+        Wanted(codecs.StringCodec.to_tensor("ü"), str, "ü"),
+        Wanted(codecs.StringCodec.to_tensor("ü"), Any, ["ü"]),
+        Wanted(codecs.NumpyCodec.to_tensor(np.array([1.5])), float, 1.5),
+        Wanted(codecs.NumpyCodec.to_tensor(np.array([[1.5]])), np.ndarray, [[1.5]]),
+        Wanted(codecs.JsonCodec.to_tensor({"a": [1]}), dict, {"a": [1]}),
+        Wanted(codecs.JsonCodec.to_tensor([{"a": 1}]), list[dict[str, Any]], [{"a": 1}]),
+        Wanted(codecs.StringCodec.to_tensor(["x", "y"]), pd.Series, ["x", "y"]),
+        Wanted(codecs.PillowImageCodec.to_tensor(image), Image.Image, image),
+        Wanted(Tensor.of(np.zeros((1, 2), np.uint8)), Image.Image, image),
+    ]
+
+
+@pytest.mark.parametrize("wanted", _wanted(), ids=lambda w: str(w.annotation))
+def test_the_annotation_decides_what_a_content_type_becomes(wanted: Wanted) -> None:
+    got = []
+
+    def f(x: Any) -> float:
+        got.append(x)
+        return 0.0
+
+    f.__annotations__["x"] = wanted.annotation
+    _infer(f, x=wanted.tensor)
+    found = got[0].tolist() if hasattr(got[0], "tolist") else got[0]
+    assert found == wanted.value if not isinstance(found, Image.Image) else found.tobytes() == wanted.value.tobytes()
+
+
+def test_the_models_own_content_types_go_before_the_annotation() -> None:
+    def f(x: Any, table: pd.DataFrame) -> pd.DataFrame:
+        return table.assign(x=x)
+
+    typed = TypedFunction(f, defaults=Defaults("", {"x": "base64", "day": "datetime"}))
+    answer = typed.infer(Infer({"x": Tensor.of(["aGk="]), "day": Tensor.of(["2022-01-11"])}))
+    assert isinstance(answer, Inference)
+    assert list(answer.outputs) == ["day", "x"]
+    back = codecs.PandasCodec.to_value(answer.outputs)
+    assert back.x.tolist() == [b"hi"]
+    assert back.day.tolist() == [pd.Timestamp(2022, 1, 11)]
+
+
+def test_only_one_parameter_takes_what_is_left() -> None:
+    def two(a: pd.DataFrame, b: pd.DataFrame) -> float:
+        return 0.0
+
+    def both(a: pd.DataFrame, **others: Any) -> float:
+        return 0.0
+
+    for function in (two, both):
+        with pytest.raises(ModelFailed, match="all take the inputs that are left"):
             TypedFunction(function)
