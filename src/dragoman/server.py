@@ -5,6 +5,7 @@ import logging
 import signal
 import ssl
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self
 
@@ -200,7 +201,17 @@ def settings_for(paths: Sequence[str], *layers: dict[str, Any]) -> Settings:
 def policy(settings: Settings) -> Any:
     """What the protocols need of the settings."""
     names = ("nonfinite", "health_json", "max_json_depth", "max_rank", "max_elements", "max_tensors")
-    return plugins.resolve("dragoman.payload.policy:Policy")(**{n: getattr(settings, n) for n in names})
+    kind = plugins.resolve("dragoman.payload.policy:Policy")
+    return kind(**{n: getattr(settings, n) for n in names}, forward_headers=_forwarded(settings.forward_headers))
+
+
+def _forwarded(text: str) -> tuple[str, ...]:
+    """The patterns of the headers that models see. What proves who a caller is stays out of models and their logs."""
+    patterns = tuple(p.strip().lower() for p in text.split(",") if p.strip())
+    for secret in ("authorization", "proxy-authorization", "cookie", "x-api-key"):
+        if any(fnmatchcase(secret, pattern) for pattern in patterns):
+            raise InvalidInput(f"setting 'forward_headers': '{text}' lets '{secret}' through; name only other headers")
+    return patterns
 
 
 def limits(settings: Settings) -> Limits:

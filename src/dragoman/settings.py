@@ -49,6 +49,9 @@ class Settings:
     max_batch_wait_s: float = _setting(0.0, "seconds that a batch may wait for more rows", "models")
     max_queue: int = _setting(1024, "calls of a model that may wait or run; more get 503; 0: no limit", "models")
     timeout_s: float = _setting(0.0, "deadline in seconds of calls that bring none; 0: none", "models")
+    cancel_grace_s: float = _setting(
+        10.0, "seconds that a process may go on with a call nobody waits for before it is killed; 0: no limit", "models"
+    )
     version_policy: str = _setting("latest", "which versions to serve: latest, all, or a list as 1,3", "models")
 
     control_token: str = _setting(
@@ -69,6 +72,9 @@ class Settings:
     nonfinite: Literal["null", "literal", "error"] = _setting(
         "null", "NaN and infinities in JSON: null (infinities refused), literal (NaN, Infinity) or error", "wire"
     )
+    forward_headers: str = _setting(
+        "", "headers of requests that models see, as x-user,x-trace-*; credentials never", "wire"
+    )
     health_json: bool = _setting(False, "health endpoints answer a JSON body instead of an empty one", "wire")
     compress_responses: bool = _setting(True, "compress answers for clients that accept gzip or deflate", "wire")
     server_name: str = _setting("dragoman", "the server's name in its metadata", "wire")
@@ -81,19 +87,19 @@ class Settings:
 
     def model_defaults(self) -> dict[str, Any]:
         """What holds for every model that does not say otherwise, as fields of a `ModelSpec`."""
-        names = (
-            "allow_pickle",
-            "placement",
-            "replicas",
-            "max_batch_size",
-            "max_batch_wait_s",
-            "max_queue",
-            "timeout_s",
-        )
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in _OF_MODELS}
 
 
-_OF_MODELS = ("allow_pickle", "placement", "replicas", "max_batch_size", "max_batch_wait_s", "max_queue", "timeout_s")
+_OF_MODELS = (
+    "allow_pickle",
+    "placement",
+    "replicas",
+    "max_batch_size",
+    "max_batch_wait_s",
+    "max_queue",
+    "timeout_s",
+    "cancel_grace_s",
+)
 FIELDS = {f.name: f for f in dataclasses.fields(Settings)}
 PREFIX = "DRAGOMAN_"
 _HINTS = typing.get_type_hints(Settings)

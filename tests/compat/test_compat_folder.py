@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import requests
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 
+from dragoman.core.errors import InvalidInput
+from dragoman.server import policy, settings_for
 from e2e.served import Served, serving
 
 FOLDER = Path(__file__).parent / "folder"
@@ -212,3 +215,42 @@ def test_a_well_known_runtime_takes_an_input_of_any_name(tmp_path: Path) -> None
         got = ask(served, "line/infer", {"inputs": [tensor("predict-it", "FP32", [1, 3], [0, 1, 0])]}).json()
     assert got["outputs"][0]["name"] == "predict"
     assert got["outputs"][0]["data"] == pytest.approx([2.0])
+
+
+CALLERS = """
+from mlserver import MLModel
+from mlserver.codecs import StringCodec
+from mlserver.types import InferenceResponse
+
+
+class Callers(MLModel):
+    async def predict(self, payload):
+        headers = (payload.parameters.headers or {}) if payload.parameters else {}
+        told = [payload.id, *(f"{k}={v}" for k, v in sorted(headers.items()))]
+        rows = payload.inputs[0].shape[0]
+        return InferenceResponse(model_name=self.name, outputs=[StringCodec.encode_output("told", told)] if rows else [])
+"""
+
+
+@pytest.mark.parametrize("batch", [0, 8])
+def test_a_model_sees_the_headers_that_the_operator_lets_through(tmp_path: Path, batch: int) -> None:
+    (tmp_path / "calling.py").write_text(CALLERS)
+    settings = {"name": "callers", "implementation": "calling.Callers", "max_batch_size": batch}
+    (tmp_path / "model-settings.json").write_text(json.dumps(settings))
+    body = {"id": "7", "inputs": [tensor("x", "FP32", [1], [1])]}
+    with serving(str(tmp_path), "--forward-headers", "X-User,x-trace-*") as served:
+
+        def told(user: str) -> list[str]:
+            headers = {"x-user": user, "X-Trace-Id": "t", "x-other": "o", "authorization": "Bearer s", "cookie": "c"}
+            found: list[str] = ask(served, "callers/infer", body, headers=headers).json()["outputs"][0]["data"]
+            return found
+
+        users = [f"user-{n}" for n in range(16)]
+        with ThreadPoolExecutor(16) as pool:
+            assert list(pool.map(told, users)) == [["7", "x-trace-id=t", f"x-user={user}"] for user in users]
+
+
+@pytest.mark.parametrize("names", ["*", "authorization", "x-user,Cook*"])
+def test_credentials_are_not_let_through(names: str) -> None:
+    with pytest.raises(InvalidInput, match="name only other headers"):
+        policy(settings_for([], {"forward_headers": names}))

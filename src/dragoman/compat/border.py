@@ -7,17 +7,22 @@ from typing import Any
 
 from dragoman.compat.mlserver import types as ours
 from dragoman.compat.mlserver.types.data import elements, tensor_of
-from dragoman.core.calls import Infer, Inference
+from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed, ModelNotFound
 from dragoman.core.tensor import NONE, Parameters, Tensor
 
 
-def request_of(call: Infer, types: ModuleType) -> Any:
-    """The call as an InferenceRequest of `types`, which is our module or the real one."""
+def request_of(request: Request[Inference], types: ModuleType) -> Any:
+    """The request as an InferenceRequest of `types`, which is our module or the real one."""
+    call = request.call
+    assert isinstance(call, Infer)
+    told = {**call.parameters, **({"headers": dict(request.metadata)} if request.metadata else {})}
     outputs = [types.RequestOutput(name=name) for name in call.outputs] or None
-    parameters = types.Parameters(**call.parameters) if call.parameters else None
+    parameters = types.Parameters(**told) if told else None
     inputs = [_input(name, tensor, types) for name, tensor in call.inputs.items()]
-    return types.InferenceRequest(id=str(uuid.uuid4()), parameters=parameters, inputs=inputs, outputs=outputs)
+    return types.InferenceRequest(
+        id=request.id or str(uuid.uuid4()), parameters=parameters, inputs=inputs, outputs=outputs
+    )
 
 
 def inference_of(response: Any) -> Inference:

@@ -15,7 +15,10 @@ from dragoman.compat.implementations import file_of, unsupported, well_known
 _PICKLED = (".joblib", ".pkl", ".pickle")
 _HANDLER = "the path of a custom handler is not served yet; let the client call infer, or serve the path by a proxy"
 _METRIC = "the values are taken, and there is no endpoint that tells them yet; write them to the log meanwhile"
-_HEADERS = "requests bring no headers to the model; send what it needs as request parameters"
+_HEADERS = (
+    "the model sees those headers of a request that --forward-headers names, and credentials never; headers that it sets "
+    "in an answer are not sent; answer with parameters instead"
+)
 _OWN = Path(__file__).parent / "mlserver"
 
 
@@ -127,7 +130,7 @@ def _code(path: Path, place: str) -> Iterator[Remark]:
             if names & {"register", "log"} and module in ("mlserver", "mlserver.metrics"):
                 yield Remark(place, "metrics", "missing", _METRIC)
     if any(isinstance(node, ast.Attribute) and node.attr == "headers" for node in ast.walk(tree)):
-        yield Remark(place, "parameters.headers", "missing", _HEADERS)
+        yield Remark(place, "parameters.headers", "different", _HEADERS)
 
 
 def _imports(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:

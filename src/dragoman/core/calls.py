@@ -150,7 +150,8 @@ class Request(Generic[Answer]):
     """A call on its way: to which model and version ("" is the default one), and until when.
 
     `id` is the caller's own identifier, "" where there is none. `deadline_s` is a reading of the monotonic
-    clock in seconds; None means no limit.
+    clock in seconds; None means no limit. `metadata` is what came beside the call that the operator lets through to
+    models; a call that has some is never merged with another.
     """
 
     call: Call[Answer]
@@ -158,6 +159,7 @@ class Request(Generic[Answer]):
     version: str = ""
     id: str = ""
     deadline_s: float | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

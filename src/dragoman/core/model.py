@@ -26,6 +26,8 @@ class Model:
       Python's lock, or may crash, away from the server; "thread" suits native code that releases the lock;
       "inline", on the event loop, suits only what takes less than about 0.1 ms, and `async` methods.
 
+    - `takes_request`: its methods get the whole `Request`, with the caller's id and metadata, not the call alone.
+
     `spec` is what the operator says of it: its `uri`, `parameters` and so on.
     """
 
@@ -34,6 +36,7 @@ class Model:
     batched: bool = False
     platform: str = "python"
     placement: Placement = "process"
+    takes_request: bool = False
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec

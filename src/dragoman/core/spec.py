@@ -31,6 +31,8 @@ class ModelSpec:
     max_batch_wait_s: how long a batch may wait for more rows, in seconds, beyond the wait for an idle worker.
     max_queue: how many calls may wait or run before further ones are refused; 0 is no limit.
     timeout_s: the deadline in seconds of calls that bring none; 0 is no limit.
+    cancel_grace_s: how long a worker process may go on with a call that nobody waits for before it is killed, in
+        seconds; 0 is no limit.
     allow_pickle: whether files that can run code when loaded may be loaded.
     """
 
@@ -49,6 +51,7 @@ class ModelSpec:
     max_batch_wait_s: float = 0.0
     max_queue: int = 1024
     timeout_s: float = 0.0
+    cancel_grace_s: float = 10.0
     allow_pickle: bool = False
 
 

@@ -123,7 +123,7 @@ class Deployment:
             self._leave()
 
     async def _answer(self, request: Request[A], pool: Pool) -> A:
-        if self._batcher is not None and isinstance(request.call, Infer) and mergeable(request.call):
+        if self._batcher is not None and isinstance(request.call, Infer) and mergeable(request.call, request.metadata):
             batched: Any = self._batcher.call(cast("Request[Inference]", request))
             answer: A = await batched
             return answer

@@ -25,6 +25,7 @@ _KEYS: Mapping[str, type | tuple[type, ...]] = {
     "max_batch_wait_s": (int, float),
     "max_queue": int,
     "timeout_s": (int, float),
+    "cancel_grace_s": (int, float),
     "version_policy": str,
     "default_version": str,
     "inputs": list,
@@ -32,7 +33,14 @@ _KEYS: Mapping[str, type | tuple[type, ...]] = {
     "parameters": dict,
 }
 
-_LEAST: Mapping[str, int] = {"replicas": 1, "max_batch_size": 0, "max_batch_wait_s": 0, "max_queue": 0, "timeout_s": 0}
+_LEAST: Mapping[str, int] = {
+    "replicas": 1,
+    "max_batch_size": 0,
+    "max_batch_wait_s": 0,
+    "max_queue": 0,
+    "timeout_s": 0,
+    "cancel_grace_s": 0,
+}
 
 
 def model_settings(folder: Path) -> dict[str, Any] | None:

@@ -1,6 +1,8 @@
 """What whoever reads and writes payloads decides: bounds, and how to tell numbers that JSON has no form for."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Literal
 
 Buffer = bytes | bytearray | memoryview
@@ -15,6 +17,7 @@ class Policy:
     health_json: whether health endpoints answer a JSON body instead of an empty one.
     max_json_depth, max_rank, max_elements, max_tensors: how deep JSON may nest, how many axes and elements a
     tensor and how many inputs or outputs a request may have.
+    forward_headers: which headers of a request its model sees, in lower case; `*` stands for anything.
     """
 
     nonfinite: Literal["null", "literal", "error"] = "null"
@@ -23,3 +26,8 @@ class Policy:
     max_rank: int = 32
     max_elements: int = 1 << 31
     max_tensors: int = 1024
+    forward_headers: tuple[str, ...] = ()
+
+    def forwarded(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """Those of the headers, whose names are in lower case, that models see."""
+        return {n: v for n, v in headers.items() if any(fnmatchcase(n, p) for p in self.forward_headers)}

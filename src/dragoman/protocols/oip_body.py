@@ -67,7 +67,8 @@ def read_infer(http: HttpRequest, policy: Policy) -> tuple[Request[Inference], W
     wanted = _wanted(body.id, body.parameters.pop("binary_data_output", False), body.outputs)
     call = Infer(body.inputs, tuple(o.name for o in body.outputs), body.parameters)
     deadline = deadline_s(body.parameters)
-    return Request(check_counts(call, policy), *address(http), body.id or "", deadline), wanted
+    metadata = policy.forwarded(http.headers) if policy.forward_headers else {}
+    return Request(check_counts(call, policy), *address(http), body.id or "", deadline, metadata), wanted
 
 
 def read_control(http: HttpRequest, policy: Policy) -> Control:

@@ -58,7 +58,8 @@ def read_infer(request: GrpcRequest, policy: Policy) -> tuple[Request[Inference]
         final=final,
     )
     deadline = oip.deadline_s(parameters, request.deadline_s)
-    return Request(oip.check_counts(call, policy), model, message.model_version, message.id, deadline), form
+    metadata = policy.forwarded(request.metadata) if policy.forward_headers else {}
+    return Request(oip.check_counts(call, policy), model, message.model_version, message.id, deadline, metadata), form
 
 
 def write_infer(response: Response[Inference], form: Form) -> bytes:

@@ -16,7 +16,7 @@ from dragoman.compat import install
 from dragoman.compat.border import fault_of, inference_of, request_of
 from dragoman.compat.mlserver import model as ours
 from dragoman.compat.mlserver.settings import ModelSettings
-from dragoman.core.calls import Infer, Inference
+from dragoman.core.calls import Inference, Request
 from dragoman.core.datatypes import datatype
 from dragoman.core.errors import ModelFailed
 from dragoman.core.model import Model
@@ -42,6 +42,8 @@ class MLServerModel(Model):
     What its settings tell of inputs and outputs goes into metadata and chooses codecs; it is not enforced, as these
     models take more than they tell. A batch of calls is one request, as `max_batch_size` means it to be.
     """
+
+    takes_request = True
 
     def __init__(self, spec: ModelSpec, kind: type[Any]) -> None:
         super().__init__(spec)
@@ -70,15 +72,15 @@ class MLServerModel(Model):
             unchecked=True,
         )
 
-    async def infer(self, call: Infer) -> Inference:
+    async def infer(self, request: Request[Inference]) -> Inference:  # type: ignore[override]
         try:
-            return inference_of(await _awaited(self._theirs.predict(request_of(call, self._types))))
+            return inference_of(await _awaited(self._theirs.predict(request_of(request, self._types))))
         except Exception as fault:
             raise fault_of(fault) from fault
 
-    async def _stream(self, call: Infer) -> AsyncIterator[Inference]:
+    async def _stream(self, request: Request[Inference]) -> AsyncIterator[Inference]:
         try:
-            async with aclosing(self._theirs.predict_stream(_once(request_of(call, self._types)))) as answers:
+            async with aclosing(self._theirs.predict_stream(_once(request_of(request, self._types)))) as answers:
                 async for answer in answers:
                     yield inference_of(answer)
         except Exception as fault:

@@ -16,9 +16,9 @@ from dragoman.core.calls import Call, Infer, Request
 from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidOutput, ModelFailed, NotSupported
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature
-from dragoman.core.spec import ModelSpec
+from dragoman.core.spec import ModelSpec, Placement
 from dragoman.workers.outcome import inference
-from dragoman.workers.pool import Loaded
+from dragoman.workers.pool import Elsewhere, Loaded
 
 log = logging.getLogger("dragoman.model")
 
@@ -49,20 +49,23 @@ class Executor:
         self._kinds = {call: kind_of(getattr(model, method)) for call, (method, _) in _VERBS.items()}
 
     @classmethod
-    async def load(cls, spec: ModelSpec, *, in_thread: bool = True) -> "Executor":
-        """Make and load the model. Raises ModelFailed.
+    async def load(cls, spec: ModelSpec, place: Placement, *, in_thread: bool = True) -> "Executor":
+        """Make and load the model. Raises ModelFailed, or Elsewhere before it is loaded in the wrong place.
 
         In a thread the event loop stays free; without, the model is loaded in the thread that it will run in.
         """
         run: Callable[..., Awaitable[Any]] = _in_thread if in_thread else _here
         try:
             model = await run(_make, spec)
+            _settle(model, spec, place)
             if inspect.iscoroutinefunction(model.load):
                 await model.load()
             else:
                 await run(model.load)
             made: Executor = await run(cls, model, spec)
             return made
+        except Elsewhere:
+            raise
         except DragomanError as fault:
             raise ModelFailed(f"failed to load '{spec.name}', {fault.message}") from fault
         except _FAULTS as fault:
@@ -91,7 +94,7 @@ class Executor:
         """The one answer. Raises NotSupported where a generator gives none or several."""
         if self._kind(request) == "value":
             try:
-                return self._finish(self._method(request)(request.call), request)
+                return self._finish(self._method(request)(self._asked(request)), request)
             except _FAULTS as fault:
                 raise self._failed(fault, request) from fault
         with closing(self.pieces(request)) as pieces:
@@ -103,7 +106,7 @@ class Executor:
             yield self.one(request)
             return
         try:
-            with closing(self._method(request)(request.call)) as source:
+            with closing(self._method(request)(self._asked(request))) as source:
                 for piece in source:
                     yield self._finish(piece, request)
         except _FAULTS as fault:
@@ -118,7 +121,7 @@ class Executor:
             return self.one(request)
         if kind == "coroutine":
             try:
-                return self._finish(await self._method(request)(request.call), request)
+                return self._finish(await self._method(request)(self._asked(request)), request)
             except _FAULTS as fault:
                 _unless_ours(fault)
                 raise self._failed(fault, request) from fault
@@ -138,7 +141,7 @@ class Executor:
             yield await self.one_async(request)
         elif kind in ("coroutine", "async generator"):
             try:
-                async with aclosing((streaming or self._method(request))(request.call)) as source:
+                async with aclosing((streaming or self._method(request))(self._asked(request))) as source:
                     async for piece in source:
                         yield self._finish(piece, request)
             except _FAULTS as fault:
@@ -164,6 +167,9 @@ class Executor:
         method: Callable[[Any], Any] = getattr(self.model, _VERBS[type(request.call)][0])
         return method
 
+    def _asked(self, request: Request[Any]) -> Any:
+        return request if self.model.takes_request else request.call
+
     def _finish(self, result: Any, request: Request[Any]) -> Any:
         return _VERBS[type(request.call)][1](result, request.call, self.loaded.signature)
 
@@ -178,7 +184,7 @@ class Executor:
             return InvalidOutput(f"model '{self.name}' failed: {fault.message}")
         if isinstance(fault, DragomanError):
             return fault
-        log.error("model '%s' failed on request '%s'", self.name, request.id, exc_info=fault)
+        log.error("model '%s' failed on request %r", self.name, request.id, exc_info=fault)
         return ModelFailed(f"model '{self.name}' failed: {_told(fault)}")
 
 
@@ -187,6 +193,12 @@ def _make(spec: ModelSpec) -> Model:
     if not isinstance(made, Model):
         raise ModelFailed(f"runtime '{spec.runtime}' made {type(made).__name__}, expected a dragoman.Model")
     return made
+
+
+def _settle(model: Model, spec: ModelSpec, place: Placement) -> None:
+    """A model that nobody has placed may prefer to be in the server's process, which only it can tell."""
+    if not spec.placement and model.placement in ("inline", "thread") and model.placement != place:
+        raise Elsewhere(model.placement)
 
 
 def _describe(model: Model, spec: ModelSpec) -> Loaded:
@@ -207,7 +219,6 @@ def _describe(model: Model, spec: ModelSpec) -> Loaded:
         calls=calls,
         streams=bool(kinds & {"generator", "async generator"}) or _streaming(model) is not None,
         concurrent=bool(kinds & {"coroutine", "async generator"}),
-        placement=model.placement,
     )
 
 

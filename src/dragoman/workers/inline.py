@@ -9,7 +9,8 @@ from dragoman.core.calls import Request
 from dragoman.core.errors import WorkerLost
 from dragoman.core.spec import ModelSpec
 from dragoman.workers.execute import Executor
-from dragoman.workers.pool import A, Loaded
+from dragoman.workers.owned import owned
+from dragoman.workers.pool import CONCURRENT, A, Loaded
 
 # How long calls may take to end when their pool is closed.
 GRACE_S = 1.0
@@ -31,10 +32,12 @@ class InlinePool:
 
     @property
     def capacity(self) -> int:
-        return 1
+        if self._executor is None or not self._executor.loaded.concurrent:
+            return 1
+        return CONCURRENT * max(1, self._spec.replicas)
 
     async def start(self) -> Loaded:
-        return self.hold(await Executor.load(self._spec))
+        return self.hold(await Executor.load(self._spec, "inline"))
 
     def hold(self, executor: Executor) -> Loaded:
         """Answer with a model that is loaded already."""
@@ -46,11 +49,12 @@ class InlinePool:
         if self._executor is None:
             raise stopped(self._spec)
         if not self._executor.loaded.concurrent:
-            answer: A = self._executor.one(request)
+            answer = self._executor.one(request)
         else:
             with self._interrupted_by_close():
                 answer = await self._executor.one_async(request)
-        return answer
+        mine: A = owned(answer, request.call)
+        return mine
 
     async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
         if self._executor is None:
@@ -62,7 +66,7 @@ class InlinePool:
                         piece = await anext(pieces)
                 except StopAsyncIteration:
                     return
-                yield piece
+                yield owned(piece, request.call)
         raise stopped(self._spec)
 
     async def close(self) -> None:

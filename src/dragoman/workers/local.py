@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, closing
 from typing import Any
 
@@ -15,7 +15,9 @@ from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.core.spec import ModelSpec
 from dragoman.workers.execute import Executor
 from dragoman.workers.inline import GRACE_S, InlinePool, stopped
+from dragoman.workers.owned import owned
 from dragoman.workers.pool import WINDOW, A, Loaded
+from dragoman.workers.streams import Stream
 
 __all__ = ["InlinePool", "ThreadPool"]  # plugins know both places of this process by this module
 
@@ -31,13 +33,14 @@ class _Job:
     __slots__ = ("cancelled", "credits", "deliver", "request")
 
     def __init__(self, request: Request[Any], deliver: Callable[[Any, BaseException | None, bool], None]) -> None:
-        self.request = request
+        self.request: Request[Any] | None = request
         self.deliver = deliver
         self.cancelled = False
         self.credits: threading.Semaphore | None = None
 
     def cancel(self) -> None:
         self.cancelled = True
+        self.request = None  # a busy thread may come to this job late, and its tensors are large
         if self.credits is not None:
             self.credits.release()
 
@@ -64,16 +67,16 @@ class ThreadPool:
 
     @property
     def capacity(self) -> int:
-        return max(1, len(self._replicas))
+        return self._inline.capacity if self._inline is not None else max(1, len(self._replicas))
 
     async def start(self) -> Loaded:
         self._loop = asyncio.get_running_loop()
-        executors = [await Executor.load(self._spec)]
+        executors = [await Executor.load(self._spec, "thread")]
         if executors[0].loaded.concurrent:
             self._inline = InlinePool(self._spec, self._changed)
             return self._inline.hold(executors[0])
         if self._spec.target is None:
-            executors += [await Executor.load(self._spec) for _ in range(self._spec.replicas - 1)]
+            executors += [await Executor.load(self._spec, "thread") for _ in range(self._spec.replicas - 1)]
         for number, executor in enumerate(executors):
             name = f"{self._spec.name}-{number}"
             thread = threading.Thread(target=self._work, args=(executor,), name=name, daemon=True)
@@ -100,7 +103,7 @@ class ThreadPool:
         try:
             return await future
         finally:
-            job.cancelled = True
+            job.cancel()
             self._pending.discard(job)
 
     async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
@@ -109,20 +112,15 @@ class ThreadPool:
                 async for piece in pieces:
                     yield piece
             return
-        # Bounded by the window: the thread waits for a credit before each further piece.
-        arrived: asyncio.Queue[tuple[Any, BaseException | None, bool]] = asyncio.Queue()
-        job = _Job(request, lambda *piece: arrived.put_nowait(piece))
-        job.credits = threading.Semaphore(WINDOW)
+        credits = threading.Semaphore(WINDOW)
+        stream = Stream(credits.release, lambda: job.cancel())
+        job = _Job(request, stream.deliver)
+        job.credits = credits
         self._put(job)
         try:
-            while True:
-                value, error, last = await arrived.get()
-                if error is not None:
-                    raise error
-                if last:
-                    return
-                yield value
-                job.credits.release()
+            async with aclosing(stream.pieces()) as pieces:
+                async for piece in pieces:
+                    yield piece
         finally:
             job.cancel()
             self._pending.discard(job)
@@ -156,22 +154,27 @@ class ThreadPool:
 
     def _work(self, executor: Executor) -> None:
         while (job := self._jobs.get()) is not None:
-            if job.cancelled:
-                continue
-            try:
-                if job.credits is None:
-                    self._post(job, executor.one(job.request), None, True)
-                else:
-                    self._stream(job, executor.pieces(job.request), job.credits)
-            except DragomanError as fault:
-                self._post(job, None, fault, True)
-            except BaseException as fault:
-                self._post(job, None, ModelFailed(f"{type(fault).__name__}: {fault}"), True)
+            self._answer(executor, job)
+            del job  # an idle thread keeps nobody's tensors
 
-    def _stream(self, job: _Job, source: Generator[Any, None, None], credit: threading.Semaphore) -> None:
-        with closing(source) as pieces:
+    def _answer(self, executor: Executor, job: _Job) -> None:
+        request = job.request
+        if request is None:
+            return
+        try:
+            if job.credits is None:
+                self._post(job, owned(executor.one(request), request.call), None, True)
+            else:
+                self._stream(job, executor, request, job.credits)
+        except DragomanError as fault:
+            self._post(job, None, fault, True)
+        except BaseException as fault:
+            self._post(job, None, ModelFailed(f"{type(fault).__name__}: {fault}"), True)
+
+    def _stream(self, job: _Job, executor: Executor, request: Request[Any], credit: threading.Semaphore) -> None:
+        with closing(executor.pieces(request)) as pieces:
             for piece in pieces:
-                self._post(job, piece, None, False)
+                self._post(job, owned(piece, request.call), None, False)
                 credit.acquire()
                 if job.cancelled:
                     break

@@ -12,6 +12,10 @@ A = TypeVar("A")
 
 # How many pieces of a stream a model may be ahead of its reader.
 WINDOW = 16
+# How long a stream whose reader takes nothing may keep its model from other calls, in seconds.
+STALL_S = 30.0
+# How many calls one replica of an `async` model works on at a time.
+CONCURRENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +23,7 @@ class Loaded:
     """What a model tells once it is loaded. `calls` are the types of call that it can answer.
 
     `streams`: it answers Infer with any number of pieces, not exactly one. `concurrent`: one replica works on
-    many calls at a time (its methods are `async`), so no call waits for another. `placement` is where the model
-    would run if the operator left it open.
+    many calls at a time (its methods are `async`), so no call waits for another.
     """
 
     signature: Signature
@@ -28,7 +31,14 @@ class Loaded:
     calls: frozenset[type[Call[Any]]]
     streams: bool = False
     concurrent: bool = False
-    placement: Placement = ""
+
+
+class Elsewhere(Exception):
+    """A model that nobody has placed, asked before it is loaded, prefers to be in another place."""
+
+    def __init__(self, placement: Placement) -> None:
+        super().__init__(placement)
+        self.placement = placement
 
 
 class Pool(Protocol):
@@ -48,7 +58,7 @@ class Pool(Protocol):
         """How many calls are computed at the same time; further ones wait inside."""
 
     async def start(self) -> Loaded:
-        """Load every replica. Raises ModelFailed, or what the model's own checks raise."""
+        """Load every replica. Raises ModelFailed, what the model's own checks raise, or Elsewhere."""
 
     async def call(self, request: Request[A]) -> A:
         """The one answer. Raises NotSupported where the model gives none or several.

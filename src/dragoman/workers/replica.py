@@ -44,7 +44,8 @@ class Job:
 
     def encoded(self) -> list[Buffer]:
         asked = self.request
-        return encode(self.kind, self.number, (asked.call, asked.model, asked.version, asked.id, asked.deadline_s))
+        words = (asked.call, asked.model, asked.version, asked.id, asked.deadline_s)
+        return encode(self.kind, self.number, (*words, asked.metadata) if asked.metadata else words)
 
 
 class Replica:
