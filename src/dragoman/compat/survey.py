@@ -16,8 +16,8 @@ _PICKLED = (".joblib", ".pkl", ".pickle")
 _HANDLER = "the path of a custom handler is not served yet; let the client call infer, or serve the path by a proxy"
 _METRIC = "the values are taken, and there is no endpoint that tells them yet; write them to the log meanwhile"
 _HEADERS = (
-    "the model sees those headers of a request that --forward-headers names, and credentials never; headers that it sets "
-    "in an answer are not sent; answer with parameters instead"
+    "the model sees those headers of a request that --forward-headers names, and credentials never; headers that it "
+    "sets in an answer are not sent; answer with parameters instead"
 )
 _OWN = Path(__file__).parent / "mlserver"
 
