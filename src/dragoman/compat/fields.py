@@ -84,7 +84,9 @@ MODEL: Mapping[str, Field] = {
     "platform": Field("same"),
     "inputs": Field("different", "told by metadata, and they choose codecs; checked where the runtime is ours"),
     "outputs": Field("different", "told by metadata, and they choose codecs; checked where the runtime is ours"),
-    "max_batch_size": Field("different", "only calls of equal shapes and parameters merge, and only while it is busy"),
+    "max_batch_size": Field(
+        "different", "only calls of equal shapes and parameters merge, while it is busy; a request of more rows is 400"
+    ),
     "max_batch_time": Field("same"),
     "parameters": Field("same"),
     "versions": Field("unused", "the versions are those that are there; see parameters.version", "", []),

@@ -87,6 +87,7 @@ def _implementation(named: str, place: str, folder: Path) -> Iterator[Remark]:
         yield Remark(place, "implementation", "refused", unsupported(named))
     elif known is not None:
         told = f"runs on Dragoman's runtime {known.runtime}; outputs are told in its metadata"
+        told += "; start with --allow-pickle if you trust its files" if known.runtime == "mlflow" else ""
         yield Remark(place, "implementation", "same", told)
     elif named and file_of(named, folder) is None:
         told = f"'{named}' is in no file beside its settings; it must be importable where the server runs"
