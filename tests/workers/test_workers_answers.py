@@ -3,7 +3,10 @@
 import asyncio
 import gc
 import time
+import weakref
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from workers_harness import PLACES, ask, first, pool_of, until
@@ -138,6 +141,86 @@ async def test_a_closed_pool_is_not_ready_and_refuses(place: str, tmp_path: Path
             await pool.call(ask())
         with pytest.raises(WorkerLost, match="stopped"):
             await anext(pool.stream(ask()))
+
+
+@everywhere
+async def test_a_reader_who_is_too_slow_does_not_keep_the_model_from_others(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dragoman.workers.pool.STALL_S", 0.2)
+    async with pool_of(place, "Count") as pool:
+        pieces = pool.stream(ask(1000))
+        assert first(await anext(pieces)) == 0
+        assert first(await asyncio.wait_for(pool.call(ask(1)), 10)) == 0
+        if place == "inline":  # where the model only goes on when it is asked to, and keeps nobody waiting
+            assert [first(piece) async for piece in pieces] == list(range(1, 1000))
+        else:
+            with pytest.raises(DeadlineExceeded, match=r"reader of this stream is too slow: it took nothing for 0.2 s"):
+                async for _ in pieces:
+                    pass
+        await pieces.aclose()
+        assert [first(piece) async for piece in pool.stream(ask(40))] == list(range(40))
+
+
+@pytest.mark.parametrize("place", ["thread", "process"])
+async def test_a_reader_may_take_its_time_where_the_model_does_not_wait(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dragoman.workers.pool.STALL_S", 0.05)
+    async with pool_of(place, "Count") as pool:
+        pieces = pool.stream(ask(10))
+        assert first(await anext(pieces)) == 0
+        await asyncio.sleep(0.2)
+        assert [first(piece) async for piece in pieces] == list(range(1, 10))
+
+
+@pytest.mark.parametrize("place", ["thread", "process"])
+async def test_a_cancelled_call_keeps_no_tensors_while_the_worker_is_busy(place: str, tmp_path: Path) -> None:
+    async with pool_of(place, "Acts") as pool:
+        running = asyncio.create_task(pool.call(ask(do="hold", begun=tmp_path / "begun", go=tmp_path / "go")))
+        await until((tmp_path / "begun").exists)
+        held = []
+        waiting = []
+        for n in range(3):
+            request: Any = ask(n, do="pid")
+            held.append(weakref.ref(request.call.inputs["n"].data))
+            waiting.append(asyncio.create_task(pool.call(request)))
+        del request
+        await asyncio.sleep(0.05)
+        for call in waiting:
+            call.cancel()
+        await asyncio.wait(waiting)
+        waiting.clear()
+        del call
+        gc.collect()
+        assert [ref() for ref in held] == [None] * 3
+        (tmp_path / "go").touch()
+        assert first(await running) > 0
+
+
+async def test_an_idle_thread_keeps_no_tensors() -> None:
+    async with pool_of("thread", "Acts") as pool:
+        request: Any = ask(do="pid")
+        held = weakref.ref(request.call.inputs["n"].data)
+        answer = await pool.call(request)
+        given = weakref.ref(answer.outputs["pid"].data)
+        del request, answer
+        gc.collect()
+        await until(lambda: held() is None and given() is None, 2)
+
+
+@everywhere
+async def test_an_async_model_takes_many_calls_at_a_time(place: str) -> None:
+    async with pool_of(place, "AsyncEcho", replicas=2) as pool:
+        assert pool.capacity == 128
+
+
+@pytest.mark.parametrize("place", ["inline", "thread"])
+async def test_an_id_of_several_lines_is_one_line_of_the_log(place: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with pool_of(place, "Acts") as pool:
+        with pytest.raises(ModelFailed):
+            await pool.call(replace(ask(do="value"), id="a\nERROR forged"))
+    assert r"failed on request 'a\nERROR forged'" in caplog.messages[-1]
 
 
 @pytest.mark.parametrize(

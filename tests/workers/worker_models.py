@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.core.calls import Infer
-from dragoman.core.datatypes import BYTES, FP32
+from dragoman.core.calls import Infer, Inference
+from dragoman.core.datatypes import BYTES, FP32, INT64
 from dragoman.core.errors import InvalidInput
 from dragoman.core.model import Model
 from dragoman.core.signature import TensorSpec
+from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor, object_array
 
 
@@ -179,3 +180,38 @@ class LoadsOnce(Acts):
 class TellsClose(Echo):
     def close(self) -> None:
         Path(self.spec.parameters["closed"]).touch()
+
+
+class Reuses(Model):
+    """Answers with the same array each time; `how` says how it is handed over."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self.how = str(spec.parameters.get("how", "array"))
+        self.buffer = object_array([b""] * 4, (4,)) if self.how == "bytes" else np.zeros(4, np.int64)
+        self.tensor = Tensor(self.buffer, BYTES if self.how == "bytes" else INT64)
+
+    def write(self, value: int) -> Any:
+        self.buffer[:] = b"%d" % value if self.how == "bytes" else value
+        match self.how:
+            case "view":
+                return {"y": self.buffer[:2]}
+            case "tensor":
+                return {"y": self.tensor}
+            case "inference":
+                return Inference({"y": self.tensor})
+        return {"y": self.buffer}
+
+    def infer(self, call: Infer) -> Any:
+        return self.write(number(call))
+
+
+class ReusesInPieces(Reuses):
+    def infer(self, call: Infer) -> Iterator[Any]:
+        for n in range(number(call)):
+            yield self.write(n)
+
+
+class AsyncReuses(Reuses):
+    async def infer(self, call: Infer) -> Any:
+        return self.write(number(call))

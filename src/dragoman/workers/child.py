@@ -18,7 +18,8 @@ from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.workers.channel import Channel, receive
 from dragoman.workers.execute import Executor
 from dragoman.workers.frames import Buffer, Frame, Kind, encode
-from dragoman.workers.pool import WINDOW
+from dragoman.workers.owned import owned
+from dragoman.workers.pool import WINDOW, Elsewhere
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -41,7 +42,10 @@ def main(fd: int, parent: int) -> None:
 
 async def _serve(sock: socket.socket, first: Frame) -> None:
     try:
-        executor = await Executor.load(first.value(), in_thread=False)
+        executor = await Executor.load(first.value(), "process", in_thread=False)
+    except Elsewhere as found:
+        sock.sendall(b"".join(encode(Kind.ELSEWHERE, 0, found.placement)))
+        return
     except Exception as fault:
         sock.sendall(b"".join(encode(Kind.ERROR, 0, _crossing(fault, "failed to load"))))
         return
@@ -143,7 +147,8 @@ class Worker:
             if not job.cancelled:
                 request = Request(*job.frame.value())
                 if job.frame.kind == Kind.CALL:
-                    last = self._encoded(Kind.ANSWER, job, await self._executor.one_async(request))
+                    answer = await self._executor.one_async(request)
+                    last = self._encoded(Kind.ANSWER, job, owned(answer, request.call))
                 else:
                     await self._stream(job, request)
         except BaseException as fault:
@@ -155,6 +160,8 @@ class Worker:
     async def _stream(self, job: _Job, request: Request[Any]) -> None:
         async with aclosing(self._executor.pieces_async(request)) as pieces:
             async for piece in pieces:
+                if self._executor.loaded.concurrent:  # other calls may write into it while it waits to be sent
+                    piece = owned(piece, request.call)
                 self._channel.send(self._encoded(Kind.PIECE, job, piece))
                 await self._channel.drain()  # before the model may write into the same array again
                 await job.credits.acquire()

@@ -27,6 +27,7 @@ _PADS = [bytes(n) for n in range(_ALIGN)]
 class Kind(enum.IntEnum):
     """What a frame says. To the worker: SPEC, CALL, STREAM, CREDIT, CANCEL. To the server: the others.
 
+    SPEC is answered by LOADED, by ELSEWHERE (the model would be in another place), or by ERROR.
     Every CALL and STREAM is ended by exactly one ANSWER, END or ERROR, also where it was cancelled.
     """
 
@@ -40,6 +41,7 @@ class Kind(enum.IntEnum):
     PIECE = 7
     END = 8
     ERROR = 9
+    ELSEWHERE = 10
 
 
 class Frame(NamedTuple):

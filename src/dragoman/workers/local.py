@@ -112,10 +112,10 @@ class ThreadPool:
                 async for piece in pieces:
                     yield piece
             return
-        credits = threading.Semaphore(WINDOW)
-        stream = Stream(credits.release, lambda: job.cancel())
+        ahead = threading.Semaphore(WINDOW)
+        stream = Stream(ahead.release, lambda: job.cancel())
         job = _Job(request, stream.deliver)
-        job.credits = credits
+        job.credits = ahead
         self._put(job)
         try:
             async with aclosing(stream.pieces()) as pieces:

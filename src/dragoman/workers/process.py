@@ -6,6 +6,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from dragoman.core.calls import Request
@@ -13,17 +15,13 @@ from dragoman.core.errors import DeadlineExceeded, DragomanError, ModelFailed, N
 from dragoman.core.spec import ModelSpec
 from dragoman.workers.frames import Buffer, Kind
 from dragoman.workers.importable import importable
-from dragoman.workers.pool import WINDOW, A, Loaded
+from dragoman.workers.place import Place
+from dragoman.workers.pool import CONCURRENT, WINDOW, A, Loaded
 from dragoman.workers.replica import Job, Replica
+from dragoman.workers.streams import Stream
 
 log = logging.getLogger("dragoman.worker")
 
-# A process that dies is started again after 0.1 s, then 0.2 s, ... ; one that lived this long begins anew.
-_FIRST_DELAY_S = 0.1
-_LONGEST_DELAY_S = 30.0
-_PROVEN_S = 10.0
-# So many deaths without an answer in between, and calls are refused rather than kept waiting.
-_HOPELESS = 3
 # A stream's reader tells the model of its progress this many pieces at a time.
 _CREDIT = WINDOW // 2
 
@@ -38,7 +36,7 @@ class ProcessPool:
         self._queue: deque[Job] = deque()
         self._replicas: list[Replica] = []
         self._keepers: list[asyncio.Task[None]] = []
-        self._failures = 0
+        self._places: list[Place] = []
         self._hopeless = False
         self._concurrent = False
         self._open = False
@@ -49,11 +47,11 @@ class ProcessPool:
 
     @property
     def capacity(self) -> int:
-        return max(1, len(self._replicas))
+        return max(1, len(self._replicas)) * (CONCURRENT if self._concurrent else 1)
 
     async def start(self) -> Loaded:
         self._spec = await asyncio.to_thread(importable, self._spec)
-        replicas = [Replica(self._spec, self._served) for _ in range(max(1, self._spec.replicas))]
+        replicas = [self._made() for _ in range(max(1, self._spec.replicas))]
         starting = [asyncio.create_task(replica.start()) for replica in replicas]
         try:
             loaded = await asyncio.gather(*starting)
@@ -63,9 +61,15 @@ class ProcessPool:
         self._concurrent = loaded[0].concurrent
         self._open = True
         self._replicas = replicas
-        self._keepers = [asyncio.create_task(self._keep(replica)) for replica in replicas]
+        self._spec = replace(self._spec, placement="process")  # settled, also where the model's file changes
+        self._places = [Place(self._made, self._lose, self._gain, self._fail) for _ in replicas]
+        keeping = zip(self._places, replicas, strict=True)
+        self._keepers = [asyncio.create_task(place.keep(replica)) for place, replica in keeping]
         self._changed()
         return loaded[0]
+
+    def _made(self) -> Replica:
+        return Replica(self._spec, self._served)
 
     async def call(self, request: Request[A]) -> A:
         future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
@@ -87,22 +91,17 @@ class ProcessPool:
             raise
 
     async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
-        # Bounded by the window: the process waits for a credit before each piece beyond it.
-        arrived: asyncio.Queue[tuple[Any, DragomanError | None, bool]] = asyncio.Queue()
-        job = Job(next(self._numbers), Kind.STREAM, request, lambda *piece: arrived.put_nowait(piece))
+        def credit(count: int) -> None:
+            if job.replica is not None:
+                job.replica.credit(job, count)
+
+        stream = Stream(credit, lambda: self._drop(job), _CREDIT)
+        job = Job(next(self._numbers), Kind.STREAM, request, stream.deliver)
         self._enter(job)
-        read = 0
         try:
-            while True:
-                value, error, last = await arrived.get()
-                if error is not None:
-                    raise error
-                if last:
-                    return
-                yield value
-                read += 1
-                if read % _CREDIT == 0 and job.replica is not None:
-                    job.replica.credit(job, _CREDIT)
+            async with aclosing(stream.pieces()) as pieces:
+                async for piece in pieces:
+                    yield piece
         finally:
             self._drop(job)
 
@@ -149,7 +148,7 @@ class ProcessPool:
                 replica.send(job, pieces)
 
     def _sendable(self, job: Job) -> list[Buffer] | None:
-        deadline_s = job.request.deadline_s
+        deadline_s = job.request.deadline_s if job.request is not None else None
         if deadline_s is not None and deadline_s <= time.monotonic():
             job.deliver(None, DeadlineExceeded("Request timeout expired"), True)
             return None
@@ -161,36 +160,9 @@ class ProcessPool:
             return None
 
     def _served(self, _replica: Replica) -> None:
-        self._failures = 0
         self._pump()
 
     # --- processes come and go -------------------------------------------------------------------------------
-
-    async def _keep(self, replica: Replica) -> None:
-        """Own one place in the pool: whenever its process dies, start another one."""
-        delay_s = _FIRST_DELAY_S
-        while True:
-            began_s = time.monotonic()
-            await replica.gone.wait()
-            self._lose(replica)
-            if time.monotonic() - began_s > _PROVEN_S:
-                delay_s = _FIRST_DELAY_S
-            replica, delay_s = await self._restarted(delay_s)
-            self._gain(replica)
-
-    async def _restarted(self, delay_s: float) -> tuple[Replica, float]:
-        """A new process, and how long to wait before the next one."""
-        while True:
-            await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
-            replica = Replica(self._spec, self._served)
-            try:
-                await replica.start()
-            except DragomanError as fault:
-                log.error("%s; trying again in %g s", fault.message, delay_s)
-                self._fail(hopeless=True)
-            else:
-                return replica, delay_s
 
     def _gain(self, replica: Replica) -> None:
         self._hopeless = False
@@ -200,7 +172,11 @@ class ProcessPool:
         self._pump()
 
     def _lose(self, replica: Replica) -> None:
-        log.error("model '%s': a worker process died (%s); restarting it", self._spec.name, replica.end)
+        if replica.overdue:
+            told = "model '%s': killed the worker process that still computed a call %g s after its caller had left"
+            log.warning(told, self._spec.name, self._spec.cancel_grace_s)
+        else:
+            log.error("model '%s': a worker process died (%s); restarting it", self._spec.name, replica.end)
         self._replicas.remove(replica)
         held = list(replica.held.values())
         computed = held if self._concurrent else held[:1]
@@ -212,14 +188,13 @@ class ProcessPool:
                 job.replica = None
                 self._queue.appendleft(job)
         replica.held.clear()
-        self._fail(hopeless=False)
+        self._fail()
         if not self._replicas:
             self._changed()
         self._pump()
 
-    def _fail(self, *, hopeless: bool) -> None:
-        self._failures += 1
-        self._hopeless = not self._replicas and (hopeless or self._failures >= _HOPELESS)
+    def _fail(self) -> None:
+        self._hopeless = not self._replicas and all(place.hopeless for place in self._places)
         if self._hopeless:
             waiting, self._queue = self._queue, deque()
             for job in waiting:

@@ -8,18 +8,17 @@ from typing import Any
 
 from dragoman.core.calls import Request
 from dragoman.core.errors import DragomanError, ModelFailed, WorkerLost
-from dragoman.core.spec import ModelSpec
+from dragoman.core.spec import ModelSpec, Placement
 from dragoman.workers.channel import Channel, pair
 from dragoman.workers.frames import Buffer, Frame, Kind, encode
-from dragoman.workers.pool import Loaded
+from dragoman.workers.pool import CONCURRENT, Elsewhere, Loaded
 from dragoman.workers.spawn import exit_of, spawn, told
 
 # How long a process may take to end by itself: one that is idle closes its model first.
 _IDLE_GRACE_S = 2.0
 _BUSY_GRACE_S = 0.5
 _KILL_GRACE_S = 0.5
-# How many calls an `async` model holds at a time, and which others are so short that one more may wait behind them.
-_CONCURRENT = 64
+# Calls so short that one more may wait behind them.
 _SHORT_S = 0.01
 
 
@@ -33,7 +32,7 @@ class Job:
     ) -> None:
         self.number = number
         self.kind = kind
-        self.request = request
+        self.request: Request[Any] | None = request
         self.deliver = deliver
         self.replica: Replica | None = None
 
@@ -42,8 +41,14 @@ class Job:
         """Whether somebody still waits for it."""
         return self.deliver is not _nobody
 
+    def drop(self) -> None:
+        """Nobody waits for it any more; its tensors need not last as long as the call does."""
+        self.deliver = _nobody
+        self.request = None
+
     def encoded(self) -> list[Buffer]:
         asked = self.request
+        assert asked is not None, "a call that is sent is wanted"
         words = (asked.call, asked.model, asked.version, asked.id, asked.deadline_s)
         return encode(self.kind, self.number, (*words, asked.metadata) if asked.metadata else words)
 
@@ -51,8 +56,9 @@ class Job:
 class Replica:
     """A process that holds the model. `served` is called whenever it has done a call; `gone` is set when it ended.
 
-    `held` are the calls that it has, in order; one that was cancelled stays until the process says it is done.
-    `end` tells how the process ended.
+    `held` are the calls that it has, in order; one that was cancelled stays until the process says it is done. A
+    model that does one call at a time and does not end a cancelled one in time is killed; it is `overdue` then.
+    `answered` tells whether any call was done here, `end` how the process ended.
     """
 
     def __init__(self, spec: ModelSpec, served: Callable[["Replica"], None]) -> None:
@@ -65,10 +71,12 @@ class Replica:
         self._ready = False
         self.held: dict[int, Job] = {}
         self.gone = asyncio.Event()
+        self.answered = False
+        self.overdue = False
         self.end = ""
 
     async def start(self) -> Loaded:
-        """Start the process and load the model in it. Raises ModelFailed; nothing is left behind then."""
+        """Start the process and load the model in it. Raises ModelFailed or Elsewhere; nothing is left behind then."""
         hello = self._hello()
         self._eof = asyncio.Event()
         self._loaded: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
@@ -79,6 +87,7 @@ class Replica:
             except OSError as fault:
                 ours.close()
                 raise ModelFailed(f"failed to load '{self._spec.name}', no process: {fault}") from fault
+        self._process = process
         self._channel = Channel(ours, self._received, self._eof.set)
         self._watching = asyncio.create_task(self._watch(process))
         self._channel.send(hello)
@@ -98,10 +107,10 @@ class Replica:
         One call may wait in the socket behind the one that runs, so that the process never idles between two; but
         not where another replica could be free sooner.
         """
-        if self._eof.is_set() or self.gone.is_set():
+        if self._eof.is_set() or self.gone.is_set() or self.overdue:
             return False
         if self._concurrent:
-            return len(self.held) < _CONCURRENT
+            return len(self.held) < CONCURRENT
         return not self.held or (len(self.held) == 1 and (self._alone or self._short))
 
     def send(self, job: Job, pieces: list[Buffer]) -> None:
@@ -117,9 +126,24 @@ class Replica:
         self._channel.send(encode(Kind.CREDIT, job.number, count))
 
     def cancel(self, job: Job) -> None:
-        if job.number in self.held:
-            job.deliver = _nobody
+        if job.number in self.held and job.wanted:
+            job.drop()
             self._channel.send(encode(Kind.CANCEL, job.number))
+            if self._spec.cancel_grace_s and not self._concurrent:
+                self._give_grace(job)
+
+    def _give_grace(self, job: Job) -> None:
+        asyncio.get_running_loop().call_later(self._spec.cancel_grace_s, self._check, job)
+
+    def _check(self, job: Job) -> None:
+        """Kill the process where it still computes a call that was cancelled some time ago."""
+        if job.number not in self.held or self.gone.is_set():
+            return
+        if next(iter(self.held)) != job.number:  # behind a call that is wanted; it will be skipped
+            self._give_grace(job)
+            return
+        self.overdue = True
+        self._process.kill()
 
     async def stop(self) -> None:
         """End the process: by EOF, then by SIGKILL."""
@@ -155,16 +179,19 @@ class Replica:
                 self.cancel(job)
         else:
             self._done(job)
+            self.answered = True
             job.deliver(value, error, True)
             self._served(self)
 
-    def _has_loaded(self, loaded: Loaded, error: DragomanError | None) -> None:
+    def _has_loaded(self, loaded: Loaded | Placement, error: DragomanError | None) -> None:
         if self._loaded.done():
             return
-        if error is None:
+        if error is not None:
+            self._loaded.set_exception(error)
+        elif isinstance(loaded, Loaded):
             self._loaded.set_result(loaded)
         else:
-            self._loaded.set_exception(error)
+            self._loaded.set_exception(Elsewhere(loaded))
 
     def _begin(self, job: Job) -> None:
         self._since_s = time.monotonic()
