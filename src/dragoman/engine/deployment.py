@@ -12,7 +12,8 @@ from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import DeadlineExceeded, NotReady, NotSupported, Overloaded
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.engine.batching import Batcher, mergeable
-from dragoman.workers.pool import Loaded, Pool
+from dragoman.engine.placing import first_placement
+from dragoman.workers.pool import Elsewhere, Loaded, Pool
 
 A = TypeVar("A")
 
@@ -49,18 +50,15 @@ class Deployment:
         self._changed()
 
     async def _placed(self) -> tuple[Pool, Loaded]:
-        placement = self.spec.placement or _first_placement(self.spec)
-        self.place = placement
-        pool, loaded = await self._pooled(placement)
-        # A model that nobody has placed may prefer to be in this process, which only it can tell.
-        if not self.spec.placement and loaded.placement in ("inline", "thread") and loaded.placement != placement:
-            await pool.close()
-            self.place = loaded.placement
-            pool, loaded = await self._pooled(loaded.placement)
-        return pool, loaded
+        self.place = first_placement(self.spec)
+        try:
+            return await self._pooled(self.place, self.spec)
+        except Elsewhere as wish:
+            self.place = wish.placement
+        return await self._pooled(self.place, replace(self.spec, placement=self.place))
 
-    async def _pooled(self, placement: Placement) -> tuple[Pool, Loaded]:
-        pool: Pool = plugins.find("pools", placement)(self.spec, self._changed)
+    async def _pooled(self, placement: Placement, spec: ModelSpec) -> tuple[Pool, Loaded]:
+        pool: Pool = plugins.find("pools", placement)(spec, self._changed)
         try:
             return pool, await pool.start()
         except BaseException:
@@ -179,10 +177,3 @@ class Deployment:
 
 def _left_s(deadline_s: float | None) -> float | None:
     return None if deadline_s is None else deadline_s - time.monotonic()
-
-
-def _first_placement(spec: ModelSpec) -> Placement:
-    if spec.target is not None:
-        return "thread"  # a live object cannot leave this process
-    placement: Placement = getattr(plugins.find("runtimes", spec.runtime), "placement", "process")
-    return placement

@@ -1,0 +1,79 @@
+"""Where a model that nobody has placed is tried first, so that it need not be asked in a process of its own."""
+
+import ast
+from pathlib import Path
+from typing import get_args
+
+from dragoman import plugins
+from dragoman.core.spec import ModelSpec, Placement
+
+
+def first_placement(spec: ModelSpec) -> Placement:
+    """The operator's placement, else what is known before the model is made; "process" where nothing is."""
+    if spec.placement:
+        return spec.placement
+    if spec.target is not None:
+        return "thread"  # a live object cannot leave this process
+    runtime = spec.runtime or "python"
+    if runtime == "python":
+        return _written(spec.uri) or "process"
+    placement: Placement = getattr(plugins.find("runtimes", runtime), "placement", "process")
+    return placement
+
+
+def _written(uri: str) -> Placement:
+    """The placement in the text of a Python file, which is not run for that; "" where it is not plain to see."""
+    place, _, name = uri.rpartition(":") if uri.rpartition(":")[0].endswith(".py") else (uri, "", "")
+    path = Path(place)
+    try:
+        tree = ast.parse((path / "model.py" if path.is_dir() else path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ""  # whoever loads it says what is wrong
+    found = [node for node in tree.body if (_named(node) == name if name else _may_be_model(node))]
+    if len(found) != 1:
+        return ""
+    stated = _in_class(found[0]) if isinstance(found[0], ast.ClassDef) else _in_decorator(found[0])
+    return next((known for known in get_args(Placement) if known == stated), "")
+
+
+def _named(node: ast.stmt) -> str:
+    match node:
+        case ast.Assign(targets=[ast.Name(id=name)]):
+            return name
+    return getattr(node, "name", "")
+
+
+def _may_be_model(node: ast.stmt) -> bool:
+    """Whether a file's only model can be this: a public class with a parent, or a public function with a decorator."""
+    parents = getattr(node, "bases", []) or getattr(node, "decorator_list", [])
+    return bool(parents) and not _named(node).startswith("_")
+
+
+def _in_class(node: ast.ClassDef) -> object:
+    """The value of `placement = ...` in a class that does not set it anywhere else."""
+    if node.decorator_list or sum(_sets_placement(inner) for inner in ast.walk(node)) != 1:
+        return None
+    for statement in node.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id="placement")], value=ast.Constant(value=value)):
+                return value
+            case ast.AnnAssign(target=ast.Name(id="placement"), value=ast.Constant(value=value)):
+                return value
+    return None
+
+
+def _sets_placement(node: ast.AST) -> bool:
+    match node:
+        case ast.Name(id="placement", ctx=ast.Store()) | ast.Attribute(attr="placement", ctx=ast.Store()):
+            return True
+    return False
+
+
+def _in_decorator(node: ast.stmt) -> object:
+    """The `placement` of `@model(placement=...)`."""
+    match getattr(node, "decorator_list", []):
+        case [ast.Call(func=ast.Name(id="model") | ast.Attribute(attr="model"), keywords=keywords)]:
+            return next(
+                (k.value.value for k in keywords if k.arg == "placement" and isinstance(k.value, ast.Constant)), None
+            )
+    return None
