@@ -5,7 +5,6 @@ import logging
 import signal
 import ssl
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self
 
@@ -206,11 +205,10 @@ def policy(settings: Settings) -> Any:
 
 
 def _forwarded(text: str) -> tuple[str, ...]:
-    """The patterns of the headers that models see. What proves who a caller is stays out of models and their logs."""
+    """The patterns of the headers that models see."""
     patterns = tuple(p.strip().lower() for p in text.split(",") if p.strip())
-    for secret in ("authorization", "proxy-authorization", "cookie", "x-api-key"):
-        if any(fnmatchcase(secret, pattern) for pattern in patterns):
-            raise InvalidInput(f"setting 'forward_headers': '{text}' lets '{secret}' through; name only other headers")
+    for secret in plugins.resolve("dragoman.payload.policy:CREDENTIALS") & {*patterns}:
+        raise InvalidInput(f"setting 'forward_headers': models never see '{secret}'; name only other headers")
     return patterns
 
 

@@ -35,7 +35,8 @@ def inference_of(response: Any) -> Inference:
         if output.name in tensors:
             raise InvalidOutput(f"output '{output.name}' is there twice")
         tensors[output.name] = output.to_tensor() if isinstance(output, ours.ResponseOutput) else _tensor(output)
-    return Inference(tensors, _parameters(response.parameters))
+    headers = getattr(response.parameters, "headers", None) or {}
+    return Inference(tensors, _parameters(response.parameters), {str(k): str(v) for k, v in headers.items()})
 
 
 def fault_of(fault: Exception) -> Exception:

@@ -17,7 +17,7 @@ _HANDLER = "the path of a custom handler is not served yet; let the client call 
 _METRIC = "the values are taken, and there is no endpoint that tells them yet; write them to the log meanwhile"
 _HEADERS = (
     "the model sees those headers of a request that --forward-headers names, and credentials never; headers that it "
-    "sets in an answer are not sent; answer with parameters instead"
+    "sets in an answer are sent over HTTP"
 )
 _OWN = Path(__file__).parent / "mlserver"
 

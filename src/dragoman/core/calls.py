@@ -38,13 +38,17 @@ class ServerCall(Call[Answer]):
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """The answer to Infer: named tensors in the model's order, and parameters of the answer as a whole."""
+    """The answer to Infer: named tensors in the model's order, and parameters of the answer as a whole.
+
+    `metadata` goes beside the answer to the one caller, where the wire has a place for it: headers over HTTP.
+    """
 
     outputs: Tensors
     parameters: Parameters = NONE
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
-    def __reduce__(self) -> tuple[type["Inference"], tuple[Tensors, Parameters]]:
-        return Inference, (self.outputs, self.parameters)
+    def __reduce__(self) -> tuple[type["Inference"], tuple[Tensors, Parameters, Mapping[str, str]]]:
+        return Inference, (self.outputs, self.parameters, self.metadata)
 
 
 @dataclass(frozen=True, slots=True)

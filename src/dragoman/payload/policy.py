@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
+CREDENTIALS = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -29,5 +31,6 @@ class Policy:
     forward_headers: tuple[str, ...] = ()
 
     def forwarded(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """Those of the headers, whose names are in lower case, that models see."""
-        return {n: v for n, v in headers.items() if any(fnmatchcase(n, p) for p in self.forward_headers)}
+        """Those of the headers, whose names are in lower case, that models see; credentials stay out of their logs."""
+        wanted = self.forward_headers
+        return {n: v for n, v in headers.items() if n not in CREDENTIALS and any(fnmatchcase(n, p) for p in wanted)}

@@ -6,10 +6,15 @@ from collections.abc import Mapping
 import numpy as np
 
 from dragoman.core.calls import Infer, Inference
-from dragoman.core.datatypes import BF16, BYTES, bf16_to_fp32
+from dragoman.core.datatypes import BF16, BYTES, Array, bf16_to_fp32
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Parameters, Tensor, object_array
 from dragoman.protocols.wire import Policy
+
+# Triton's parameter is an unsigned 64-bit number; half of that is 292,000 years.
+_MOST_US = 1 << 63
+# Classes are told as text, one by one; nobody reads more of them.
+MOST_CLASSES = 1000
 
 EXTENSIONS = ("binary_tensor_data", "classification", "model_repository", "parameters", "schedule_policy")
 
@@ -22,8 +27,9 @@ def deadline_s(parameters: Parameters, deadline: float | None = None) -> float |
     timeout_us = parameters.get("timeout")
     if timeout_us is None:
         return deadline
-    if isinstance(timeout_us, bool) or not isinstance(timeout_us, int) or timeout_us < 0:
-        raise InvalidInput(f"parameter 'timeout': expected a number of microseconds, got {timeout_us!r}")
+    if isinstance(timeout_us, bool) or not isinstance(timeout_us, int) or not 0 <= timeout_us < _MOST_US:
+        told = str(timeout_us)[:32] if isinstance(timeout_us, int | float) else repr(timeout_us)
+        raise InvalidInput(f"parameter 'timeout': expected a number of microseconds below 2^63, got {told}")
     if timeout_us == 0:
         return deadline
     own = time.monotonic() + timeout_us / 1e6
@@ -39,10 +45,15 @@ def check_counts(call: Infer, policy: Policy) -> Infer:
 
 
 def classes_wanted(parameters: Parameters, name: str) -> int:
-    """The `classification` parameter of a requested output: how many of its best classes to tell; 0 for none."""
+    """The `classification` parameter of a requested output: how many of its best classes to tell; 0 for none.
+
+    Raises InvalidInput where it is no such number, or above `MOST_CLASSES`.
+    """
     wanted = parameters.get("classification", 0)
     if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 0:
         raise InvalidInput(f"output '{name}': parameter 'classification' expects a number of classes, got {wanted!r}")
+    if wanted > MOST_CLASSES:
+        raise InvalidInput(f"output '{name}': parameter 'classification' expects at most {MOST_CLASSES} classes")
     return wanted
 
 
@@ -54,7 +65,7 @@ def classified(answer: Inference, wanted: Mapping[str, int]) -> Inference:
     if not wanted:
         return answer
     outputs = {name: _best(t, wanted[name]) if wanted.get(name) else t for name, t in answer.outputs.items()}
-    return Inference(outputs, answer.parameters)
+    return Inference(outputs, answer.parameters, answer.metadata)
 
 
 def _best(tensor: Tensor, count: int) -> Tensor:
@@ -64,8 +75,23 @@ def _best(tensor: Tensor, count: int) -> Tensor:
         return tensor
     # To invert integers turns their order round as to negate does, and overflows nowhere.
     falling = np.negative(values) if kind == "float" else np.invert(values)
-    order = np.argsort(falling, axis=-1, kind="stable")[..., :count]
+    order = _first(falling, count)
     best = np.take_along_axis(values, order, axis=-1)
     form = "{:f}:{}" if kind == "float" else "{}:{}"
     texts = [form.format(v, i).encode() for v, i in zip(best.flat, order.flat, strict=True)]
     return Tensor(object_array(texts, order.shape), BYTES)
+
+
+def _first(values: Array, count: int) -> Array:
+    """Where the `count` smallest on the last axis are, the smallest first; of equal ones the earlier goes first."""
+    size = values.shape[-1]
+    if count * 8 >= size or not values.size:
+        order: Array = np.argsort(values, axis=-1, kind="stable")[..., :count]
+        return order
+    last = np.partition(values, count - 1, axis=-1)[..., count - 1]
+    rows = values.reshape(-1, size)
+    found = np.empty((len(rows), count), np.intp)
+    for at, (row, bound) in enumerate(zip(rows, last.reshape(-1), strict=True)):
+        near = np.arange(size) if np.isnan(bound) else np.flatnonzero(row <= bound)
+        found[at] = near[np.argsort(row[near], kind="stable")[:count]]
+    return found.reshape(*values.shape[:-1], count)

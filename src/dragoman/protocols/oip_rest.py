@@ -35,6 +35,7 @@ from dragoman.core.signature import TensorSpec
 from dragoman.payload.body import HEADER_LENGTH, write_tensors
 from dragoman.protocols.oip import classified
 from dragoman.protocols.oip_body import Wanted, address, read_control, read_infer
+from dragoman.protocols.oip_headers import checked_headers
 from dragoman.protocols.wire import (
     JSON_TYPE,
     Exchange,
@@ -98,9 +99,9 @@ class OpenInferenceRest:
         outputs, blobs = write_tensors(answer.outputs, wanted.is_binary, self._policy)
         head = orjson.dumps(_envelope(response, wanted.id, outputs), option=orjson.OPT_SERIALIZE_NUMPY)
         if not blobs:
-            return HttpResponse(200, (head,), (JSON_TYPE,))
+            return HttpResponse(200, (head,), (JSON_TYPE, *checked_headers(answer.metadata)))
         headers: Headers = (("content-type", "application/octet-stream"), (HEADER_LENGTH, str(len(head))))
-        return HttpResponse(200, (head, *blobs), headers)
+        return HttpResponse(200, (head, *blobs), headers + checked_headers(answer.metadata))
 
     # --- health and metadata -------------------------------------------------------------------------------
 

@@ -19,9 +19,10 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
     if signature.unchecked:
         signature = OPEN
     parameters: Parameters = NONE
+    metadata: Mapping[str, str] = {}
     match result:
         case Inference():
-            named, parameters = result.outputs, result.parameters
+            named, parameters, metadata = result.outputs, result.parameters, result.metadata
         case Mapping():
             named = result
         case tuple():
@@ -37,7 +38,7 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
         if (name in call.outputs if call.outputs else name in default or signature.open_outputs)
     }
     _check_complete(tensors, call.outputs or default, named, signature)
-    return Inference(tensors, parameters)
+    return Inference(tensors, parameters, metadata)
 
 
 def _positional(values: tuple[Any, ...], signature: Signature) -> Iterable[tuple[str, Any]]:

@@ -37,7 +37,7 @@ def dumps(value: Any) -> tuple[bytes, Arrays] | None:
                     tuple(call.outputs),
                     tuple(words),
                 )
-            case Inference():
+            case Inference() if not value.metadata:
                 plain = (_rows(value.outputs, arrays), _parameters(value.parameters))
             case _:
                 return None
