@@ -9,6 +9,7 @@ import pandas
 import pytest
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
 
+from dragoman.codecs import PandasCodec
 from dragoman.core.binding import bind
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import BOOL, BYTES, FP32, FP64, INT64, NUMERIC
@@ -137,3 +138,29 @@ def test_embeddings_are_refused(tmp_path: Path) -> None:
     trained = catboost.CatBoostClassifier(embedding_features=["vector"], **QUICK).fit(frame, [0, 1, 0, 1])
     with pytest.raises(ModelFailed, match="embedding features"):
         _served(trained, tmp_path)
+
+
+def _with_frame(model: CatBoostModel, frame: pandas.DataFrame) -> Any:
+    request = PandasCodec.encode_request(frame)
+    return model.infer(bind(Infer(request.tensors, (), request.parameters), model.signature(), "m"))["predict"]
+
+
+def test_content_types_bring_columns_in_any_order(tmp_path: Path) -> None:
+    frame, labels = _passengers()
+    trained = catboost.CatBoostClassifier(**QUICK, cat_features=["port", "class"], text_features=["note"])
+    trained.fit(frame, labels)
+    model = _served(trained, tmp_path)
+    np.testing.assert_array_equal(_with_frame(model, frame[["note", "age", "class", "port"]]), trained.predict(frame))
+    with pytest.raises(InvalidInput, match="misses input 'note'"):
+        _with_frame(model, frame[["age", "class", "port"]])
+
+
+def test_content_types_bring_a_matrix_under_any_name(tmp_path: Path) -> None:
+    data = load_iris(as_frame=True)
+    trained = catboost.CatBoostClassifier(**QUICK).fit(data.data, data.target)
+    model = _served(trained, tmp_path)
+    np.testing.assert_array_equal(_with_frame(model, data.data.iloc[:, ::-1]), trained.predict(data.data))
+    call = Infer({"anything": Tensor.of(data.data.to_numpy())}, (), {"content_type": "np"})
+    np.testing.assert_array_equal(
+        np.asarray(model.infer(bind(call, model.signature(), "m"))["predict"]), trained.predict(data.data)
+    )

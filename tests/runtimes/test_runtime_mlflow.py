@@ -13,6 +13,7 @@ import pytest
 from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression
 
+from dragoman.codecs import PandasCodec
 from dragoman.core.binding import bind
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import BOOL, BYTES, FP32, FP64, INT32, INT64
@@ -256,3 +257,14 @@ def test_refusals(tmp_path: Path) -> None:
         MlflowModel(ModelSpec(name="m", uri=str(tmp_path))).load()
     with pytest.raises(ModelFailed, match="cannot be loaded by MLflow"):
         _served(tmp_path)
+
+
+def test_a_frame_by_content_type(tmp_path: Path) -> None:
+    model = _python(_echo, tmp_path / "m", _columns(("long", "a"), ("string", "b")))
+    frame = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
+    request = PandasCodec.encode_request(frame)
+    result = model.infer(bind(Infer(request.tensors, (), request.parameters), model.signature(), "m"))
+    assert {name: list(value) for name, value in result.items()} == {"a": [1, 2], "b": ["x", "y"]}
+    wrong = PandasCodec.encode_request(frame[["a"]])
+    with pytest.raises(InvalidInput, match="b"):
+        model.infer(bind(Infer(wrong.tensors, (), wrong.parameters), model.signature(), "m"))

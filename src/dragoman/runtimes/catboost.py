@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from dragoman.codecs.decode import Defaults
 from dragoman.codecs.strings import strings
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import BYTES, FP32, FP64, NUMERIC, Array, datatype_of
@@ -13,6 +14,7 @@ from dragoman.core.model import Model
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import Placement
 from dragoman.core.tensor import Tensor
+from dragoman.runtimes.contents import columns_in_order, content, matrix
 from dragoman.runtimes.files import model_path, package
 
 # CatBoost takes a category as text or as an integer, of which 1 and "1" are the same one.
@@ -48,13 +50,21 @@ class CatBoostModel(Model):
         self._inputs = self._input_specs()
         self._is_matrix = self._inputs[0].name == "input" and len(self._inputs[0].shape or ()) == 2
         self._pandas = None if self._is_matrix else package("pandas", "catboost")
-        self._signature = Signature(inputs=self._inputs, outputs=self._output_specs(len(classes) > 0), batched=True)
+        self._defaults = Defaults.of(self.spec)
+        self._signature = Signature(
+            inputs=self._inputs,
+            outputs=self._output_specs(len(classes) > 0),
+            batched=True,
+            decodes=True,
+            content_type=self._defaults.request,
+        )
 
     def signature(self) -> Signature:
         return self._signature
 
     def infer(self, call: Infer) -> Mapping[str, Array]:
-        rows = self._rows(call.inputs)
+        value = content(call, self._defaults)
+        rows = self._rows(call.inputs) if value is None else self._framed(value)
         try:
             return {name: self._computed(name, rows) for name in call.outputs or ("predict",)}
         except self._fault as fault:
@@ -75,6 +85,17 @@ class CatBoostModel(Model):
         return self._pandas.DataFrame(
             {name: strings(t, name) if t.datatype is BYTES else t.data for name, t in columns.items()}
         )
+
+    def _framed(self, value: Any) -> Any:
+        """What the library is called with, from what a content type made."""
+        names = self._model.feature_names_
+        if self._pandas is None:
+            # Without names of its own a model calls its features by their places.
+            own = None if names == [str(i) for i in range(len(names))] else names
+            return matrix(value, len(names), own)
+        if not hasattr(value, "columns"):
+            raise InvalidInput(f"expected content type 'pd' with the inputs {', '.join(map(repr, names))}")
+        return columns_in_order(value, names)
 
     def _input_specs(self) -> tuple[TensorSpec, ...]:
         names = self._model.feature_names_

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dragoman.codecs.decode import Defaults
 from dragoman.codecs.strings import strings
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import BF16, BYTES, Array, bf16_to_fp32
@@ -14,6 +15,7 @@ from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Parameters, Tensor, object_array
+from dragoman.runtimes.contents import content
 from dragoman.runtimes.files import check_pickle, model_path, package
 from dragoman.runtimes.mlflow_schema import Entry, entries, frame, own
 
@@ -52,6 +54,7 @@ class MlflowModel(Model):
         told = self._model.metadata.signature
         self._inputs, self._outputs = _entries(told, "inputs", "input-"), _entries(told, "outputs", "output-")
         self._takes_tensors = bool(self._inputs) and told.inputs.is_tensor_spec()
+        self._defaults = Defaults.of(self.spec)
         self._params = {param.name: param for param in getattr(told, "params", None) or ()}
 
     def signature(self) -> Signature:
@@ -61,10 +64,14 @@ class MlflowModel(Model):
             open_inputs=not self._inputs,
             open_outputs=not self._outputs,
             batched=self.spec.max_batch_size > 1,
+            decodes=True,
+            content_type=self._defaults.request,
         )
 
     def infer(self, call: Infer) -> Mapping[str, Array]:
-        data, params = self._data(call.inputs), self._given_params(call.parameters)
+        value = content(call, self._defaults)
+        data = self._data(call.inputs) if value is None else value
+        params = self._given_params(call.parameters)
         try:
             result = self._model.predict(data, params=params or None)
         except self._fault as fault:
