@@ -3,10 +3,9 @@
 import asyncio
 import inspect
 import logging
-import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
-from contextlib import aclosing, closing, suppress
+from contextlib import aclosing, closing
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Literal
@@ -17,6 +16,7 @@ from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidOutput,
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
+from dragoman.workers.aside import aside, here
 from dragoman.workers.outcome import inference
 from dragoman.workers.pool import Elsewhere, Loaded
 
@@ -54,7 +54,7 @@ class Executor:
 
         In a thread the event loop stays free; without, the model is loaded in the thread that it will run in.
         """
-        run: Callable[..., Awaitable[Any]] = _in_thread if in_thread else _here
+        run: Callable[..., Awaitable[Any]] = aside if in_thread else here
         try:
             model = await run(_make, spec)
             _settle(model, spec, place)
@@ -232,38 +232,6 @@ def _unless_ours(fault: BaseException) -> None:
     task = asyncio.current_task()
     if isinstance(fault, asyncio.CancelledError) and (task is None or task.cancelling()):
         raise fault
-
-
-async def _here(function: Callable[..., Any], *arguments: Any) -> Any:
-    return function(*arguments)
-
-
-async def _in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function's result, from a daemon thread: one that hangs must not keep the process from ending."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def deliver(result: Any, fault: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if fault is not None:
-            future.set_exception(fault)
-        else:
-            future.set_result(result)
-
-    def run() -> None:
-        outcome: tuple[Any, BaseException | None]
-        try:
-            outcome = function(*arguments), None
-        except StopIteration as fault:  # a future cannot carry it
-            outcome = None, RuntimeError(f"StopIteration: {fault}")
-        except BaseException as fault:
-            outcome = None, fault
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(deliver, *outcome)
-
-    threading.Thread(target=run, name="load", daemon=True).start()
-    return await future
 
 
 def _told(fault: BaseException) -> str:

@@ -1,0 +1,39 @@
+"""A function run aside from the event loop."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+
+async def here(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+async def aside(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's result, from a daemon thread: one that hangs must not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def deliver(result: Any, fault: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if fault is not None:
+            future.set_exception(fault)
+        else:
+            future.set_result(result)
+
+    def run() -> None:
+        outcome: tuple[Any, BaseException | None]
+        try:
+            outcome = function(*arguments), None
+        except StopIteration as fault:  # a future cannot carry it
+            outcome = None, RuntimeError(f"StopIteration: {fault}")
+        except BaseException as fault:
+            outcome = None, fault
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(deliver, *outcome)
+
+    threading.Thread(target=run, name="load", daemon=True).start()
+    return await future
