@@ -10,7 +10,7 @@ from e2e.served import Served, serving
 FOLDER = Path(__file__).parent / "folder"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # tests of workers count the processes that are left
 def served_folder() -> Iterator[Served]:
     with serving(str(FOLDER)) as served:
         yield served
