@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import grpc
@@ -77,7 +78,7 @@ async def failed(awaitable: Any) -> Any:
 
 
 class FakeEngine:
-    """Answers inference with its own inputs; the model `slow` never ends, those in `faults` raise."""
+    """Answers inference with its own inputs; the model `slow` never ends, `wide` negates, those in `faults` raise."""
 
     def __init__(self) -> None:
         self.faults: dict[str, Exception] = {}
@@ -133,6 +134,8 @@ def _answer(request: Request[Any]) -> object:
     if request.model == "nope":
         raise ModelNotFound("Request for unknown model: 'nope' is not found")
     match request.call:
+        case Infer(inputs=inputs) if request.model == "wide":  # small negative numbers take ten bytes each
+            return Inference({name: replace(t, data=-t.data) for name, t in inputs.items()})
         case Infer(inputs=inputs):
             return Inference(inputs)
         case Live() | Ready():

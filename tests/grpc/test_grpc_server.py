@@ -104,6 +104,15 @@ async def test_a_message_beyond_the_limit_is_refused(channel: Any, compression: 
     assert fault.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+async def test_answers_may_be_larger_than_requests(channel: Any) -> None:
+    count = LIMIT // 4
+    message = m.ModelInferRequest(model_name="wide")
+    message.inputs.add(name="x", datatype="INT64", shape=[count]).contents.int64_contents.extend([1] * count)
+    assert message.ByteSize() < LIMIT // 2
+    reply = await infer(channel, message)
+    assert reply.ByteSize() > LIMIT
+
+
 async def test_a_taken_port_is_an_error(server: GrpcServer) -> None:
     taken = socket.create_server(("127.0.0.1", 0))
     with taken, pytest.raises(OSError, match=r"cannot listen for gRPC on 127\.0\.0\.1:"):

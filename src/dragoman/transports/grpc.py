@@ -12,8 +12,12 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from dragoman.protocols.wire import GrpcMethod, GrpcProtocol, GrpcStreamMethod
 from dragoman.transports import grpc_health
+from dragoman.transports.aside import Aside
 from dragoman.transports.grpc_calls import Answers, Stream, Unary, received
 from dragoman.transports.grpc_health import Health
+
+# Calls and streams at a time; further ones get RESOURCE_EXHAUSTED before their message is read.
+_MAX_CALLS = 1000
 
 Tls = tuple[bytes, bytes, bytes | None]
 
@@ -32,6 +36,7 @@ class GrpcServer:
         self._protocols = tuple(protocols)
         self._options = _options(max_message_bytes)
         self._tls = tls
+        self._aside = Aside()
         self._server: Any = None
         self._stopping: asyncio.Future[None] | None = None
 
@@ -41,7 +46,7 @@ class GrpcServer:
         Raises OSError where that cannot be, e.g. because another server has the port.
         """
         stopping = asyncio.get_running_loop().create_future()
-        server = grpc.aio.server(options=self._options)
+        server = grpc.aio.server(options=self._options, maximum_concurrent_rpcs=_MAX_CALLS)
         server.add_generic_rpc_handlers(self._handlers(stopping))
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         bound = _bind(server, address, self._tls)
@@ -74,10 +79,10 @@ class GrpcServer:
         for method in protocol.methods:
             match method:
                 case GrpcMethod():
-                    unary = Unary(self._engine, protocol, method)
+                    unary = Unary(self._engine, protocol, method, self._aside)
                     handlers[method.name] = grpc.unary_unary_rpc_method_handler(unary.handle)
                 case GrpcStreamMethod():
-                    stream = Stream(self._engine, protocol, method, stopping)
+                    stream = Stream(self._engine, protocol, method, stopping, self._aside)
                     handlers[method.name] = grpc.stream_stream_rpc_method_handler(stream.handle)
         return grpc.method_handlers_generic_handler(protocol.service, handlers)
 
@@ -85,7 +90,7 @@ class GrpcServer:
 def _options(max_message_bytes: int) -> tuple[tuple[str, int], ...]:
     return (
         ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),  # a busy port is an error, not a second server
         # Clients may ask every ten seconds whether the connection lives, also between calls.
         ("grpc.keepalive_permit_without_calls", 1),
