@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 import ssl
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +20,9 @@ from dragoman.settings import Settings, merged
 from dragoman.transports.limits import Limits
 
 log = logging.getLogger("dragoman.server")
+
+# How soon a thread that reads a large request lets the event loop answer others.
+_SWITCH_S = 0.0005
 
 
 class Server:
@@ -155,6 +159,7 @@ def serve(*models: Any, **settings: Any) -> None:
 
 def run(server: Server, started: Callable[[Server], Any] | None = None) -> None:
     """Run a server in a new event loop, the fastest that is installed."""
+    sys.setswitchinterval(_SWITCH_S)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(server.run(started))
 
@@ -199,7 +204,8 @@ def settings_for(paths: Sequence[str], *layers: dict[str, Any]) -> Settings:
 
 def policy(settings: Settings) -> Any:
     """What the protocols need of the settings."""
-    names = ("nonfinite", "health_json", "max_json_depth", "max_rank", "max_elements", "max_tensors")
+    names = ["nonfinite", "health_json"]
+    names += ["max_json_depth", "max_rank", "max_elements", "max_bytes_elements", "max_tensors"]
     kind = plugins.resolve("dragoman.payload.policy:Policy")
     return kind(**{n: getattr(settings, n) for n in names}, forward_headers=_forwarded(settings.forward_headers))
 

@@ -58,6 +58,7 @@ class Settings:
         "", "token that enables loading and unloading models over the API", "security", operator_only=True
     )
     max_body_bytes: int = _setting(64 << 20, "largest request body, before and after decompression", "limits")
+    max_bodies_bytes: int = _setting(1 << 30, "bytes of all bodies under way together; 0: no limit", "limits")
     max_header_bytes: int = _setting(16 << 10, "largest head of a request", "limits")
     header_timeout_s: float = _setting(10.0, "seconds that a request's head may take to arrive", "limits")
     body_timeout_s: float = _setting(30.0, "seconds that a body may take, and one more for each 64 KiB", "limits")
@@ -66,6 +67,7 @@ class Settings:
     max_json_depth: int = _setting(64, "how deep JSON may nest", "limits")
     max_rank: int = _setting(32, "how many axes a tensor may have", "limits")
     max_elements: int = _setting(1 << 31, "how many elements a tensor may have", "limits")
+    max_bytes_elements: int = _setting(4 << 20, "how many elements a tensor of BYTES may have", "limits")
     max_tensors: int = _setting(1024, "how many inputs or outputs a request may have", "limits")
     drain_s: float = _setting(30.0, "seconds that calls under way may take after SIGTERM", "limits")
 

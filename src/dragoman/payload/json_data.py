@@ -19,7 +19,9 @@ from dragoman.payload.raw import check_shape, shaped
 _ELEMENT: dict[str, Any] = {"bool": bool, "uint": int, "int": int, "float": float | None, "bytes": str}
 _OPENING = re.compile(rb"[\s\[]*")
 _WHERE = re.compile(r" - at `\$(.*)`$")
+_PLACE = re.compile(r"\[([0-9]+)\]")
 _ALL_RANKS = 33
+_PORTION = 1 << 18  # bytes to read, a sixteenth of it in numbers to write, at a time
 _EXACT = 1 << 53  # beyond, a float no longer tells which integer was written
 
 
@@ -63,19 +65,16 @@ def array_from_json(where: str, datatype: Datatype, shape: Sequence[int], data: 
     null is NaN for the floating datatypes. Raises InvalidInput naming the tensor: wrong kinds, numbers that do not
     fit the datatype, ragged nesting, and a count other than the shape's.
     """
-    count = check_shape(shape, where, policy)
+    count = check_shape(shape, where, policy, datatype)
     depth = _depth(data)
     if depth == 0:
         raise InvalidInput(f"{where}: expected 'data' to be an array")
     if depth > 1 and depth != len(shape) and not (count == 0 and depth < len(shape)):
         raise InvalidInput(f"{where}: 'data' nests {depth} deep, expected 1 or {len(shape)} by its shape")
-    try:
-        values = _decode(data, datatype.kind, depth)
-    except PARSER_FAULTS as fault:
-        values = _integral(data, datatype, depth)
-        if values is None:
-            raise InvalidInput(f"{where}: data{_dotted(told(fault))}") from fault
-    array = _array(values, datatype, where)
+    if depth == 1 and datatype is not BYTES and isinstance(data, msgspec.Raw) and len(memoryview(data)) > _PORTION:
+        array = _in_portions(where, datatype, memoryview(data))
+    else:
+        array = _read(where, datatype, data, depth)
     if depth > 1 and array.shape != tuple(shape[:depth]):
         raise InvalidInput(f"{where}: 'data' nests as {list(array.shape)}, expected its shape {list(shape)}")
     if array.size != count:
@@ -83,8 +82,34 @@ def array_from_json(where: str, datatype: Datatype, shape: Sequence[int], data: 
     return shaped(array, shape, where)
 
 
-def _dotted(text: str) -> str:
-    return text if text.startswith("[") else f": {text}"
+def _read(where: str, datatype: Datatype, data: Any, depth: int, first: int = 0) -> Array:
+    """The array in nested lists; `first` is the place of their first element in what was sent."""
+    try:
+        values = _decode(data, datatype.kind, depth)
+    except PARSER_FAULTS as fault:
+        values = _integral(data, datatype, depth)
+        if values is None:
+            raise InvalidInput(f"{where}: data{_dotted(told(fault), first)}") from fault
+    return _array(values, datatype, where)
+
+
+def _in_portions(where: str, datatype: Datatype, data: memoryview) -> Array:
+    """The array in a long flat list, read in portions: no other thread runs while the parser does."""
+    text = bytes(data).strip()
+    arrays: list[Array] = []
+    at, end, first = 1, len(text) - 1, 0
+    while at < end:
+        comma = text.find(b",", at + _PORTION, end)
+        stop = end if comma < 0 else comma
+        arrays.append(_read(where, datatype, msgspec.Raw(b"[%b]" % text[at:stop]), 1, first))
+        first += arrays[-1].size
+        at = stop + 1
+    return np.concatenate(arrays)
+
+
+def _dotted(text: str, first: int) -> str:
+    place = _PLACE.match(text)
+    return f"[{int(place[1]) + first}]{text[place.end() :]}" if place else f": {text}"
 
 
 def _depth(data: Any) -> int:
@@ -104,8 +129,8 @@ def _integral(data: Any, datatype: Datatype, depth: int) -> Any:
     if datatype.kind not in ("int", "uint"):
         return None
     try:
-        return _as_integers(_decode_numbers(data, depth))
-    except (*PARSER_FAULTS, ValueError):
+        return _whole(_decode_numbers(data, depth), datatype)
+    except PARSER_FAULTS:
         return None
 
 
@@ -114,12 +139,22 @@ def _decode_numbers(data: Any, depth: int) -> Any:
     return msgspec.json.decode(data, type=kind) if isinstance(data, msgspec.Raw) else msgspec.convert(data, kind)
 
 
-def _as_integers(values: Any) -> Any:
-    if isinstance(values, list):
-        return [_as_integers(v) for v in values]
-    if isinstance(values, float) and not (values.is_integer() and abs(values) <= _EXACT):
-        raise ValueError(values)
-    return int(values)
+def _whole(values: Any, datatype: Datatype) -> Any:
+    """The integers in nested lists of numbers, None where one is none or where a float cannot tell which it was."""
+    try:
+        wide = np.array(values, np.float64)
+    except (ValueError, OverflowError):
+        return values  # ragged, or too large for any datatype, as whoever makes the array will tell
+    if not (np.isfinite(wide) & (wide == np.trunc(wide))).all():
+        return None
+    if (np.abs(wide) < _EXACT).all():
+        limits = np.iinfo(datatype.dtype)
+        fits = wide.min(initial=0) >= limits.min and wide.max(initial=0) <= limits.max
+        return wide.astype(datatype.dtype) if fits else wide.astype(np.int64).tolist()
+    exact = np.array(values, dtype=object)
+    if any(type(v) is float and abs(v) > _EXACT for v in exact.flat):
+        return None
+    return np.vectorize(int, otypes=[object])(exact).tolist()
 
 
 def _array(values: Any, datatype: Datatype, where: str) -> Array:
@@ -173,7 +208,17 @@ def json_from_tensor(where: str, tensor: Tensor, policy: Policy) -> Any:
     flat = np.ascontiguousarray(array).reshape(-1)
     if tensor.datatype.kind == "float" and not np.isfinite(flat).all():
         return _nonfinite(where, flat, policy)
-    return flat
+    return _printed(flat)
+
+
+def _printed(flat: Array) -> Any:
+    """What orjson prints; a long array is printed here in portions, since no other thread runs while orjson does."""
+    step = _PORTION // 16
+    if flat.size <= step:
+        return flat
+    starts = range(0, flat.size, step)
+    texts = (orjson.dumps(flat[at : at + step], option=orjson.OPT_SERIALIZE_NUMPY)[1:-1] for at in starts)
+    return orjson.Fragment(b"[%b]" % b",".join(texts))
 
 
 def _nonfinite(where: str, flat: Array, policy: Policy) -> Any:
@@ -182,7 +227,7 @@ def _nonfinite(where: str, flat: Array, policy: Policy) -> Any:
         return orjson.Fragment(texts)
     lossless = policy.nonfinite == "null" and not np.isinf(flat).any()
     if lossless:
-        return flat  # orjson prints NaN as null, which reads as NaN again
+        return _printed(flat)  # orjson prints NaN as null, which reads as NaN again
     first = int(np.flatnonzero(~np.isfinite(flat) if policy.nonfinite == "error" else np.isinf(flat))[0])
     raise NotSupported(
         f"{where} holds {flat[first]} at element {first}, which JSON cannot carry; ask for binary output, or "

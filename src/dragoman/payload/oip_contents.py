@@ -53,7 +53,7 @@ def tensor_from_contents(
 
     They have to be in the one field of the datatype, as many as the shape needs and none beyond its range.
     """
-    count = check_shape(shape, where, policy)
+    count = check_shape(shape, where, policy, datatype)
     values = _values(where, datatype, contents)
     if len(values) != count:
         raise InvalidInput(f"{where}: shape {list(shape)} needs {count} elements, got {len(values) or 'no data'}")

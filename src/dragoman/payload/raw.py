@@ -14,8 +14,12 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import NONE, Parameters, Tensor, object_array
 from dragoman.payload.policy import Buffer, Policy
 
+_LENGTH = struct.Struct("<I")
+# Elements are joined in portions, since no other thread runs while Python joins.
+_PORTION = 1 << 14
 
-def check_shape(shape: Sequence[int], where: str, policy: Policy) -> int:
+
+def check_shape(shape: Sequence[int], where: str, policy: Policy, datatype: Datatype) -> int:
     """The number of elements of a tensor's shape, computed without overflow; InvalidInput where it is out of bounds."""
     if len(shape) > policy.max_rank:
         raise InvalidInput(f"{where}: expected at most {policy.max_rank} axes, got {len(shape)}")
@@ -23,8 +27,10 @@ def check_shape(shape: Sequence[int], where: str, policy: Policy) -> int:
         if not 0 <= n < 1 << 63:
             raise InvalidInput(f"{where}: expected a shape of integers from 0 to 2^63-1, got {list(shape)}")
     count = math.prod(shape)
-    if count > policy.max_elements:
-        raise InvalidInput(f"{where}: shape {list(shape)} has more elements than the limit of {policy.max_elements}")
+    most = min(policy.max_elements, policy.max_bytes_elements) if datatype is BYTES else policy.max_elements
+    if count > most:
+        of = " of BYTES" if most < policy.max_elements else ""
+        raise InvalidInput(f"{where}: shape {list(shape)} has more elements than the limit{of}, {most}")
     return count
 
 
@@ -47,7 +53,7 @@ def tensor_from_raw(
     OIP: BYTES elements are each preceded by their length as four bytes; BOOL elements are one byte, 0 or 1.
     Raises InvalidInput naming the tensor.
     """
-    count = check_shape(shape, where, policy)
+    count = check_shape(shape, where, policy, datatype)
     if datatype is BYTES:
         flat = object_array(_split_bytes(raw, count, where), (count,))
     else:
@@ -67,18 +73,18 @@ def tensor_from_raw(
 
 def _split_bytes(raw: Buffer, count: int, where: str) -> list[bytes]:
     elements: list[bytes] = []
-    at, end = 0, len(raw)
-    while at < end:
-        if end - at < 4:
-            raise InvalidInput(f"{where}: incomplete length of BYTES element {len(elements)}")
-        (length,) = struct.unpack_from("<I", raw, at)
-        at += 4
-        if length > end - at:
-            raise InvalidInput(f"{where}: BYTES element {len(elements)} needs {length} bytes, {end - at} are left")
-        elements.append(bytes(raw[at : at + length]))
-        at += length
-        if len(elements) > count:
-            break
+    data = bytes(raw)  # its slices are the elements
+    read, add = _LENGTH.unpack_from, elements.append
+    at, end = 0, len(data)
+    while at + 4 <= end and len(elements) <= count:
+        start = at + 4
+        at = start + read(data, at)[0]
+        if at > end:
+            needed, left = at - start, end - start
+            raise InvalidInput(f"{where}: BYTES element {len(elements)} needs {needed} bytes, {left} are left")
+        add(data[start:at])
+    if at < end and len(elements) <= count:
+        raise InvalidInput(f"{where}: incomplete length of BYTES element {len(elements)}")
     if len(elements) != count:
         more = " or more" if at < end else ""
         raise InvalidInput(f"{where}: the shape needs {count} BYTES elements, got {len(elements)}{more}")
@@ -88,11 +94,16 @@ def _split_bytes(raw: Buffer, count: int, where: str) -> list[bytes]:
 def raw_from_tensor(tensor: Tensor) -> Buffer:
     """The bytes of a tensor as the binary and raw forms carry them; a view of the array where it is contiguous."""
     if tensor.datatype is BYTES:
-        parts: list[bytes] = []
-        for element in tensor.data.flat:
-            parts += (struct.pack("<I", len(element)), element)
-        return b"".join(parts)
+        return _joined_bytes(tensor.data.reshape(-1))
     if not tensor.data.size:
         return b""
     flat = np.ascontiguousarray(tensor.data).reshape(-1)
     return flat.view(np.uint8).data
+
+
+def _joined_bytes(flat: Array) -> Buffer:
+    joined = bytearray()
+    for at in range(0, flat.size, _PORTION):
+        parts = [part for e in flat[at : at + _PORTION] for part in (_LENGTH.pack(len(e)), e)]
+        joined += b"".join(parts)
+    return memoryview(joined)

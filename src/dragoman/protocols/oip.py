@@ -15,6 +15,8 @@ from dragoman.protocols.wire import Policy
 _MOST_US = 1 << 63
 # Classes are told as text, one by one; nobody reads more of them.
 MOST_CLASSES = 1000
+# Rows from here on are not sorted as a whole for their best few.
+_WIDE = 4096
 
 EXTENSIONS = ("binary_tensor_data", "classification", "model_repository", "parameters", "schedule_policy")
 
@@ -85,7 +87,7 @@ def _best(tensor: Tensor, count: int) -> Tensor:
 def _first(values: Array, count: int) -> Array:
     """Where the `count` smallest on the last axis are, the smallest first; of equal ones the earlier goes first."""
     size = values.shape[-1]
-    if count * 8 >= size or not values.size:
+    if count * 8 >= size or size < _WIDE or not values.size:
         order: Array = np.argsort(values, axis=-1, kind="stable")[..., :count]
         return order
     last = np.partition(values, count - 1, axis=-1)[..., count - 1]

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from dragoman.protocols.wire import Buffer, Headers, HttpFault, HttpResponse
+from dragoman.transports.bodies import Bodies
 from dragoman.transports.encoding import accepted, decoded, encoded
 from dragoman.transports.guard import Departure
 from dragoman.transports.limits import Limits
@@ -28,13 +29,17 @@ _LINGER_S = 2.0
 class Client:
     """One request's client. Its methods raise CancelledError when it leaves, or does not read for too long."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, departure: Departure, limits: Limits) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, departure: Departure, limits: Limits, bodies: Bodies
+    ) -> None:
         self.headers = {n.decode("latin-1"): v.decode("latin-1") for n, v in scope["headers"]}
         self.started = False
         self._receive = receive
         self._send = send
         self._departure = departure
         self._limits = limits
+        self._bodies = bodies
+        self._held = 0
         self._unread = False
 
     # --- in --------------------------------------------------------------------------------------------------
@@ -50,7 +55,19 @@ class Client:
             raise _too_large(limit)
         body = await self._received()
         encodings = self.headers.get("content-encoding")
-        return await decoded(body, encodings, limit) if encodings else body
+        if encodings:
+            body = await decoded(body, encodings, limit)
+            self._hold(len(body))
+        return body
+
+    def _hold(self, size: int) -> None:
+        self._bodies.take(size)
+        self._held += size
+
+    def give_back(self) -> None:
+        """The body is no longer needed."""
+        self._bodies.give_back(self._held)
+        self._held = 0
 
     async def _received(self) -> bytes:
         limits = self._limits
@@ -58,7 +75,7 @@ class Client:
         total = 0
         cycle = self._departure.cycle
         if cycle is not None and not cycle.more_body and len(cycle.body) <= limits.max_body_bytes:
-            self._unread = False  # it is all here already, and needs no timer
+            self._unread = False  # it is all here already, and needs no timer; what waits to be read is bounded
             body: bytes = (await self._receive())["body"]
             return body
         start = asyncio.get_running_loop().time()
@@ -73,6 +90,7 @@ class Client:
                     total += len(parts[-1])
                     if total > limits.max_body_bytes:
                         raise _too_large(limits.max_body_bytes)
+                    self._hold(len(parts[-1]))
                     if not self._unread:
                         return parts[0] if len(parts) == 1 else b"".join(parts)
                     timer.reschedule(start + limits.body_timeout_s + total / (1 << 16))

@@ -15,6 +15,7 @@ import grpc
 from dragoman.core.calls import Request, Response
 from dragoman.core.errors import DragomanError, NotReady, ServerError
 from dragoman.protocols.wire import GrpcMethod, GrpcProtocol, GrpcRequest, GrpcStreamMethod
+from dragoman.transports.aside import Aside
 
 A = TypeVar("A")
 log = logging.getLogger("dragoman.grpc")
@@ -42,6 +43,7 @@ class Unary:
     engine: Answers
     protocol: GrpcProtocol
     method: GrpcMethod
+    aside: Aside
 
     async def handle(self, body: bytes, context: Any) -> bytes:
         # `abort` raises, so it stands outside of what is caught; a client that leaves cancels this coroutine.
@@ -53,9 +55,9 @@ class Unary:
     async def _answer(self, request: GrpcRequest) -> bytes | DragomanError:
         request_id = ""
         try:
-            exchange = self.method.endpoint(request)
+            exchange = await self.aside.read(self.method.endpoint, request, len(request.body))
             request_id = exchange.request.id
-            return exchange.reply(await self.engine.call(exchange.request))
+            return await self.aside.write(exchange.reply, await self.engine.call(exchange.request))
         except Exception as fault:
             return told(fault, request_id)
 
@@ -72,36 +74,41 @@ class Stream:
     protocol: GrpcProtocol
     method: GrpcStreamMethod
     stopping: asyncio.Future[None]
+    aside: Aside
 
     async def handle(self, _: object, context: Any) -> None:
         async with aclosing(received(context, self.stopping)) as bodies:
             async for body in bodies:
                 request = _request(body, context)
-                fault = await self._answer(request, context)
-                if fault is not None:
-                    await self._tell(request, fault, context)
+                async with aclosing(self._answers(request)) as answers:
+                    async for answer in answers:
+                        await self._tell(request, answer, context)
         if self.stopping.done():
             await _abort(context, self.protocol, NotReady("the server is shutting down"))
 
-    async def _answer(self, request: GrpcRequest, context: Any) -> DragomanError | None:
+    async def _answers(self, request: GrpcRequest) -> AsyncGenerator[bytes | DragomanError, None]:
+        """The pieces of the answer, and what went wrong if something did; to write them may fail on its own."""
         request_id = ""
         try:
-            stream = self.method.endpoint(request)
+            stream = await self.aside.read(self.method.endpoint, request, len(request.body))
             request_id = stream.request.id
             async with aclosing(self.engine.stream(stream.request)) as pieces:
                 async for piece in pieces:
-                    await context.write(stream.piece(piece))
+                    yield await self.aside.write(stream.piece, piece)
             if stream.end is not None:
-                await context.write(stream.end)
+                yield stream.end
         except Exception as fault:
-            return told(fault, request_id)
-        return None
+            yield told(fault, request_id)
 
-    async def _tell(self, request: GrpcRequest, fault: DragomanError, context: Any) -> None:
-        in_band = self.method.fault(request, fault)
-        if in_band is None:
-            await _abort(context, self.protocol, fault)
-        await context.write(in_band)
+    async def _tell(self, request: GrpcRequest, answer: bytes | DragomanError, context: Any) -> None:
+        written = self.method.fault(request, answer) if isinstance(answer, DragomanError) else answer
+        if isinstance(answer, DragomanError) and written is None:
+            await _abort(context, self.protocol, answer)
+        try:
+            await context.write(written)
+        except Exception as fault:  # what is written are bytes of ours, so it can only be that nobody is there
+            log.debug("a client left its stream: %s", fault)
+            raise asyncio.CancelledError from None
 
 
 async def received(context: Any, stopping: asyncio.Future[None]) -> AsyncGenerator[Any, None]:

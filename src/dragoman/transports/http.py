@@ -15,6 +15,8 @@ from dragoman.core.calls import Response
 from dragoman.core.errors import DragomanError, NotReady
 from dragoman.engine.engine import Engine
 from dragoman.protocols.wire import HttpFault, HttpProtocol, HttpRequest, HttpResponse, HttpStream
+from dragoman.transports.aside import Aside
+from dragoman.transports.bodies import Bodies
 from dragoman.transports.client import Client, Receive, Scope, Send
 from dragoman.transports.guard import EXTENSION, Departure, guarded
 from dragoman.transports.limits import Limits
@@ -31,13 +33,15 @@ class HttpApplication:
         self._router = Router(protocols)
         self._default = protocols[0]
         self._limits = limits
+        self._bodies = Bodies(limits.max_bodies_bytes)
+        self._aside = Aside()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         departure: Departure = scope["extensions"][EXTENSION]
         task = asyncio.current_task()
         assert task is not None
         departure.notify = task.cancel
-        client = Client(scope, receive, send, departure, self._limits)
+        client = Client(scope, receive, send, departure, self._limits, self._bodies)
         try:
             await self._serve(scope, client)
         except asyncio.CancelledError:
@@ -47,6 +51,7 @@ class HttpApplication:
             await self._give_up(client, self._default, _internal())
         finally:
             departure.notify = None
+            client.give_back()
 
     async def _serve(self, scope: Scope, client: Client) -> None:
         protocol = self._default
@@ -58,11 +63,11 @@ class HttpApplication:
             else:
                 body = await client.body()
                 request = HttpRequest(scope["method"], scope["path"], match.params, client.headers, body)
-                exchange = match.endpoint(request)
+                exchange = await self._aside.read(match.endpoint, request, len(body))
                 if isinstance(exchange, HttpStream):
                     await self._stream(exchange, client)
                     return
-                response = exchange.reply(await self._engine.call(exchange.request))
+                response = await self._aside.write(exchange.reply, await self._engine.call(exchange.request))
         except (DragomanError, HttpFault) as fault:
             await self._give_up(client, protocol, fault)
         except Exception:
@@ -73,16 +78,28 @@ class HttpApplication:
     async def _stream(self, stream: HttpStream[Any], client: Client) -> None:
         async with (
             aclosing(self._engine.stream(stream.request)) as pieces,
-            aclosing(_texts(stream, pieces)) as texts,
+            aclosing(self._texts(stream, pieces)) as texts,
         ):
             # A fault before the first piece is written still gets its own status.
             first = await anext(pieces, None)
-            text = stream.piece(first) if first is not None else b""
+            text = await self._aside.write(stream.piece, first) if first is not None else b""
             await client.start(200, stream.headers)
             await client.write(text)
             async for text in texts:
                 await client.write(text)
             await client.write(stream.end, last=True)
+
+    async def _texts(
+        self, stream: HttpStream[Any], pieces: AsyncGenerator[Response[Any], None]
+    ) -> AsyncGenerator[bytes, None]:
+        """Each further piece as it is written; a fault becomes the stream's own error and its end."""
+        try:
+            async for piece in pieces:
+                yield await self._aside.write(stream.piece, piece)
+        except DragomanError as fault:
+            yield stream.error(fault)
+        except Exception:
+            yield stream.error(DragomanError(_internal().message))
 
     async def _give_up(self, client: Client, protocol: HttpProtocol, fault: DragomanError | HttpFault) -> None:
         """Answer with a fault, or hang up where an answer is under way already."""
@@ -166,14 +183,3 @@ def _internal() -> HttpFault:
     number = uuid.uuid4().hex[:12]
     log.exception("unexpected fault, request id %s", number)
     return HttpFault(500, f"internal error; the log has more under request id {number}")
-
-
-async def _texts(stream: HttpStream[Any], pieces: AsyncGenerator[Response[Any], None]) -> AsyncGenerator[bytes, None]:
-    """Each further piece as it is written; a fault becomes the stream's own error and its end."""
-    try:
-        async for piece in pieces:
-            yield stream.piece(piece)
-    except DragomanError as fault:
-        yield stream.error(fault)
-    except Exception:
-        yield stream.error(DragomanError(_internal().message))

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 class Limits:
     """Bounds on requests; times in seconds, sizes in bytes.
 
-    max_body_bytes holds before and after decompression. A body has `body_timeout_s` to arrive, and a second more for
+    max_body_bytes holds before and after decompression; max_bodies_bytes for all bodies together that are being
+    received or answered, 0 for any number. A body has `body_timeout_s` to arrive, and a second more for
     each 64 KiB of it; a client that does not read its answer has `write_timeout_s`.
     """
 
     max_body_bytes: int = 64 << 20
     max_header_bytes: int = 16 << 10
     header_timeout_s: float = 10.0
+    max_bodies_bytes: int = 1 << 30
     body_timeout_s: float = 30.0
     write_timeout_s: float = 60.0
     keep_alive_timeout_s: float = 75.0
