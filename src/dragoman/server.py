@@ -5,6 +5,7 @@ import logging
 import signal
 import ssl
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -101,8 +102,8 @@ class Server:
             self.grpc_port = await self._grpc.start(settings.host, settings.grpc_port)
 
     async def stop(self, grace_s: float) -> None:
-        """Be not ready, finish what is under way for at most `grace_s` seconds, then stop all."""
-        transports = [t.stop(grace_s) for t in (self._http, self._grpc) if t is not None]
+        """Be not ready, finish what is under way for at most `grace_s` seconds in all, then stop."""
+        end_s = time.monotonic() + grace_s
         try:
             async with asyncio.timeout(grace_s if grace_s > 0 else 0.001):
                 await self.engine.drain()
@@ -110,7 +111,8 @@ class Server:
             if grace_s > 0:
                 log.warning("calls were still under way after %s s and are cut off", grace_s)
             await self.engine.close()
-        await asyncio.gather(*transports)
+        left_s = max(0.0, end_s - time.monotonic())
+        await asyncio.gather(*(t.stop(left_s) for t in (self._http, self._grpc) if t is not None))
         await self.engine.close()
 
     async def run(self, started: Callable[["Server"], Any] | None = None) -> None:
