@@ -132,11 +132,12 @@ class House:
     @contextmanager
     def serving(self, *models: Any, **settings: Any) -> Iterator[dragoman.Server]:
         server = dragoman.Server(*models, **{"http_port": 0, "grpc_port": 0, **settings})
-        self.run(server.__aenter__())
         try:
+            self.run(server.engine.start())  # before it listens: while it loads, it knows nothing of its models
+            self.run(server.listen())
             yield server
         finally:
-            self.run(server.__aexit__())
+            self.run(server.stop(0))
 
     @contextmanager
     def client(self, twin: Twin, url: str, **options: Any) -> Iterator[Any]:

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from client_house import Counter, Echo, Faulty, Gate, House, Mixed, Rows, power, url_of
 
 import dragoman
+from client.client_house import Counter, Echo, Faulty, Gate, House, Mixed, Rows, power, url_of
 
 KINDS = [(wire, twin) for wire in ("rest", "grpc") for twin in ("blocking", "asyncio")]
 

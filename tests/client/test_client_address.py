@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from client_house import Echo, House, url_of
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import dragoman
+from client.client_house import Echo, House, url_of
 from dragoman import errors
 from dragoman.client.address import address
 

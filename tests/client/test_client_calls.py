@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from client_house import TOKEN, Counter, Echo, Gate, House, Rows, url_of
 
 import dragoman
+from client.client_house import TOKEN, Counter, Echo, Gate, House, Rows, url_of
 from dragoman import errors
 from dragoman.client.faults import ServerUnreachable
 

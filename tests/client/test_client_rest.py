@@ -5,13 +5,13 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import pytest
-from client_house import Echo, House, Twin
 
+from client.client_house import Echo, House, Twin
 from dragoman import errors
 from dragoman.client.faults import of_status
 
@@ -47,7 +47,7 @@ class Told:
             except OSError:
                 return
             self.connections += 1
-            with connection:
+            with connection, suppress(ConnectionError):  # a client that has had enough
                 connection.settimeout(10)
                 self._speak(connection)
 
@@ -241,6 +241,44 @@ def test_metadata_that_cannot_be_read(telling: Telling) -> None:
 def test_an_answer_may_come_so(telling: Telling, told: bytes) -> None:
     with telling(told) as (client, _):
         assert client.infer("m", X)["y"].tolist() == [7]
+
+
+def test_a_stream_whose_reader_is_slow(telling: Telling) -> None:
+    events = b"data: %b\n\n" % JSON * 50_000
+    with telling(answer(200, events), answer(200, events[:90], "connection: close"), OK) as (client, server):
+        results = client.stream("m", X)
+        next(results)
+        time.sleep(0.2)
+        assert sum(1 for _ in results) == 49_999
+        assert len(list(client.stream("m", X))) == 0
+        client.infer("m", X)
+        assert server.connections == 2
+
+
+LARGE = b'{"outputs":[{"name":"y","datatype":"UINT8","shape":[300000],"data":[%b1]}]}' % (b"1," * 299_999)
+
+
+def test_a_large_answer(telling: Telling) -> None:
+    large = answer(200, LARGE)
+    with telling(large, large, OK) as (client, server):
+        for _ in range(2):
+            assert client.infer("m", X)["y"].sum() == 300_000
+        client.infer("m", X)
+        assert server.connections == 1
+
+
+def test_a_large_answer_that_breaks_off(telling: Telling) -> None:
+    broken = answer(200, LARGE, "x: close")[:-100]
+    with telling(broken) as (client, _), pytest.raises(ConnectionError, match="closed before the whole answer"):
+        client.infer("m", X)
+
+
+def test_more_than_an_answer(telling: Telling) -> None:
+    for told in (OK, answer(200, LARGE)):
+        with telling(told + OK, OK) as (client, server):
+            for _ in range(2):
+                client.infer("m", X)
+            assert server.connections == 2
 
 
 def test_connections_are_kept(telling: Telling) -> None:

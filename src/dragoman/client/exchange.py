@@ -59,7 +59,7 @@ class HttpAnswer:
 
     status: int
     headers: dict[str, str]
-    body: bytes
+    body: Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class StreamExchange:
     answers that are complete with them."""
 
     question: Any
-    reader: Callable[[], Callable[[bytes], Iterator[InferenceResponse]]]
+    reader: Callable[[], Callable[[Buffer], Iterator[InferenceResponse]]]
 
 
 # --- the steps of a call, which a client takes one by one ----------------------------------------------------

@@ -19,6 +19,7 @@ from dragoman.core.errors import (
     Unauthorized,
     WorkerLost,
 )
+from dragoman.payload.policy import Buffer
 
 _SHOWN = 300
 
@@ -79,7 +80,7 @@ def unreachable(place: str, why: object, *, refused: bool = False) -> ServerUnre
     return fault
 
 
-def of_status(status: int, headers: Mapping[str, str], body: bytes) -> DragomanError:
+def of_status(status: int, headers: Mapping[str, str], body: Buffer) -> DragomanError:
     """The error that an HTTP status tells."""
     kind = _BY_STATUS.get(status) or (CallerError if status < 500 else ServerError)
     told = _told(body) or f"the server answered {status} without a word"
@@ -109,9 +110,9 @@ def _away(details: str, place: str) -> DragomanError:
     return Lost(details or f"cannot reach {place}")
 
 
-def _told(body: bytes) -> str:
+def _told(body: Buffer) -> str:
     """The server's own words: `{"error": ...}` as the protocol has it, `{"detail": ...}`, or the text itself."""
-    text = body.decode(errors="replace").strip()
+    text = bytes(body).decode(errors="replace").strip()
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -11,6 +11,9 @@ from dragoman.payload.policy import Buffer
 
 # Buffers up to this many bytes are joined: a call of the system costs more than to copy them.
 _SMALL = 1 << 15
+# What is read at once; bodies above it, up to the largest, are read into one piece of memory.
+_CHUNK = 1 << 16
+_LARGEST = 1 << 32
 _WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
@@ -40,22 +43,46 @@ def written(question: HttpQuestion, authority: str) -> Iterator[Buffer]:
 
 
 class AnswerReader:
-    """Reads one answer. `begun`: its head is there; `done`: all of it; `keep_alive`: the connection may be used
-    again after it."""
+    """Reads one answer: what comes is written into `room()` and told by `wrote`.
 
-    def __init__(self) -> None:
+    `begun`: its head is there; `done`: all of it; `keep_alive`: the connection may be used again after it. The body of
+    one that `streams` is taken as it comes.
+    """
+
+    def __init__(self, *, streams: bool = False) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.begun = self.done = self.keep_alive = False
-        self._chunks: list[bytes] = []
+        self._whole = not streams
+        self._chunks: list[Buffer] = []
+        self._body: bytearray | None = None
+        self._at = 0
+        self._scratch = memoryview(bytearray(_CHUNK))
         self._parser = httptools.HttpResponseParser(self)
 
-    def feed(self, data: bytes) -> None:
-        """Raises ServerError where this is no HTTP."""
+    def room(self) -> memoryview:
+        """Where the next bytes go: those of a large body at once to where they stay."""
+        return self._scratch if self._body is None or self.done else memoryview(self._body)[self._at :]
+
+    def wrote(self, count: int) -> None:
+        """So many bytes are there. Raises ServerError where this is no HTTP."""
+        if self.done:  # more than an answer, for which nobody asked
+            self.keep_alive = False
+            return
+        if self._body is not None:
+            self._at += count
+            self.done = self._at == len(self._body)
+            return
         try:
-            self._parser.feed_data(data)
+            self._parser.feed_data(self._scratch[:count])
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as fault:
             raise ServerError(f"the answer is no HTTP/1.1: {fault}") from fault
+        length = self.headers.get("content-length", "")
+        if self.begun and not self.done and self._whole and length.isdecimal() and _CHUNK < int(length) <= _LARGEST:
+            self._body = bytearray(int(length))
+            found = self.taken()
+            self._at = len(found)
+            self._body[: self._at] = found
 
     def end(self) -> bool:
         """The connection is closed; whether that is the end of the answer, as it is for one without a length."""
@@ -63,13 +90,13 @@ class AnswerReader:
         self.done = self.done or (self.begun and endless)
         return self.done
 
-    def taken(self) -> bytes:
+    def taken(self) -> Buffer:
         """What came of the body since the last time."""
         chunks, self._chunks = self._chunks, []
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def answer(self) -> HttpAnswer:
-        body = self.taken()
+        body = self.taken() if self._body is None else self._body
         encoding = self.headers.get("content-encoding", "identity").lower()
         if encoding != "identity":
             body = _unpacked(body, encoding)
@@ -90,6 +117,7 @@ class AnswerReader:
             return
         self.status = self._parser.get_status_code()
         self.begun = self.status >= 200
+        self.keep_alive = self._parser.should_keep_alive()
         if not self.begun:  # 1xx: the answer itself is still to come
             self.headers = {}
 
@@ -99,10 +127,10 @@ class AnswerReader:
 
     def on_message_complete(self) -> None:
         if self.begun and not self.done:
-            self.done, self.keep_alive = True, self._parser.should_keep_alive()
+            self.done = True
 
 
-def _unpacked(body: bytes, encoding: str) -> bytes:
+def _unpacked(body: Buffer, encoding: str) -> bytes:
     if encoding not in _WINDOW_BITS:
         raise ServerError(f"the answer has the content-encoding '{encoding}'; expected gzip or deflate")
     try:

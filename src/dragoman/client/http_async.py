@@ -11,12 +11,13 @@ from dragoman.client.address import Address
 from dragoman.client.exchange import Deadline, HttpAnswer, HttpQuestion
 from dragoman.client.http1 import AnswerReader, written
 from dragoman.client.http_sync import stale, told
+from dragoman.payload.policy import Buffer
 
 _MAX_IDLE = 32
 _MAX_UNREAD = 1 << 20
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(asyncio.BufferedProtocol):
     """Feeds what comes to the reader of the answer under way, and tells whoever waits for it."""
 
     def __init__(self) -> None:
@@ -26,11 +27,17 @@ class _Connection(asyncio.Protocol):
 
     def begin(self, *, streams: bool) -> None:
         """Get ready for the next answer; of one that streams, each part is news."""
-        self.reader = AnswerReader()
+        self.reader = AnswerReader(streams=streams)
         self._streams = streams
         self._fault: Exception | None = None
         self._unread = 0
+        self._paused = False
         self._news.clear()
+
+    def usable(self) -> bool:
+        """Whether an idle connection may take the next question: it lives, and said nothing since its answer."""
+        said_more = not self.reader.keep_alive
+        return not (self.lost.done() or said_more or stale(self.transport.get_extra_info("socket").fileno()))
 
     async def news(self) -> None:
         """Wait until more of the answer, or its end, is there."""
@@ -39,24 +46,34 @@ class _Connection(asyncio.Protocol):
         if self._fault is not None and not self.reader.done:
             raise self._fault
 
-    def taken(self) -> bytes:
+    def taken(self) -> Buffer:
         """What came of the body since the last time."""
         self._unread = 0
-        self.transport.resume_reading()
+        self.listen()
         return self.reader.taken()
+
+    def listen(self) -> None:
+        """Read on, where a stream was too fast."""
+        if self._paused and not self.lost.done():
+            self.transport.resume_reading()
+        self._paused = False
 
     # --- what the event loop calls -----------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.reader.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
         try:
-            self.reader.feed(data)
+            self.reader.wrote(nbytes)
         except Exception as fault:
             self._fault = fault
-        self._unread += len(data)
-        if self._streams and self._unread > _MAX_UNREAD:
+        self._unread += nbytes
+        if self._streams and self._unread > _MAX_UNREAD and not self._paused:
+            self._paused = True
             self.transport.pause_reading()  # whoever reads the stream is slower than the server
         if self._streams or self.reader.done or self._fault is not None:
             self._news.set()
@@ -84,7 +101,7 @@ class HttpTransport:
                 await _more(connection, deadline)
             return connection.reader.answer()
 
-    async def stream(self, question: HttpQuestion, deadline: Deadline) -> AsyncGenerator[bytes, None]:
+    async def stream(self, question: HttpQuestion, deadline: Deadline) -> AsyncGenerator[Buffer, None]:
         """The body as it comes; a status other than 200 is raised."""
         async with self._connection(deadline, streams=True) as connection:
             self._send(connection, question)
@@ -109,23 +126,23 @@ class HttpTransport:
     async def _connection(self, deadline: Deadline, *, streams: bool) -> AsyncIterator[_Connection]:
         """A connection that is ready for an answer; kept afterwards if that was read to its end."""
         try:
-            connection = await self._kept() or await self._connected(deadline)
+            connection = self._kept() or await self._connected(deadline)
             connection.begin(streams=streams)
             try:
                 yield connection
             finally:
                 if connection.reader.done and connection.reader.keep_alive and len(self._idle) < _MAX_IDLE:
-                    connection.transport.resume_reading()
+                    connection.listen()
                     self._idle.append(connection)
                 else:
                     connection.transport.abort()
         except OSError as fault:
             raise told(fault, deadline, self._address) from fault
 
-    async def _kept(self) -> _Connection | None:
+    def _kept(self) -> _Connection | None:
         while self._idle:
             connection = self._idle.pop()
-            if not connection.lost.done() and not stale(connection.transport.get_extra_info("socket").fileno()):
+            if connection.usable():
                 return connection
             connection.transport.abort()
         return None

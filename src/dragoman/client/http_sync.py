@@ -11,8 +11,8 @@ from dragoman.client import faults
 from dragoman.client.address import Address
 from dragoman.client.exchange import Deadline, HttpAnswer, HttpQuestion
 from dragoman.client.http1 import AnswerReader, written
+from dragoman.payload.policy import Buffer
 
-_CHUNK = 1 << 18
 _MAX_IDLE = 32
 
 
@@ -32,9 +32,9 @@ class HttpTransport:
                 self._receive(connection, reader, deadline)
         return reader.answer()
 
-    def stream(self, question: HttpQuestion, deadline: Deadline) -> Generator[bytes, None, None]:
+    def stream(self, question: HttpQuestion, deadline: Deadline) -> Generator[Buffer, None, None]:
         """The body as it comes; a status other than 200 is raised."""
-        with self._connection(deadline) as (connection, reader):
+        with self._connection(deadline, streams=True) as (connection, reader):
             self._send(connection, question, deadline)
             while not reader.begun or (reader.status != 200 and not reader.done):
                 self._receive(connection, reader, deadline)
@@ -51,9 +51,9 @@ class HttpTransport:
             self._idle.pop().close()
 
     @contextmanager
-    def _connection(self, deadline: Deadline) -> Iterator[tuple[socket.socket, AnswerReader]]:
+    def _connection(self, deadline: Deadline, *, streams: bool = False) -> Iterator[tuple[socket.socket, AnswerReader]]:
         """A connection and the reader of its next answer; kept afterwards if that was read to its end."""
-        reader = AnswerReader()
+        reader = AnswerReader(streams=streams)
         connection = self._kept() or self._connected(deadline)
         try:
             yield connection, reader
@@ -98,9 +98,9 @@ class HttpTransport:
 
     def _receive(self, connection: socket.socket, reader: AnswerReader, deadline: Deadline) -> None:
         connection.settimeout(deadline.left_s())
-        data = connection.recv(_CHUNK)
-        if data:
-            reader.feed(data)
+        count = connection.recv_into(reader.room())
+        if count:
+            reader.wrote(count)
         elif not reader.end():
             raise ConnectionResetError("the connection was closed before the whole answer was there")
 

@@ -18,6 +18,7 @@ from dragoman.core.signature import Signature, TensorSpec
 from dragoman.payload.body import HEADER_LENGTH
 from dragoman.payload.json_data import PARSER_FAULTS
 from dragoman.payload.message import InferenceRequest, InferenceResponse
+from dragoman.payload.policy import Buffer
 
 T = TypeVar("T")
 
@@ -144,7 +145,7 @@ def _read_infer(answer: HttpAnswer) -> InferenceResponse:
     return _response(answer.body, answer.headers.get(HEADER_LENGTH))
 
 
-def _response(body: bytes, header_length: str | None) -> InferenceResponse:
+def _response(body: Buffer, header_length: str | None) -> InferenceResponse:
     try:
         return InferenceResponse.from_json(body, header_length)
     except InvalidInput as fault:
@@ -170,13 +171,13 @@ def _read_index(answer: HttpAnswer) -> list[IndexEntry]:
     return [IndexEntry(e.name, e.version, e.state, e.reason) for e in _parsed(list[_Entry], answer)]
 
 
-def _events() -> Callable[[bytes], Iterator[InferenceResponse]]:
+def _events() -> Callable[[Buffer], Iterator[InferenceResponse]]:
     """Reads server-sent events, in whatever pieces they come."""
     rest = b""
 
-    def read(data: bytes) -> Iterator[InferenceResponse]:
+    def read(data: Buffer) -> Iterator[InferenceResponse]:
         nonlocal rest
-        *events, rest = (rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
+        *events, rest = (rest + bytes(data)).replace(b"\r\n", b"\n").split(b"\n\n")
         for text in map(_data, events):
             if text.startswith(b'{"error"'):
                 raise ServerError(orjson.loads(text)["error"])

@@ -139,9 +139,9 @@ def _outputs(message: Any) -> dict[str, Tensor]:
     return found
 
 
-def _pieces() -> Callable[[bytes], Iterator[InferenceResponse]]:
-    def read(answer: bytes) -> Iterator[InferenceResponse]:
-        message = _parsed(m.ModelStreamInferResponse, answer)
+def _pieces() -> Callable[[Buffer], Iterator[InferenceResponse]]:
+    def read(answer: Buffer) -> Iterator[InferenceResponse]:
+        message = _parsed(m.ModelStreamInferResponse, bytes(answer))
         if message.error_message:
             raise ServerError(message.error_message)
         yield _response(message.infer_response)
