@@ -1,6 +1,6 @@
 """Asks the served examples over REST and gRPC, with a client that knows nothing of Dragoman.
 
-Run `dragoman serve examples/tabular --allow-pickle`, then `python examples/tabular/client.py`.
+Run `dragoman serve examples/tabular --allow-pickle`, then `python examples/tabular/ask.py`.
 """
 
 import argparse
