@@ -244,12 +244,12 @@ def test_an_answer_may_come_so(telling: Telling, told: bytes) -> None:
 
 
 def test_a_stream_whose_reader_is_slow(telling: Telling) -> None:
-    events = b"data: %b\n\n" % JSON * 50_000
+    events = b"data: %b\n\n" % JSON.replace(b"[7]", b"[7%b]" % (b" " * 20_000)) * 300
     with telling(answer(200, events), answer(200, events[:90], "connection: close"), OK) as (client, server):
         results = client.stream("m", X)
         next(results)
         time.sleep(0.2)
-        assert sum(1 for _ in results) == 49_999
+        assert sum(1 for _ in results) == 299
         assert len(list(client.stream("m", X))) == 0
         client.infer("m", X)
         assert server.connections == 2
