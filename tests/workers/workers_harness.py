@@ -65,11 +65,19 @@ async def until(true: Callable[[], Any], limit_s: float = 15.0) -> None:
 
 
 def children() -> set[int]:
-    """The processes that this one has started and not yet reaped."""
+    """The worker processes that this one has started and not yet reaped; servers of other tests are left out."""
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         found |= {int(pid) for pid in (task / "children").read_text().split()}
-    return found
+    return {pid for pid in found if _is_worker(pid)}
+
+
+def _is_worker(pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"dragoman.workers.child" in command or not command  # one that has ended, or not begun yet, tells none
 
 
 def descriptors() -> set[str]:
