@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,8 @@ def children() -> set[int]:
     """The worker processes that this one has started and not yet reaped; servers of other tests are left out."""
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
-        found |= {int(pid) for pid in (task / "children").read_text().split()}
+        with suppress(OSError):  # a thread that has ended meanwhile
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
     return {pid for pid in found if _is_worker(pid)}
 
 
