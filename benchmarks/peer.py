@@ -47,6 +47,14 @@ def started(
     return {"http": (process, http), "grpc": (process, grpc)}
 
 
+def mlserver_python(install: bool) -> Path | None:
+    """The interpreter of the environment that has mlserver; None where there is none and none is to be made."""
+    if install:
+        environment("mlserver", _MLSERVER)
+    found = RESULTS / "venvs" / "mlserver"
+    return found / "bin" / "python" if (found / "installed").exists() else None
+
+
 def environment(name: str, packages: tuple[str, ...]) -> Path:
     """An environment with these packages, made where there is none yet."""
     home = RESULTS / "venvs" / name

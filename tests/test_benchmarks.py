@@ -14,7 +14,7 @@ from dragoman.payload.oip_messages import ModelInferResponse
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import load, tables, workloads  # noqa: E402
+from benchmarks import codecs, load, tables, workloads  # noqa: E402
 from benchmarks.workloads import Answer, Workload  # noqa: E402
 
 WORKLOADS = {w.name: w for w in workloads.identity()}
@@ -58,6 +58,28 @@ def test_identity_answers_every_workload_as_the_echo_does() -> None:
     assert all("%" in r[7] for r in rows_of(own)[2:] if r[2] == "dragoman")
     assert [r[0] for r in rows_of(beside)[2:]] == list(WORKLOADS)
     assert all(r[2].endswith("%") for r in rows_of(beside)[2:])
+
+
+def test_codecs_bring_back_what_went_in() -> None:
+    shown = run("codecs")
+    rows = results("codecs")["rows"]
+    ours = {(r["what"], r["way"]) for r in rows if r["side"] == "dragoman"}
+    assert ours == {(what, way) for what in ("frame", "array", "strings") for way in ("JSON", "binary")}
+    assert all(r["encode_ms"] > 0 and r["decode_ms"] > 0 for r in rows)
+    assert {r[1] for r in rows_of(shown)[2:]} >= {"dragoman, JSON", "dragoman, binary"}
+    assert ("mlserver is not installed" in shown) == all(r["side"] == "dragoman" for r in rows)
+
+
+def test_ratios_of_codecs_are_those_of_one_round() -> None:
+    def row(side: str, turn: int, ms: float) -> dict[str, Any]:
+        times = {"encode_ms": ms, "decode_ms": 2 * ms, "bytes": 1}
+        return {"what": "array", "side": side, "way": "JSON", "round": turn, **times}
+
+    rows = [row("dragoman", 0, 1.0), row("mlserver", 0, 4.0), row("dragoman", 1, 10.0), row("mlserver", 1, 60.0)]
+    ours, theirs = rows_of(codecs.table(rows))[2:]
+    assert ours == ["FP32 1000 x 1000", "dragoman, JSON", "1", "5.50", "11.00", "5.0", "5.0", "5.0"]
+    assert theirs[5:] == ["", "", ""]
+    assert rows_of(codecs.table(rows[::2]))[2][5:] == ["-", "-", "-"]
 
 
 @pytest.mark.parametrize("name", ["rest-binary-small", "grpc-raw-small"])

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from dragoman.codecs.conversion import Conversion
 from dragoman.codecs.conversions import conversion, optional
 from dragoman.codecs.decode import KEY, Defaults, with_defaults
 from dragoman.codecs.registry import CODECS
+from dragoman.core.bytes_tensor import with_parameters
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import BYTES
 from dragoman.core.errors import InvalidInput, ModelFailed
@@ -46,7 +47,7 @@ class Argument:
         if not content_type:
             return self.conversion.to_value(tensor, self.name)
         if tensor.parameters.get(KEY) is None:
-            tensor = replace(tensor, parameters={**tensor.parameters, KEY: content_type})
+            tensor = with_parameters(tensor, {**tensor.parameters, KEY: content_type})
         codec = CODECS.input(str(content_type), f"input '{self.name}'")
         if self.conversion.kind is None or content_type == self.conversion.content_type:
             return self.conversion.to_value(tensor, self.name)

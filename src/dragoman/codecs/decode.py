@@ -1,11 +1,12 @@
 """Which content type counts: what the request says, then the model's settings, then a type hint, then none."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from dragoman.codecs.codec import FirstTensorCodec, InputCodec, RequestCodec
 from dragoman.codecs.registry import CODECS
+from dragoman.core.bytes_tensor import with_parameters
 from dragoman.core.calls import Infer, Inference
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput
 from dragoman.core.signature import TensorSpec
@@ -84,7 +85,7 @@ def with_defaults(tensors: Mapping[str, Tensor], defaults: Defaults) -> Mapping[
     if not defaults.inputs:
         return tensors
     return {
-        name: replace(t, parameters={**t.parameters, KEY: defaults.inputs[name]})
+        name: with_parameters(t, {**t.parameters, KEY: defaults.inputs[name]})
         if name in defaults.inputs and not t.parameters.get(KEY)
         else t
         for name, t in tensors.items()

@@ -10,6 +10,7 @@ from dragoman.codecs.codec import RequestCodec
 from dragoman.codecs.pandas_columns import column_tensor
 from dragoman.codecs.pandas_names import pd
 from dragoman.codecs.pandas_values import column_values
+from dragoman.core.bytes_tensor import with_parameters
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Tensor
 
@@ -44,7 +45,7 @@ class PandasCodec(RequestCodec):
                 raise InvalidInput(f"column '{name}' is there twice; a name on the wire stands for one column")
             tensor = column_tensor(value.iloc[:, at], name)
             if not isinstance(label, str):
-                tensor = Tensor(tensor.data, tensor.datatype, {**tensor.parameters, LABEL: int(label)})
+                tensor = with_parameters(tensor, {**tensor.parameters, LABEL: int(label)})
             tensors[name] = tensor
         if not tensors and len(value):
             raise InvalidInput(f"a data frame of {len(value)} rows and no columns has no form on the wire")

@@ -9,7 +9,7 @@ import numpy as np
 from dragoman.codecs.json_texts import json_text
 from dragoman.codecs.pandas_names import CATEGORIES, CATEGORIES_DTYPE, DTYPE, ORDERED, TEXT, dtype_name, kind_of, pd
 from dragoman.codecs.registry import CODECS
-from dragoman.codecs.strings import tensor_of
+from dragoman.codecs.strings import tensor_of, text_tensor
 from dragoman.core.datatypes import Array, datatype_of
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Scalar, Tensor
@@ -57,16 +57,18 @@ def _numbers(flat: Array, where: str) -> Tensor:
 
 def _texts(series: Any, known: str, where: str) -> Tensor:
     values = series.to_numpy(object)
-    missing = series.isna().to_numpy()
-    natural = series.dtype == TEXT and not missing.any()
-    return _elements(values, missing, "str", {} if natural else {DTYPE: known}, where)
+    told: dict[str, Scalar] = {DTYPE: known}
+    try:
+        return text_tensor(values.tolist(), {"content_type": "str", **({} if series.dtype == TEXT else told)})
+    except (TypeError, UnicodeEncodeError):  # one is missing, or is no text
+        return _elements(values, series.isna().to_numpy(), "str", told, where)
 
 
 def _elements(values: Iterable[Any], missing: Array, content_type: str, extra: dict[str, Scalar], where: str) -> Tensor:
     """Elements of text; where some are missing, which BYTES cannot tell, all go as JSON."""
     try:
         if not missing.any():
-            return tensor_of([v.encode() for v in values], {"content_type": content_type, **extra})
+            return text_tensor(list(values), {"content_type": content_type, **extra})
         texts = [json_text(None if gone else v) for v, gone in zip(values, missing, strict=True)]
     except UnicodeEncodeError as bad:
         raise InvalidInput(f"{where}: expected text that UTF-8 can hold, got {bad.object!r}") from bad

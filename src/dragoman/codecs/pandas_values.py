@@ -11,6 +11,7 @@ from dragoman.codecs.json_texts import json_value
 from dragoman.codecs.pandas_names import CATEGORIES, CATEGORIES_DTYPE, DTYPE, ORDERED, TEXT, dtype_of, kind_of, pd
 from dragoman.codecs.registry import CODECS
 from dragoman.codecs.strings import decoded, fault, texts
+from dragoman.core.bytes_tensor import flattened
 from dragoman.core.datatypes import BF16, BYTES, INT64, Array, bf16_to_fp32
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Tensor, object_array
@@ -21,10 +22,10 @@ _PACKAGE_DTYPES = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)|str|string
 
 def column_values(tensor: Tensor, where: str) -> Any:
     """What `pd.Series` takes as the column: a view of the tensor where it holds numbers. Raises InvalidInput."""
-    shape = tensor.data.shape
+    shape = tensor.shape
     if not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)):
         raise fault(where, "pd", f"needs a column of shape [N] or [N, 1], got {list(shape)}")
-    flat = Tensor(tensor.data.reshape(-1), tensor.datatype, tensor.parameters)
+    flat = flattened(tensor)
     name = flat.parameters.get(DTYPE)
     if name is None:
         return _told_by_content_type(flat, where)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+from dragoman.core.bytes_tensor import BytesTensor, texts_of
 from dragoman.core.datatypes import BYTES, Array
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Scalar, Tensor, object_array
@@ -18,7 +19,7 @@ def strings(tensor: Tensor, name: str) -> Array:
 def texts(tensor: Tensor, where: str) -> list[str]:
     """The `str` of every element, in row-major order; InvalidInput naming the first that is not UTF-8."""
     try:
-        return [element.decode() for element in tensor.data.flat]
+        return list(texts_of(tensor))
     except UnicodeDecodeError as bad:
         at, element = next((i, e) for i, e in enumerate(tensor.data.flat) if _broken(e))
         raise InvalidInput(f"{where}: expected text in UTF-8, got {element[:20]!r} at element {at}") from bad
@@ -45,7 +46,9 @@ def decoded(tensor: Tensor, where: str, content_type: str, what: str, decode: Ca
     """
     if tensor.datatype is not BYTES:
         raise fault(where, content_type, f"needs datatype BYTES, got {tensor.datatype}")
-    values: list[T] = []
+    if decode == bytes.decode and (known := _known_texts(tensor)) is not None:
+        return listed(known, tensor.shape)
+    values: list[Any] = []
     for at, element in enumerate(tensor.data.flat):
         try:
             values.append(decode(element))
@@ -53,6 +56,13 @@ def decoded(tensor: Tensor, where: str, content_type: str, what: str, decode: Ca
             shown = element if len(element) <= 40 else element[:40] + b"..."
             raise fault(where, content_type, f"expects {what}, got {shown!r} at element {at} ({bad})") from bad
     return listed(values, tensor.data.shape)
+
+
+def _known_texts(tensor: Tensor) -> list[str] | None:
+    try:
+        return list(texts_of(tensor))
+    except UnicodeDecodeError:
+        return None
 
 
 def listed(values: list[T], shape: tuple[int, ...]) -> list[Any]:
@@ -69,13 +79,15 @@ def encoded(
 
     Raises InvalidInput naming the first element that is of none of the `kinds`.
     """
-    elements = [value] if isinstance(value, kinds) else _elements(value, content_type)
-    for at, element in enumerate(elements):
+    elements: list[Any] = [value] if isinstance(value, kinds) else _elements(value, content_type)
+    text = encode is str.encode and set(map(type, elements)) == {str}
+    for at, element in enumerate(() if text else elements):
         if not isinstance(element, kinds):
             shown = " or ".join(k.__name__ for k in (kinds if isinstance(kinds, tuple) else (kinds,)))
             raise fault("value", content_type, f"takes a list of {shown}, got {type(element).__name__} at element {at}")
+    parameters: dict[str, Scalar] = {"content_type": content_type, **extra}
     try:
-        return tensor_of(map(encode, elements), {"content_type": content_type, **extra})
+        return text_tensor(elements, parameters) if text else tensor_of(map(encode, elements), parameters)
     except UnicodeEncodeError as bad:  # half of a surrogate pair
         at = next(i for i, e in enumerate(elements) if e is bad.object or e == bad.object)
         raise fault(
@@ -93,3 +105,14 @@ def tensor_of(elements: Iterable[bytes], parameters: Mapping[str, Scalar]) -> Te
     """The BYTES tensor [N, 1] of N elements."""
     flat = list(elements)
     return Tensor(object_array(flat, (len(flat), 1)), BYTES, parameters)
+
+
+def text_tensor(elements: list[str], parameters: Mapping[str, Scalar]) -> Tensor:
+    """The BYTES tensor [N, 1] of N texts, whose list is kept.
+
+    UnicodeEncodeError with the first that UTF-8 cannot hold.
+    """
+    try:
+        return BytesTensor.of_any_texts(elements, (len(elements), 1), parameters)
+    except UnicodeEncodeError:
+        return tensor_of((element.encode() for element in elements), parameters)

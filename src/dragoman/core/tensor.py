@@ -75,10 +75,7 @@ class Tensor:
 
 def object_array(elements: Iterable[Any], shape: tuple[int, ...]) -> Array:
     """An object array of the given shape; NumPy's own constructor would look into the elements."""
-    flat = list(elements)
-    array = np.empty(len(flat), dtype=object)
-    array[:] = flat
-    return array.reshape(shape)
+    return np.fromiter(elements, object).reshape(shape)
 
 
 def _as_bytes(array: Array) -> Array:

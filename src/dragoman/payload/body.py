@@ -4,19 +4,25 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from dragoman.core.datatypes import Datatype, datatype
-from dragoman.core.errors import InvalidInput, NotSupported
+from dragoman.core.errors import DragomanError, InvalidInput, NotSupported
 from dragoman.core.tensor import Parameters, Scalar, Tensor
-from dragoman.payload.json_data import PARSER_FAULTS, array_from_json, json_from_tensor, told
+from dragoman.payload.cut import Message, divided
+from dragoman.payload.json_data import PARSER_FAULTS, json_from_tensor, tensor_from_json, told
 from dragoman.payload.policy import Buffer, Policy
 from dragoman.payload.raw import raw_from_tensor, tensor_from_raw
+from dragoman.payload.simd import LONG
+
+T = TypeVar("T")
 
 HEADER_LENGTH = "inference-header-content-length"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_DEPTH = 3  # how deep data lies in a message
 
 # --- the envelope, as it stands on the wire ------------------------------------------------------------------
 
@@ -116,22 +122,43 @@ def divide(body: Buffer, header: str | None) -> tuple[Buffer, memoryview | None]
 
 def read_request(head: Buffer, rest: memoryview | None, policy: Policy) -> RequestBody:
     """The request in some JSON and the binary data behind it. Raises InvalidInput or NotSupported."""
-    found = _parsed(bytes(head), _REQUEST, _LiteralRequest, "an inference request", policy)
-    inputs = _tensors(found.inputs, rest, "input", policy)
-    return RequestBody(inputs, found.outputs or (), told_parameters(found.parameters), found.id)
+
+    def read(message: Message) -> RequestBody:
+        found = _parsed(message.rest, _REQUEST, _LiteralRequest, "an inference request", policy)
+        inputs = _tensors(found.inputs, rest, message, "input", policy)
+        return RequestBody(inputs, found.outputs or (), told_parameters(found.parameters), found.id)
+
+    return _once(bytes(head), read)
 
 
 def read_response(head: Buffer, rest: memoryview | None, policy: Policy) -> ResponseBody:
     """The answer in some JSON and the binary data behind it. Raises InvalidInput or NotSupported."""
-    found = _parsed(bytes(head), _RESPONSE, _LiteralResponse, "an inference response", policy)
-    outputs = _tensors(found.outputs, rest, "output", policy)
-    return ResponseBody(outputs, told_parameters(found.parameters), found.model_name, found.model_version, found.id)
+
+    def read(message: Message) -> ResponseBody:
+        found = _parsed(message.rest, _RESPONSE, _LiteralResponse, "an inference response", policy)
+        outputs = _tensors(found.outputs, rest, message, "output", policy)
+        parameters = told_parameters(found.parameters)
+        return ResponseBody(outputs, parameters, found.model_name, found.model_version, found.id)
+
+    return _once(bytes(head), read)
+
+
+def _once(text: bytes, read: Callable[[Message], T]) -> T:
+    """What `read` makes of a message; of a long one after its arrays were cut out, if nothing is wrong with it."""
+    if len(text) >= LONG and not text.startswith(_BYTE_ORDER_MARK):
+        message = divided(text, LONG)
+        if message.arrays:
+            try:
+                return read(message)
+            except DragomanError:
+                pass  # what is wrong is told of the message as it came
+    return read(Message(text))
 
 
 def _parsed(head: bytes, decoder: Any, literal_type: Any, what: str, policy: Policy) -> Any:
     check_depth(head, policy)
     try:
-        return decoder.decode(head.removeprefix(b"\xef\xbb\xbf"))
+        return decoder.decode(head.removeprefix(_BYTE_ORDER_MARK))
     except PARSER_FAULTS as fault:
         literal = _with_literals(head, literal_type) if policy.nonfinite == "literal" else None
         if literal is not None:
@@ -159,7 +186,8 @@ _BLOCK = 1 << 20
 
 def check_depth(text: bytes, policy: Policy) -> None:
     """Refuse JSON that nests too deep, before any parser goes down into it."""
-    if text.count(b"[") + text.count(b"{") <= policy.max_json_depth:
+    codes = np.frombuffer(text, np.uint8)
+    if sum(np.count_nonzero(codes == code) for code in b"[{") <= policy.max_json_depth:
         return
     brackets = _STRING.sub(b"", _ESCAPE.sub(b"", text).translate(None, _WITHOUT_STRUCTURE))
     steps = np.frombuffer(brackets.translate(_STEPS), np.int8)
@@ -174,9 +202,11 @@ def check_depth(text: bytes, policy: Policy) -> None:
 # --- tensors -----------------------------------------------------------------------------------------------------
 
 
-def _tensors(given: Sequence[_Tensor], rest: memoryview | None, noun: str, policy: Policy) -> dict[str, Tensor]:
+def _tensors(
+    given: Sequence[_Tensor], rest: memoryview | None, message: Message, noun: str, policy: Policy
+) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    at, left = 0, memoryview(b"") if rest is None else rest
+    at, cut, left = 0, 0, memoryview(b"") if rest is None else rest
     for one in given:
         where = f"{noun} '{one.name}'"
         if one.name in tensors:
@@ -186,6 +216,10 @@ def _tensors(given: Sequence[_Tensor], rest: memoryview | None, noun: str, polic
             raise NotSupported(f"{where}: shared memory is not supported; send 'data' or binary data")
         kind = _datatype(one, where)
         size = parameters.pop("binary_data_size", None)
+        if (array := message.array(one.data)) is not None:
+            cut += 1
+            if size is None and _DEPTH + max(len(one.shape), 1) <= policy.max_json_depth:
+                one.data = msgspec.Raw(array)
         if size is None:
             tensors[one.name] = _from_json(one, where, kind, parameters, policy)
         else:
@@ -194,13 +228,15 @@ def _tensors(given: Sequence[_Tensor], rest: memoryview | None, noun: str, polic
             tensors[one.name] = tensor_from_raw(where, kind, one.shape, raw, policy, parameters)
     if at != len(left):
         raise InvalidInput(f"unexpected additional {noun} data: {len(left) - at} bytes are left after all {noun}s")
+    if cut != len(message.arrays):
+        raise InvalidInput("an array that is no tensor's data was cut out")
     return tensors
 
 
 def _from_json(one: _Tensor, where: str, kind: Datatype, parameters: Parameters, policy: Policy) -> Tensor:
     if one.data is msgspec.UNSET:
         raise InvalidInput(f"{where}: expected 'data', or 'binary_data_size' in 'parameters'")
-    return Tensor(array_from_json(where, kind, one.shape, one.data, policy), kind, parameters)
+    return tensor_from_json(where, kind, one.shape, one.data, policy, parameters)
 
 
 def _datatype(one: _Tensor, where: str) -> Datatype:
@@ -226,13 +262,20 @@ def _slice(one: _Tensor, where: str, size: object, left: memoryview) -> memoryvi
 
 
 def write_tensors(
-    tensors: Mapping[str, Tensor], binary: Callable[[str], bool], policy: Policy, noun: str = "output"
+    tensors: Mapping[str, Tensor],
+    binary: Callable[[str], bool],
+    policy: Policy,
+    noun: str = "output",
+    at_once: bool = False,
 ) -> tuple[list[dict[str, Any]], list[Buffer]]:
-    """Tensors as orjson prints them, and the bytes that follow the JSON of those that go in binary form."""
+    """Tensors as orjson prints them, and the bytes that follow the JSON of those that go in binary form.
+
+    `at_once`: see `json_from_tensor`.
+    """
     written: list[dict[str, Any]] = []
     blobs: list[Buffer] = []
     for name, tensor in tensors.items():
-        one: dict[str, Any] = {"name": name, "datatype": tensor.datatype.name, "shape": tensor.data.shape}
+        one: dict[str, Any] = {"name": name, "datatype": tensor.datatype.name, "shape": tensor.shape}
         parameters: dict[str, Any] = dict(tensor.parameters)
         raw = raw_from_tensor(tensor) if binary(name) else b""
         if len(raw):  # an empty tensor has no binary form and goes as `"data": []`
@@ -241,6 +284,6 @@ def write_tensors(
         if parameters:
             one["parameters"] = parameters
         if not len(raw):
-            one["data"] = json_from_tensor(f"{noun} '{name}'", tensor, policy)
+            one["data"] = json_from_tensor(f"{noun} '{name}'", tensor, policy, at_once)
         written.append(one)
     return written, blobs

@@ -9,11 +9,13 @@ import msgspec
 import numpy as np
 import orjson
 
+from dragoman.core.bytes_tensor import BytesTensor, texts_of
 from dragoman.core.datatypes import BF16, BYTES, Array, Datatype, bf16_to_fp32, fp32_to_bf16
 from dragoman.core.errors import InvalidInput, NotSupported
-from dragoman.core.tensor import Tensor, object_array
-from dragoman.payload.policy import Policy
+from dragoman.core.tensor import NONE, Parameters, Tensor, object_array
+from dragoman.payload.policy import Buffer, Policy
 from dragoman.payload.raw import check_shape, shaped
+from dragoman.payload.simd import LONG, numbers
 
 # What one element of a kind may be in JSON. OIP leaves coercion open: here only what changes no value is taken.
 _ELEMENT: dict[str, Any] = {"bool": bool, "uint": int, "int": int, "float": float | None, "bytes": str}
@@ -59,8 +61,10 @@ def told(fault: Exception) -> str:
 PARSER_FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def array_from_json(where: str, datatype: Datatype, shape: Sequence[int], data: Any, policy: Policy) -> Array:
-    """The array in `data`: nested as the shape, or flat in row-major order.
+def tensor_from_json(
+    where: str, datatype: Datatype, shape: Sequence[int], data: Any, policy: Policy, parameters: Parameters = NONE
+) -> Tensor:
+    """The tensor in `data`: nested as the shape, or flat in row-major order.
 
     null is NaN for the floating datatypes. Raises InvalidInput naming the tensor: wrong kinds, numbers that do not
     fit the datatype, ragged nesting, and a count other than the shape's.
@@ -71,40 +75,62 @@ def array_from_json(where: str, datatype: Datatype, shape: Sequence[int], data: 
         raise InvalidInput(f"{where}: expected 'data' to be an array")
     if depth > 1 and depth != len(shape) and not (count == 0 and depth < len(shape)):
         raise InvalidInput(f"{where}: 'data' nests {depth} deep, expected 1 or {len(shape)} by its shape")
-    if depth == 1 and datatype is not BYTES and isinstance(data, msgspec.Raw) and len(memoryview(data)) > _PORTION:
-        array = _in_portions(where, datatype, memoryview(data))
+    parsed = isinstance(data, msgspec.Raw)
+    if parsed and depth == 1 and datatype is not BYTES and len(memoryview(data)) > _PORTION:
+        array = _in_portions(where, datatype, memoryview(data), count)
     else:
-        array = _read(where, datatype, data, depth)
+        values = _read(where, datatype, data, depth, shape)
+        if parsed and depth == 1 and datatype is BYTES and len(values) == count > 0:
+            return BytesTensor.of_texts(values, shape, parameters)
+        array = values if isinstance(values, np.ndarray) else _array(values, datatype, where)
     if depth > 1 and array.shape != tuple(shape[:depth]):
         raise InvalidInput(f"{where}: 'data' nests as {list(array.shape)}, expected its shape {list(shape)}")
     if array.size != count:
         raise InvalidInput(f"{where}: shape {list(shape)} needs {count} elements, got {array.size}")
-    return shaped(array, shape, where)
+    return Tensor(shaped(array, shape, where), datatype, parameters)
 
 
-def _read(where: str, datatype: Datatype, data: Any, depth: int, first: int = 0) -> Array:
-    """The array in nested lists; `first` is the place of their first element in what was sent."""
+def _read(where: str, datatype: Datatype, data: Any, depth: int, shape: Sequence[int] = (), first: int = 0) -> Any:
+    """The array in JSON that nests so deep, by its shape if more than 1; as nested lists where that is shorter.
+
+    `first` is the place of the first element in what was sent.
+    """
+    if isinstance(data, msgspec.Raw) and len(text := memoryview(data)) >= LONG:
+        found = numbers(text, datatype, shape if depth > 1 else None)
+        if found is not None:
+            with np.errstate(over="ignore"):
+                return _narrowed(found, datatype, where) if datatype.kind == "float" else found
     try:
-        values = _decode(data, datatype.kind, depth)
+        return _decode(data, datatype.kind, depth)
     except PARSER_FAULTS as fault:
         values = _integral(data, datatype, depth)
         if values is None:
             raise InvalidInput(f"{where}: data{_dotted(told(fault), first)}") from fault
-    return _array(values, datatype, where)
+        return values
 
 
-def _in_portions(where: str, datatype: Datatype, data: memoryview) -> Array:
-    """The array in a long flat list, read in portions: no other thread runs while the parser does."""
+def _in_portions(where: str, datatype: Datatype, data: memoryview, count: int) -> Array:
+    """The array in a long flat list, read in portions: no other thread runs while the parser does.
+
+    Where there are not `count` elements, an array that is only good for telling how many there are.
+    """
     text = bytes(data).strip()
-    arrays: list[Array] = []
+    view = memoryview(text)
+    array = np.empty(min(count, len(text)), datatype.dtype)
     at, end, first = 1, len(text) - 1, 0
-    while at < end:
+    while at <= end:
         comma = text.find(b",", at + _PORTION, end)
         stop = end if comma < 0 else comma
-        arrays.append(_read(where, datatype, msgspec.Raw(b"[%b]" % text[at:stop]), 1, first))
-        first += arrays[-1].size
+        portion = msgspec.Raw(b"".join((b"[", view[at:stop], b"]")))
+        values = _read(where, datatype, portion, 1, first=first)
+        part = values if isinstance(values, np.ndarray) else _array(values, datatype, where)
+        if not part.size and (first or stop < end):
+            raise InvalidInput(f"{where}: data[{first}]: expected a value between commas")
+        if first + part.size <= array.size:
+            array[first : first + part.size] = part
+        first += part.size
         at = stop + 1
-    return np.concatenate(arrays)
+    return array if first == count else np.broadcast_to(np.empty(1, datatype.dtype), first)
 
 
 def _dotted(text: str, first: int) -> str:
@@ -192,14 +218,15 @@ def _narrowed(wide: Array, datatype: Datatype, where: str) -> Array:
 # --- the other way -----------------------------------------------------------------------------------------
 
 
-def json_from_tensor(where: str, tensor: Tensor, policy: Policy) -> Any:
+def json_from_tensor(where: str, tensor: Tensor, policy: Policy, at_once: bool = False) -> Any:
     """What orjson prints as the flat `data` of an output: floats in the fewest digits that tell them apart.
 
-    Raises NotSupported, with what to do instead, where JSON has no form for an element.
+    A long array is printed here in portions, since no other thread runs while orjson prints; `at_once` spares the
+    copies that this takes. Raises NotSupported, with what to do instead, where JSON has no form for an element.
     """
     if tensor.datatype is BYTES:
         try:
-            return [element.decode() for element in tensor.data.flat]
+            return texts_of(tensor)
         except UnicodeDecodeError as fault:
             raise NotSupported(
                 f"{where} holds bytes that are not UTF-8 text, which JSON cannot carry; ask for binary output"
@@ -207,27 +234,29 @@ def json_from_tensor(where: str, tensor: Tensor, policy: Policy) -> Any:
     array = bf16_to_fp32(tensor.data) if tensor.datatype is BF16 else tensor.data
     flat = np.ascontiguousarray(array).reshape(-1)
     if tensor.datatype.kind == "float" and not np.isfinite(flat).all():
-        return _nonfinite(where, flat, policy)
-    return _printed(flat)
+        return _nonfinite(where, flat, policy, at_once)
+    return flat if at_once else _printed(flat)
 
 
 def _printed(flat: Array) -> Any:
-    """What orjson prints; a long array is printed here in portions, since no other thread runs while orjson does."""
     step = _PORTION // 16
     if flat.size <= step:
         return flat
-    starts = range(0, flat.size, step)
-    texts = (orjson.dumps(flat[at : at + step], option=orjson.OPT_SERIALIZE_NUMPY)[1:-1] for at in starts)
-    return orjson.Fragment(b"[%b]" % b",".join(texts))
+    parts: list[Buffer] = [b"["]
+    for at in range(0, flat.size, step):
+        text = orjson.dumps(flat[at : at + step], option=orjson.OPT_SERIALIZE_NUMPY)
+        parts += (memoryview(text)[1:-1], b",")
+    parts[-1] = b"]"
+    return orjson.Fragment(b"".join(parts))
 
 
-def _nonfinite(where: str, flat: Array, policy: Policy) -> Any:
+def _nonfinite(where: str, flat: Array, policy: Policy, at_once: bool) -> Any:
     if policy.nonfinite == "literal":
         texts = json.dumps([float(v) for v in flat], separators=(",", ":"))
         return orjson.Fragment(texts)
     lossless = policy.nonfinite == "null" and not np.isinf(flat).any()
     if lossless:
-        return _printed(flat)  # orjson prints NaN as null, which reads as NaN again
+        return flat if at_once else _printed(flat)  # orjson prints NaN as null, which reads as NaN again
     first = int(np.flatnonzero(~np.isfinite(flat) if policy.nonfinite == "error" else np.isinf(flat))[0])
     raise NotSupported(
         f"{where} holds {flat[first]} at element {first}, which JSON cannot carry; ask for binary output, or "

@@ -9,7 +9,7 @@ import orjson
 from dragoman.core.datatypes import BF16, BYTES, Array, bf16_to_fp32, datatype
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.payload.body import divide, read_request, read_response, told_parameters, write_tensors
-from dragoman.payload.json_data import array_from_json
+from dragoman.payload.json_data import tensor_from_json
 from dragoman.payload.policy import Buffer, Policy
 
 _POLICY = Policy()
@@ -55,8 +55,8 @@ class NamedTensor:
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
         """From plain JSON values, checked as a server checks them. Raises InvalidInput."""
         name, kind, shape = given["name"], datatype(given["datatype"]), given["shape"]
-        data = array_from_json(f"tensor '{name}'", kind, shape, given["data"], _POLICY)
-        return cls(name, Tensor(data, kind, given.get("parameters") or NONE))
+        parameters = given.get("parameters") or NONE
+        return cls(name, tensor_from_json(f"tensor '{name}'", kind, shape, given["data"], _POLICY, parameters))
 
 
 class RequestInput(NamedTensor):
@@ -102,7 +102,7 @@ class InferenceRequest:
 
     def to_json(self) -> bytes:
         """As JSON. Raises NotSupported where it has no form for an element."""
-        written, _ = write_tensors(self.tensors, lambda _: False, _POLICY, "input")
+        written, _ = write_tensors(self.tensors, lambda _: False, _POLICY, "input", at_once=True)
         return orjson.dumps(self._head(written, self.parameters), option=_NUMPY)
 
     def to_binary(self, *, binary_output: bool = True) -> tuple[list[Buffer], int]:
@@ -163,7 +163,7 @@ class InferenceResponse:
 
     def to_json(self) -> bytes:
         """As JSON. Raises NotSupported where it has no form for an element."""
-        written, _ = write_tensors(self.tensors, lambda _: False, _POLICY)
+        written, _ = write_tensors(self.tensors, lambda _: False, _POLICY, at_once=True)
         return orjson.dumps(self._head(written), option=_NUMPY)
 
     @classmethod

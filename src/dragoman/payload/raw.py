@@ -9,12 +9,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dragoman.core.bytes_tensor import BytesTensor, piece_of, portions
 from dragoman.core.datatypes import BOOL, BYTES, Array, Datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import NONE, Parameters, Tensor, object_array
 from dragoman.payload.policy import Buffer, Policy
 
 _LENGTH = struct.Struct("<I")
+_FEW = 16  # elements below which a plain loop is the fastest
 # Elements are joined in portions, since no other thread runs while Python joins.
 _PORTION = 1 << 14
 
@@ -54,6 +56,8 @@ def tensor_from_raw(
     Raises InvalidInput naming the tensor.
     """
     count = check_shape(shape, where, policy, datatype)
+    if datatype is BYTES and (piece := _piece(raw, count)) is not None:
+        return BytesTensor.of_piece(piece, shape, parameters)
     if datatype is BYTES:
         flat = object_array(_split_bytes(raw, count, where), (count,))
     else:
@@ -69,6 +73,27 @@ def tensor_from_raw(
                 raise InvalidInput(f"{where}: expected BOOL bytes of 0 or 1, got {flat.max()}")
             flat = flat.view(np.bool_)
     return Tensor(shaped(flat, shape, where), datatype, parameters)
+
+
+def _piece(raw: Buffer, count: int) -> bytes | None:
+    """Many short elements in one piece, with gaps for their lengths; None where there are not, or may not be, such.
+
+    Lengths below 256 are one byte and three zeros. If no element holds a zero, these are found all at once; whether
+    each length leads to the next tells that they are the ones.
+    """
+    if not _FEW <= count <= len(raw) // 5:
+        return None
+    data = np.frombuffer(raw, np.uint8)
+    zero = data == 0
+    starts = np.flatnonzero(zero[1:-2] & zero[2:-1] & zero[3:])
+    if starts.size != count or np.count_nonzero(zero) != 3 * count:
+        return None
+    ends = starts + 4 + data[starts]
+    if starts[0] != 0 or ends[-1] != data.size or (starts[1:] != ends[:-1]).any():
+        return None
+    data = data.copy()
+    data[starts] = 0
+    return data.tobytes()
 
 
 def _split_bytes(raw: Buffer, count: int, where: str) -> list[bytes]:
@@ -94,16 +119,23 @@ def _split_bytes(raw: Buffer, count: int, where: str) -> list[bytes]:
 def raw_from_tensor(tensor: Tensor) -> Buffer:
     """The bytes of a tensor as the binary and raw forms carry them; a view of the array where it is contiguous."""
     if tensor.datatype is BYTES:
-        return _joined_bytes(tensor.data.reshape(-1))
+        joined = bytearray()
+        for portion in portions(tensor, _PORTION):
+            joined += _with_lengths(portion)
+        return memoryview(joined)
     if not tensor.data.size:
         return b""
     flat = np.ascontiguousarray(tensor.data).reshape(-1)
     return flat.view(np.uint8).data
 
 
-def _joined_bytes(flat: Array) -> Buffer:
-    joined = bytearray()
-    for at in range(0, flat.size, _PORTION):
-        parts = [part for e in flat[at : at + _PORTION] for part in (_LENGTH.pack(len(e)), e)]
-        joined += b"".join(parts)
-    return memoryview(joined)
+def _with_lengths(tensor: Tensor) -> Buffer:
+    count = math.prod(tensor.shape)
+    if count >= _FEW:
+        data = np.frombuffer(bytearray(piece_of(tensor)), np.uint8)
+        gaps = np.flatnonzero(data == 0)
+        if gaps.size == 4 * count:  # no element holds a zero
+            lengths = np.diff(gaps[::4], append=data.size) - 4
+            data[gaps] = lengths.astype("<u4").view(np.uint8)
+            return data.data
+    return b"".join(part for e in tensor.data.reshape(-1).tolist() for part in (_LENGTH.pack(len(e)), e))

@@ -1,0 +1,164 @@
+"""BYTES tensors whose elements are made when somebody asks for them, as bytes or as text.
+
+A Python object for each of many short strings costs more than everything else that is done with them, and who wants
+text does not want bytes as well.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from dragoman.core.datatypes import BYTES, Array, Datatype
+from dragoman.core.tensor import NONE, Parameters, Tensor, object_array
+
+GAP = b"\0\0\0\0"  # what stands before each element where all lie in one piece, as long as a length on the wire
+_DATA: Any = Tensor.__dict__["data"]
+
+
+class BytesTensor(Tensor):
+    """A BYTES tensor made of texts, or of one piece of bytes in which each element comes after a gap."""
+
+    __slots__ = ("_piece", "_shape", "_texts")
+    _texts: list[str] | None
+    _piece: bytes | None
+    _shape: tuple[int, ...]
+
+    def __init__(self, data: Array, datatype: Datatype = BYTES, parameters: Parameters = NONE) -> None:
+        _DATA.__set__(self, data)
+        self._set(None, None, data.shape, parameters)
+
+    @classmethod
+    def of_texts(cls, texts: list[str], shape: Sequence[int], parameters: Parameters = NONE) -> Self:
+        """From text that UTF-8 can hold, in row-major order. The list is kept, and is not changed any more."""
+        return cls.__new__(cls)._set(texts, None, tuple(shape), parameters)
+
+    @classmethod
+    def of_any_texts(cls, texts: list[str], shape: Sequence[int], parameters: Parameters = NONE) -> Self:
+        """The same from any text; UnicodeEncodeError where UTF-8 cannot hold it."""
+        piece = GAP.decode().join(["", *texts]).encode()
+        return cls.__new__(cls)._set(texts, piece, tuple(shape), parameters)
+
+    @classmethod
+    def of_piece(cls, piece: bytes, shape: Sequence[int], parameters: Parameters = NONE) -> Self:
+        """From the elements in one piece, each after a gap, none of which holds a zero byte."""
+        return cls.__new__(cls)._set(None, piece, tuple(shape), parameters)
+
+    def _set(
+        self, texts: list[str] | None, piece: bytes | None, shape: tuple[int, ...], parameters: Parameters
+    ) -> Self:
+        for name, value in (("_texts", texts), ("_piece", piece), ("_shape", shape)):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "datatype", BYTES)
+        object.__setattr__(self, "parameters", parameters)
+        return self
+
+    @property
+    def data(self) -> Array:
+        """The elements as `bytes`; the array is read-only."""
+        try:
+            found: Array = _DATA.__get__(self)
+        except AttributeError:
+            texts, piece = self._texts, self._piece
+            elements = _split(piece or b"") if texts is None else [text.encode() for text in texts]
+            found = object_array(elements, self._shape)
+            found.flags.writeable = False
+            _DATA.__set__(self, found)
+        return found
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    @property
+    def in_one_piece(self) -> bool:
+        return self._piece is not None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the texts are there already."""
+        return self._texts is not None
+
+    def piece(self) -> bytes:
+        """All elements in one piece, each after a gap; they may hold zero bytes themselves."""
+        if self._piece is None and self._texts is not None:
+            return GAP.decode().join(["", *self._texts]).encode()
+        return _joined(self.data) if self._piece is None else self._piece
+
+    def texts(self) -> list[str]:
+        """The text of each element, in a list that is not to be changed. UnicodeDecodeError where one has none."""
+        if self._texts is None:
+            piece = self._piece
+            found = _decoded(self.data) if piece is None else piece.decode().split(GAP.decode())[1:]
+            object.__setattr__(self, "_texts", found)
+            return found
+        return self._texts
+
+    def told_anew(self, shape: tuple[int, ...], parameters: Parameters) -> Tensor:
+        """The same elements in another shape of as many, with other parameters."""
+        if self._texts is None and self._piece is None:
+            return Tensor(self.data.reshape(shape), BYTES, parameters)
+        return BytesTensor.__new__(BytesTensor)._set(self._texts, self._piece, shape, parameters)
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        if self._texts is not None:
+            return BytesTensor.of_texts, (self._texts, self._shape, self.parameters)
+        if self._piece is not None:
+            return BytesTensor.of_piece, (self._piece, self._shape, self.parameters)
+        return Tensor, (self.data, BYTES, self.parameters)
+
+
+def texts_of(tensor: Tensor) -> list[str]:
+    """The text of each element of a BYTES tensor, in row-major order, in a list that is not to be changed.
+
+    UnicodeDecodeError where one is no UTF-8.
+    """
+    return tensor.texts() if isinstance(tensor, BytesTensor) else _decoded(tensor.data)
+
+
+def piece_of(tensor: Tensor) -> bytes:
+    """All elements of a BYTES tensor in one piece, each after a gap."""
+    return tensor.piece() if isinstance(tensor, BytesTensor) else _joined(tensor.data)
+
+
+def portions(tensor: Tensor, count: int) -> Iterator[Tensor]:
+    """The elements of a BYTES tensor in portions of so many, or at once where they lie in one piece already."""
+    if isinstance(tensor, BytesTensor) and tensor.in_one_piece:
+        yield tensor
+    elif isinstance(tensor, BytesTensor) and tensor.is_text:
+        texts = tensor.texts()
+        for at in range(0, len(texts), count):
+            yield BytesTensor.of_texts(part := texts[at : at + count], (len(part),))
+    else:
+        flat = tensor.data.reshape(-1)
+        yield from (Tensor(flat[at : at + count], BYTES) for at in range(0, flat.size, count))
+
+
+def flattened(tensor: Tensor) -> Tensor:
+    """The tensor with one axis."""
+    if isinstance(tensor, BytesTensor):
+        return tensor.told_anew((_size(tensor.shape),), tensor.parameters)
+    return Tensor(tensor.data.reshape(-1), tensor.datatype, tensor.parameters)
+
+
+def with_parameters(tensor: Tensor, parameters: Parameters) -> Tensor:
+    """The tensor with other parameters."""
+    if isinstance(tensor, BytesTensor):
+        return tensor.told_anew(tensor.shape, parameters)
+    return Tensor(tensor.data, tensor.datatype, parameters)
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape, dtype=np.int64))
+
+
+def _decoded(data: Array) -> list[str]:
+    return [element.decode() for element in data.reshape(-1).tolist()]
+
+
+def _joined(data: Array) -> bytes:
+    return GAP.join([b"", *data.reshape(-1).tolist()])
+
+
+def _split(piece: bytes) -> list[bytes]:
+    return piece.split(GAP)[1:]
