@@ -4,6 +4,10 @@ from dragoman.client.async_client import AsyncClient as AsyncClient
 from dragoman.client.client import Client as Client
 from dragoman.codecs.typed import Shape as Shape
 from dragoman.core import errors as errors
+from dragoman.core.calls import ApplyHessian as ApplyHessian
+from dragoman.core.calls import ApplyJacobian as ApplyJacobian
+from dragoman.core.calls import Generate as Generate
+from dragoman.core.calls import Gradient as Gradient
 from dragoman.core.calls import Infer as Infer
 from dragoman.core.calls import Inference as Inference
 from dragoman.core.datatypes import BF16 as BF16
@@ -26,6 +30,10 @@ from dragoman.core.signature import Signature as Signature
 from dragoman.core.signature import TensorSpec as TensorSpec
 from dragoman.core.spec import ModelSpec as ModelSpec
 from dragoman.core.tensor import Tensor as Tensor
+from dragoman.core.text import Generation as Generation
+from dragoman.core.text import Sampling as Sampling
+from dragoman.core.text import Text as Text
+from dragoman.core.text import Token as Token
 from dragoman.payload.message import InferenceRequest as InferenceRequest
 from dragoman.payload.message import InferenceResponse as InferenceResponse
 from dragoman.payload.message import RequestInput as RequestInput

@@ -177,7 +177,12 @@ def make_engine(paths: Sequence[str], live: Sequence[ModelSpec], settings: Setti
     extensions = plugins.resolve("dragoman.protocols.oip:EXTENSIONS")
     return Engine(
         repository,
-        Identity(name=settings.server_name, extensions=extensions, control_token=settings.control_token),
+        Identity(
+            name=settings.server_name,
+            extensions=extensions,
+            control_token=settings.control_token,
+            default_model=settings.default_model,
+        ),
     )
 
 

@@ -80,6 +80,9 @@ class Settings:
     health_json: bool = _setting(False, "health endpoints answer a JSON body instead of an empty one", "wire")
     compress_responses: bool = _setting(True, "compress answers for clients that accept gzip or deflate", "wire")
     server_name: str = _setting("dragoman", "the server's name in its metadata", "wire")
+    default_model: str = _setting(
+        "", "the model that answers calls which name none; without it the only one that can answer them", "wire"
+    )
     protocols: str = _setting("oip_rest,oip_grpc", "protocols to speak, by name", "wire")
 
     keep_memory: bool = _setting(True, "keep memory that large requests have used, for the next ones", "limits")

@@ -6,10 +6,12 @@ status code, header, JSON or process.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from dragoman.core.signature import Signature
 from dragoman.core.tensor import NONE, Parameters, Tensor
+from dragoman.core.text import Generation, Prompt, Sampling, Tokenized
+from dragoman.core.vectors import Config
 
 Answer = TypeVar("Answer")
 Tensors = Mapping[str, Tensor]
@@ -55,16 +57,99 @@ class Inference:
 class Infer(ModelCall[Inference]):
     """Run the model on named tensors. `outputs` names those wanted; empty means the model's default ones.
 
-    `raw`, in place of inputs, are the bytes of the one input that the model has; `bind` makes the tensor.
+    `raw`, in place of inputs, are the bytes of the one input that the model has; `positional`, likewise, are the
+    inputs in the model's order. `bind` makes named tensors of either. `config` is what a simulator is configured by.
     """
 
     inputs: Tensors
     outputs: tuple[str, ...] = ()
     parameters: Parameters = NONE
     raw: bytes | None = None
+    positional: tuple[Tensor, ...] | None = None
+    config: Config = NONE
 
-    def __reduce__(self) -> tuple[type["Infer"], tuple[Tensors, tuple[str, ...], Parameters]]:
-        return Infer, (self.inputs, self.outputs, self.parameters)
+    def __reduce__(self) -> tuple[type["Infer"], tuple[Any, ...]]:
+        if self.config is NONE:
+            return Infer, (self.inputs, self.outputs, self.parameters)
+        return Infer, (self.inputs, self.outputs, self.parameters, None, None, self.config)
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureFor(ModelCall[Signature]):
+    """What does the model take and give under this config? Only of models whose sizes depend on it."""
+
+    config: Config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DerivativeCall(ModelCall[Tensor]):
+    """What the calls of derivatives share: where, and of which output.
+
+    `inputs` are named vectors, or `positional` those in the model's order; `output` and the inputs with respect to
+    which are names, or positions, of which `bind` makes names.
+    """
+
+    inputs: Tensors = field(default_factory=dict)
+    positional: tuple[Tensor, ...] | None = None
+    output: str | int = 0
+    config: Config = NONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradient(DerivativeCall):
+    """Jᵀ sens with J = d output / d input: the gradient, by that input, of sens · output."""
+
+    input: str | int = 0
+    sens: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyJacobian(DerivativeCall):
+    """J vec with J = d output / d input."""
+
+    input: str | int = 0
+    vec: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyHessian(DerivativeCall):
+    """d/d input2 (J_input1ᵀ sens) · vec: the second derivative of sens · output by two inputs, applied to vec."""
+
+    input1: str | int = 0
+    input2: str | int = 0
+    sens: Tensor
+    vec: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generate(ModelCall[Generation]):
+    """Continue each prompt. With `stream` the answers are pieces as they come, else one that is the whole."""
+
+    prompts: tuple[Prompt, ...]
+    sampling: Sampling = field(default_factory=Sampling)
+    stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenize(ModelCall[Tokenized]):
+    """Cut a prompt into tokens, as generating would."""
+
+    prompt: Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """The answer to Embed: a matrix [number of inputs, dimension] of FP32, and the tokens that were read."""
+
+    vectors: Tensor
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Embed(ModelCall[Embedded]):
+    """One vector for each text, or list of token ids."""
+
+    inputs: tuple[str | tuple[int, ...], ...]
 
 
 # --- asked of the server ---------------------------------------------------------------------------------
@@ -72,12 +157,15 @@ class Infer(ModelCall[Inference]):
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What metadata tells of a model: its served versions, its platform and its signature."""
+    """What metadata tells of a model: its served versions, its platform, its signature, what it can answer (types of
+    call), and further details of its kind (where derivatives come from, how long a context is)."""
 
     name: str
     versions: tuple[str, ...]
     platform: str
     signature: Signature
+    calls: frozenset[type[Call[Any]]] = frozenset()
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +204,14 @@ class DescribeServer(ServerCall[ServerDescription]):
 
 @dataclass(frozen=True, slots=True)
 class Describe(ServerCall[ModelDescription]):
-    """What is the model that the request names?"""
+    """What is the model that the request names, or, without a name, the one that answers calls of type `able`?"""
+
+    able: type[ModelCall[Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeModels(ServerCall[tuple[ModelDescription, ...]]):
+    """What are the models that are loaded?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +247,8 @@ class Unload(ServerCall[None]):
 @dataclass(frozen=True, slots=True)
 class Request(Generic[Answer]):
     """A call on its way: to which model and version ("" is the default one), and until when.
+
+    Without a model a call goes to the one that the operator made the default, or to the only one that can answer it.
 
     `id` is the caller's own identifier, "" where there is none. `deadline_s` is a reading of the monotonic
     clock in seconds; None means no limit. `metadata` is what came beside the call that the operator lets through to

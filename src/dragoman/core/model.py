@@ -3,7 +3,17 @@
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from typing import Any
 
-from dragoman.core.calls import Infer, Inference
+from dragoman.core.calls import (
+    ApplyHessian,
+    ApplyJacobian,
+    Embed,
+    Generate,
+    Gradient,
+    Infer,
+    Inference,
+    SignatureFor,
+    Tokenize,
+)
 from dragoman.core.datatypes import Array
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec, Placement
@@ -54,6 +64,14 @@ class Model:
             batched=self.batched,
         )
 
+    def signature_for(self, call: SignatureFor) -> Any:
+        """What the model takes and gives under `call.config`, where its sizes depend on that."""
+        raise NotImplementedError
+
+    def details(self) -> Mapping[str, Any]:
+        """What else metadata should tell of it: plain JSON values by name; asked once, after `load`."""
+        return {}
+
     def infer(self, call: Infer) -> Results:
         """Answer one call: `call.inputs` are named tensors, checked against the signature.
 
@@ -61,6 +79,30 @@ class Model:
         of answers. `call.outputs` names the outputs that are wanted (empty: the default ones); giving more is
         allowed. An error of `dragoman.errors` reaches the caller as it is, any other as a failure of the model.
         """
+        raise NotImplementedError
+
+    def gradient(self, call: Gradient) -> Any:
+        """Jᵀ `call.sens`, a vector as long as the input `call.input`; names and lengths of the call are checked."""
+        raise NotImplementedError
+
+    def apply_jacobian(self, call: ApplyJacobian) -> Any:
+        """J `call.vec`, a vector as long as the output `call.output`."""
+        raise NotImplementedError
+
+    def apply_hessian(self, call: ApplyHessian) -> Any:
+        """d/d input2 (J_input1ᵀ `call.sens`) · `call.vec`, a vector as long as the input `call.input1`."""
+        raise NotImplementedError
+
+    def generate(self, call: Generate) -> Any:
+        """Pieces of text (`Generation`): several where `call.stream` is set, else one that is the whole."""
+        raise NotImplementedError
+
+    def tokenize(self, call: Tokenize) -> Any:
+        """The prompt's tokens (`Tokenized`)."""
+        raise NotImplementedError
+
+    def embed(self, call: Embed) -> Any:
+        """One vector for each text (`Embedded`)."""
         raise NotImplementedError
 
     def close(self) -> Any:

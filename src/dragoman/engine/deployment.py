@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from dragoman import plugins
 from dragoman.core.binding import bind
-from dragoman.core.calls import Infer, Inference, Request
+from dragoman.core.calls import Call, Infer, Inference, Request
 from dragoman.core.errors import DeadlineExceeded, NotReady, NotSupported, Overloaded
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.engine.batching import Batcher, mergeable
@@ -96,6 +96,14 @@ class Deployment:
     @property
     def platform(self) -> str:
         return self._loaded.platform if self._loaded is not None else self.spec.platform
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._loaded is not None
+
+    def answers(self, call: type[Call[Any]]) -> bool:
+        """Whether the model, as far as it is loaded, answers this type of call; any answers `Call` itself."""
+        return call is Call or (self._loaded is not None and call in self._loaded.calls)
 
     @property
     def loaded(self) -> Loaded:

@@ -11,7 +11,9 @@ import numpy as np
 
 from dragoman._version import __version__
 from dragoman.core.calls import (
+    Call,
     Describe,
+    DescribeModels,
     DescribeServer,
     Index,
     Infer,
@@ -26,7 +28,7 @@ from dragoman.core.calls import (
     ServerDescription,
     Unload,
 )
-from dragoman.core.errors import Forbidden, NotReady, Unauthorized
+from dragoman.core.errors import Forbidden, InvalidInput, NotReady, Unauthorized
 from dragoman.core.spec import check_name
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.engine.control import Control
@@ -40,12 +42,14 @@ log = logging.getLogger("dragoman.engine")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """How the server names itself, and the token that model control asks for ("" switches it off)."""
+    """How the server names itself, the token that model control asks for ("" switches it off), and the model that
+    answers calls which name none ("" leaves it to what can answer)."""
 
     name: str = "dragoman"
     version: str = __version__
     extensions: tuple[str, ...] = ()
     control_token: str = ""
+    default_model: str = ""
 
 
 class Engine:
@@ -150,7 +154,18 @@ class Engine:
     def _find(self, request: Request[Any]) -> Deployment:
         if self._draining:
             raise NotReady("the server is shutting down")
-        return self._registry.find(request.model, request.version)
+        return self._named(request.model, request.version, type(request.call))
+
+    def _named(self, model: str, version: str, able: type[Call[Any]]) -> Deployment:
+        """The deployment by name; without one the default, or the only model that answers such calls."""
+        name = model or self._identity.default_model
+        if not name:
+            names = sorted({d.spec.name for d in self._registry.all() if d.answers(able)})
+            if len(names) != 1:
+                there = f"one of {', '.join(names)}" if names else "there is none that can answer"
+                raise InvalidInput(f"the request names no model; expected {there}")
+            name = names[0]
+        return self._registry.find(name, version)
 
     async def _server_call(self, request: Request[Any]) -> object:
         match request.call:
@@ -158,8 +173,10 @@ class Engine:
                 return True
             case Ready():
                 return self._ready(request)
-            case Describe():
-                return self._describe(request)
+            case Describe(able):
+                return self._description(self._named(request.model, request.version, able or Call))
+            case DescribeModels():
+                return tuple(self._description(d) for d in self._registry.served() if d.is_loaded)
             case ListModels():
                 return tuple(self._registry.names())
             case DescribeServer():
@@ -183,11 +200,10 @@ class Engine:
             return self.ready()
         return not self._draining and self._registry.find(request.model, request.version).ready
 
-    def _describe(self, request: Request[Any]) -> ModelDescription:
-        deployment = self._registry.find(request.model, request.version)
-        loaded = deployment.loaded
-        versions = tuple(v for v in self._registry.versions(request.model) if v)
-        return ModelDescription(request.model, versions, loaded.platform, loaded.signature)
+    def _description(self, deployment: Deployment) -> ModelDescription:
+        loaded, name = deployment.loaded, deployment.spec.name
+        versions = tuple(v for v in self._registry.versions(name) if v)
+        return ModelDescription(name, versions, loaded.platform, loaded.signature, loaded.calls, loaded.details)
 
     def _authorize(self, token: str) -> None:
         wanted = self._identity.control_token

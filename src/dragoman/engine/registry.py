@@ -17,6 +17,10 @@ class Registry:
     def all(self) -> list[Deployment]:
         return [self._models[name][version] for name in self.names() for version in self.versions(name)]
 
+    def served(self) -> list[Deployment]:
+        """Of each model the version that answers where none is named."""
+        return [self.find(name) for name in self.names() if self._models[name]]
+
     def versions(self, name: str) -> list[str]:
         """The versions of a model, oldest first; empty where there is no such model."""
         return sorted(self._models.get(name, {}), key=_age)

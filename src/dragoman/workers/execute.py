@@ -11,13 +11,24 @@ from itertools import islice
 from typing import Any, Literal
 
 from dragoman import plugins
-from dragoman.core.calls import Call, Infer, Request
+from dragoman.core.calls import (
+    ApplyHessian,
+    ApplyJacobian,
+    Call,
+    Embed,
+    Generate,
+    Gradient,
+    Infer,
+    Request,
+    SignatureFor,
+    Tokenize,
+)
 from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidOutput, ModelFailed, NotSupported
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.workers.aside import aside, here
-from dragoman.workers.outcome import inference
+from dragoman.workers.outcome import as_it_is, derivative, inference
 from dragoman.workers.pool import Elsewhere, Loaded
 
 log = logging.getLogger("dragoman.model")
@@ -25,7 +36,16 @@ log = logging.getLogger("dragoman.model")
 Kind = Literal["value", "generator", "coroutine", "async generator"]
 
 # Which method answers which call, and what makes an answer of its result.
-_VERBS: Mapping[type[Call[Any]], tuple[str, Callable[[Any, Any, Signature], Any]]] = {Infer: ("infer", inference)}
+_VERBS: Mapping[type[Call[Any]], tuple[str, Callable[[Any, Any, Signature], Any]]] = {
+    Infer: ("infer", inference),
+    SignatureFor: ("signature_for", as_it_is),
+    Gradient: ("gradient", derivative),
+    ApplyJacobian: ("apply_jacobian", derivative),
+    ApplyHessian: ("apply_hessian", derivative),
+    Generate: ("generate", as_it_is),
+    Tokenize: ("tokenize", as_it_is),
+    Embed: ("embed", as_it_is),
+}
 
 # What a model may raise that must not end its thread or the event loop: sys.exit() in a request, for one.
 _FAULTS = (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError)
@@ -136,7 +156,7 @@ class Executor:
     async def pieces_async(self, request: Request[Any]) -> AsyncGenerator[Any, None]:
         """As `pieces`, for any kind of method. The loop gets a turn between two pieces."""
         kind = self._kind(request)
-        streaming = _streaming(self.model)
+        streaming = _streaming(self.model) if isinstance(request.call, Infer) else None
         if kind == "coroutine" and streaming is None:
             yield await self.one_async(request)
         elif kind in ("coroutine", "async generator"):
@@ -213,12 +233,14 @@ def _describe(model: Model, spec: ModelSpec) -> Loaded:
         if getattr(type(model), method) is not getattr(Model, method) or method in vars(model)
     )
     kinds = {kind_of(getattr(model, _VERBS[call][0])) for call in calls}
+    infers = kind_of(model.infer) if Infer in calls else "value"
     return Loaded(
         signature=signature,
         platform=spec.platform or model.platform,
         calls=calls,
-        streams=bool(kinds & {"generator", "async generator"}) or _streaming(model) is not None,
+        streams=infers in ("generator", "async generator") or _streaming(model) is not None,
         concurrent=bool(kinds & {"coroutine", "async generator"}),
+        details=dict(model.details()),
     )
 
 

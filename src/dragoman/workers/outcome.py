@@ -3,8 +3,11 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from dragoman.core.binding import check_tensor
-from dragoman.core.calls import Infer, Inference
+from dragoman.core.calls import ApplyHessian, ApplyJacobian, Gradient, Infer, Inference
+from dragoman.core.datatypes import FP64
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.core.signature import OPEN, Signature
 from dragoman.core.tensor import NONE, Parameters, Tensor
@@ -39,6 +42,34 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
     }
     _check_complete(tensors, call.outputs or default, named, signature)
     return Inference(tensors, parameters, metadata)
+
+
+def derivative(result: Any, call: Gradient | ApplyJacobian | ApplyHessian, signature: Signature) -> Tensor:
+    """The vector in `result`, an array, a list or a scalar. Raises InvalidOutput where it is not that long.
+
+    Gradient and ApplyHessian give as many numbers as the (first) input has, ApplyJacobian as many as the output.
+    """
+    match call:
+        case ApplyJacobian():
+            spec, what = signature.output(str(call.output)), f"output '{call.output}'"
+        case Gradient():
+            spec, what = signature.input(str(call.input)), f"input '{call.input}'"
+        case _:
+            spec, what = signature.input(str(call.input1)), f"input '{call.input1}'"
+    verb = type(call).__name__
+    try:
+        vector = np.asarray(result.data if isinstance(result, Tensor) else result, np.float64).reshape(-1)
+    except (TypeError, ValueError) as fault:
+        raise InvalidOutput(f"{verb}: expected a vector of numbers, got {type(result).__name__}: {fault}") from fault
+    wanted = spec.shape[-1] if spec is not None and spec.shape else -1
+    if wanted not in (-1, len(vector)):
+        raise InvalidOutput(f"{verb}: expected {wanted} numbers, as {what} has, got {len(vector)}")
+    return Tensor(vector, FP64)
+
+
+def as_it_is(result: Any, call: Any, signature: Signature) -> Any:
+    """The answer of a method that makes it in the form that the call asks for."""
+    return result
 
 
 def _positional(values: tuple[Any, ...], signature: Signature) -> Iterable[tuple[str, Any]]:

@@ -1,7 +1,7 @@
 """What a pool promises: to hold a model, to answer calls with it, and to tell the truth about its health."""
 
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from dragoman.core.calls import Call, Request
@@ -24,6 +24,7 @@ class Loaded:
 
     `streams`: it answers Infer with any number of pieces, not exactly one. `concurrent`: one replica works on
     many calls at a time (its methods are `async`), so no call waits for another.
+    `details`: what metadata tells besides.
     """
 
     signature: Signature
@@ -31,6 +32,7 @@ class Loaded:
     calls: frozenset[type[Call[Any]]]
     streams: bool = False
     concurrent: bool = False
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Elsewhere(Exception):

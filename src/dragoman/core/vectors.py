@@ -1,0 +1,68 @@
+"""Functions of vectors: what a simulator is, several float vectors in and several out, with its derivatives.
+
+This is the form that the rooms of derivatives and of graphs work on; a runtime makes a `Model` of it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float64]
+Vectors = Sequence[Vector]
+Config = Mapping[str, Any]
+
+Ability = Literal["evaluate", "gradient", "apply_jacobian", "apply_hessian"]
+ABILITIES: tuple[Ability, ...] = ("evaluate", "gradient", "apply_jacobian", "apply_hessian")
+
+
+class VectorFunction:
+    """y_0, ..., y_m = F(x_0, ..., x_n; config), of float64 vectors. A subclass overrides what it can do.
+
+    With J the derivative of output `output` by input `input`:
+
+    - `gradient` is Jᵀ sens, as long as that input; sens is as long as that output;
+    - `apply_jacobian` is J vec, as long as that output; vec is as long as that input;
+    - `apply_hessian` is d/d x_input2 (J_input1ᵀ sens) · vec, as long as input1; vec is as long as input2.
+
+    (Source: the UM-Bridge interface.) Vectors that come in are read-only; what an author gives back may be arrays,
+    lists or scalars, and is checked by whoever calls. Methods may be called from several threads at a time.
+    `vectorised`: `evaluate` also takes matrices whose rows are points, and gives matrices with as many rows.
+    """
+
+    input_names: tuple[str, ...] = ()
+    output_names: tuple[str, ...] = ()
+    vectorised: bool = False
+
+    def input_sizes(self, config: Config) -> Sequence[int]:
+        raise NotImplementedError
+
+    def output_sizes(self, config: Config) -> Sequence[int]:
+        raise NotImplementedError
+
+    def evaluate(self, inputs: Vectors, config: Config) -> Any:
+        raise NotImplementedError
+
+    def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
+        raise NotImplementedError
+
+    def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
+        raise NotImplementedError
+
+    def apply_hessian(
+        self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
+    ) -> Any:
+        raise NotImplementedError
+
+    def sources(self) -> Mapping[Ability, str]:
+        """What it can do, and where that comes from: "author", "torch", "jax", "complex step", "finite differences",
+        "graph", ... Without an override: every method that the class, or the instance, overrides is the author's."""
+        return {
+            name: "author"
+            for name in ABILITIES
+            if getattr(type(self), name) is not getattr(VectorFunction, name) or name in vars(self)
+        }
+
+    def close(self) -> None:
+        """Let go of what it holds: connections, threads."""
