@@ -2,11 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from dragoman import plugins
+from dragoman.core import eager
 from dragoman.core.binding import bind
 from dragoman.core.calls import Call, Infer, Inference, Request
 from dragoman.core.errors import DeadlineExceeded, NotReady, NotSupported, Overloaded
@@ -121,8 +122,7 @@ class Deployment:
         try:
             if request.deadline_s is None:
                 return await self._answer(request, pool)
-            async with asyncio.timeout(request.deadline_s - time.monotonic()):
-                return await self._answer(request, pool)
+            return await _within(request.deadline_s, self._answer(request, pool))
         except TimeoutError as fault:
             raise DeadlineExceeded("Request timeout expired") from fault
         finally:
@@ -181,6 +181,16 @@ class Deployment:
         self._in_flight -= 1
         if not self._in_flight:
             self._idle.set()
+
+
+async def _within(deadline_s: float, answering: Coroutine[Any, Any, A]) -> A:
+    """The answer, or TimeoutError; one that is there at once needs no timer."""
+    begun = eager.begun(answering)
+    if not isinstance(begun, eager.Waiting):
+        return begun
+    await eager.in_task()
+    async with asyncio.timeout(deadline_s - time.monotonic()):
+        return await eager.resumed(answering, begun)
 
 
 def _left_s(deadline_s: float | None) -> float | None:

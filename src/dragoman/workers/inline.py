@@ -6,6 +6,7 @@ from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
 from dragoman.core.calls import Request
+from dragoman.core.eager import in_task
 from dragoman.core.errors import WorkerLost
 from dragoman.core.spec import ModelSpec
 from dragoman.workers.execute import Executor
@@ -51,6 +52,7 @@ class InlinePool:
         if not self._executor.loaded.concurrent:
             answer = self._executor.one(request)
         else:
+            await in_task()  # the model's own code may count on a task
             with self._interrupted_by_close():
                 answer = await self._executor.one_async(request)
         mine: A = owned(answer, request.call)

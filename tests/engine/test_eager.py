@@ -1,0 +1,95 @@
+"""A coroutine's first step without a task, and the rest of it in one."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import pytest
+
+from dragoman.core import eager
+
+T = TypeVar("T")
+
+
+async def outside(made: Callable[[], T]) -> T:
+    """What `made` gives when the loop calls it, so without a task."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+    loop.call_soon(lambda: future.set_result(made()))
+    return await future
+
+
+def start(coroutine: Coroutine[Any, Any, Any]) -> eager.Start[Any]:
+    return eager.Start(coroutine, asyncio.get_running_loop())
+
+
+async def at_once() -> int:
+    assert asyncio.current_task() is None
+    return 7
+
+
+async def later(value: int) -> int:
+    await eager.in_task()
+    async with asyncio.timeout(10):
+        await asyncio.sleep(0)
+        return value
+
+
+async def test_what_need_not_wait_is_done_without_a_task() -> None:
+    started = await outside(lambda: start(at_once()))
+    assert (started.task, started.result, started.fault) == (None, 7, None)
+
+
+async def test_a_fault_is_kept() -> None:
+    async def fails() -> None:
+        raise ValueError("no")
+
+    started = await outside(lambda: start(fails()))
+    assert started.task is None
+    assert isinstance(started.fault, ValueError)
+
+
+async def test_what_waits_goes_on_in_a_task() -> None:
+    started = await outside(lambda: start(later(3)))
+    assert started.task is not None
+    assert await started.task == 3
+
+
+async def test_a_task_cancelled_before_its_first_turn_reaches_the_coroutine() -> None:
+    seen: list[str] = []
+
+    async def waits() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    started = await outside(lambda: start(waits()))
+    assert started.task is not None
+    started.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await started.task
+    assert seen == ["cancelled"]
+
+
+async def test_a_begun_coroutine_is_resumed_where_it_waits() -> None:
+    coroutine = later(4)
+    waiting = eager.begun(coroutine)
+    assert isinstance(waiting, eager.Waiting)
+    assert await eager.resumed(coroutine, waiting) == 4
+
+
+async def test_context_variables_do_not_leak_from_a_first_step() -> None:
+    from contextvars import ContextVar
+
+    name: ContextVar[str] = ContextVar("name", default="")
+
+    async def sets() -> None:
+        name.set("mine")
+
+    def both() -> str:
+        start(sets())
+        return name.get()
+
+    assert await outside(both) == ""
