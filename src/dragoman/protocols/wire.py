@@ -35,13 +35,14 @@ class Exchange(Generic[A, Out]):
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
     """A whole request: `params` are the pattern's parts, percent-decoded; header names are in lower case; the
-    body is decompressed."""
+    body is decompressed; `query` is what follows the question mark, still encoded."""
 
     method: str
     path: str
     params: Mapping[str, str]
     headers: Mapping[str, str]
     body: Buffer
+    query: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +93,13 @@ class HttpFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HttpProtocol:
-    """A protocol over HTTP: its routes and how it writes an error."""
+    """A protocol over HTTP: its routes and how it writes an error. `fallback` is asked where no route of any protocol
+    fits a path."""
 
     name: str
     routes: tuple[Route, ...]
     error: Callable[[DragomanError | HttpFault], HttpResponse]
+    fallback: Endpoint | None = None
 
 
 JSON_TYPE = ("content-type", "application/json")

@@ -29,7 +29,10 @@ class Router:
 
     def __init__(self, protocols: Iterable[HttpProtocol]) -> None:
         self._root = _Node()
+        self._fallback: Match | None = None
         for protocol in protocols:
+            if protocol.fallback is not None:
+                self._fallback = Match(protocol.fallback, protocol, {}, "")
             for route in protocol.routes:
                 node = self._root
                 for part in _segments(route.pattern):
@@ -39,8 +42,8 @@ class Router:
     def match(self, method: str, raw_path: str) -> Match:
         """The endpoint for a path still percent-encoded; a trailing slash does not matter.
 
-        HEAD is answered as GET. Raises HttpFault: 404 where nothing is, 405 with `Allow` where it is not for that
-        method.
+        HEAD is answered as GET. A path where nothing is goes to the fallback, if a protocol has one. Raises HttpFault:
+        404 where nothing is, 405 with `Allow` where it is not for that method.
         """
         node, params = self._root, {}
         for segment in _segments(raw_path):
@@ -50,11 +53,16 @@ class Router:
                 # Decoded once, and after splitting, so that an encoded slash stays part of a name.
                 params[name] = unquote_to_bytes(segment).decode(errors="replace") if "%" in segment else segment
             if found is None:
-                raise HttpFault(404, f"no such path: {raw_path[:256]}")
+                return self._nothing(raw_path)
             node = found
         if not node.endpoints:
-            raise HttpFault(404, f"no such path: {raw_path[:256]}")
+            return self._nothing(raw_path)
         return _by_method(node, method, params)
+
+    def _nothing(self, raw_path: str) -> Match:
+        if self._fallback is not None:
+            return self._fallback
+        raise HttpFault(404, f"no such path: {raw_path[:256]}")
 
 
 def _by_method(node: _Node, method: str, params: dict[str, str]) -> Match:
