@@ -89,9 +89,9 @@ class Server:
         self.http_protocols = [t.name for t in http]
         self.grpc_protocols = [t.service for t in grpc]
         if http:
-            from dragoman.transports.http import HttpServer
+            from dragoman.transports.http import http_server
 
-            self._http = HttpServer(self.engine, http, limits=limits(settings), tls=tls)
+            self._http = http_server(self.engine, http, limits=limits(settings), tls=tls)
             self.http_ports = await self._http.start(_addresses(settings))
         if grpc and settings.grpc_port >= 0:
             from dragoman.transports.grpc import GrpcServer

@@ -1,4 +1,4 @@
-"""The client of one HTTP request: its body comes in and its answer goes out, with a patience that has bounds."""
+"""The caller of one request over ASGI: its body comes in and its answer goes out, with a patience that has bounds."""
 
 import asyncio
 import logging
@@ -8,7 +8,6 @@ from typing import Any
 
 from dragoman.protocols.wire import Buffer, Headers, HttpFault, HttpResponse
 from dragoman.transports.bodies import Bodies
-from dragoman.transports.encoding import accepted, decoded, encoded
 from dragoman.transports.guard import Departure
 from dragoman.transports.limits import Limits
 
@@ -27,7 +26,7 @@ _LINGER_S = 2.0
 
 
 class Client:
-    """One request's client. Its methods raise CancelledError when it leaves, or does not read for too long."""
+    """One request's caller. Its methods raise CancelledError when it leaves, or does not read for too long."""
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, departure: Departure, limits: Limits, bodies: Bodies
@@ -45,7 +44,7 @@ class Client:
     # --- in --------------------------------------------------------------------------------------------------
 
     async def body(self) -> bytes:
-        """The whole body, decompressed. Raises HttpFault where it is too large, too slow or wrongly compressed."""
+        """The whole body as it came. Raises HttpFault where it is too large or too slow."""
         limit = self._limits.max_body_bytes
         length = int(self.headers.get("content-length", 0))
         if not length and "transfer-encoding" not in self.headers:
@@ -53,12 +52,7 @@ class Client:
         self._unread = True
         if length > limit:
             raise _too_large(limit)
-        body = await self._received()
-        encodings = self.headers.get("content-encoding")
-        if encodings:
-            body = await decoded(body, encodings, limit)
-            self._hold(len(body))
-        return body
+        return await self._received()
 
     def _hold(self, size: int) -> None:
         self._bodies.take(size)
@@ -100,39 +94,36 @@ class Client:
 
     # --- out -------------------------------------------------------------------------------------------------
 
+    @property
+    def left(self) -> bool:
+        return self._departure.left
+
     async def send(self, response: HttpResponse) -> None:
-        """The whole answer, compressed where that is wanted and worth it."""
         parts: Sequence[Buffer] = response.body
-        size = sum(len(p) for p in parts)
-        headers = response.headers
-        if size >= self._limits.compress_min_bytes and self._limits.compress_responses:
-            headers += (("vary", "accept-encoding"),)
-            encoding = accepted(self.headers.get("accept-encoding", ""))
-            if encoding is not None:
-                parts = (await encoded(list(parts), encoding),)
-                size = len(parts[0])
-                headers += (("content-encoding", encoding),)
-        if response.status != 204:
-            headers += (("content-length", str(size)),)
-        await self.start(response.status, headers)
+        size = sum(map(len, parts))
+        length = () if response.status == 204 else (("content-length", str(size)),)
+        await self.start(response.status, (*response.headers, *length))
         if self._unread:
             await self._linger(b"".join(parts))
         elif size <= _SMALL:
-            await self.write(parts[0] if len(parts) == 1 else b"".join(parts), last=True)
+            await self.end(parts[0] if len(parts) == 1 else b"".join(parts))
         else:
             for whole in parts:
                 view = memoryview(whole)
                 for at in range(0, len(view), _PIECE):
                     await self.write(view[at : at + _PIECE])
-            await self.write(b"", last=True)
+            await self.end(b"")
 
     async def start(self, status: int, headers: Headers) -> None:
         self.started = True
         told = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in headers]
         await self._patiently({"type": "http.response.start", "status": status, "headers": told})
 
-    async def write(self, part: Buffer, *, last: bool = False) -> None:
-        await self._patiently({"type": "http.response.body", "body": part, "more_body": not last})
+    async def write(self, part: Buffer) -> None:
+        await self._patiently({"type": "http.response.body", "body": part, "more_body": True})
+
+    async def end(self, part: Buffer) -> None:
+        await self._patiently({"type": "http.response.body", "body": part, "more_body": False})
 
     async def _patiently(self, message: dict[str, Any]) -> None:
         cycle = self._departure.cycle
@@ -154,7 +145,7 @@ class Client:
             async with asyncio.timeout(_LINGER_S):
                 while (await self._receive()).get("more_body"):
                     pass
-        await self.write(b"", last=True)
+        await self.end(b"")
 
     def hang_up(self) -> None:
         self._departure.hang_up()

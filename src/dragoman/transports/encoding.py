@@ -17,7 +17,7 @@ _MAX_MEMBERS = 1024
 _MAX_ENCODINGS = 2
 
 
-async def decoded(body: bytes, encodings: str, max_bytes: int) -> bytes:
+async def decoded(body: Buffer, encodings: str, max_bytes: int) -> Buffer:
     """The body with its encodings undone. Raises HttpFault: 415 unknown encoding, 400 broken data, 413 too large."""
     names = [n for n in (e.strip().lower() for e in encodings.split(",")) if n not in ("", "identity")]
     unknown = next((n for n in names if n not in _WINDOW_BITS), None)
@@ -33,7 +33,7 @@ async def decoded(body: bytes, encodings: str, max_bytes: int) -> bytes:
     return body
 
 
-def _inflated(body: bytes, name: str, max_bytes: int) -> bytes:
+def _inflated(body: Buffer, name: str, max_bytes: int) -> bytes:
     try:
         return _unpacked(body, _WINDOW_BITS[name], max_bytes)
     except zlib.error as fault:
@@ -45,7 +45,7 @@ def _inflated(body: bytes, name: str, max_bytes: int) -> bytes:
         raise HttpFault(400, f"the body is not valid {name}: {fault}") from fault
 
 
-def _unpacked(body: bytes, window_bits: int, max_bytes: int) -> bytes:
+def _unpacked(body: Buffer, window_bits: int, max_bytes: int) -> bytes:
     """The body's one stream unpacked; of gzip there may be several, one after the other."""
     packed, parts, room = memoryview(body), [b""], max_bytes
     stream, members, at = zlib.decompressobj(window_bits), 1, 0

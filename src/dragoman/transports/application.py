@@ -1,0 +1,189 @@
+"""From one request over HTTP to its answer, whichever transport carries the bytes.
+
+A transport reads a head, asks `match` which endpoint it is for, receives the body within the limits, and hands all of
+it to `answer` with a `Caller`, the other end of the wire. What becomes of it then is the same for every transport:
+body unpacked, protocol's table, engine, reply, answer packed. Where the transport itself refuses a request,
+`refusal` writes that in the protocol's shape.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from dragoman.core.calls import Response
+from dragoman.core.eager import in_task
+from dragoman.core.errors import DragomanError, NotReady
+from dragoman.engine.engine import Engine
+from dragoman.protocols.wire import (
+    Buffer,
+    Endpoint,
+    Headers,
+    HttpFault,
+    HttpProtocol,
+    HttpRequest,
+    HttpResponse,
+    HttpStream,
+)
+from dragoman.transports.aside import Aside
+from dragoman.transports.bodies import Bodies
+from dragoman.transports.encoding import accepted, decoded, encoded
+from dragoman.transports.limits import Limits
+from dragoman.transports.routing import Match, Router
+
+log = logging.getLogger("dragoman.http")
+
+
+class Caller(Protocol):
+    """Who waits for the answer of one request: it is sent whole, or started, written piece by piece, and ended.
+
+    The methods return when there is room for more, and raise CancelledError where the caller has `left`, or does not
+    read for too long.
+    """
+
+    @property
+    def left(self) -> bool:
+        """Whether nobody is there any more."""
+
+    @property
+    def started(self) -> bool:
+        """Whether the head of an answer is under way already."""
+
+    async def send(self, response: HttpResponse) -> None:
+        """The whole answer; the transport adds the length."""
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """The head of an answer whose length is not known."""
+
+    async def write(self, part: Buffer) -> None: ...
+
+    async def end(self, part: Buffer) -> None:
+        """The last part, which may be empty."""
+
+    def hang_up(self) -> None:
+        """Cut the connection, or the stream in it, so that nobody takes what was sent for the whole."""
+
+
+class Application:
+    """Routes requests to protocols and their calls to the engine. `bodies` counts what all of them hold."""
+
+    def __init__(self, engine: Engine, protocols: Sequence[HttpProtocol], limits: Limits) -> None:
+        self.limits = limits
+        self.bodies = Bodies(limits.max_bodies_bytes)
+        self._engine = engine
+        self._router = Router(protocols)
+        self._default = protocols[0]
+        self._aside = Aside()
+
+    def match(self, method: str, raw_path: str) -> Match:
+        """What answers a path, still percent-encoded. Raises HttpFault 404 or 405."""
+        return self._router.match(method, raw_path)
+
+    def refusal(self, fault: DragomanError | HttpFault, protocol: HttpProtocol | None = None) -> HttpResponse:
+        """The answer of a fault, in the shape of the protocol that it is about."""
+        return (protocol or self._default).error(fault)
+
+    async def answer(self, match: Match, request: HttpRequest, caller: Caller) -> None:
+        """Answer one request; it never raises.
+
+        Cancelling it cancels the work. A caller that has not left is then told that the server stops.
+        """
+        try:
+            await self._answer(match, request, caller)
+        except asyncio.CancelledError:
+            if not caller.left:
+                await self._give_up(match.protocol, request, caller, NotReady("the server is shutting down"))
+        except Exception:
+            await self._give_up(match.protocol, request, caller, _internal())
+
+    async def _answer(self, match: Match, request: HttpRequest, caller: Caller) -> None:
+        if match.endpoint is None:
+            await caller.send(HttpResponse(204, (), (("allow", match.allow),)))
+            return
+        held = 0
+        try:
+            if "content-encoding" in request.headers and len(request.body):
+                request = await self._unpacked(request)
+                self.bodies.take(len(request.body))
+                held = len(request.body)
+            done = await self._asked(match.endpoint, request, caller)
+        except (DragomanError, HttpFault) as fault:
+            await self._give_up(match.protocol, request, caller, fault)
+        except Exception:
+            await self._give_up(match.protocol, request, caller, _internal())
+        else:
+            if done is not None:
+                await caller.send(await self._packed(done, request))
+        finally:
+            self.bodies.give_back(held)
+
+    async def _unpacked(self, request: HttpRequest) -> HttpRequest:
+        body = await decoded(request.body, request.headers["content-encoding"], self.limits.max_body_bytes)
+        return HttpRequest(request.method, request.path, request.params, request.headers, body)
+
+    async def _asked(self, endpoint: Endpoint, request: HttpRequest, caller: Caller) -> HttpResponse | None:
+        """The response, or None where it was a stream and has gone out."""
+        exchange = await self._aside.read(endpoint, request, len(request.body))
+        if isinstance(exchange, HttpStream):
+            await in_task()
+            await self._stream(exchange, caller)
+            return None
+        return await self._aside.write(exchange.reply, await self._engine.call(exchange.request))
+
+    async def _packed(self, response: HttpResponse, request: HttpRequest) -> HttpResponse:
+        """The answer compressed, where that is wanted and worth it."""
+        limits = self.limits
+        if not limits.compress_responses or sum(map(len, response.body)) < limits.compress_min_bytes:
+            return response
+        headers = (*response.headers, ("vary", "accept-encoding"))
+        encoding = accepted(request.headers.get("accept-encoding", ""))
+        if encoding is None:
+            return HttpResponse(response.status, response.body, headers)
+        body = await encoded(list(response.body), encoding)
+        return HttpResponse(response.status, (body,), (*headers, ("content-encoding", encoding)))
+
+    async def _stream(self, stream: HttpStream[Any], caller: Caller) -> None:
+        async with (
+            aclosing(self._engine.stream(stream.request)) as pieces,
+            aclosing(self._texts(stream.piece, stream.error, pieces)) as texts,
+        ):
+            # A fault before the first piece is written still gets its own status.
+            first = await anext(pieces, None)
+            text = await self._aside.write(stream.piece, first) if first is not None else b""
+            await caller.start(200, stream.headers)
+            await caller.write(text)
+            async for text in texts:
+                await caller.write(text)
+            await caller.end(stream.end)
+
+    async def _texts(
+        self,
+        written: Callable[[Response[Any]], bytes],
+        told: Callable[[DragomanError], bytes],
+        pieces: AsyncGenerator[Response[Any], None],
+    ) -> AsyncGenerator[bytes, None]:
+        """Each further piece as it is written; a fault becomes the stream's own error and its end."""
+        try:
+            async for piece in pieces:
+                yield await self._aside.write(written, piece)
+        except DragomanError as fault:
+            yield told(fault)
+        except Exception:
+            yield told(DragomanError(_internal().message))
+
+    async def _give_up(
+        self, protocol: HttpProtocol, request: HttpRequest, caller: Caller, fault: DragomanError | HttpFault
+    ) -> None:
+        """Answer with a fault, or hang up where an answer is under way already."""
+        if caller.started:
+            caller.hang_up()
+        else:
+            await caller.send(await self._packed(protocol.error(fault), request))
+
+
+def _internal() -> HttpFault:
+    number = uuid.uuid4().hex[:12]
+    log.exception("unexpected fault, request id %s", number)
+    return HttpFault(500, f"internal error; the log has more under request id {number}")
