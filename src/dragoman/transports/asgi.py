@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import socket
 import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from dragoman.protocols.wire import HttpFault, HttpRequest
 from dragoman.transports.application import Application
 from dragoman.transports.client import Client, Receive, Scope, Send
 from dragoman.transports.guard import EXTENSION, Departure, guarded
+from dragoman.transports.listener import bound_to
 
 
 class AsgiApplication:
@@ -76,14 +76,7 @@ class UvicornServer:
 
     async def start(self, addresses: Sequence[tuple[str, int]]) -> list[int]:
         """Listen; gives the bound ports. Raises OSError where an address cannot be bound."""
-        sockets = []
-        try:
-            for host, port in addresses:
-                sockets.append(bound_to(host, port))
-        except OSError:
-            for bound in sockets:
-                bound.close()
-            raise
+        sockets = bound_to(addresses)
         self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets))
         while not self._server.started:
             if self._task.done():
@@ -105,12 +98,3 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Signals are the business of whoever runs the event loop."""
         yield
-
-
-def bound_to(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises OSError where that cannot be."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.create_server((host, port), family=family, backlog=2048)
-    # The connections inherit it; asyncio forgets it, and a body would then wait 40 ms for word that its head came.
-    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return bound

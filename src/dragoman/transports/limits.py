@@ -9,11 +9,14 @@ class Limits:
 
     max_body_bytes holds before and after decompression; max_bodies_bytes for all bodies together that are being
     received or answered, 0 for any number. A body has `body_timeout_s` to arrive, and a second more for
-    each 64 KiB of it; a client that does not read its answer has `write_timeout_s`.
+    each 64 KiB of it; a client that does not read its answer has `write_timeout_s`. max_headers counts the fields of a
+    head, max_connections those that are open at a time, 0 for any number; uvicorn heeds neither.
     """
 
     max_body_bytes: int = 64 << 20
     max_header_bytes: int = 16 << 10
+    max_headers: int = 128
+    max_connections: int = 20_000
     header_timeout_s: float = 10.0
     max_bodies_bytes: int = 1 << 30
     body_timeout_s: float = 30.0

@@ -1,0 +1,225 @@
+"""Accepts connections and finds out which wire each one speaks, so that one port serves them all.
+
+A wire is a function from the listener to a `Connection`, a protocol for asyncio's or uvloop's transports: best an
+`asyncio.BufferedProtocol`; a plain `asyncio.Protocol` works as well. Where only HTTP/1.1 is spoken, it gets its
+connections at once. Where HTTP/2 is spoken too, ALPN decides over TLS, and in clear the first 24 bytes, which are a
+preface that no request of HTTP/1.1 can begin with (RFC 9113, 3.4). The connection is then made as if it were new:
+`connection_made(transport)`, and `begin(data)` with what had been read to find out.
+
+What a connection owes the listener: to call `listener.lost(self)` when it is gone, and to obey `drain` and `cut` when
+the server stops. What it gets from it: `listener.loop` and `listener.wheel`, the one timer for all time-outs.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from dragoman.transports.limits import Limits
+from dragoman.transports.wheel import Wheel
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_BACKLOG = 2048
+# How long connections may take to end once their work has been cut.
+_END_S = 0.5
+_FULL = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class Connection(Protocol):
+    """One connection of one wire."""
+
+    def connection_made(self, transport: Any) -> None: ...
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone; it tells the listener so, with `lost`."""
+
+    def begin(self, data: bytes) -> None:
+        """Take what was read before it was known which wire this is, as if it had just been read."""
+
+    def drain(self) -> None:
+        """Take nothing new, and close once what is under way has been answered; at once where nothing is."""
+
+    def cut(self) -> None:
+        """Cancel what is under way, with an answer that says why, and close."""
+
+    def abort(self) -> None:
+        """Close without a word."""
+
+
+Wire = Callable[["Listener"], Connection]
+
+
+class Listener:
+    """Some addresses, and all connections that came in on them."""
+
+    def __init__(
+        self, http1: Wire, http2: Wire | None = None, *, limits: Limits, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.limits = limits
+        shortest_s = min(limits.header_timeout_s, limits.body_timeout_s, limits.write_timeout_s)
+        self.wheel = Wheel(self.loop, min(shortest_s, limits.keep_alive_timeout_s))
+        self._http1 = http1
+        self._http2 = http2
+        self._tls = tls
+        if tls is not None:
+            tls.set_alpn_protocols(["h2", "http/1.1"] if http2 is not None else ["http/1.1"])
+        self._servers: list[asyncio.Server] = []
+        self._open: set[Connection] = set()
+        self._empty = asyncio.Event()
+
+    async def start(self, addresses: Sequence[tuple[str, int]]) -> list[int]:
+        """Listen; gives the bound ports. Raises OSError where an address cannot be bound."""
+        sockets = bound_to(addresses)
+        options: dict[str, Any] = {}
+        if self._tls is not None:
+            options = {"ssl": self._tls, "ssl_handshake_timeout": self.limits.header_timeout_s}
+            options["ssl_shutdown_timeout"] = self.limits.header_timeout_s
+        for bound in sockets:
+            server = await self.loop.create_server(self._accept, sock=bound, backlog=_BACKLOG, **options)
+            self._servers.append(server)
+        return [s.getsockname()[1] for s in sockets]
+
+    async def stop(self, grace_s: float) -> None:
+        """Accept nothing new and let requests under way finish, for at most `grace_s` seconds."""
+        for server in self._servers:
+            server.close()
+        for each in (_drain, _cut, _abort):
+            for connection in [*self._open]:
+                each(connection)
+            try:
+                async with asyncio.timeout(max(grace_s, 0.001) if each is _drain else _END_S):
+                    await self._all_gone()
+            except TimeoutError:
+                continue
+            break
+        self.wheel.close()
+
+    async def _all_gone(self) -> None:
+        while self._open:
+            self._empty.clear()
+            await self._empty.wait()
+
+    def lost(self, connection: Connection) -> None:
+        """This connection is gone."""
+        self._open.discard(connection)
+        if not self._open:
+            self._empty.set()
+
+    def speak(self, wire: Wire) -> Connection:
+        """A new connection of this wire, which the listener knows from now on."""
+        connection = wire(self)
+        self._open.add(connection)
+        return connection
+
+    def _accept(self) -> Any:
+        if 0 < self.limits.max_connections <= len(self._open):
+            return _Full()
+        return self.speak(self._http1 if self._http2 is None else self._unknown)
+
+    def _unknown(self, _: "Listener") -> Connection:
+        assert self._http2 is not None
+        return _Unknown(self, self._http1, self._http2)
+
+
+class _Full(asyncio.Protocol):
+    """A connection too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(_FULL)
+        transport.close()
+
+
+class _Unknown(asyncio.Protocol):
+    """A connection of which the wire is not known yet."""
+
+    slot = 0
+
+    def __init__(self, listener: Listener, http1: Wire, http2: Wire) -> None:
+        self._listener = listener
+        self._wires = {False: http1, True: http2}
+        self._transport: Any = None
+        self._due_s = 0.0
+        self._came = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        encrypted = transport.get_extra_info("ssl_object")
+        if encrypted is not None and encrypted.selected_alpn_protocol() == "h2":
+            self._speak(http2=True)
+            return
+        self._due_s = self._listener.loop.time() + self._listener.limits.header_timeout_s
+        self._listener.wheel.watch(self, self._due_s)
+
+    def data_received(self, data: bytes) -> None:
+        self._came += data
+        if not PREFACE.startswith(self._came[: len(PREFACE)]):
+            self._speak(http2=False)
+        elif len(self._came) >= len(PREFACE):
+            self._speak(http2=True)
+
+    def _speak(self, *, http2: bool) -> None:
+        """Make way for the connection that speaks this wire."""
+        self.connection_lost(None)
+        transport, came = self._transport, self._came
+        connection = self._listener.speak(self._wires[http2])
+        transport.set_protocol(connection)
+        # uvloop asks only here whether the protocol has a buffer of its own.
+        transport.pause_reading()
+        transport.resume_reading()
+        connection.connection_made(transport)
+        if came:
+            connection.begin(came)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._listener.wheel.forget(self)
+        self._listener.lost(self)
+
+    def overdue(self, now_s: float) -> float:
+        if now_s >= self._due_s:
+            self._transport.close()
+        return self._due_s
+
+    def begin(self, data: bytes) -> None:
+        raise AssertionError("it finds out itself")
+
+    def drain(self) -> None:
+        self._transport.close()
+
+    def cut(self) -> None:
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+
+def _drain(connection: Connection) -> None:
+    connection.drain()
+
+
+def _cut(connection: Connection) -> None:
+    connection.cut()
+
+
+def _abort(connection: Connection) -> None:
+    connection.abort()
+
+
+def bound_to(addresses: Sequence[tuple[str, int]]) -> list[socket.socket]:
+    """Sockets that listen there, all or none. Raises OSError where that cannot be."""
+    sockets: list[socket.socket] = []
+    try:
+        for host, port in addresses:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            bound = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+            # The connections inherit it; asyncio forgets it, and a body would then wait 40 ms for word that its head
+            # came.
+            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sockets.append(bound)
+    except OSError:
+        for bound in sockets:
+            bound.close()
+        raise
+    return sockets
