@@ -147,6 +147,49 @@ def test_what_does_not_fit_is_the_callers_fault(served_folder: Served, path: str
     assert told in got.json()["error"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "answer"),
+    [
+        ("POST", "/my-custom-endpoint", "[1, 2, 3]", b"6"),
+        ("GET", "/scores/ada%20l/3", None, b'{"name":"ada l","score":3.0}'),
+        ("GET", "/scores/ada/3?factor=0.5&shout=yes", None, b'{"name":"ADA","score":1.5}'),
+        (
+            "PUT",
+            "/mixed?unit=km",
+            '{"rows": [1, 2], "options": {"b": 1, "a": 2}}',
+            b'{"rows":2,"options":["a","b"],"unit":"km"}',
+        ),
+    ],
+)
+def test_custom_handlers_answer_at_their_paths(
+    served_folder: Served, method: str, path: str, body: str | None, answer: bytes
+) -> None:
+    # As FastAPI writes it, which serves these methods there.
+    got = requests.request(method, f"http://{served_folder.url}{path}", data=body, timeout=30)
+    assert (got.status_code, got.content) == (200, answer)
+    assert got.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "told"),
+    [
+        ("POST", "/my-custom-endpoint", "{", 400, "the body is no JSON"),
+        ("POST", "/my-custom-endpoint", "", 400, "'payload' is missing; expected list"),
+        ("POST", "/my-custom-endpoint", '{"a": 1}', 400, "'payload': expected list"),
+        ("GET", "/scores/ada/three", None, 400, "'turn': expected int, got 'three'"),
+        ("POST", "/scores/ada/3", None, 404, "no such path: /scores/ada/3"),
+        ("GET", "/scores/ada", None, 404, "no such path: /scores/ada"),
+        ("POST", "/broken", '{"zero": 0}', 500, "model 'tallies' failed: ZeroDivisionError"),
+    ],
+)
+def test_what_a_custom_handler_cannot_answer(
+    served_folder: Served, method: str, path: str, body: str | None, status: int, told: str
+) -> None:
+    got = requests.request(method, f"http://{served_folder.url}{path}", data=body, timeout=30)
+    assert got.status_code == status
+    assert told in got.json()["error"]
+
+
 def test_metadata_come_from_the_settings(served_folder: Served) -> None:
     got = requests.get(f"http://{served_folder.url}/v2/models/numpy-sum", timeout=30).json()
     assert got["platform"] == "our-own"

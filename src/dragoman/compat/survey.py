@@ -13,7 +13,7 @@ from dragoman.compat.files import with_environment
 from dragoman.compat.implementations import file_of, unsupported, well_known
 
 _PICKLED = (".joblib", ".pkl", ".pickle")
-_HANDLER = "the path of a custom handler is not served yet; let the client call infer, or serve the path by a proxy"
+_HANDLER = "served at its path, after every path of the protocols; what does not fit is 400 with one sentence, not 422"
 _METRIC = "the values are taken, and there is no endpoint that tells them yet; write them to the log meanwhile"
 _HEADERS = (
     "the model sees those headers of a request that --forward-headers names, and credentials never; headers that it "
@@ -127,7 +127,7 @@ def _code(path: Path, place: str) -> Iterator[Remark]:
             yield Remark(place, f"import {module}", "missing", told)
         elif top == "mlserver":
             if "custom_handler" in names:
-                yield Remark(place, "custom_handler", "missing", _HANDLER)
+                yield Remark(place, "custom_handler", "different", _HANDLER)
             if names & {"register", "log"} and module in ("mlserver", "mlserver.metrics"):
                 yield Remark(place, "metrics", "missing", _METRIC)
     if any(isinstance(node, ast.Attribute) and node.attr == "headers" for node in ast.walk(tree)):

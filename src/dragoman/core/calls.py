@@ -152,6 +152,33 @@ class Embed(ModelCall[Embedded]):
     inputs: tuple[str | tuple[int, ...], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """What a model's own handler gives back, for the wire as it is."""
+
+    content: bytes
+    content_type: str = "application/json"
+    status: int = 200
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handle(ModelCall[Handled]):
+    """Answer at a path of the model's own. The one call that speaks the wire's language: the model's author does.
+
+    `path` and `query` are as they came; `handler`, e.g. "POST /scores/{name}", and `params`, the parts of the path by
+    name, are filled in when the engine has found whose path it is.
+    """
+
+    method: str
+    path: str
+    query: str = ""
+    content: bytes = b""
+    content_type: str = ""
+    handler: str = ""
+    params: Mapping[str, str] = field(default_factory=dict)
+
+
 # --- asked of the server ---------------------------------------------------------------------------------
 
 

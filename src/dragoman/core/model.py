@@ -9,6 +9,7 @@ from dragoman.core.calls import (
     Embed,
     Generate,
     Gradient,
+    Handle,
     Infer,
     Inference,
     SignatureFor,
@@ -36,6 +37,7 @@ class Model:
       Python's lock, or may crash, away from the server; "thread" suits native code that releases the lock;
       "inline", on the event loop, suits only what takes less than about 0.1 ms, and `async` methods.
 
+    - `handlers`: paths of its own that `handle` answers, as "POST /scores/{name}".
     - `takes_request`: its methods get the whole `Request`, with the caller's id and metadata, not the call alone.
 
     `spec` is what the operator says of it: its `uri`, `parameters` and so on.
@@ -46,6 +48,7 @@ class Model:
     batched: bool = False
     platform: str = "python"
     placement: Placement = "process"
+    handlers: tuple[str, ...] = ()
     takes_request: bool = False
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -103,6 +106,10 @@ class Model:
 
     def embed(self, call: Embed) -> Any:
         """One vector for each text (`Embedded`)."""
+        raise NotImplementedError
+
+    def handle(self, call: Handle) -> Any:
+        """Answer (`Handled`) at one of the paths in `handlers`; `call.handler` says which."""
         raise NotImplementedError
 
     def close(self) -> Any:

@@ -107,6 +107,11 @@ class Deployment:
         return call is Call or (self._loaded is not None and call in self._loaded.calls)
 
     @property
+    def handlers(self) -> tuple[str, ...]:
+        """Paths of the model's own, as far as it is loaded."""
+        return self._loaded.handlers if self._loaded is not None else ()
+
+    @property
     def loaded(self) -> Loaded:
         """What the model told; NotReady before it is loaded."""
         if self._loaded is None:

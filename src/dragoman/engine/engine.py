@@ -15,6 +15,7 @@ from dragoman.core.calls import (
     Describe,
     DescribeModels,
     DescribeServer,
+    Handle,
     Index,
     Infer,
     ListModels,
@@ -120,6 +121,8 @@ class Engine:
     async def call(self, request: Request[A]) -> Response[A]:
         """The one answer to any call. Raises the errors of `dragoman.core.errors`."""
         if isinstance(request.call, ModelCall):
+            if isinstance(request.call, Handle):
+                request = self._registry.addressed(request)
             deployment = self._find(request)
             answer = await deployment.call(request)
             return Response(answer, deployment.spec.name, deployment.spec.version)

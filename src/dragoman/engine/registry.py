@@ -1,7 +1,14 @@
 """The models by name and version, and which version answers when none is named."""
 
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from dragoman.core.calls import Request
 from dragoman.core.errors import ModelNotFound
+from dragoman.core.paths import matched
 from dragoman.engine.deployment import Deployment
+
+A = TypeVar("A")
 
 
 class Registry:
@@ -64,6 +71,17 @@ class Registry:
                 f"Request for unknown model: '{name}' version '{version}' is not found; there are {there}"
             )
         return found
+
+    def addressed(self, request: Request[A]) -> Request[A]:
+        """A call to a path of a model's own, with the model whose path it is; ModelNotFound where it is nobody's."""
+        call: Any = request.call
+        for deployment in self.served():
+            found = matched(deployment.handlers, call.method, call.path)
+            if found is not None:
+                handler, params = found
+                call = replace(call, handler=handler, params=params)
+                return replace(request, call=call, model=deployment.spec.name, version=deployment.spec.version)
+        raise ModelNotFound(f"no such path: {call.path[:256]}")
 
     def _newest(self, name: str) -> str:
         versions = self._models[name]

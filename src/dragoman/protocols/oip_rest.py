@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
@@ -35,6 +36,7 @@ from dragoman.core.signature import TensorSpec
 from dragoman.payload.body import HEADER_LENGTH, write_tensors
 from dragoman.protocols.oip import classified
 from dragoman.protocols.oip_body import Wanted, address, read_control, read_infer
+from dragoman.protocols.oip_custom import handle
 from dragoman.protocols.oip_headers import checked_headers
 from dragoman.protocols.wire import (
     JSON_TYPE,
@@ -193,7 +195,7 @@ def protocol(policy: Policy) -> HttpProtocol:
             Route("POST", f"{model}/infer", at.infer),
             Route("POST", f"{model}/infer_stream", at.infer_stream),
         ]
-    return HttpProtocol("Open Inference (V2)", tuple(routes), write_error)
+    return HttpProtocol("Open Inference (V2)", tuple(routes), write_error, fallback=partial(handle, policy=policy))
 
 
 def write_error(fault: DragomanError | HttpFault) -> HttpResponse:

@@ -16,12 +16,13 @@ from dragoman.compat import install
 from dragoman.compat.border import fault_of, inference_of, request_of
 from dragoman.compat.mlserver import model as ours
 from dragoman.compat.mlserver.settings import ModelSettings
-from dragoman.core.calls import Inference, Request
+from dragoman.core.calls import Handled, Inference, Request
 from dragoman.core.datatypes import datatype
 from dragoman.core.errors import ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec
+from dragoman.runtimes.mlserver_handlers import Handler
 
 
 def load(spec: ModelSpec) -> Model:
@@ -50,6 +51,10 @@ class MLServerModel(Model):
         given = spec.parameters.get("model_settings", {})
         settings, self._types = _settings(kind, given, str(spec.parameters.get("source", "")))
         self._theirs = kind(settings)
+        self._handlers = {
+            f"{at.rest_method.upper()} {at.rest_path}": Handler(run, at.rest_path) for at, run in _custom(self._theirs)
+        }
+        self.handlers = tuple(self._handlers)
         self._streams = _overridden(kind, "predict_stream")
         if self._streams:
             self.infer_stream = self._stream
@@ -83,6 +88,13 @@ class MLServerModel(Model):
             async with aclosing(self._theirs.predict_stream(_once(request_of(request, self._types)))) as answers:
                 async for answer in answers:
                     yield inference_of(answer)
+        except Exception as fault:
+            raise fault_of(fault) from fault
+
+    async def handle(self, request: Request[Handled]) -> Handled:  # type: ignore[override]
+        call: Any = request.call
+        try:
+            return await self._handlers[call.handler].answer(request)
         except Exception as fault:
             raise fault_of(fault) from fault
 
@@ -128,6 +140,13 @@ def _overridden(kind: type[Any], method: str) -> bool:
 
 def _told(tensors: Any) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(t.name, datatype(str(t.datatype)), tuple(t.shape)) for t in tensors or ())
+
+
+def _custom(model: Any) -> list[tuple[Any, Any]]:
+    """The methods that answer at paths of their own, marked by our decorator or the real package's."""
+    mark = "__custom_handler__"
+    methods = (getattr(model, name) for name in dir(type(model)) if hasattr(getattr(type(model), name), mark))
+    return [(getattr(method, mark), method) for method in methods]
 
 
 async def _awaited(result: Any) -> Any:

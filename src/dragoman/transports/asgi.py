@@ -47,7 +47,8 @@ class AsgiApplication:
         except HttpFault as fault:
             await client.send(application.refusal(fault, protocol))
             return
-        request = HttpRequest(scope["method"], scope["path"], match.params, client.headers, body)
+        query = scope["query_string"].decode("latin-1")
+        request = HttpRequest(scope["method"], scope["path"], match.params, client.headers, body, query)
         await application.answer(match, request, client)
 
 

@@ -18,6 +18,7 @@ from dragoman.core.calls import (
     Embed,
     Generate,
     Gradient,
+    Handle,
     Infer,
     Request,
     SignatureFor,
@@ -45,6 +46,7 @@ _VERBS: Mapping[type[Call[Any]], tuple[str, Callable[[Any, Any, Signature], Any]
     Generate: ("generate", as_it_is),
     Tokenize: ("tokenize", as_it_is),
     Embed: ("embed", as_it_is),
+    Handle: ("handle", as_it_is),
 }
 
 # What a model may raise that must not end its thread or the event loop: sys.exit() in a request, for one.
@@ -241,6 +243,7 @@ def _describe(model: Model, spec: ModelSpec) -> Loaded:
         streams=infers in ("generator", "async generator") or _streaming(model) is not None,
         concurrent=bool(kinds & {"coroutine", "async generator"}),
         details=dict(model.details()),
+        handlers=tuple(model.handlers),
     )
 
 

@@ -24,7 +24,7 @@ class Loaded:
 
     `streams`: it answers Infer with any number of pieces, not exactly one. `concurrent`: one replica works on
     many calls at a time (its methods are `async`), so no call waits for another.
-    `details`: what metadata tells besides.
+    `details`: what metadata tells besides. `handlers`: paths of its own.
     """
 
     signature: Signature
@@ -33,6 +33,7 @@ class Loaded:
     streams: bool = False
     concurrent: bool = False
     details: Mapping[str, Any] = field(default_factory=dict)
+    handlers: tuple[str, ...] = ()
 
 
 class Elsewhere(Exception):

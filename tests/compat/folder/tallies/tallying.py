@@ -1,0 +1,29 @@
+# mypy: ignore-errors
+"""A model with paths of its own."""
+
+from typing import Optional
+
+from mlserver import MLModel
+from mlserver.handlers import custom_handler
+from mlserver.types import InferenceRequest, InferenceResponse
+
+
+class Tallies(MLModel):
+    async def predict(self, payload: InferenceRequest) -> InferenceResponse:
+        return InferenceResponse(model_name=self.name, outputs=[])
+
+    @custom_handler(rest_path="/my-custom-endpoint")
+    async def my_payload(self, payload: list) -> int:
+        return sum(payload)
+
+    @custom_handler(rest_path="/scores/{name}/{turn}", rest_method="GET")
+    def score(self, name: str, turn: int, factor: float = 1.0, shout: Optional[bool] = None) -> dict:
+        return {"name": name.upper() if shout else name, "score": turn * factor}
+
+    @custom_handler(rest_path="/mixed", rest_method="PUT")
+    async def mixed(self, rows: list, options: dict, unit: str = "m") -> dict:
+        return {"rows": len(rows), "options": sorted(options), "unit": unit}
+
+    @custom_handler(rest_path="/broken")
+    async def broken(self, payload: dict) -> dict:
+        return {"answer": 1 / payload["zero"]}
