@@ -19,7 +19,7 @@ from dragoman.core.bytes_tensor import BytesTensor, flattened, texts_of, with_pa
 from dragoman.core.datatypes import BYTES, DATATYPES, FP32, INT64
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.tensor import Tensor, object_array
-from dragoman.payload import body, json_data, raw, simd
+from dragoman.payload import body, json_data, raw, simd, small
 from dragoman.payload.cut import divided
 from dragoman.payload.message import InferenceRequest
 from dragoman.payload.policy import Policy
@@ -31,9 +31,10 @@ NEVER = 1 << 60
 
 
 @contextmanager
-def way(least: int, *, with_simd: bool, portion: int = 1 << 18) -> Iterator[None]:
-    """Arrays are long from so many bytes on, and are read with simdjson or without."""
+def way(least: int, *, with_simd: bool, portion: int = 1 << 18, most: int = 0) -> Iterator[None]:
+    """Arrays are long from so many bytes on, and are read with simdjson or without; small ones have `most` bytes."""
     with (
+        mock.patch.object(small, "SMALL", most),
         mock.patch.object(body, "LONG", least),
         mock.patch.object(json_data, "LONG", least if with_simd else NEVER),
         mock.patch.object(json_data, "_PORTION", portion),
@@ -63,6 +64,8 @@ def every_way(text: bytes, policy: Policy = POLICY) -> Any:
 
     with way(NEVER, with_simd=False):
         plain = told(read)
+    with way(NEVER, with_simd=False, most=small.SMALL):
+        assert told(read) == plain
     for portion in (1 << 18, 8):
         with way(NEVER, with_simd=False, portion=portion):
             # A portion that ends within a list tells of another list; what is taken is the same.
@@ -155,6 +158,12 @@ def requested(kind: str, shape: list[int], data: str, **more: str) -> bytes:
 @example("UINT64", ([2], "[18446744073709551615, 9223372036854775808]"))
 @example("INT8", ([2], "[127, 128]"))
 @example("INT32", ([2], "[1.0, 2e0]"))
+@example("FP32", ([2], "[3.4028235e38, 3.5e38]"))
+@example("FP32", ([2], "[3.4028235677973366e38, 1]"))
+@example("FP16", ([2], "[65504, 65520]"))
+@example("FP16", ([2, 2], "[[65519.9, 1e-8], [6e-8, 0.1]]"))
+@example("FP64", ([2, 2], "[[1, 2], [3, 1.7976931348623159e308]]"))
+@example("BOOL", ([2, 1], "[[true], [false]]"))
 def test_numbers_are_the_same_whichever_way_they_are_read(kind: str, given: tuple[list[int], str]) -> None:
     every_way(requested(kind, *given))
 
@@ -360,3 +369,23 @@ def test_numbers_keep_their_parameters() -> None:
     assert (found.shape, found.parameters) == ((2,), {"p": 1})
     with pytest.raises(InvalidInput):
         json_data.tensor_from_json("x", FP32, [2], [1.0], POLICY)
+
+
+@pytest.mark.parametrize("kind", [k for k in sorted(DATATYPES) if k not in ("BF16", "BYTES")])
+@pytest.mark.parametrize("shape", [[4], [2, 2], [1, 4, 1]])
+def test_small_tensors_take_the_short_way(kind: str, shape: list[int]) -> None:
+    values = np.array([True, False, True, True]) if kind == "BOOL" else np.array([1, 2, 3, 4])
+    flat, nested = values.tolist(), values.reshape(shape).tolist()
+    for data in (flat, nested) if len(shape) < 3 else (flat,):
+        text = requested(kind, shape, json.dumps(data))
+        with mock.patch.object(body, "tensor_from_json", side_effect=AssertionError):
+            found = body.read_request(text, None, POLICY).inputs["x"].data
+        assert found.dtype == DATATYPES[kind].dtype
+        assert not found.flags.writeable
+        assert found.tolist() == values.reshape(shape).tolist()
+
+
+@pytest.mark.parametrize("policy", [Policy(max_elements=3), Policy(max_rank=1)])
+def test_small_tensors_keep_to_the_limits(policy: Policy) -> None:
+    with pytest.raises(InvalidInput, match=r"expected at most|more elements"):
+        body.read_request(requested("INT32", [2, 2], "[1, 2, 3, 4]"), None, policy)

@@ -3,13 +3,12 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
-from dragoman.core.datatypes import Datatype, datatype
+from dragoman.core.datatypes import DATATYPES, Datatype, datatype
 from dragoman.core.errors import DragomanError, InvalidInput, NotSupported
 from dragoman.core.tensor import Parameters, Scalar, Tensor
 from dragoman.payload.cut import Message, divided
@@ -17,8 +16,9 @@ from dragoman.payload.json_data import PARSER_FAULTS, json_from_tensor, tensor_f
 from dragoman.payload.policy import Buffer, Policy
 from dragoman.payload.raw import raw_from_tensor, tensor_from_raw
 from dragoman.payload.simd import LONG
+from dragoman.payload.small import small_tensor
 
-T = TypeVar("T")
+Read = TypeVar("Read")
 
 HEADER_LENGTH = "inference-header-content-length"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -81,8 +81,7 @@ _REQUEST = msgspec.json.Decoder(_Request)
 _RESPONSE = msgspec.json.Decoder(_Response)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestBody:
+class RequestBody(msgspec.Struct, frozen=True):
     """A request as it was written; `id` is None where it has none."""
 
     inputs: Mapping[str, Tensor]
@@ -91,8 +90,7 @@ class RequestBody:
     id: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseBody:
+class ResponseBody(msgspec.Struct, frozen=True):
     """An answer as it was written."""
 
     outputs: Mapping[str, Tensor]
@@ -104,6 +102,8 @@ class ResponseBody:
 
 # --- reading ---------------------------------------------------------------------------------------------------
 
+_LENGTH = re.compile(r"\s*-?[0-9]{1,20}\s*", re.ASCII)
+
 
 def divide(body: Buffer, header: str | None) -> tuple[Buffer, memoryview | None]:
     """The JSON and the binary data behind it, None where the header that tells the JSON's length is missing.
@@ -112,7 +112,7 @@ def divide(body: Buffer, header: str | None) -> tuple[Buffer, memoryview | None]
     """
     if header is None:
         return body, None
-    if re.fullmatch(r"\s*-?[0-9]{1,20}\s*", header, re.ASCII) is None:
+    if _LENGTH.fullmatch(header) is None:
         raise InvalidInput(f"Unable to parse Inference-Header-Content-Length, got: {header[:64]}")
     length, view = int(header), memoryview(body)
     if not 0 <= length <= len(view):
@@ -122,37 +122,42 @@ def divide(body: Buffer, header: str | None) -> tuple[Buffer, memoryview | None]
 
 def read_request(head: Buffer, rest: memoryview | None, policy: Policy) -> RequestBody:
     """The request in some JSON and the binary data behind it. Raises InvalidInput or NotSupported."""
-
-    def read(message: Message) -> RequestBody:
-        found = _parsed(message.rest, _REQUEST, _LiteralRequest, "an inference request", policy)
-        inputs = _tensors(found.inputs, rest, message, "input", policy)
-        return RequestBody(inputs, found.outputs or (), told_parameters(found.parameters), found.id)
-
-    return _once(bytes(head), read)
+    return _once(bytes(head), rest, policy, _request)
 
 
 def read_response(head: Buffer, rest: memoryview | None, policy: Policy) -> ResponseBody:
     """The answer in some JSON and the binary data behind it. Raises InvalidInput or NotSupported."""
-
-    def read(message: Message) -> ResponseBody:
-        found = _parsed(message.rest, _RESPONSE, _LiteralResponse, "an inference response", policy)
-        outputs = _tensors(found.outputs, rest, message, "output", policy)
-        parameters = told_parameters(found.parameters)
-        return ResponseBody(outputs, parameters, found.model_name, found.model_version, found.id)
-
-    return _once(bytes(head), read)
+    return _once(bytes(head), rest, policy, _response)
 
 
-def _once(text: bytes, read: Callable[[Message], T]) -> T:
+def _request(message: Message, rest: memoryview | None, policy: Policy) -> RequestBody:
+    found = _parsed(message.rest, _REQUEST, _LiteralRequest, "an inference request", policy)
+    inputs = _tensors(found.inputs, rest, message, "input", policy)
+    return RequestBody(inputs, found.outputs or (), told_parameters(found.parameters), found.id)
+
+
+def _response(message: Message, rest: memoryview | None, policy: Policy) -> ResponseBody:
+    found = _parsed(message.rest, _RESPONSE, _LiteralResponse, "an inference response", policy)
+    outputs = _tensors(found.outputs, rest, message, "output", policy)
+    parameters = told_parameters(found.parameters)
+    return ResponseBody(outputs, parameters, found.model_name, found.model_version, found.id)
+
+
+def _once(
+    text: bytes,
+    rest: memoryview | None,
+    policy: Policy,
+    read: Callable[[Message, memoryview | None, Policy], Read],
+) -> Read:
     """What `read` makes of a message; of a long one after its arrays were cut out, if nothing is wrong with it."""
     if len(text) >= LONG and not text.startswith(_BYTE_ORDER_MARK):
         message = divided(text, LONG)
         if message.arrays:
             try:
-                return read(message)
+                return read(message, rest, policy)
             except DragomanError:
                 pass  # what is wrong is told of the message as it came
-    return read(Message(text))
+    return read(Message(text, {}), rest, policy)
 
 
 def _parsed(head: bytes, decoder: Any, literal_type: Any, what: str, policy: Policy) -> Any:
@@ -186,8 +191,12 @@ _BLOCK = 1 << 20
 
 def check_depth(text: bytes, policy: Policy) -> None:
     """Refuse JSON that nests too deep, before any parser goes down into it."""
-    codes = np.frombuffer(text, np.uint8)
-    if sum(np.count_nonzero(codes == code) for code in b"[{") <= policy.max_json_depth:
+    if len(text) < LONG:
+        count = text.count(b"[") + text.count(b"{")
+    else:
+        codes = np.frombuffer(text, np.uint8)
+        count = int(np.count_nonzero(codes == ord("[")) + np.count_nonzero(codes == ord("{")))
+    if count <= policy.max_json_depth:
         return
     brackets = _STRING.sub(b"", _ESCAPE.sub(b"", text).translate(None, _WITHOUT_STRUCTURE))
     steps = np.frombuffer(brackets.translate(_STEPS), np.int8)
@@ -208,6 +217,9 @@ def _tensors(
     tensors: dict[str, Tensor] = {}
     at, cut, left = 0, 0, memoryview(b"") if rest is None else rest
     for one in given:
+        if (small := _small(one, policy)) is not None and one.name not in tensors:
+            tensors[one.name] = small
+            continue
         where = f"{noun} '{one.name}'"
         if one.name in tensors:
             raise InvalidInput(f"{where} already exists in request")
@@ -231,6 +243,12 @@ def _tensors(
     if cut != len(message.arrays):
         raise InvalidInput("an array that is no tensor's data was cut out")
     return tensors
+
+
+def _small(one: _Tensor, policy: Policy) -> Tensor | None:
+    """The tensor of a description with nothing unusual in it, which most are."""
+    kind = DATATYPES.get(one.datatype)
+    return small_tensor(kind, one.shape, one.data, policy) if kind is not None and not one.parameters else None
 
 
 def _from_json(one: _Tensor, where: str, kind: Datatype, parameters: Parameters, policy: Policy) -> Tensor:

@@ -8,7 +8,6 @@ where data is expected. Where one does not, or anything else is wrong, the messa
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -17,12 +16,11 @@ _OPENING = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*(?=\[)")
 _KEY = b'"data"'
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(msgspec.Struct, frozen=True):
     """A message with `[]` for each of the arrays, which are known by where it stands."""
 
     rest: bytes
-    arrays: Mapping[int, memoryview] = field(default_factory=dict)
+    arrays: Mapping[int, memoryview]
 
     def array(self, data: object) -> memoryview | None:
         """The array for which this piece of the rest stands; None where it is no such piece."""

@@ -1,7 +1,6 @@
 """What a REST request of the Open Inference Protocol asks: its body becomes a Request, and the form of its answer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -31,8 +30,7 @@ class Control(msgspec.Struct):
 _CONTROL = msgspec.json.Decoder(Control | None)
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True):
     """How a caller wants the answer: its id, which outputs in binary form, and which as best classes."""
 
     id: str | None

@@ -1,8 +1,9 @@
 """Inference over gRPC: a ModelInferRequest becomes an Infer call, and its answer a ModelInferResponse."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from dragoman.core.calls import Infer, Inference, Request, Response
 from dragoman.core.datatypes import Datatype, datatype
@@ -28,8 +29,7 @@ FINAL = "triton_final_response"
 _RAW_OUTPUT_CONTENTS: int = ModelInferResponse.DESCRIPTOR.fields_by_name["raw_output_contents"].number
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(msgspec.Struct, frozen=True):
     """What an answer needs to know of its question: `raw` elements or typed ones, how many `classes` of which
     output, and whether the stream marks its `final` response."""
 

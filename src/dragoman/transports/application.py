@@ -11,7 +11,6 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any, Protocol
 
 from dragoman.core.calls import Response
@@ -122,7 +121,7 @@ class Application:
 
     async def _unpacked(self, request: HttpRequest) -> HttpRequest:
         body = await decoded(request.body, request.headers["content-encoding"], self.limits.max_body_bytes)
-        return replace(request, body=body)
+        return HttpRequest(request.method, request.path, request.params, request.headers, body)
 
     async def _asked(self, endpoint: Endpoint, request: HttpRequest, caller: Caller) -> HttpResponse | None:
         """The response, or None where it was a stream and has gone out."""

@@ -1,0 +1,82 @@
+"""Small tensors of numbers in JSON, read in a few steps where everything about them is plain.
+
+Whatever is not so is left to `json_data`, which takes the same and tells what is wrong with the rest.
+"""
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dragoman.core.datatypes import (
+    BOOL,
+    FP16,
+    FP32,
+    FP64,
+    INT8,
+    INT16,
+    INT32,
+    INT64,
+    UINT8,
+    UINT16,
+    UINT32,
+    UINT64,
+    Datatype,
+)
+from dragoman.core.tensor import NONE, Parameters, Tensor
+from dragoman.payload.policy import Policy
+
+SMALL = 2048  # bytes of JSON up to which it pays
+
+_NESTED = ord("[")
+_BOOLS, _INTEGERS, _FLOATS = (
+    (msgspec.json.Decoder(list[kind]), msgspec.json.Decoder(list[list[kind]]))  # type: ignore[valid-type]
+    for kind in (bool, int, float)
+)
+# What reads the elements, flat and as rows, and the code by which `struct` packs them and refuses what does not fit.
+_FORMS: Mapping[Datatype, tuple[tuple[Any, Any], str]] = {
+    BOOL: (_BOOLS, "?"),
+    UINT8: (_INTEGERS, "B"),
+    UINT16: (_INTEGERS, "H"),
+    UINT32: (_INTEGERS, "I"),
+    UINT64: (_INTEGERS, "Q"),
+    INT8: (_INTEGERS, "b"),
+    INT16: (_INTEGERS, "h"),
+    INT32: (_INTEGERS, "i"),
+    INT64: (_INTEGERS, "q"),
+    FP16: (_FLOATS, "e"),
+    FP32: (_FLOATS, "f"),
+    FP64: (_FLOATS, "d"),
+}
+_FAULTS = (msgspec.DecodeError, UnicodeDecodeError, struct.error, OverflowError)
+
+
+def small_tensor(
+    datatype: Datatype, shape: Sequence[int], data: Any, policy: Policy, parameters: Parameters = NONE
+) -> Tensor | None:
+    """The tensor in `data`, flat or in rows; None where there is anything else to be said of it."""
+    form = _FORMS.get(datatype)
+    if form is None or type(data) is not msgspec.Raw or not (2 < len(text := memoryview(data)) <= SMALL):
+        return None
+    (flat, rows), code = form
+    try:
+        values = _joined(rows.decode(data), shape) if text[1] == _NESTED else flat.decode(data)
+        count = len(values)
+        if not (0 < count == math.prod(shape) <= policy.max_elements and 0 < len(shape) <= policy.max_rank):
+            return None
+        if min(shape) < 1:
+            return None
+        packed = struct.pack(f"<{count}{code}", *values)
+    except _FAULTS:
+        return None
+    return Tensor(np.frombuffer(packed, datatype.dtype).reshape(shape), datatype, parameters)
+
+
+def _joined(rows: list[list[Any]], shape: Sequence[int]) -> list[Any]:
+    """The elements of all rows; none where the rows are not as the shape has it."""
+    if len(shape) != 2 or len(rows) != shape[0] or any(len(row) != shape[1] for row in rows):
+        return []
+    return [value for row in rows for value in row]
