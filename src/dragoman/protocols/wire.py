@@ -25,10 +25,12 @@ Headers = tuple[tuple[str, str], ...]
 
 
 class Exchange(msgspec.Struct, Generic[A, Out], frozen=True):
-    """One question and how its one answer is written."""
+    """One question and how its one answer is written; `fault` writes what went wrong with it, None leaves that to the
+    protocol's own error table."""
 
     request: Request[A]
     reply: Callable[[Response[A]], Out]
+    fault: Callable[[DragomanError], Out] | None = None
 
 
 # --- HTTP ------------------------------------------------------------------------------------------------
@@ -57,8 +59,8 @@ class HttpResponse(msgspec.Struct, frozen=True):
 class HttpStream(msgspec.Struct, Generic[A], frozen=True):
     """One question and how each piece of its answer is written.
 
-    `error` writes a fault that comes after the first piece; one that comes before goes through the protocol's own
-    error table, with its status.
+    `error` writes a fault that comes after the first piece; one that comes before is written by `fault`, or where that
+    is None by the protocol's own error table, with its status.
     """
 
     request: Request[A]
@@ -66,9 +68,19 @@ class HttpStream(msgspec.Struct, Generic[A], frozen=True):
     error: Callable[[DragomanError], bytes]
     end: bytes = b""
     headers: Headers = ()
+    fault: Callable[[DragomanError], HttpResponse] | None = None
 
 
-Endpoint = Callable[[HttpRequest], Exchange[Any, HttpResponse] | HttpStream[Any]]
+class Inquiry(msgspec.Struct, Generic[A], frozen=True):
+    """A question that the protocol has itself before it can put the caller's: what its answer leads to is `then`."""
+
+    request: Request[A]
+    then: "Callable[[Response[A]], Asked]"
+
+
+# What a request becomes. A response alone needs no engine.
+Asked = Exchange[Any, HttpResponse] | HttpStream[Any] | Inquiry[Any] | HttpResponse
+Endpoint = Callable[[HttpRequest], Asked]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from dragoman.protocols.wire import (
     HttpRequest,
     HttpResponse,
     HttpStream,
+    Inquiry,
 )
 from dragoman.transports.aside import Aside
 from dragoman.transports.bodies import Bodies
@@ -125,12 +126,21 @@ class Application:
 
     async def _asked(self, endpoint: Endpoint, request: HttpRequest, caller: Caller) -> HttpResponse | None:
         """The response, or None where it was a stream and has gone out."""
-        exchange = await self._aside.read(endpoint, request, len(request.body))
-        if isinstance(exchange, HttpStream):
-            await in_task()
-            await self._stream(exchange, caller)
-            return None
-        return await self._aside.write(exchange.reply, await self._engine.call(exchange.request))
+        asked = await self._aside.read(endpoint, request, len(request.body))
+        while isinstance(asked, Inquiry):
+            asked = asked.then(await self._engine.call(asked.request))
+        if isinstance(asked, HttpResponse):
+            return asked
+        try:
+            if isinstance(asked, HttpStream):
+                await in_task()
+                await self._stream(asked, caller)
+                return None
+            return await self._aside.write(asked.reply, await self._engine.call(asked.request))
+        except DragomanError as fault:
+            if asked.fault is None or caller.started:
+                raise
+            return asked.fault(fault)
 
     async def _packed(self, response: HttpResponse, request: HttpRequest) -> HttpResponse:
         """The answer compressed, where that is wanted and worth it."""
