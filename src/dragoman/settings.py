@@ -69,6 +69,9 @@ class Settings:
     max_elements: int = _setting(1 << 31, "how many elements a tensor may have", "limits")
     max_bytes_elements: int = _setting(4 << 20, "how many elements a tensor of BYTES may have", "limits")
     max_tensors: int = _setting(1024, "how many inputs or outputs a request may have", "limits")
+    max_sequences: int = _setting(
+        16, "how many texts may be generated at a time for one prompt, as n, best_of or beams", "limits", least=1
+    )
     drain_s: float = _setting(30.0, "seconds that calls under way may take after SIGTERM", "limits")
 
     nonfinite: Literal["null", "literal", "error"] = _setting(
@@ -78,6 +81,9 @@ class Settings:
         "", "headers of requests that models see, as x-user,x-trace-*; credentials never", "wire"
     )
     health_json: bool = _setting(False, "health endpoints answer a JSON body instead of an empty one", "wire")
+    strict_parameters: bool = _setting(
+        False, "refuse unknown parameters of text generation; else the header x-ignored-parameters names them", "wire"
+    )
     compress_responses: bool = _setting(True, "compress answers for clients that accept gzip or deflate", "wire")
     server_name: str = _setting("dragoman", "the server's name in its metadata", "wire")
     default_model: str = _setting(

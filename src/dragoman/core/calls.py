@@ -185,7 +185,8 @@ class Handle(ModelCall[Handled]):
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
     """What metadata tells of a model: its served versions, its platform, its signature, what it can answer (types of
-    call), and further details of its kind (where derivatives come from, how long a context is)."""
+    call), and further details of its kind (where derivatives come from, how long a context is). `parameters` are what
+    the operator says of it beyond the fields that every model has."""
 
     name: str
     versions: tuple[str, ...]
@@ -193,6 +194,8 @@ class ModelDescription:
     signature: Signature
     calls: frozenset[type[Call[Any]]] = frozenset()
     details: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    folder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +247,11 @@ class DescribeModels(ServerCall[tuple[ModelDescription, ...]]):
 @dataclass(frozen=True, slots=True)
 class ListModels(ServerCall[tuple[str, ...]]):
     """The names of the models that are served."""
+
+
+@dataclass(frozen=True, slots=True)
+class States(ServerCall[tuple[IndexEntry, ...]]):
+    """Every model version that is served, and its state."""
 
 
 @dataclass(frozen=True, slots=True)

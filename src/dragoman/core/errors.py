@@ -3,6 +3,7 @@
     DragomanError
     ├── CallerError           the caller, or the moment
     │   ├── InvalidInput          what was asked does not fit the model
+    │   │   └── Unaddressed           no model is named, and it is not plain which one is meant
     │   ├── ModelNotFound         no such model or version
     │   ├── NotSupported          the model, or this form of answer, cannot do that
     │   ├── NotReady              the model is not ready (yet); try again later
@@ -40,6 +41,10 @@ class CallerError(DragomanError):
 
 class InvalidInput(CallerError):
     """What was asked does not fit: the message names the field, what was expected and what came."""
+
+
+class Unaddressed(InvalidInput):
+    """The call names no model, and there is no default nor only one that can answer it."""
 
 
 class ModelNotFound(CallerError):

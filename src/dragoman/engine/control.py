@@ -90,10 +90,13 @@ class Control:
 
     def index(self, *, ready: bool) -> tuple[IndexEntry, ...]:
         """Every model version that is or was there, or those that are ready."""
-        entries = [IndexEntry(d.spec.name, d.spec.version, d.told_state, d.reason) for d in self._registry.all()]
         served = set(self._registry.names())
-        entries += [e for name, e in self._gone.items() if name not in served]
+        entries = (*self.states(), *(e for name, e in self._gone.items() if name not in served))
         return tuple(e for e in entries if not ready or e.state == "READY")
+
+    def states(self) -> tuple[IndexEntry, ...]:
+        """Every model version that is there."""
+        return tuple(IndexEntry(d.spec.name, d.spec.version, d.told_state, d.reason) for d in self._registry.all())
 
     async def drain(self) -> None:
         """Wait until every model has answered the calls that it had."""

@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -27,9 +27,10 @@ from dragoman.core.calls import (
     Request,
     Response,
     ServerDescription,
+    States,
     Unload,
 )
-from dragoman.core.errors import Forbidden, InvalidInput, NotReady, Unauthorized
+from dragoman.core.errors import Forbidden, NotReady, Unaddressed, Unauthorized
 from dragoman.core.spec import check_name
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.engine.control import Control
@@ -166,7 +167,7 @@ class Engine:
             names = sorted({d.spec.name for d in self._registry.all() if d.answers(able)})
             if len(names) != 1:
                 there = f"one of {', '.join(names)}" if names else "there is none that can answer"
-                raise InvalidInput(f"the request names no model; expected {there}")
+                raise Unaddressed(f"the request names no model; expected {there}")
             name = names[0]
         return self._registry.find(name, version)
 
@@ -185,6 +186,8 @@ class Engine:
             case DescribeServer():
                 me = self._identity
                 return ServerDescription(me.name, me.version, me.extensions)
+            case States():
+                return self._control.states()
             case Index(token, ready):
                 self._authorize(token)
                 return self._control.index(ready=ready)
@@ -204,9 +207,10 @@ class Engine:
         return not self._draining and self._registry.find(request.model, request.version).ready
 
     def _description(self, deployment: Deployment) -> ModelDescription:
-        loaded, name = deployment.loaded, deployment.spec.name
-        versions = tuple(v for v in self._registry.versions(name) if v)
-        return ModelDescription(name, versions, loaded.platform, loaded.signature, loaded.calls, loaded.details)
+        loaded, spec = deployment.loaded, deployment.spec
+        versions = tuple(v for v in self._registry.versions(spec.name) if v)
+        told = ModelDescription(spec.name, versions, loaded.platform, loaded.signature, loaded.calls, loaded.details)
+        return replace(told, parameters=spec.parameters, folder=spec.uri)
 
     def _authorize(self, token: str) -> None:
         wanted = self._identity.control_token

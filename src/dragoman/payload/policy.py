@@ -20,6 +20,8 @@ class Policy:
     metrics_path: where measurements are told.
     max_json_depth, max_rank, max_elements, max_bytes_elements, max_tensors: how deep JSON may nest, how many axes
     and elements a tensor, how many elements one of BYTES, and how many inputs or outputs a request may have.
+    strict_parameters: whether a parameter of text generation that is not known is refused rather than named.
+    max_sequences: how many texts may be generated at a time for one prompt.
     forward_headers: which headers of a request its model sees, in lower case; `*` stands for anything.
     """
 
@@ -31,6 +33,8 @@ class Policy:
     max_elements: int = 1 << 31
     max_tensors: int = 1024
     max_bytes_elements: int = 1 << 31
+    strict_parameters: bool = False
+    max_sequences: int = 16
     forward_headers: tuple[str, ...] = ()
 
     def forwarded(self, headers: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,216 @@
+"""What each field of Sampling may be, and a Sampling made of plain values such as JSON has."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dragoman.core.errors import InvalidInput
+from dragoman.core.text import Sampling
+
+# Bounds on what costs memory or time per request, whatever a protocol allows.
+MOST_STOPS = 64
+MOST_TOKEN_IDS = 256
+MOST_WORDS = 256
+MOST_BIASES = 1024
+MOST_TOP = 20
+_MOST_CHARACTERS = 4096
+_MOST_INTEGER = (1 << 31) - 1
+_MOST_SEED = (1 << 64) - 1
+
+
+class Unfit(ValueError):
+    """A value that is not of the kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a value must be, in words, and how it is read; `read` raises Unfit where it is something else."""
+
+    told: str
+    read: Callable[[Any], Any]
+
+
+def checked(name: str, value: Any, kind: Kind) -> Any:
+    """The value as its kind holds it. Raises InvalidInput naming it, what was expected and what came."""
+    try:
+        return kind.read(value)
+    except Unfit:
+        raise InvalidInput(f"`{name}` must be {kind.told}; got {shown(value)}") from None
+
+
+def shown(value: Any) -> str:
+    """A value for an error's reader, as JSON writes it and not without bound."""
+    text = json.dumps(value, ensure_ascii=False, default=repr)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+# --- kinds -----------------------------------------------------------------------------------------------
+
+
+def flag() -> Kind:
+    def read(value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise Unfit
+        return value
+
+    return Kind("true or false", read)
+
+
+def integer(least: int, most: int = _MOST_INTEGER) -> Kind:
+    """A whole number; some clients have floats alone, so 5.0 is one."""
+
+    def read(value: Any) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise Unfit
+        return value
+
+    if most >= _MOST_INTEGER:
+        return Kind("an integer that is strictly positive" if least == 1 else f"an integer >= {least}", read)
+    return Kind(f"an integer >= {least} and <= {most}", read)
+
+
+def number(least: float, most: float = math.inf, *, above: bool = False, below: bool = False) -> Kind:
+    """A number from `least` to `most`; with `above` and `below` these two are outside."""
+
+    def read(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise Unfit
+        if not least <= value <= most or (above and value == least) or (below and value == most):
+            raise Unfit
+        return float(value)
+
+    sides = [f"{'>' if above else '>='} {least}"] if math.isfinite(least) else []
+    sides += [f"{'<' if below else '<='} {most}"] if math.isfinite(most) else []
+    if above and least == 0 and math.isinf(most):
+        return Kind("a number that is strictly positive", read)
+    return Kind(" ".join(["a number", " and ".join(sides)]).strip(), read)
+
+
+def texts(most: int) -> Kind:
+    """A list of texts, or one text alone; none is empty."""
+
+    def read(value: Any) -> tuple[str, ...]:
+        found = [value] if isinstance(value, str) else value
+        if not isinstance(found, list | tuple) or len(found) > most:
+            raise Unfit
+        if not all(isinstance(text, str) and 0 < len(text) <= _MOST_CHARACTERS for text in found):
+            raise Unfit
+        return tuple(found)
+
+    return Kind(f"a list of at most {most} texts that are not empty", read)
+
+
+def text() -> Kind:
+    def read(value: Any) -> str:
+        if not isinstance(value, str):
+            raise Unfit
+        return value
+
+    return Kind("a text", read)
+
+
+def token_ids(most: int) -> Kind:
+    whole = integer(0)
+
+    def read(value: Any) -> tuple[int, ...]:
+        if not isinstance(value, list | tuple) or len(value) > most:
+            raise Unfit
+        return tuple(whole.read(each) for each in value)
+
+    return Kind(f"a list of at most {most} token ids", read)
+
+
+def biases(bound: float = 100.0) -> Kind:
+    """An object from token ids, which JSON writes as texts, to what is added to their logits."""
+    size = number(-bound, bound)
+
+    def read(value: Any) -> dict[int, float]:
+        if not isinstance(value, Mapping) or len(value) > MOST_BIASES:
+            raise Unfit
+        if not all(str(key).isdecimal() and int(key) <= _MOST_INTEGER for key in value):
+            raise Unfit
+        return {int(key): size.read(each) for key, each in value.items()}
+
+    return Kind(f"an object of at most {MOST_BIASES} token ids, each with a number from {-bound:g} to {bound:g}", read)
+
+
+def _early_stopping() -> Kind:
+    def read(value: Any) -> bool | str:
+        if not isinstance(value, bool) and value != "never":
+            raise Unfit
+        return value
+
+    return Kind('true, false or "never"', read)
+
+
+def _top_k() -> Kind:
+    whole = integer(-1)
+    return Kind(f"{whole.told} (-1 and 0: all)", lambda value: max(0, whole.read(value)))
+
+
+KINDS: Mapping[str, Kind] = {
+    "max_new_tokens": integer(1),
+    "min_new_tokens": integer(0),
+    "do_sample": flag(),
+    "seed": integer(0, _MOST_SEED),
+    "temperature": number(0.0),
+    "top_k": _top_k(),
+    "top_p": number(0.0, 1.0),
+    "min_p": number(0.0, 1.0),
+    "typical_p": number(0.0, 1.0, above=True),
+    "repetition_penalty": number(0.0, above=True),
+    "presence_penalty": number(-2.0, 2.0),
+    "frequency_penalty": number(-2.0, 2.0),
+    "n": integer(1),
+    "best_of": integer(1),
+    "num_beams": integer(1),
+    "length_penalty": number(-math.inf),
+    "early_stopping": _early_stopping(),
+    "stop": texts(MOST_STOPS),
+    "stop_token_ids": token_ids(MOST_TOKEN_IDS),
+    "include_stop": flag(),
+    "ignore_eos": flag(),
+    "bad_words": texts(MOST_WORDS),
+    "logit_bias": biases(),
+    "top_logprobs": integer(0, MOST_TOP),
+    "prompt_logprobs": integer(0, MOST_TOP),
+    "truncate": integer(1),
+    "skip_special_tokens": flag(),
+    "spaces_between_special_tokens": flag(),
+    "adapter": text(),
+}
+
+
+# --- together ----------------------------------------------------------------------------------------------
+
+
+def sampling(fields: Mapping[str, Any], names: Mapping[str, str], most: int) -> Sampling:
+    """The Sampling of fields that are fit each by itself; `names` is what the caller calls them.
+
+    A temperature, or a top_p, of 0 leaves the likeliest token alone, so it is greedy. `most` bounds the sequences of
+    a prompt. Raises InvalidInput where fields contradict each other.
+    """
+    made = Sampling(**fields)
+    if made.temperature == 0 or made.top_p == 0:
+        made = Sampling(**{**fields, "do_sample": False, "temperature": 1.0, "top_p": 1.0})
+    for field in ("n", "best_of", "num_beams"):
+        if getattr(made, field) > most:
+            raise InvalidInput(f"`{names.get(field, field)}` must be <= {most}; got {getattr(made, field)}")
+    told = {field: f"`{names.get(field, field)}`" for field in KINDS}
+    if made.best_of and made.best_of < made.n:
+        raise InvalidInput(f"{told['best_of']} must be >= {told['n']}; got {made.best_of} and {made.n}")
+    if made.num_beams > 1:
+        if made.do_sample:
+            raise InvalidInput(f"{told['num_beams']} > 1 searches for the likeliest text; it must not be sampled")
+        if max(made.n, made.best_of) > made.num_beams:
+            raise InvalidInput(f"{told['n']} must be <= {told['num_beams']}; got {max(made.n, made.best_of)}")
+    if made.max_new_tokens is not None and made.min_new_tokens > made.max_new_tokens:
+        raise InvalidInput(
+            f"{told['min_new_tokens']} must be <= {told['max_new_tokens']}; "
+            f"got {made.min_new_tokens} and {made.max_new_tokens}"
+        )
+    return made
