@@ -48,6 +48,8 @@ _HOME = {
     "RequestOutput": "payload.message",
     "ResponseOutput": "payload.message",
     "model": "runtimes.python",
+    "VectorFunction": "core.vectors",
+    "vector_function": "derivatives.authoring",
     "Server": "server",
     "serve": "server",
     "open_engine": "server",

@@ -1,0 +1,210 @@
+"""A plain function as a `VectorFunction`, with the derivatives that its author has written."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dragoman.core.errors import InvalidOutput, ModelFailed
+from dragoman.core.vector_answers import as_vector, number_array, parts
+from dragoman.core.vectors import ABILITIES, Ability, Config, Vector, VectorFunction, Vectors
+from dragoman.derivatives.callee import Callee, callee, derivative_callee
+
+# Sizes as an author gives them: numbers, names with numbers, or what a config makes of them.
+Sizes = Sequence[int] | Mapping[str, int] | Callable[[Config], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """What `@vector_function` says of a function; see there for the meaning of each."""
+
+    inputs: Sizes | None = None
+    outputs: Sizes | None = None
+    at: Sequence[Any] | None = None
+    derivatives: str | None = "auto"
+    vectorised: bool | None = None
+    linear: bool = False
+    written: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    name: str = ""
+    placement: str = ""
+
+
+class Authored(VectorFunction):
+    """The function itself, and what its author has written of its derivatives; raises ModelFailed where they clash."""
+
+    def __init__(self, function: Callable[..., Any], declared: Declared) -> None:
+        self.declared = declared
+        self.callee = callee(function)
+        self.vectorised = bool(declared.vectorised)
+        self._inputs = _input_sizes(self.callee, declared)
+        self._outputs: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self.input_names = _names(declared.inputs) or self.callee.vectors
+        self.output_names = _names(declared.outputs)
+        if self.callee.open_ended and not _names(declared.inputs):
+            self.input_names = ()
+        self.written = _written(declared.written, self._count())
+        self._methods = _methods(self.written)
+
+    def input_sizes(self, config: Config) -> tuple[int, ...]:
+        sizes = self._inputs(config) if callable(self._inputs) else self._inputs
+        return tuple(int(size) for size in sizes)
+
+    def output_sizes(self, config: Config) -> tuple[int, ...]:
+        return self.output_sizes_by(self.evaluate, config)
+
+    def output_sizes_by(self, evaluate: Callable[[Vectors, Config], Any], config: Config) -> tuple[int, ...]:
+        """The sizes that are declared; else those of what `evaluate` gives at a point, which is tried once."""
+        declared = self.declared.outputs
+        if callable(declared):
+            return tuple(int(size) for size in declared(config))
+        if declared is not None:
+            return tuple(declared.values() if isinstance(declared, Mapping) else declared)
+        return self._tried_sizes(evaluate, config)
+
+    def evaluate(self, inputs: Vectors, config: Config) -> Any:
+        return self.callee(inputs, config)
+
+    def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
+        given = {"output": output, "input": input, "inputs": inputs, "sens": sens, "config": config}
+        return self._methods["gradient"](given)
+
+    def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
+        given = {"output": output, "input": input, "inputs": inputs, "vec": vec, "config": config}
+        return self._methods["apply_jacobian"](given)
+
+    def apply_hessian(
+        self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
+    ) -> Any:
+        where = {"output": output, "input1": input1, "input2": input2}
+        return self._methods["apply_hessian"]({**where, "inputs": inputs, "sens": sens, "vec": vec, "config": config})
+
+    def sources(self) -> Mapping[Ability, str]:
+        return {name: "author" for name in ABILITIES if name == "evaluate" or name in self._methods}
+
+    def point(self, config: Config) -> tuple[Vector, ...]:
+        """A point where the function may be tried: the author's `at`, or numbers between 0.3 and 0.8."""
+        sizes = self.input_sizes(config)
+        found = tuple(np.asarray(each, np.float64).reshape(-1) for each in self.declared.at or ())
+        if tuple(each.size for each in found) == sizes:
+            return found
+        return tuple(
+            0.3 + 0.5 * np.modf(0.618034 * np.arange(1, size + 1) + 0.1 * i)[0] for i, size in enumerate(sizes)
+        )
+
+    def _count(self) -> int:
+        return len(self.callee.vectors) or len(self.input_sizes({}))
+
+    def _tried_sizes(self, evaluate: Callable[[Vectors, Config], Any], config: Config) -> tuple[int, ...]:
+        """The sizes of the outputs at a point, for these sizes of inputs."""
+        sizes = self.input_sizes(config)
+        key = (*sizes, hash(repr(sorted(config.items()))) if config else 0)
+        if key not in self._outputs:
+            answer = evaluate(self.point(config), config)
+            found = [number_array(each, f"output {i}") for i, each in enumerate(parts(answer))]
+            if any(each.ndim > 1 for each in found):
+                raise InvalidOutput(f"expected output vectors, got shapes {[list(each.shape) for each in found]}")
+            self._outputs[key] = tuple(each.size for each in found)
+        return self._outputs[key]
+
+
+def _names(sizes: Sizes | None) -> tuple[str, ...]:
+    return tuple(sizes) if isinstance(sizes, Mapping) else ()
+
+
+def _input_sizes(function: Callee, declared: Declared) -> Sequence[int] | Callable[[Config], Sequence[int]]:
+    if callable(declared.inputs):
+        return declared.inputs
+    if declared.inputs is not None:
+        sizes = tuple(declared.inputs.values() if isinstance(declared.inputs, Mapping) else declared.inputs)
+    elif declared.at is not None:
+        sizes = tuple(np.size(each) for each in declared.at)
+    else:
+        raise ModelFailed(
+            f"function '{function.name}': the sizes of its input vectors are not known; expected inputs=[...], a "
+            "function of the config, or a point at=[...]"
+        )
+    if not all(isinstance(size, int | np.integer) and size >= 0 for size in sizes):
+        raise ModelFailed(f"function '{function.name}': inputs: expected sizes, got {list(sizes)}")
+    if not function.open_ended and len(sizes) != len(function.vectors):
+        raise ModelFailed(
+            f"function '{function.name}': inputs: expected {len(function.vectors)} sizes, for "
+            f"{', '.join(function.vectors)}; got {len(sizes)}"
+        )
+    return sizes
+
+
+# --- what an author has written --------------------------------------------------------------------------
+
+Given = Mapping[str, Any]
+_WHERE: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(("gradient", "apply_jacobian", "jacobian"), frozenset({"input"})),
+    **dict.fromkeys(("apply_hessian", "hessian"), frozenset({"input1", "input2"})),
+}
+
+
+def _written(functions: Mapping[str, Callable[..., Any]], count: int) -> Mapping[str, Callee]:
+    found = {name: derivative_callee(function, count) for name, function in functions.items()}
+    for name, each in found.items():
+        missing = _WHERE[name] - each.asked
+        if count > 1 and missing:
+            raise ModelFailed(
+                f"{name} '{each.name}': of a function of {count} vectors; expected a parameter '{min(missing)}', which "
+                "says by which vector"
+            )
+    return found
+
+
+def _methods(written: Mapping[str, Callee]) -> Mapping[str, Callable[[Given], Any]]:
+    """The abilities that follow from what is written; a function of an action goes before a whole matrix."""
+    found: dict[str, Callable[[Given], Any]] = {}
+    if "jacobian" in written:
+        found["gradient"] = lambda given: _jacobian(written["jacobian"], given).T @ given["sens"]
+        found["apply_jacobian"] = lambda given: _jacobian(written["jacobian"], given) @ given["vec"]
+    if "hessian" in written:
+        found["apply_hessian"] = lambda given: _hessian(written["hessian"], given)
+    for name in ABILITIES[1:]:
+        if name in written:
+            found[name] = _action(written[name], name)
+    return found
+
+
+def _action(function: Callee, name: str) -> Callable[[Given], Any]:
+    def act(given: Given) -> Any:
+        asked = {key: value for key, value in given.items() if key not in ("inputs", "config")}
+        answer = function(given["inputs"], given["config"], **asked)
+        if "sens" in given and "sens" not in function.asked:
+            return _times(answer, given["sens"], f"{name} without 'sens'")
+        return answer
+
+    return act
+
+
+def _times(answer: Any, sens: Vector, what: str) -> Any:
+    """What a function gives for an output of one number, for any weight of that number."""
+    if len(sens) != 1:
+        raise InvalidOutput(f"{what}: expected an output of one number, got {len(sens)}")
+    return answer * sens[0] if hasattr(answer, "dtype") else number_array(answer, what) * sens[0]
+
+
+def _jacobian(function: Callee, given: Given) -> Vector:
+    where = {"output": given["output"], "input": given["input"]}
+    matrix = number_array(function(given["inputs"], given["config"], **where), "jacobian")
+    columns = len(given["inputs"][given["input"]])
+    if matrix.ndim == 1:
+        matrix = matrix.reshape(1, -1)
+    rows = len(given["sens"]) if "sens" in given else matrix.shape[0]
+    if matrix.shape != (rows, columns):
+        raise InvalidOutput(f"jacobian: expected a matrix of shape {[rows, columns]}, got {list(matrix.shape)}")
+    return matrix
+
+
+def _hessian(function: Callee, given: Given) -> Vector:
+    where = {key: given[key] for key in ("output", "input1", "input2")}
+    found = number_array(function(given["inputs"], given["config"], **where), "hessian")
+    sens, (rows, columns) = given["sens"], (len(given["inputs"][where[key]]) for key in ("input1", "input2"))
+    if found.ndim == 2 and len(sens) == 1:
+        found = found[None]
+    if found.shape != (len(sens), rows, columns):
+        raise InvalidOutput(f"hessian: expected shape {[len(sens), rows, columns]}, got {list(found.shape)}")
+    return np.asarray(np.einsum("o,oij,j->i", sens, found, given["vec"]))

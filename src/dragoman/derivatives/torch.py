@@ -1,0 +1,116 @@
+"""Derivatives of functions written in PyTorch: reverse mode, forward mode, and forward over reverse; in float64."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from dragoman.core.vector_answers import parts
+from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors
+from dragoman.derivatives.authored import Authored
+from dragoman.derivatives.traced import Lifted, OfConfig, Traced, only
+
+Function = Callable[..., tuple[torch.Tensor, ...]]
+
+
+class TorchFunction(Traced):
+    """A function of float64 tensors. Gradient is torch.func.vjp, ApplyJacobian jvp, ApplyHessian jvp of vjp.
+
+    An operation that has no forward mode is differentiated twice in reverse instead, which gives the same numbers.
+    """
+
+    source = "torch"
+
+    def __init__(self, author: Authored) -> None:
+        super().__init__(author)
+        self._made = OfConfig(lambda config: lambda *x: _vectors(author.callee(x, config)))
+        self.vectorised = bool(author.declared.vectorised)
+
+    def evaluate(self, inputs: Vectors, config: Config) -> Any:
+        with torch.no_grad():
+            if inputs and inputs[0].ndim > 1:
+                return self.author.callee(_tensors(inputs), config)
+            return tuple(each.numpy() for each in self._made(config)(*_tensors(inputs)))
+
+    def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
+        return pull(self._made(config), output, input, _tensors(inputs), _tensor(sens)).detach().numpy()
+
+    def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
+        x, function = _tensors(inputs), self._made(config)
+
+        def one(at: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = only(function(*_put(x, input, at)), output)
+            return found
+
+        return push(one, x[input], _tensor(vec)).detach().numpy()
+
+    def apply_hessian(
+        self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
+    ) -> Any:
+        x, weight, function = _tensors(inputs), _tensor(sens), self._made(config)
+
+        def gradient(at: torch.Tensor) -> torch.Tensor:
+            return pull(function, output, input1, _put(x, input2, at), weight)
+
+        return push(gradient, x[input2], _tensor(vec)).detach().numpy()
+
+
+def written_in_torch(author: Authored) -> tuple[VectorFunction, TorchFunction]:
+    """What the author has written, and what follows from the function."""
+    function = TorchFunction(author)
+    return Lifted(function, _tensor, nullcontext), function
+
+
+def push_through(function: Callable[..., Any], arguments: Vectors, index: int, vec: Vector) -> Any:
+    """The derivative of a function of tensors by one argument, applied to vec."""
+    x = _tensors(arguments)
+    put = push(lambda at: _at_least_1d(_joined(function(*_put(x, index, at)))), x[index], _tensor(vec))
+    return put.detach().numpy()
+
+
+def pull(function: Function, output: int, input: int, x: tuple[torch.Tensor, ...], sens: torch.Tensor) -> torch.Tensor:  # noqa: A002
+    """Jᵀ sens."""
+    back = torch.func.vjp(lambda at: only(function(*_put(x, input, at)), output), x[input])[1]
+    found: torch.Tensor = back(sens)[0]
+    return found
+
+
+def push(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, vec: torch.Tensor) -> torch.Tensor:
+    """J vec: in forward mode, or where an operation has none, as the derivative of Jᵀ sens by sens."""
+    try:
+        forward: torch.Tensor = torch.func.jvp(function, (x,), (vec,))[1]
+        return forward
+    except NotImplementedError:
+        pulled: Any = torch.func.vjp(function, x)
+        value, back = pulled
+        twice: torch.Tensor = torch.func.vjp(lambda sens: back(sens)[0], torch.zeros_like(value))[1](vec)[0]
+        return twice
+
+
+def _vectors(answer: Any) -> tuple[torch.Tensor, ...]:
+    """Each output as a float64 vector: of a tensor, a list of numbers, or one number."""
+    return tuple(_at_least_1d(_joined(each)).to(torch.float64) for each in parts(answer))
+
+
+def _joined(value: Any) -> torch.Tensor:
+    if isinstance(value, list | tuple) and any(isinstance(each, torch.Tensor) for each in value):
+        return torch.stack([torch.as_tensor(each, dtype=torch.float64) for each in value])
+    return value if isinstance(value, torch.Tensor) else torch.as_tensor(value, dtype=torch.float64)
+
+
+def _at_least_1d(value: torch.Tensor) -> torch.Tensor:
+    return value.reshape(1) if value.ndim == 0 else value
+
+
+def _tensor(vector: Vector) -> torch.Tensor:
+    """A copy: PyTorch knows no memory that must not be written."""
+    return torch.tensor(vector, dtype=torch.float64)
+
+
+def _tensors(vectors: Vectors) -> tuple[torch.Tensor, ...]:
+    return tuple(map(_tensor, vectors))
+
+
+def _put(x: tuple[torch.Tensor, ...], index: int, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (*x[:index], value, *x[index + 1 :])
