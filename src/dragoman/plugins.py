@@ -35,6 +35,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "protocols": {
         "oip_rest": "dragoman.protocols.oip_rest:protocol",
         "oip_grpc": "dragoman.protocols.oip_grpc:protocol",
+        "metrics": "dragoman.protocols.metrics:protocol",
     },
 }
 # Two models of one file may load at the same time.

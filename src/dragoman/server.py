@@ -2,11 +2,14 @@
 
 import asyncio
 import logging
+import os
 import signal
 import ssl
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,6 +19,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.spec import ModelSpec, check_name
 from dragoman.engine.engine import Engine, Identity
 from dragoman.engine.model_files import server_settings
+from dragoman.engine.model_metrics import FOLDER as METRICS_FOLDER
 from dragoman.engine.repository import DiskRepository
 from dragoman.settings import Settings, merged
 from dragoman.transports.limits import Limits
@@ -162,8 +166,25 @@ def serve(*models: Any, **settings: Any) -> None:
 def run(server: Server, started: Callable[[Server], Any] | None = None) -> None:
     """Run a server in a new event loop, the fastest that is installed."""
     sys.setswitchinterval(_SWITCH_S)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with _measuring(server.settings), asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(server.run(started))
+
+
+@contextmanager
+def _measuring(settings: Settings) -> Iterator[None]:
+    """A folder for what models measure with prometheus_client, in this process and in workers that inherit its name.
+
+    The library looks at the name when it is imported; an operator who has set it, or imported it, keeps what is his.
+    """
+    if not settings.metrics_path or METRICS_FOLDER in os.environ or "prometheus_client" in sys.modules:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="dragoman-metrics-", ignore_cleanup_errors=True) as folder:
+        os.environ[METRICS_FOLDER] = folder
+        try:
+            yield
+        finally:
+            del os.environ[METRICS_FOLDER]
 
 
 def make_engine(paths: Sequence[str], live: Sequence[ModelSpec], settings: Settings) -> Engine:
@@ -211,7 +232,7 @@ def settings_for(paths: Sequence[str], *layers: dict[str, Any]) -> Settings:
 
 def policy(settings: Settings) -> Any:
     """What the protocols need of the settings."""
-    names = ["nonfinite", "health_json"]
+    names = ["nonfinite", "health_json", "metrics_path"]
     names += ["max_json_depth", "max_rank", "max_elements", "max_bytes_elements", "max_tensors"]
     names += ["strict_parameters", "max_sequences"]
     kind = plugins.resolve("dragoman.payload.policy:Policy")

@@ -89,7 +89,10 @@ class Settings:
     default_model: str = _setting(
         "", "the model that answers calls which name none; without it the only one that can answer them", "wire"
     )
-    protocols: str = _setting("oip_rest,oip_grpc", "protocols to speak, by name", "wire")
+    metrics_path: str = _setting(
+        "/metrics", 'path where measurements are told in Prometheus\' format; "" switches them off', "wire"
+    )
+    protocols: str = _setting("oip_rest,oip_grpc,metrics", "protocols to speak, by name", "wire")
 
     keep_memory: bool = _setting(True, "keep memory that large requests have used, for the next ones", "limits")
 

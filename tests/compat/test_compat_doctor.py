@@ -42,7 +42,6 @@ def test_what_does_not_work_is_told_and_counts(tmp_path: Path, capsys: pytest.Ca
     assert bad == {
         ("settings.json", "kafka_enabled"): "refused",
         ("model-settings.json", "parameters.environment_tarball"): "refused",
-        ("mine.py", "metrics"): "missing",
         ("mine.py", "import mlserver.rest"): "missing",
         ("mine.py", "import mlserver_sklearn"): "missing",
     }

@@ -11,6 +11,7 @@ import pytest
 import requests
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
+from prometheus_client.parser import text_string_to_metric_families
 
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.protocols.oip_headers import checked_headers
@@ -188,6 +189,23 @@ def test_what_a_custom_handler_cannot_answer(
     got = requests.request(method, f"http://{served_folder.url}{path}", data=body, timeout=30)
     assert got.status_code == status
     assert told in got.json()["error"]
+
+
+def test_metrics_of_models_are_told(served_folder: Served) -> None:
+    def told() -> dict[str, float]:
+        text = requests.get(f"http://{served_folder.url}/metrics", timeout=30).text
+        found = [s for f in text_string_to_metric_families(text) for s in f.samples]
+        mine = {"model_name": "tallies", "model_version": ""}
+        return {s.name: s.value for s in found if s.name.startswith("tally_size") and "le" not in s.labels} | {
+            "labels": float(all(s.labels.items() >= mine.items() for s in found if s.name.startswith("tally_size")))
+        }
+
+    before = told()
+    requests.post(f"http://{served_folder.url}/my-custom-endpoint", json=[1, 2, 3], timeout=30)
+    after = told()
+    assert after["labels"] == 1
+    assert after["tally_size_count"] - before.get("tally_size_count", 0) == 1
+    assert after["tally_size_sum"] - before.get("tally_size_sum", 0) == 3
 
 
 def test_metadata_come_from_the_settings(served_folder: Served) -> None:

@@ -28,7 +28,8 @@ class Finding:
     told: str
 
 
-_METRICS = "there is no Prometheus endpoint yet; watch /v2/health/ready and the log"
+_METRICS = "metrics are told on the HTTP port; listen on further addresses with --http-also"
+_METRIC_NAMES = "the server's own metrics have other names: see the page on running it"
 _KAFKA = "Kafka is not spoken; consume the topic with a client of yours and send each message to /v2/models/NAME/infer"
 _ENVIRONMENT = (
     "a Python environment of a model's own is not supported; install its packages beside Dragoman, or serve the model "
@@ -56,10 +57,10 @@ SERVER: Mapping[str, Field] = {
     "server_version": Field("unused", "metadata tell the version of Dragoman"),
     "extensions": Field("unused", "metadata tell the extensions that are there", "", []),
     "environments_dir": Field("unused", _ENVIRONMENT),
-    "metrics_endpoint": Field("missing", _METRICS, "", "/metrics"),
-    "metrics_port": Field("missing", _METRICS, "", 8082),
-    "metrics_rest_server_prefix": Field("missing", _METRICS, "", "rest_server"),
-    "metrics_dir": Field("unused", _METRICS),
+    "metrics_endpoint": Field("same", "", "metrics_path"),
+    "metrics_port": Field("different", _METRICS, "", 8082),
+    "metrics_rest_server_prefix": Field("different", _METRIC_NAMES, "", "rest_server"),
+    "metrics_dir": Field("unused", "the server makes a folder of its own for them"),
     "logging_settings": Field("unused", _LOGGING),
     "root_path": Field("missing", "let the proxy that adds the prefix take it off again", "", ""),
     "cors_settings": Field("missing", "no CORS headers are sent; let a proxy in front send them"),

@@ -14,7 +14,7 @@ from dragoman.compat.implementations import file_of, unsupported, well_known
 
 _PICKLED = (".joblib", ".pkl", ".pickle")
 _HANDLER = "served at its path, after every path of the protocols; what does not fit is 400 with one sentence, not 422"
-_METRIC = "the values are taken, and there is no endpoint that tells them yet; write them to the log meanwhile"
+_METRIC = "told at /metrics on the HTTP port, where the package prometheus-client is installed"
 _HEADERS = (
     "the model sees those headers of a request that --forward-headers names, and credentials never; headers that it "
     "sets in an answer are sent over HTTP"
@@ -129,7 +129,7 @@ def _code(path: Path, place: str) -> Iterator[Remark]:
             if "custom_handler" in names:
                 yield Remark(place, "custom_handler", "different", _HANDLER)
             if names & {"register", "log"} and module in ("mlserver", "mlserver.metrics"):
-                yield Remark(place, "metrics", "missing", _METRIC)
+                yield Remark(place, "metrics", "different", _METRIC)
     if any(isinstance(node, ast.Attribute) and node.attr == "headers" for node in ast.walk(tree)):
         yield Remark(place, "parameters.headers", "different", _HEADERS)
 

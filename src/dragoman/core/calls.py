@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from dragoman.core.metrics import Family
 from dragoman.core.signature import Signature
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.core.text import Generation, Prompt, Sampling, Tokenized
@@ -274,6 +275,11 @@ class Unload(ServerCall[None]):
     """Drain and drop the model that the request names."""
 
     token: str = field(repr=False, default="")
+
+
+@dataclass(frozen=True, slots=True)
+class Measure(ServerCall[tuple[Family, ...]]):
+    """What have the server and its models measured?"""
 
 
 # --- the envelope ----------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from dragoman.core.errors import DeadlineExceeded, NotReady, NotSupported, Overl
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.engine.batching import Batcher, mergeable
 from dragoman.engine.placing import first_placement
+from dragoman.engine.tally import Tally
 from dragoman.workers.pool import Elsewhere, Loaded, Pool
 
 A = TypeVar("A")
@@ -27,6 +28,7 @@ class Deployment:
         self.state = "LOADING"
         self.reason = ""
         self.place: Placement = ""
+        self.tally = Tally()
         self._changed = changed
         self._pool: Pool | None = None
         self._loaded: Loaded | None = None
@@ -105,6 +107,11 @@ class Deployment:
     def answers(self, call: type[Call[Any]]) -> bool:
         """Whether the model, as far as it is loaded, answers this type of call; any answers `Call` itself."""
         return call is Call or (self._loaded is not None and call in self._loaded.calls)
+
+    @property
+    def in_flight(self) -> int:
+        """How many calls wait or are computed."""
+        return self._in_flight
 
     @property
     def handlers(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import logging
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
@@ -21,6 +22,7 @@ from dragoman.core.calls import (
     ListModels,
     Live,
     Load,
+    Measure,
     ModelCall,
     ModelDescription,
     Ready,
@@ -31,8 +33,10 @@ from dragoman.core.calls import (
     Unload,
 )
 from dragoman.core.errors import Forbidden, NotReady, Unaddressed, Unauthorized
+from dragoman.core.metrics import Family
 from dragoman.core.spec import check_name
 from dragoman.core.tensor import NONE, Parameters, Tensor
+from dragoman.engine import model_metrics, tally
 from dragoman.engine.control import Control
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.registry import Registry
@@ -125,7 +129,13 @@ class Engine:
             if isinstance(request.call, Handle):
                 request = self._registry.addressed(request)
             deployment = self._find(request)
-            answer = await deployment.call(request)
+            began_s = time.monotonic()
+            try:
+                answer = await deployment.call(request)
+            except BaseException as fault:
+                deployment.tally.ended(request.call, began_s, fault)
+                raise
+            deployment.tally.ended(request.call, began_s)
             return Response(answer, deployment.spec.name, deployment.spec.version)
         found: Any = await self._server_call(request)
         return Response(found, request.model, request.version)
@@ -134,10 +144,15 @@ class Engine:
         """The answers to a model's call as they come. Closing the generator cancels the call."""
         deployment = self._find(request)
         pieces = deployment.stream(request)
+        began_s, fault = time.monotonic(), None
         try:
             async for piece in pieces:
                 yield Response(piece, deployment.spec.name, deployment.spec.version)
+        except BaseException as raised:
+            fault = raised
+            raise
         finally:
+            deployment.tally.ended(request.call, began_s, fault)
             await pieces.aclose()
 
     async def infer(
@@ -186,20 +201,26 @@ class Engine:
             case DescribeServer():
                 me = self._identity
                 return ServerDescription(me.name, me.version, me.extensions)
+            case Measure():
+                return self._measurements()
             case States():
                 return self._control.states()
+            case Index() | Load() | Unload():
+                return await self._control_call(request)
+        raise NotImplementedError(type(request.call).__name__)
+
+    async def _control_call(self, request: Request[Any]) -> object:
+        match request.call:
             case Index(token, ready):
                 self._authorize(token)
                 return self._control.index(ready=ready)
             case Load(token):
                 self._authorize(token)
                 await self._control.load(check_name(request.model), request.version)
-                return None
             case Unload(token):
                 self._authorize(token)
                 await self._control.unload(check_name(request.model), request.version)
-                return None
-        raise NotImplementedError(type(request.call).__name__)
+        return None
 
     def _ready(self, request: Request[Any]) -> bool:
         if not request.model:
@@ -211,6 +232,13 @@ class Engine:
         versions = tuple(v for v in self._registry.versions(spec.name) if v)
         told = ModelDescription(spec.name, versions, loaded.platform, loaded.signature, loaded.calls, loaded.details)
         return replace(told, parameters=spec.parameters, folder=spec.uri)
+
+    def _measurements(self) -> tuple[Family, ...]:
+        told = [
+            ({"model": d.spec.name, "version": d.spec.version}, d.tally, d.in_flight, d.ready)
+            for d in self._registry.all()
+        ]
+        return (*tally.families(told), *model_metrics.families())
 
     def _authorize(self, token: str) -> None:
         wanted = self._identity.control_token

@@ -14,6 +14,7 @@ from typing import Any
 from dragoman import plugins
 from dragoman.compat import install
 from dragoman.compat.border import fault_of, inference_of, request_of
+from dragoman.compat.mlserver import metrics
 from dragoman.compat.mlserver import model as ours
 from dragoman.compat.mlserver.settings import ModelSettings
 from dragoman.core.calls import Handled, Inference, Request
@@ -62,6 +63,7 @@ class MLServerModel(Model):
                 self.infer = self._stream  # type: ignore[method-assign, assignment]
 
     async def load(self) -> None:
+        self._runs()
         loaded = await _awaited(self._theirs.load())
         if loaded is False:
             raise ModelFailed(f"{type(self._theirs).__name__}.load() gave False")
@@ -78,12 +80,14 @@ class MLServerModel(Model):
         )
 
     async def infer(self, request: Request[Inference]) -> Inference:  # type: ignore[override]
+        self._runs()
         try:
             return inference_of(await _awaited(self._theirs.predict(request_of(request, self._types))))
         except Exception as fault:
             raise fault_of(fault) from fault
 
     async def _stream(self, request: Request[Inference]) -> AsyncIterator[Inference]:
+        self._runs()
         try:
             async with aclosing(self._theirs.predict_stream(_once(request_of(request, self._types)))) as answers:
                 async for answer in answers:
@@ -93,10 +97,15 @@ class MLServerModel(Model):
 
     async def handle(self, request: Request[Handled]) -> Handled:  # type: ignore[override]
         call: Any = request.call
+        self._runs()
         try:
             return await self._handlers[call.handler].answer(request)
         except Exception as fault:
             raise fault_of(fault) from fault
+
+    def _runs(self) -> None:
+        """Whose metrics are those that the code logs from here on."""
+        metrics.running(self.spec.name, self.spec.version)
 
     async def close(self) -> None:
         self._theirs.ready = False

@@ -3,17 +3,22 @@
 
 from typing import Optional
 
-from mlserver import MLModel
+from mlserver import MLModel, log, register
 from mlserver.handlers import custom_handler
 from mlserver.types import InferenceRequest, InferenceResponse
 
 
 class Tallies(MLModel):
+    async def load(self) -> bool:
+        register("tally_size", "How many numbers a tally has")
+        return True
+
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
         return InferenceResponse(model_name=self.name, outputs=[])
 
     @custom_handler(rest_path="/my-custom-endpoint")
     async def my_payload(self, payload: list) -> int:
+        log(tally_size=len(payload))
         return sum(payload)
 
     @custom_handler(rest_path="/scores/{name}/{turn}", rest_method="GET")

@@ -1,0 +1,49 @@
+"""`GET /metrics`: what the server and its models measure, in the text format of Prometheus (version 0.0.4)."""
+
+from collections.abc import Iterable, Mapping
+
+from dragoman.core.calls import Measure, Request, Response
+from dragoman.core.errors import DragomanError
+from dragoman.core.metrics import Family
+from dragoman.protocols.wire import Exchange, HttpFault, HttpProtocol, HttpRequest, HttpResponse, Policy, Route
+
+_TYPE = ("content-type", "text/plain; version=0.0.4; charset=utf-8")
+
+
+def protocol(policy: Policy) -> HttpProtocol:
+    """The protocol's table; empty where the operator has switched the path off."""
+    routes = (Route("GET", policy.metrics_path, _metrics),) if policy.metrics_path else ()
+    return HttpProtocol("metrics", routes, _error)
+
+
+def _metrics(http: HttpRequest) -> Exchange[tuple[Family, ...], HttpResponse]:
+    return Exchange(Request(Measure()), _write)
+
+
+def _write(response: Response[tuple[Family, ...]]) -> HttpResponse:
+    return HttpResponse(200, ("".join(_lines(response.answer)).encode(),), (_TYPE,))
+
+
+def _lines(families: Iterable[Family]) -> Iterable[str]:
+    for family in families:
+        told = family.help.replace("\\", "\\\\").replace("\n", "\\n")
+        yield f"# HELP {family.name} {told}\n# TYPE {family.name} {family.kind}\n"
+        for sample in family.samples:
+            yield f"{sample.name}{_labels(sample.labels)} {_number(sample.value)}\n"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return "{" + ",".join(f'{name}="{_quoted(value)}"' for name, value in labels.items()) + "}" if labels else ""
+
+
+def _quoted(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+def _error(fault: DragomanError | HttpFault) -> HttpResponse:
+    status = fault.status if isinstance(fault, HttpFault) else 500
+    return HttpResponse(status, (fault.message.encode(),), (("content-type", "text/plain"),))

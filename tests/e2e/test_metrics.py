@@ -1,0 +1,50 @@
+"""What the server measures, as Prometheus reads it."""
+
+from pathlib import Path
+
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+
+from e2e.served import Served, serving
+
+MODEL = """
+import dragoman
+
+
+@dragoman.model
+def half(x: float) -> float:
+    if x == 13:
+        raise ValueError("unlucky")
+    return x / 2
+"""
+
+
+def samples(served: Served) -> dict[tuple[str, str, str], float]:
+    got = requests.get(f"http://{served.url}/metrics", timeout=30)
+    assert got.headers["content-type"].startswith("text/plain; version=0.0.4")
+    found = [s for f in text_string_to_metric_families(got.text) for s in f.samples]
+    return {(s.name, s.labels.get("outcome", ""), s.labels.get("le", "")): s.value for s in found}
+
+
+def test_calls_are_counted_by_how_they_end(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    with serving(str(tmp_path / "model.py:half")) as served:
+        for value in (1.0, 2.0, 13.0, "no number"):
+            body = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [value]}]}
+            requests.post(f"http://{served.url}/v2/models/half/infer", json=body, timeout=30)
+        told = samples(served)
+    assert told["dragoman_calls_total", "ok", ""] == 2
+    assert told["dragoman_calls_total", "ModelFailed", ""] == 1
+    assert told["dragoman_call_duration_seconds_count", "", ""] == 3  # what cannot be read never becomes a call
+    assert told["dragoman_call_duration_seconds_bucket", "", "+Inf"] == 3
+    assert told["dragoman_calls_in_flight", "", ""] == 0
+    assert told["dragoman_model_ready", "", ""] == 1
+
+
+def test_the_path_may_be_another_or_none(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    with serving(str(tmp_path / "model.py:half"), "--metrics-path", "/told/here") as served:
+        assert requests.get(f"http://{served.url}/told/here", timeout=30).status_code == 200
+        assert requests.get(f"http://{served.url}/metrics", timeout=30).status_code == 404
+    with serving(str(tmp_path / "model.py:half"), "--metrics-path", "") as served:
+        assert requests.get(f"http://{served.url}/metrics", timeout=30).status_code == 404
