@@ -12,6 +12,7 @@ import numpy as np
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidInput, InvalidOutput, WorkerLost
 from dragoman.core.tensor import Parameters, Tensor
+from dragoman.core.vector_binding import config_key
 from dragoman.workers.pool import Pool
 
 Key = tuple[Any, ...]
@@ -20,11 +21,13 @@ Key = tuple[Any, ...]
 
 
 def group_key(call: Infer) -> Key:
-    """Calls of equal keys may be merged: equal names, datatypes, trailing shapes, wanted outputs and parameters."""
+    """Calls of equal keys may be merged: of equal names, datatypes, trailing shapes, wanted outputs, parameters and
+    config."""
     tensors = tuple(
         (name, t.datatype.name, t.data.shape[1:], _parameters_key(t.parameters)) for name, t in call.inputs.items()
     )
-    return tensors, call.outputs, _parameters_key(call.parameters)
+    config = config_key(call.config) if call.config else ""
+    return tensors, call.outputs, _parameters_key(call.parameters), config
 
 
 def _parameters_key(parameters: Parameters) -> Key:

@@ -9,12 +9,13 @@ from typing import Any, TypeVar, cast
 from dragoman import plugins
 from dragoman.core import eager
 from dragoman.core.binding import bind
-from dragoman.core.calls import Call, Infer, Inference, Request
+from dragoman.core.calls import Call, Infer, Inference, Request, SignatureFor
 from dragoman.core.errors import DeadlineExceeded, NotReady, NotSupported, Overloaded
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.engine.batching import Batcher, mergeable
 from dragoman.engine.placing import first_placement
 from dragoman.engine.tally import Tally
+from dragoman.engine.vector_calls import VectorCalls
 from dragoman.workers.pool import Elsewhere, Loaded, Pool
 
 A = TypeVar("A")
@@ -33,6 +34,7 @@ class Deployment:
         self._pool: Pool | None = None
         self._loaded: Loaded | None = None
         self._batcher: Batcher | None = None
+        self._vectors: VectorCalls | None = None
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -49,6 +51,7 @@ class Deployment:
             raise
         if self.spec.max_batch_size > 1 and self._loaded.signature.batched:
             self._batcher = Batcher(self._pool, self.spec.max_batch_size, self.spec.max_batch_wait_s)
+        self._vectors = VectorCalls(self._loaded, self.spec.name)
         self.state = "READY"
         self._changed()
 
@@ -141,6 +144,22 @@ class Deployment:
             self._leave()
 
     async def _answer(self, request: Request[A], pool: Pool) -> A:
+        if self._vectors is not None and self._vectors.depends(request.call):
+            return await self._configured(request, pool, self._vectors)
+        return await self._computed(request, pool)
+
+    async def _configured(self, request: Request[A], pool: Pool, vectors: VectorCalls) -> A:
+        """The answer of a model whose sizes depend on the call's config, checked against those."""
+        sized = await vectors.sized(request, pool.call)
+        if isinstance(request.call, SignatureFor):
+            signature: Any = sized.signature
+            return cast("A", signature)
+        bound = vectors.bound(request.call, sized)
+        answer = await self._computed(replace(request, call=bound), pool)
+        sized.check(answer, bound)
+        return answer
+
+    async def _computed(self, request: Request[A], pool: Pool) -> A:
         if self._batcher is not None and isinstance(request.call, Infer) and mergeable(request.call, request.metadata):
             batched: Any = self._batcher.call(cast("Request[Inference]", request))
             answer: A = await batched
@@ -174,16 +193,22 @@ class Deployment:
         if 0 < self.spec.max_queue <= self._in_flight:
             raise Overloaded(f"Exceeds maximum queue size of {self.spec.max_queue} for model '{self.spec.name}'")
         call: Any = request.call
-        if type(call) not in loaded.calls:
+        if type(call) not in loaded.calls and not isinstance(call, SignatureFor):
             raise NotSupported(f"model '{self.spec.name}' does not support {type(call).__name__}")
         deadline_s = request.deadline_s
         if deadline_s is None and self.spec.timeout_s:
             deadline_s = time.monotonic() + self.spec.timeout_s
-        if isinstance(call, Infer):
-            bound: Any = bind(call, loaded.signature, self.spec.name)
-            if bound is not call or deadline_s is not request.deadline_s:
-                return replace(request, call=bound, deadline_s=deadline_s), self._pool
+        bound = self._bound(call, loaded)
+        if bound is not call or deadline_s is not request.deadline_s:
+            return replace(request, call=bound, deadline_s=deadline_s), self._pool
         return request, self._pool
+
+    def _bound(self, call: Any, loaded: Loaded) -> Any:
+        """The call, checked against the signature, where that does not depend on the call."""
+        if self._vectors is not None and self._vectors.about(call):
+            call = self._vectors.opened(call)
+            return call if self._vectors.depends(call) else self._vectors.bound(call)
+        return bind(call, loaded.signature, self.spec.name) if isinstance(call, Infer) else call
 
     def _enter(self) -> None:
         self._in_flight += 1

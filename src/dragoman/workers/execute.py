@@ -68,6 +68,8 @@ class Executor:
         self.model = model
         self.name = spec.name
         self.loaded = _describe(model, spec)
+        # What holds whatever the config of a call: the sizes are checked by whoever looked them up.
+        self._unsized = _unsized(self.loaded.signature) if SignatureFor in self.loaded.calls else None
         self._kinds = {call: kind_of(getattr(model, method)) for call, (method, _) in _VERBS.items()}
 
     @classmethod
@@ -193,7 +195,10 @@ class Executor:
         return request if self.model.takes_request else request.call
 
     def _finish(self, result: Any, request: Request[Any]) -> Any:
-        return _VERBS[type(request.call)][1](result, request.call, self.loaded.signature)
+        signature = self.loaded.signature
+        if self._unsized is not None and getattr(request.call, "config", None):
+            signature = self._unsized
+        return _VERBS[type(request.call)][1](result, request.call, signature)
 
     def _only(self, pieces: list[Any]) -> Any:
         if len(pieces) != 1:
@@ -245,6 +250,12 @@ def _describe(model: Model, spec: ModelSpec) -> Loaded:
         details=dict(model.details()),
         handlers=tuple(model.handlers),
     )
+
+
+def _unsized(signature: Signature) -> Signature:
+    """The signature without its shapes."""
+    inputs, outputs = (tuple(replace(s, shape=None) for s in side) for side in (signature.inputs, signature.outputs))
+    return replace(signature, inputs=inputs, outputs=outputs)
 
 
 def _streaming(model: Model) -> Callable[[Any], Any] | None:

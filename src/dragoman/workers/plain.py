@@ -28,7 +28,7 @@ def dumps(value: Any) -> tuple[bytes, Arrays] | None:
     arrays: Arrays = []
     try:
         match value:
-            case (Infer() as call, *words):
+            case (Infer() as call, *words) if not call.config:
                 _check(words)
                 _check(call.outputs)
                 plain: Any = (

@@ -1,0 +1,236 @@
+"""Binds calls about vectors: positions become names; counts, lengths and indices are checked against the sizes."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dragoman.core.binding import check_tensor
+from dragoman.core.calls import ApplyHessian, ApplyJacobian, DerivativeCall, Gradient, Infer, Inference, Tensors
+from dragoman.core.datatypes import FP32, FP64, Datatype
+from dragoman.core.errors import InvalidInput, InvalidOutput, NotSupported
+from dragoman.core.signature import Shape, Signature, TensorSpec
+from dragoman.core.tensor import Tensor
+from dragoman.core.vectors import Config
+
+D = TypeVar("D", bound=DerivativeCall)
+
+
+@dataclass(frozen=True, slots=True)
+class VectorSpec:
+    """One input or output as a vector: `size` numbers, and the shape and datatype that the model has for one point."""
+
+    name: str
+    size: int
+    shape: Shape
+    datatype: Datatype
+
+
+@dataclass(frozen=True, slots=True)
+class Face:
+    """A model as a function of vectors: the inputs that a call must have and the outputs that it gives, in order."""
+
+    inputs: tuple[VectorSpec, ...]
+    outputs: tuple[VectorSpec, ...]
+
+    def input(self, name: str) -> VectorSpec:
+        return next(spec for spec in self.inputs if spec.name == name)
+
+    def output(self, name: str) -> VectorSpec:
+        return next(spec for spec in self.outputs if spec.name == name)
+
+
+def face(signature: Signature) -> Face | None:
+    """The model as a function of vectors; None where not all its tensors are float vectors of known sizes.
+
+    Where the first axis counts rows, a vector is one row.
+    """
+    if signature.open_inputs or signature.open_outputs or signature.unchecked or not signature.outputs:
+        return None
+    sides = [
+        tuple(_vector(spec, signature.batched) for spec in specs if not spec.optional)
+        for specs in (signature.inputs, signature.outputs)
+    ]
+    inputs, outputs = (tuple(spec for spec in side if spec is not None) for side in sides)
+    whole = (len(inputs), len(outputs)) == (len(sides[0]), len(sides[1])) and outputs
+    return Face(inputs, outputs) if whole else None
+
+
+def _vector(spec: TensorSpec, batched: bool) -> VectorSpec | None:
+    if spec.shape is None or spec.datatype not in (FP32, FP64):
+        return None
+    if batched:
+        point, shape = spec.shape[1:], (1, *spec.shape[1:])
+        known = spec.shape[:1] == (-1,) and len(point) <= 1
+    else:
+        point = shape = spec.shape
+        known = len(point) == 1
+    if not known or -1 in point:
+        return None
+    return VectorSpec(spec.name, math.prod(point), shape, spec.datatype)
+
+
+# --- a call -----------------------------------------------------------------------------------------------
+
+
+def bind_evaluation(call: Infer, known: Face | None, model: str) -> Infer:
+    """The call with its positional vectors as named tensors of one point, or InvalidInput saying which does not fit.
+
+    Raises NotSupported where the model is no function of vectors.
+    """
+    if known is None:
+        raise NotSupported(_no_face(model))
+    given = call.positional or ()
+    _check_count(given, known, model)
+    _check_lengths(given, known.inputs)
+    inputs = {spec.name: _point(tensor, spec) for tensor, spec in zip(given, known.inputs, strict=True)}
+    return Infer(inputs, call.outputs, call.parameters, None, None, call.config)
+
+
+def bind_derivative(call: D, known: Face | None, model: str) -> D:
+    """The call with names for positions, every vector FP64 and of one axis; or InvalidInput, NotSupported as above."""
+    if known is None:
+        raise NotSupported(_no_face(model))
+    inputs = _named_inputs(call, known, model)
+    output = _named(call.output, known.outputs, "output (outWrt)")
+    size = known.output(output).size
+    changed: dict[str, Any] = {"inputs": inputs, "positional": None, "output": output}
+    match call:
+        case Gradient():
+            changed["input"] = _named(call.input, known.inputs, "input (inWrt)")
+            changed["sens"] = _vector_of(call.sens, size, f"sens, for output '{output}'")
+        case ApplyJacobian():
+            name = changed["input"] = _named(call.input, known.inputs, "input (inWrt)")
+            changed["vec"] = _vector_of(call.vec, known.input(name).size, f"vec, for input '{name}'")
+        case ApplyHessian():
+            changed["input1"] = _named(call.input1, known.inputs, "input1 (inWrt1)")
+            name = changed["input2"] = _named(call.input2, known.inputs, "input2 (inWrt2)")
+            changed["sens"] = _vector_of(call.sens, size, f"sens, for output '{output}'")
+            changed["vec"] = _vector_of(call.vec, known.input(name).size, f"vec, for input '{name}'")
+    return replace(call, **changed)
+
+
+def _named_inputs(call: DerivativeCall, known: Face, model: str) -> Tensors:
+    if call.positional is not None:
+        _check_count(call.positional, known, model)
+        _check_lengths(call.positional, known.inputs)
+        given: Mapping[str, Tensor] = dict(zip((s.name for s in known.inputs), call.positional, strict=True))
+    else:
+        given = call.inputs
+        for name in given:
+            if all(spec.name != name for spec in known.inputs):
+                raise InvalidInput(f"unexpected input '{name}' for model '{model}'; expected {_listed(known.inputs)}")
+        _check_count(list(given), known, model)
+    return {s.name: _vector_of(given[s.name], s.size, f"input '{s.name}'") for s in known.inputs}
+
+
+def _check_count(given: Sequence[object], known: Face, model: str) -> None:
+    if len(given) != len(known.inputs):
+        raise InvalidInput(
+            f"expected {len(known.inputs)} input vectors for model '{model}' ({_listed(known.inputs)}), "
+            f"got {len(given)}"
+        )
+
+
+def _check_lengths(given: Sequence[Tensor], wanted: Sequence[VectorSpec]) -> None:
+    for place, (tensor, spec) in enumerate(zip(given, wanted, strict=True)):
+        if tensor.data.shape != (spec.size,):
+            got = str(tensor.data.size) if tensor.data.ndim == 1 else f"shape {list(tensor.data.shape)}"
+            raise InvalidInput(f"input {place} ('{spec.name}'): expected {spec.size} numbers, got {got}")
+
+
+def _point(tensor: Tensor, spec: VectorSpec) -> Tensor:
+    """The vector in the model's own datatype and shape, as its only row where it has rows."""
+    if tensor.datatype is not spec.datatype:
+        try:
+            tensor = Tensor.of(tensor.data, spec.datatype)
+        except InvalidInput as fault:
+            raise InvalidInput(f"input '{spec.name}': {fault.message}") from fault
+    if tensor.data.shape == spec.shape:
+        return tensor
+    return Tensor(tensor.data.reshape(spec.shape), tensor.datatype)
+
+
+def _named(index: str | int, wanted: Sequence[VectorSpec], what: str) -> str:
+    if isinstance(index, str):
+        if all(spec.name != index for spec in wanted):
+            raise InvalidInput(f"{what}: expected one of {_listed(wanted)}, got '{index}'")
+        return index
+    if not 0 <= index < len(wanted):
+        span = f"an index from 0 to {len(wanted) - 1}" if wanted else "none, since the model has none"
+        raise InvalidInput(f"{what}: expected {span}, got {index}")
+    return wanted[index].name
+
+
+def _vector_of(tensor: Tensor, size: int, what: str) -> Tensor:
+    """The numbers as one FP64 vector; one row of them will do."""
+    if tensor.datatype not in (FP32, FP64):
+        raise InvalidInput(f"{what}: expected datatype FP64, got {tensor.datatype}")
+    data = tensor.data
+    if data.shape == (1, size):
+        data = data.reshape(size)
+    if data.shape != (size,):
+        got = str(data.size) if data.ndim == 1 else f"shape {list(data.shape)}"
+        raise InvalidInput(f"{what}: expected {size} numbers, got {got}")
+    if data is tensor.data and tensor.datatype is FP64:
+        return tensor
+    return Tensor(np.asarray(data, np.float64), FP64)
+
+
+def _listed(specs: Sequence[VectorSpec]) -> str:
+    return ", ".join(f"'{spec.name}' of {spec.size}" for spec in specs) or "none"
+
+
+def _no_face(model: str) -> str:
+    return f"model '{model}' does not support Evaluate: not all its tensors are float vectors of known sizes"
+
+
+# --- its config, and its answer ---------------------------------------------------------------------------
+
+
+def config_in(call: Infer) -> Infer:
+    """The call with its parameter `config`, JSON text of an object, as its config."""
+    parameters = dict(call.parameters)
+    text = parameters.pop("config")
+    try:
+        found = json.loads(text) if isinstance(text, str) else text
+    except (ValueError, RecursionError) as fault:
+        raise InvalidInput(
+            f"parameter 'config': expected JSON text of an object, got {text!r:.100}: {fault}"
+        ) from fault
+    if not isinstance(found, dict):
+        raise InvalidInput(f"parameter 'config': expected JSON text of an object, got {text!r:.100}")
+    return replace(call, parameters=parameters, config=found or call.config)
+
+
+def config_key(config: Config) -> str:
+    """The same text for the same config."""
+    return json.dumps(config, sort_keys=True, default=repr) if config else ""
+
+
+def check_answer(answer: Inference | Tensor, call: Infer | DerivativeCall, signature: Signature, known: Face) -> None:
+    """InvalidOutput where an answer has not the sizes that the model told for the call's config."""
+    if isinstance(answer, Inference):
+        for name, tensor in answer.outputs.items():
+            spec = signature.output(name)
+            try:
+                if spec is not None:
+                    check_tensor(tensor, spec, "output")
+            except InvalidInput as fault:
+                raise InvalidOutput(fault.message) from fault
+        return
+    match call:
+        case ApplyJacobian():
+            size, what = known.output(str(call.output)).size, f"output '{call.output}'"
+        case Gradient():
+            size, what = known.input(str(call.input)).size, f"input '{call.input}'"
+        case ApplyHessian():
+            size, what = known.input(str(call.input1)).size, f"input '{call.input1}'"
+        case _:
+            return
+    if answer.data.shape != (size,):
+        verb = type(call).__name__
+        raise InvalidOutput(f"{verb}: expected {size} numbers, as {what} has, got {answer.data.size}")
