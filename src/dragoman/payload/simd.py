@@ -7,11 +7,13 @@ whatever it would take otherwise than the parser that everything else goes throu
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from dragoman.core.datatypes import Array, Datatype
+
+T = TypeVar("T")
 
 LONG = 2048  # bytes of JSON from which on it pays
 
@@ -29,19 +31,30 @@ def numbers(text: memoryview, datatype: Datatype, shape: Sequence[int] | None) -
 
     None where there is anything else to be said of it.
     """
+    if datatype.kind not in _TYPES or not (shape is None or _worth_it(shape)):
+        return None
+    found = read(bytes(text), lambda document, whole: _array(document, whole, datatype, shape))
+    if found is None:
+        return None
+    return _narrowed(found if shape is None else found.reshape(shape), datatype)
+
+
+def read(text: bytes, made: Callable[[Any, bytes], T | None]) -> T | None:
+    """What `made` makes of a parsed text; None where that is None, or where there is anything else to be said of it.
+
+    What it makes must not hold on to any part of the document.
+    """
     make = _parser()
-    if make is None or datatype.kind not in _TYPES or not (shape is None or _worth_it(shape)):
+    if make is None:
         return None
     try:
         parser = _PARSERS.pop()
     except IndexError:
         parser = make()
-    found = _read(parser, bytes(text), datatype, shape)
-    if found is None:
-        return None
-    if len(text) <= _KEPT and not _PARSERS:
+    found = _made(parser, text, made)
+    if found is not None and len(text) <= _KEPT and not _PARSERS:
         _PARSERS.append(parser)
-    return _narrowed(found if shape is None else found.reshape(shape), datatype)
+    return found
 
 
 def _worth_it(shape: Sequence[int]) -> bool:
@@ -52,18 +65,21 @@ def _lists(shape: Sequence[int]) -> int:
     return sum(math.prod(shape[:axis]) for axis in range(len(shape)))
 
 
-def _read(parser: Any, text: bytes, datatype: Datatype, shape: Sequence[int] | None) -> Array | None:
-    code, dtype = _TYPES[datatype.kind]
+def _made(parser: Any, text: bytes, made: Callable[[Any, bytes], T | None]) -> T | None:
     try:
-        document = parser.parse(text)
-        found: Array = np.frombuffer(document.as_buffer(of_type=code), dtype)
-        # simdjson flattens: only if there are no more lists than there have to be, none is in the place of a number.
-        if shape is None:
-            return found if text.find(b"[", 1) < 0 else None
-        lists = np.count_nonzero(np.frombuffer(text, np.uint8) == ord("["))
-        regular = lists == _lists(shape) and found.size == math.prod(shape) and _regular(document, shape)
-    except (ValueError, TypeError, AttributeError, RuntimeError):  # how simdjson says that it is not so
+        return made(parser.parse(text), text)
+    except (ValueError, TypeError, AttributeError, RuntimeError, KeyError):  # how simdjson says that it is not so
         return None
+
+
+def _array(document: Any, text: bytes, datatype: Datatype, shape: Sequence[int] | None) -> Array | None:
+    code, dtype = _TYPES[datatype.kind]
+    found: Array = np.frombuffer(document.as_buffer(of_type=code), dtype)
+    # simdjson flattens: only if there are no more lists than there have to be, none is in the place of a number.
+    if shape is None:
+        return found if text.find(b"[", 1) < 0 else None
+    lists = np.count_nonzero(np.frombuffer(text, np.uint8) == ord("["))
+    regular = lists == _lists(shape) and found.size == math.prod(shape) and _regular(document, shape)
     return found if regular else None
 
 
