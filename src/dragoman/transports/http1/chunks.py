@@ -1,0 +1,81 @@
+"""The chunked coding of a body (RFC 9112, 7.1), taken apart."""
+
+import re
+from collections.abc import Callable
+
+from dragoman.transports.http1.head import not_http
+
+# A size, perhaps with extensions, which mean nothing to anybody; and a field of the trailer, which is passed over.
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
+_FIELD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
+_MAX_LINE = 4096
+_MAX_TRAILER = 16 << 10
+# What may be spent on sizes and extensions: so many bytes, and so many more for each byte of the body.
+_OVERHEAD, _OVERHEAD_EACH = 64 << 10, 16
+
+
+class Chunks:
+    """Takes bytes and puts what they hold of the body into `put`; `done` once the trailer has ended."""
+
+    __slots__ = ("_ended", "_last", "_left", "_overhead", "_put", "_size", "_trailer", "done")
+
+    def __init__(self, put: Callable[[bytes], None]) -> None:
+        self.done = False
+        self._put = put
+        self._left = 0  # of the chunk that comes in
+        self._ended = True  # whether the line break behind the chunk has come
+        self._last = False  # whether only the trailer is to come
+        self._trailer = self._overhead = self._size = 0
+
+    def take(self, data: bytes, at: int) -> int:
+        """Use what can be used from `at` on; gives where it stopped. Raises HttpFault 400, or what `put` raises."""
+        while not self.done:
+            if self._left:
+                piece = data[at : at + self._left]
+                if not piece:
+                    return at
+                self._put(piece)
+                self._size += len(piece)
+                self._left -= len(piece)
+                at += len(piece)
+                continue
+            end = data.find(b"\r\n", at)
+            if end < 0 or end - at > _MAX_LINE:
+                if len(data) - at > _MAX_LINE:
+                    raise not_http("a line of the chunked coding is too long")
+                _check_open(data[at:])
+                return at
+            self._line(data[at:end])
+            at = end + 2
+        return at
+
+    def _line(self, line: bytes) -> None:
+        self._overhead += len(line) + 2
+        if self._overhead > _OVERHEAD + _OVERHEAD_EACH * self._size:
+            raise not_http("its chunks are mostly overhead")
+        if self._last:
+            self._field(line)
+        elif not self._ended:
+            if line:
+                raise not_http("a chunk is longer than its size")
+            self._ended = True
+        else:
+            found = _SIZE.fullmatch(line)
+            if found is None:
+                raise not_http("the size of a chunk")
+            self._left = int(found[1], 16)
+            self._ended = False
+            self._last = not self._left
+
+    def _field(self, line: bytes) -> None:
+        self._trailer += len(line) + 2
+        if not line:
+            self.done = True
+        elif self._trailer > _MAX_TRAILER or _FIELD.fullmatch(line) is None:
+            raise not_http("the trailer of the chunked coding")
+
+
+def _check_open(line: bytes) -> None:
+    """A line that has not ended yet can be wrong already."""
+    if b"\n" in line or b"\r" in line[:-1]:
+        raise not_http("a line break of the chunked coding")

@@ -1,0 +1,280 @@
+"""One connection of HTTP/1.1: answers what comes in, one request after the other, with a patience that has bounds."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from dragoman.core.eager import Start
+from dragoman.protocols.wire import HttpRequest
+from dragoman.transports.http1.incoming import Asked, Continue, Desk, Incoming, Refused
+from dragoman.transports.http1.outgoing import Outgoing
+from dragoman.transports.http1.outlet import Outlet
+from dragoman.transports.http1.patience import Stage, due_s
+from dragoman.transports.listener import Listener
+
+log = logging.getLogger("dragoman.http")
+
+# How many bytes of further requests may wait for the one under way, before no more are read.
+_AHEAD = 1 << 16
+# How many requests of one connection are answered in a turn of the loop, so that others have theirs.
+_TURNS = 16
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Moves bytes between a transport, what they mean, and the application."""
+
+    __slots__ = (
+        "_asking",
+        "_desk",
+        "_held",
+        "_incoming",
+        "_later",
+        "_listener",
+        "_out",
+        "_over",
+        "_reading",
+        "_since_s",
+        "_stage",
+        "_task",
+        "_transport",
+        "slot",
+    )
+
+    def __init__(self, desk: Desk, outgoing: Outgoing, listener: Listener) -> None:
+        self.slot = 0
+        self._desk = desk
+        self._listener = listener
+        self._incoming = Incoming(desk)
+        self._out = Outlet(outgoing, listener.loop)
+        self._transport: Any = None
+        self._stage = Stage.NEW  # what is awaited,
+        self._since_s = 0.0  # and since when
+        self._asking = False  # a request is under way,
+        self._task: asyncio.Task[None] | None = None  # in this task, unless it is answered at once,
+        self._held = 0  # and its body has so many bytes
+        self._later = False  # `_advance` will be called
+        self._over = False  # nothing that comes is looked at any more
+        self._reading = True
+
+    # --- what the transport tells -------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._out.open(transport)
+        self._enter(Stage.NEW)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._desk.scratch if self._over else self._incoming.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if not self._over:
+            self._incoming.came(nbytes)
+            self._advance()
+
+    def begin(self, data: bytes) -> None:
+        self._incoming.put(data)
+        self._advance()
+
+    def eof_received(self) -> bool:
+        return False  # the transport closes, when what was written is gone
+
+    def pause_writing(self) -> None:
+        self._out.pause()
+        self._listener.wheel.watch(self, self._listener.loop.time() + self._desk.limits.write_timeout_s)
+
+    def resume_writing(self) -> None:
+        self._out.resume()
+        if not self._asking and not self._over:
+            self._since_s = self._listener.loop.time()
+            self._soon()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_listening()
+        self._stage = Stage.GONE
+        self._listener.wheel.forget(self)
+        if self._task is None:
+            self._listener.lost(self)
+        elif not self._out.left:
+            self._task.cancel()
+        self._out.left = True
+
+    # --- what comes in ------------------------------------------------------------------------------------------
+
+    def _soon(self) -> None:
+        if not self._later:
+            self._later = True
+            self._listener.loop.call_soon(self._resumed)
+
+    def _resumed(self) -> None:
+        self._later = False
+        self._advance()
+
+    def _advance(self) -> None:
+        """Answer what is there, as far as that goes."""
+        try:
+            turns, out, incoming = 0, self._out, self._incoming
+            while not (self._asking or self._over or out.choked):
+                if turns == _TURNS:
+                    self._soon()
+                    break
+                arrival = incoming.next()
+                if arrival is None:
+                    break
+                turns += 1
+                if type(arrival) is Asked:
+                    self._ask(arrival)
+                else:
+                    self._meet(arrival)
+            if not self._over:
+                self._settle(turns)
+        except Exception:
+            log.exception("a connection failed")
+            self._hang_up()
+
+    def _settle(self, turns: int) -> None:
+        """Note what is awaited now, and read no further ahead than is good."""
+        incoming = self._incoming
+        if not (self._asking or self._later or self._out.choked):
+            stage = Stage.BODY if incoming.in_body else Stage.HEAD if incoming.waiting else Stage.IDLE
+            if stage is Stage.IDLE:
+                if turns:
+                    self._stage = stage
+            elif turns or stage is not self._stage:
+                self._enter(stage)
+        if (incoming.waiting < _AHEAD) is not self._reading:
+            self._read(not self._reading)
+
+    def _read(self, reading: bool) -> None:
+        self._reading = reading
+        if reading:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+    def _enter(self, stage: Stage) -> None:
+        """From now on this is awaited."""
+        self._stage = stage
+        self._since_s = self._listener.loop.time()
+        self._listener.wheel.watch(self, due_s(stage, self._since_s, 0, self._desk.limits))
+
+    def _meet(self, arrival: Asked | Refused | Continue) -> None:
+        """What is no request."""
+        if isinstance(arrival, Refused):
+            self._refuse(arrival)
+        else:
+            self._out.go_on()
+
+    def _refuse(self, refused: Refused) -> None:
+        head = refused.head
+        protocol = head.match.protocol if head is not None and head.match is not None else None
+        response = self._desk.application.refusal(refused.fault, protocol)
+        self._out.begin(head)
+        self._out.write_whole(response, sum(map(len, response.body)), close=refused.fatal)
+        self._turn_over(unread=refused.fatal)
+
+    # --- the request under way ----------------------------------------------------------------------------------
+
+    def _ask(self, asked: Asked) -> None:
+        head, match, out = asked.head, asked.head.match, self._out
+        assert match is not None
+        self._asking, self._held = True, len(asked.body)
+        out.begin(head)
+        request = HttpRequest(head.method, head.path, match.params, head.headers, asked.body, head.query)
+        start = Start(self._desk.application.answer(match, request, out), self._listener.loop)
+        self._task = start.task
+        if start.task is not None:
+            start.task.add_done_callback(self._done)
+        elif start.fault is not None:
+            raise start.fault
+        else:
+            self._answered()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        fault = None if task.cancelled() else task.exception()
+        if fault is not None:
+            log.error("a connection failed", exc_info=fault)
+            self._hang_up()
+        self._answered()
+        if self._stage is Stage.GONE:
+            self._listener.lost(self)
+        else:
+            self._advance()
+
+    def _answered(self) -> None:
+        """The request under way is done with."""
+        self._desk.bodies.give_back(self._held)
+        self._asking, self._held = False, 0
+        if self._out.left:
+            self._stop_listening()
+        elif self._out.started:
+            self._turn_over(unread=False)
+        else:
+            self._hang_up()
+
+    def _turn_over(self, *, unread: bool) -> None:
+        """An answer was written; the next request is awaited, unless it was the last."""
+        if not self._out.close and not self._out.draining:
+            self._stage = Stage.IDLE
+            self._since_s = self._listener.loop.time()
+            return
+        unread = unread or self._incoming.waiting > 0
+        self._stop_listening()
+        if unread:
+            # To close at once would lose a client that still sends the answer.
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+            self._read(True)
+            self._enter(Stage.LINGER)
+        else:
+            self._transport.close()
+
+    def _stop_listening(self) -> None:
+        self._over = True
+        self._incoming.drop()
+
+    def _hang_up(self) -> None:
+        self._stop_listening()
+        self._out.hang_up()
+
+    # --- patience, and the end of the server --------------------------------------------------------------------
+
+    def overdue(self, now_s: float) -> float:
+        limits = self._desk.limits
+        if self._out.choked:
+            return self._out.overdue(now_s, limits.write_timeout_s)
+        if self._asking or self._later:
+            return now_s + limits.header_timeout_s
+        due = due_s(self._stage, self._since_s, self._incoming.held, limits)
+        if now_s < due:
+            return due
+        fault = self._stage.fault(limits, self._incoming.held)
+        if fault is not None:
+            self._refuse(Refused(None, fault, fatal=True))
+        elif self._transport.get_write_buffer_size():
+            self._transport.abort()  # to close would wait for a client that does not even read its last answer
+        else:
+            self._transport.close()
+        return 0.0
+
+    def drain(self) -> None:
+        self._out.draining = True
+        if not (self._asking or self._over or self._incoming.in_body):
+            self._stop_listening()
+            self._transport.close()
+
+    def cut(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+
+def http1(desk: Desk) -> Callable[[Listener], Connection]:
+    """The wire, for a listener."""
+    outgoing = Outgoing()
+    return lambda listener: Connection(desk, outgoing, listener)

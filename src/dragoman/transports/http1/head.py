@@ -1,0 +1,179 @@
+"""The head of a request: its bytes become a `Head`, or an HttpFault where they are not what HTTP/1.1 allows."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+import httptools
+
+from dragoman.protocols.wire import HttpFault
+from dragoman.transports.application import Application
+from dragoman.transports.routing import Match
+
+CHUNKED = -1
+_CLOSE = (("connection", "close"),)
+_DIGITS = re.compile(r"[0-9]{1,18}", re.ASCII)
+# What a proxy is told to give whole: the path begins behind the authority.
+_ABSOLUTE = re.compile(r"https?://[^/?]*", re.ASCII | re.IGNORECASE)
+
+# Clients that keep their connection send the same head again and again.
+_KNOWN = 512
+_KNOWN_BYTES = 2048
+_SECRET = ("authorization", "cookie", "proxy-authorization")  # heads that hold one are not kept
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A head that was understood. `length` is that of the body, or CHUNKED.
+
+    `match` is None where `fault` tells why nothing answers it.
+    """
+
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]
+    length: int
+    keep_alive: bool
+    http10: bool
+    expects_continue: bool
+    match: Match | None
+    fault: HttpFault | None
+
+
+def not_http(why: str = "") -> HttpFault:
+    return HttpFault(400, f"the request is not valid HTTP/1.1{': ' if why else ''}{why}", _CLOSE)
+
+
+class Reading:
+    """A head that comes in; httptools looks at each byte of it as soon as it is there."""
+
+    def __init__(self, max_headers: int) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+        self._max_headers = max_headers
+        self._url = b""
+        self._headers: list[tuple[str, str]] = []
+        self._keep_alive = False
+        self._complete = False
+
+    def feed(self, data: bytes) -> None:
+        """Some more of the head, and nothing behind it. Raises HttpFault 400 or 431."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # an offer to speak something else is passed over
+        except httptools.HttpParserError as fault:
+            inner = fault.__context__
+            raise inner if isinstance(inner, HttpFault) else not_http() from fault
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(self._headers) >= self._max_headers:
+            raise HttpFault(431, f"the request head has more than {self._max_headers} fields", _CLOSE)
+        self._headers.append((name.decode("latin-1").lower(), value.decode("latin-1").strip(" \t")))
+
+    def on_headers_complete(self) -> None:
+        self._keep_alive = self._parser.should_keep_alive()
+        self._complete = True
+
+    def head(self, application: Application) -> Head:
+        """What was read, once all of it is there. Raises HttpFault 400."""
+        if not self._complete:
+            raise not_http()
+        method, http10 = self._parser.get_method().decode("latin-1"), self._parser.get_http_version() == "1.0"
+        headers = _merged(self._headers)
+        if method == "CONNECT":
+            raise not_http("this is no proxy")
+        if not http10 and "host" not in headers:
+            raise not_http("no Host")
+        length = _length(headers, http10)
+        path, query = _target(self._url.decode("latin-1"))
+        match, fault = _match(application, method, path)
+        expects = headers.get("expect", "").lower() == "100-continue" and not http10 and length != 0
+        # `Connection: upgrade` alone asks for no close.
+        keep_alive = self._keep_alive and "close" not in headers.get("connection", "").lower()
+        return Head(method, unquote(path), query, headers, length, keep_alive, http10, expects, match, fault)
+
+
+def _match(application: Application, method: str, path: str) -> tuple[Match | None, HttpFault | None]:
+    try:
+        return application.match(method, path), None
+    except HttpFault as fault:
+        return None, fault
+
+
+def _merged(fields: list[tuple[str, str]]) -> dict[str, str]:
+    """RFC 9110, 5.3: fields of one name are one list."""
+    headers: dict[str, str] = {}
+    for name, value in fields:
+        if name not in headers:
+            headers[name] = value
+        elif name == "host":
+            raise not_http("more than one Host")
+        else:
+            headers[name] += f", {value}"
+    return headers
+
+
+def _length(headers: Mapping[str, str], http10: bool) -> int:
+    """RFC 9112, 6.1 and 6.3: the parser has refused a length beside an encoding, and two lengths."""
+    coding = headers.get("transfer-encoding")
+    if coding is not None:
+        if coding.lower() != "chunked" or http10 or "content-length" in headers:
+            raise not_http(f"transfer-encoding {coding[:64]!r}")
+        return CHUNKED
+    told = headers.get("content-length")
+    if told is None:
+        return 0
+    if _DIGITS.fullmatch(told) is None:
+        raise not_http(f"content-length {told[:64]!r}")
+    return int(told)
+
+
+def _target(url: str) -> tuple[str, str]:
+    """RFC 9112, 3.2: path and query of an origin or absolute form, still percent-encoded."""
+    absolute = _ABSOLUTE.match(url)
+    if absolute is not None:
+        url = url[absolute.end() :] or "/"
+        url = url if url.startswith("/") else f"/{url}"
+    elif not url.startswith("/") and url != "*":
+        raise not_http("the target is no path")
+    path, _, query = url.partition("#")[0].partition("?")
+    return path, query
+
+
+class Heads:
+    """Reads heads that came in one piece, and knows those that came lately."""
+
+    def __init__(self, application: Application) -> None:
+        self._application = application
+        self._limits = application.limits
+        self._known: dict[bytes, Head] = {}
+        self.known = self._known.get
+
+    def read(self, raw: bytes) -> Head:
+        """The head in these bytes, up to and with its empty line. Raises HttpFault 400 or 431."""
+        if len(raw) > self._limits.max_header_bytes:
+            raise self.too_large()
+        reading = self.reading()
+        reading.feed(raw)
+        head = self.finished(reading)
+        if len(raw) <= _KNOWN_BYTES and not any(name in head.headers for name in _SECRET):
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            self._known[raw] = head
+        return head
+
+    def reading(self) -> Reading:
+        """For a head that comes in pieces."""
+        return Reading(self._limits.max_headers)
+
+    def finished(self, reading: Reading) -> Head:
+        return reading.head(self._application)
+
+    def too_large(self) -> HttpFault:
+        text = f"the request head is larger than the limit of {self._limits.max_header_bytes} bytes"
+        return HttpFault(431, text, _CLOSE)

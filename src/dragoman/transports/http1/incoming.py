@@ -1,0 +1,246 @@
+"""What comes in over one connection: bytes become requests, one after the other. It knows no socket and no clock."""
+
+from dataclasses import dataclass
+
+from dragoman.protocols.wire import Buffer, HttpFault
+from dragoman.transports.application import Application
+from dragoman.transports.http1.body import Body, GrowingBody, too_large
+from dragoman.transports.http1.chunks import Chunks
+from dragoman.transports.http1.head import CHUNKED, Head, Heads, Reading
+
+# What is read at a time where it is not a body's own place: a small request whole, and little of a large one.
+_SCRATCH = 16 << 10
+# How much of a body that nobody wants is passed over, so that the connection can be used again.
+_PASSED_OVER = 1 << 20
+
+
+@dataclass(slots=True)
+class Asked:
+    """A whole request."""
+
+    head: Head
+    body: Buffer
+
+
+@dataclass(slots=True)
+class Refused:
+    """A request that is answered with a fault; where it is `fatal`, nothing behind it can be understood."""
+
+    head: Head | None
+    fault: HttpFault
+    fatal: bool
+
+
+@dataclass(slots=True)
+class Continue:
+    """The client waits for word that it may send the body (RFC 9110, 10.1.1)."""
+
+
+_CONTINUE = Continue()
+Arrival = Asked | Refused | Continue
+
+
+class Desk:
+    """What all connections of a server share."""
+
+    def __init__(self, application: Application) -> None:
+        self.application = application
+        self.limits = application.limits
+        self.bodies = application.bodies
+        self.heads = Heads(application)
+        # A transport asks where to read to, reads and tells so in one go; so one place serves all connections.
+        self.scratch = memoryview(bytearray(_SCRATCH))
+
+
+class Incoming:
+    """Put bytes in with `room` and `came`, or with `put`, and take out what `next` gives until it gives None."""
+
+    __slots__ = (
+        "_at",
+        "_body",
+        "_chunks",
+        "_data",
+        "_desk",
+        "_fault",
+        "_fed",
+        "_growing",
+        "_head",
+        "_over",
+        "_reading",
+    )
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._data = b""  # what was read and is not used yet begins at _at
+        self._at = 0
+        self._reading: Reading | None = None  # of a head that came in part; _fed bytes of it so far
+        self._fed = 0
+        self._head: Head | None = None  # whose body comes in
+        self._body: Body | None = None
+        self._growing: GrowingBody | None = None
+        self._chunks: Chunks | None = None
+        self._over = 0  # bytes of a body to pass over
+        self._fault: HttpFault | None = None
+
+    # --- in ----------------------------------------------------------------------------------------------------
+
+    def room(self) -> memoryview:
+        """Where the next bytes go."""
+        return self._desk.scratch if self._body is None else self._body.room()
+
+    def came(self, count: int) -> None:
+        """So many bytes have been put there."""
+        if self._body is None:
+            self.put(bytes(self._desk.scratch[:count]))
+            return
+        try:
+            self._body.came(count)
+        except HttpFault as fault:
+            self._fault = fault
+
+    def put(self, data: bytes) -> None:
+        """Bytes that were read elsewhere."""
+        self._data = data if self._at == len(self._data) else self._data[self._at :] + data
+        self._at = 0
+
+    # --- what is known of it -------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """How many bytes are not used yet."""
+        return len(self._data) - self._at
+
+    @property
+    def in_body(self) -> bool:
+        return self._head is not None or self._over > 0
+
+    @property
+    def held(self) -> int:
+        """How many bytes of an unfinished body there are, which count as taken."""
+        body = self._body or self._growing
+        return body.held if body is not None else 0
+
+    # --- out -----------------------------------------------------------------------------------------------------
+
+    def next(self) -> Arrival | None:
+        """The next request, or what is wrong with it; None where more bytes are needed."""
+        try:
+            if self._head is not None:
+                return self._rest(self._head)
+            if self._over and not self._passed_over():
+                return None
+            head = self._next_head()
+            return None if head is None else self._begun(head)
+        except HttpFault as fault:
+            return Refused(self._head, fault, fatal=True)
+
+    def _next_head(self) -> Head | None:
+        data, at = self._data, self._at
+        if at == len(data):
+            return None
+        heads = self._desk.heads
+        if data[at] == 13 and self._reading is None:
+            at = self._behind_empty_lines()
+        end = data.find(b"\r\n\r\n", max(at, at + self._fed - 3)) + 4
+        if end < 4:
+            self._feed(at)
+            return None
+        if self._reading is None:
+            raw = data[at:end]
+            found = heads.known(raw) or heads.read(raw)
+        else:
+            found = self._finished(self._reading, data[at + self._fed : end], end - at)
+        self._at = end
+        return found
+
+    def _behind_empty_lines(self) -> int:
+        """RFC 9112, 2.2: an empty line before a request means nothing. They stay until the request has come."""
+        at = self._at
+        while self._data.startswith(b"\r\n", at) and at - self._at <= self._desk.limits.max_header_bytes:
+            at += 2
+        return at
+
+    def _feed(self, at: int) -> None:
+        """Look at a head that is not all there."""
+        heads = self._desk.heads
+        if len(self._data) - self._at > self._desk.limits.max_header_bytes:
+            raise heads.too_large()
+        if len(self._data) - at < 2:  # what is there may still be an empty line
+            return
+        if self._reading is None:
+            self._reading, self._fed, self._at = heads.reading(), 0, at
+        self._reading.feed(self._data[at + self._fed :])
+        self._fed = len(self._data) - at
+
+    def _finished(self, reading: Reading, rest: bytes, size: int) -> Head:
+        if size > self._desk.limits.max_header_bytes:
+            raise self._desk.heads.too_large()
+        reading.feed(rest)
+        self._reading, self._fed = None, 0
+        return self._desk.heads.finished(reading)
+
+    def _begun(self, head: Head) -> Arrival | None:
+        """Its head is there: perhaps that is all, or its body is there too."""
+        length, max_bytes = head.length, self._desk.limits.max_body_bytes
+        if head.fault is not None:
+            return self._refused(head, head.fault)
+        if not length:
+            return Asked(head, b"")
+        if length > max_bytes:
+            return Refused(head, too_large(max_bytes), fatal=True)
+        start, there = self._at, len(self._data) - self._at
+        if 0 < length <= there:
+            self._desk.bodies.take(length)
+            self._at = start + length
+            return Asked(head, self._data[start : start + length])
+        self._head = head
+        if length == CHUNKED:
+            self._growing = GrowingBody(max_bytes, self._desk.bodies)
+            self._chunks = Chunks(self._growing.put)
+        else:
+            self._body = Body(length, self._desk.bodies)
+        if head.expects_continue and not there:
+            return _CONTINUE
+        return self._rest(head)
+
+    def _rest(self, head: Head) -> Asked | None:
+        """More of the body; it is whole where nothing is missing."""
+        if self._fault is not None:
+            raise self._fault
+        if self._chunks is not None:
+            self._at = self._chunks.take(self._data, self._at)
+            done = self._chunks.done
+        else:
+            assert self._body is not None
+            if self._at < len(self._data):
+                part = self._data[self._at : self._at + self._body.length - self._body.held]
+                self._at += len(part)
+                self._body.put(part)
+            done = self._body.held == self._body.length
+        if not done:
+            return None
+        whole = self._body or self._growing
+        assert whole is not None
+        self._head = self._body = self._growing = self._chunks = None
+        return Asked(head, whole.whole())
+
+    # --- what nobody wants -----------------------------------------------------------------------------------------
+
+    def _refused(self, head: Head, fault: HttpFault) -> Refused:
+        """Nothing answers this path, so its body is passed over where it is not too long for that."""
+        if head.length == CHUNKED or head.expects_continue or head.length > _PASSED_OVER:
+            return Refused(head, fault, fatal=True)
+        self._over = head.length
+        return Refused(head, fault, fatal=False)
+
+    def _passed_over(self) -> bool:
+        count = min(self._over, self.waiting)
+        self._over -= count
+        self._at += count
+        return not self._over
+
+    def drop(self) -> None:
+        """Let go of everything: the connection is over."""
+        self._desk.bodies.give_back(self.held)
+        self._head = self._body = self._growing = self._chunks = self._reading = None
+        self._data, self._at, self._over = b"", 0, 0

@@ -1,0 +1,185 @@
+"""The way out of one connection: the caller of the request that is under way."""
+
+import asyncio
+import logging
+from typing import Any
+
+from dragoman.protocols.wire import Buffer, Headers, HttpResponse
+from dragoman.transports.http1.head import Head
+from dragoman.transports.http1.outgoing import CONTINUE, Outgoing
+
+log = logging.getLogger("dragoman.http")
+
+# Parts up to this size are put together, which is cheaper than to send several.
+_SMALL = 1 << 14
+# Over TLS each byte is copied on its way, so large answers go in pieces.
+_PIECE = 1 << 18
+
+
+class Outlet:
+    """Writes answers. `close` tells that the one that was written last says it is the last.
+
+    It is `choked` while the transport has no room; `left` once nobody is there, or was hung up on.
+    """
+
+    __slots__ = (
+        "_head",
+        "_loop",
+        "_marked",
+        "_outgoing",
+        "_read_s",
+        "_room",
+        "_transport",
+        "choked",
+        "close",
+        "draining",
+        "left",
+        "started",
+    )
+
+    def __init__(self, outgoing: Outgoing, loop: asyncio.AbstractEventLoop) -> None:
+        self.left = False
+        self.started = False
+        self.choked = False
+        self.close = False
+        self.draining = False
+        self._outgoing = outgoing
+        self._loop = loop
+        self._transport: Any = None
+        self._head: Head | None = None
+        self._room: asyncio.Future[None] | None = None
+        self._marked = 0  # bytes that were unread when the reader was last looked at,
+        self._read_s = 0.0  # and when that was
+
+    def open(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def begin(self, head: Head | None) -> None:
+        """What is written from now on answers this head."""
+        self._head = head
+        self.started = False
+
+    # --- a whole answer -----------------------------------------------------------------------------------------
+
+    async def send(self, response: HttpResponse) -> None:
+        self._check_there()
+        self.started = True
+        parts = response.body
+        size = sum(map(len, parts))
+        if size > _PIECE and not self._transport.can_write_eof():  # TLS
+            await self._send_in_pieces(response, size)
+            return
+        self.write_whole(response, size, close=False)
+        if self.choked:
+            await self._has_room()
+
+    def write_whole(self, response: HttpResponse, size: int, *, close: bool) -> None:
+        """The whole answer at once, whatever room there is."""
+        text = self._start(response.status, response.headers, size, close)
+        parts, transport = response.body, self._transport
+        if not size or (self._head is not None and self._head.method == "HEAD"):
+            transport.write(text)
+        elif size <= _SMALL:
+            transport.write(b"".join((text, *parts)))
+        else:
+            transport.writelines((text, *parts))
+
+    async def _send_in_pieces(self, response: HttpResponse, size: int) -> None:
+        self._transport.write(self._start(response.status, response.headers, size, False))
+        if self._head is not None and self._head.method == "HEAD":
+            return
+        for part in response.body:
+            view = memoryview(part)
+            for at in range(0, len(view), _PIECE):
+                self._transport.write(view[at : at + _PIECE])
+                if self.choked:
+                    await self._has_room()
+
+    def _start(self, status: int, headers: Headers, size: int | None, close: bool) -> bytes:
+        head = self._head
+        http10 = head is not None and head.http10
+        close = close or self.draining or (head is not None and not head.keep_alive) or (http10 and size is None)
+        self.close = close or (bool(headers) and ("connection", "close") in headers)
+        return self._outgoing.head(status, headers, size, close=close, http10=http10)
+
+    def go_on(self) -> None:
+        """Tell a client that it may send its body."""
+        self._transport.write(CONTINUE)
+
+    # --- an answer in parts -------------------------------------------------------------------------------------
+
+    async def start(self, status: int, headers: Headers) -> None:
+        self._check_there()
+        self.started = True
+        self._transport.write(self._start(status, headers, None, False))
+
+    async def write(self, part: Buffer) -> None:
+        self._check_there()
+        if part:
+            self._chunk(part, b"\r\n")
+        if self.choked:
+            await self._has_room()
+
+    async def end(self, part: Buffer) -> None:
+        self._check_there()
+        if part:
+            self._chunk(part, b"\r\n0\r\n\r\n")
+        else:
+            self._last()
+        if self.choked:
+            await self._has_room()
+
+    def _chunk(self, part: Buffer, end: bytes) -> None:
+        head, size = self._head, len(part)
+        if head is None or head.method == "HEAD":
+            return
+        if head.http10:
+            self._transport.write(part)
+        elif size <= _SMALL:
+            self._transport.write(b"".join((b"%x\r\n" % size, part, end)))
+        else:
+            self._transport.writelines((b"%x\r\n" % size, part, end))
+
+    def _last(self) -> None:
+        head = self._head
+        if head is not None and head.method != "HEAD" and not head.http10:
+            self._transport.write(b"0\r\n\r\n")
+
+    # --- whether somebody is there, and reads -------------------------------------------------------------------
+
+    def hang_up(self) -> None:
+        self.left = True
+        self._transport.abort()
+
+    def _check_there(self) -> None:
+        if self.left:
+            raise asyncio.CancelledError
+
+    async def _has_room(self) -> None:
+        """Returns when the client has read; patience with it is the connection's business."""
+        self._room = self._loop.create_future()
+        try:
+            await self._room
+        finally:
+            self._room = None
+
+    def pause(self) -> None:
+        self.choked = True
+        self._marked = self._transport.get_write_buffer_size()
+        self._read_s = self._loop.time()
+
+    def resume(self) -> None:
+        self.choked = False
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
+    def overdue(self, now_s: float, patience_s: float) -> float:
+        """Hang up on a client that reads nothing for so long; gives when to look again. It may take long otherwise."""
+        unread = self._transport.get_write_buffer_size()
+        if unread < self._marked:
+            self._marked, self._read_s = unread, now_s
+        elif now_s >= self._read_s + patience_s:
+            log.warning("a client did not read its answer for %s s", patience_s)
+            self._transport.abort()
+            return 0.0
+        return self._read_s + patience_s
