@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from dragoman.core.bytes_tensor import flattened
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import BOOL, BYTES, Array, Datatype
 from dragoman.core.errors import InvalidInput
@@ -40,12 +41,8 @@ def check_tensor(tensor: Tensor, spec: TensorSpec, what: str) -> None:
     """InvalidInput unless the tensor has the datatype and shape of its spec; `what` is "input" or "output"."""
     if spec.datatype is not None and tensor.datatype is not spec.datatype and tensor.datatype not in spec.accepts:
         raise InvalidInput(f"{what} '{spec.name}': expected datatype {spec.datatype}, got {tensor.datatype}")
-    if spec.shape is not None and not _fits(tensor.data.shape, spec.shape):
-        raise InvalidInput(f"{what} '{spec.name}': expected shape {list(spec.shape)}, got {list(tensor.data.shape)}")
-
-
-def _fits(shape: Shape, wanted: Shape) -> bool:
-    return len(shape) == len(wanted) and all(w in (-1, n) for n, w in zip(shape, wanted, strict=True))
+    if not spec.fits(tensor.shape):
+        raise InvalidInput(f"{what} '{spec.name}': expected shape {list(spec.shape or ())}, got {list(tensor.shape)}")
 
 
 def _check_names(call: Infer, signature: Signature, model: str) -> None:
@@ -65,24 +62,21 @@ def _check_names(call: Infer, signature: Signature, model: str) -> None:
 
 def _columns_as_rows(call: Infer, signature: Signature) -> Infer:
     """[N, 1] as [N] where the model has one axis: to an input that names a content type both mean the same."""
-    changed = {
-        spec.name: replace(tensor, data=tensor.data.reshape(-1))
-        for spec in signature.inputs
-        if (tensor := call.inputs.get(spec.name)) is not None
-        and "content_type" in tensor.parameters
-        and spec.shape is not None
-        and len(spec.shape) == 1
-        and tensor.data.shape[1:] == (1,)
-    }
+    changed: dict[str, Tensor] = {}
+    for name, tensor in call.inputs.items():
+        if tensor.parameters and "content_type" in tensor.parameters:
+            spec = signature.input(name)
+            if spec is not None and spec.shape is not None and len(spec.shape) == 1 and tensor.shape[1:] == (1,):
+                changed[name] = flattened(tensor)
     return replace(call, inputs={**call.inputs, **changed}) if changed else call
 
 
 def _check_rows(call: Infer) -> None:
     rows: dict[str, int] = {}
     for name, tensor in call.inputs.items():
-        if not tensor.data.shape:
+        if not tensor.shape:
             raise InvalidInput(f"input '{name}': expected a batch axis, got shape []")
-        rows[name] = tensor.data.shape[0]
+        rows[name] = tensor.shape[0]
     if len(set(rows.values())) > 1:
         raise InvalidInput(f"inputs of one batch need the same number of rows, got {rows}")
 

@@ -25,6 +25,20 @@ class TensorSpec:
     optional: bool = False
     content_type: str = ""
 
+    _fixed: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        fixed = tuple((axis, n) for axis, n in enumerate(self.shape or ()) if n != -1)
+        object.__setattr__(self, "_fixed", fixed)
+
+    def fits(self, shape: Shape) -> bool:
+        """Whether an array of this shape does for the tensor."""
+        if self.shape is None:
+            return True
+        if len(shape) != len(self.shape):
+            return False
+        return not self._fixed or all(shape[axis] == n for axis, n in self._fixed)
+
     @property
     def complete(self) -> bool:
         """Whether metadata can tell this tensor's datatype and shape."""
@@ -55,11 +69,15 @@ class Signature:
     content_type: str = ""
     unchecked: bool = False
 
+    # Asked for in every call, so made once.
+    output_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    default_outputs: frozenset[str] = field(init=False, repr=False, compare=False)
     _inputs: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
     _outputs: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Asked for in every call, so made once.
+        object.__setattr__(self, "output_names", tuple(s.name for s in self.outputs))
+        object.__setattr__(self, "default_outputs", frozenset(s.name for s in self.outputs if not s.optional))
         object.__setattr__(self, "_inputs", {s.name: s for s in self.inputs})
         object.__setattr__(self, "_outputs", {s.name: s for s in self.outputs})
 

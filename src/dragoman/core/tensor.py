@@ -6,7 +6,7 @@ from typing import Any, NoReturn, Self
 
 import numpy as np
 
-from dragoman.core.datatypes import BF16, BYTES, Array, Datatype, datatype_of, fp32_to_bf16
+from dragoman.core.datatypes import BF16, BYTES, NUMERIC, Array, Datatype, datatype_of, fp32_to_bf16
 from dragoman.core.errors import InvalidInput
 
 Scalar = str | bool | int | float
@@ -51,6 +51,8 @@ class Tensor:
         to the nearest, to an integer only where no number changes. Raises InvalidInput where there is no such
         datatype or a number does not fit.
         """
+        if type(value) is np.ndarray and datatype in NUMERIC and value.dtype is datatype.dtype:
+            return cls(value, datatype, parameters)
         array = np.asarray(value)
         if array.dtype.kind in "SU" and not isinstance(value, np.ndarray):
             array = np.array(value, dtype=object)  # NumPy's own strings drop NUL characters at their end

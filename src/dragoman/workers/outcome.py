@@ -23,7 +23,10 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
         signature = OPEN
     parameters: Parameters = NONE
     metadata: Mapping[str, str] = {}
+    named: Mapping[str, Any]
     match result:
+        case Tensor() | np.ndarray():
+            named = {signature.output_names[0] if signature.outputs else "output-0": result}
         case Inference():
             named, parameters, metadata = result.outputs, result.parameters, result.metadata
         case Mapping():
@@ -34,13 +37,12 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
             raise InvalidOutput("expected outputs, got None")
         case _:
             named = dict(_positional((result,), signature))
-    default = {s.name for s in signature.outputs if not s.optional}
-    tensors = {
-        name: _checked(name, value, signature)
-        for name, value in named.items()
-        if (name in call.outputs if call.outputs else name in default or signature.open_outputs)
-    }
-    _check_complete(tensors, call.outputs or default, named, signature)
+    wanted = call.outputs or signature.default_outputs
+    every = signature.open_outputs and not call.outputs
+    tensors = {name: _checked(name, value, signature) for name, value in named.items() if every or name in wanted}
+    for name in wanted:
+        if name not in tensors:
+            raise _missing(name, named, signature)
     return Inference(tensors, parameters, metadata)
 
 
@@ -73,16 +75,16 @@ def as_it_is(result: Any, call: Any, signature: Signature) -> Any:
 
 
 def _positional(values: tuple[Any, ...], signature: Signature) -> Iterable[tuple[str, Any]]:
-    names = [s.name for s in signature.outputs]
+    names = signature.output_names
     if names and len(values) > len(names):
         raise InvalidOutput(f"expected {len(names)} outputs, got {len(values)}")
     return zip(names or (f"output-{i}" for i in range(len(values))), values, strict=False)
 
 
 def _checked(name: Any, value: Any, signature: Signature) -> Tensor:
-    if not _is_name(name):
-        raise InvalidOutput(f"expected names of outputs that are text and not empty, got {name!r}")
     spec = signature.output(name)
+    if spec is None and not _is_name(name):
+        raise InvalidOutput(f"expected names of outputs that are text and not empty, got {name!r}")
     wanted = spec.datatype if spec is not None else None
     try:
         if isinstance(value, Tensor) and wanted in (None, value.datatype):
@@ -106,13 +108,9 @@ def _is_name(name: Any) -> bool:
         return False
 
 
-def _check_complete(
-    tensors: Mapping[str, Tensor], wanted: Iterable[str], named: Mapping[str, Any], signature: Signature
-) -> None:
-    for name in wanted:
-        if name in tensors:
-            continue
-        there = ", ".join(map(repr, named)) or "none"
-        if signature.output(name) is None:  # the model does not tell its outputs, so only now it shows
-            raise InvalidInput(f"unexpected inference output '{name}'; the model gives {there}")
-        raise InvalidOutput(f"output '{name}' is missing; the model gave {there}")
+def _missing(name: str, named: Mapping[str, Any], signature: Signature) -> InvalidInput | InvalidOutput:
+    """Whose fault it is that an output is not there."""
+    there = ", ".join(map(repr, named)) or "none"
+    if signature.output(name) is None:  # the model does not tell its outputs, so only now it shows
+        return InvalidInput(f"unexpected inference output '{name}'; the model gives {there}")
+    return InvalidOutput(f"output '{name}' is missing; the model gave {there}")
