@@ -73,7 +73,8 @@ async def test_reflection_tells_every_service(server: GrpcServer, target: str) -
             return services, {r.name for r in file.service[0].method}, [s.name for s in health.service]
 
     services, methods, health = await asyncio.to_thread(look)
-    assert sorted(services) == ["grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection", m.SERVICE]
+    reflection = [f"grpc.reflection.{version}.ServerReflection" for version in ("v1", "v1alpha")]
+    assert sorted(services) == ["grpc.health.v1.Health", *reflection, m.SERVICE]
     assert methods == {row.name for row in TABLE.methods}
     assert health == ["Health"]
 

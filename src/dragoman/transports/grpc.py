@@ -1,20 +1,18 @@
-"""A gRPC server that runs any protocol table, with the standard health and reflection services."""
+"""A gRPC server on `grpc.aio`."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from typing import Any
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 import grpc
-from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
-from google.protobuf.descriptor_pool import DescriptorPool
-from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from dragoman.protocols.wire import GrpcMethod, GrpcProtocol, GrpcStreamMethod
-from dragoman.transports import grpc_health
-from dragoman.transports.aside import Aside
-from dragoman.transports.grpc_calls import Answers, Stream, Unary, received
-from dragoman.transports.grpc_health import Health
+from dragoman.protocols.wire import GrpcProtocol, GrpcRequest
+from dragoman.transports.grpc_calls import Answers, Handler, Refusal, Reply, StreamHandler, UnaryHandler, whole
+from dragoman.transports.grpc_services import handlers
+
+log = logging.getLogger("dragoman.grpc")
 
 # Calls and streams at a time; further ones get RESOURCE_EXHAUSTED before their message is read.
 _MAX_CALLS = 1000
@@ -36,7 +34,6 @@ class GrpcServer:
         self._protocols = tuple(protocols)
         self._options = _options(max_message_bytes)
         self._tls = tls
-        self._aside = Aside()
         self._server: Any = None
         self._stopping: asyncio.Future[None] | None = None
 
@@ -47,7 +44,7 @@ class GrpcServer:
         """
         stopping = asyncio.get_running_loop().create_future()
         server = grpc.aio.server(options=self._options, maximum_concurrent_rpcs=_MAX_CALLS)
-        server.add_generic_rpc_handlers(self._handlers(stopping))
+        server.add_generic_rpc_handlers([self._handlers(stopping)])
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         bound = _bind(server, address, self._tls)
         await server.start()
@@ -65,26 +62,19 @@ class GrpcServer:
             self._stopping.set_result(None)
         await self._server.stop(grace_s)
 
-    def _handlers(self, stopping: asyncio.Future[None]) -> tuple[Any, ...]:
-        services = [p.service for p in self._protocols]
-        health = Health(self._engine, services, stopping)
-        return (
-            *(self._table(p, stopping) for p in self._protocols),
-            health.handlers(),
-            _reflection((*services, grpc_health.SERVICE, reflection.SERVICE_NAME), _pool(self._protocols), stopping),
-        )
+    def _handlers(self, stopping: asyncio.Future[None]) -> Any:
+        found = {path: _method(handler) for path, handler in handlers(self._engine, self._protocols, stopping).items()}
+        return _Paths(found)
 
-    def _table(self, protocol: GrpcProtocol, stopping: asyncio.Future[None]) -> Any:
-        handlers: dict[str, Any] = {}
-        for method in protocol.methods:
-            match method:
-                case GrpcMethod():
-                    unary = Unary(self._engine, protocol, method, self._aside)
-                    handlers[method.name] = grpc.unary_unary_rpc_method_handler(unary.handle)
-                case GrpcStreamMethod():
-                    stream = Stream(self._engine, protocol, method, stopping, self._aside)
-                    handlers[method.name] = grpc.stream_stream_rpc_method_handler(stream.handle)
-        return grpc.method_handlers_generic_handler(protocol.service, handlers)
+
+class _Paths(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """The methods by their paths."""
+
+    def __init__(self, methods: Mapping[str, Any]) -> None:
+        self._methods = methods
+
+    def service(self, details: Any) -> Any:
+        return self._methods.get(details.method)
 
 
 def _options(max_message_bytes: int) -> tuple[tuple[str, int], ...]:
@@ -114,29 +104,60 @@ def _credentials(tls: Tls) -> Any:
     )
 
 
-def _pool(protocols: Sequence[GrpcProtocol]) -> DescriptorPool:
-    """The descriptors that reflection shows, apart from protobuf's common pool, which may hold others so named."""
-    files = {file.name: file for p in protocols for file in FileDescriptorSet.FromString(p.descriptors).file}
-    for serialized in (grpc_health.DESCRIPTOR, reflection_pb2.DESCRIPTOR.serialized_pb):
-        file = FileDescriptorProto.FromString(serialized)
-        files[file.name] = file
-    pool = DescriptorPool()
-    for file in files.values():
-        pool.Add(file)
-    return pool
+class _Peer:
+    """The client of a call with streams."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self.metadata = _metadata(context)
+        self.deadline_s = _deadline_s(context)
+
+    async def read(self) -> Any:
+        message = await self._context.read()
+        return None if message is grpc.aio.EOF else message
+
+    async def write(self, message: Reply) -> None:
+        try:
+            await self._context.write(whole(message))
+        except Exception as fault:  # what is written are bytes of ours, so it can only be that nobody is there
+            log.debug("a client left its stream: %s", fault)
+            raise asyncio.CancelledError from None
 
 
-def _reflection(services: Sequence[str], pool: DescriptorPool, stopping: asyncio.Future[None]) -> Any:
-    servicer = reflection.aio.ReflectionServicer(services, pool=pool)
+def _method(handler: Handler) -> Any:
+    # `abort` raises, so it stands outside of what is caught; a client that leaves cancels these coroutines.
+    async def unary(body: bytes, context: Any) -> bytes:
+        assert isinstance(handler, UnaryHandler)
+        request = GrpcRequest(body, _metadata(context), _deadline_s(context))
+        try:
+            return whole(await handler.answer(request))
+        except Refusal as fault:
+            refused = fault
+        return await _abort(context, refused)
 
-    async def info(_: object, context: Any) -> AsyncGenerator[Any, None]:
-        async with aclosing(received(context, stopping)) as requests:
-            async for answer in servicer.ServerReflectionInfo(requests, context):
-                yield answer
+    async def stream(_: object, context: Any) -> None:
+        assert isinstance(handler, StreamHandler)
+        try:
+            await handler.talk(_Peer(context))
+            return
+        except Refusal as fault:
+            refused = fault
+        await _abort(context, refused)
 
-    handler = grpc.stream_stream_rpc_method_handler(
-        info,
-        reflection_pb2.ServerReflectionRequest.FromString,
-        reflection_pb2.ServerReflectionResponse.SerializeToString,
-    )
-    return grpc.method_handlers_generic_handler(reflection.SERVICE_NAME, {"ServerReflectionInfo": handler})
+    if isinstance(handler, UnaryHandler):
+        return grpc.unary_unary_rpc_method_handler(unary)
+    return grpc.stream_stream_rpc_method_handler(stream)
+
+
+def _metadata(context: Any) -> dict[str, str]:
+    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+
+
+def _deadline_s(context: Any) -> float | None:
+    left_s = context.time_remaining()
+    return None if left_s is None else time.monotonic() + left_s
+
+
+async def _abort(context: Any, fault: Refusal) -> NoReturn:
+    await context.abort(grpc.StatusCode[fault.status], fault.message, fault.metadata)
+    raise AssertionError("abort raises")

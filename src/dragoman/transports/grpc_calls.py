@@ -1,24 +1,24 @@
-"""The methods of a gRPC table as handlers: bytes in, through the engine, bytes out."""
+"""What a gRPC server answers, whichever transport carries it: the methods of tables as handlers of messages."""
 
 import asyncio
 import logging
 import math
-import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, TypeVar
-
-import grpc
+from typing import Any, Protocol, TypeVar
 
 from dragoman.core.calls import Request, Response
 from dragoman.core.errors import DragomanError, NotReady, ServerError
-from dragoman.protocols.wire import GrpcMethod, GrpcProtocol, GrpcRequest, GrpcStreamMethod
+from dragoman.protocols.wire import Buffer, GrpcMethod, GrpcProtocol, GrpcRequest, GrpcStreamMethod
 from dragoman.transports.aside import Aside
 
 A = TypeVar("A")
 log = logging.getLogger("dragoman.grpc")
+
+# A message; where it comes in parts, these follow one another on the wire.
+Reply = Buffer | Sequence[Buffer]
 
 # A status travels in headers, of which clients take about 8 KiB; a byte may become three there.
 _MAX_MESSAGE_BYTES = 2000
@@ -36,6 +36,66 @@ class Answers(Protocol):
     async def changed(self) -> None: ...
 
 
+class Refusal(Exception):
+    """The status that ends a call: the name of a gRPC status code, a message, and trailing metadata."""
+
+    def __init__(self, status: str, message: str, metadata: tuple[tuple[str, str], ...] = ()) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.metadata = metadata
+
+
+class Peer(Protocol):
+    """The client of one call with streams. Its methods raise CancelledError where it has left."""
+
+    @property
+    def metadata(self) -> Mapping[str, str]: ...
+
+    @property
+    def deadline_s(self) -> float | None: ...
+
+    async def read(self) -> Any:
+        """The next message, None after the last."""
+
+    async def write(self, message: Reply) -> None:
+        """Returns when there is room for another."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnaryHandler:
+    """Answers one message with one. Raises Refusal."""
+
+    answer: Callable[[GrpcRequest], Coroutine[Any, Any, Reply]]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamHandler:
+    """Reads from a peer and writes to it until the call is over. Raises Refusal."""
+
+    talk: Callable[[Peer], Coroutine[Any, Any, None]]
+
+
+Handler = UnaryHandler | StreamHandler
+
+
+def table_handlers(
+    engine: Answers, protocols: Sequence[GrpcProtocol], stopping: asyncio.Future[None]
+) -> dict[str, Handler]:
+    """The methods of tables, by their paths."""
+    aside = Aside()
+    found: dict[str, Handler] = {}
+    for protocol in protocols:
+        for method in protocol.methods:
+            match method:
+                case GrpcMethod():
+                    handler: Handler = UnaryHandler(Unary(engine, protocol, method, aside).answer)
+                case GrpcStreamMethod():
+                    handler = StreamHandler(Stream(engine, protocol, method, stopping, aside).talk)
+            found[f"/{protocol.service}/{method.name}"] = handler
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Unary:
     """A method of one message in and one out."""
@@ -45,21 +105,15 @@ class Unary:
     method: GrpcMethod
     aside: Aside
 
-    async def handle(self, body: bytes, context: Any) -> bytes:
-        # `abort` raises, so it stands outside of what is caught; a client that leaves cancels this coroutine.
-        answer = await self._answer(_request(body, context))
-        if isinstance(answer, DragomanError):
-            await _abort(context, self.protocol, answer)
-        return answer
-
-    async def _answer(self, request: GrpcRequest) -> bytes | DragomanError:
+    async def answer(self, request: GrpcRequest) -> Reply:
+        """A client that leaves cancels this coroutine."""
         request_id = ""
         try:
             exchange = await self.aside.read(self.method.endpoint, request, len(request.body))
             request_id = exchange.request.id
             return await self.aside.write(exchange.reply, await self.engine.call(exchange.request))
         except Exception as fault:
-            return told(fault, request_id)
+            raise refusal(self.protocol, told(fault, request_id)) from fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +130,15 @@ class Stream:
     stopping: asyncio.Future[None]
     aside: Aside
 
-    async def handle(self, _: object, context: Any) -> None:
-        async with aclosing(received(context, self.stopping)) as bodies:
+    async def talk(self, peer: Peer) -> None:
+        async with aclosing(received(peer, self.stopping)) as bodies:
             async for body in bodies:
-                request = _request(body, context)
+                request = GrpcRequest(body, peer.metadata, peer.deadline_s)
                 async with aclosing(self._answers(request)) as answers:
                     async for answer in answers:
-                        await self._tell(request, answer, context)
+                        await self._tell(request, answer, peer)
         if self.stopping.done():
-            await _abort(context, self.protocol, NotReady("the server is shutting down"))
+            raise refusal(self.protocol, NotReady("the server is shutting down"))
 
     async def _answers(self, request: GrpcRequest) -> AsyncGenerator[bytes | DragomanError, None]:
         """The pieces of the answer, and what went wrong if something did; to write them may fail on its own."""
@@ -100,26 +154,22 @@ class Stream:
         except Exception as fault:
             yield told(fault, request_id)
 
-    async def _tell(self, request: GrpcRequest, answer: bytes | DragomanError, context: Any) -> None:
+    async def _tell(self, request: GrpcRequest, answer: Any, peer: Peer) -> None:
         written = self.method.fault(request, answer) if isinstance(answer, DragomanError) else answer
-        if isinstance(answer, DragomanError) and written is None:
-            await _abort(context, self.protocol, answer)
-        try:
-            await context.write(written)
-        except Exception as fault:  # what is written are bytes of ours, so it can only be that nobody is there
-            log.debug("a client left its stream: %s", fault)
-            raise asyncio.CancelledError from None
+        if written is None:
+            raise refusal(self.protocol, answer)
+        await peer.write(written)
 
 
-async def received(context: Any, stopping: asyncio.Future[None]) -> AsyncGenerator[Any, None]:
+async def received(peer: Peer, stopping: asyncio.Future[None]) -> AsyncGenerator[Any, None]:
     """The messages of a client as they come, until it or the server has no more wish for them."""
     while not stopping.done():
-        reading = asyncio.ensure_future(context.read())
+        reading = asyncio.ensure_future(peer.read())
         try:
             await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             reading.cancel()  # does nothing where it is done
-        if stopping.done() or (message := await reading) is grpc.aio.EOF:
+        if stopping.done() or (message := await reading) is None:
             return
         yield message
 
@@ -133,21 +183,22 @@ def told(fault: Exception, request_id: str) -> DragomanError:
     return ServerError(f"internal error, request id {request_id}")
 
 
-def _request(body: bytes, context: Any) -> GrpcRequest:
-    left_s = context.time_remaining()
-    return GrpcRequest(
-        body,
-        {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)},
-        None if left_s is None else time.monotonic() + left_s,
-    )
-
-
-async def _abort(context: Any, protocol: GrpcProtocol, fault: DragomanError) -> NoReturn:
+def refusal(protocol: GrpcProtocol, fault: DragomanError) -> Refusal:
+    """The status that tells of a fault."""
     metadata: tuple[tuple[str, str], ...] = ()
     wait_s = fault.retry_after_s
     if wait_s is not None:
         # gRPC: clients that retry by policy heed the second one (proposal A6).
         metadata = (("retry-after", str(math.ceil(wait_s))), ("grpc-retry-pushback-ms", str(math.ceil(wait_s * 1000))))
     message = fault.message.encode(errors="replace")[:_MAX_MESSAGE_BYTES].decode(errors="ignore")
-    await context.abort(grpc.StatusCode[protocol.status(fault)], message, metadata)
-    raise AssertionError("abort raises")
+    return Refusal(protocol.status(fault), message, metadata)
+
+
+def parts_of(reply: Reply) -> Sequence[Buffer]:
+    """A message as its parts."""
+    return (reply,) if isinstance(reply, bytes | bytearray | memoryview) else reply
+
+
+def whole(reply: Reply) -> bytes:
+    """A message in one piece."""
+    return reply if isinstance(reply, bytes) else b"".join(parts_of(reply))

@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from dragoman.transports.grpc_calls import Answers
+from dragoman.protocols.wire import Buffer, GrpcRequest
+from dragoman.transports.grpc_calls import Answers, Handler, Peer, Refusal, StreamHandler, UnaryHandler
 
 SERVICE = "grpc.health.v1.Health"
 DESCRIPTOR: bytes = health_pb2.DESCRIPTOR.serialized_pb
@@ -29,33 +30,32 @@ class Health:
         self._services = frozenset(("", *services))
         self._stopping = stopping
 
-    def handlers(self) -> Any:
-        """The handlers of the service."""
-        ask, tell = health_pb2.HealthCheckRequest.FromString, health_pb2.HealthCheckResponse.SerializeToString
-        methods = {
-            "Check": grpc.unary_unary_rpc_method_handler(self.check, ask, tell),
-            "Watch": grpc.unary_stream_rpc_method_handler(self.watch, ask, tell),
-        }
-        return grpc.method_handlers_generic_handler(SERVICE, methods)
+    def handlers(self) -> dict[str, Handler]:
+        """The handlers of the service, by their paths."""
+        return {f"/{SERVICE}/Check": UnaryHandler(self.check), f"/{SERVICE}/Watch": StreamHandler(self.watch)}
 
-    async def check(self, request: Any, context: Any) -> Any:
-        status = self._status(request.service)
+    async def check(self, request: GrpcRequest) -> bytes:
+        service = _asked(request.body)
+        status = self._status(service)
         if status == _UNKNOWN:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service '{request.service}'")
-        return health_pb2.HealthCheckResponse(status=status)
+            raise Refusal("NOT_FOUND", f"there is no service '{service}'")
+        return _written(status)
 
-    async def watch(self, request: Any, context: Any) -> None:
+    async def watch(self, peer: Peer) -> None:
         """Tells the status now and whenever it changes."""
-        last = None
+        message = await peer.read()
+        if message is None:
+            raise Refusal("INTERNAL", "expected one message, got none")
+        service, last = _asked(message), None
         while True:
-            status = self._status(request.service)
+            status = self._status(service)
             if status != last:
-                await context.write(health_pb2.HealthCheckResponse(status=status))
+                await peer.write(_written(status))
                 last = status
             elif self._stopping.done():
                 return
             else:
-                await self._next_change(request.service, status)
+                await self._next_change(service, status)
 
     async def _next_change(self, service: str, status: int) -> None:
         changing = asyncio.ensure_future(self._engine.changed())
@@ -70,3 +70,16 @@ class Health:
         if service not in self._services:
             return int(_UNKNOWN)
         return int(_SERVING if self._engine.ready() and not self._stopping.done() else _NOT_SERVING)
+
+
+def _asked(message: Buffer) -> str:
+    """The service that a question names."""
+    try:
+        return str(health_pb2.HealthCheckRequest.FromString(bytes(message)).service)
+    except DecodeError as fault:
+        raise Refusal("INVALID_ARGUMENT", f"the message is no grpc.health.v1.HealthCheckRequest: {fault}") from fault
+
+
+def _written(status: int) -> bytes:
+    answer: Any = health_pb2.HealthCheckResponse(status=status)
+    return bytes(answer.SerializeToString())

@@ -1,0 +1,87 @@
+"""Header blocks: put together from their frames, and read once for all equal ones."""
+
+from typing import Final
+
+from dragoman.transports.http2 import frames
+from dragoman.transports.http2.fields import Decoder, Field
+from dragoman.transports.http2.frames import ConnectionFault
+from dragoman.transports.http2.request import Head, read_head
+
+# CONTINUATION frames of one block; the largest block that we take fits into far fewer.
+_MAX_PIECES: Final = 64
+# Blocks that are remembered, and the largest such.
+_MAX_KEPT: Final = 32
+_MAX_KEPT_BYTES: Final = 1024
+
+
+class Blocks:
+    """The blocks of one connection. `begun` tells whether one is still coming in."""
+
+    __slots__ = ("_block", "_decoder", "_ended", "_heads", "_number", "_pieces", "begun", "most")
+
+    def __init__(self, max_header_bytes: int) -> None:
+        self._decoder = Decoder(max_header_bytes)
+        # Somewhat larger ones are read, so that their stream alone is refused.
+        self.most = max(frames.SMALLEST_FRAME, 4 * max_header_bytes)
+        self._heads: dict[bytes, Head] = {}
+        self.begun = False
+        self._block = bytearray()
+        self._number = 0
+        self._ended = False
+        self._pieces = 0
+
+    def begin(self, number: int, ended: bool, piece: bytes) -> None:
+        """A block begins that further frames will go on with."""
+        self.begun, self._number, self._ended, self._pieces = True, number, ended, 0
+        self._block = bytearray(piece)
+
+    def go_on(self, number: int, flags: int, piece: bytes) -> tuple[bool, bytes] | None:
+        """A CONTINUATION frame; gives whether the stream ends with it, and the block, once that is whole."""
+        if not self.begun or number != self._number:
+            raise ConnectionFault(frames.PROTOCOL_ERROR, "CONTINUATION of nothing")
+        self._pieces += 1
+        self._block += piece
+        if self._pieces > _MAX_PIECES or len(self._block) > self.most:
+            raise ConnectionFault(frames.ENHANCE_YOUR_CALM, "a header block is too long")
+        if not flags & frames.END_HEADERS:
+            return None
+        block, self._block, self.begun = bytes(self._block), bytearray(), False
+        return self._ended, block
+
+    def fields(self, block: bytes) -> list[Field] | None:
+        """The fields of a block; None where they are too many. Raises ConnectionFault."""
+        version = self._decoder.version
+        found = self._decoder.decode(block)
+        if self._decoder.version != version:
+            self._heads.clear()
+        return found
+
+    def head(self, block: bytes) -> Head | None:
+        """The head of a request; None where it has too many fields. Raises ConnectionFault and StreamFault."""
+        head = self._heads.get(block)
+        if head is not None:
+            return head
+        version = self._decoder.version
+        fields = self.fields(block)
+        if fields is None:
+            return None
+        head = read_head(fields)
+        if self._decoder.version == version and len(block) <= _MAX_KEPT_BYTES:
+            if len(self._heads) >= _MAX_KEPT:
+                self._heads.clear()
+            self._heads[block] = head
+        return head
+
+
+def unpadded(flags: int, payload: bytes) -> bytes:
+    """The block within a HEADERS frame, without its padding and its priority, which is ignored."""
+    begin, end = 0, len(payload)
+    if flags & frames.PADDED:
+        if not payload:
+            raise ConnectionFault(frames.FRAME_SIZE_ERROR, "HEADERS without the length of its padding")
+        begin, end = 1, end - payload[0]
+    if flags & frames.HAS_PRIORITY:
+        begin += 5
+    if begin > end:
+        raise ConnectionFault(frames.PROTOCOL_ERROR, "there is more padding than frame")
+    return payload[begin:end]

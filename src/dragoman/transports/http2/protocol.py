@@ -1,0 +1,191 @@
+"""An HTTP/2 connection on its socket: reading into place, writing, and the times that a client may take."""
+
+import asyncio
+import logging
+from collections.abc import MutableSet
+from contextlib import suppress
+from typing import Any
+
+from dragoman.transports.http2 import frames
+from dragoman.transports.http2.connection import Connection
+from dragoman.transports.http2.stream import Buffer, Streams
+from dragoman.transports.http2.terms import Terms
+from dragoman.transports.limits import Limits
+
+log = logging.getLogger("dragoman.http2")
+
+READ_BYTES = 1 << 16
+# What may wait in the transport before bodies stay with their streams, and how much of answers to pings and the like.
+_HIGH_WATER = 1 << 20
+_MOST_WAITING = _HIGH_WATER + (1 << 18)
+# How long a client may take to hear why it is cut off, and to say that it is there.
+_LINGER_S = 2.0
+_ANSWER_S = 20.0
+
+
+class Http2Protocol(asyncio.BufferedProtocol):
+    """One connection. `buffer` may be shared by all connections of a loop; `members` holds those that are open."""
+
+    def __init__(
+        self,
+        streams: Streams,
+        terms: Terms,
+        limits: Limits,
+        buffer: memoryview,
+        members: MutableSet["Http2Protocol"],
+    ) -> None:
+        self._limits = limits
+        self._buffer = buffer
+        self._members = members
+        self._loop = asyncio.get_running_loop()
+        self._transport: Any = None
+        self._direct = False
+        self._paused_s = 0.0
+        self._reading = True
+        self._heard = False
+        self._asked = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._quick = False
+        shortest = min(limits.header_timeout_s, limits.body_timeout_s, limits.write_timeout_s)
+        self._quick_s = max(0.02, min(1.0, shortest / 5))
+        self.connection = Connection(streams, terms, self._write, self._close, self._loop.time)
+
+    # --- the socket ----------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._members.add(self)
+        self._made_s = self._heard_s = self._loop.time()
+        self._transport.set_write_buffer_limits(high=_HIGH_WATER)
+        self.connection.now_s = self._made_s
+        self.connection.start()
+        self._arm(True)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        room = self.connection.room()
+        self._direct = room is not None
+        return self._buffer if room is None else room
+
+    def buffer_updated(self, size: int) -> None:
+        if self._direct:
+            self._take(self.connection.filled, size)
+        else:
+            self._take(self.connection.receive, bytes(self._buffer[:size]))
+
+    def received(self, data: bytes) -> None:
+        """Bytes that somebody else has read from the socket, before this protocol had it."""
+        self._take(self.connection.receive, data)
+
+    def _take(self, take: Any, given: Any) -> None:
+        connection = self.connection
+        connection.now_s = self._loop.time()
+        self._heard = True
+        try:
+            take(given)
+        except Exception:
+            log.exception("a connection failed")
+            connection.fail(frames.INTERNAL_ERROR, "internal error")
+        if not self._quick and (connection.open or connection.waits_since_s() < connection.now_s):
+            self._arm(True)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._members.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        self.connection.lost()
+
+    # --- writing -------------------------------------------------------------------------------------------------
+
+    def _write(self, buffers: list[Buffer]) -> None:
+        transport = self._transport
+        if len(buffers) == 1:
+            transport.write(buffers[0])
+        else:
+            transport.writelines(buffers)
+        if self._paused_s and self._reading and transport.get_write_buffer_size() > _MOST_WAITING:
+            self._reading = False
+            transport.pause_reading()  # a client that asks on and on and never reads
+
+    def pause_writing(self) -> None:
+        self._paused_s = self._loop.time()
+        self.connection.paused = True
+        if not self._quick:
+            self._arm(True)
+
+    def resume_writing(self) -> None:
+        self._paused_s = 0.0
+        self.connection.paused = False
+        if not self._reading:
+            self._reading = True
+            self._transport.resume_reading()
+        self.connection.pump()
+
+    def _close(self) -> None:
+        """Close once all is written, and the client has had a chance to read it before it is cut off."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if transport.can_write_eof():
+            with suppress(RuntimeError):
+                transport.write_eof()
+            self._loop.call_later(_LINGER_S, transport.abort)
+        else:
+            transport.close()
+
+    def abort(self) -> None:
+        """Cut the client off at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- times ---------------------------------------------------------------------------------------------------
+
+    def _arm(self, quick: bool) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._quick = quick
+        self._timer = self._loop.call_later(self._quick_s if quick else self._limits.keep_alive_timeout_s, self._tick)
+
+    def _tick(self) -> None:
+        connection = self.connection
+        if connection.over:
+            return
+        now_s = connection.now_s = self._loop.time()
+        self._check(now_s)
+        waits = connection.open or not connection.settled or connection.draining or self._paused_s
+        self._arm(bool(waits) or connection.waits_since_s() < now_s or self._asked > 0)
+
+    def _check(self, now_s: float) -> None:
+        connection, limits = self.connection, self._limits
+        if not connection.settled and now_s - self._made_s > limits.header_timeout_s:
+            connection.fail(frames.SETTINGS_TIMEOUT, f"the greeting did not come within {limits.header_timeout_s} s")
+        elif now_s - connection.waits_since_s() > limits.header_timeout_s:
+            connection.fail(frames.ENHANCE_YOUR_CALM, f"a frame did not come within {limits.header_timeout_s} s")
+        elif self._paused_s and now_s - self._paused_s > limits.write_timeout_s:
+            log.warning("a client did not read its answers for %s s", limits.write_timeout_s)
+            self.abort()
+        else:
+            self._check_streams(now_s)
+            self._check_alive(now_s)
+
+    def _check_streams(self, now_s: float) -> None:
+        connection = self.connection
+        for stream in list(connection.open.values()):
+            if stream.pending and now_s - stream.sent_s > self._limits.write_timeout_s:
+                log.warning("a client did not make room for its answer for %s s", self._limits.write_timeout_s)
+                connection.reset(stream, frames.CANCEL)
+                stream.listener.broken(frames.CANCEL)
+            elif not stream.heard_all:
+                stream.listener.watch(now_s)
+
+    def _check_alive(self, now_s: float) -> None:
+        """A client that says nothing for long is asked whether it is there."""
+        if self._heard:
+            self._heard, self._heard_s, self._asked = False, now_s, 0
+        elif self._asked and now_s - self._heard_s > self._limits.keep_alive_timeout_s + _ANSWER_S:
+            self.abort()
+        elif not self._asked and now_s - self._heard_s >= self._limits.keep_alive_timeout_s:
+            self._asked = 1
+            self.connection.ask()

@@ -1,0 +1,98 @@
+"""The head of a request, checked against the rules of HTTP/2 (RFC 9113, section 8)."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dragoman.transports.http2.fields import Field
+from dragoman.transports.http2.frames import PROTOCOL_ERROR, StreamFault
+
+_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
+# No controls that could split a field elsewhere, and no blanks around it (8.2.1).
+_VALUE = re.compile(rb"(?:[^\x00\r\n\t ](?:[^\x00\r\n]*[^\x00\r\n\t ])?)?")
+_OF_CONNECTIONS = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
+_PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A request's head. `path` is as it was sent; `length` that of the body where it is announced, else -1.
+
+    `note` is for whoever answers: it is kept as long as equal heads come.
+    """
+
+    method: str
+    scheme: str
+    authority: str
+    path: str
+    fields: tuple[tuple[str, str], ...]
+    length: int = -1
+    note: list[Any] = field(default_factory=list)
+
+
+def read_head(fields: Iterable[Field]) -> Head:
+    """Raises StreamFault PROTOCOL_ERROR where the request is malformed."""
+    pseudo: dict[bytes, str] = {}
+    plain: list[tuple[str, str]] = []
+    cookies: list[str] = []
+    for name, value in fields:
+        if name[:1] == b":":
+            if plain or cookies or name in pseudo or name not in _PSEUDO or not _VALUE.fullmatch(value):
+                raise _malformed(f"the field {_shown(name)} is unknown, twice there, or at the wrong place")
+            pseudo[name] = value.decode("latin-1")
+            continue
+        _check(name, value)
+        if name == b"cookie":
+            cookies.append(value.decode("latin-1"))  # 8.2.3: comes in crumbs
+        else:
+            plain.append((name.decode("latin-1"), value.decode("latin-1")))
+    if cookies:
+        plain.append(("cookie", "; ".join(cookies)))
+    return _head(pseudo, plain)
+
+
+def _head(pseudo: dict[bytes, str], plain: list[tuple[str, str]]) -> Head:
+    method, scheme, path = (pseudo.get(name, "") for name in (b":method", b":scheme", b":path"))
+    if not method or not scheme or not _NAME.fullmatch(method.lower().encode("latin-1")):
+        raise _malformed("expected a :method, a :scheme and a :path")
+    if not (path.startswith("/") or (path == "*" and method == "OPTIONS")):
+        raise _malformed(f"expected a :path that begins with a slash, got {path[:64]!r}")
+    hosts = {value for name, value in plain if name == "host"}
+    authority = pseudo.get(b":authority") or next(iter(hosts), "")
+    if len(hosts) > 1 or (hosts and hosts != {authority}):
+        raise _malformed("the fields :authority and host name different hosts")
+    return Head(method, scheme, authority, path, tuple(plain), _length(plain))
+
+
+def _length(plain: list[tuple[str, str]]) -> int:
+    told = {value for name, value in plain if name == "content-length"}
+    if not told:
+        return -1
+    value = told.pop()
+    if told or not value.isascii() or not value.isdecimal() or len(value) > 18:
+        raise _malformed(f"expected one content-length, a number of bytes, got {value[:32]!r}")
+    return int(value)
+
+
+def check_trailers(fields: Iterable[Field]) -> None:
+    """Raises StreamFault PROTOCOL_ERROR where fields after a body are malformed."""
+    for name, value in fields:
+        _check(name, value)
+
+
+def _check(name: bytes, value: bytes) -> None:
+    if not _NAME.fullmatch(name):
+        raise _malformed(f"the name of field {_shown(name)} is not allowed")
+    if not _VALUE.fullmatch(value):
+        raise _malformed(f"the value of field {_shown(name)} is not allowed")
+    if name in _OF_CONNECTIONS or (name == b"te" and value.lower() != b"trailers"):
+        raise _malformed(f"the field {_shown(name)} is not for HTTP/2")
+
+
+def _shown(name: bytes) -> str:
+    return repr(name[:64].decode("latin-1"))
+
+
+def _malformed(message: str) -> StreamFault:
+    return StreamFault(PROTOCOL_ERROR, message)
