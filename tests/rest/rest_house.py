@@ -132,10 +132,14 @@ class Counter(dragoman.Model):
 MODELS = (Identity, Adder, Picture, Phrase, Faulty, Counter)
 
 
+# Settings of every server, where a test says nothing else.
+DEFAULTS: dict[str, Any] = {"http_port": 0, "grpc_port": -1}
+
+
 @asynccontextmanager
 async def serving(*models: Any, **settings: Any) -> AsyncIterator["House"]:
     """A server with these models, by default with all."""
-    server = dragoman.Server(*(models or MODELS), **{"http_port": 0, "grpc_port": -1, **settings})
+    server = dragoman.Server(*(models or MODELS), **{**DEFAULTS, **settings})
     async with server:
         yield House(server.http_ports[0], server)
 

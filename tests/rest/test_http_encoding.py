@@ -13,13 +13,13 @@ from rest_house import Answer, House, binary, blobs, encoded, inputs, outputs, s
 from dragoman.protocols.wire import HttpFault
 from dragoman.transports.encoding import accepted, decoded
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("http_server")]
 ROWS = np.arange(1000, dtype=np.int32)
 BIG = inputs(tensor("x", [1000], "INT32", ROWS.tolist()))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house() -> AsyncIterator[House]:
+async def house(http_server: str) -> AsyncIterator[House]:
     async with serving() as house:
         yield house
 

@@ -10,14 +10,14 @@ import pytest
 import pytest_asyncio
 from rest_house import House, binary, blobs, inputs, outputs, read_answer, request, serving, tensor
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("http_server")]
 INFER = "/v2/models/Identity/infer"
 LIVE = request("GET", "/v2/health/live")
 N = 300_000
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house() -> AsyncIterator[House]:
+async def house(http_server: str) -> AsyncIterator[House]:
     async with serving() as house:
         yield house
 

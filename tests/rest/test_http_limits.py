@@ -28,13 +28,13 @@ from rest_house import (
 
 import dragoman
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("http_server")]
 INFER = "/v2/models/Identity/infer"
 LIVE = request("GET", "/v2/health/live")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house() -> AsyncIterator[House]:
+async def house(http_server: str) -> AsyncIterator[House]:
     async with serving() as house:
         yield house
 
