@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import re
 import signal
 import ssl
 import sys
@@ -22,6 +23,7 @@ from dragoman.engine.model_files import server_settings
 from dragoman.engine.model_metrics import FOLDER as METRICS_FOLDER
 from dragoman.engine.repository import DiskRepository
 from dragoman.settings import Settings, merged
+from dragoman.transports.cors import Cors
 from dragoman.transports.limits import Limits
 
 log = logging.getLogger("dragoman.server")
@@ -95,7 +97,8 @@ class Server:
         if http:
             from dragoman.transports.http import http_server
 
-            self._http = http_server(self.engine, http, limits=limits(settings), tls=tls)
+            kind = settings.http_server
+            self._http = http_server(self.engine, http, limits=limits(settings), tls=tls, kind=kind)
             self.http_ports = await self._http.start(_addresses(settings))
         if grpc and settings.grpc_port >= 0:
             from dragoman.transports.grpc import GrpcServer
@@ -203,6 +206,7 @@ def make_engine(paths: Sequence[str], live: Sequence[ModelSpec], settings: Setti
             extensions=extensions,
             control_token=settings.control_token,
             default_model=settings.default_model,
+            load_at_start=settings.load_at_start,
         ),
     )
 
@@ -250,7 +254,24 @@ def _forwarded(text: str) -> tuple[str, ...]:
 def limits(settings: Settings) -> Limits:
     """What the transports need of the settings."""
     names = [n for n in Limits.__slots__ if hasattr(settings, n)]
-    return Limits(**{n: getattr(settings, n) for n in names})
+    return Limits(**{n: getattr(settings, n) for n in names}, cors=_cors(settings))
+
+
+def _cors(settings: Settings) -> Cors:
+    lists = {n: _listed(getattr(settings, f"cors_{n}")) for n in ("origins", "methods", "headers", "expose")}
+    try:
+        return Cors(
+            **lists,
+            origin_regex=settings.cors_origin_regex,
+            credentials=settings.cors_credentials,
+            max_age_s=settings.cors_max_age_s,
+        )
+    except re.error as fault:
+        raise InvalidInput(f"setting 'cors_origin_regex': no regular expression: {fault}") from fault
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (part.strip() for part in text.split(","))))
 
 
 def _live_spec(target: Any, settings: Settings) -> ModelSpec:
@@ -263,6 +284,8 @@ def _live_spec(target: Any, settings: Settings) -> ModelSpec:
 
 def _addresses(settings: Settings) -> list[tuple[str, int]]:
     addresses = [(settings.host, settings.http_port)]
+    if settings.umbridge_port >= 0:
+        addresses.append((settings.host, settings.umbridge_port))
     for text in filter(None, (t.strip() for t in settings.http_also.split(","))):
         host, _, port = text.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:

@@ -37,6 +37,16 @@ class Settings:
         8081, "port of gRPC; 0 picks a free one, -1 switches gRPC off", "addresses", least=-1, most=65535
     )
     http_also: str = _setting("", "further HTTP addresses, as host:port,host:port", "addresses")
+    http_server: Literal["own", "uvicorn"] = _setting(
+        "own", "what serves HTTP: own, which is the fastest, or uvicorn", "addresses"
+    )
+    umbridge_port: int = _setting(
+        -1,
+        "further port of HTTP, for clients that look for UM-Bridge at 4242; 0 picks a free one, -1: none",
+        "addresses",
+        least=-1,
+        most=65535,
+    )
     tls_cert: str = _setting("", "file of the TLS certificate chain (PEM), for HTTP and gRPC", "addresses")
     tls_key: str = _setting("", "file of the TLS private key (PEM)", "addresses")
 
@@ -53,6 +63,7 @@ class Settings:
         10.0, "seconds that a process may go on with a call nobody waits for before it is killed; 0: no limit", "models"
     )
     version_policy: str = _setting("latest", "which versions to serve: latest, all, or a list as 1,3", "models")
+    load_at_start: bool = _setting(True, "load every model at the start, not only when somebody asks for it", "models")
 
     control_token: str = _setting(
         "", "token that enables loading and unloading models over the API", "security", operator_only=True
@@ -60,6 +71,10 @@ class Settings:
     max_body_bytes: int = _setting(64 << 20, "largest request body, before and after decompression", "limits")
     max_bodies_bytes: int = _setting(1 << 30, "bytes of all bodies under way together; 0: no limit", "limits")
     max_header_bytes: int = _setting(16 << 10, "largest head of a request", "limits")
+    max_headers: int = _setting(256, "how many fields a head may have; uvicorn heeds no such limit", "limits", least=1)
+    max_connections: int = _setting(
+        20_000, "connections over HTTP at a time; more get 503; 0: no limit; uvicorn heeds none", "limits"
+    )
     header_timeout_s: float = _setting(10.0, "seconds that a request's head may take to arrive", "limits")
     body_timeout_s: float = _setting(30.0, "seconds that a body may take, and one more for each 64 KiB", "limits")
     write_timeout_s: float = _setting(60.0, "seconds that a client may leave its answer unread", "limits")
@@ -85,6 +100,16 @@ class Settings:
         False, "refuse unknown parameters of text generation; else the header x-ignored-parameters names them", "wire"
     )
     compress_responses: bool = _setting(True, "compress answers for clients that accept gzip or deflate", "wire")
+    root_path: str = _setting("", "path that a proxy puts before every other, as /models", "wire")
+    cors_origins: str = _setting(
+        "", "sites whose pages may ask, as https://a.org,https://b.org, or *; none by default", "browsers"
+    )
+    cors_origin_regex: str = _setting("", "further sites, by a regular expression of the whole origin", "browsers")
+    cors_credentials: bool = _setting(False, "whether browsers may send the credentials of their user", "browsers")
+    cors_methods: str = _setting("GET,POST", "methods that pages of other sites may use, or *", "browsers")
+    cors_headers: str = _setting("*", "headers that pages of other sites may send, or *", "browsers")
+    cors_expose: str = _setting("", "headers of answers that pages of other sites may read", "browsers")
+    cors_max_age_s: int = _setting(600, "seconds that a browser may remember what it may ask", "browsers")
     server_name: str = _setting("dragoman", "the server's name in its metadata", "wire")
     default_model: str = _setting(
         "", "the model that answers calls which name none; without it the only one that can answer them", "wire"
@@ -92,7 +117,7 @@ class Settings:
     metrics_path: str = _setting(
         "/metrics", 'path where measurements are told in Prometheus\' format; "" switches them off', "wire"
     )
-    protocols: str = _setting("oip_rest,oip_grpc,metrics", "protocols to speak, by name", "wire")
+    protocols: str = _setting("oip_rest,umbridge,oip_grpc,metrics", "protocols to speak, by name", "wire")
 
     keep_memory: bool = _setting(True, "keep memory that large requests have used, for the next ones", "limits")
 

@@ -349,3 +349,16 @@ async def test_names_of_outputs_are_text(name: Any) -> None:
     async with dragoman.open_engine(Misnaming) as engine:
         with pytest.raises(errors.InvalidOutput, match="expected names of outputs"):
             await engine.infer("Misnaming", {})
+
+
+async def test_models_may_wait_until_somebody_asks_for_them() -> None:
+    repository = Changing()
+    repository.models["m"] = New
+    async with Engine(repository, Identity(control_token="secret", load_at_start=False)) as engine:
+        assert engine.ready()
+        (entry,) = (await engine.call(Request(Index("secret")))).answer
+        assert (entry.name, entry.state, entry.reason) == ("m", "UNAVAILABLE", "not loaded at the start")
+        with pytest.raises(errors.ModelNotFound):
+            await who(engine)
+        await engine.call(Request(Load("secret"), "m"))
+        assert await who(engine) == b"new"

@@ -1,5 +1,6 @@
 """What becomes of every field of settings.json and model-settings.json: one table for the server, doctor and docs."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -62,14 +63,12 @@ SERVER: Mapping[str, Field] = {
     "metrics_rest_server_prefix": Field("different", _METRIC_NAMES, "", "rest_server"),
     "metrics_dir": Field("unused", "the server makes a folder of its own for them"),
     "logging_settings": Field("unused", _LOGGING),
-    "root_path": Field("missing", "let the proxy that adds the prefix take it off again", "", ""),
-    "cors_settings": Field("missing", "no CORS headers are sent; let a proxy in front send them"),
+    "root_path": Field("same", "", "root_path"),
+    "cors_settings": Field("same", "", "cors_origins"),
     "tracing_server": Field("missing", "no traces are sent"),
     "cache_enabled": Field("unused", _CACHE, "", False),
     "cache_size": Field("unused", _CACHE, "", 100),
-    "load_models_at_startup": Field(
-        "missing", "all models are loaded at the start; unload those that shall wait over the API", "", True
-    ),
+    "load_models_at_startup": Field("same", "", "load_at_start"),
     "model_repository_root": Field("refused", "serve that folder itself: dragoman serve FOLDER", "", "."),
     "model_repository_implementation": Field("refused", "models are found in folders; write them to one"),
     "model_repository_implementation_args": Field("unused", "it goes with model_repository_implementation", "", {}),
@@ -130,9 +129,24 @@ def _workers(value: Any) -> dict[str, Any]:
     return {"placement": "thread"} if int(value) == 0 else {"replicas": int(value)}
 
 
+def _cors(given: Any) -> dict[str, Any]:
+    """FastAPI's keywords; what is not said there is as its middleware has it."""
+    found = json.loads(given) if isinstance(given, str) else dict(given)
+    named = {"allow_origins": "origins", "allow_methods": "methods", "allow_headers": "headers"}
+    lists = {ours: found.get(theirs) or [] for theirs, ours in {**named, "expose_headers": "expose"}.items()}
+    lists["methods"] = lists["methods"] or ["GET"]
+    return {
+        **{f"cors_{name}": ",".join(values) for name, values in lists.items()},
+        "cors_origin_regex": found.get("allow_origin_regex") or "",
+        "cors_credentials": bool(found.get("allow_credentials")),
+        "cors_max_age_s": int(found.get("max_age", 600)),
+    }
+
+
 # Where our setting is not simply the value of theirs.
 CONVERTED: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "parallel_workers": _workers,
     "use_structured_logging": lambda on: {"log_format": "json" if str(on).lower() in ("true", "1") else "text"},
+    "cors_settings": _cors,
     "grpc_max_message_length": lambda n: {"max_body_bytes": int(n) if int(n) > 0 else (1 << 31) - 1},
 }

@@ -31,6 +31,12 @@ class Control:
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._retiring: set[asyncio.Task[None]] = set()
 
+    def leave(self) -> None:
+        """Load nothing; what the repository has is UNAVAILABLE until somebody loads it."""
+        for name in self._repository.scan():
+            self._gone[name] = IndexEntry(name, "", "UNAVAILABLE", "not loaded at the start")
+        self._changed()
+
     async def start(self) -> None:
         """Load every model of the repository, some at the same time; one that fails is UNAVAILABLE."""
         gate = asyncio.Semaphore(_AT_ONCE)

@@ -49,13 +49,15 @@ log = logging.getLogger("dragoman.engine")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """How the server names itself, the token that model control asks for ("" switches it off), and the model that
-    answers calls which name none ("" leaves it to what can answer)."""
+    answers calls which name none ("" leaves it to what can answer). Without `load_at_start` models are loaded only when
+    somebody asks for it, and the server is ready without any."""
 
     name: str = "dragoman"
     version: str = __version__
     extensions: tuple[str, ...] = ()
     control_token: str = ""
     default_model: str = ""
+    load_at_start: bool = True
 
 
 class Engine:
@@ -85,7 +87,10 @@ class Engine:
     async def start(self) -> None:
         """Load every model of the repository, some at the same time."""
         try:
-            await self._control.start()
+            if self._identity.load_at_start:
+                await self._control.start()
+            else:
+                self._control.leave()
         finally:
             self.started = True
             self._changed()
@@ -105,9 +110,10 @@ class Engine:
     # --- what it tells ---------------------------------------------------------------------------------------
 
     def ready(self) -> bool:
-        """Whether every model is ready to answer; a server with no model is not."""
+        """Whether every model is ready to answer; a server with no model is not, unless it was to start without."""
         models = self._registry.all()
-        return not self._draining and bool(models) and all(d.ready for d in models)
+        enough = bool(models) or (self.started and not self._identity.load_at_start)
+        return not self._draining and enough and all(d.ready for d in models)
 
     async def changed(self) -> None:
         """Returns when the readiness of anything may have changed."""

@@ -80,6 +80,9 @@ class Application:
 
     def match(self, method: str, raw_path: str) -> Match:
         """What answers a path, still percent-encoded. Raises HttpFault 404 or 405."""
+        root = self.limits.root_path
+        if root and raw_path.startswith(root) and raw_path[len(root) : len(root) + 1] in ("/", "", "?"):
+            raw_path = raw_path[len(root) :] or "/"
         return self._router.match(method, raw_path)
 
     def refusal(self, fault: DragomanError | HttpFault, protocol: HttpProtocol | None = None) -> HttpResponse:
@@ -91,6 +94,8 @@ class Application:
 
         Cancelling it cancels the work. A caller that has not left is then told that the server stops.
         """
+        if self.limits.cors.on and "origin" in request.headers:
+            caller = _OtherSite(caller, self.limits.cors.added(request.headers))
         try:
             await self._answer(match, request, caller)
         except asyncio.CancelledError:
@@ -101,7 +106,8 @@ class Application:
 
     async def _answer(self, match: Match, request: HttpRequest, caller: Caller) -> None:
         if match.endpoint is None:
-            await caller.send(HttpResponse(204, (), (("allow", match.allow),)))
+            preflight = self.limits.cors.preflight(request.method, request.headers)
+            await caller.send(preflight or HttpResponse(204, (), (("allow", match.allow),)))
             return
         held = 0
         try:
@@ -122,7 +128,7 @@ class Application:
 
     async def _unpacked(self, request: HttpRequest) -> HttpRequest:
         body = await decoded(request.body, request.headers["content-encoding"], self.limits.max_body_bytes)
-        return HttpRequest(request.method, request.path, request.params, request.headers, body)
+        return HttpRequest(request.method, request.path, request.params, request.headers, body, request.query)
 
     async def _asked(self, endpoint: Endpoint, request: HttpRequest, caller: Caller) -> HttpResponse | None:
         """The response, or None where it was a stream and has gone out."""
@@ -191,6 +197,39 @@ class Application:
             caller.hang_up()
         else:
             await caller.send(await self._packed(protocol.error(fault), request))
+
+
+class _OtherSite:
+    """A caller that is a page of another site: every answer says what its browser may let it read."""
+
+    def __init__(self, caller: Caller, added: Headers) -> None:
+        self._caller = caller
+        self._added = added
+
+    @property
+    def left(self) -> bool:
+        return self._caller.left
+
+    @property
+    def started(self) -> bool:
+        return self._caller.started
+
+    async def send(self, response: HttpResponse) -> None:
+        known = {name for name, _ in response.headers}
+        added = tuple(h for h in self._added if h[0] == "vary" or h[0] not in known)
+        await self._caller.send(HttpResponse(response.status, response.body, (*response.headers, *added)))
+
+    async def start(self, status: int, headers: Headers) -> None:
+        await self._caller.start(status, (*headers, *self._added))
+
+    async def write(self, part: Buffer) -> None:
+        await self._caller.write(part)
+
+    async def end(self, part: Buffer) -> None:
+        await self._caller.end(part)
+
+    def hang_up(self) -> None:
+        self._caller.hang_up()
 
 
 def _internal() -> HttpFault:

@@ -1,6 +1,8 @@
 """What a transport allows a client."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from dragoman.transports.cors import Cors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,11 +13,14 @@ class Limits:
     received or answered, 0 for any number. A body has `body_timeout_s` to arrive, and a second more for
     each 64 KiB of it; a client that does not read its answer has `write_timeout_s`. max_headers counts the fields of a
     head, max_connections those that are open at a time, 0 for any number; uvicorn heeds neither.
+
+    `root_path` is what a proxy puts before every path; requests may have it or not. `cors`: which pages of other
+    sites may ask.
     """
 
     max_body_bytes: int = 64 << 20
     max_header_bytes: int = 16 << 10
-    max_headers: int = 128
+    max_headers: int = 256
     max_connections: int = 20_000
     header_timeout_s: float = 10.0
     max_bodies_bytes: int = 1 << 30
@@ -24,3 +29,5 @@ class Limits:
     keep_alive_timeout_s: float = 75.0
     compress_responses: bool = True
     compress_min_bytes: int = 1024
+    root_path: str = ""
+    cors: Cors = field(default_factory=Cors)

@@ -1,0 +1,70 @@
+"""Pages of other sites, paths behind a proxy, and a server that starts without its models."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from e2e.served import Served, serving
+
+MODEL = """
+import dragoman
+
+
+@dragoman.model
+def half(x: float) -> float:
+    return x / 2
+"""
+BODY = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [3.0]}]}
+PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "content-type, x-user"}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("browsers")
+    (folder / "model.py").write_text(MODEL)
+    flags = ["--cors-origins", "https://a.org,https://b.org", "--cors-origin-regex", r"https://.*\.c\.org"]
+    flags += ["--cors-expose", "x-mine", "--root-path", "/behind/it", "--cors-credentials"]
+    with serving(str(folder / "model.py:half"), *flags) as server:
+        yield server
+
+
+@pytest.mark.parametrize("origin", ["https://a.org", "https://x.c.org"])
+@pytest.mark.parametrize("path", ["/v2/models/half/infer", "/behind/it/v2/models/half/infer"])
+def test_a_page_of_an_allowed_site_may_ask(served: Served, origin: str, path: str) -> None:
+    url = f"http://{served.url}{path}"
+    asked = requests.options(url, headers={"origin": origin, **PREFLIGHT}, timeout=30)
+    assert asked.status_code == 204
+    assert asked.headers["access-control-allow-origin"] == origin
+    assert asked.headers["access-control-allow-methods"] == "GET, POST"
+    assert asked.headers["access-control-allow-headers"] == "content-type, x-user"
+    got = requests.post(url, json=BODY, headers={"origin": origin}, timeout=30)
+    assert got.json()["outputs"][0]["data"] == [1.5]
+    assert got.headers["access-control-allow-origin"] == origin
+    assert got.headers["access-control-allow-credentials"] == "true"
+    assert got.headers["access-control-expose-headers"] == "x-mine"
+    assert "origin" in got.headers["vary"]
+
+
+def test_faults_may_be_read_too(served: Served) -> None:
+    url = f"http://{served.url}/v2/models/half/infer"
+    got = requests.post(url, json={}, headers={"origin": "https://b.org"}, timeout=30)
+    assert got.status_code == 400
+    assert got.headers["access-control-allow-origin"] == "https://b.org"
+
+
+@pytest.mark.parametrize("origin", ["https://evil.org", "https://a.org.evil.org", "null", "https://xc.org"])
+def test_a_page_of_another_site_may_not(served: Served, origin: str) -> None:
+    url = f"http://{served.url}/v2/models/half/infer"
+    assert requests.options(url, headers={"origin": origin, **PREFLIGHT}, timeout=30).status_code == 403
+    got = requests.post(url, json=BODY, headers={"origin": origin}, timeout=30)
+    assert "access-control-allow-origin" not in got.headers
+
+
+def test_no_header_is_sent_unless_sites_are_named(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    with serving(str(tmp_path / "model.py:half")) as server:
+        got = requests.get(f"http://{server.url}/v2", headers={"origin": "https://a.org"}, timeout=30)
+        assert not [h for h in got.headers if h.lower().startswith("access-control")]
+        assert requests.get(f"http://{server.url}/behind/it/v2", timeout=30).status_code == 404
