@@ -16,6 +16,9 @@ Config = Mapping[str, Any]
 Ability = Literal["evaluate", "gradient", "apply_jacobian", "apply_hessian"]
 ABILITIES: tuple[Ability, ...] = ("evaluate", "gradient", "apply_jacobian", "apply_hessian")
 
+# The attribute under which a plain function carries the VectorFunction that it was declared to be.
+MARK = "__vector_function__"
+
 
 class VectorFunction:
     """y_0, ..., y_m = F(x_0, ..., x_n; config), of float64 vectors. A subclass overrides what it can do.
@@ -64,5 +67,15 @@ class VectorFunction:
             if getattr(type(self), name) is not getattr(VectorFunction, name) or name in vars(self)
         }
 
+    def notes(self) -> Mapping[str, Any]:
+        """What metadata should tell besides, as plain JSON values: what derivatives cost, how exact they are."""
+        return {}
+
     def close(self) -> None:
         """Let go of what it holds: connections, threads."""
+
+
+def carried_by(target: Any) -> VectorFunction | None:
+    """The VectorFunction that an object is, or carries because it was declared to be one; None where it is none."""
+    found = target if isinstance(target, VectorFunction) else getattr(target, "__dict__", {}).get(MARK)
+    return found if isinstance(found, VectorFunction) else None

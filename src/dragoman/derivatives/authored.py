@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.core.errors import InvalidOutput, ModelFailed
-from dragoman.core.vector_answers import as_vector, number_array, parts
+from dragoman.core.vector_answers import number_array, parts
 from dragoman.core.vectors import ABILITIES, Ability, Config, Vector, VectorFunction, Vectors
 from dragoman.derivatives.callee import Callee, callee, derivative_callee
 

@@ -1,18 +1,18 @@
 """Functions of vectors as authors write them: a decorator, and what becomes of a function that it marks."""
 
 from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
 from typing import Any, Literal, TypeVar, overload
 
 from dragoman.core.errors import ModelFailed
-from dragoman.core.vectors import Config, VectorFunction
-from dragoman.derivatives.authored import Authored, Declared, Sizes
+from dragoman.core.vectors import MARK, Ability, Config, Vector, VectorFunction, Vectors, carried_by
+from dragoman.derivatives.authored import Authored, Declared
 from dragoman.derivatives.choice import METHODS, derived
 
 F = TypeVar("F", bound=Callable[..., Any])
 Written = Callable[..., Any]
 Derivatives = Literal["auto", "jax", "torch", "complex step", "finite differences"]
 
-_MARK = "__dragoman_vector_function__"
 _WRITTEN = ("jacobian", "gradient", "apply_jacobian", "hessian", "apply_hessian")
 
 
@@ -69,22 +69,75 @@ def vector_function(function: Any = None, **options: Any) -> Any:
     declared = Declared(**options)
 
     def mark(marked: Any) -> Any:
-        setattr(marked, _MARK, declared)
+        setattr(marked, MARK, Deferred(marked, declared))
         return marked
 
     return mark if function is None else mark(function)
 
 
-def declared_by(target: Any) -> Declared | None:
-    """What `@vector_function` said of an object; None where it was not marked."""
-    found = getattr(target, "__dict__", {}).get(_MARK)
-    return found if isinstance(found, Declared) else None
+class Deferred(VectorFunction):
+    """What a marked function was declared to be; it is tried, and its derivatives are made, when first asked for."""
+
+    def __init__(self, function: Callable[..., Any], declared: Declared) -> None:
+        self.function, self.declared = function, declared
+        self._lock = Lock()
+        self._made: VectorFunction | None = None
+
+    def made(self) -> VectorFunction:
+        """The function with its derivatives; ModelFailed where what was declared cannot be done, saying why."""
+        with self._lock:
+            if self._made is None:
+                self._made = derived(Authored(self.function, self.declared))
+            return self._made
+
+    @property
+    def input_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.made().input_names
+
+    @property
+    def output_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.made().output_names
+
+    @property
+    def vectorised(self) -> bool:  # type: ignore[override]
+        return self.made().vectorised
+
+    def input_sizes(self, config: Config) -> Sequence[int]:
+        return self.made().input_sizes(config)
+
+    def output_sizes(self, config: Config) -> Sequence[int]:
+        return self.made().output_sizes(config)
+
+    def evaluate(self, inputs: Vectors, config: Config) -> Any:
+        return self.made().evaluate(inputs, config)
+
+    def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
+        return self.made().gradient(output, input, inputs, sens, config)
+
+    def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
+        return self.made().apply_jacobian(output, input, inputs, vec, config)
+
+    def apply_hessian(
+        self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
+    ) -> Any:
+        return self.made().apply_hessian(output, input1, input2, inputs, sens, vec, config)
+
+    def sources(self) -> Mapping[Ability, str]:
+        return self.made().sources()
+
+    def notes(self) -> Mapping[str, Any]:
+        return self.made().notes()
+
+    def close(self) -> None:
+        if self._made is not None:
+            self._made.close()
 
 
 def is_vector_function(target: Any) -> bool:
     """Whether an object is marked, or is a VectorFunction or a class of them."""
-    kind = target if isinstance(target, type) else type(target)
-    return declared_by(target) is not None or issubclass(kind, VectorFunction) and kind is not VectorFunction
+    if isinstance(target, type):
+        return issubclass(target, VectorFunction) and target is not VectorFunction
+    return carried_by(target) is not None
 
 
 def prepared(target: Any) -> VectorFunction:
@@ -93,14 +146,7 @@ def prepared(target: Any) -> VectorFunction:
     Tries the function at a point where its sizes or its derivatives are not declared. Raises ModelFailed where what
     was declared cannot be done, saying why.
     """
-    if isinstance(target, type) and issubclass(target, VectorFunction):
-        target = target()
-    if isinstance(target, VectorFunction):
-        return target
-    declared = declared_by(target)
-    if declared is None:
+    found = carried_by(target() if is_vector_function(target) and isinstance(target, type) else target)
+    if found is None:
         raise ModelFailed(f"{type(target).__name__} is no function of vectors; expected one marked @vector_function")
-    return derived(Authored(target, declared))
-
-
-__all__ = ["Sizes", "declared_by", "is_vector_function", "prepared", "vector_function"]
+    return found.made() if isinstance(found, Deferred) else found

@@ -62,7 +62,7 @@ def callee(function: Callable[..., Any]) -> Callee:
 
 
 def derivative_callee(function: Callable[..., Any], count: int) -> Callee:
-    """How a function of derivatives is called: with `count` vectors, and by name with those of `ASKED` that it takes."""
+    """How a function of derivatives is called: with `count` vectors, and with those of `ASKED` that it takes."""
     vectors = tuple(p.name for p in _parameters(function, *_POSITIONAL)[:count])
     rest = {p.name for p in _parameters(function, *_NAMED) if p.name not in vectors}
     return _called(function, vectors, frozenset(rest & set(ASKED)))

@@ -6,13 +6,19 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dragoman.core.errors import ModelFailed
 from dragoman.core.vector_answers import parts
 from dragoman.core.vectors import VectorFunction
 from dragoman.derivatives.authored import Authored
+from dragoman.derivatives.complex_step import AnalyticGradient, ComplexStep
+from dragoman.derivatives.differences import Differences
 from dragoman.derivatives.exact import ByUnitVectors, Linear, OfGradient
 from dragoman.derivatives.first_of import FirstOf
 
 log = logging.getLogger("dragoman.derivatives")
+
+
+Parts = tuple[VectorFunction, ...]
 
 
 def derived(author: Authored) -> VectorFunction:
@@ -24,9 +30,41 @@ def derived(author: Authored) -> VectorFunction:
     return FirstOf(found, ByUnitVectors(found)) if author.declared.derivatives or author.declared.linear else found
 
 
-def _auto(author: Authored) -> tuple[VectorFunction, ...]:
+def _auto(author: Authored) -> Parts:
     framework = _framework(author)
-    return METHODS[framework](author) if framework else (author,)
+    if framework:
+        return METHODS[framework](author)
+    if author.declared.linear:
+        return (author,)
+    return (author, *_analytic(author, log_why=True))
+
+
+def _complex_step(author: Authored) -> Parts:
+    """As asked for: what the complex step does not give exactly is differenced, and says so."""
+    found = (author, *_analytic(author, log_why=False))
+    return found if "gradient" in author.sources() else (*found, ComplexStep(author, curvature=True))
+
+
+def _analytic(author: Authored, log_why: bool) -> Parts:
+    """What is exact, of the function or, where that is written, of its gradient; checked."""
+    if "gradient" in author.sources():
+        found: ComplexStep | AnalyticGradient = AnalyticGradient(author)
+    else:
+        found = ComplexStep(author)
+    if found.sources().keys() <= author.sources().keys():
+        return ()
+    try:
+        found.check({})
+    except ModelFailed as fault:
+        if not log_why:
+            raise
+        log.info("no derivatives are added: %s", fault.message)
+        return ()
+    return (found,)
+
+
+def _differences(author: Authored) -> Parts:
+    return author, ByUnitVectors(author), Differences(author)
 
 
 def _framework(author: Authored) -> str:
@@ -48,10 +86,10 @@ def _home(value: Any) -> str:
     return "jax" if name == "jaxlib" else name
 
 
-def _leaf(name: str) -> Callable[[Authored], tuple[VectorFunction, ...]]:
+def _leaf(name: str) -> Callable[[Authored], Parts]:
     """A framework's module is imported only where a function needs it."""
 
-    def parts(author: Authored) -> tuple[VectorFunction, ...]:
+    def parts(author: Authored) -> Parts:
         leaf = importlib.import_module(f"dragoman.derivatives.{name}")
         written, function = getattr(leaf, f"written_in_{name}")(author)
         if "gradient" not in author.written:
@@ -61,8 +99,10 @@ def _leaf(name: str) -> Callable[[Authored], tuple[VectorFunction, ...]]:
     return parts
 
 
-METHODS: Mapping[str, Callable[[Authored], tuple[VectorFunction, ...]]] = {
+METHODS: Mapping[str, Callable[[Authored], Parts]] = {
     "auto": _auto,
     "jax": _leaf("jax"),
     "torch": _leaf("torch"),
+    "complex step": _complex_step,
+    "finite differences": _differences,
 }

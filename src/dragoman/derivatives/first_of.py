@@ -1,6 +1,7 @@
 """Several ways to the same function as one: each ability is taken from the first that has it."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from dragoman.core.vectors import ABILITIES, Ability, Config, VectorFunction
 
@@ -29,6 +30,10 @@ class FirstOf(VectorFunction):
 
     def sources(self) -> Mapping[Ability, str]:
         return self._sources
+
+    def notes(self) -> Mapping[str, Any]:
+        used = {*self._sources.values()}
+        return {k: v for part in self._parts if used & {*part.sources().values()} for k, v in part.notes().items()}
 
     def close(self) -> None:
         for part in self._parts:

@@ -24,8 +24,14 @@ class TorchFunction(Traced):
 
     def __init__(self, author: Authored) -> None:
         super().__init__(author)
-        self._made = OfConfig(lambda config: lambda *x: _vectors(author.callee(x, config)))
+        self._made: OfConfig[Function] = OfConfig(self._of_config)
         self.vectorised = bool(author.declared.vectorised)
+
+    def _of_config(self, config: Config) -> Function:
+        def function(*x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return _vectors(self.author.callee(x, config))
+
+        return function
 
     def evaluate(self, inputs: Vectors, config: Config) -> Any:
         with torch.no_grad():
