@@ -58,7 +58,7 @@ ServerReadyRequest = _CLASSES["ServerReadyRequest"]
 ServerReadyResponse = _CLASSES["ServerReadyResponse"]
 
 
-def parsed(kind: Any, body: bytes) -> Any:
+def parsed(kind: Any, body: Buffer) -> Any:
     """The message of class `kind` whose wire form is `body`; InvalidInput where it has another."""
     try:
         return kind.FromString(body)

@@ -126,7 +126,7 @@ def json_response(value: Any, status: int = 200, headers: Headers = ()) -> HttpR
 class GrpcRequest(msgspec.Struct, frozen=True):
     """One message; `deadline_s` is the caller's deadline on the monotonic clock."""
 
-    body: bytes
+    body: Buffer
     metadata: Mapping[str, str] = {}
     deadline_s: float | None = None
 
