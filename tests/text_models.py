@@ -1,0 +1,33 @@
+"""Tiny language models for tests, trained in a few seconds and saved as any Hugging Face folder is."""
+
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dragoman.plugins import import_file
+
+train: Any = import_file(Path(__file__).parents[1] / "examples" / "text" / "train.py")
+
+
+def make(folder: Path, kind: str = "llama", steps: int = 60) -> Path:
+    """Save a tiny model of that kind ("llama" or "gpt2") in the folder, which is returned."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of libraries, about their own future
+        train.train(folder, kind, train.TINY, steps)
+    return folder
+
+
+@contextmanager
+def made(*kinds: str) -> Iterator[Path]:
+    """A folder with a model of each kind in `tiny-<kind>`; it is removed afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="dragoman-text-"))
+    try:
+        for kind in kinds:
+            make(folder / f"tiny-{kind}", kind)
+        yield folder
+    finally:
+        shutil.rmtree(folder)
