@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dragoman.core.bytes_tensor import BytesTensor
 from dragoman.core.calls import Call, Infer, Inference
 from dragoman.core.datatypes import FP64, Array
 from dragoman.core.tensor import Tensor
@@ -19,23 +20,38 @@ def owned(answer: Any, call: Call[Any]) -> Any:
     """
     if not isinstance(answer, Inference):
         return answer
-    references = _references(answer.outputs)
-    lent = {id(_root(t.data)) for t in call.inputs.values()} if isinstance(call, Infer) else set()
-    kept = [
-        name
-        for (name, tensor), found in zip(answer.outputs.items(), references, strict=True)
-        if not (id(_root(tensor.data)) in lent or (found <= _FRESH and _alone(tensor.data)))
-    ]
+    kept: list[str] = []
+    for name, found in _references(answer.outputs).items():
+        data = answer.outputs[name].data
+        if found > _FRESH or not _alone(data):
+            root = _root(data)
+            if type(root) is not bytes and not any(root is lent for lent in _roots(call)):
+                kept.append(name)
     if not kept:
         return answer
     copies = {name: replace(answer.outputs[name], data=answer.outputs[name].data.copy()) for name in kept}
     return replace(answer, outputs={**answer.outputs, **copies})
 
 
-def _references(tensors: Mapping[str, Tensor]) -> list[int]:
-    """How many references there are to each tensor and its array."""
+def _roots(call: Call[Any]) -> list[Any]:
+    """Whose memory the inputs of a call are."""
+    inputs = call.inputs if isinstance(call, Infer) else {}
+    return [_root(tensor.data) for tensor in inputs.values() if _has_array(tensor)]
+
+
+def _has_array(tensor: Tensor) -> bool:
+    """Whether there is an array that anybody could write to; text is made into one only when asked for."""
+    return not (isinstance(tensor, BytesTensor) and (tensor.is_text or tensor.in_one_piece))
+
+
+def _references(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """How many references there are to each tensor that has an array, and to that."""
     # Either may be held: a tensor that the model made once, or an array that it makes tensors of.
-    return [sys.getrefcount(tensor) + sys.getrefcount(tensor.data) for tensor in tensors.values()]
+    return {
+        name: sys.getrefcount(tensor) + sys.getrefcount(tensor.data)
+        for name, tensor in tensors.items()
+        if type(tensor) is Tensor or _has_array(tensor)
+    }
 
 
 def _alone(data: Array) -> bool:
@@ -60,5 +76,5 @@ def _base_references(data: Array) -> int:
 
 
 # What is counted where nobody else holds anything; it differs between versions of Python.
-_FRESH = _references({"": Tensor(np.zeros(1), FP64)})[0]
+_FRESH = _references({"": Tensor(np.zeros(1), FP64)})[""]
 _BASE = _base_references(np.zeros(2)[:1])
