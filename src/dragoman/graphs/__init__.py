@@ -1,0 +1,1 @@
+"""Functions of vectors coupled into one, with the chain rule through them."""

@@ -1,0 +1,200 @@
+"""Nodes that are affine: their Jacobian is the same everywhere, their Hessian zero."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dragoman.core.errors import InvalidInput
+from dragoman.core.vectors import Config, Vector, Vectors
+from dragoman.graphs.builtin_form import BuiltIn, SameSize, known_size, numbers, whole, wholes
+from dragoman.graphs.sizes import Size
+
+
+class _Affine(BuiltIn):
+    """Affine; asked for its Hessian all the same, the answer is zeros."""
+
+    affine = True
+
+    def apply_hessian(
+        self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
+    ) -> Vector:
+        return np.zeros(len(inputs[input1]))
+
+
+class Scale(SameSize, _Affine):
+    """y = factor x + shift, element by element; both are numbers or vectors."""
+
+    def __init__(self, factor: Any = 1.0, shift: Any = 0.0, dim: Size = None) -> None:
+        self._factor = numbers(factor, "factor")
+        self._shift = numbers(shift, "shift")
+        sizes = {v.size for v in (self._factor, self._shift) if v.ndim} | (
+            {whole(dim, "dim")} if dim is not None else set()
+        )
+        if len(sizes) > 1:
+            raise InvalidInput(f"factor, shift and dim: expected one size, got {' and '.join(map(str, sorted(sizes)))}")
+        super().__init__(next(iter(sizes), None))
+
+    def evaluate(self, inputs: Vectors, config: Config) -> Vector:
+        return self._factor * inputs[0] + self._shift
+
+    def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Vector:  # noqa: A002
+        return self._factor * sens
+
+    def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Vector:  # noqa: A002
+        return self._factor * vec
+
+
+class Identity(Scale):
+    """y = x."""
+
+    def __init__(self, dim: Size = None) -> None:
+        super().__init__(dim=dim)
+
+    def evaluate(self, inputs: Vectors, config: Config) -> Vector:
+        return inputs[0]
+
+
+class Linear(_Affine):
+    """y = matrix x + shift; the matrix is [outputs, inputs]."""
+
+    def __init__(self, matrix: Any, shift: Any = 0.0) -> None:
+        self._matrix = numbers(matrix, "matrix", most_axes=2)
+        self._shift = numbers(shift, "shift")
+        if self._matrix.ndim != 2:
+            raise InvalidInput(f"matrix: expected two axes, got shape {list(self._matrix.shape)}")
+        self.known_outputs, self.known_inputs = (self._matrix.shape[0],), (self._matrix.shape[1],)
+        if self._shift.ndim and self._shift.size != self._matrix.shape[0]:
+            raise InvalidInput(f"shift: expected {self._matrix.shape[0]} numbers, as the matrix has rows, got "
+                               f"{self._shift.size}")  # fmt: skip
+
+    def evaluate(self, inputs: Vectors, config: Config) -> Any:
+        return inputs[0] @ self._matrix.T + self._shift
+
+    def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
+        return sens @ self._matrix
+
+    def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
+        return self._matrix @ vec
+
+
+class Sum(SameSize, _Affine):
+    """y = x_0 + x_1 + ..., each times its weight where there are weights."""
+
+    def __init__(self, n: int = 2, weights: Any = None, dim: Size = None) -> None:
+        count = whole(n, "n") if weights is None else len(numbers(weights, "weights").reshape(-1))
+        if weights is not None and n not in (2, count):
+            raise InvalidInput(f"weights: expected {n} numbers, as n says, got {count}")
+        self._weights = np.ones(count) if weights is None else numbers(weights, "weights").reshape(-1)
+        super().__init__(known_size(dim), count)
+
+    def evaluate(self, inputs: Vectors, config: Config) -> Any:
+        return sum(w * x for w, x in zip(self._weights, inputs, strict=True))
+
+    def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
+        return self._weights[input] * sens
+
+    def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
+        return self._weights[input] * vec
+
+
+class Concatenate(_Affine):
+    """y = (x_0, x_1, ...), one behind the other."""
+
+    def __init__(self, n: int = 2, sizes: Any = None) -> None:
+        self.known_inputs = (None,) * whole(n, "n") if sizes is None else wholes(sizes, "sizes")
+
+    def fit(self, inputs: Sequence[Size], outputs: Sequence[Size]) -> tuple[Sequence[Size], Sequence[Size]]:
+        total, known = outputs[0], sum(n for n in inputs if n is not None)
+        if None not in inputs:
+            if total not in (None, known):
+                raise InvalidInput(f"output 0: expected a vector of {total}, got {known}, its inputs together")
+            return inputs, [known]
+        if total is None or inputs.count(None) > 1:
+            return inputs, outputs
+        if total < known:
+            raise InvalidInput(f"output 0: expected a vector of {total}, got {known} of some of its inputs alone")
+        return [total - known if n is None else n for n in inputs], outputs
+
+    def evaluate(self, inputs: Vectors, config: Config) -> Vector:
+        return np.concatenate([*inputs], axis=-1)
+
+    def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Vector:  # noqa: A002
+        return sens[_part([len(x) for x in inputs], input)]
+
+    def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Vector:  # noqa: A002
+        sizes = [len(x) for x in inputs]
+        return _placed(vec, _part(sizes, input), sum(sizes))
+
+
+class Split(_Affine):
+    """y_0, y_1, ... = the parts of x, of the given sizes."""
+
+    def __init__(self, sizes: Any) -> None:
+        self._parts = wholes(sizes, "sizes")
+        self.known_inputs, self.known_outputs = (sum(self._parts),), self._parts
+
+    def evaluate(self, inputs: Vectors, config: Config) -> list[Vector]:
+        return [inputs[0][..., _part(self._parts, o)] for o in range(len(self._parts))]
+
+    def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Vector:  # noqa: A002
+        return _placed(sens, _part(self._parts, output), len(inputs[0]))
+
+    def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Vector:  # noqa: A002
+        return vec[_part(self._parts, output)]
+
+
+class Select(_Affine):
+    """y = the elements of x at some places, counted from 0, in that order; a place may come more than once."""
+
+    def __init__(self, indices: Any, dim: Size = None) -> None:
+        self._indices = np.array(wholes(indices, "indices"))
+        self.known_inputs, self.known_outputs = (known_size(dim),), (len(self._indices),)
+
+    def fit(self, inputs: Sequence[Size], outputs: Sequence[Size]) -> tuple[Sequence[Size], Sequence[Size]]:
+        if inputs[0] is not None and inputs[0] <= self._indices.max():
+            raise InvalidInput(f"indices: expected less than {inputs[0]}, the size of its input, got "
+                               f"{self._indices.max()}")  # fmt: skip
+        return inputs, outputs
+
+    def evaluate(self, inputs: Vectors, config: Config) -> Vector:
+        return inputs[0][..., self._indices]
+
+    def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Vector:  # noqa: A002
+        found = np.zeros(len(inputs[0]))
+        np.add.at(found, self._indices, sens)
+        return found
+
+    def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
+        return vec[self._indices]
+
+
+class Constant(_Affine):
+    """y = value; it has no input."""
+
+    known_inputs = ()
+
+    def __init__(self, value: Any) -> None:
+        self._value = numbers(value, "value").reshape(-1)
+        self.known_outputs = (self._value.size,)
+
+    def evaluate(self, inputs: Vectors, config: Config) -> Vector:
+        return self._value
+
+    def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Vector:  # noqa: A002
+        raise AssertionError("a constant has no input")
+
+    def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Vector:  # noqa: A002
+        raise AssertionError("a constant has no input")
+
+
+def _part(sizes: Sequence[int], index: int) -> slice:
+    start = sum(sizes[:index])
+    return slice(start, start + sizes[index])
+
+
+def _placed(values: Vector, part: slice, size: int) -> Vector:
+    """The values at their place among zeros."""
+    found = np.zeros(size)
+    found[part] = values
+    return found

@@ -1,0 +1,169 @@
+"""Derivatives of random graphs are those of the same function written whole in PyTorch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dragoman.core.vectors import Vector
+from dragoman.graphs.function import GraphFunction
+from dragoman.graphs.graph import Graph, Value
+from graphs.parts import Ridge
+
+# What torch.func.jvp does inside.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
+Whole = Callable[..., list[torch.Tensor]]
+_KINDS = st.sampled_from(["sin", "cubic", "exp"])
+
+
+@dataclass
+class Drawn:
+    """A graph, the same function in PyTorch, and its nodes that are no built-in ones."""
+
+    graph: GraphFunction
+    whole: Whole
+    ridges: list[Ridge]
+    sizes: list[int] = field(default_factory=list)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Drawn:
+    """Nodes of several inputs and outputs, fed by earlier ones, graph inputs, constants and bound values at random."""
+    g = Graph(threads=draw(st.sampled_from([0, 4])))
+    sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    values: list[tuple[Value, int]] = [(g.input(f"x{i}", n), n) for i, n in enumerate(sizes)]
+    steps: list[Callable[[list[torch.Tensor]], list[torch.Tensor]]] = []
+    ridges: list[Ridge] = []
+    for _ in range(draw(st.integers(1, 5))):
+        match draw(st.sampled_from(["ridge", "ridge", "ridge", "product", "sum", "concatenate", "split", "constant"])):
+            case "ridge":
+                _add_ridge(draw, g, values, steps, ridges)
+            case "constant":
+                value = np.array(draw(st.lists(st.floats(-1, 1), min_size=1, max_size=3)))
+                values.append((g.constant(value=value), len(value)))
+                steps.append(partial(_constant, torch.from_numpy(value)))
+            case kind:
+                _add_built_in(draw, kind, g, values, steps)
+    unused = list(range(len(sizes)))
+    _add_ridge(draw, g, values, steps, ridges, unused)  # every input feeds something
+    later = range(len(sizes), len(values))
+    chosen = draw(st.lists(st.sampled_from(later), min_size=1, max_size=3, unique=True))
+    for i in chosen:
+        g.output(values[i][0], f"y{i}")
+
+    def whole(*x: torch.Tensor) -> list[torch.Tensor]:
+        known = [*x]
+        for step in steps:
+            known += step(known)
+        return [known[i] for i in chosen]
+
+    return Drawn(g.build(), whole, ridges, sizes)
+
+
+def _add_ridge(
+    draw: st.DrawFn, g: Graph, values: list[Any], steps: list[Any], ridges: list[Ridge], must: list[int] | None = None
+) -> None:
+    picked = draw(st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=3)) if must is None else must
+    kinds = draw(st.lists(_KINDS, min_size=1, max_size=3))
+    outputs = [draw(st.integers(1, 3)) for _ in kinds]
+    bound = np.array([0.3, -0.2]) if draw(st.booleans()) else None
+    inputs = [values[i][1] for i in picked] + ([2] if bound is not None else [])
+    ridge = Ridge(inputs, outputs, kinds, draw(st.integers(0, 1000)))
+    made = g.add(ridge, "ridge")(*(values[i][0] for i in picked), *([bound] if bound is not None else []))
+    values += zip(made if isinstance(made, tuple) else (made,), outputs, strict=True)
+    extra = [] if bound is None else [torch.from_numpy(bound)]
+    steps.append(lambda known: ridge.whole([known[i] for i in picked] + extra))
+    ridges.append(ridge)
+
+
+def _add_built_in(draw: st.DrawFn, kind: str, g: Graph, values: list[Any], steps: list[Any]) -> None:
+    i = draw(st.integers(0, len(values) - 1))
+    same = [k for k, (_, n) in enumerate(values) if n == values[i][1]]
+    j = draw(st.sampled_from(same))
+    (a, n), (b, _) = values[i], values[j]
+    match kind:
+        case "product":
+            values.append((a * b, n))
+            steps.append(lambda known: [known[i] * known[j]])
+        case "sum":
+            values.append((2.0 * a - b, n))
+            steps.append(lambda known: [2.0 * known[i] - known[j]])
+        case "concatenate":
+            values.append((g.concatenate(a, b), 2 * n))
+            steps.append(lambda known: [torch.cat([known[i], known[j]])])
+        case _:
+            values += zip(g.split(g.concatenate(a, b), sizes=[1, 2 * n - 1]), [1, 2 * n - 1], strict=True)
+            steps.append(lambda known: [*torch.split(torch.cat([known[i], known[j]]), [1, 2 * n - 1])])
+
+
+def _constant(value: torch.Tensor, known: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [value]
+
+
+def _near(got: Any, wanted: torch.Tensor) -> None:
+    np.testing.assert_allclose(got, wanted.detach().numpy(), rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(), st.integers(0, 1000))
+def test_derivatives_are_those_of_the_whole(drawn: Drawn, seed: int) -> None:
+    graph, random = drawn.graph, np.random.default_rng(seed)
+    x = [random.normal(size=n) for n in drawn.sizes]
+    at = tuple(torch.from_numpy(v) for v in x)
+    outputs = graph.output_sizes({})
+    for got, wanted in zip(graph.evaluate(x, {}), drawn.whole(*at), strict=True):
+        _near(got, wanted)
+    o, i, j = (int(random.integers(n)) for n in (len(outputs), len(x), len(x)))
+    sens, vec = random.normal(size=outputs[o]), random.normal(size=drawn.sizes[j])
+
+    def adjoint(*point: torch.Tensor) -> torch.Tensor:
+        pulled = torch.func.vjp(lambda *p: drawn.whole(*p)[o], *point)[1](torch.from_numpy(sens))[i]
+        assert isinstance(pulled, torch.Tensor)
+        return pulled
+
+    directions = tuple(torch.from_numpy(vec) if k == j else torch.zeros_like(v) for k, v in enumerate(at))
+    _near(graph.gradient(o, i, x, sens, {}), adjoint(*at))
+    _near(graph.apply_jacobian(o, j, x, vec, {}), torch.func.jvp(lambda *p: drawn.whole(*p)[o], at, directions)[1])
+    _near(graph.apply_hessian(o, i, j, x, sens, vec, {}), torch.func.jvp(adjoint, at, directions)[1])
+    graph.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs())
+def test_every_node_is_evaluated_once_at_most_and_no_derivative_is_asked_twice(drawn: Drawn) -> None:
+    graph = drawn.graph
+    x = [np.full(n, 0.4) for n in drawn.sizes]
+    sens, vec = np.ones(graph.output_sizes({})[0]), np.ones(drawn.sizes[0])
+    for ask in (
+        lambda: graph.evaluate(x, {}),
+        lambda: graph.gradient(0, 0, x, sens, {}),
+        lambda: graph.apply_jacobian(0, 0, x, vec, {}),
+        lambda: graph.apply_hessian(0, 0, 0, x, sens, vec, {}),
+    ):
+        for ridge in drawn.ridges:
+            ridge.asked.clear()
+        ask()
+        for ridge in drawn.ridges:
+            pairs = len(ridge.inputs) * len(ridge.outputs)
+            assert ridge.asked["evaluate"] <= 1
+            assert ridge.asked["apply_jacobian"] <= pairs
+            assert ridge.asked["gradient"] <= 2 * pairs
+            assert ridge.asked["apply_hessian"] <= pairs * len(ridge.inputs)
+    graph.close()
+
+
+def test_values_that_are_zero_ask_nobody() -> None:
+    ridge = Ridge([2], [2], ["sin"], 1)
+    g = Graph()
+    g.output(g.add(ridge)(g.input("x")))
+    graph = g.build()
+    found: Vector = graph.gradient(0, 0, [np.ones(2)], np.zeros(2), {})
+    assert found.tolist() == [0, 0]
+    assert ridge.asked["gradient"] == 0
