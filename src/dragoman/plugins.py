@@ -26,6 +26,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "tensorflow": "dragoman.runtimes.tensorflow:TensorFlowModel",
         "huggingface": "dragoman.runtimes.huggingface:HuggingFaceModel",
         "mlserver": "dragoman.runtimes.mlserver:load",
+        "umbridge": "dragoman.runtimes.umbridge:UmBridgeModel",
     },
     "pools": {
         "inline": "dragoman.workers.local:InlinePool",
@@ -34,6 +35,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
     },
     "protocols": {
         "oip_rest": "dragoman.protocols.oip_rest:protocol",
+        "umbridge": "dragoman.protocols.umbridge:protocol",
         "oip_grpc": "dragoman.protocols.oip_grpc:protocol",
         "metrics": "dragoman.protocols.metrics:protocol",
     },

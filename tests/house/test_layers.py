@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "cli": {"compat", "core", "server", "settings", "memory", "_version"},
 }
 # Neighbours of these rooms never import each other, except for the vocabulary that a prefix names.
-APART = {"runtimes": ("files", "recognise"), "codecs": ("conversions", "strings"), "protocols": ("wire",)}
+APART = {"runtimes": ("files", "recognise", "vectors"), "codecs": ("conversions", "strings"), "protocols": ("wire",)}
 
 
 def imports(path: Path) -> list[str]:

@@ -235,10 +235,11 @@ def json_from_tensor(where: str, tensor: Tensor, policy: Policy, at_once: bool =
     flat = np.ascontiguousarray(array).reshape(-1)
     if tensor.datatype.kind == "float" and not np.isfinite(flat).all():
         return _nonfinite(where, flat, policy, at_once)
-    return flat if at_once else _printed(flat)
+    return flat if at_once else printed(flat)
 
 
-def _printed(flat: Array) -> Any:
+def printed(flat: Array) -> Any:
+    """A flat array of numbers as orjson prints it at the end; a long one is printed here, in portions."""
     step = _PORTION // 16
     if flat.size <= step:
         return flat
@@ -256,7 +257,7 @@ def _nonfinite(where: str, flat: Array, policy: Policy, at_once: bool) -> Any:
         return orjson.Fragment(texts)
     lossless = policy.nonfinite == "null" and not np.isinf(flat).any()
     if lossless:
-        return flat if at_once else _printed(flat)  # orjson prints NaN as null, which reads as NaN again
+        return flat if at_once else printed(flat)  # orjson prints NaN as null, which reads as NaN again
     first = int(np.flatnonzero(~np.isfinite(flat) if policy.nonfinite == "error" else np.isinf(flat))[0])
     raise NotSupported(
         f"{where} holds {flat[first]} at element {first}, which JSON cannot carry; ask for binary output, or "

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, TypeVar, overload
 
 from dragoman import plugins
@@ -14,6 +14,7 @@ from dragoman.core.errors import ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec, Placement
+from dragoman.runtimes.vectors import is_vectors, vector_model
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -80,7 +81,9 @@ def load(spec: ModelSpec) -> Model:
 
 
 def as_model(target: Any, spec: ModelSpec) -> Model:
-    """A Model subclass, a Model or a callable, as a Model with this spec."""
+    """A Model subclass, a Model, a function of vectors or a callable, as a Model with this spec."""
+    if is_vectors(target):
+        return vector_model(target, spec)
     if isinstance(target, type):
         if not issubclass(target, Model):
             raise ModelFailed(f"class {target.__name__} is no model; expected a subclass of dragoman.Model")
@@ -162,6 +165,8 @@ def _imported(path: Path) -> ModuleType:
 
 def _only_model(module: ModuleType, path: Path) -> Any:
     found = {name: value for name, value in vars(module).items() if _is_candidate(name, value, module)}
+    made = {type(value) for value in found.values()}
+    found = {name: value for name, value in found.items() if not (isinstance(value, type) and value in made)}
     if len(found) == 1:
         return next(iter(found.values()))
     if not found:
@@ -172,7 +177,13 @@ def _only_model(module: ModuleType, path: Path) -> Any:
 
 
 def _is_candidate(name: str, value: Any, module: ModuleType) -> bool:
-    """A public Model subclass or marked object that this file itself defines."""
-    if name.startswith("_") or getattr(value, "__module__", None) != module.__name__:
+    """A public Model subclass or marked object that this file itself defines, or a function of vectors made here."""
+    if name.startswith("_"):
         return False
+    if is_vectors(value) and not isinstance(value, type | FunctionType):
+        return True
+    if getattr(value, "__module__", None) != module.__name__:
+        return False
+    if is_vectors(value):
+        return True
     return declared_by(value) is not None or (isinstance(value, type) and issubclass(value, Model))

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from dragoman.core.calls import Inference
 from dragoman.core.datatypes import BYTES
+from dragoman.core.tensor import Tensor
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -41,4 +42,6 @@ def weight(answer: Any) -> int:
     match answer:
         case Inference(outputs=outputs):
             return sum(t.data.size * _ELEMENT if t.datatype is BYTES else t.data.nbytes for t in outputs.values())
+        case Tensor():
+            return answer.data.nbytes
     return 0

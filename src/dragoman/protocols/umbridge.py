@@ -1,0 +1,242 @@
+"""UM-Bridge over HTTP: simulators as functions of vectors, with their derivatives."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+import orjson
+
+from dragoman.core.calls import (
+    ApplyHessian,
+    ApplyJacobian,
+    Call,
+    Describe,
+    DescribeModels,
+    Gradient,
+    Infer,
+    Inference,
+    ModelCall,
+    ModelDescription,
+    Request,
+    Response,
+    SignatureFor,
+)
+from dragoman.core.datatypes import FP64
+from dragoman.core.errors import (
+    DeadlineExceeded,
+    DragomanError,
+    Forbidden,
+    InvalidInput,
+    InvalidOutput,
+    ModelNotFound,
+    NotReady,
+    NotSupported,
+    Overloaded,
+    ServerError,
+    Unauthorized,
+)
+from dragoman.core.signature import Signature
+from dragoman.core.tensor import NONE, Tensor
+from dragoman.core.vector_binding import Face, face
+from dragoman.payload.umbridge import Misfit, Question, numbers, read_question
+from dragoman.protocols.wire import (
+    JSON_TYPE,
+    Asked,
+    Exchange,
+    Headers,
+    HttpFault,
+    HttpProtocol,
+    HttpRequest,
+    HttpResponse,
+    Inquiry,
+    Policy,
+    Route,
+    json_response,
+)
+
+PROTOCOL_VERSION = 1.0
+
+# What each verb asks, and the fields that a request needs for it.
+VERBS: Mapping[str, tuple[type[Call[Any]], tuple[str, ...]]] = {
+    "Evaluate": (Infer, ("input",)),
+    "Gradient": (Gradient, ("outWrt", "inWrt", "input", "sens")),
+    "ApplyJacobian": (ApplyJacobian, ("outWrt", "inWrt", "input", "vec")),
+    "ApplyHessian": (ApplyHessian, ("outWrt", "inWrt1", "inWrt2", "input", "sens", "vec")),
+}
+
+# The first class that fits decides. UM-Bridge has names for four faults; the others are ours.
+_FAULTS: Sequence[tuple[type[DragomanError], int, str]] = (
+    (ModelNotFound, 400, "ModelNotFound"),
+    (NotSupported, 400, "UnsupportedFeature"),
+    (InvalidInput, 400, "InvalidInput"),
+    (Unauthorized, 401, "Unauthorized"),
+    (Forbidden, 403, "Forbidden"),
+    (NotReady, 503, "NotReady"),
+    (Overloaded, 503, "Overloaded"),
+    (DeadlineExceeded, 504, "DeadlineExceeded"),
+    (InvalidOutput, 500, "InvalidOutput"),
+    (ServerError, 500, "ModelError"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class UmBridge:
+    """The endpoints. Each is a pure function of the request."""
+
+    policy: Policy
+
+    def info(self, http: HttpRequest) -> Asked:
+        def reply(response: Response[tuple[ModelDescription, ...]]) -> HttpResponse:
+            names = [model.name for model in response.answer if any(support(model).values())]
+            return json_response({"protocolVersion": PROTOCOL_VERSION, "models": names})
+
+        return Exchange(Request(DescribeModels()), reply)
+
+    def model_info(self, http: HttpRequest) -> Asked:
+        question = self._question(http, ())
+        if isinstance(question, Inquiry):
+            return question
+        return Exchange(
+            Request(Describe(), question.name), lambda response: json_response({"support": support(response.answer)})
+        )
+
+    def sizes(self, key: str, of: Callable[[Face], list[int]], http: HttpRequest) -> Asked:
+        """The sizes of a model's inputs or outputs under the request's config."""
+        question = self._question(http, ())
+        if isinstance(question, Inquiry):
+            return question
+
+        def reply(response: Response[Signature]) -> HttpResponse:
+            found = face(response.answer)
+            if found is None:
+                raise NotSupported(f"model '{response.model}': not all its tensors are float vectors of known sizes")
+            return json_response({key: of(found)})
+
+        return Exchange(Request(SignatureFor(question.config or NONE), question.name), reply)
+
+    def evaluate(self, http: HttpRequest) -> Asked:
+        question = self._question(http, VERBS["Evaluate"][1], "Evaluate")
+        if isinstance(question, Inquiry):
+            return question
+        call = Infer({}, positional=positional(question), config=question.config or NONE)
+        return Exchange(self._request(call, question, http), self._evaluated, partial(_unsupported, "Evaluate"))
+
+    def derivative(self, verb: str, http: HttpRequest) -> Asked:
+        question = self._question(http, VERBS[verb][1], verb)
+        if isinstance(question, Inquiry):
+            return question
+        request = self._request(derivative_call(verb, question), question, http)
+        return Exchange(request, self._derived, partial(_unsupported, verb))
+
+    # --- reading -------------------------------------------------------------------------------------------
+
+    def _question(self, http: HttpRequest, needed: Sequence[str], verb: str = "") -> Question | Inquiry[Any]:
+        """What the body asks; or, where something is wrong with it besides its name, first whether there is such a
+        model that can answer such calls."""
+        if not len(http.body):
+            raise InvalidInput("the request body is empty; expected a JSON object")
+        question = read_question(bytes(http.body), self.policy)
+        if isinstance(question, Misfit):
+            return refusal(question.name, verb, question.fault)
+        if not question.name:
+            raise ModelNotFound("Request for unknown model: '' is not found")
+        for key in needed:
+            if getattr(question, key) is msgspec.UNSET:
+                fault = InvalidInput(f"'{key}' is missing; a request to /{verb} needs {', '.join(needed)}")
+                return refusal(question.name, verb, fault)
+        return question
+
+    def _request(self, call: ModelCall[Any], question: Question, http: HttpRequest) -> Request[Any]:
+        if not self.policy.forward_headers:
+            return Request(call, question.name)
+        return Request(call, question.name, metadata=self.policy.forwarded(http.headers))
+
+    # --- writing -------------------------------------------------------------------------------------------
+
+    def _evaluated(self, response: Response[Inference]) -> HttpResponse:
+        outputs = response.answer.outputs
+        return written([numbers(t.data, f"output '{name}'", self.policy) for name, t in outputs.items()])
+
+    def _derived(self, response: Response[Tensor]) -> HttpResponse:
+        return written(numbers(response.answer.data, "output", self.policy))
+
+
+def positional(question: Question) -> tuple[Tensor, ...]:
+    return tuple(Tensor(vector, FP64) for vector in question.input or ())
+
+
+def derivative_call(verb: str, question: Question) -> ModelCall[Tensor]:
+    """The call for a derivative whose fields are all there."""
+    found: Any = question
+    where = {"positional": positional(question), "output": found.outWrt, "config": found.config or NONE}
+    match verb:
+        case "Gradient":
+            return Gradient(**where, input=found.inWrt, sens=Tensor(found.sens, FP64))
+        case "ApplyJacobian":
+            return ApplyJacobian(**where, input=found.inWrt, vec=Tensor(found.vec, FP64))
+    sens, vec = Tensor(found.sens, FP64), Tensor(found.vec, FP64)
+    return ApplyHessian(**where, input1=found.inWrt1, input2=found.inWrt2, sens=sens, vec=vec)
+
+
+def refusal(name: str, verb: str, fault: InvalidInput) -> Inquiry[ModelDescription]:
+    """The fault, unless there is no such model, or it does not support the verb: UM-Bridge's servers say that first."""
+    if not name:
+        raise ModelNotFound("Request for unknown model: '' is not found")
+
+    def then(response: Response[ModelDescription]) -> Asked:
+        if verb and not support(response.answer)[verb]:
+            return _unsupported(verb, NotSupported(f"model '{name}' does not support {verb}"))
+        raise fault
+
+    return Inquiry(Request(Describe(), name), then)
+
+
+def support(model: ModelDescription) -> dict[str, bool]:
+    """Which verbs a model answers: none where it is no function of vectors."""
+    known = face(model.signature) is not None
+    return {verb: known and call in model.calls for verb, (call, _) in VERBS.items()}
+
+
+def written(output: Any) -> HttpResponse:
+    return HttpResponse(200, (orjson.dumps({"output": output}, option=orjson.OPT_SERIALIZE_NUMPY),), (JSON_TYPE,))
+
+
+def write_error(fault: DragomanError | HttpFault) -> HttpResponse:
+    """UM-Bridge: 400 for the caller's faults and 500 for the model's, with type and message."""
+    if isinstance(fault, HttpFault):
+        kind = "InvalidInput" if fault.status < 500 else "ServerError"
+        return _error(kind, fault.message, fault.status, fault.headers)
+    status, kind = next(((s, k) for error, s, k in _FAULTS if isinstance(fault, error)), (500, "ServerError"))
+    headers: Headers = ()
+    if fault.retry_after_s is not None:
+        headers = (("retry-after", str(math.ceil(fault.retry_after_s))),)
+    return _error(kind, fault.message, status, headers)
+
+
+def _unsupported(verb: str, fault: DragomanError) -> HttpResponse:
+    """The fault, in the protocol's own word for what the model cannot do."""
+    if isinstance(fault, NotSupported):
+        return _error("UnsupportedFeature", f"{verb} not supported by model! {fault.message}", 400)
+    return write_error(fault)
+
+
+def _error(kind: str, message: str, status: int, headers: Headers = ()) -> HttpResponse:
+    text = message.encode(errors="replace").decode()  # a model may quote a text that no UTF-8 can hold
+    return json_response({"error": {"type": kind, "message": text}}, status, headers)
+
+
+def protocol(policy: Policy) -> HttpProtocol:
+    """The protocol's table."""
+    at = UmBridge(policy)
+    routes = [
+        Route("GET", "/Info", at.info),
+        Route("POST", "/ModelInfo", at.model_info),
+        Route("POST", "/InputSizes", partial(at.sizes, "inputSizes", lambda f: [s.size for s in f.inputs])),
+        Route("POST", "/OutputSizes", partial(at.sizes, "outputSizes", lambda f: [s.size for s in f.outputs])),
+        Route("POST", "/Evaluate", at.evaluate),
+        *(Route("POST", f"/{verb}", partial(at.derivative, verb)) for verb in VERBS if verb != "Evaluate"),
+    ]
+    return HttpProtocol("UM-Bridge", tuple(routes), write_error)

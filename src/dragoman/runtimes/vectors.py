@@ -1,0 +1,212 @@
+"""Functions of vectors as models: simulators in Python, with the derivatives that they have."""
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dragoman.core.calls import ApplyHessian, ApplyJacobian, DerivativeCall, Gradient, Infer, SignatureFor
+from dragoman.core.datatypes import FP64
+from dragoman.core.errors import InvalidOutput, ModelFailed
+from dragoman.core.model import Model
+from dragoman.core.signature import Signature, TensorSpec
+from dragoman.core.spec import ModelSpec, Placement
+from dragoman.core.tensor import NONE
+from dragoman.core.vector_answers import as_vector, as_vectors, number_array
+from dragoman.core.vector_binding import config_key
+from dragoman.core.vectors import ABILITIES, Ability, Config, Vector, VectorFunction, Vectors, carried_by
+from dragoman.derivatives.authoring import is_vector_function, prepared
+
+_REMEMBERED = 256
+# What makes an object a model of the `umbridge` package, which it need not be derived from.
+_THEIRS = ("get_input_sizes", "get_output_sizes", "supports_evaluate", "__call__")
+
+
+def is_vectors(target: Any) -> bool:
+    """Whether an object is a function of vectors, or a class of them: ours, marked, or a model of `umbridge`."""
+    return is_vector_function(target) or _is_theirs(target)
+
+
+def vector_model(target: Any, spec: ModelSpec) -> "VectorModel":
+    """The model that a function of vectors is. Raises ModelFailed where it cannot be made, saying why."""
+    if _is_theirs(target):
+        return VectorModel(spec, Theirs(_instance(target, spec)))
+    declared = getattr(carried_by(target), "declared", None)
+    return VectorModel(spec, prepared(target), getattr(declared, "placement", "") or "process")
+
+
+class VectorModel(Model):
+    """A VectorFunction: FP64 vectors in and out under its names, else `input_0`, `output_0` and so on.
+
+    One that is vectorised takes many points in a call, one a row.
+    """
+
+    def __init__(self, spec: ModelSpec, function: VectorFunction, placement: Placement = "process") -> None:
+        super().__init__(spec)
+        self.placement = placement
+        self.function = function
+        self._known: OrderedDict[str, Signature] = OrderedDict()
+        methods: Mapping[Ability, str] = {
+            "evaluate": "infer",
+            "gradient": "gradient",
+            "apply_jacobian": "apply_jacobian",
+            "apply_hessian": "apply_hessian",
+        }
+        for ability in function.sources():  # what a model has of its own says what it can do
+            setattr(self, methods[ability], getattr(self, f"_{ability}"))
+
+    # --- what it tells ---------------------------------------------------------------------------------------
+
+    def signature(self) -> Signature:
+        return self._under(NONE)
+
+    def signature_for(self, call: SignatureFor) -> Signature:
+        return self._under(call.config)
+
+    def details(self) -> Mapping[str, Any]:
+        found = {name: source for name, source in self.function.sources().items() if name != "evaluate"}
+        return {"derivatives": found, **self.function.notes()}
+
+    def _under(self, config: Config) -> Signature:
+        """The signature under a config; those of the last configs are remembered."""
+        key = config_key(config)
+        if key not in self._known:
+            self._known[key] = self._made(config)
+            if len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        return self._known[key]
+
+    def _made(self, config: Config) -> Signature:
+        function = self.function
+        inputs = _specs(function.input_sizes(config), function.input_names, "input", function.vectorised)
+        outputs = _specs(function.output_sizes(config), function.output_names, "output", function.vectorised)
+        return Signature(inputs, outputs, batched=function.vectorised and bool(inputs))
+
+    def close(self) -> Any:
+        return self.function.close()
+
+    # --- what it can do, as far as the function does -----------------------------------------------------------
+
+    def _evaluate(self, call: Infer) -> dict[str, Vector]:
+        outputs = self._under(call.config).outputs
+        inputs = [tensor.data for tensor in call.inputs.values()]
+        answer = self.function.evaluate(inputs, call.config)
+        sizes = [spec.shape[-1] for spec in outputs if spec.shape]
+        if self.function.vectorised and inputs:
+            found: Sequence[Vector] = as_matrices(answer, len(inputs[0]), sizes)
+        else:
+            found = as_vectors(answer, sizes)
+        return {spec.name: vector for spec, vector in zip(outputs, found, strict=True)}
+
+    def _gradient(self, call: Gradient) -> Vector:
+        inputs, output = self._where(call)
+        at = _place(call.inputs, call.input)
+        answer = self.function.gradient(output, at, inputs, call.sens.data, call.config)
+        return as_vector(answer, len(inputs[at]), "gradient")
+
+    def _apply_jacobian(self, call: ApplyJacobian) -> Vector:
+        inputs, output = self._where(call)
+        at = _place(call.inputs, call.input)
+        answer = self.function.apply_jacobian(output, at, inputs, call.vec.data, call.config)
+        shape = self._under(call.config).outputs[output].shape or (0,)
+        return as_vector(answer, shape[-1], "apply_jacobian")
+
+    def _apply_hessian(self, call: ApplyHessian) -> Vector:
+        inputs, output = self._where(call)
+        at = _place(call.inputs, call.input1)
+        by = _place(call.inputs, call.input2)
+        answer = self.function.apply_hessian(output, at, by, inputs, call.sens.data, call.vec.data, call.config)
+        return as_vector(answer, len(inputs[at]), "apply_hessian")
+
+    def _where(self, call: DerivativeCall) -> tuple[list[Vector], int]:
+        """The inputs in order, and the place of the output."""
+        names = [spec.name for spec in self._under(call.config).outputs]
+        return [tensor.data for tensor in call.inputs.values()], names.index(str(call.output))
+
+
+def _place(names: Mapping[str, object], name: str | int) -> int:
+    return list(names).index(str(name))
+
+
+def _specs(sizes: Sequence[int], names: Sequence[str], noun: str, vectorised: bool) -> tuple[TensorSpec, ...]:
+    if names and len(names) != len(sizes):
+        raise ModelFailed(f"expected as many {noun}s as there are names, {', '.join(names)}; got {len(sizes)} sizes")
+    for size in sizes:
+        if isinstance(size, bool) or int(size) != size or size < 0:
+            raise ModelFailed(f"the sizes of the {noun}s: expected integers from 0, got {list(sizes)}")
+    named = names or [f"{noun}_{i}" for i in range(len(sizes))]
+    rows = (-1,) if vectorised else ()
+    return tuple(TensorSpec(name, FP64, (*rows, int(size))) for name, size in zip(named, sizes, strict=True))
+
+
+def as_matrices(answer: Any, rows: int, sizes: Sequence[int]) -> list[Vector]:
+    """The outputs of a vectorised `evaluate`: a matrix [rows, size] for each size. InvalidOutput naming the output.
+
+    Of an output of one number a vector with one number a row will do, and of one row a vector.
+    """
+    several = isinstance(answer, tuple | list) and len(answer) == len(sizes)
+    found = list(answer) if several else [answer]
+    if len(found) != len(sizes):
+        got = len(answer) if isinstance(answer, tuple) else 1
+        raise InvalidOutput(f"expected {len(sizes)} outputs, got {got}")
+    return [_matrix(each, rows, size, f"output {i}") for i, (each, size) in enumerate(zip(found, sizes, strict=True))]
+
+
+def _matrix(answer: Any, rows: int, size: int, what: str) -> Vector:
+    array = number_array(answer, what)
+    fits = array.shape == (rows, size) or (array.size == rows * size and array.ndim <= 1 and 1 in (rows, size))
+    if not fits:
+        raise InvalidOutput(f"{what}: expected shape {[rows, size]}, got {list(array.shape)}")
+    return array.reshape(rows, size)
+
+
+# --- models written for the umbridge package ---------------------------------------------------------------
+
+
+class Theirs(VectorFunction):
+    """A model written for the `umbridge` package: it takes and gives lists, and says itself what it supports."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def input_sizes(self, config: Config) -> Sequence[int]:
+        return list(self._model.get_input_sizes(dict(config)))
+
+    def output_sizes(self, config: Config) -> Sequence[int]:
+        return list(self._model.get_output_sizes(dict(config)))
+
+    def evaluate(self, inputs: Vectors, config: Config) -> Any:
+        return self._model(_lists(inputs), dict(config))
+
+    def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
+        return self._model.gradient(output, input, _lists(inputs), sens.tolist(), dict(config))
+
+    def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
+        return self._model.apply_jacobian(output, input, _lists(inputs), vec.tolist(), dict(config))
+
+    def apply_hessian(
+        self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
+    ) -> Any:
+        return self._model.apply_hessian(
+            output, input1, input2, _lists(inputs), sens.tolist(), vec.tolist(), dict(config)
+        )
+
+    def sources(self) -> Mapping[Ability, str]:
+        return {name: "author" for name in ABILITIES if getattr(self._model, f"supports_{name}", bool)()}
+
+
+def _lists(inputs: Vectors) -> list[list[float]]:
+    return [vector.tolist() for vector in inputs]
+
+
+def _is_theirs(target: Any) -> bool:
+    kind = target if isinstance(target, type) else type(target)
+    return not issubclass(kind, Model) and all(callable(getattr(kind, name, None)) for name in _THEIRS)
+
+
+def _instance(target: Any, spec: ModelSpec) -> Any:
+    if not isinstance(target, type):
+        return target
+    parameters = inspect.signature(target).parameters.values()
+    needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return target(spec.name) if needed else target()
