@@ -1,8 +1,10 @@
 """A stand-in for the engine and short ways to speak the protocol, for the tests of gRPC."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import grpc
@@ -28,10 +30,14 @@ from dragoman.core.signature import Signature, TensorSpec
 from dragoman.payload import oip_messages as m
 from dragoman.protocols import oip_grpc
 from dragoman.protocols.wire import Exchange, GrpcMethod, GrpcRequest, GrpcStream, GrpcStreamMethod, Policy
+from dragoman.transports.grpc import GrpcServer
+from dragoman.transports.grpc_own.server import OwnGrpcServer
+from dragoman.transports.limits import Limits
 
 A = TypeVar("A")
 SERVICE = "/inference.GRPCInferenceService/"
 LIMIT = 1 << 20
+LIMITS = Limits(max_body_bytes=LIMIT)
 TABLE = oip_grpc.protocol(Policy())
 SIGNATURE = Signature(
     inputs=(TensorSpec("x", FP32, (-1, 2)), TensorSpec("any")),
@@ -69,6 +75,21 @@ def infer_message(model: str = "echo", raw: bool = True, **fields: Any) -> Any:
 def call_of(asked: Exchange[Any, bytes] | GrpcStream[Any]) -> Any:
     """The call that was read, of whichever kind it is."""
     return asked.request.call
+
+
+def make_server(kind: str, engine: Any, limits: Limits = LIMITS, tls: tuple[Path, Path, bool] | None = None) -> Any:
+    """A server of either kind; `tls` are the files of its key and chain, and whether that also signs for clients."""
+    if kind == "grpcio":
+        pem = tls and (tls[0].read_bytes(), tls[1].read_bytes(), tls[1].read_bytes() if tls[2] else None)
+        return GrpcServer(engine, [TABLE], max_message_bytes=limits.max_body_bytes, tls=pem)
+    context = None
+    if tls is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(tls[1], tls[0])
+        if tls[2]:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(tls[1])
+    return OwnGrpcServer(engine, [TABLE], limits=limits, tls=context)
 
 
 async def failed(awaitable: Any) -> Any:

@@ -8,12 +8,11 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_fakes import LIMIT, SERVICE, TABLE, FakeEngine, failed, infer_message
+from grpc_fakes import LIMIT, SERVICE, FakeEngine, failed, infer_message, make_server
 
 from dragoman.core.calls import Index
 from dragoman.core.errors import InvalidInput, ModelFailed, Overloaded
 from dragoman.payload import oip_messages as m
-from dragoman.transports.grpc import GrpcServer
 
 
 async def infer(channel: Any, message: Any, **options: Any) -> Any:
@@ -113,22 +112,22 @@ async def test_answers_may_be_larger_than_requests(channel: Any) -> None:
     assert reply.ByteSize() > LIMIT
 
 
-async def test_a_taken_port_is_an_error(server: GrpcServer) -> None:
+async def test_a_taken_port_is_an_error(server: Any) -> None:
     taken = socket.create_server(("127.0.0.1", 0))
     with taken, pytest.raises(OSError, match=r"cannot listen for gRPC on 127\.0\.0\.1:"):
         await server.start("127.0.0.1", taken.getsockname()[1])
 
 
-async def test_a_second_server_does_not_share_the_port(server: GrpcServer, engine: FakeEngine) -> None:
+async def test_a_second_server_does_not_share_the_port(kind: str, server: Any, engine: FakeEngine) -> None:
     port = await server.start("127.0.0.1", 0)
     with pytest.raises(OSError, match="is the port taken"):
-        await GrpcServer(engine, [TABLE], max_message_bytes=LIMIT).start("127.0.0.1", port)
+        await make_server(kind, engine).start("127.0.0.1", port)
 
 
 # --- stopping --------------------------------------------------------------------------------------------
 
 
-async def test_stopping_cancels_what_takes_too_long(channel: Any, server: GrpcServer, engine: FakeEngine) -> None:
+async def test_stopping_cancels_what_takes_too_long(channel: Any, server: Any, engine: FakeEngine) -> None:
     call = channel.unary_unary(SERVICE + "ModelInfer")(infer_message("slow").SerializeToString())
     await engine.started.wait()
     await server.stop(0.05)
@@ -136,7 +135,7 @@ async def test_stopping_cancels_what_takes_too_long(channel: Any, server: GrpcSe
     await asyncio.wait_for(engine.cancelled.wait(), 10)
 
 
-async def test_stopping_before_the_start_and_twice_is_fine(server: GrpcServer) -> None:
+async def test_stopping_before_the_start_and_twice_is_fine(server: Any) -> None:
     await server.stop(0)
     await server.start("127.0.0.1", 0)
     await server.stop(0)

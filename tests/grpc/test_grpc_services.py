@@ -10,12 +10,11 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from grpc_fakes import TABLE, FakeEngine, infer_message
+from grpc_fakes import TABLE, FakeEngine, infer_message, make_server
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from dragoman.payload import oip_messages as m
-from dragoman.transports.grpc import GrpcServer
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -23,7 +22,7 @@ UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 @pytest.fixture
-async def target(server: GrpcServer) -> str:
+async def target(server: Any) -> str:
     return f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
 
 
@@ -46,7 +45,7 @@ async def test_health_is_that_of_the_engine(engine: FakeEngine, target: str, ser
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-async def test_health_is_watched_until_the_server_stops(engine: FakeEngine, server: GrpcServer, target: str) -> None:
+async def test_health_is_watched_until_the_server_stops(engine: FakeEngine, server: Any, target: str) -> None:
     async with grpc.aio.insecure_channel(target) as channel:
         watching = health_pb2_grpc.HealthStub(channel).Watch(question(""))
         other = health_pb2_grpc.HealthStub(channel).Watch(question("other"))
@@ -63,7 +62,7 @@ async def test_health_is_watched_until_the_server_stops(engine: FakeEngine, serv
 # --- reflection ------------------------------------------------------------------------------------------
 
 
-async def test_reflection_tells_every_service(server: GrpcServer, target: str) -> None:
+async def test_reflection_tells_every_service(server: Any, target: str) -> None:
     def look() -> tuple[list[str], set[str], list[str]]:
         with grpc.insecure_channel(target) as channel:
             database = ProtoReflectionDescriptorDatabase(channel)
@@ -82,8 +81,8 @@ async def test_reflection_tells_every_service(server: GrpcServer, target: str) -
 # --- TLS -------------------------------------------------------------------------------------------------
 
 
-def certificate(folder: Path) -> tuple[bytes, bytes]:
-    """A key and a certificate for 127.0.0.1 that it signs itself."""
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """The files of a key and a certificate for 127.0.0.1 that it signs itself."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("makes its certificate with openssl")
@@ -91,13 +90,14 @@ def certificate(folder: Path) -> tuple[bytes, bytes]:
     options = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
     extra = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(chain)]
     subprocess.run([openssl, *options.split(), *extra], check=True, capture_output=True)
-    return key.read_bytes(), chain.read_bytes()
+    return key, chain
 
 
 @pytest.mark.parametrize("mutual", [False, True])
-async def test_tls(engine: FakeEngine, mutual: bool, tmp_path: Path) -> None:
-    key, chain = certificate(tmp_path)
-    server = GrpcServer(engine, [TABLE], max_message_bytes=1 << 20, tls=(key, chain, chain if mutual else None))
+async def test_tls(kind: str, engine: FakeEngine, mutual: bool, tmp_path: Path) -> None:
+    files = certificate(tmp_path)
+    key, chain = (file.read_bytes() for file in files)
+    server = make_server(kind, engine, tls=(*files, mutual))
     target = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
 
     async def infer(credentials: Any) -> Any:

@@ -24,7 +24,8 @@ _ANSWER_S = 20.0
 
 
 class Http2Protocol(asyncio.BufferedProtocol):
-    """One connection. `buffer` may be shared by all connections of a loop; `members` holds those that are open."""
+    """One connection. `buffer` may be shared by all connections of a loop; `members` holds those that are open;
+    `gone` is done once this one is closed."""
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._members = members
         self._loop = asyncio.get_running_loop()
         self._transport: Any = None
+        self.gone: asyncio.Future[None] = self._loop.create_future()
         self._direct = False
         self._paused_s = 0.0
         self._reading = True
@@ -96,6 +98,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self.connection.lost()
+        self.gone.set_result(None)
 
     # --- writing -------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""gRPC on our own HTTP/2 (the specification "gRPC over HTTP2")."""

@@ -1,0 +1,198 @@
+"""What every call of our gRPC has: its stream, its place among the server's calls, and its end."""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+from dragoman.protocols.wire import HttpFault
+from dragoman.transports.bodies import Bodies
+from dragoman.transports.encoding import decoded
+from dragoman.transports.grpc_calls import Refusal
+from dragoman.transports.grpc_own.head import CallHead
+from dragoman.transports.grpc_own.messages import Messages
+from dragoman.transports.grpc_own.status import trailers, trailers_only
+from dragoman.transports.http2.stream import Buffer, Stream
+from dragoman.transports.limits import Limits
+
+# Messages up to this size are not counted among the bodies, only bounded by how many calls there may be.
+_SMALL = 1 << 16
+# How much later than its deadline a call is ended here, where the engine did not do it.
+_GRACE_S = 0.05
+
+
+class House(Protocol):
+    """What a call needs of its server."""
+
+    loop: asyncio.AbstractEventLoop
+    limits: Limits
+    bodies: Bodies
+
+    def enter(self, call: "Call") -> None: ...
+
+    def leave(self, call: "Call") -> None: ...
+
+
+class Call:
+    """One call. It is over for the client once its status is sent, and for the server once its task has ended."""
+
+    __slots__ = (
+        "_began_s", "_begun", "_counted", "_gone", "_heard", "_house", "_left",
+        "_messages", "_stream", "_task", "_timer", "deadline_s", "head",
+    )  # fmt: skip
+
+    def __init__(self, house: House, stream: Stream, head: CallHead) -> None:
+        self._house = house
+        self._stream = stream
+        self.head = head
+        self.deadline_s = None if head.timeout_s is None else time.monotonic() + head.timeout_s
+        self._messages: Messages | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._begun = self._gone = self._left = False
+        self._counted = 0
+        self._heard = 0
+        self._began_s = 0.0
+        house.enter(self)
+
+    # --- in ------------------------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes | memoryview, at: int, stop: int, ended: bool) -> None:
+        """A piece of the client's messages."""
+        try:
+            self._feed(data, at, stop)
+            if ended:
+                self.heard_all()
+        except Refusal as fault:
+            self.refuse(fault)
+
+    def _feed(self, data: bytes | memoryview, at: int, stop: int) -> None:
+        messages = self._messages
+        if messages is None:
+            messages = self._messages = Messages(self._house.limits.max_body_bytes)
+        begun = messages.begun
+        self._count(stop - at)
+        messages.feed(data, at, stop)
+        self._fed(messages, begun)
+
+    def _fed(self, messages: Messages, begun: bool) -> None:
+        if messages.begun and not (begun and not messages.ready):
+            self._began_s = self._house.loop.time()
+            self._heard = 0
+        self.heard(messages)
+
+    def room(self, size: int) -> memoryview | None:
+        return None if self._messages is None else self._messages.room(size)
+
+    def filled(self, size: int, ended: bool) -> None:
+        assert self._messages is not None
+        try:
+            self._count(size)
+            self._messages.filled(size)
+            self.heard(self._messages)
+            if ended:
+                self.heard_all()
+        except Refusal as fault:
+            self.refuse(fault)
+
+    def heard(self, messages: Messages) -> None:
+        """More has come."""
+
+    def heard_all(self) -> None:
+        """The client has said all."""
+
+    def _count(self, size: int) -> None:
+        """Count what this call holds among all bodies, where it is large."""
+        self._heard += size
+        held = self._heard
+        if held > _SMALL:
+            try:
+                self._house.bodies.take(held - self._counted)
+            except HttpFault as fault:
+                raise Refusal("RESOURCE_EXHAUSTED", fault.message) from fault
+            self._counted = held
+
+    async def unpacked(self, message: Buffer) -> Buffer:
+        """A packed message. Raises Refusal."""
+        limit = self._house.limits.max_body_bytes
+        if not self.head.encoding:
+            raise Refusal("INTERNAL", "a message is marked as compressed, and grpc-encoding names no encoding")
+        try:
+            return await decoded(message, self.head.encoding, limit)
+        except HttpFault as fault:
+            status = "RESOURCE_EXHAUSTED" if fault.status == 413 else "INTERNAL"
+            raise Refusal(status, fault.message.replace("body", "message")) from fault
+
+    def watch(self, now_s: float) -> None:
+        """Refuse a client that is late with a message that it has begun; an unary one has to come at all."""
+        limits = self._house.limits
+        if self.late() and now_s - self._began_s > limits.body_timeout_s + self._heard / (1 << 16):
+            told = f"the message came too slowly: {self._heard} bytes in {limits.body_timeout_s} s"
+            self.refuse(Refusal("DEADLINE_EXCEEDED", told))
+
+    def late(self) -> bool:
+        """Whether the client is in the middle of a message."""
+        return self._messages is not None and self._messages.begun
+
+    # --- work ----------------------------------------------------------------------------------------------------
+
+    def run(self, task: asyncio.Task[Any]) -> None:
+        """The task that answers."""
+        self._task = task
+        if self.deadline_s is not None:
+            left_s = max(0.0, self.deadline_s - time.monotonic())
+            self._timer = self._house.loop.call_later(left_s + _GRACE_S, self._expire)
+        task.add_done_callback(self._done)
+
+    def launch(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self.run(self._house.loop.create_task(coroutine))
+
+    def _expire(self) -> None:
+        self.refuse(Refusal("DEADLINE_EXCEEDED", "Request timeout expired"))
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        if task.cancelled():
+            self.refuse(Refusal("CANCELLED", "the call was cancelled"))
+        else:
+            self.finish(task)
+        self._leave()
+
+    def finish(self, task: asyncio.Task[Any]) -> None:
+        """Send what the task gave."""
+        raise NotImplementedError
+
+    # --- ends ----------------------------------------------------------------------------------------------------
+
+    def refuse(self, fault: Refusal) -> None:
+        """End the call with a status; what still works for it is cancelled."""
+        if not self._gone:
+            self._gone = True
+            if self._begun:
+                self._stream.end(trailers(fault))
+            else:
+                self._stream.head(trailers_only(fault), ended=True)
+        self._stop()
+
+    def broken(self, code: int) -> None:
+        """The client has left."""
+        self._gone = True
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._task is None or self._task.done():
+            self._leave()
+        else:
+            self._task.cancel()
+
+    def _leave(self) -> None:
+        if not self._left:
+            self._left = True
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._counted:
+                self._house.bodies.give_back(self._counted)
+            self._messages = None
+            self._house.leave(self)
+
+    def drained(self) -> None:
+        """All that was written has been sent."""

@@ -1,0 +1,65 @@
+"""What the head of a request says about its call."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from dragoman.transports.grpc_calls import Handler, Refusal
+from dragoman.transports.http2.request import Head
+
+ENCODINGS: Final = ("identity", "gzip", "deflate")
+
+_TIMEOUT: Final = re.compile(r"([0-9]{1,8})([HMSmun])")
+_UNIT_S: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_NOT_METADATA: Final = frozenset(("te", "content-type", "content-length"))
+
+
+@dataclass(frozen=True, slots=True)
+class CallHead:
+    """`metadata` is as handlers see it: without what is gRPC's own and without binary values. `encoding` is that of
+    packed messages, "" where none are. `refused` is why there will be no call."""
+
+    handler: Handler | None
+    metadata: Mapping[str, str]
+    timeout_s: float | None
+    encoding: str
+    refused: Refusal | None
+
+
+def is_grpc(head: Head) -> bool:
+    """Whether a request is a call at all."""
+    kind = next((value for name, value in head.fields if name == "content-type"), "")
+    return kind == "application/grpc" or kind.startswith(("application/grpc+", "application/grpc;"))
+
+
+def call_head(head: Head, handlers: Mapping[str, Handler]) -> CallHead:
+    """The call that a request is for."""
+    fields = dict(head.fields)
+    handler, refused = handlers.get(head.path), None
+    if head.method != "POST":
+        refused = Refusal("UNIMPLEMENTED", f"expected the method POST, got {head.method[:32]}")
+    elif handler is None:
+        refused = Refusal("UNIMPLEMENTED", f"there is no method {head.path[:256]}")
+    encoding = fields.get("grpc-encoding", "identity")
+    if encoding not in ENCODINGS:
+        # gRPC: tells what it accepts.
+        told = f"the encoding '{encoding[:64]}' is not supported; expected one of {', '.join(ENCODINGS)}"
+        refused = refused or Refusal("UNIMPLEMENTED", told, (("grpc-accept-encoding", ",".join(ENCODINGS)),))
+    timeout_s = None
+    if "grpc-timeout" in fields:
+        timeout_s = _timeout_s(fields["grpc-timeout"])
+        if timeout_s is None:
+            refused = refused or Refusal("INTERNAL", f"malformed grpc-timeout {fields['grpc-timeout'][:32]!r}")
+    metadata = {name: value for name, value in fields.items() if _is_metadata(name)}
+    return CallHead(handler, metadata, timeout_s, "" if encoding == "identity" else encoding, refused)
+
+
+def _is_metadata(name: str) -> bool:
+    return not (name in _NOT_METADATA or name.startswith("grpc-") or name.endswith("-bin"))
+
+
+def _timeout_s(text: str) -> float | None:
+    """The specification's TimeoutValue and TimeoutUnit; None where it is neither."""
+    found = _TIMEOUT.fullmatch(text)
+    return None if found is None else int(found[1]) * _UNIT_S[found[2]]

@@ -1,0 +1,110 @@
+"""Messages as they come in: a flag, a length, and as many bytes, whatever pieces they are cut into."""
+
+import struct
+from collections import deque
+from typing import Any, Final
+
+import numpy as np
+
+from dragoman.protocols.wire import Buffer
+from dragoman.transports.grpc_calls import Refusal
+
+PREFIX_BYTES: Final = 5
+prefix = struct.Struct(">BI")
+# A message up to this size is put together from its pieces; a larger one is written to its place.
+_SMALL: Final = 1 << 14
+
+
+class Messages:
+    """The messages of one call. `ready` holds those that are whole, each with whether it is packed.
+
+    `awaited` is how many bytes of the one under way are still to come, `held` how many of it are here.
+    """
+
+    __slots__ = ("_filled", "_flag", "_limit", "_place", "_prefix", "_small", "awaited", "held", "ready")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._prefix = b""
+        self._flag = 0
+        self._small = bytearray()
+        self._place: Any = None
+        self._filled = 0
+        self.awaited = 0
+        self.held = 0
+        self.ready: deque[tuple[int, Buffer]] = deque()
+
+    @property
+    def begun(self) -> bool:
+        """Whether a message has begun that is not whole."""
+        return bool(self.awaited or self._prefix)
+
+    def feed(self, data: bytes | memoryview, at: int, stop: int) -> None:
+        """Take what lies in `data` from `at` to `stop`. Raises Refusal."""
+        while at < stop:
+            if self.awaited:
+                at = self._more(data, at, stop)
+                continue
+            if not self._prefix and stop - at >= PREFIX_BYTES:
+                head, at = bytes(data[at : at + PREFIX_BYTES]), at + PREFIX_BYTES
+            else:
+                take = min(stop - at, PREFIX_BYTES - len(self._prefix))
+                self._prefix += bytes(data[at : at + take])
+                at += take
+                if len(self._prefix) < PREFIX_BYTES:
+                    return
+                head, self._prefix = self._prefix, b""
+            self._begin(*prefix.unpack(head))
+
+    def _begin(self, flag: int, length: int) -> None:
+        if flag > 1:
+            raise Refusal("INTERNAL", f"expected a message, whose flag is 0 or 1, got {flag}")
+        if length > self._limit:
+            raise Refusal(
+                "RESOURCE_EXHAUSTED", f"the message of {length} bytes is larger than the limit of {self._limit} bytes"
+            )
+        if not length:
+            self.ready.append((flag, b""))
+            return
+        self._flag, self.awaited, self.held = flag, length, 0
+        if length > _SMALL:
+            # Not zeroed, which would take about as long as to receive it; the system gives pages as they are filled.
+            self._place = np.empty(length, np.uint8).data
+            self._filled = 0
+
+    def _more(self, data: bytes | memoryview, at: int, stop: int) -> int:
+        size = min(self.awaited, stop - at)
+        if self._place is not None:
+            self._place[self._filled : self._filled + size] = memoryview(data)[at : at + size]
+            self.filled(size)
+            return at + size
+        piece = data[at : at + size]
+        self.awaited -= size
+        self.held += size
+        if self.awaited:
+            self._small += piece
+        else:
+            whole: Buffer = bytes(self._small) + piece if self._small else bytes(piece)
+            self._small.clear()
+            self._done(whole)
+        return at + size
+
+    def room(self, size: int) -> memoryview | None:
+        """Where the next bytes, at most `size` of them, belong; None where `feed` takes them."""
+        if self._place is None:
+            return None
+        found: memoryview = self._place[self._filled : self._filled + min(size, self.awaited)]
+        return found
+
+    def filled(self, size: int) -> None:
+        """So many bytes were written there."""
+        self._filled += size
+        self.awaited -= size
+        self.held += size
+        if not self.awaited:
+            place, self._place = self._place, None
+            self._done(place.toreadonly())
+
+    def _done(self, message: Buffer) -> None:
+        self.held = 0
+        self.ready.append((self._flag, message))

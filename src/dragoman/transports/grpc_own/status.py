@@ -1,0 +1,60 @@
+"""The fields that gRPC puts around an answer, as prepared blocks."""
+
+from base64 import b64encode
+from typing import Final
+from urllib.parse import quote
+
+from dragoman.transports.grpc_calls import Refusal
+from dragoman.transports.http2.fields import Field, encoded
+
+CODES: Final = {
+    "OK": 0,
+    "CANCELLED": 1,
+    "UNKNOWN": 2,
+    "INVALID_ARGUMENT": 3,
+    "DEADLINE_EXCEEDED": 4,
+    "NOT_FOUND": 5,
+    "ALREADY_EXISTS": 6,
+    "PERMISSION_DENIED": 7,
+    "RESOURCE_EXHAUSTED": 8,
+    "FAILED_PRECONDITION": 9,
+    "ABORTED": 10,
+    "OUT_OF_RANGE": 11,
+    "UNIMPLEMENTED": 12,
+    "INTERNAL": 13,
+    "UNAVAILABLE": 14,
+    "DATA_LOSS": 15,
+    "UNAUTHENTICATED": 16,
+}
+
+_HEAD: Final[tuple[Field, ...]] = ((b":status", b"200"), (b"content-type", b"application/grpc"))
+HEAD: Final = encoded(_HEAD)
+OK: Final = encoded([(b"grpc-status", b"0")])
+
+# The specification's percent-encoding: printable ASCII but the percent sign stays.
+_PLAIN: Final = "".join(chr(c) for c in range(0x20, 0x7F) if chr(c) != "%")
+
+
+def trailers(fault: Refusal) -> bytes:
+    """The block that ends an answer with a fault."""
+    return encoded(_fields(fault))
+
+
+def trailers_only(fault: Refusal) -> bytes:
+    """The one block of an answer that is nothing but a fault."""
+    return encoded((*_HEAD, *_fields(fault)))
+
+
+def _fields(fault: Refusal) -> list[Field]:
+    found = [(b"grpc-status", b"%d" % CODES[fault.status])]
+    if fault.message:
+        found.append((b"grpc-message", quote(fault.message, safe=_PLAIN).strip().encode("ascii")))
+    return found + [_metadata(name, value) for name, value in fault.metadata]
+
+
+def _metadata(name: str, value: str | bytes) -> Field:
+    """Metadata whose name ends in -bin is any bytes, and travels as base64."""
+    if name.endswith("-bin"):
+        data = value if isinstance(value, bytes) else value.encode()
+        return name.encode(), b64encode(data).rstrip(b"=")
+    return name.encode(), value.encode("ascii", "replace") if isinstance(value, str) else value

@@ -1,0 +1,102 @@
+"""A call with streams: its handler reads and writes messages as the client makes room and the windows allow."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from dragoman.transports.grpc_calls import Refusal, Reply, StreamHandler, parts_of, told
+from dragoman.transports.grpc_own.call import Call, House
+from dragoman.transports.grpc_own.head import CallHead
+from dragoman.transports.grpc_own.messages import PREFIX_BYTES, Messages, prefix
+from dragoman.transports.grpc_own.status import HEAD, OK
+from dragoman.transports.http2.stream import Stream
+
+
+class StreamCall(Call):
+    """The peer of a handler. What the handler does not read stays with the client, beyond one window of it."""
+
+    __slots__ = ("_ended", "_reader", "_writer")
+
+    def __init__(self, house: House, stream: Stream, head: CallHead) -> None:
+        super().__init__(house, stream, head)
+        self._ended = False
+        self._reader: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
+        handler = head.handler
+        assert isinstance(handler, StreamHandler)
+        self.launch(handler.talk(self))
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        return self.head.metadata
+
+    # --- in ------------------------------------------------------------------------------------------------------
+
+    def heard(self, messages: Messages) -> None:
+        if messages.ready:
+            _wake(self._reader)
+        elif messages.awaited:
+            self._stream.expect(messages.awaited)  # a message may be larger than the window
+
+    def heard_all(self) -> None:
+        messages = self._messages
+        if messages is not None and messages.begun:
+            raise Refusal("INTERNAL", "the client's part ends within a message")
+        self._ended = True
+        _wake(self._reader)
+
+    async def read(self) -> Any:
+        """The next message, None after the last."""
+        while self._messages is None or not self._messages.ready:
+            if self._ended:
+                return None
+            self._reader = self._house.loop.create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        messages = self._messages
+        flag, message = messages.ready.popleft()
+        self._stream.take(PREFIX_BYTES + len(message))
+        if not messages.ready:
+            self._heard = messages.held
+            if messages.awaited:
+                self._stream.expect(messages.awaited)
+        return await self.unpacked(message) if flag else message
+
+    # --- out -----------------------------------------------------------------------------------------------------
+
+    async def write(self, message: Reply) -> None:
+        """Returns when the message is on its way."""
+        if self._gone:
+            raise asyncio.CancelledError
+        if not self._begun:
+            self._begun = True
+            self._stream.head(HEAD)
+        parts = parts_of(message)
+        self._stream.data(prefix.pack(0, sum(map(len, parts))), *parts)
+        while self._stream.pending:
+            self._writer = self._house.loop.create_future()
+            try:
+                await self._writer
+            finally:
+                self._writer = None
+
+    def drained(self) -> None:
+        _wake(self._writer)
+
+    def finish(self, task: asyncio.Task[Any]) -> None:
+        fault = task.exception()
+        if fault is not None:
+            expected = fault if isinstance(fault, Exception) else RuntimeError(repr(fault))
+            self.refuse(fault if isinstance(fault, Refusal) else Refusal("INTERNAL", told(expected, "").message))
+        elif not self._gone:
+            self._gone = True
+            if not self._begun:
+                self._stream.head(HEAD)
+            self._stream.end(OK)
+
+
+def _wake(waiting: asyncio.Future[None] | None) -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(None)

@@ -1,0 +1,110 @@
+"""A call of one message in and one out; where its answer is there at once it takes neither a task nor a turn."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from dragoman.core.eager import Start
+from dragoman.protocols.wire import Buffer, GrpcRequest
+from dragoman.transports.grpc_calls import Refusal, Reply, UnaryHandler, parts_of, told
+from dragoman.transports.grpc_own.call import Call, House
+from dragoman.transports.grpc_own.head import CallHead
+from dragoman.transports.grpc_own.messages import Messages, prefix
+from dragoman.transports.grpc_own.status import HEAD, OK
+from dragoman.transports.http2.stream import Stream
+
+log = logging.getLogger("dragoman.grpc")
+
+_unpack = prefix.unpack_from
+_pack = prefix.pack
+
+
+class UnaryCall(Call):
+    """It starts once its message is whole and the client has said all."""
+
+    __slots__ = ("_message",)
+
+    def __init__(self, house: House, stream: Stream, head: CallHead) -> None:
+        super().__init__(house, stream, head)
+        self._message: Buffer | None = None
+        self._began_s = house.loop.time()
+
+    def receive(self, data: bytes | memoryview, at: int, stop: int, ended: bool) -> None:
+        if ended and self._messages is None and stop - at >= 5:
+            flag, length = _unpack(data, at)
+            if flag == 0 and length == stop - at - 5 and length <= self._house.limits.max_body_bytes:
+                if not self._gone:
+                    self._start(bytes(data[at + 5 : stop]))  # the whole message in one piece, as small ones come
+                return
+        super().receive(data, at, stop, ended)
+
+    def _fed(self, messages: Messages, begun: bool) -> None:
+        self.heard(messages)
+
+    def heard(self, messages: Messages) -> None:
+        if len(messages.ready) + messages.begun > 1:
+            raise Refusal("INTERNAL", "expected one message, got more")
+        if messages.awaited:
+            self._stream.expect(messages.awaited)
+
+    def heard_all(self) -> None:
+        messages = self._messages
+        if self._gone:
+            return
+        if messages is None or not messages.ready or messages.begun:
+            raise Refusal("INTERNAL", "expected one message, got none that is whole")
+        flag, message = messages.ready.popleft()
+        if flag:
+            self._begin(self._answer_packed(message))
+        else:
+            self._start(message)
+
+    def late(self) -> bool:
+        return True
+
+    # --- the answer ----------------------------------------------------------------------------------------------
+
+    def _start(self, message: Buffer) -> None:
+        handler = self.head.handler
+        assert isinstance(handler, UnaryHandler)
+        self._begin(handler.answer(GrpcRequest(message, self.head.metadata, self.deadline_s)))
+
+    async def _answer_packed(self, packed: Buffer) -> Reply:
+        handler = self.head.handler
+        assert isinstance(handler, UnaryHandler)
+        message = await self.unpacked(packed)
+        return await handler.answer(GrpcRequest(message, self.head.metadata, self.deadline_s))
+
+    def _begin(self, answering: Coroutine[Any, Any, Reply]) -> None:
+        start = Start(answering, self._house.loop)
+        if start.task is not None:
+            self.run(start.task)
+            return
+        self._send(start.result, start.fault)
+        self._leave()
+
+    def finish(self, task: asyncio.Task[Any]) -> None:
+        fault = task.exception()
+        self._send(None if fault is not None else task.result(), fault)
+
+    def _send(self, reply: Reply | None, fault: BaseException | None) -> None:
+        if fault is not None or reply is None:
+            self.refuse(fault if isinstance(fault, Refusal) else _unexpected(fault))
+            return
+        if self._gone:
+            return
+        self._gone = True
+        if isinstance(reply, bytes):
+            size = len(reply)
+            self._stream.answer(HEAD, (_pack(0, size), reply), size + 5, OK)
+            return
+        parts = [memoryview(part).cast("B") for part in parts_of(reply)]
+        size = sum(map(len, parts))
+        self._stream.answer(HEAD, (_pack(0, size), *parts), size + 5, OK)
+
+
+def _unexpected(fault: BaseException | None) -> Refusal:
+    """A fault that no handler should let through."""
+    found = told(fault if isinstance(fault, Exception) else RuntimeError(repr(fault)), "")
+    return Refusal("INTERNAL", found.message)
