@@ -16,6 +16,7 @@ from dragoman.core.tensor import NONE, Parameters, Tensor, object_array
 from dragoman.payload.policy import Buffer, Policy
 
 _LENGTH = struct.Struct("<I")
+_SMALL = 1024  # bytes up to which a copy is made sooner than a view
 _FEW = 16  # elements below which a plain loop is the fastest
 # Elements are joined in portions, since no other thread runs while Python joins.
 _PORTION = 1 << 14
@@ -25,9 +26,8 @@ def check_shape(shape: Sequence[int], where: str, policy: Policy, datatype: Data
     """The number of elements of a tensor's shape, computed without overflow; InvalidInput where it is out of bounds."""
     if len(shape) > policy.max_rank:
         raise InvalidInput(f"{where}: expected at most {policy.max_rank} axes, got {len(shape)}")
-    for n in shape:
-        if not 0 <= n < 1 << 63:
-            raise InvalidInput(f"{where}: expected a shape of integers from 0 to 2^63-1, got {list(shape)}")
+    if shape and not (min(shape) >= 0 and max(shape) < 1 << 63):
+        raise InvalidInput(f"{where}: expected a shape of integers from 0 to 2^63-1, got {list(shape)}")
     count = math.prod(shape)
     most = min(policy.max_elements, policy.max_bytes_elements) if datatype is BYTES else policy.max_elements
     if count > most:
@@ -39,7 +39,7 @@ def check_shape(shape: Sequence[int], where: str, policy: Policy, datatype: Data
 def shaped(array: Array, shape: Sequence[int], where: str) -> Array:
     """The read-only array in its shape, whose element count is known to fit."""
     try:
-        array = array.reshape(tuple(shape))
+        array = array.reshape(shape)
     except ValueError as fault:  # e.g. [0, 2^62, 4]: no elements, yet beyond what an address can count
         raise InvalidInput(f"{where}: shape {list(shape)} is too large") from fault
     array.flags.writeable = False
@@ -117,14 +117,14 @@ def _split_bytes(raw: Buffer, count: int, where: str) -> list[bytes]:
 
 
 def raw_from_tensor(tensor: Tensor) -> Buffer:
-    """The bytes of a tensor as the binary and raw forms carry them; a view of the array where it is contiguous."""
+    """The bytes of a tensor as the binary and raw forms carry them; a view of an array that is large and contiguous."""
     if tensor.datatype is BYTES:
         joined = bytearray()
         for portion in portions(tensor, _PORTION):
             joined += _with_lengths(portion)
         return memoryview(joined)
-    if not tensor.data.size:
-        return b""
+    if tensor.data.nbytes <= _SMALL:
+        return tensor.data.tobytes()
     flat = np.ascontiguousarray(tensor.data).reshape(-1)
     return flat.view(np.uint8).data
 
