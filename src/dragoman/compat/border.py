@@ -17,7 +17,7 @@ def request_of(request: Request[Inference], types: ModuleType) -> Any:
     call = request.call
     assert isinstance(call, Infer)
     told = {**call.parameters, **({"headers": dict(request.metadata)} if request.metadata else {})}
-    outputs = [types.RequestOutput(name=name) for name in call.outputs] or None
+    outputs = [_wanted(name, call.content_types.get(name), types) for name in call.outputs] or None
     parameters = types.Parameters(**told) if told else None
     inputs = [_input(name, tensor, types) for name, tensor in call.inputs.items()]
     return types.InferenceRequest(
@@ -59,6 +59,12 @@ def _input(name: str, tensor: Tensor, types: ModuleType) -> Any:
         parameters=dict(tensor.parameters) or None,
         data=types.TensorData(elements(tensor)),
     )
+
+
+def _wanted(name: str, content_type: str | None, types: ModuleType) -> Any:
+    if content_type is None:
+        return types.RequestOutput(name=name)
+    return types.RequestOutput(name=name, parameters=types.Parameters(content_type=content_type))
 
 
 def _tensor(output: Any) -> Tensor:

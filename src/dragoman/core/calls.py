@@ -60,6 +60,7 @@ class Infer(ModelCall[Inference]):
 
     `raw`, in place of inputs, are the bytes of the one input that the model has; `positional`, likewise, are the
     inputs in the model's order. `bind` makes named tensors of either. `config` is what a simulator is configured by.
+    `content_types` says, by the name of an output, which codec shall write it; the others are as the model gives them.
     """
 
     inputs: Tensors
@@ -68,11 +69,12 @@ class Infer(ModelCall[Inference]):
     raw: bytes | None = None
     positional: tuple[Tensor, ...] | None = None
     config: Config = NONE
+    content_types: Mapping[str, Any] = NONE
 
     def __reduce__(self) -> tuple[type["Infer"], tuple[Any, ...]]:
-        if self.config is NONE:
+        if self.config is NONE and not self.content_types:
             return Infer, (self.inputs, self.outputs, self.parameters)
-        return Infer, (self.inputs, self.outputs, self.parameters, None, None, self.config)
+        return Infer, (self.inputs, self.outputs, self.parameters, None, None, self.config, self.content_types)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,10 @@ def _parameters_key(parameters: Parameters) -> Key:
 def mergeable(call: Infer, metadata: Mapping[str, str] | None = None) -> bool:
     """Whether all inputs of a call have the same number of rows; `bind` sees to it, except before a codec.
 
-    One with metadata goes alone: what came with a caller reaches the answer of no other.
+    One with metadata goes alone: what came with a caller reaches the answer of no other. So does one whose caller
+    wants outputs written his own way.
     """
-    if metadata:
+    if metadata or call.content_types:
         return False
     shapes = {t.data.shape[:1] for t in call.inputs.values()}
     return len(shapes) == 1 and () not in shapes

@@ -1,7 +1,7 @@
 """What the Open Inference Protocol says the same over REST and gRPC: its extensions and their parameters."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -44,6 +44,18 @@ def check_counts(call: Infer, policy: Policy) -> Infer:
         if count > policy.max_tensors:
             raise InvalidInput(f"'{what}': expected at most {policy.max_tensors}, got {count}")
     return call
+
+
+def content_types(outputs: Iterable[tuple[str, Parameters]]) -> dict[str, str]:
+    """The content types of requested outputs that name one; InvalidInput where that is no text."""
+    found = {}
+    for name, parameters in outputs:
+        wanted = parameters.get("content_type", "")
+        if not isinstance(wanted, str):
+            raise InvalidInput(f"output '{name}': parameter 'content_type' expects a name, got {wanted!r}")
+        if wanted:
+            found[name] = wanted
+    return found
 
 
 def classes_wanted(parameters: Parameters, name: str) -> int:

@@ -16,7 +16,7 @@ from dragoman.payload.body import (
     told_parameters,
 )
 from dragoman.payload.json_data import PARSER_FAULTS, told
-from dragoman.protocols.oip import check_counts, classes_wanted, deadline_s
+from dragoman.protocols.oip import check_counts, classes_wanted, content_types, deadline_s
 from dragoman.protocols.wire import HttpRequest, Policy
 
 
@@ -63,7 +63,9 @@ def read_infer(http: HttpRequest, policy: Policy) -> tuple[Request[Inference], W
             raise InvalidInput(f"{fault.message}; {hint}") from fault
         raise
     wanted = _wanted(body.id, body.parameters.pop("binary_data_output", False), body.outputs)
-    call = Infer(body.inputs, tuple(o.name for o in body.outputs), body.parameters)
+    names = tuple(o.name for o in body.outputs)
+    types = content_types((o.name, told_parameters(o.parameters)) for o in body.outputs if o.parameters)
+    call = Infer(body.inputs, names, body.parameters, content_types=types)
     deadline = deadline_s(body.parameters)
     metadata = policy.forwarded(http.headers) if policy.forward_headers else {}
     return Request(check_counts(call, policy), *address(http), body.id or "", deadline, metadata), wanted

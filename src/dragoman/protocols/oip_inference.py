@@ -48,7 +48,8 @@ def read_infer(request: GrpcRequest, policy: Policy) -> tuple[Request[Inference]
     parameters = read_parameters(message.parameters, "")
     final = _wants_final(parameters)
     classes = _classes(message.outputs)
-    call = Infer(_inputs(message, policy), tuple(classes), parameters)
+    types = oip.content_types((o.name, read_parameters(o.parameters, "")) for o in message.outputs if o.parameters)
+    call = Infer(_inputs(message, policy), tuple(classes), parameters, content_types=types)
     form = Form(
         id=message.id,
         model=model,

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from dragoman import plugins
 from dragoman.core.binding import check_tensor
 from dragoman.core.calls import ApplyHessian, ApplyJacobian, Gradient, Infer, Inference
 from dragoman.core.datatypes import FP64
@@ -43,7 +44,11 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
     for name in wanted:
         if name not in tensors:
             raise _missing(name, named, signature)
-    return Inference(tensors, parameters, metadata)
+    answer = Inference(tensors, parameters, metadata)
+    if call.content_types:
+        written: Inference = plugins.resolve("dragoman.codecs.wanted:as_wanted")(answer, call.content_types)
+        return written
+    return answer
 
 
 def derivative(result: Any, call: Gradient | ApplyJacobian | ApplyHessian, signature: Signature) -> Tensor:

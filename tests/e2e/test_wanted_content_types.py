@@ -1,0 +1,85 @@
+"""A request may say in which content type it wants an output, over REST and gRPC."""
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+import tritonclient.grpc as triton_grpc
+
+from e2e.served import Served, serving
+
+MODEL = """
+import numpy as np
+import dragoman
+from datetime import datetime
+
+
+class Mixed(dragoman.Model):
+    def infer(self, call):
+        return {
+            "numbers": np.array([1.5, 2.5]),
+            "words": np.array(["to", "be"], dtype=object),
+            "blobs": np.array([b"\\xff\\x00", b"ok"], dtype=object),
+        }
+
+
+@dragoman.model
+def day() -> list[datetime]:
+    return [datetime(2020, 1, 2)]
+"""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("wanted")
+    (folder / "wanted_models.py").write_text(MODEL)
+    names = [str(folder / f"wanted_models.py:{name}") for name in ("Mixed", "day")]
+    with serving(*names, "--placement", "inline") as server:
+        yield server
+
+
+def ask(served: Served, *outputs: tuple[str, Any], model: str = "Mixed") -> requests.Response:
+    wanted = [{"name": name, "parameters": {"content_type": kind}} for name, kind in outputs]
+    body = {"inputs": [], "outputs": wanted}
+    return requests.post(f"http://{served.url}/v2/models/{model}/infer", json=body, timeout=30)
+
+
+def test_an_output_is_written_as_it_is_asked_for(served: Served) -> None:
+    numbers, words, blobs = ask(served, ("numbers", "np"), ("words", "str"), ("blobs", "base64")).json()["outputs"]
+    assert (numbers["shape"], numbers["parameters"]["content_type"], numbers["data"]) == ([2, 1], "np", [1.5, 2.5])
+    assert (words["parameters"], words["data"]) == ({"content_type": "str"}, ["to", "be"])
+    assert [base64.b64decode(e) for e in blobs["data"]] == [b"\xff\x00", b"ok"]
+    assert blobs["parameters"] == {"content_type": "base64"}
+
+
+def test_what_has_a_content_type_may_become_another(served: Served) -> None:
+    name = requests.get(f"http://{served.url}/v2/models/day", timeout=30).json()["outputs"][0]["name"]
+    (output,) = ask(served, (name, "datetime"), model="day").json()["outputs"]
+    assert (output["parameters"]["content_type"], output["data"]) == ("datetime", ["2020-01-02T00:00:00"])
+
+
+@pytest.mark.parametrize(
+    ("output", "kind", "told"),
+    [
+        ("numbers", "nope", "output 'numbers': content type 'nope' is not known"),
+        ("numbers", "datetime", "output 'numbers': content type 'datetime' has no form for FP64 [2]"),
+        ("numbers", 7, "output 'numbers': parameter 'content_type' expects a name, got 7"),
+        ("else", "np", "unexpected inference output 'else'"),
+    ],
+)
+def test_what_cannot_be_is_the_callers_fault(served: Served, output: str, kind: Any, told: str) -> None:
+    got = ask(served, (output, kind))
+    assert got.status_code == 400
+    assert told in got.json()["error"]
+
+
+def test_over_grpc(served: Served) -> None:
+    client = triton_grpc.InferenceServerClient(served.grpc_url)
+    wanted = triton_grpc.InferRequestedOutput("numbers")
+    wanted._output.parameters["content_type"].string_param = "np"
+    got = client.infer("Mixed", [], outputs=[wanted])
+    np.testing.assert_array_equal(got.as_numpy("numbers"), [[1.5], [2.5]])
+    client.close()
