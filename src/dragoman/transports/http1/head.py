@@ -83,8 +83,11 @@ class Reading:
         """What was read, once all of it is there. Raises HttpFault 400."""
         if not self._complete:
             raise not_http()
-        method, http10 = self._parser.get_method().decode("latin-1"), self._parser.get_http_version() == "1.0"
+        method, version = self._parser.get_method().decode("latin-1"), self._parser.get_http_version()
+        http10 = version == "1.0"
         headers = _merged(self._headers)
+        if not http10 and version != "1.1":
+            raise not_http(f"version {version}")
         if method == "CONNECT":
             raise not_http("this is no proxy")
         if not http10 and "host" not in headers:

@@ -1,0 +1,335 @@
+"""Bytes become requests, however they are cut; what is no request is refused, and nothing hangs or breaks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dragoman.protocols.wire import HttpProtocol, HttpRequest, HttpResponse, Route, json_response
+from dragoman.transports.application import Application
+from dragoman.transports.http1.head import CHUNKED
+from dragoman.transports.http1.incoming import Asked, Continue, Desk, Incoming, Refused
+from dragoman.transports.limits import Limits
+
+
+def _nothing(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(200)
+
+
+def _error(fault: Any) -> HttpResponse:
+    return json_response({"error": str(fault)}, getattr(fault, "status", 500))
+
+
+TABLE = HttpProtocol("test", (Route("POST", "/a/{b}", _nothing), Route("GET", "/a", _nothing)), _error)
+LIMITS = Limits(max_body_bytes=10_000, max_header_bytes=1000, max_headers=10, max_bodies_bytes=50_000)
+
+
+def desk(limits: Limits = LIMITS) -> Desk:
+    engine: Any = None  # nothing is asked of it
+    return Desk(Application(engine, (TABLE,), limits))
+
+
+@dataclass(frozen=True)
+class Told:
+    """An arrival, as far as it matters."""
+
+    kind: str
+    path: str = ""
+    body: bytes = b""
+    fault: str = ""
+
+
+def told(incoming: Incoming) -> list[Told]:
+    """All that has arrived; bodies are given back, as when they have been answered."""
+    found: list[Told] = []
+    while (arrival := incoming.next()) is not None:
+        match arrival:
+            case Asked(head, body):
+                found.append(Told("asked", f"{head.method} {head.path}?{head.query}", bytes(body)))
+                incoming._desk.bodies.give_back(len(body))
+            case Refused(head, fault, fatal):
+                found.append(Told("fatal" if fatal else "refused", fault=f"{fault.status} {fault.message}"))
+                if fatal:
+                    incoming.drop()
+                    return found
+            case Continue():
+                found.append(Told("continue"))
+    return found
+
+
+def put(pieces: Sequence[bytes], incoming: Incoming | None = None, direct: bool = False) -> list[Told]:
+    """What arrives where the bytes come in these pieces; `direct` as a transport reads them, else as they are."""
+    incoming = incoming or Incoming(desk())
+    found: list[Told] = []
+    for piece in pieces:
+        while piece:
+            if direct:
+                room = incoming.room()
+                count = min(len(room), len(piece))
+                room[:count] = piece[:count]
+                incoming.came(count)
+                piece = piece[count:]
+            else:
+                incoming.put(piece)
+                piece = b""
+            found += told(incoming)
+            if found and found[-1].kind == "fatal":
+                return found
+    return found
+
+
+def one(raw: bytes) -> Told:
+    (found,) = put([raw])
+    return found
+
+
+def head(method: str = "POST", path: str = "/a/b", **fields: object) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "host: x", *(f"{n.replace('_', '-')}: {v}" for n, v in fields.items())]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def with_length(body: bytes, path: str = "/a/b") -> bytes:
+    return head(path=path, content_length=len(body)) + body
+
+
+def in_chunks(parts: Sequence[bytes], extension: bytes = b"", trailer: bytes = b"") -> bytes:
+    chunks = [b"%X%b\r\n%b\r\n" % (len(p), extension, p) for p in parts if p]
+    return head(transfer_encoding="chunked") + b"".join(chunks) + b"0\r\n" + trailer + b"\r\n"
+
+
+# --- however it is cut ---------------------------------------------------------------------------------------------
+
+BODIES = st.one_of(st.binary(max_size=60), st.integers(0, 3000).map(lambda n: bytes(n)))
+REQUESTS = st.one_of(
+    st.just(head("GET", "/a?q=1")),
+    st.just(head("GET", "/nowhere")),
+    st.just(b"\r\n" + head("GET", "http://x:80/a")),
+    BODIES.map(with_length),
+    BODIES.map(lambda body: with_length(body, "/nowhere")),
+    st.lists(st.binary(min_size=1, max_size=40), max_size=5).map(in_chunks),
+    st.lists(st.binary(min_size=1, max_size=40), max_size=3).map(
+        lambda parts: in_chunks(parts, b";a=b", b"x: y\r\nz: 1\r\n")
+    ),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(REQUESTS, min_size=1, max_size=6), st.data(), st.booleans())
+def test_a_stream_of_requests_is_the_same_however_it_is_cut(
+    raws: list[bytes], data: st.DataObject, direct: bool
+) -> None:
+    raw = b"".join(raws)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=12)))
+    pieces = [raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
+    whole = [found for each in raws for found in put([each])]
+    incoming = Incoming(desk())
+    assert put(pieces, incoming, direct) == whole
+    assert len(whole) == len(raws)
+    assert (incoming.waiting, incoming.held, incoming.in_body) == (0, 0, False)
+
+
+def test_a_stream_of_requests_byte_by_byte() -> None:
+    raw = with_length(b"abc") + in_chunks([b"de", b"f"], trailer=b"a: b\r\n") + head("GET", "/a") + with_length(b"")
+    assert put([bytes([byte]) for byte in raw]) == put([raw])
+    assert [found.body for found in put([raw])] == [b"abc", b"def", b"", b""]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of(st.binary(max_size=50), REQUESTS), max_size=4), st.lists(st.binary(max_size=20), max_size=3))
+def test_garbage_is_refused_or_waited_for(raws: list[bytes], more: list[bytes]) -> None:
+    shared = desk()
+    incoming = Incoming(shared)
+    for found in put([*raws, *more], incoming):
+        if found.kind in ("fatal", "refused"):
+            assert found.fault[:3] in ("400", "404", "405", "413", "431", "503")
+    assert incoming.waiting <= LIMITS.max_header_bytes + 5000
+    incoming.drop()
+    shared.bodies.take(LIMITS.max_bodies_bytes)  # all of it is there again
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_request_with_a_few_bytes_changed(data: st.DataObject) -> None:
+    raw = bytearray(data.draw(REQUESTS) + head("GET", "/a"))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(raw) - 1))
+        raw[at : at + data.draw(st.integers(0, 3))] = data.draw(
+            st.sampled_from([b"", b"\n", b"\r", b"\0", b" ", b"9", b":"])
+        )
+    for found in put([bytes(raw)]):
+        assert found.kind in ("asked", "continue") or found.fault[:3] in ("400", "404", "405", "413", "431")
+
+
+# --- what is not let in --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"POST /a/b HTTP/1.1\nhost: x\n\n",
+        b"POST /a/b HTTP/1.1\r\nhost: x\ncontent-length: 1\r\n\r\na",
+        b"POST /a/b HTTP/1.1\r\nhost: x\r\n folded\r\n\r\n",
+        b"POST /a/b HTTP/1.1\r\nhost: x\r\nname : value\r\n\r\n",
+        b"POST /a/b HTTP/1.1\r\nhost: x\r\n: value\r\n\r\n",
+        b"POST /a/b HTTP/1.1\r\nhost: x\r\nx: a\x00b\r\n\r\n",
+        b"POST /a/b HTTP/1.1\r\nhost: x\r\nx: a\rb\r\n\r\n",
+        b"POST /a/b HTTP/1.1\r\n\r\n",
+        b"POST /a/b HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n",
+        b"POST a/b HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"POST /a b HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"POST /a/b HTTP/2.0\r\nhost: x\r\n\r\n",
+        b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n",
+        head(content_length="1", Content_Length="1"),
+        head(content_length="1", Content_Length="2"),
+        head(content_length="1, 1"),
+        head(content_length="+1"),
+        head(content_length="-1"),
+        head(content_length="0x1"),
+        head(content_length="1 1"),
+        head(content_length="9" * 30),
+        head(content_length="٣").replace("٣".encode(), b"\xd9\xa3"),
+        head(content_length="1", transfer_encoding="chunked"),
+        head(transfer_encoding="chunked", content_length="1"),
+        head(transfer_encoding="gzip, chunked"),
+        head(transfer_encoding="chunked, chunked"),
+        head(transfer_encoding="identity"),
+        head(transfer_encoding="xchunked"),
+        b"POST /a/b HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    ],
+)
+def test_what_may_be_understood_in_two_ways_is_refused(raw: bytes) -> None:
+    found = one(raw)
+    assert (found.kind, found.fault[:3]) == ("fatal", "400"), found
+    assert "not valid HTTP/1.1" in found.fault
+
+
+@pytest.mark.parametrize(
+    "coded",
+    [
+        b"g\r\n",
+        b"-1\r\na\r\n",
+        b"+1\r\na\r\n",
+        b"0x1\r\na\r\n",
+        b" 1\r\na\r\n",
+        b"\r\n",
+        b"1\na\r\n",
+        b"1\ra\r\n",
+        b"1\r\nab\r\n",
+        b"1\r\na\nb\r\n",
+        b"1;\x00\r\na\r\n",
+        b"1" * 16 + b"\r\n",
+        b"1;" + b"x" * 5000,
+        b"0\r\nno colon\r\n\r\n",
+        b"0\r\n x: folded\r\n\r\n",
+        b"0\r\n" + b"x: y\r\n" * 4000,
+        b"1;" + b"x" * 2000 + b"\r\na\r\n" + (b"1;" + b"x" * 2000 + b"\r\na\r\n") * 100,
+    ],
+)
+def test_chunks_that_are_none(coded: bytes) -> None:
+    found = put([head(transfer_encoding="chunked"), coded])
+    assert [(f.kind, f.fault[:3]) for f in found] == [("fatal", "400")]
+
+
+def test_chunks_without_end_are_too_large() -> None:
+    found = put([head(transfer_encoding="chunked"), *[b"400\r\n" + bytes(1024) + b"\r\n"] * 20])
+    assert found == [Told("fatal", fault="413 the body is larger than the limit of 10000 bytes")]
+
+
+@pytest.mark.parametrize("size", [10_001, 10**17])
+def test_a_length_beyond_the_limit_is_refused_before_anything_is_set_aside(size: int) -> None:
+    found = one(head(content_length=size))
+    assert (found.kind, found.fault[:3]) == ("fatal", "413")
+
+
+def test_heads_have_bounds() -> None:
+    many: dict[str, Any] = {f"x{i}": 1 for i in range(10)}
+    assert one(head(**many)).fault == "431 the request head has more than 10 fields"
+    assert one(head(x="y" * 1000)).fault == "431 the request head is larger than the limit of 1000 bytes"
+    assert one(b"GET /a HTTP/1.1\r\nx: " + b"y" * 1000).fault.startswith("431")
+    assert put([b"GET /a HTTP/1.1\r\nx: ", *[b"y" * 100] * 10])[-1].fault.startswith("431")
+    assert put([b"\r\n" * 400 + b"\r"]) == []
+    assert put([b"\r\n" * 600])[-1].kind == "fatal"
+
+
+def test_bodies_count_against_what_all_may_take() -> None:
+    shared = desk(Limits(max_bodies_bytes=1000))
+    first, second = Incoming(shared), Incoming(shared)
+    assert put([head(content_length=900), bytes(800)], first) == []
+    assert first.held == 800
+    assert put([with_length(bytes(300))], second)[-1].fault.startswith("503")
+    found = put([head(transfer_encoding="chunked") + b"fff\r\n" + bytes(300)], Incoming(shared))
+    assert found[-1].fault.startswith("503")
+    first.drop()
+    assert put([with_length(bytes(300))], Incoming(shared))[-1].kind == "asked"
+
+
+def test_large_bodies_grow_into_place() -> None:
+    size = (1 << 20) * 5 + 17
+    body = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    limits = Limits(max_body_bytes=size)
+    for direct in (True, False):
+        pieces = [head(content_length=size), *(body[i : i + 99_991] for i in range(0, size, 99_991))]
+        (found,) = put(pieces, Incoming(desk(limits)), direct)
+        assert found.body == body
+
+
+# --- what is let in ------------------------------------------------------------------------------------------------
+
+
+def test_what_a_head_tells() -> None:
+    found = desk().heads.read(
+        b"POST /a/%62?x=%20 HTTP/1.1\r\nHost: x\r\nACCEPT: a\r\nAccept:  b \r\nTransfer-Encoding: CHUNKED\r\n"
+        b"Expect: 100-Continue\r\nConnection: Upgrade, close\r\nUpgrade: h2c\r\n\r\n"
+    )
+    assert (found.method, found.path, found.query) == ("POST", "/a/b", "x=%20")
+    assert found.match is not None
+    assert found.match.params == {"b": "b"}
+    assert found.headers["accept"] == "a, b"
+    assert (found.length, found.expects_continue, found.keep_alive) == (CHUNKED, True, False)
+
+
+@pytest.mark.parametrize(
+    ("version", "connection", "kept"),
+    [("1.1", "", True), ("1.1", "close", False), ("1.0", "", False), ("1.0", "keep-alive", True)],
+)
+def test_connections_are_kept_where_that_is_wanted(version: str, connection: str, kept: bool) -> None:
+    line = f"connection: {connection}\r\n" if connection else ""
+    found = desk().heads.read(f"GET /a HTTP/{version}\r\nhost: x\r\n{line}\r\n".encode())
+    assert found.keep_alive is kept
+
+
+def test_heads_with_secrets_are_not_kept() -> None:
+    heads = desk().heads
+    for secret in ("authorization", "cookie"):
+        raw = head("GET", "/a", **{secret: "s3"})
+        heads.read(raw)
+        assert heads.known(raw) is None
+    heads.read(head("GET", "/a"))
+    assert heads.known(head("GET", "/a")) is not None
+
+
+def test_known_heads_have_a_bound() -> None:
+    heads = desk().heads
+    for i in range(2000):
+        heads.read(head("GET", "/a", x=i))
+    assert len(heads._known) <= 512
+
+
+def test_who_waits_for_word_is_told_once() -> None:
+    incoming = Incoming(desk())
+    assert put([head(content_length=3, expect="100-continue")], incoming) == [Told("continue")]
+    assert put([b"a", b"bc"], incoming) == [Told("asked", "POST /a/b?", b"abc")]
+    assert put([head(content_length=3, expect="100-continue") + b"abc"])[0].kind == "asked"
+    assert one(head(path="/nowhere", content_length=3, expect="100-continue")).kind == "fatal"
+    assert one(head(content_length=10_001, expect="100-continue")).fault.startswith("413")
+
+
+def test_a_body_for_nobody_is_passed_over_unless_it_is_long() -> None:
+    raw = with_length(bytes(5000), "/nowhere") + head("GET", "/a")
+    assert [found.kind for found in put([raw[:100], raw[100:5000], raw[5000:]])] == ["refused", "asked"]
+    assert one(head(path="/nowhere", content_length=1 << 21)).kind == "fatal"
+    assert one(head(path="/nowhere", transfer_encoding="chunked")).kind == "fatal"
+    assert one(head("DELETE", "/a")).fault.startswith("405")
