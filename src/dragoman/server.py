@@ -101,12 +101,18 @@ class Server:
             self._http = http_server(self.engine, http, limits=limits(settings), tls=tls, kind=kind)
             self.http_ports = await self._http.start(_addresses(settings))
         if grpc and settings.grpc_port >= 0:
+            self._grpc = self._grpc_server(grpc)
+            self.grpc_port = await self._grpc.start(settings.host, settings.grpc_port)
+
+    def _grpc_server(self, tables: Sequence[Any]) -> Any:
+        settings = self.settings
+        if settings.grpc_server == "grpcio":
             from dragoman.transports.grpc import GrpcServer
 
-            self._grpc = GrpcServer(
-                self.engine, grpc, max_message_bytes=settings.max_body_bytes, tls=_tls_bytes(settings)
-            )
-            self.grpc_port = await self._grpc.start(settings.host, settings.grpc_port)
+            return GrpcServer(self.engine, tables, max_message_bytes=settings.max_body_bytes, tls=_tls_bytes(settings))
+        from dragoman.transports.grpc_own.server import OwnGrpcServer
+
+        return OwnGrpcServer(self.engine, tables, limits=limits(settings), tls=_tls_context(settings))
 
     async def stop(self, grace_s: float) -> None:
         """Be not ready, finish what is under way for at most `grace_s` seconds in all, then stop."""

@@ -40,6 +40,9 @@ class Settings:
     http_server: Literal["own", "uvicorn"] = _setting(
         "own", "what serves HTTP: own, which is the fastest, or uvicorn", "addresses"
     )
+    grpc_server: Literal["own", "grpcio"] = _setting(
+        "own", "what serves gRPC: own, or grpcio for its C library", "addresses"
+    )
     umbridge_port: int = _setting(
         -1,
         "further port of HTTP, for clients that look for UM-Bridge at 4242; 0 picks a free one, -1: none",
