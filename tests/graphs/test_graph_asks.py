@@ -1,0 +1,269 @@
+"""Which nodes a graph asks, and when: no more than are needed, independent ones at the same time."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed, NotSupported
+from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors
+from dragoman.graphs.graph import Graph
+from graphs.parts import Ridge
+
+
+def asked(*ridges: Ridge) -> list[dict[str, int]]:
+    found = [dict(ridge.asked) for ridge in ridges]
+    for ridge in ridges:
+        ridge.asked.clear()
+    return found
+
+
+def test_nodes_off_the_way_are_not_asked() -> None:
+    first, second, other = (Ridge([2], [2], ["sin"], seed) for seed in range(3))
+    g = Graph()
+    x, y = g.input("x"), g.input("y", 2)
+    u = g.add(first, "first")(x)
+    g.output(g.add(second, "second")(u), "through")
+    g.add(other, "other")(u)  # leads nowhere
+    g.output(g.exp(y), "apart")
+    graph = g.build()
+    at, one = [np.ones(2), np.ones(2)], np.ones(2)
+    graph.evaluate(at, {})
+    assert asked(first, second, other) == [{"evaluate": 1}, {"evaluate": 1}, {}]
+    graph.gradient(0, 0, at, one, {})
+    assert asked(first, second, other) == [{"evaluate": 1, "gradient": 1}, {"gradient": 1}, {}]
+    graph.apply_jacobian(0, 0, at, one, {})
+    assert asked(first, second, other) == [{"evaluate": 1, "apply_jacobian": 1}, {"apply_jacobian": 1}, {}]
+    graph.apply_hessian(0, 0, 0, at, one, one, {})
+    wanted = {"evaluate": 1, "apply_jacobian": 1, "gradient": 1, "apply_hessian": 1}
+    assert asked(first, second, other) == [wanted, {"gradient": 1, "apply_hessian": 1}, {}]
+    for o, i in ((0, 1), (1, 0)):  # no way leads from the one to the other
+        assert not graph.gradient(o, i, at, one, {}).any()
+        assert not graph.apply_jacobian(o, i, at, one, {}).any()
+        assert not graph.apply_hessian(o, 0, i, at, one, one, {}).any()
+    assert asked(first, second, other) == [{}, {}, {}]
+
+
+def test_an_affine_end_needs_no_evaluation_of_what_is_before_it() -> None:
+    ridge = Ridge([2], [3], ["sin"], 1)
+    g = Graph()
+    x = g.input("x")
+    g.output(np.ones((1, 3)) @ g.add(ridge)(x) + g.gaussian_logpdf(x))
+    graph = g.build()
+    graph.gradient(0, 0, [np.ones(2)], np.ones(1), {})
+    assert asked(ridge) == [{"gradient": 1}]
+    graph.apply_hessian(0, 0, 0, [np.ones(2)], np.ones(1), np.ones(2), {})
+    assert asked(ridge) == [{"apply_hessian": 1}]
+
+
+class Doubles(VectorFunction):
+    """y = 2 x, without ApplyHessian; `meets` other nodes in the middle of a call."""
+
+    def __init__(self, meeting: threading.Barrier | None = None) -> None:
+        self.meeting = meeting
+
+    def input_sizes(self, config: Config) -> Sequence[int]:
+        return [config.get("size", 2)]
+
+    def output_sizes(self, config: Config) -> Sequence[int]:
+        return [config.get("size", 2)]
+
+    def evaluate(self, inputs: Vectors, config: Config) -> Any:
+        self._meet()
+        return 2 * inputs[0]
+
+    def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
+        self._meet()
+        return 2 * sens
+
+    def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
+        self._meet()
+        return 2 * vec
+
+    def _meet(self) -> None:
+        if self.meeting is not None:
+            self.meeting.wait(20)
+
+
+@pytest.mark.parametrize("threads", [4, 1])
+def test_branches_run_at_the_same_time(threads: int) -> None:
+    """Each branch waits in the middle of its call until the other is there too."""
+    meeting = threading.Barrier(2)
+    g = Graph(threads=threads)
+    x = g.input("x")
+    left = g.add(Doubles(meeting), "left")(g.add(Doubles(), "before")(x))
+    right = g.add(Doubles(meeting), "right")(x)
+    g.output(g.sum(left, right))
+    graph = g.build()
+    at, one = [np.ones(2)], np.ones(2)
+    assert graph.evaluate(at, {})[0].tolist() == [6, 6]
+    assert graph.gradient(0, 0, at, one, {}).tolist() == [6, 6]
+    assert graph.apply_jacobian(0, 0, at, one, {}).tolist() == [6, 6]
+    graph.close()
+
+
+def test_a_long_branch_does_not_hold_up_the_steps_of_another() -> None:
+    """The other branch goes through all its steps while the first is in the middle of its only one."""
+    done = threading.Event()
+
+    class Waits(Doubles):
+        def evaluate(self, inputs: Vectors, config: Config) -> Any:
+            assert done.wait(20)
+            return inputs[0]
+
+    class Tells(Doubles):
+        def evaluate(self, inputs: Vectors, config: Config) -> Any:
+            done.set()
+            return inputs[0]
+
+    for turn in range(2):
+        done.clear()
+        g = Graph(threads=2)
+        x = g.input("x")
+        branches = [g.add(Waits())(x), g.add(Tells())(g.add(Doubles())(g.exp(g.add(Doubles())(x))))]
+        g.output(g.sum(*(branches if turn else reversed(branches))))
+        graph = g.build()
+        graph.evaluate([np.ones(2)], {})
+        graph.close()
+
+
+def test_many_calls_share_the_threads() -> None:
+    ridges = [Ridge([2], [2], ["sin"], seed) for seed in range(6)]
+    g = Graph(threads=2)
+    x = g.input("x")
+    g.output(g.sum(*(g.add(ridge)(x) for ridge in ridges)))
+    graph = g.build()
+    points = [np.array([i, 1.0]) for i in range(20)]
+    wanted = [graph.evaluate([p], {})[0] for p in points]
+    found: dict[int, Any] = {}
+
+    def ask(i: int) -> None:
+        found[i] = graph.evaluate([points[i]], {})[0]
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert [found[i].tolist() for i in range(20)] == [w.tolist() for w in wanted]  # to the last bit
+    graph.close()
+
+
+def test_what_a_graph_can_do_follows_from_its_nodes() -> None:
+    g = Graph()
+    x, y = g.input("x"), g.input("y", 2)
+    g.output(g.gaussian_logpdf(g.add(Doubles(), "doubles")(x)), "a")
+    g.output(g.gaussian_logpdf(g.exp(y)), "b")
+    graph = g.build()
+    assert graph.sources() == {"evaluate": "graph", "gradient": "graph", "apply_jacobian": "graph"}
+    at = [np.ones(2), np.ones(2)]
+    assert graph.apply_hessian(1, 1, 1, at, np.ones(1), np.ones(2), {}).shape == (2,)
+    with pytest.raises(NotSupported, match="apply_hessian: node 'doubles' does not support apply_hessian"):
+        graph.apply_hessian(0, 0, 0, at, np.ones(1), np.ones(2), {})
+
+
+def test_a_node_that_is_said_to_be_linear_needs_no_hessian() -> None:
+    g = Graph()
+    x = g.input("x")
+    g.output(g.gaussian_logpdf(g.add(Doubles(), linear=True)(g.square(x))))
+    graph = g.build()
+    assert "apply_hessian" in graph.sources()
+    # -½ |2 x²|²: its second derivative is -24 x².
+    found = graph.apply_hessian(0, 0, 0, [np.array([1.0, 2.0])], np.ones(1), np.ones(2), {})
+    np.testing.assert_allclose(found, [-24, -96])
+
+
+# --- config ----------------------------------------------------------------------------------------------
+
+
+def test_config_reaches_the_nodes_that_it_is_passed_to() -> None:
+    seen: dict[str, Config] = {}
+
+    class Sees(Doubles):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        def evaluate(self, inputs: Vectors, config: Config) -> Any:
+            seen[self.name] = config
+            return inputs[0]
+
+    g = Graph()
+    x = g.input("x")
+    a = g.add(Sees("all"))(x)
+    b = g.add(Sees("fixed"), config={"level": 3})(a)
+    c = g.add(Sees("some"), passes=["size"])(b)
+    g.output(g.add(Sees("none"), config={"size": 2}, passes=())(c[[0, 1]]))
+    graph = g.build()
+    assert list(graph.input_sizes({})) == [2]
+    assert list(graph.input_sizes({"size": 3})) == [3]
+    graph.evaluate([np.ones(3)], {"size": 3, "level": 1})
+    assert seen == {
+        "all": {"size": 3, "level": 1},
+        "fixed": {"size": 3, "level": 3},
+        "some": {"size": 3},
+        "none": {"size": 2},
+    }
+    with pytest.raises(
+        InvalidInput, match=r"node 'select': indices: expected less than 1, the size of its input, got 1"
+    ):
+        graph.input_sizes({"size": 1})
+
+
+# --- faults ----------------------------------------------------------------------------------------------
+
+
+class Answers(Doubles):
+    """Gives, or raises, what one says."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def evaluate(self, inputs: Vectors, config: Config) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    gradient = apply_jacobian = lambda self, *_: self.evaluate((), {})  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("threads", [0, 4])
+@pytest.mark.parametrize(
+    ("answer", "kind", "message"),
+    [
+        (InvalidInput("E must be above 0"), InvalidInput, "node 'bad': E must be above 0"),
+        (ValueError("singular"), ModelFailed, "node 'bad' failed: ValueError: singular"),
+        ([1.0, 2.0, 3.0], InvalidOutput, "node 'bad': output 0: expected 2 numbers, got 3"),
+        (([1.0, 2.0], [3.0]), InvalidOutput, "node 'bad': expected 1 output vectors, got 2"),
+        ("text", InvalidOutput, "node 'bad': output 0: expected real numbers, got str of str128"),
+        (None, InvalidOutput, "node 'bad': output 0: expected real numbers, got NoneType of object"),
+    ],
+)
+def test_a_fault_names_its_node(threads: int, answer: Any, kind: type[Exception], message: str) -> None:
+    g = Graph(threads=threads)
+    x = g.input("x")
+    g.output(g.sum(g.add(Answers(answer), "bad")(x), g.add(Doubles(), "good")(x)))
+    graph = g.build()
+    with pytest.raises(kind) as fault:
+        graph.evaluate([np.ones(2)], {})
+    assert str(fault.value) == message
+    if isinstance(answer, list):
+        with pytest.raises(kind, match="node 'bad': gradient: expected 2 numbers, got 3"):
+            graph.gradient(0, 0, [np.ones(2)], np.ones(2), {})
+    graph.close()
+
+
+def test_a_node_cannot_change_what_others_get() -> None:
+    class Writes(Doubles):
+        def evaluate(self, inputs: Vectors, config: Config) -> Any:
+            inputs[0][0] = 7
+            return inputs[0]
+
+    g = Graph()
+    u = g.exp(g.input("x"))
+    g.output(g.sum(g.add(Writes(), "writes")(u), u))
+    with pytest.raises(ModelFailed, match="node 'writes' failed: ValueError: assignment destination is read-only"):
+        g.build().evaluate([np.ones(2)], {})

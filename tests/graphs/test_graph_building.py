@@ -1,0 +1,187 @@
+"""What a graph must be to make sense, and what one is told where it does not."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dragoman.core.errors import InvalidInput
+from dragoman.graphs.builtin import built_in
+from dragoman.graphs.function import GraphFunction
+from dragoman.graphs.graph import Graph, made_node
+from dragoman.graphs.wiring import Node, wire
+from graphs.parts import Ridge
+
+
+def nodes(**made: Any) -> list[Node]:
+    return [made_node(name, function) for name, function in made.items()]
+
+
+def edge(text: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    (a, i), (b, j) = (part.strip().split(".") for part in text.split("->"))
+    return (a, i), (b, j)
+
+
+def test_what_is_not_said_follows() -> None:
+    made = nodes(a=Ridge([2], [2, 3], ["sin", "sin"], 0), b=Ridge([2, 4], [1], ["sin"], 0))
+    wiring = wire(made, [edge("a.0 -> b.0")])
+    assert wiring.input_names == ("a", "b.1")
+    assert wiring.output_names == ("a.1", "b")
+    graph = GraphFunction(wiring)
+    assert list(graph.input_sizes({})) == [2, 4]
+    assert list(graph.output_sizes({})) == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("edges", "more", "message"),
+    [
+        (["a.0 -> x.0"], {}, "there is no node 'x'; there are 'a', 'b', 'e'"),
+        (["a.2 -> b.0"], {}, "node 'a' has no output '2'; it has 2, counted from 0"),
+        (["a.-1 -> b.0"], {}, "node 'a' has no output '-1'; it has 2, counted from 0"),
+        (["a.0 -> b.y"], {}, "node 'b' has no input 'y'; it has 2, counted from 0"),
+        (
+            ["a.0 -> b.0", "a.0 -> b.0"],
+            {},
+            "node 'b', input 0: it is fed by 'a.0' already, and by 'a.0' too; a node `sum` adds them up",
+        ),
+        (["a.0 -> b.0", "b.0 -> e.0", "e.0 -> a.0"], {}, "the graph has a circle: "),
+        (["a.1 -> b.0"], {}, "node 'b', input 0: expected a vector of 2, got 3 from 'a.1'"),
+        (["a.0 -> b.0", "a.0 -> e.0"], {"inputs": {"x": [("a", "0")]}}, "node 'b', input 1: nothing feeds it"),
+        (
+            [],
+            {"inputs": {"x": [("a", "0"), ("b", "1")]}, "bound": {("b", "0"): [1, 1], ("e", "0"): [1]}},
+            "node 'b', input 1: expected a vector of 4, got 2 from the graph's input 'x'",
+        ),
+        ([], {"bound": {("b", "0"): [1, 1, 1]}}, "node 'b', input 0: expected a vector of 2, got 3 bound to it"),
+        ([], {"sizes": {"x": 3}}, "the graph has no input 'x'; it has 'a', 'b.0', 'b.1', 'e'"),
+        (
+            ["a.0 -> e.0"],
+            {"sizes": {"a": 3}},
+            "node 'a', input 0: expected a vector of 2, got 3 from the graph's input 'a'",
+        ),
+        ([], {}, "node 'e', input 0: its size follows from nothing; say the size of the node, or of the graph's input"),
+        ([], {"inputs": {"x": []}}, "input 'x' of the graph feeds nothing; name the inputs of nodes that it feeds"),
+        ([], {"outputs": {}}, "a graph needs at least one output, got none"),
+        ([], {"outputs": {"y": ("a", "5")}}, "node 'a' has no output '5'; it has 2, counted from 0"),
+    ],
+)
+def test_what_makes_no_sense(edges: list[str], more: dict[str, Any], message: str) -> None:
+    made = nodes(a=Ridge([2], [2, 3], ["sin", "sin"], 0), b=Ridge([2, 4], [1], ["sin"], 0), e=built_in("exp", {}))
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        GraphFunction(wire(made, map(edge, edges), **more))
+
+
+def test_a_circle_is_named() -> None:
+    made = nodes(a=built_in("exp", {}), b=built_in("exp", {}), c=built_in("sum", {}))
+    with pytest.raises(InvalidInput, match=r"the graph has a circle: (\w) -> (\w) -> \1$"):
+        wire(made, map(edge, ["a.0 -> b.0", "b.0 -> a.0", "b.0 -> c.0"]))
+
+
+def test_a_graph_needs_nodes_with_names_of_their_own() -> None:
+    with pytest.raises(InvalidInput, match="a graph needs at least one node, got none"):
+        wire([], [])
+    with pytest.raises(InvalidInput, match="two nodes are called 'a'"):
+        wire([*nodes(a=built_in("exp", {})), *nodes(a=built_in("exp", {}))], [])
+    with pytest.raises(InvalidInput, match=r"node name 'a\.b' is not allowed"):
+        made_node("a.b", built_in("exp", {}))
+
+
+def test_sizes_go_through_nodes_that_have_none_of_their_own() -> None:
+    g = Graph()
+    x, y = g.input("x"), g.input("y", 2)
+    both = g.concatenate(g.exp(x), -y)
+    g.output(g.gaussian_logpdf(both, mean=[0, 0, 0, 0, 0]))
+    graph = g.build()
+    assert list(graph.input_sizes({})) == [3, 2]
+    assert graph.sizes({}).node_outputs["concatenate"] == (5,)
+
+
+def test_ports_may_be_called_by_name() -> None:
+    ridge = Ridge([2], [2, 3], ["sin", "sin"], 0)
+    ridge.input_names, ridge.output_names = ("load",), ("shift", "moment")
+    wiring = wire(nodes(a=ridge, e=built_in("exp", {})), [(("a", "moment"), ("e", "0"))])
+    assert GraphFunction(wiring).sizes({}).node_inputs["e"] == (3,)
+    with pytest.raises(
+        InvalidInput, match="node 'a' has no output 'force'; it has 2: 'shift', 'moment', counted from 0"
+    ):
+        wire(nodes(a=ridge), [], outputs={"y": ("a", "force")})
+
+
+# --- in Python -------------------------------------------------------------------------------------------
+
+
+def test_operators() -> None:
+    g = Graph()
+    x, y = g.input("x"), g.input("y")
+    made: dict[str, Callable[[Any, Any], Any]] = {
+        "sum": lambda a, b: a + b,
+        "difference": lambda a, b: a - b,
+        "product": lambda a, b: a * b,
+        "quotient": lambda a, b: a / b,
+        "shifted": lambda a, b: 3 + a - np.array([1.0, 2.0]),
+        "turned": lambda a, b: 1 - a,
+        "scaled": lambda a, b: -2 * a / 4,
+        "mapped": lambda a, b: np.array([[1.0, 2.0], [3.0, 4.0]]) @ b,
+        "picked": lambda a, b: a[[1, 1, 0]],
+    }
+    for name, make in made.items():
+        g.output(make(x, y), name)
+    graph = g.build()
+    at = [np.array([1.0, 2.0]), np.array([4.0, -5.0])]
+    assert list(graph.output_names) == [*made]
+    for found, make in zip(graph.evaluate(at, {}), made.values(), strict=True):
+        np.testing.assert_allclose(found, make(*at), rtol=1e-15)
+
+
+def test_a_function_may_be_applied_several_times() -> None:
+    ridge = Ridge([2], [2], ["sin"], 0)
+    g = Graph()
+    part = g.add(ridge, "f")
+    g.output(part(part(g.input("x"))))
+    graph = g.build()
+    assert [*graph.wiring.nodes] == ["f", "f_2"]
+    once = ridge.evaluate([np.ones(2)], {})
+    np.testing.assert_allclose(graph.evaluate([np.ones(2)], {})[0], ridge.evaluate(once, {})[0])
+
+
+def test_a_graph_is_a_function_that_may_be_a_node() -> None:
+    inner = Graph("inner")
+    inner.output(inner.exp(inner.input("x", 2)))
+    g = Graph()
+    g.output(g.add(inner)(g.square(g.input("x"))))
+    found = g.build().apply_hessian(0, 0, 0, [np.array([1.0, 0.5])], np.ones(2), np.ones(2), {})
+    x = np.array([1.0, 0.5])
+    np.testing.assert_allclose(found, np.exp(x**2) * (2 + 4 * x**2))
+
+
+def test_an_input_may_be_an_output() -> None:
+    g = Graph()
+    x = g.input("x", 2)
+    g.output(x, "same")
+    graph = g.build()
+    assert graph.evaluate([np.ones(2)], {})[0].tolist() == [1, 1]
+    assert graph.gradient(0, 0, [np.ones(2)], np.array([1.0, 5.0]), {}).tolist() == [1, 5]
+
+
+def test_mistakes_in_python() -> None:
+    g, other = Graph(), Graph()
+    x = g.input("x", 2)
+    with pytest.raises(InvalidInput, match="the graph has an input 'x' already"):
+        g.input("x")
+    with pytest.raises(InvalidInput, match="node 'exp': expected 1 inputs, got 2"):
+        g.exp(x, x)
+    with pytest.raises(InvalidInput, match="node 'exp', input 0: this value belongs to another graph"):
+        other.exp(x)
+    with pytest.raises(InvalidInput, match="this value belongs to another graph"):
+        other.output(x)
+    with pytest.raises(InvalidInput, match="function is no function of vectors; expected one marked @dragoman"):
+        g.add(lambda x: x)
+    with pytest.raises(AttributeError, match="a graph has no 'expp'; built-in nodes are identity, "):
+        g.expp(x)
+    with pytest.raises(TypeError, match="a value of a graph has no members yet"):
+        list(x)
+    g.output(g.exp(x), "y")
+    with pytest.raises(InvalidInput, match="the graph has an output 'y' already"):
+        g.output(x, "y")
