@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "derivatives": {"core"},
     "graphs": {"core"},
     "generation": {"core"},
-    "runtimes": {"core", "plugins", "codecs", "compat", "derivatives", "graphs", "generation"},
+    "runtimes": {"core", "plugins", "payload", "codecs", "client", "compat", "derivatives", "graphs", "generation"},
     "engine": {"core", "plugins", "workers", "_version"},
     "transports": {"core", "protocols", "engine"},
     "server": {"core", "plugins", "engine", "transports", "settings"},

@@ -1,6 +1,7 @@
 """The JSON of UM-Bridge: vectors of floats read into arrays, and printed from them."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -207,6 +208,60 @@ def _vector(value: Any, where: str, policy: Policy) -> Array:
 def _told(value: Any) -> str:
     kind = _KINDS.get(type(value), type(value).__name__)
     return f"{value!r:.40}" if isinstance(value, float | str | int) and not isinstance(value, bool) else kind
+
+
+# --- reading what a server says -----------------------------------------------------------------------------
+
+
+class _Vector(msgspec.Struct):
+    output: list[float]
+
+
+class _Vectors(msgspec.Struct):
+    output: list[list[float]]
+
+
+_ANSWERS: Mapping[bool, Any] = {False: msgspec.json.Decoder(_Vector), True: msgspec.json.Decoder(_Vectors)}
+_PYTHONS = re.compile(rb"\b(nan|inf)\b")
+_JSONS = {b"nan": b"NaN", b"inf": b"Infinity"}
+
+
+def read_output(text: bytes, *, several: bool) -> list[Array]:
+    """The vectors of an answer; the only one where it is not one of several. Raises InvalidOutput.
+
+    Servers in Python print NaN and infinities in Python's own words, those in C++ print null.
+    """
+    if len(text) >= simd.LONG:
+        long = simd.read(text, lambda document, whole: _output(document, whole, several))
+        if long is not None:
+            return long
+    try:
+        output = _ANSWERS[several].decode(text).output
+    except PARSER_FAULTS:
+        output = _loose_output(text, several)
+    try:
+        return [np.array(vector, np.float64) for vector in (output if several else [output])]
+    except (TypeError, ValueError, OverflowError) as fault:
+        raise InvalidOutput(f"the answer is no vector of numbers: {text[:200]!r}") from fault
+
+
+def _output(document: Any, text: bytes, several: bool) -> list[Array] | None:
+    found = [_buffer(vector) for vector in document["output"]] if several else [_buffer(document["output"])]
+    lists = len(found) + several
+    return found if _count(text, b"[", lists) == lists else None
+
+
+def _loose_output(text: bytes, several: bool) -> Any:
+    try:
+        output = json.loads(_PYTHONS.sub(lambda word: _JSONS[word[1]], text))["output"]
+    except (ValueError, TypeError, KeyError, RecursionError) as fault:
+        raise InvalidOutput(f"the answer is not valid: expected an output, got {text[:200]!r}") from fault
+    vectors = output if several else [output]
+    if not isinstance(vectors, list) or not all(isinstance(vector, list) for vector in vectors):
+        wanted = "a list of vectors" if several else "a vector"
+        raise InvalidOutput(f"the answer is not valid: expected {wanted}, got {text[:200]!r}")
+    numbers = [[float("nan") if value is None else value for value in vector] for vector in vectors]
+    return numbers if several else numbers[0]
 
 
 # --- writing ------------------------------------------------------------------------------------------------

@@ -46,14 +46,11 @@ class VectorModel(Model):
         self.placement = placement
         self.function = function
         self._known: OrderedDict[str, Signature] = OrderedDict()
-        methods: Mapping[Ability, str] = {
-            "evaluate": "infer",
-            "gradient": "gradient",
-            "apply_jacobian": "apply_jacobian",
-            "apply_hessian": "apply_hessian",
-        }
-        for ability in function.sources():  # what a model has of its own says what it can do
-            setattr(self, methods[ability], getattr(self, f"_{ability}"))
+
+    def load(self) -> Any:
+        """What a model has of its own says what it can do, so it gets what the function can do."""
+        for ability in self.function.sources():
+            setattr(self, "infer" if ability == "evaluate" else ability, getattr(self, f"_{ability}"))
 
     # --- what it tells ---------------------------------------------------------------------------------------
 

@@ -1,0 +1,264 @@
+"""A function of vectors that a UM-Bridge server somewhere computes, or several servers that hold the same model."""
+
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import orjson
+
+from dragoman.client.address import Address
+from dragoman.client.exchange import Deadline, HttpQuestion
+from dragoman.client.faults import ServerUnreachable
+from dragoman.client.http_sync import HttpTransport
+from dragoman.core.errors import (
+    DeadlineExceeded,
+    DragomanError,
+    InvalidInput,
+    InvalidOutput,
+    ModelFailed,
+    NotReady,
+    NotSupported,
+)
+from dragoman.core.vector_binding import config_key
+from dragoman.core.vectors import Ability, Config, Vector, VectorFunction, Vectors
+from dragoman.payload.policy import Buffer, Policy
+from dragoman.payload.umbridge import numbers, read_output
+
+T = TypeVar("T")
+
+_ABILITIES: Mapping[str, Ability] = {
+    "Evaluate": "evaluate",
+    "Gradient": "gradient",
+    "ApplyJacobian": "apply_jacobian",
+    "ApplyHessian": "apply_hessian",
+}
+_FAULTS: Mapping[str, type[DragomanError]] = {
+    "InvalidInput": InvalidInput,
+    "UnsupportedFeature": NotSupported,
+    "InvalidOutput": InvalidOutput,
+    "NotReady": NotReady,
+    "Overloaded": NotReady,
+    "DeadlineExceeded": DeadlineExceeded,
+}
+# Statuses of whoever stands before a server that is not there, or busy.
+_AWAY = frozenset({502, 503})
+_POLICY = Policy(nonfinite="literal")  # the words that servers in Python read
+_FIRST_REST_S, _LONGEST_REST_S = 0.5, 30.0
+_CHECK_S = 10.0
+_REMEMBERED = 256
+
+
+class Server:
+    """One server: how many calls it computes for us, and until when it is left alone after it failed."""
+
+    def __init__(self, address: Address) -> None:
+        self.place = address.place + address.base
+        self.in_flight = 0
+        self.rests_until_s = 0.0
+        self._rest_s = 0.0
+        self._address = address
+        self._transport = HttpTransport(address)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has to show first that it is there again."""
+        return self._rest_s > 0
+
+    def ask(self, method: str, path: str, body: Sequence[Buffer], deadline: Deadline) -> tuple[int, bytes]:
+        """Status and body of the answer. Raises ServerUnreachable and DeadlineExceeded."""
+        question = HttpQuestion(method, self._address.base + path, self._address.headers, body)
+        answer = self._transport.ask(question, deadline)
+        return answer.status, bytes(answer.body)
+
+    def rest(self) -> None:
+        """It failed: leave it alone for a while, each time for longer."""
+        self._rest_s = min(max(_FIRST_REST_S, 2 * self._rest_s), _LONGEST_REST_S)
+        self.rests_until_s = time.monotonic() + self._rest_s
+
+    def recovered(self) -> None:
+        self._rest_s = self.rests_until_s = 0.0
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+class Servers:
+    """The servers of one model: a call goes to the one with the fewest under way, and to another if that fails."""
+
+    def __init__(self, addresses: Sequence[Address]) -> None:
+        self._servers = [Server(address) for address in addresses]
+        self._lock = threading.Lock()
+
+    def call(self, ask: Callable[[Server], T]) -> T:
+        """What `ask` gives for the first server that answers. Raises NotReady where none does."""
+        tried: list[Server] = []
+        fault: Exception | None = None
+        for _ in range(max(2, len(self._servers))):  # a lone one gets a second chance: its connection may be old
+            with self._chosen(tried) as server:
+                tried.append(server)
+                try:
+                    if server.failed:
+                        _check(server)
+                    found = ask(server)
+                except (ServerUnreachable, NotReady) as away:
+                    server.rest()
+                    fault = away
+                else:
+                    server.recovered()
+                    return found
+        raise NotReady(f"no server of {', '.join(s.place for s in self._servers)} answers: {fault}") from fault
+
+    @contextmanager
+    def _chosen(self, tried: Sequence[Server]) -> Iterator[Server]:
+        """The server that is to compute the next call, counted as busy meanwhile."""
+        with self._lock:
+            now_s = time.monotonic()
+            server = min(
+                self._servers, key=lambda s: (s in tried, max(0.0, s.rests_until_s - now_s), s.failed, s.in_flight)
+            )
+            server.in_flight += 1
+            # Of equally busy ones the next call takes another.
+            self._servers.remove(server)
+            self._servers.append(server)
+        try:
+            yield server
+        finally:
+            with self._lock:
+                server.in_flight -= 1
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.close()
+
+
+def _check(server: Server) -> None:
+    """Raises NotReady unless a server that failed speaks UM-Bridge again."""
+    status, body = server.ask("GET", "/Info", (), Deadline.after(_CHECK_S))
+    if status != 200:
+        raise NotReady(f"{server.place} answers {status}: {body[:200]!r}")
+
+
+class Remote(VectorFunction):
+    """The model called `model` ("" for the only one) of the UM-Bridge servers at some addresses.
+
+    `config` goes with every call, below what the call's own config says. `timeout_s` bounds one call, 0 is no limit.
+    Methods raise the errors that the servers tell, NotReady where none answers, and InvalidOutput for an answer that
+    is none.
+    """
+
+    def __init__(
+        self, addresses: Sequence[Address], model: str = "", config: Config | None = None, timeout_s: float = 0.0
+    ) -> None:
+        self._servers = Servers(addresses)
+        self._model = model
+        self._config = dict(config or {})
+        self._timeout_s = timeout_s
+        self._sources: Mapping[Ability, str] = {}
+        self._sizes: OrderedDict[tuple[str, str], list[int]] = OrderedDict()
+
+    def connect(self) -> None:
+        """Ask what the model can do. Raises ModelFailed where there is no such model, NotReady where nobody answers."""
+        info = self._json("/Info", None)
+        if info.get("protocolVersion") not in (1, "1.0"):
+            raise ModelFailed(f"expected UM-Bridge 1.0, got protocolVersion {info.get('protocolVersion')!r}")
+        models = info.get("models")
+        if not isinstance(models, list) or not (self._model in models or (not self._model and len(models) == 1)):
+            there = f"there are {models}"
+            wanted = f"no model '{self._model}'" if self._model else "several models; expected `model` to name one"
+            raise ModelFailed(f"the UM-Bridge server has {wanted}; {there}")
+        self._model = self._model or models[0]
+        support = self._json("/ModelInfo", {"name": self._model}).get("support", {})
+        self._sources = {ability: "remote" for verb, ability in _ABILITIES.items() if support.get(verb) is True}
+
+    # --- what a function of vectors can do -----------------------------------------------------------------------
+
+    def sources(self) -> Mapping[Ability, str]:
+        return self._sources
+
+    def input_sizes(self, config: Config) -> Sequence[int]:
+        return self._told_sizes("InputSizes", "inputSizes", config)
+
+    def output_sizes(self, config: Config) -> Sequence[int]:
+        return self._told_sizes("OutputSizes", "outputSizes", config)
+
+    def evaluate(self, inputs: Vectors, config: Config) -> Any:
+        return tuple(self._asked("Evaluate", config, inputs, several=True))
+
+    def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
+        return self._asked("Gradient", config, inputs, outWrt=output, inWrt=input, sens=sens)[0]
+
+    def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
+        return self._asked("ApplyJacobian", config, inputs, outWrt=output, inWrt=input, vec=vec)[0]
+
+    def apply_hessian(
+        self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
+    ) -> Any:
+        where: dict[str, Any] = {"outWrt": output, "inWrt1": input1, "inWrt2": input2}
+        return self._asked("ApplyHessian", config, inputs, **where, sens=sens, vec=vec)[0]
+
+    def close(self) -> None:
+        self._servers.close()
+
+    # --- asking ----------------------------------------------------------------------------------------------------
+
+    def _asked(
+        self, verb: str, config: Config, inputs: Vectors, *, several: bool = False, **fields: Any
+    ) -> list[Vector]:
+        body = {
+            "name": self._model,
+            **{k: numbers(v, k, _POLICY) if isinstance(v, np.ndarray) else v for k, v in fields.items()},
+            "input": [numbers(v, f"input[{i}]", _POLICY) for i, v in enumerate(inputs)],
+            "config": self._config | dict(config),
+        }
+        text = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        return read_output(self._posted(f"/{verb}", text), several=several)
+
+    def _told_sizes(self, verb: str, key: str, config: Config) -> list[int]:
+        known = (verb, config_key(config))
+        if known not in self._sizes:
+            found = self._json(f"/{verb}", {"name": self._model, "config": self._config | dict(config)}).get(key)
+            if not isinstance(found, list) or not all(isinstance(n, int | float) and n == int(n) for n in found):
+                raise InvalidOutput(f"/{verb}: expected a list of integers as {key}, got {found!r}")
+            self._sizes[known] = [int(n) for n in found]
+            if len(self._sizes) > _REMEMBERED:
+                self._sizes.popitem(last=False)
+        return self._sizes[known]
+
+    def _json(self, path: str, body: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        text = self._posted(path, None if body is None else orjson.dumps(body))
+        try:
+            found = json.loads(text)
+        except ValueError as fault:
+            raise InvalidOutput(f"{path}: expected JSON, got {text[:200]!r}") from fault
+        if not isinstance(found, dict):
+            raise InvalidOutput(f"{path}: expected a JSON object, got {text[:200]!r}")
+        return found
+
+    def _posted(self, path: str, body: bytes | None) -> bytes:
+        """The body of the answer; without a body to send, a GET."""
+        deadline = Deadline.after(self._timeout_s)
+
+        def ask(server: Server) -> bytes:
+            method, sent = ("GET", ()) if body is None else ("POST", (body,))
+            status, text = server.ask(method, path, sent, deadline)
+            if status != 200:
+                raise _fault(f"{server.place}{path}", status, text)
+            return text
+
+        return self._servers.call(ask)
+
+
+def _fault(place: str, status: int, text: bytes) -> DragomanError:
+    """What a server tells of a fault, whether in UM-Bridge's form or in words of its own."""
+    try:
+        told = json.loads(text)["error"]
+        kind, message = str(told["type"]), str(told["message"])
+    except (ValueError, TypeError, KeyError):
+        kind, message = "", text[:200].decode(errors="replace").replace("\n", " ").strip()
+    found = NotReady if status in _AWAY and not kind else _FAULTS.get(kind, ModelFailed)
+    return found(f"{place} answers {status}{f' {kind}' if kind else ''}: {message}")
