@@ -294,14 +294,13 @@ def write_tensors(
     blobs: list[Buffer] = []
     for name, tensor in tensors.items():
         one: dict[str, Any] = {"name": name, "datatype": tensor.datatype.name, "shape": tensor.shape}
-        parameters: dict[str, Any] = dict(tensor.parameters)
         raw = raw_from_tensor(tensor) if binary(name) else b""
         if len(raw):  # an empty tensor has no binary form and goes as `"data": []`
-            parameters["binary_data_size"] = len(raw)
+            one["parameters"] = {**tensor.parameters, "binary_data_size": len(raw)}
             blobs.append(raw)
-        if parameters:
-            one["parameters"] = parameters
-        if not len(raw):
+        else:
+            if tensor.parameters:
+                one["parameters"] = dict(tensor.parameters)
             one["data"] = json_from_tensor(f"{noun} '{name}'", tensor, policy, at_once)
         written.append(one)
     return written, blobs

@@ -24,6 +24,7 @@ _WHERE = re.compile(r" - at `\$(.*)`$")
 _PLACE = re.compile(r"\[([0-9]+)\]")
 _ALL_RANKS = 33
 _PORTION = 1 << 18  # bytes to read, a sixteenth of it in numbers to write, at a time
+_FEW = 64  # numbers that are printed sooner than looked through for those that JSON has no form for
 _EXACT = 1 << 53  # beyond, a float no longer tells which integer was written
 
 
@@ -233,7 +234,13 @@ def json_from_tensor(where: str, tensor: Tensor, policy: Policy, at_once: bool =
             ) from fault
     array = bf16_to_fp32(tensor.data) if tensor.datatype is BF16 else tensor.data
     flat = np.ascontiguousarray(array).reshape(-1)
-    if tensor.datatype.kind == "float" and not np.isfinite(flat).all():
+    if tensor.datatype.kind != "float":
+        return flat if at_once else printed(flat)
+    if flat.size <= _FEW:
+        text = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
+        if b"null" not in text:
+            return orjson.Fragment(text)
+    if not np.isfinite(flat).all():
         return _nonfinite(where, flat, policy, at_once)
     return flat if at_once else printed(flat)
 

@@ -52,6 +52,9 @@ from dragoman.protocols.wire import (
     json_response,
 )
 
+_JSON_HEADERS: Headers = (JSON_TYPE,)
+_BINARY_TYPE = ("content-type", "application/octet-stream")
+
 _STATUS: Sequence[tuple[type[DragomanError], int]] = (
     (InvalidInput, 400),
     (NotSupported, 400),
@@ -100,10 +103,10 @@ class OpenInferenceRest:
         answer = classified(response.answer, wanted.classes)
         outputs, blobs = write_tensors(answer.outputs, wanted.is_binary, self._policy)
         head = orjson.dumps(_envelope(response, wanted.id, outputs), option=orjson.OPT_SERIALIZE_NUMPY)
-        if not blobs:
-            return HttpResponse(200, (head,), (JSON_TYPE, *checked_headers(answer.metadata)))
-        headers: Headers = (("content-type", "application/octet-stream"), (HEADER_LENGTH, str(len(head))))
-        return HttpResponse(200, (head, *blobs), headers + checked_headers(answer.metadata))
+        headers: Headers = (_BINARY_TYPE, (HEADER_LENGTH, str(len(head)))) if blobs else _JSON_HEADERS
+        if answer.metadata:
+            headers += checked_headers(answer.metadata)
+        return HttpResponse(200, (head, *blobs), headers)
 
     # --- health and metadata -------------------------------------------------------------------------------
 
@@ -222,14 +225,14 @@ def _token(http: HttpRequest) -> str:
 
 
 def _envelope(response: Response[Inference], id_: str | None, outputs: list[Any]) -> dict[str, Any]:
-    parameters = dict(response.answer.parameters)
-    return {
-        **({"id": id_} if id_ is not None else {}),
-        "model_name": response.model,
-        **({"model_version": response.version} if response.version else {}),
-        **({"parameters": parameters} if parameters else {}),
-        "outputs": outputs,
-    }
+    envelope: dict[str, Any] = {} if id_ is None else {"id": id_}
+    envelope["model_name"] = response.model
+    if response.version:
+        envelope["model_version"] = response.version
+    if response.answer.parameters:
+        envelope["parameters"] = dict(response.answer.parameters)
+    envelope["outputs"] = outputs
+    return envelope
 
 
 def _metadata(specs: tuple[TensorSpec, ...]) -> list[dict[str, Any]]:
