@@ -32,6 +32,7 @@ from dragoman.core.errors import (
 from dragoman.core.signature import TensorSpec
 from dragoman.payload import oip_messages as m
 from dragoman.protocols import oip, oip_repository
+from dragoman.protocols.oip_derivatives import derivative, told
 from dragoman.protocols.oip_exchange import exchange
 from dragoman.protocols.oip_inference import FINAL, Form, named, read_infer, write_infer
 from dragoman.protocols.wire import (
@@ -146,8 +147,11 @@ def _written_spec(spec: TensorSpec) -> Any:
 # --- inference -------------------------------------------------------------------------------------------
 
 
-def _infer(policy: Policy, request: GrpcRequest) -> Exchange[Inference, bytes]:
+def _infer(policy: Policy, request: GrpcRequest) -> Exchange[Any, bytes]:
     asked, form = read_infer(request, policy)
+    derived = derivative(asked)
+    if derived is not None:
+        return Exchange(derived, lambda response: write_infer(told(asked, response), form))
     return Exchange(asked, partial(write_infer, form=form))
 
 

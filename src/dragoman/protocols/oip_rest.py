@@ -37,6 +37,7 @@ from dragoman.payload.body import HEADER_LENGTH, write_tensors
 from dragoman.protocols.oip import classified
 from dragoman.protocols.oip_body import Wanted, address, read_control, read_infer
 from dragoman.protocols.oip_custom import handle
+from dragoman.protocols.oip_derivatives import derivative, told
 from dragoman.protocols.oip_headers import checked_headers
 from dragoman.protocols.wire import (
     JSON_TYPE,
@@ -76,18 +77,21 @@ class OpenInferenceRest:
 
     # --- inference ---------------------------------------------------------------------------------------
 
-    def infer(self, http: HttpRequest) -> Exchange[Inference, HttpResponse]:
+    def infer(self, http: HttpRequest) -> Exchange[Any, HttpResponse]:
         request, wanted = read_infer(http, self._policy)
 
         def reply(response: Response[Inference]) -> HttpResponse:
             return self._write(response, wanted)
 
+        asked = derivative(request)
+        if asked is not None:
+            return Exchange(asked, lambda response: reply(told(request, response)))
         return Exchange(request, reply)
 
     def infer_stream(self, http: HttpRequest) -> HttpStream[Inference]:
         """Not in the specification: the answers of a streaming model as server-sent events."""
         request, wanted = read_infer(http, self._policy)
-        if wanted.binary or any(wanted.outputs.values()):
+        if wanted.binary or any(wanted.forms.values()):
             raise InvalidInput("a stream of events carries JSON; expected no binary outputs")
 
         def piece(response: Response[Inference]) -> bytes:
@@ -146,6 +150,7 @@ class OpenInferenceRest:
                     "platform": found.platform,
                     "inputs": _metadata(found.signature.inputs),
                     "outputs": _metadata(found.signature.outputs),
+                    **({"details": found.details} if found.details else {}),
                 }
             )
 
