@@ -1,0 +1,1 @@
+"""Scientific models with exact derivatives, one a folder: `dragoman serve examples/scientific`."""
