@@ -36,7 +36,11 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "protocols": {
         "oip_rest": "dragoman.protocols.oip_rest:protocol",
         "umbridge": "dragoman.protocols.umbridge:protocol",
+        "oip_generate": "dragoman.protocols.oip_generate:protocol",
         "oip_grpc": "dragoman.protocols.oip_grpc:protocol",
+        "lmi": "dragoman.protocols.lmi:protocol",
+        "tgi": "dragoman.protocols.tgi:protocol",
+        "openai": "dragoman.protocols.openai:protocol",
         "metrics": "dragoman.protocols.metrics:protocol",
     },
 }

@@ -120,7 +120,9 @@ class Settings:
     metrics_path: str = _setting(
         "/metrics", 'path where measurements are told in Prometheus\' format; "" switches them off', "wire"
     )
-    protocols: str = _setting("oip_rest,umbridge,oip_grpc,metrics", "protocols to speak, by name", "wire")
+    protocols: str = _setting(
+        "oip_rest,oip_generate,umbridge,lmi,tgi,openai,oip_grpc,metrics", "protocols to speak, by name", "wire"
+    )
 
     keep_memory: bool = _setting(True, "keep memory that large requests have used, for the next ones", "limits")
 

@@ -139,7 +139,7 @@ def biases(bound: float = 100.0) -> Kind:
 
 
 def _early_stopping() -> Kind:
-    def read(value: Any) -> bool | str:
+    def read(value: Any) -> Any:
         if not isinstance(value, bool) and value != "never":
             raise Unfit
         return value

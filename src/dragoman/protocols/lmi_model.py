@@ -1,0 +1,104 @@
+"""What a model's parameters say of how LMI's API answers for it: formatters, batching and compatibility."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dragoman import plugins
+from dragoman.core.calls import ModelDescription
+from dragoman.core.errors import InvalidInput, ModelFailed
+
+FORMATS = ("json", "jsonlines", "sse")
+_WORDS = {"true": True, "false": False, "1": True, "0": False}
+
+
+@dataclass(frozen=True, slots=True)
+class LmiModel:
+    """`formatter` is the one that the operator chose, "" where none was; `custom` is one of the operator's own.
+
+    `rolling` tells whether the rolling-batch schema answers a single text, `streams` whether the other schema streams.
+    """
+
+    name: str
+    formatter: str = ""
+    custom: Callable[[Any], Any] | None = None
+    reads: Callable[[Any], Any] | None = None
+    tgi_compat: bool = False
+    rolling: bool = True
+    streams: bool = False
+    infer_do_sample: bool = False
+
+    def format(self, asked: str, stream: bool) -> str:
+        """The name of the formatter: as asked for, as the operator chose, else by whether it streams."""
+        if asked and asked not in FORMATS:
+            raise InvalidInput(f"`output_formatter` must be one of {', '.join(FORMATS)}; got '{asked[:64]}'")
+        if asked or self.formatter:
+            return asked or self.formatter
+        if not stream:
+            return "json"
+        return "sse" if self.tgi_compat else "jsonlines"
+
+
+def lmi_model(told: ModelDescription) -> LmiModel:
+    """The settings among a model's parameters. Raises ModelFailed where one makes no sense."""
+    given = told.parameters
+    formatter = str(given.get("output_formatter") or "")
+    custom = None
+    if ":" in formatter:
+        custom, formatter = _function(formatter, told, "output_formatter"), ""
+    elif formatter and formatter not in FORMATS:
+        raise ModelFailed(
+            f"model '{told.name}': output_formatter must be one of {', '.join(FORMATS)} or file.py:function; "
+            f"got '{formatter}'"
+        )
+    reads = str(given.get("input_formatter") or "")
+    return LmiModel(
+        told.name,
+        formatter,
+        custom,
+        _function(reads, told, "input_formatter") if reads else None,
+        tgi_compat=_flag(given, "tgi_compat", told.name),
+        rolling=str(given.get("rolling_batch") or "auto") != "disable",
+        streams=_flag(given, "enable_streaming", told.name),
+        infer_do_sample=_flag(given, "infer_do_sample", told.name),
+    )
+
+
+def _flag(given: Mapping[str, Any], name: str, model: str) -> bool:
+    value = given.get(name, False)
+    found = value if isinstance(value, bool) else _WORDS.get(str(value).lower())
+    if found is None:
+        raise ModelFailed(f"model '{model}': {name} must be true or false; got {value!r}")
+    return found
+
+
+def _function(name: str, told: ModelDescription, what: str) -> Callable[[Any], Any]:
+    """The function `file.py:name` in the model's own folder."""
+    file, _, attribute = name.partition(":")
+    place = Path(told.folder.partition(".py:")[0] + (".py" if ".py:" in told.folder else ""))
+    folder = (place if place.is_dir() else place.parent).resolve()
+    path = (folder / file).resolve()
+    if not told.folder or not file.endswith(".py") or not attribute or not path.is_relative_to(folder):
+        raise ModelFailed(
+            f"model '{told.name}': {what} must be file.py:function, with a file in the model's folder; got '{name}'"
+        )
+    found: Any = plugins.resolve(f"{path}:{attribute}")
+    if not callable(found):
+        raise ModelFailed(f"model '{told.name}': {what} '{name}' is no function")
+    return _guarded(found, f"model '{told.name}': its {what} failed")
+
+
+def _guarded(function: Callable[[Any], Any], failed: str) -> Callable[[Any], Any]:
+    """The function, whose own faults are those of the model; one of `dragoman.errors` reaches the caller as it is."""
+
+    def call(value: Any) -> Any:
+        try:
+            return function(value)
+        except InvalidInput:
+            raise
+        except Exception as fault:
+            raise ModelFailed(f"{failed}: {type(fault).__name__}: {fault}") from fault
+
+    call.__dict__["content_type"] = getattr(function, "content_type", "")
+    return call

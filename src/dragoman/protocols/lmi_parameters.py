@@ -1,0 +1,106 @@
+"""LMI's GenerationParameters: their names, limits and defaults."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from dragoman.core.sampling import MOST_STOPS, Kind, Unfit, flag, text, texts
+from dragoman.core.text import Sampling
+from dragoman.protocols.text import Given, Parameter, given, option, sets
+from dragoman.protocols.text_grammar import GRAMMAR, GUIDED, RESPONSE_FORMAT
+from dragoman.protocols.wire import Policy
+
+# Names that are also the field's.
+_SAME = (
+    "do_sample",
+    "seed",
+    "temperature",
+    "repetition_penalty",
+    "top_k",
+    "top_p",
+    "max_new_tokens",
+    "typical_p",
+    "truncate",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "n",
+    "best_of",
+    "num_beams",
+    "length_penalty",
+    "early_stopping",
+    "stop_token_ids",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "logit_bias",
+    "prompt_logprobs",
+)
+
+
+def _stop() -> Kind:
+    """TensorRT-LLM's `stop`: a boolean in LMI's documentation, stop texts in its code."""
+    found = texts(MOST_STOPS)
+
+    def read(value: Any) -> Any:
+        return () if isinstance(value, bool) else found.read(value)
+
+    return Kind(found.told, read)
+
+
+def _adapters() -> Kind:
+    def read(value: Any) -> str:
+        name = value[0] if isinstance(value, list) and len(value) == 1 else value
+        if not isinstance(name, str):
+            raise Unfit
+        return name
+
+    return Kind("the name of an adapter", read)
+
+
+ADAPTERS = _adapters()
+PARAMETERS: Mapping[str, Parameter] = {
+    **{name: sets(name) for name in _SAME},
+    "stop_sequences": sets("stop"),
+    "stop": sets("stop", _stop()),
+    "ignore_eos_token": sets("ignore_eos"),
+    "include_stop_str_in_output": sets("include_stop"),
+    "logprobs": sets("top_logprobs"),
+    "top_n_tokens": sets("top_logprobs"),
+    "min_length": sets("min_new_tokens"),
+    "bad_sequences": sets("bad_words"),
+    "adapters": sets("adapter", ADAPTERS),
+    "grammar": sets("grammar", GRAMMAR),
+    "response_format": sets("grammar", RESPONSE_FORMAT),
+    **GUIDED,
+    "details": option("details", flag()),
+    "return_full_text": option("return_full_text", flag()),
+    "decoder_input_details": option("decoder_input_details", flag()),
+    "output_formatter": option("output_formatter", text()),
+}
+_DRAWS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+
+
+def parameters(values: Mapping[str, Any], policy: Policy, *, infer_do_sample: bool) -> tuple[Given, Sampling]:
+    """The parameters of a request and the Sampling that they make.
+
+    Without `do_sample` what shapes a distribution has no effect, as in LMI up to 0.31; with `infer_do_sample` it
+    switches sampling on, as from 0.32.
+    """
+    found = given(values, PARAMETERS, policy)
+    unused = tuple(name for name in ("stop",) if isinstance(values.get(name), bool))
+    found = replace(found, ignored=(*found.ignored, *unused))
+    fields = found.fields
+    if infer_do_sample and "do_sample" not in fields:
+        fields["do_sample"] = any(fields.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
+    if "best_of" in fields and "n" not in fields:
+        fields["n"] = fields["best_of"]  # LMI: all of them are told, the best one first
+        found.names["n"] = "best_of"
+    if fields.get("num_beams", 1) > 1 and not {"n", "best_of"} & fields.keys():
+        fields["n"] = fields["num_beams"]
+    if found.options.get("decoder_input_details"):
+        fields.setdefault("prompt_logprobs", 0)
+    found.options.setdefault("prefill", "prompt_logprobs" in fields)
+    return found, found.sampling(policy, max_new_tokens=30)
+
+
+_NEUTRAL: Mapping[str, Any] = {name: getattr(Sampling(), name) for name in _DRAWS}

@@ -1,0 +1,184 @@
+"""The body of an inference request to LMI, in any of its content types, and what it asks for."""
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email import message_from_bytes
+from email.policy import HTTP as MIME
+from typing import Any
+from urllib.parse import parse_qs
+
+from dragoman.core.errors import InvalidInput
+from dragoman.core.sampling import checked, flag, shown
+from dragoman.core.text import Sampling
+from dragoman.protocols.lmi_model import LmiModel
+from dragoman.protocols.lmi_parameters import ADAPTERS, parameters
+from dragoman.protocols.text import Given, object_body, object_in, refuse_unknown
+from dragoman.protocols.wire import HttpRequest, Policy
+
+_FIELDS = ("inputs", "parameters", "stream", "adapters", "model_name")
+_ADAPTER = "x-amzn-sagemaker-adapter-identifier"
+_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
+_TARGET = "x-amzn-sagemaker-target-model"
+_FAILED = "Input Parsing failed. Ensure that the request payload is valid. "
+_MOST_INPUTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request: its inputs, its parameters, and how its answer is to be written: in which of LMI's two schemas, the
+    rolling-batch one or the other, and by which formatter."""
+
+    inputs: tuple[str, ...]
+    given: Given
+    sampling: Sampling
+    rolling: bool
+    formatter: str
+
+
+def asked(http: HttpRequest, model: LmiModel, policy: Policy) -> Asked | Mapping[str, Any]:
+    """The request, or its body as it is where that is a conversation. Raises InvalidInput in LMI's words."""
+    try:
+        body = _body(http, policy)
+        if model.reads is not None:
+            body = model.reads(body)
+        if not isinstance(body, dict):
+            raise InvalidInput(
+                "Invalid request payload. Request payload should be a json object specifying the 'inputs' field. "
+                f"Received payload {shown(body)}"
+            )
+        return body if "messages" in body else _asked(body, http, model, policy)
+    except InvalidInput as fault:
+        raise InvalidInput(_FAILED + fault.message) from fault
+
+
+def model_name(http: HttpRequest) -> str:
+    """The model that the query, or a header of SageMaker, names; "" where none does."""
+    query = parse_qs(http.query).get("model_name", [""])[0]
+    target = http.headers.get(_TARGET, "").rpartition("/")[2].removesuffix(".tar.gz")
+    return query or target or attributes(http).get("model_name", "")
+
+
+def attributes(http: HttpRequest) -> dict[str, str]:
+    """SageMaker: custom attributes, `k=v;k=v`."""
+    pairs = (part.partition("=") for part in http.headers.get(_ATTRIBUTES, "").split(";"))
+    return {key.strip(): value.strip() for key, separator, value in pairs if separator}
+
+
+# --- bodies ------------------------------------------------------------------------------------------------
+
+
+def _body(http: HttpRequest, policy: Policy) -> Any:
+    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    read = _BY_TYPE.get(kind)
+    if read is None:
+        return object_body(http.body, policy)
+    if not len(http.body):
+        raise InvalidInput("the request body is empty")
+    return read(http)
+
+
+def _text(body: Any) -> str:
+    try:
+        return bytes(body).decode()
+    except UnicodeDecodeError as fault:
+        raise InvalidInput(f"the request body is not valid UTF-8: {fault.reason}") from fault
+
+
+def _plain(http: HttpRequest) -> Any:
+    return {"inputs": _text(http.body)}
+
+
+def _table(http: HttpRequest) -> Any:
+    """Rows under a line of names, of which one is `inputs`."""
+    rows = list(csv.DictReader(io.StringIO(_text(http.body))))
+    if not rows or "inputs" not in rows[0]:
+        raise InvalidInput("expected text/csv with a first line of names, of which one is 'inputs', and rows below")
+    return {"inputs": [row["inputs"] or "" for row in rows]}
+
+
+def _form(http: HttpRequest) -> Any:
+    fields = {name: values[0] for name, values in parse_qs(_text(http.body)).items()}
+    return _from_fields(fields)
+
+
+def _multipart(http: HttpRequest) -> Any:
+    head = f"content-type: {http.headers['content-type']}\r\n\r\n".encode("latin-1")
+    message: Any = message_from_bytes(head + bytes(http.body), policy=MIME)
+    fields: dict[str, str] = {}
+    for i, part in enumerate(message.iter_parts()):
+        name = part.get_param("name", f"part {i}", "content-disposition")
+        fields[str(name)] = _text(part.get_payload(decode=True) or b"")
+    return _from_fields(fields)
+
+
+def _from_fields(fields: Mapping[str, str]) -> Any:
+    """LMI: the first part, or the one called `data`, is the text."""
+    if not fields:
+        raise InvalidInput("expected a form with at least one part, the text")
+    text = next((fields[name] for name in ("inputs", "data") if name in fields), next(iter(fields.values())))
+    return {"inputs": text}
+
+
+_BY_TYPE = {
+    "text/plain": _plain,
+    "text/csv": _table,
+    "application/x-www-form-urlencoded": _form,
+    "multipart/form-data": _multipart,
+}
+
+
+def _asked(body: Mapping[str, Any], http: HttpRequest, model: LmiModel, policy: Policy) -> Asked:
+    inputs, listed = _inputs(body)
+    found, sampling = _parameters(body, http, model, policy)
+    stream = bool(checked("stream", body.get("stream") or False, flag()))
+    rolling = model.rolling and not listed
+    pieces = stream or (model.streams and not rolling)
+    formatter = model.format(found.options.get("output_formatter", ""), pieces)
+    return Asked(inputs, found, sampling, rolling, formatter)
+
+
+# --- fields ------------------------------------------------------------------------------------------------
+
+
+def _inputs(body: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
+    given = body.get("inputs")
+    listed = isinstance(given, list)
+    texts: list[Any] = given if isinstance(given, list) else [given]
+    if "inputs" not in body:
+        raise InvalidInput(
+            "Invalid request payload. Request payload should be a json object specifying the 'inputs' field. "
+            f"Received payload {shown(body)}"
+        )
+    for text in texts:
+        if not isinstance(text, str):
+            kind = type(text).__name__
+            raise InvalidInput(
+                "Invalid request payload. The 'inputs' field must be a string, or a list of strings. "
+                f"Received type <class '{kind}'>"
+            )
+    if not texts or not all(texts):
+        raise InvalidInput(
+            f"Invalid request payload. The 'inputs' field does not contain any content. Received payload {shown(body)}"
+        )
+    if len(texts) > _MOST_INPUTS:
+        raise InvalidInput(f"`inputs` must have at most {_MOST_INPUTS} texts; got {len(texts)}")
+    return tuple(texts), listed
+
+
+def _parameters(body: Mapping[str, Any], http: HttpRequest, model: LmiModel, policy: Policy) -> tuple[Given, Sampling]:
+    try:
+        values = object_in(body, "parameters")
+    except InvalidInput as fault:
+        raise InvalidInput(
+            "Invalid request payload. 'parameters' must be provided as an object of key-value pairs. "
+            f"Received payload {shown(body)}"
+        ) from fault
+    adapters = body.get("adapters") or http.headers.get(_ADAPTER) or attributes(http).get("adapters")
+    if adapters:
+        values = {**values, "adapters": checked("adapters", adapters, ADAPTERS)}
+    unknown = [name for name in body if name not in _FIELDS]
+    refuse_unknown(unknown, _FIELDS, policy)
+    found, sampling = parameters(values, policy, infer_do_sample=model.infer_do_sample)
+    return Given(found.fields, found.options, found.names, (*unknown, *found.ignored)), sampling

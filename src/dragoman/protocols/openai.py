@@ -1,0 +1,92 @@
+"""OpenAI's API: models, completions, chats and embeddings."""
+
+import time
+from typing import Any
+
+from dragoman.core.calls import DescribeModels, Embed, Generate, ModelDescription, Request, Response
+from dragoman.core.errors import DragomanError, ModelNotFound
+from dragoman.protocols.openai_completions import completion_asked
+from dragoman.protocols.openai_embeddings import embedding_asked
+from dragoman.protocols.text import object_body, retry_after
+from dragoman.protocols.text_chat import chat_asked
+from dragoman.protocols.text_openai import status_of, told_fault
+from dragoman.protocols.wire import (
+    Asked,
+    Exchange,
+    HttpFault,
+    HttpProtocol,
+    HttpRequest,
+    HttpResponse,
+    Policy,
+    Route,
+    json_response,
+)
+
+
+class OpenAi:
+    """The endpoints."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._since = int(time.time())
+
+    def models(self, http: HttpRequest) -> Exchange[tuple[ModelDescription, ...], HttpResponse]:
+        def reply(response: Response[tuple[ModelDescription, ...]]) -> HttpResponse:
+            cards = [self._card(model) for model in response.answer if model.calls & {Generate, Embed}]
+            return json_response({"object": "list", "data": cards})
+
+        return Exchange(Request(DescribeModels()), reply)
+
+    def model(self, http: HttpRequest) -> Exchange[tuple[ModelDescription, ...], HttpResponse]:
+        name = http.params["name"]
+
+        def reply(response: Response[tuple[ModelDescription, ...]]) -> HttpResponse:
+            found = next((m for m in response.answer if m.name == name and m.calls & {Generate, Embed}), None)
+            if found is None:
+                raise ModelNotFound(f"the model '{name[:256]}' does not exist")
+            return json_response(self._card(found))
+
+        return Exchange(Request(DescribeModels()), reply)
+
+    def _card(self, model: ModelDescription) -> dict[str, Any]:
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": self._since,
+            "owned_by": "dragoman",
+            "root": model.details.get("model_id") or model.name,
+            "parent": None,
+            "max_model_len": model.details.get("max_context"),
+            "permission": [],
+        }
+
+    def chat(self, http: HttpRequest) -> Asked:
+        return chat_asked(object_body(http.body, self._policy), http, self._policy)
+
+    def completions(self, http: HttpRequest) -> Asked:
+        return completion_asked(object_body(http.body, self._policy), http, self._policy)
+
+    def embeddings(self, http: HttpRequest) -> Asked:
+        return embedding_asked(object_body(http.body, self._policy), http, self._policy)
+
+
+def protocol(policy: Policy) -> HttpProtocol:
+    """The protocol's table."""
+    at = OpenAi(policy)
+    routes = [Route("GET", "/v1/models", at.models), Route("GET", "/v1/models/{name}", at.model)]
+    for base in ("/v1", "/models/{model}/v1"):
+        routes += [
+            Route("POST", f"{base}/chat/completions", at.chat),
+            Route("POST", f"{base}/completions", at.completions),
+            Route("POST", f"{base}/embeddings", at.embeddings),
+        ]
+    return HttpProtocol("OpenAI", tuple(routes), write_error)
+
+
+def write_error(fault: DragomanError | HttpFault) -> HttpResponse:
+    """OpenAI: `{"error": {message, type, param, code}}`."""
+    if isinstance(fault, HttpFault):
+        kind = "invalid_request_error" if fault.status < 500 else "server_error"
+        told = {"error": {"message": fault.message, "type": kind, "param": None, "code": None}}
+        return json_response(told, fault.status, fault.headers)
+    return json_response(told_fault(fault), status_of(fault), retry_after(fault))

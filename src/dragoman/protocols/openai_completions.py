@@ -1,0 +1,184 @@
+"""OpenAI's completions: prompts as texts or token ids, continued."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dragoman.core.calls import DescribeModels, Generate, Request, Response
+from dragoman.core.errors import InvalidInput
+from dragoman.core.sampling import MOST_TOP, flag, integer, shown
+from dragoman.core.text import Generation, Prompt, PromptInfo, Text, Token
+from dragoman.protocols.text import EVENT_STREAM, Parameter, given, inquiry, option, sets, spread
+from dragoman.protocols.text_chat import checked_model, known
+from dragoman.protocols.text_openai import (
+    COMMON,
+    DONE,
+    PLACEHOLDERS,
+    REASONS,
+    Envelope,
+    Usage,
+    anything,
+    error_event,
+    event,
+    settle,
+)
+from dragoman.protocols.wire import (
+    Asked,
+    Exchange,
+    Headers,
+    HttpRequest,
+    HttpResponse,
+    HttpStream,
+    Inquiry,
+    Policy,
+    json_response,
+)
+
+_MOST_PROMPTS = 256
+_MOST_NEW = 16  # OpenAI: unless the request says otherwise
+_PARAMETERS: Mapping[str, Parameter] = {
+    **COMMON,
+    "prompt": option("prompt", anything()),
+    "best_of": sets("best_of"),
+    "logprobs": sets("top_logprobs", integer(0, MOST_TOP)),
+    "echo": option("echo", flag()),
+    "suffix": option("suffix", anything()),
+}
+
+
+def completion_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy) -> Asked:
+    """What the body of a completion asks."""
+    name = http.params.get("model", "") or checked_model(body)
+    if name in PLACEHOLDERS and name:
+        return Inquiry(Request(DescribeModels()), lambda told: _completion(body, http, policy, known(name, told)))
+    return _completion(body, http, policy, name)
+
+
+def _completion(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> Asked:
+    found = given(body, _PARAMETERS, policy)
+    fields, options = found.fields, found.options
+    prompts = _prompts(options.get("prompt"))
+    if options.get("suffix"):
+        raise InvalidInput("`suffix` is not supported; expected none")
+    settle(fields, options)
+    logprobs = "top_logprobs" in fields
+    if options.get("echo") and logprobs:
+        fields["prompt_logprobs"] = max(fields["top_logprobs"], fields.get("prompt_logprobs", 0))
+    sampling = found.sampling(policy, max_new_tokens=_MOST_NEW)
+    stream = options.get("stream", False)
+    if stream and max(sampling.best_of, 1) > sampling.n:
+        raise InvalidInput("`best_of` must not be greater than `n` in a stream, where each choice is sent as it comes")
+    call = Generate(prompts=prompts, sampling=sampling, stream=stream)
+    answer = CompletionAnswer(prompts, sampling.n, options, logprobs=logprobs)
+    request = inquiry(call, http, policy, model)
+    if stream:
+        return HttpStream(request, answer.piece, error_event, DONE, (*EVENT_STREAM, *found.headers))
+    return Exchange(request, lambda response: answer.whole(response, found.headers))
+
+
+def _prompts(given: Any) -> tuple[Prompt, ...]:
+    """One prompt or several, each a text or token ids; several lists of ids in one list."""
+    match given:
+        case str():
+            return (given,)
+        case [*items] if items and len(items) <= _MOST_PROMPTS * 1024:
+            if all(isinstance(item, str) for item in items) and len(items) <= _MOST_PROMPTS:
+                return tuple(items)
+            if all(_is_id(item) for item in items):
+                return (tuple(items),)
+            if len(items) <= _MOST_PROMPTS and all(
+                isinstance(item, list) and item and all(map(_is_id, item)) for item in items
+            ):
+                return tuple(tuple(item) for item in items)
+    raise InvalidInput(
+        f"`prompt` must be a text, a list of at most {_MOST_PROMPTS} texts, token ids or lists of them; "
+        f"got {shown(given)}"
+    )
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
+
+
+class CompletionAnswer:
+    """How the answer to some prompts with `n` choices each is written, whole or in pieces."""
+
+    def __init__(self, prompts: Sequence[Prompt], n: int, options: Mapping[str, Any], *, logprobs: bool) -> None:
+        self._count = len(prompts) * n
+        self._n = n
+        self._prompts = prompts
+        self._echo = options.get("echo", False)
+        self._logprobs = logprobs
+        told = options.get("stream_options", {})
+        self._ends_with_usage = told.get("include_usage", False)
+        self._always_usage = told.get("continuous_usage_stats", False)
+        self._usage = Usage()
+        self._envelope = Envelope.new("cmpl", "text_completion")
+        self._infos: tuple[PromptInfo, ...] = ()
+        self._sent: dict[int, int] = {}
+        self._finished = 0
+
+    def whole(self, response: Response[Generation], headers: Headers) -> HttpResponse:
+        self._take(response.answer)
+        choices = [self._choice(text, text.whole) for text in response.answer.texts]
+        return json_response(self._envelope.around(response.model, choices, usage=self._usage.told()), 200, headers)
+
+    def piece(self, response: Response[Generation]) -> bytes:
+        """The chunks of one piece; the last one of all is followed by the usage where that was asked for."""
+        self._take(response.answer)
+        chunks = []
+        for text in response.answer.texts:
+            self._finished += bool(text.finish)
+            if text.text or text.finish or (self._logprobs and text.tokens):
+                more: dict[str, Any] = {"usage": None} if self._ends_with_usage else {}
+                if self._always_usage:
+                    more = {"usage": self._usage.told()}
+                chunks.append(event(self._envelope.around(response.model, [self._choice(text, text.text)], **more)))
+        if self._finished == self._count and self._ends_with_usage:
+            chunks.append(event(self._envelope.around(response.model, [], usage=self._usage.told())))
+        return b"".join(chunks)
+
+    def _take(self, generation: Generation) -> None:
+        self._usage.add(generation)
+        self._infos = self._infos or generation.prompts
+
+    def _choice(self, text: Text, content: str) -> dict[str, Any]:
+        index = text.prompt * self._n + text.choice
+        first = index not in self._sent
+        tokens: list[tuple[Token, str]] = list(zip(text.tokens, spread(content, text.tokens), strict=True))
+        if self._echo and first:
+            prefill = self._infos[text.prompt].prefill if self._infos else ()
+            prompt = self._prompt(text.prompt)
+            tokens = [*zip(prefill, spread(prompt, prefill), strict=True), *tokens]
+            content = prompt + content
+        at = self._sent.get(index, 0)
+        self._sent[index] = at + len(content)
+        return {
+            "index": index,
+            "text": content,
+            "logprobs": _told(tokens, at) if self._logprobs else None,
+            "finish_reason": REASONS[text.finish],
+            **({"stop_reason": text.stop} if text.finish else {}),
+        }
+
+    def _prompt(self, at: int) -> str:
+        prompt = self._prompts[at]
+        if isinstance(prompt, str):
+            return prompt
+        return self._infos[at].text if self._infos else ""
+
+
+def _told(tokens: Sequence[tuple[Token, str]], at: int) -> dict[str, Any]:
+    """The four lists of a completion's log-probabilities; offsets count characters from `at`."""
+    offsets = []
+    for _, text in tokens:
+        offsets.append(at)
+        at += len(text)
+    return {
+        "text_offset": offsets,
+        "token_logprobs": [token.logprob for token, _ in tokens],
+        "tokens": [token.text for token, _ in tokens],
+        "top_logprobs": [
+            {top.text: top.logprob for top in (*reversed(token.top), token)} if token.logprob is not None else None
+            for token, _ in tokens
+        ],
+    }

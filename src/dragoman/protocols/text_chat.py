@@ -1,0 +1,139 @@
+"""OpenAI's chat: a request becomes Generate on a conversation, for whichever protocol takes chats."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from dragoman.core.calls import DescribeModels, Generate, ModelDescription, Request, Response
+from dragoman.core.errors import InvalidInput
+from dragoman.core.sampling import MOST_TOP, checked, flag, integer, shown
+from dragoman.core.text import Chat
+from dragoman.protocols.text import Given, Parameter, given, inquiry, object_in, option, sets
+from dragoman.protocols.text_chat_answer import ChatAnswer
+from dragoman.protocols.text_openai import COMMON, DONE, PLACEHOLDERS, anything, error_event, settle
+from dragoman.protocols.text_tools import Tools, tools_of
+from dragoman.protocols.wire import Asked, Exchange, HttpRequest, HttpStream, Inquiry, Policy
+
+_MOST_MESSAGES = 4096
+_ROLES = {"developer": "system"}  # templates do not know OpenAI's newer word for it
+_PARAMETERS: Mapping[str, Parameter] = {
+    **COMMON,
+    "max_completion_tokens": sets("max_new_tokens"),
+    "logprobs": option("logprobs", flag()),
+    "top_logprobs": sets("top_logprobs", integer(0, MOST_TOP)),
+    "messages": option("messages", anything()),
+    "tools": option("tools", anything()),
+    "tool_choice": option("tool_choice", anything()),
+    "tool_prompt": option("tool_prompt", anything()),
+    "parallel_tool_calls": option("parallel_tool_calls", flag()),
+    "chat_template_kwargs": option("chat_template_kwargs", anything()),
+    "add_generation_prompt": option("add_generation_prompt", flag()),
+}
+
+
+def chat_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str = "") -> Asked:
+    """What a chat's body asks, of `model` where the path has chosen one already."""
+    name = model or http.params.get("model", "") or checked_model(body)
+    if name in PLACEHOLDERS and name:
+        return Inquiry(Request(DescribeModels()), lambda told: _chat(body, http, policy, known(name, told)))
+    return _chat(body, http, policy, name)
+
+
+def checked_model(body: Mapping[str, Any]) -> str:
+    """The model that a body names, "" where it names none."""
+    name = body.get("model")
+    if name is not None and not isinstance(name, str):
+        raise InvalidInput(f"`model` must be the name of a model; got {shown(name)}")
+    return name or ""
+
+
+def known(name: str, told: Response[tuple[ModelDescription, ...]]) -> str:
+    """A placeholder is no name, unless a model is called so."""
+    return name if any(model.name == name for model in told.answer) else ""
+
+
+def conversation(body: Mapping[str, Any]) -> tuple[Chat, Tools]:
+    """The conversation in a body. Raises InvalidInput naming the message that does not fit."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not 0 < len(messages) <= _MOST_MESSAGES:
+        raise InvalidInput(f"`messages` must be a list of 1 to {_MOST_MESSAGES} messages; got {shown(messages)}")
+    tools = tools_of(body.get("tools"), body.get("tool_choice"))
+    prompt = body.get("add_generation_prompt")
+    generation_prompt = True if prompt is None else checked("add_generation_prompt", prompt, flag())
+    options = object_in(body, "chat_template_kwargs")
+    read = tuple(_message(message, i) for i, message in enumerate(messages))
+    return Chat(read, tools.offered, options, generation_prompt), tools
+
+
+def _chat(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> Asked:
+    found = given(body, _PARAMETERS, policy)
+    chat, tools = conversation(body)
+    fields, options = found.fields, found.options
+    if body.get("max_completion_tokens") is not None:
+        fields["max_new_tokens"] = int(body["max_completion_tokens"])
+    settle(fields, options)
+    _check_logprobs(found)
+    grammar = tools.grammar()
+    if grammar is not None:
+        fields["grammar"] = grammar
+    sampling = found.sampling(policy)
+    stream = options.get("stream", False)
+    answer = ChatAnswer(sampling.n, options, tools)
+    call = Generate(prompts=(chat,), sampling=sampling, stream=stream)
+    request = inquiry(call, http, policy, model)
+    if stream:
+        return HttpStream(request, answer.piece, error_event, DONE, answer.stream_headers(found.headers))
+    return Exchange(request, lambda response: answer.whole(response, found.headers))
+
+
+def _check_logprobs(found: Given) -> None:
+    if found.fields.get("top_logprobs") and not found.options.get("logprobs"):
+        raise InvalidInput("`top_logprobs` must only be given with `logprobs`: true")
+
+
+# --- messages ----------------------------------------------------------------------------------------------
+
+
+def _message(message: Any, at: int) -> dict[str, Any]:
+    where = f"`messages[{at}]`"
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not message["role"]:
+        raise InvalidInput(f"{where} must be an object with `role` and `content`; got {shown(message)}")
+    calls = message.get("tool_calls")
+    found = {name: value for name, value in message.items() if value is not None}
+    found["role"] = _ROLES.get(found["role"], found["role"])
+    found["content"] = _content(message.get("content"), where, optional=bool(calls))
+    if calls:
+        if not isinstance(calls, list):
+            raise InvalidInput(f"{where}: `tool_calls` must be a list; got {shown(calls)}")
+        found["tool_calls"] = [_tool_call(call, where) for call in calls]
+    return found
+
+
+def _content(content: Any, where: str, *, optional: bool) -> str:
+    """The text of a message; its parts, where it has several, follow each other."""
+    if isinstance(content, str):
+        return content
+    if content is None and optional:
+        return ""
+    if isinstance(content, list):
+        for part in content:
+            match part:
+                case {"type": "text", "text": str(_)}:
+                    continue
+            raise InvalidInput(f"{where}: `content` must have parts of text alone; got {shown(part)}")
+        return "".join(part["text"] for part in content)
+    raise InvalidInput(f"{where}: `content` must be a text, or a list of texts; got {shown(content)}")
+
+
+def _tool_call(call: Any, where: str) -> dict[str, Any]:
+    """A call as templates take it: with arguments as values, not as the text of JSON."""
+    match call:
+        case {"function": {"name": str(_), "arguments": str(text)} as function}:
+            try:
+                return {**call, "function": {**function, "arguments": orjson.loads(text)}}
+            except orjson.JSONDecodeError:
+                return dict(call)
+        case {"function": {"name": str(_)}}:
+            return dict(call)
+    raise InvalidInput(f"{where}: `tool_calls` must have a `function` with `name` and `arguments`; got {shown(call)}")

@@ -1,0 +1,190 @@
+"""What OpenAI's chats and completions share: parameters, reasons, usage, and how an answer's chunks are framed."""
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from dragoman.core.errors import (
+    DeadlineExceeded,
+    DragomanError,
+    Forbidden,
+    InvalidInput,
+    ModelNotFound,
+    NotReady,
+    NotSupported,
+    Overloaded,
+    Unauthorized,
+)
+from dragoman.core.sampling import Kind, Unfit, flag, integer, number
+from dragoman.core.text import FinishReason, Generation, PromptInfo, Token
+from dragoman.protocols.text import Parameter, option, sets
+from dragoman.protocols.text_grammar import GUIDED, RESPONSE_FORMAT
+
+# Names that clients send where they mean whatever model is there.
+PLACEHOLDERS = frozenset({"", "tgi", "dummy", "default"})
+DONE = b"data: [DONE]\n\n"
+REASONS: Mapping[FinishReason, str | None] = {
+    "": None,
+    "length": "length",
+    "eos_token": "stop",
+    "stop_sequence": "stop",
+}
+_SEED = integer(-(1 << 63), (1 << 64) - 1)
+_SAME = (
+    "n",
+    "top_p",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "length_penalty",
+    "early_stopping",
+    "stop_token_ids",
+    "ignore_eos",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "prompt_logprobs",
+    "bad_words",
+)
+
+
+def _stream_options() -> Kind:
+    def read(value: Any) -> dict[str, bool]:
+        if not isinstance(value, dict) or not all(isinstance(each, bool | None) for each in value.values()):
+            raise Unfit
+        return {name: each for name, each in value.items() if each is not None}
+
+    return Kind("an object of options that are true or false", read)
+
+
+def anything() -> Kind:
+    return Kind("anything", lambda value: value)
+
+
+# vLLM's extra parameters among them. Of the last ones nothing depends here.
+COMMON: Mapping[str, Parameter] = {
+    **{name: sets(name) for name in _SAME},
+    "temperature": sets("temperature", number(0.0, 2.0)),
+    "max_tokens": sets("max_new_tokens"),
+    "min_tokens": sets("min_new_tokens"),
+    "seed": sets("seed", Kind(_SEED.told, lambda value: _SEED.read(value) & ((1 << 64) - 1))),
+    "include_stop_str_in_output": sets("include_stop"),
+    "truncate_prompt_tokens": sets("truncate"),
+    "adapter": sets("adapter"),
+    "response_format": sets("grammar", RESPONSE_FORMAT),
+    **GUIDED,
+    "use_beam_search": option("use_beam_search", flag()),
+    "stream": option("stream", flag()),
+    "stream_options": option("stream_options", _stream_options()),
+    **{name: option(name, anything()) for name in ("model", "user", "metadata", "store", "service_tier")},
+}
+
+
+def settle(fields: dict[str, Any], options: Mapping[str, Any]) -> None:
+    """What OpenAI's parameters mean together: sampling is on unless the temperature is 0."""
+    if options.get("use_beam_search"):
+        fields.setdefault("num_beams", max(2, fields.get("n", 1)))
+        fields.pop("temperature", None)
+    else:
+        fields["do_sample"] = True
+    if "stream_options" in options and not options.get("stream"):
+        raise InvalidInput("`stream_options` must only be given with `stream`: true")
+
+
+# --- answers -----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Usage:
+    """How many tokens were read and generated so far."""
+
+    prompt: int = 0
+    cached: int = 0
+    generated: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def add(self, generation: Generation) -> None:
+        self.read(generation.prompts)
+        for text in generation.texts:
+            self.generated[text.prompt, text.choice] = text.generated
+
+    def read(self, prompts: Sequence[PromptInfo]) -> None:
+        self.prompt += sum(info.tokens for info in prompts)
+        self.cached += sum(info.cached for info in prompts)
+
+    def told(self) -> dict[str, Any]:
+        completion = sum(self.generated.values())
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": completion,
+            "total_tokens": self.prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What every answer, and every chunk of one, begins with."""
+
+    prefix: str
+    kind: str
+    id: str = ""
+    created: int = 0
+
+    @classmethod
+    def new(cls, prefix: str, kind: str) -> "Envelope":
+        return cls(prefix, kind, f"{prefix}-{uuid.uuid4().hex}", int(time.time()))
+
+    def around(self, model: str, choices: Sequence[Any], **more: Any) -> dict[str, Any]:
+        head = {"id": self.id, "object": self.kind, "created": self.created, "model": model}
+        return {**head, "system_fingerprint": "fp_dragoman", "choices": choices, **more}
+
+
+def event(value: Any) -> bytes:
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def counted(token: Token) -> dict[str, Any]:
+    """A token with its log-probability, as chats tell it."""
+    data = token.text.encode(errors="replace")
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(data)}
+
+
+# --- faults ------------------------------------------------------------------------------------------------
+
+_FAULTS: Sequence[tuple[type[DragomanError], int, str, str | None]] = (
+    (InvalidInput, 400, "invalid_request_error", None),
+    (NotSupported, 400, "invalid_request_error", "unsupported"),
+    (ModelNotFound, 404, "invalid_request_error", "model_not_found"),
+    (Unauthorized, 401, "invalid_request_error", "invalid_api_key"),
+    (Forbidden, 403, "invalid_request_error", None),
+    (NotReady, 503, "service_unavailable", None),
+    (Overloaded, 503, "service_unavailable", "overloaded"),
+    (DeadlineExceeded, 504, "timeout", None),
+)
+
+
+def status_of(fault: DragomanError) -> int:
+    return next((status for kind, status, _, _ in _FAULTS if isinstance(fault, kind)), 500)
+
+
+def told_fault(fault: DragomanError) -> dict[str, Any]:
+    """The object that tells of a fault; `param` is the name that the message begins with."""
+    kind, code = next((row[2:] for row in _FAULTS if isinstance(fault, row[0])), ("server_error", None))
+    named = fault.message.split("`", 2)
+    param = named[1] if len(named) == 3 and not named[0] else None
+    if isinstance(fault, ModelNotFound):
+        param = "model"
+    message = fault.message.encode(errors="replace").decode()
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def error_event(fault: DragomanError) -> bytes:
+    return event(told_fault(fault))

@@ -1,0 +1,232 @@
+"""Tools of a chat: what is offered to the model, and the calls that it writes as text, in the common formats.
+
+Hermes, Qwen    <tool_call>{"name": ..., "arguments": {...}}</tool_call>
+Llama           {"name": ..., "parameters": {...}}, maybe after <|python_tag|>; <function=NAME>{...}</function>
+Mistral         [TOOL_CALLS][{"name": ..., "arguments": {...}}], or [TOOL_CALLS]NAME[ARGS]{...}
+"""
+
+import json
+import re
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from dragoman.core.errors import InvalidInput
+from dragoman.core.sampling import shown
+from dragoman.core.text import Grammar
+
+_MOST_TOOLS = 128
+_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}", re.ASCII)
+_OPENERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
+_HERMES = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^>\s]+)>\s*(.*?)\s*(?:</function>|\Z)", re.DOTALL)
+_MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*([A-Za-z0-9_.\-]+)\s*\[ARGS\]\s*(\{.*?\})\s*(?=\[TOOL_CALLS\]|\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the model makes; `arguments` is JSON text."""
+
+    name: str
+    arguments: str
+    id: str
+
+    def told(self) -> dict[str, Any]:
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The tools that a chat offers, as the template takes them, and which the model has to call: any, or one."""
+
+    offered: tuple[dict[str, Any], ...] = ()
+    required: bool = False
+    only: str = ""
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(tool["function"]["name"] for tool in self.offered)
+
+    def grammar(self) -> Grammar | None:
+        """What the text must be where a call is required."""
+        if self.only:
+            return Grammar("json_schema", json.dumps(self._parameters(self.only)))
+        if not self.required:
+            return None
+        choices = [
+            {
+                "type": "object",
+                "properties": {"name": {"const": name}, "arguments": self._parameters(name)},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+            for name in sorted(self.names)
+        ]
+        return Grammar("json_schema", json.dumps({"type": "array", "minItems": 1, "items": {"anyOf": choices}}))
+
+    def _parameters(self, name: str) -> Any:
+        tool = next(tool for tool in self.offered if tool["function"]["name"] == name)
+        return tool["function"].get("parameters") or {"type": "object"}
+
+    def parsed(self, text: str) -> tuple[str, list[ToolCall]]:
+        """The text that is for the reader, and the calls that the rest of it makes; all is text where none does."""
+        if self.only:
+            return "", [_made(self.only, text)]
+        for read in (_hermes, _mistral, _functions, _plain):
+            content, found = read(text)
+            calls = [_made(name, arguments) for name, arguments in found if name in self.names]
+            if calls:
+                return content.strip(), calls
+        return text, []
+
+
+def tools_of(given: Any, choice: Any) -> Tools:
+    """The tools in a request. Raises InvalidInput naming what does not fit."""
+    if given is None or given == []:
+        if choice not in (None, "none", "auto"):
+            raise InvalidInput(f"`tool_choice` must not be given without `tools`; got {shown(choice)}")
+        return Tools()
+    if not isinstance(given, list) or len(given) > _MOST_TOOLS:
+        raise InvalidInput(f"`tools` must be a list of at most {_MOST_TOOLS} functions; got {shown(given)}")
+    offered = tuple(_tool(tool, i) for i, tool in enumerate(given))
+    if choice == "none":
+        return Tools()
+    tools = Tools(offered, required=choice == "required", only=_chosen(choice))
+    if tools.only and tools.only not in tools.names:
+        raise InvalidInput(f"`tool_choice` must name one of `tools`; got {shown(tools.only)}")
+    return tools
+
+
+def _tool(tool: Any, at: int) -> dict[str, Any]:
+    match tool:
+        case {"type": "function", "function": {"name": str(name)} as function} if _NAME.fullmatch(name):
+            if isinstance(function.get("parameters"), dict | None):
+                return dict(tool)
+    expected = '{"type": "function", "function": {"name": ..., "parameters": {a JSON schema}}}'
+    raise InvalidInput(f"`tools[{at}]` must be {expected}; got {shown(tool)}")
+
+
+def _chosen(choice: Any) -> str:
+    match choice:
+        case None | "auto" | "required":
+            return ""
+        case {"function": {"name": str(name)}}:
+            return name
+    raise InvalidInput(
+        '`tool_choice` must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}; '
+        f"got {shown(choice)}"
+    )
+
+
+# --- the formats -------------------------------------------------------------------------------------------
+
+_Found = tuple[str, list[tuple[str, str]]]
+
+
+def _made(name: str, arguments: str) -> ToolCall:
+    return ToolCall(name, arguments, f"call_{uuid.uuid4().hex[:24]}")
+
+
+def _hermes(text: str) -> _Found:
+    calls = [call for inner in _HERMES.findall(text) for call in _from_json(inner)]
+    return _HERMES.sub("", text), calls
+
+
+def _mistral(text: str) -> _Found:
+    before, opener, after = text.partition("[TOOL_CALLS]")
+    named = [(name, arguments) for name, arguments in _MISTRAL.findall(text) if _is_object(arguments)]
+    return before, named or (_from_json(after) if opener else [])
+
+
+def _functions(text: str) -> _Found:
+    calls = [(name, arguments) for name, arguments in _FUNCTION.findall(text) if _is_object(arguments)]
+    return _FUNCTION.sub("", text), calls
+
+
+def _plain(text: str) -> _Found:
+    """Nothing but the JSON of one call, of a list of them, or of several with semicolons or lines between."""
+    return "", _from_json(text.strip().removeprefix("<|python_tag|>"))
+
+
+def _from_json(text: str) -> list[tuple[str, str]]:
+    values = list(_values(text))
+    found = values[0] if len(values) == 1 and isinstance(values[0], list) else values
+    calls = [_call(value) for value in found]
+    return [call for call in calls if call is not None] if None not in calls else []
+
+
+def _values(text: str) -> Iterator[Any]:
+    """The JSON values in a text, which has nothing else than semicolons and space between them."""
+    decoder, at, values = json.JSONDecoder(), 0, []
+    while at < len(text):
+        if text[at] in " \t\r\n;":
+            at += 1
+            continue
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return
+        values.append(value)
+    yield from values
+
+
+def _call(value: Any) -> tuple[str, str] | None:
+    match value:
+        case {"function": {"name": str(_)} as inner}:
+            return _call(inner)
+        case {"name": str(name), "arguments": arguments} | {"name": str(name), "parameters": arguments}:
+            return name, arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+        case {"name": str(name)} if len(value) == 1:
+            return name, "{}"
+    return None
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+# --- in pieces ---------------------------------------------------------------------------------------------
+
+
+class ToolStream:
+    """The text of one choice as it comes: what is for the reader goes on at once, what may be a call is held back."""
+
+    def __init__(self, parsed: Callable[[str], tuple[str, list[ToolCall]]], *, all_held: bool = False) -> None:
+        self._parsed = parsed
+        self._text = ""
+        self._holding = all_held
+        self._begun = False
+
+    def feed(self, text: str, *, last: bool) -> tuple[str, Sequence[ToolCall]]:
+        """The text that may go on, and with the last piece the calls."""
+        self._text += text
+        if last:
+            return self._parsed(self._text) if self._holding or self._text else ("", ())
+        if self._holding:
+            return "", ()
+        free = self._free()
+        out, self._text = self._text[:free], self._text[free:]
+        self._begun = self._begun or bool(out.strip())
+        return out, ()
+
+    def _free(self) -> int:
+        """How much of the text is certainly not of a call."""
+        if not self._begun and self._text.lstrip()[:1] in ("", "{", "["):
+            self._holding = self._text.strip() != ""
+            return 0
+        at = min((i for opener in _OPENERS if (i := self._text.find(opener)) >= 0), default=-1)
+        if at >= 0:
+            self._holding = True
+            return at
+        longest = max(len(opener) for opener in _OPENERS) - 1
+        for start in range(max(0, len(self._text) - longest), len(self._text)):
+            if any(opener.startswith(self._text[start:]) for opener in _OPENERS):
+                return start
+        return len(self._text)

@@ -1,0 +1,221 @@
+"""Text Generation Inference's API, for those whose server is no longer developed."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from dragoman.core.calls import (
+    Describe,
+    Generate,
+    ModelDescription,
+    Ready,
+    Request,
+    Response,
+    Tokenize,
+)
+from dragoman.core.errors import (
+    DeadlineExceeded,
+    DragomanError,
+    Forbidden,
+    InvalidInput,
+    InvalidOutput,
+    ModelFailed,
+    ModelNotFound,
+    NotReady,
+    NotSupported,
+    Overloaded,
+    Unaddressed,
+    Unauthorized,
+    WorkerLost,
+)
+from dragoman.core.text import Tokenized, TokenSpan
+from dragoman.protocols.text import EVENT_STREAM, inquiry, object_body, retry_after
+from dragoman.protocols.text_chat import conversation
+from dragoman.protocols.tgi_answer import Answer, event
+from dragoman.protocols.tgi_request import (
+    MOST_BEST_OF,
+    MOST_INPUTS,
+    MOST_STOP_SEQUENCES,
+    asked,
+    inputs_of,
+    wants_stream,
+)
+from dragoman.protocols.wire import (
+    Asked,
+    Exchange,
+    HttpFault,
+    HttpProtocol,
+    HttpRequest,
+    HttpResponse,
+    HttpStream,
+    Policy,
+    Route,
+    json_response,
+)
+
+_TYPES: Sequence[tuple[type[DragomanError], int, str]] = (
+    (Unaddressed, 400, "validation"),
+    (InvalidInput, 422, "validation"),
+    (NotSupported, 422, "validation"),
+    (ModelNotFound, 404, "not_found"),
+    (Unauthorized, 401, "unauthorized"),
+    (Forbidden, 403, "forbidden"),
+    (NotReady, 503, "healthcheck"),
+    (Overloaded, 429, "overloaded"),
+    (DeadlineExceeded, 504, "generation"),
+    (ModelFailed, 424, "generation"),
+    (InvalidOutput, 500, "incomplete_generation"),
+    (WorkerLost, 500, "incomplete_generation"),
+)
+# TGI: these are events of a stream even where they come before the first token.
+_IN_STREAM = ("validation", "generation", "overloaded", "incomplete_generation")
+
+
+class Tgi:
+    """The endpoints."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def either(self, http: HttpRequest) -> Asked:
+        """`POST /`: the body says whether the answer is a stream; a whole one is in a list."""
+        since_s = time.monotonic()
+        body = object_body(http.body, self._policy)
+        if wants_stream(body):
+            return self._stream(body, http, since_s)
+        return self._whole(body, http, since_s, listed=True)
+
+    def generate(self, http: HttpRequest) -> Asked:
+        return self._whole(object_body(http.body, self._policy), http, time.monotonic(), listed=False)
+
+    def generate_stream(self, http: HttpRequest) -> Asked:
+        return self._stream(object_body(http.body, self._policy), http, time.monotonic())
+
+    def _whole(self, body: dict[str, Any], http: HttpRequest, since_s: float, *, listed: bool) -> Asked:
+        found = asked(body, self._policy, stream=False)
+        call = Generate(prompts=found.inputs, sampling=found.sampling)
+        answer = Answer(found, since_s, always_listed=listed)
+        return Exchange(inquiry(call, http, self._policy), answer.whole)
+
+    def _stream(self, body: dict[str, Any], http: HttpRequest, since_s: float) -> Asked:
+        try:
+            found = asked(body, self._policy, stream=True)
+        except InvalidInput as fault:
+            return _fault_in_stream(fault)
+        call = Generate(prompts=found.inputs, sampling=found.sampling, stream=True)
+        answer = Answer(found, since_s)
+        request = inquiry(call, http, self._policy)
+        return HttpStream(request, answer.piece, _error_event, b"", answer.stream_headers, _fault_in_stream)
+
+    # --- tokens ----------------------------------------------------------------------------------------------
+
+    def tokenize(self, http: HttpRequest) -> Exchange[Tokenized, HttpResponse]:
+        inputs, _ = inputs_of(object_body(http.body, self._policy))
+        if len(inputs) > 1:
+            raise InvalidInput(f"`inputs` must be one text; got {len(inputs)}")
+
+        def reply(response: Response[Tokenized]) -> HttpResponse:
+            return json_response([_span(token) for token in response.answer.tokens])
+
+        return Exchange(inquiry(Tokenize(inputs[0]), http, self._policy), reply)
+
+    def chat_tokenize(self, http: HttpRequest) -> Exchange[Tokenized, HttpResponse]:
+        chat, _ = conversation(object_body(http.body, self._policy))
+
+        def reply(response: Response[Tokenized]) -> HttpResponse:
+            spans = [_span(token) for token in response.answer.tokens]
+            return json_response({"tokenize_response": spans, "templated_text": response.answer.text})
+
+        return Exchange(inquiry(Tokenize(chat), http, self._policy), reply)
+
+    # --- what it tells ---------------------------------------------------------------------------------------
+
+    def health(self, http: HttpRequest) -> Exchange[bool, HttpResponse]:
+        def reply(response: Response[bool]) -> HttpResponse:
+            if response.answer:
+                return HttpResponse(200)
+            return json_response({"error": "unhealthy", "error_type": "healthcheck"}, 503)
+
+        return Exchange(Request(Ready(), http.params.get("model", "")), reply)
+
+    def info(self, http: HttpRequest) -> Exchange[ModelDescription, HttpResponse]:
+        return Exchange(Request(Describe(Generate), http.params.get("model", "")), _info)
+
+
+def _info(response: Response[ModelDescription]) -> HttpResponse:
+    told = response.answer
+    details = told.details
+    context = details.get("max_context")
+    return json_response(
+        {
+            "model_id": details.get("model_id") or told.name,
+            "model_sha": details.get("model_sha"),
+            "model_dtype": details.get("dtype"),
+            "model_device_type": details.get("device"),
+            "model_pipeline_tag": "text-generation",
+            "max_concurrent_requests": details.get("max_concurrent"),
+            "max_best_of": MOST_BEST_OF,
+            "max_stop_sequences": MOST_STOP_SEQUENCES,
+            "max_input_tokens": context - 1 if isinstance(context, int) else None,
+            "max_total_tokens": context,
+            "validation_workers": 1,
+            "max_client_batch_size": MOST_INPUTS,
+            "router": "dragoman",
+            "version": details.get("version"),
+            "sha": None,
+            "docker_label": None,
+        }
+    )
+
+
+def _span(token: TokenSpan) -> dict[str, Any]:
+    return {"id": token.id, "text": token.text, "start": token.start, "stop": token.stop}
+
+
+def protocol(policy: Policy) -> HttpProtocol:
+    """The protocol's table."""
+    at = Tgi(policy)
+    routes = [Route("POST", "/", at.either), Route("POST", "/models/{model}", at.either)]
+    for base in ("", "/models/{model}"):
+        routes += [
+            Route("POST", f"{base}/generate", at.generate),
+            Route("POST", f"{base}/generate_stream", at.generate_stream),
+            Route("POST", f"{base}/tokenize", at.tokenize),
+            Route("POST", f"{base}/chat_tokenize", at.chat_tokenize),
+            Route("GET", f"{base}/health", at.health),
+            Route("GET", f"{base}/info", at.info),
+        ]
+    return HttpProtocol("TGI", tuple(routes), write_error)
+
+
+# --- faults --------------------------------------------------------------------------------------------------
+
+
+def write_error(fault: DragomanError | HttpFault) -> HttpResponse:
+    """TGI: `{"error": message, "error_type": type}`."""
+    if isinstance(fault, HttpFault):
+        kind = "validation" if fault.status < 500 else "generation"
+        return json_response({"error": fault.message, "error_type": kind}, fault.status, fault.headers)
+    return json_response(_told(fault), _row(fault)[0], retry_after(fault))
+
+
+def _row(fault: DragomanError) -> tuple[int, str]:
+    return next(((status, kind) for of, status, kind in _TYPES if isinstance(fault, of)), (500, "generation"))
+
+
+def _told(fault: DragomanError) -> dict[str, str]:
+    kind = _row(fault)[1]
+    heads = {"validation": "Input validation error: ", "generation": "Request failed during generation: "}
+    message = (heads.get(kind, "") + fault.message).encode(errors="replace").decode()
+    return {"error": message, "error_type": kind}
+
+
+def _error_event(fault: DragomanError) -> bytes:
+    return event(_told(fault))
+
+
+def _fault_in_stream(fault: DragomanError) -> HttpResponse:
+    """TGI: what is wrong with a stream's request is told in the stream, under status 200."""
+    if isinstance(fault, Unaddressed) or _row(fault)[1] not in _IN_STREAM:
+        return write_error(fault)
+    return HttpResponse(200, (_error_event(fault),), EVENT_STREAM)
