@@ -81,7 +81,7 @@ def _values(where: str, datatype: Datatype, contents: Any) -> Sequence[Any]:
 
 
 def _numbers(where: str, datatype: Datatype, values: Sequence[Any]) -> Array:
-    wide = np.array(values, _WIDE.get(FIELDS.get(datatype, ""), datatype.dtype))
+    wide = np.fromiter(values, _WIDE.get(FIELDS.get(datatype, ""), datatype.dtype), len(values))
     narrow = wide.astype(datatype.dtype, copy=False)
     if narrow is not wide and (narrow != wide).any():
         raise InvalidInput(f"{where}: {wide[narrow != wide][0]} does not fit into {datatype}")

@@ -69,6 +69,8 @@ def parsed(kind: Any, body: Buffer) -> Any:
 def read_parameters(message: Mapping[str, Any], where: str) -> dict[str, Scalar]:
     """The parameters of a message; InvalidInput where one has no value. `where` begins the error, e.g. `input 'x'`."""
     found: dict[str, Scalar] = {}
+    if not message:  # a look costs less than a walk
+        return found
     for name, value in message.items():
         choice = value.WhichOneof("parameter_choice")
         if choice is None:

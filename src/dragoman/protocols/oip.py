@@ -1,7 +1,7 @@
 """What the Open Inference Protocol says the same over REST and gRPC: its extensions and their parameters."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -40,22 +40,20 @@ def deadline_s(parameters: Parameters, deadline: float | None = None) -> float |
 
 def check_counts(call: Infer, policy: Policy) -> Infer:
     """The call, if it has no more inputs and outputs than the operator allows."""
-    for what, count in (("inputs", len(call.inputs)), ("outputs", len(call.outputs))):
-        if count > policy.max_tensors:
-            raise InvalidInput(f"'{what}': expected at most {policy.max_tensors}, got {count}")
+    most = policy.max_tensors
+    if len(call.inputs) > most:
+        raise InvalidInput(f"'inputs': expected at most {most}, got {len(call.inputs)}")
+    if len(call.outputs) > most:
+        raise InvalidInput(f"'outputs': expected at most {most}, got {len(call.outputs)}")
     return call
 
 
-def content_types(outputs: Iterable[tuple[str, Parameters]]) -> dict[str, str]:
-    """The content types of requested outputs that name one; InvalidInput where that is no text."""
-    found = {}
-    for name, parameters in outputs:
-        wanted = parameters.get("content_type", "")
-        if not isinstance(wanted, str):
-            raise InvalidInput(f"output '{name}': parameter 'content_type' expects a name, got {wanted!r}")
-        if wanted:
-            found[name] = wanted
-    return found
+def content_type_wanted(parameters: Parameters, name: str) -> str:
+    """The content type of a requested output, "" where it names none; InvalidInput where that is no text."""
+    wanted = parameters.get("content_type", "")
+    if not isinstance(wanted, str):
+        raise InvalidInput(f"output '{name}': parameter 'content_type' expects a name, got {wanted!r}")
+    return wanted
 
 
 def classes_wanted(parameters: Parameters, name: str) -> int:

@@ -16,7 +16,7 @@ from dragoman.payload.body import (
     told_parameters,
 )
 from dragoman.payload.json_data import PARSER_FAULTS, told
-from dragoman.protocols.oip import check_counts, classes_wanted, content_types, deadline_s
+from dragoman.protocols.oip import check_counts, classes_wanted, content_type_wanted, deadline_s
 from dragoman.protocols.wire import HttpRequest, Policy
 
 
@@ -31,12 +31,15 @@ _CONTROL = msgspec.json.Decoder(Control | None)
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """How a caller wants the answer: its id, which outputs in binary form, and which as best classes."""
+    """How a caller wants the answer: its id, the names of its outputs, and of these which in binary form, which as
+    best classes and which as of a content type."""
 
     id: str | None
     binary: bool
-    outputs: Mapping[str, bool]
-    classes: Mapping[str, int]
+    names: tuple[str, ...] = ()
+    outputs: Mapping[str, bool] = {}
+    classes: Mapping[str, int] = {}
+    content_types: Mapping[str, str] = {}
 
     def is_binary(self, name: str) -> bool:
         return self.outputs.get(name, self.binary)
@@ -54,7 +57,7 @@ def read_infer(http: HttpRequest, policy: Policy) -> tuple[Request[Inference], W
         raise InvalidInput("the request body is empty; expected an inference request")
     head, rest = divide(http.body, header)
     if not len(head) and rest is not None:  # OIP, binary extension: the body is the one input's bytes
-        return Request(Infer({}, raw=bytes(rest)), *address(http)), Wanted(None, True, {}, {})
+        return Request(Infer({}, raw=bytes(rest)), *address(http)), Wanted(None, True)
     try:
         body = read_request(head, rest, policy)
     except InvalidInput as fault:
@@ -63,9 +66,7 @@ def read_infer(http: HttpRequest, policy: Policy) -> tuple[Request[Inference], W
             raise InvalidInput(f"{fault.message}; {hint}") from fault
         raise
     wanted = _wanted(body.id, body.parameters.pop("binary_data_output", False), body.outputs)
-    names = tuple(o.name for o in body.outputs)
-    types = content_types((o.name, told_parameters(o.parameters)) for o in body.outputs if o.parameters)
-    call = Infer(body.inputs, names, body.parameters, content_types=types)
+    call = Infer(body.inputs, wanted.names, body.parameters, content_types=wanted.content_types)
     deadline = deadline_s(body.parameters)
     metadata = policy.forwarded(http.headers) if policy.forward_headers else {}
     return Request(check_counts(call, policy), *address(http), body.id or "", deadline, metadata), wanted
@@ -86,13 +87,19 @@ def read_control(http: HttpRequest, policy: Policy) -> Control:
 def _wanted(id_: str | None, binary: object, outputs: Sequence[Requested]) -> Wanted:
     forms: dict[str, bool] = {}
     classes: dict[str, int] = {}
+    types: dict[str, str] = {}
     for output in outputs:
-        parameters = told_parameters(output.parameters)
+        if not output.parameters:
+            continue
+        name, parameters = output.name, told_parameters(output.parameters)
         if "binary_data" in parameters:
-            forms[output.name] = _flag(parameters["binary_data"], f"output '{output.name}': parameter 'binary_data'")
-        if count := classes_wanted(parameters, output.name):
-            classes[output.name] = count
-    return Wanted(id_, _flag(binary, "parameter 'binary_data_output'"), forms, classes)
+            forms[name] = _flag(parameters["binary_data"], f"output '{name}': parameter 'binary_data'")
+        if count := classes_wanted(parameters, name):
+            classes[name] = count
+        if content_type := content_type_wanted(parameters, name):
+            types[name] = content_type
+    names = tuple([output.name for output in outputs])
+    return Wanted(id_, _flag(binary, "parameter 'binary_data_output'"), names, forms, classes, types)
 
 
 def _flag(value: object, what: str) -> bool:

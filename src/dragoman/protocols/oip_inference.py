@@ -26,6 +26,9 @@ from dragoman.protocols.wire import Buffer, GrpcRequest, Policy
 WANTS_FINAL = "triton_enable_empty_final_response"
 FINAL = "triton_final_response"
 
+# Bytes of raw contents that are sooner copied through a message than put behind it.
+_SMALL = 1 << 12
+
 _RAW_OUTPUT_CONTENTS: int = ModelInferResponse.DESCRIPTOR.fields_by_name["raw_output_contents"].number
 
 
@@ -47,15 +50,14 @@ def read_infer(request: GrpcRequest, policy: Policy) -> tuple[Request[Inference]
     model = named(message.model_name)
     parameters = read_parameters(message.parameters, "")
     final = _wants_final(parameters)
-    classes = _classes(message.outputs)
-    types = oip.content_types((o.name, read_parameters(o.parameters, "")) for o in message.outputs if o.parameters)
-    call = Infer(_inputs(message, policy), tuple(classes), parameters, content_types=types)
+    names, classes, types = _outputs(message.outputs)
+    call = Infer(_inputs(message, policy), names, parameters, content_types=types)
     form = Form(
         id=message.id,
         model=model,
         version=message.model_version,
         raw=bool(message.raw_input_contents) or not message.inputs,
-        classes={name: count for name, count in classes.items() if count},
+        classes=classes,
         final=final,
     )
     deadline = oip.deadline_s(parameters, request.deadline_s)
@@ -66,21 +68,28 @@ def read_infer(request: GrpcRequest, policy: Policy) -> tuple[Request[Inference]
 def write_infer(response: Response[Inference], form: Form) -> bytes:
     """The ModelInferResponse of an answer; raw elements are copied once, straight from their arrays."""
     answer = oip.classified(response.answer, form.classes)
+    outputs = answer.outputs
     message = ModelInferResponse(model_name=response.model, model_version=response.version, id=form.id)
-    write_parameters(answer.parameters, message.parameters)
+    if answer.parameters:
+        write_parameters(answer.parameters, message.parameters)
     if form.final:
         message.parameters[FINAL].bool_param = False
-    raw = form.raw or any(t.datatype not in FIELDS for t in answer.outputs.values())
-    for name, tensor in answer.outputs.items():
+    for name, tensor in outputs.items():
         output = message.outputs.add(name=name, datatype=tensor.datatype.name, shape=tensor.shape)
-        write_parameters(tensor.parameters, output.parameters)
-        if not raw:
+        if tensor.parameters:
+            write_parameters(tensor.parameters, output.parameters)
+    if not form.raw and all(t.datatype in FIELDS for t in outputs.values()):
+        for tensor, output in zip(outputs.values(), message.outputs, strict=True):
             write_contents(tensor, output.contents)
+        return bytes(message.SerializeToString())
+    blobs = [raw_from_tensor(tensor) for tensor in outputs.values()]
+    if sum(map(len, blobs)) <= _SMALL:
+        message.raw_output_contents.extend(map(bytes, blobs))
+        return bytes(message.SerializeToString())
+    # Fields of a message may be appended to its wire form; this one has the highest number, so in order too.
     parts: list[Buffer] = [message.SerializeToString()]
-    if raw:
-        # Fields of a message may be appended to its wire form; this one has the highest number, so in order too.
-        for tensor in answer.outputs.values():
-            parts += length_delimited(_RAW_OUTPUT_CONTENTS, raw_from_tensor(tensor))
+    for blob in blobs:
+        parts += length_delimited(_RAW_OUTPUT_CONTENTS, blob)
     return b"".join(parts)
 
 
@@ -93,22 +102,29 @@ def named(model: str) -> str:
 
 def _wants_final(parameters: dict[str, Scalar]) -> bool:
     """Whether the stream is to mark its end; the parameter is about the wire, so the model does not see it."""
-    wanted = parameters.pop(WANTS_FINAL, False)
+    wanted = parameters.pop(WANTS_FINAL, False) if parameters else False
     if not isinstance(wanted, bool):
         raise InvalidInput(f"parameter '{WANTS_FINAL}': expected a bool, got {wanted!r}")
     return wanted
 
 
-def _classes(outputs: Sequence[Any]) -> dict[str, int]:
-    """The requested outputs in order, with how many of their best classes are wanted."""
-    found: dict[str, int] = {}
+def _outputs(outputs: Sequence[Any]) -> tuple[tuple[str, ...], dict[str, int], dict[str, str]]:
+    """The names of the requested outputs, how many of their best classes are wanted, and of which content types."""
+    names: dict[str, None] = {}
+    classes: dict[str, int] = {}
+    types: dict[str, str] = {}
     for output in outputs:
-        if output.name in found:
-            raise InvalidInput(f"output '{output.name}' already exists in request")
-        found[output.name] = oip.classes_wanted(
-            read_parameters(output.parameters, f"output '{output.name}': "), output.name
-        )
-    return found
+        name = output.name
+        if name in names:
+            raise InvalidInput(f"output '{name}' already exists in request")
+        names[name] = None
+        parameters = read_parameters(output.parameters, f"output '{name}': ")
+        if parameters:
+            if count := oip.classes_wanted(parameters, name):
+                classes[name] = count
+            if content_type := oip.content_type_wanted(parameters, name):
+                types[name] = content_type
+    return tuple(names), classes, types
 
 
 def _inputs(message: Any, policy: Policy) -> dict[str, Tensor]:
@@ -117,21 +133,23 @@ def _inputs(message: Any, policy: Policy) -> dict[str, Tensor]:
         raise InvalidInput(f"expected {len(message.inputs)} 'raw_input_contents', one an input, got {len(raw)}")
     found: dict[str, Tensor] = {}
     for at, tensor in enumerate(message.inputs):
-        if tensor.name in found:
-            raise InvalidInput(f"input '{tensor.name}' already exists in request")
+        name = tensor.name
+        where = f"input '{name}'"
+        if name in found:
+            raise InvalidInput(f"{where} already exists in request")
         if raw and tensor.HasField("contents"):
-            raise InvalidInput(f"input '{tensor.name}': expected no 'contents' beside 'raw_input_contents'")
-        parameters = read_parameters(tensor.parameters, f"input '{tensor.name}': ")
-        place = f"input '{tensor.name}'", _datatype(tensor), tensor.shape
+            raise InvalidInput(f"{where}: expected no 'contents' beside 'raw_input_contents'")
+        parameters = read_parameters(tensor.parameters, f"{where}: ")
+        kind, shape = _datatype(tensor.datatype, where), list(tensor.shape)
         if raw:
-            found[tensor.name] = tensor_from_raw(*place, raw[at], policy, parameters)
+            found[name] = tensor_from_raw(where, kind, shape, raw[at], policy, parameters)
         else:
-            found[tensor.name] = tensor_from_contents(*place, tensor.contents, policy, parameters)
+            found[name] = tensor_from_contents(where, kind, shape, tensor.contents, policy, parameters)
     return found
 
 
-def _datatype(tensor: Any) -> Datatype:
+def _datatype(name: str, where: str) -> Datatype:
     try:
-        return datatype(tensor.datatype)
+        return datatype(name)
     except InvalidInput as fault:
-        raise InvalidInput(f"input '{tensor.name}': {fault.message}") from fault
+        raise InvalidInput(f"{where}: {fault.message}") from fault
