@@ -27,6 +27,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "huggingface": "dragoman.runtimes.huggingface:HuggingFaceModel",
         "mlserver": "dragoman.runtimes.mlserver:load",
         "umbridge": "dragoman.runtimes.umbridge:UmBridgeModel",
+        "graph": "dragoman.runtimes.graph:GraphModel",
     },
     "pools": {
         "inline": "dragoman.workers.local:InlinePool",

@@ -156,11 +156,11 @@ def _look(path: str) -> Iterator[_Found]:
         if settings is None:
             yield from _look_in(place.resolve())
         else:
-            yield _Found(settings.get("name") or place.resolve().name, place.resolve(), settings, {})
+            yield _Found(settings.get("name") or _name(place.resolve()), place.resolve(), settings, {})
     elif place.is_file():
         if _recognise(place) is None:
             raise InvalidInput(f"no runtime is known for the file '{path}'; see the list of runtimes in the docs")
-        yield _Found(place.stem, place.resolve(), {}, {})
+        yield _Found(_name(place), place.resolve(), {}, {})
     else:
         raise InvalidInput(f"'{path}' is not there; expected a model file, a folder of models or module:object")
 
@@ -185,17 +185,17 @@ def _look_in(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[_Fo
     if settings is not None or versions or _recognise(folder) is not None:
         settings = settings or {}
         versions = {} if "uri" in settings else versions
-        yield _Found(settings.get("name") or folder.name, folder, settings, versions)
+        yield _Found(settings.get("name") or _name(folder), folder, settings, versions)
         if _described(folder):  # MLServer: every model-settings.json is a model, wherever it lies
             yield from (found for p in folders for found in _described_below(p))
         return
     files = [p for p in _visible(folder) if p.is_file() and p.suffix != ".py" and _recognise(p) is not None]
     below = [found for p in folders for found in _look_below(p, above)]
     if len(files) == 1 and not below:
-        yield _Found(folder.name, files[0], {}, {})
+        yield _Found(_name(folder), files[0], {}, {})
         return
     overrides = model_files.repository_settings(folder)
-    for found in [*(_Found(p.stem, p, {}, {}) for p in files), *below]:
+    for found in [*(_Found(_name(p), p, {}, {}) for p in files), *below]:
         yield replace(found, settings={**found.settings, **overrides.pop(found.name, {})})
     if overrides:
         raise InvalidInput(f"{folder / 'dragoman.toml'}: there is no model {', '.join(map(repr, overrides))} here")
@@ -214,6 +214,14 @@ def _described_below(folder: Path) -> Iterator[_Found]:
 
 def _visible(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if not p.name.startswith(".") and p.name not in _PASSED_OVER)
+
+
+def _name(path: Path) -> str:
+    """What a file or folder is called where nothing beside it says so; a graph may say so itself."""
+    if _recognise(path) == "graph":
+        name: str = plugins.resolve("dragoman.runtimes.graph_files:graph_name")(path)
+        return name
+    return path.name if path.is_dir() else path.stem
 
 
 def _recognise(path: Path) -> str | None:

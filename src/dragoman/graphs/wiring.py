@@ -104,7 +104,8 @@ def wire(
     bound: Mapping[tuple[str, str], Vector] | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> Wiring:
-    """The graph of these parts. A port is a pair of a node's name and the name or number of an input or output.
+    """The graph of these parts. A port is a pair of a node's name and the name or number of an input or output; "" is
+    the only one.
 
     edges: from outputs to inputs. inputs: the graph's own, with all that each feeds; None: every input that nothing
     else feeds, called `node` or `node.input`. outputs: the graph's own; None: every output that feeds nothing. bound:
@@ -171,11 +172,15 @@ class _Wirer:
             raise InvalidInput(f"there is no node '{name}'; there are {_listed(self.nodes)}")
         count = self.counts[name][what == "output"]
         names = node.function.input_names if what == "input" else node.function.output_names
+        if not port and count == 1:
+            return Port(name, 0)
         if port in names:
             return Port(name, names.index(port))
         if port.isdecimal() and int(port) < count:
             return Port(name, int(port))
         known = f": {_listed(names)}" if names else ""
+        if not port:
+            raise InvalidInput(f"node '{name}' has {count} {what}s{known}; say which, as '{name}.0'")
         raise InvalidInput(f"node '{name}' has no {what} '{port}'; it has {count}{known}, counted from 0")
 
     def _open_inputs(self) -> tuple[str, ...]:

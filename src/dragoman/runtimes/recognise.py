@@ -17,6 +17,8 @@ def recognise(path: Path) -> str | None:
         return found or ("huggingface" if _is_pretrained(path) else None)
     if not path.is_file():
         return None
+    if graph_file(path) is not None:
+        return "graph"
     by_suffix = _BY_SUFFIX.get(path.suffix.lower())
     return by_suffix(path) if callable(by_suffix) else by_suffix
 
@@ -24,10 +26,10 @@ def recognise(path: Path) -> str | None:
 def model_file(folder: Path) -> Path | None:
     """The one model directly in a folder: a file, or a folder that is a model itself, as a SavedModel is.
 
-    A `model.py` wins over the data beside it; other Python files are its neighbours, not models. Raises
-    ModelFailed naming them where there are several.
+    A `model.py` wins over the data beside it, and a graph over both; other Python files are its neighbours, not models.
+    Raises ModelFailed naming them where there are several.
     """
-    if recognise(folder) != "mlflow" and (folder / "model.py").is_file():
+    if recognise(folder) not in ("mlflow", "graph") and (folder / "model.py").is_file():
         return folder / "model.py"
     if recognise(folder) is not None:
         return folder
@@ -38,6 +40,13 @@ def model_file(folder: Path) -> Path | None:
             "them in its model-settings.json as parameters.uri"
         )
     return found[0] if found else None
+
+
+def graph_file(path: Path) -> Path | None:
+    """The file of a graph: `graph.toml`, `any.graph.toml`, or the one that makes a folder a graph."""
+    if path.is_dir():
+        return next((path / name for name in GRAPH_FILES if (path / name).is_file()), None)
+    return path if path.name.endswith(GRAPH_FILES) and path.name.partition("graph")[0][-1:] in ("", ".") else None
 
 
 def _is_candidate(entry: Path) -> bool:
@@ -77,10 +86,13 @@ def _torch(path: Path) -> str | None:
     return "torch" if is_torchscript(path) else None
 
 
+# The files that hold graphs; before these names may stand another and a dot.
+GRAPH_FILES = ("graph.toml", "graph.json", "graph.yaml", "graph.yml")
 # The file that makes a folder a model. An MLflow model may hold any other file, a model.py among them.
 _BY_MEMBER: Mapping[str, str] = {
     "MLmodel": "mlflow",
     "saved_model.pb": "tensorflow",
+    **dict.fromkeys(GRAPH_FILES, "graph"),
     "model.py": "python",
 }
 # The weights of a model that save_pretrained wrote, or the list of their files.

@@ -1,0 +1,112 @@
+"""Graphs in files, served as models: `runtime: graph`."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dragoman.core.calls import ApplyHessian, ApplyJacobian, Gradient, Infer, SignatureFor
+from dragoman.core.errors import ModelFailed
+from dragoman.core.signature import Signature
+from dragoman.core.spec import ModelSpec, Placement
+from dragoman.core.vectors import Vector, VectorFunction
+from dragoman.graphs.builtin_form import numbers
+from dragoman.graphs.document import Document
+from dragoman.graphs.function import GraphFunction
+from dragoman.graphs.wiring import Node, wire
+from dragoman.runtimes.graph_files import array, read_graph
+from dragoman.runtimes.graph_nodes import Place, load_node
+from dragoman.runtimes.vectors import VectorModel
+
+A = TypeVar("A")
+C = TypeVar("C")
+
+# How many calls of one graph are under way at a time, unless `concurrency` says otherwise.
+_CONCURRENCY = 16
+
+
+class GraphModel(VectorModel):
+    """A graph in a file, or in a folder with `graph.toml`. Its parameter `concurrency` says how many calls it works on
+    at a time (16), each in a thread.
+
+    It runs in a process of its own where some node is Python code, else in the server's: it only waits for others then.
+    """
+
+    platform = "graph"
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._path = Path(spec.uri)
+        self._document = read_graph(self._path)
+        local = any(node.kind in ("fn", "model") for node in self._document.nodes)
+        placement: Placement = "process" if local else "inline"
+        super().__init__(spec, VectorFunction(), placement)
+        self._threads = ThreadPoolExecutor(_concurrency(spec), f"graph-{spec.name}")
+
+    def load(self) -> Any:
+        self.function = load_graph(self._document, self._path)
+        super().load()
+
+    def details(self) -> Mapping[str, Any]:
+        return {**super().details(), "graph": _told(self.function)}
+
+    def close(self) -> Any:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        super().close()
+
+    # Its nodes may have to be waited for, so its methods are `async` and a thread each does the waiting.
+
+    async def _evaluate(self, call: Infer) -> dict[str, Vector]:  # type: ignore[override]
+        return await self._waited(super()._evaluate, call)
+
+    async def _gradient(self, call: Gradient) -> Vector:  # type: ignore[override]
+        return await self._waited(super()._gradient, call)
+
+    async def _apply_jacobian(self, call: ApplyJacobian) -> Vector:  # type: ignore[override]
+        return await self._waited(super()._apply_jacobian, call)
+
+    async def _apply_hessian(self, call: ApplyHessian) -> Vector:  # type: ignore[override]
+        return await self._waited(super()._apply_hessian, call)
+
+    async def signature_for(self, call: SignatureFor) -> Signature:  # type: ignore[override]
+        return await self._waited(super().signature_for, call)
+
+    async def _waited(self, method: Callable[[C], A], call: C) -> A:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, method, call)
+
+
+def load_graph(document: Document, path: Path) -> GraphFunction:
+    """The function of a graph, with all its nodes loaded. Raises a DragomanError that names node and port."""
+    folder = path if path.is_dir() else path.parent
+    nodes: list[Node] = []
+    try:
+        nodes.extend(load_node(text, Place(folder)) for text in document.nodes)
+        bound = {
+            end: numbers(array(folder, value, f"bind: '{'.'.join(end)}'"), f"bind: '{'.'.join(end)}'").reshape(-1)
+            for end, value in document.bound.items()
+        }
+        wiring = wire(nodes, document.edges, document.inputs, document.outputs, bound, document.sizes)
+        return GraphFunction(wiring, name=document.name, threads=document.threads)
+    except BaseException:
+        for node in nodes:
+            node.function.close()
+        raise
+
+
+def _concurrency(spec: ModelSpec) -> int:
+    for key in spec.parameters:
+        if key != "concurrency":
+            raise ModelFailed(f"there is no parameter '{key}' of a graph; there is concurrency")
+    found = spec.parameters.get("concurrency", _CONCURRENCY)
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise ModelFailed(f"parameter 'concurrency': expected a whole number from 1, got {found!r}")
+    return found
+
+
+def _told(function: VectorFunction) -> Mapping[str, Any]:
+    """The nodes of a graph, with where their derivatives come from, and what keeps the whole from having some."""
+    assert isinstance(function, GraphFunction)
+    found: dict[str, Any] = {"nodes": {n: dict(node.function.sources()) for n, node in function.wiring.nodes.items()}}
+    lacking = {ability: function.lacking(ability) for ability in ("gradient", "apply_jacobian", "apply_hessian")}
+    missing = {name: f"'{s.node}' has no {s.ability}" for name, s in lacking.items() if s is not None}
+    return found | ({"missing": missing} if missing else {})

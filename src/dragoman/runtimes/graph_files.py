@@ -1,0 +1,69 @@
+"""The file of a graph: where it lies, and what stands in it."""
+
+import importlib
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dragoman.core.errors import InvalidInput
+from dragoman.graphs.document import Document, document
+from dragoman.runtimes.recognise import GRAPH_FILES, graph_file
+
+
+def read_graph(path: Path) -> Document:
+    """The graph in a file, or in a folder with a `graph.toml`. Raises InvalidInput naming the file and the fault."""
+    file = graph_file(path)
+    if file is None:
+        raise InvalidInput(f"'{path}' is no graph; expected a file, or a folder with a file, {', '.join(GRAPH_FILES)}")
+    try:
+        return document(_READERS[file.suffix](file.read_text()))
+    except (OSError, ValueError) as fault:
+        raise InvalidInput(f"{file} cannot be read: {fault}") from fault
+    except InvalidInput as fault:
+        raise InvalidInput(f"{file.name}: {fault.message}") from fault
+
+
+def graph_name(path: Path) -> str:
+    """What a graph is called: as it says itself, else `beam` for `beam.graph.toml` and the folder for `graph.toml`."""
+    file = graph_file(path) or path
+    default = file.stem.removesuffix(".graph") if file.stem != "graph" else file.resolve().parent.name
+    try:
+        return read_graph(path).name or default
+    except InvalidInput:
+        return default  # whoever loads it says what is wrong
+
+
+def array(folder: Path, value: Any, where: str) -> Any:
+    """A value of a graph's file: numbers as they are, or those in the `.npy` file that a text names."""
+    if not isinstance(value, str):
+        return value
+    path = folder / value
+    if path.suffix != ".npy":
+        raise InvalidInput(f"{where}: expected numbers or the name of a .npy file, got '{value}'")
+    try:
+        return np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as fault:
+        raise InvalidInput(f"{where}: '{path}' cannot be read: {fault}") from fault
+
+
+def _yaml(text: str) -> Any:
+    try:
+        yaml: Any = importlib.import_module("yaml")
+    except ImportError as fault:
+        raise InvalidInput("YAML needs the package 'pyyaml' (pip install pyyaml); TOML and JSON need none") from fault
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as fault:
+        raise InvalidInput(f"this is no YAML: {fault}") from fault
+
+
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    ".toml": tomllib.loads,
+    ".json": json.loads,
+    ".yaml": _yaml,
+    ".yml": _yaml,
+}

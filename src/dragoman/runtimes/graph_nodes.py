@@ -1,0 +1,130 @@
+"""The nodes that a graph's file names become functions of vectors: in Python, of a server, built in."""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dragoman import plugins
+from dragoman.core.errors import DragomanError, InvalidInput
+from dragoman.core.spec import ModelSpec
+from dragoman.core.vectors import ABILITIES, Config, VectorFunction
+from dragoman.derivatives.authored import Declared
+from dragoman.derivatives.authoring import Deferred, is_vector_function, prepared
+from dragoman.graphs.builtin import built_in
+from dragoman.graphs.document import NodeText
+from dragoman.graphs.graph import made_node
+from dragoman.graphs.wiring import Node
+from dragoman.runtimes.graph_files import array
+from dragoman.runtimes.vectors import VectorModel
+
+# What a node in Python may say of its function, as `@vector_function` does.
+_DECLARED = ("inputs", "outputs", "at", "derivatives", "vectorised")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a graph's nodes are looked for: the folder of its file."""
+
+    folder: Path
+
+
+def load_node(text: NodeText, place: Place) -> Node:
+    """The node, ready to be asked. Raises a DragomanError that names it."""
+    try:
+        function = _MAKERS[text.kind](text, place)
+    except DragomanError as fault:
+        raise type(fault)(f"node '{text.name}': {fault.message}") from fault
+    if text.concurrency:
+        function = Limited(function, text.concurrency)
+    return made_node(text.name, function, config=text.config, passes=text.passes, linear=text.linear, label=text.label)
+
+
+def _python(text: NodeText, place: Place) -> VectorFunction:
+    """`file.py:name` beside the graph's file, or `module:name`."""
+    path = _text(text)
+    if ":" not in path:
+        raise InvalidInput(f"{text.kind}: expected 'file.py:name' or 'module:name', got '{path}'")
+    file, _, name = path.rpartition(":")
+    target = plugins.resolve(f"{place.folder / file}:{name}" if file.endswith(".py") else path)
+    options = _options(text, _DECLARED)
+    if not is_vector_function(target) and callable(target) and not isinstance(target, type):
+        return Deferred(target, Declared(**options)).made()
+    if options and isinstance(found := getattr(target, "__vector_function__", None), Deferred):
+        return Deferred(found.function, replace(found.declared, **options)).made()
+    if options:
+        raise InvalidInput(f"'{path}' says itself what it can do; expected no {', '.join(options)}")
+    if is_vector_function(target):
+        return prepared(target)
+    made = plugins.find("runtimes", "python")(ModelSpec(name=text.name, runtime="python", target=target))
+    if not isinstance(made, VectorModel):
+        raise InvalidInput(f"'{path}' is no function of vectors; serve it as a model and name it by `served`")
+    return made.function
+
+
+def _remote(text: NodeText, place: Place) -> VectorFunction:
+    """A UM-Bridge server, or several that hold the same model; the further keys are those of `runtime: umbridge`."""
+    parameters = {"urls": text.what, **text.options}
+    spec = ModelSpec(name=text.name, runtime="umbridge", parameters=parameters)
+    found = plugins.resolve("dragoman.runtimes.umbridge:remote")(spec)
+    found.connect()
+    made: VectorFunction = found
+    return made
+
+
+def _built_in(text: NodeText, place: Place) -> VectorFunction:
+    return built_in(_text(text), {k: array(place.folder, v, k) for k, v in text.options.items()})
+
+
+def _linear(text: NodeText, place: Place) -> VectorFunction:
+    given = {"matrix": text.what, **_options(text, ("shift",))}
+    return built_in("linear", {k: array(place.folder, v, k) for k, v in given.items()})
+
+
+_MAKERS: Mapping[str, Callable[[NodeText, Place], VectorFunction]] = {
+    "fn": _python,
+    "model": _python,
+    "umbridge": _remote,
+    "builtin": _built_in,
+    "linear": _linear,
+}
+
+
+class Limited(VectorFunction):
+    """A function of which at most so many calls are under way at a time; further ones wait."""
+
+    def __init__(self, function: VectorFunction, most: int) -> None:
+        self._function = function
+        self._free = threading.BoundedSemaphore(most)
+        self.input_names, self.output_names = function.input_names, function.output_names
+        self.vectorised = function.vectorised
+        self.input_sizes = function.input_sizes  # type: ignore[method-assign]
+        self.output_sizes = function.output_sizes  # type: ignore[method-assign]
+        self.sources = function.sources  # type: ignore[method-assign]
+        self.notes = function.notes  # type: ignore[method-assign]
+        for ability in ABILITIES:
+            setattr(self, ability, self._waiting(getattr(function, ability)))
+
+    def _waiting(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(*arguments: Any) -> Any:
+            with self._free:
+                return method(*arguments)
+
+        return ask
+
+    def close(self) -> None:
+        self._function.close()
+
+
+def _text(text: NodeText) -> str:
+    if not isinstance(text.what, str) or not text.what:
+        raise InvalidInput(f"{text.kind}: expected text, got {text.what!r}")
+    return text.what
+
+
+def _options(text: NodeText, known: tuple[str, ...]) -> Config:
+    for option in text.options:
+        if option not in known:
+            raise InvalidInput(f"there is no option '{option}' beside '{text.kind}'; there are {', '.join(known)}")
+    return text.options
