@@ -43,7 +43,7 @@ class Calls:
         self.bodies = bodies
         self.others: Streams | None = None
         self.stopping: asyncio.Future[None] = self.loop.create_future()
-        self._handlers: Mapping[str, Handler] = handlers(engine, protocols, self.stopping)
+        self.handlers: Mapping[str, Handler] = handlers(engine, protocols, self.stopping)
         self._calls: set[Call] = set()
         self._idle: asyncio.Future[None] | None = None
 
@@ -52,7 +52,7 @@ class Calls:
     def open(self, stream: Stream, head: Head, ended: bool) -> Listener:
         """A request begins."""
         if not head.note:
-            head.note.append(call_head(head, self._handlers) if is_grpc(head) else None)
+            head.note.append(call_head(head, self.handlers) if is_grpc(head) else None)
         found: CallHead | None = head.note[0]
         if found is None:
             return self._other(stream, head, ended)
@@ -141,12 +141,16 @@ class OwnGrpcServer:
         self._server: asyncio.Server | None = None
         self._members: set[Http2Protocol] = set()
 
+    def made(self) -> Calls:
+        """What answers the calls."""
+        return Calls(self._engine, self._protocols, self._limits, self._bodies)
+
     async def start(self, host: str, port: int) -> int:
         """Listens and returns the port, which the system chooses where 0 is asked for.
 
         Raises OSError where that cannot be, e.g. because another server has the port.
         """
-        calls = Calls(self._engine, self._protocols, self._limits, self._bodies)
+        calls = self.made()
         terms = replace(Terms(), max_header_bytes=self._limits.max_header_bytes)
         buffer = memoryview(bytearray(READ_BYTES))
 

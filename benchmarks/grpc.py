@@ -1,0 +1,155 @@
+"""gRPC, small and large unary calls: our server beside bare echoes of grpcio, in the same run.
+
+usage: python -m benchmarks.grpc [--quick] [--only NAME] [--connections 1,16] [--rounds 3] [--seconds 2]
+
+The load comes from `grpc_load.c`, which is compiled at its first use and compares every answer.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpack import Encoder
+
+from benchmarks import machine, workloads
+from benchmarks.ask import ask
+from benchmarks.identity import Cores
+from benchmarks.processes import RESULTS, ROOT, Process, dragoman, free_port, http_ready, listens, pin, started
+from benchmarks.workloads import GRPC_PATH, Workload
+
+ECHOES = ("aio", "aio-uvloop", "sync", "own")
+SERVERS = ("own", "grpcio")
+BASE = "echo aio"
+MODELS = ("benchmarks.models:Identity", "benchmarks.models:IdentityImage")
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A server that is measured. An echo answers with the question."""
+
+    name: str
+    process: Process
+    port: int
+    echo: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    connections: Sequence[int]
+    streams: int
+    rounds: int
+    seconds: float
+
+
+@contextmanager
+def subjects(core: int | None) -> Iterator[list[Subject]]:
+    """All servers, each started and listening."""
+    logs = RESULTS / "logs"
+    with ExitStack() as stack:
+        found = []
+        for kind in ECHOES:
+            port = free_port()
+            command = [sys.executable, "-m", "benchmarks.grpc_echo", kind, str(port)]
+            process = stack.enter_context(started(command, logs / f"grpc-echo-{kind}.log", core))
+            process.until(lambda port=port: listens(port))  # type: ignore[misc]
+            found.append(Subject(f"echo {kind}", process, port, echo=True))
+        for kind in SERVERS:
+            http_port, port = free_port(), free_port()
+            command = dragoman(MODELS, http_port, port, "--grpc-server", kind)
+            process = stack.enter_context(started(command, logs / f"grpc-{kind}.log", core))
+            process.until(lambda port=http_port: http_ready(port))  # type: ignore[misc]
+            found.append(Subject(f"dragoman {kind}", process, port, echo=False))
+        yield found
+
+
+def generator() -> Path:
+    """The load generator, compiled where that has not been done yet."""
+    source, binary = ROOT / "benchmarks" / "grpc_load.c", RESULTS / "grpc_load"
+    if not binary.exists() or binary.stat().st_mtime < source.stat().st_mtime:
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["cc", "-O2", "-o", str(binary), str(source)], check=True)
+    return binary
+
+
+def write_question(folder: Path, subject: Subject, workload: Workload) -> None:
+    """What the generator sends and expects; the answer has been checked."""
+    answer = ask(workload, subject.port, echo=subject.echo).body
+    fields = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", GRPC_PATH),
+        (":authority", f"127.0.0.1:{subject.port}"),
+        ("te", "trailers"),
+        ("content-type", "application/grpc"),
+        ("user-agent", "grpc-c/load"),
+        ("grpc-accept-encoding", "identity, deflate, gzip"),
+    ]
+    encoder = Encoder()
+    for name in ("first", "next"):
+        (folder / name).write_bytes(encoder.encode(fields))
+    (folder / "question").write_bytes(workload.body)
+    (folder / "answer").write_bytes(answer)
+
+
+def measure(subject: Subject, workload: Workload, plan: Plan, connections: int, core: int | None) -> dict[str, float]:
+    """One interval: answers a second, latencies, and CPU time of the server an answer."""
+    with tempfile.TemporaryDirectory() as name:
+        write_question(Path(name), subject, workload)
+        command = [str(generator()), str(subject.port), str(connections), str(plan.streams), str(plan.seconds), name]
+        began_s = subject.process.cpu_s()
+        run = subprocess.run(command, preexec_fn=pin(core), capture_output=True, text=True, check=True, timeout=120)
+        cpu_s = subject.process.cpu_s() - began_s
+    told: dict[str, float] = json.loads(run.stdout)
+    if told["faults"] or not told["answers"]:
+        raise RuntimeError(f"{subject.name}: {told['faults']} of {told['answers']} answers were wrong: {run.stderr}")
+    return {**told, "rate": told["answers"] / told["seconds"], "cpu_us": 1e6 * cpu_s / told["answers"]}
+
+
+def compare(found: Sequence[Subject], workload: Workload, plan: Plan, connections: int, core: int | None) -> None:
+    """All servers in turns, some rounds; prints medians, and the median of the rounds' ratios to the plain echo."""
+    rounds = [{s.name: measure(s, workload, plan, connections, core) for s in found} for _ in range(plan.rounds)]
+    print(f"\n{workload.name}, c = {connections}, {plan.streams} streams each")
+    print(f"{'server':>16} {'answers/s':>10} {'p50 ms':>8} {'p99 ms':>8} {'CPU us':>8} {'of ' + BASE:>12}")
+    for subject in found:
+        mine = [r[subject.name] for r in rounds]
+        rate, p50, p99, cpu = (statistics.median(m[k] for m in mine) for k in ("rate", "p50_ms", "p99_ms", "cpu_us"))
+        ratio = statistics.median(r[subject.name]["rate"] / r[BASE]["rate"] for r in rounds)
+        print(f"{subject.name:>16} {rate:>10,.0f} {p50:>8.2f} {p99:>8.2f} {cpu:>8.1f} {ratio:>11.2f}x")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", default="grpc-raw")
+    parser.add_argument("--subjects", default="", help="names to take, all by default")
+    parser.add_argument("--connections", default="")
+    parser.add_argument("--streams", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=0.0)
+    given = parser.parse_args()
+    connections = [int(c) for c in (given.connections or ("16" if given.quick else "1,16,64")).split(",")]
+    plan = Plan(
+        connections,
+        given.streams,
+        given.rounds or (1 if given.quick else 3),
+        given.seconds or (0.5 if given.quick else 2),
+    )
+    cores = Cores.of_this_machine()
+    print(machine.described())
+    wanted = [w for w in workloads.identity() if w.wire == "grpc" and given.only in w.name]
+    with subjects(cores.server) as found:
+        chosen = [s for s in found if not given.subjects or s.name in (BASE, *given.subjects.split(","))]
+        for workload in wanted:
+            for number in plan.connections:
+                compare(chosen, workload, plan, number, cores.load)
+
+
+if __name__ == "__main__":
+    main()

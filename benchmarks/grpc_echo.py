@@ -1,0 +1,95 @@
+"""Bare gRPC servers that answer each message with itself: what the same bytes cost without a model server.
+
+usage: python -m benchmarks.grpc_echo aio|aio-uvloop|sync|own PORT
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import uvloop
+
+from benchmarks.workloads import GRPC_PATH
+from dragoman import memory
+from dragoman.protocols.wire import GrpcRequest
+from dragoman.transports.bodies import Bodies
+from dragoman.transports.grpc_calls import UnaryHandler
+from dragoman.transports.grpc_own.server import Calls, OwnGrpcServer
+from dragoman.transports.limits import Limits
+
+_UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+
+
+def _handlers(method: Any) -> Any:
+    service, name = GRPC_PATH.strip("/").split("/")
+    return grpc.method_handlers_generic_handler(service, {name: grpc.unary_unary_rpc_method_handler(method)})
+
+
+async def aio(port: int) -> None:
+    async def same(message: bytes, context: object) -> bytes:
+        return message
+
+    server = grpc.aio.server(options=_UNLIMITED)
+    server.add_generic_rpc_handlers([_handlers(same)])
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    await server.wait_for_termination()
+
+
+def sync(port: int) -> None:
+    server = grpc.server(ThreadPoolExecutor(4), options=_UNLIMITED)
+    server.add_generic_rpc_handlers([_handlers(lambda message, context: message)])
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    server.start()
+    server.wait_for_termination()
+
+
+class _Nothing:
+    """An engine that is asked nothing."""
+
+    async def call(self, request: Any) -> Any:
+        raise NotImplementedError
+
+    async def stream(self, request: Any) -> AsyncGenerator[Any, None]:
+        nothing: tuple[Any, ...] = ()
+        for piece in nothing:
+            yield piece
+
+    def ready(self) -> bool:
+        return True
+
+    async def changed(self) -> None:
+        await asyncio.Event().wait()
+
+
+class _EchoServer(OwnGrpcServer):
+    def made(self) -> Calls:
+        async def same(request: GrpcRequest) -> Any:
+            return request.body
+
+        calls = super().made()
+        calls.handlers = {GRPC_PATH: UnaryHandler(same)}
+        return calls
+
+
+async def own(port: int) -> None:
+    memory.keep()
+    server = _EchoServer(_Nothing(), (), limits=Limits(), bodies=Bodies(0))
+    await server.start("127.0.0.1", port)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    kind, port = sys.argv[1], int(sys.argv[2])
+    match kind:
+        case "aio":
+            asyncio.run(aio(port))
+        case "aio-uvloop":
+            uvloop.run(aio(port))
+        case "sync":
+            sync(port)
+        case "own":
+            uvloop.run(own(port))
