@@ -1,0 +1,20 @@
+"""A server with simulators that the tests share."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.served import Served, serving
+
+SIMULATORS = Path(__file__).parent / "models" / "simulators.py"
+NAMES = ("forward", "Points", "Faulty", "Slow", "Double")
+
+
+@pytest.fixture(scope="session")
+def simulators() -> Iterator[Served]:
+    """Each of the simulators in four threads."""
+    models = [f"{SIMULATORS}:{name}" for name in NAMES]
+    more = ["--placement", "thread", "--replicas", "4", "--max-batch-size", "64", "--max-body-bytes", str(100 << 20)]
+    with serving(*models, *more, "--log-level", "error") as served:
+        yield served

@@ -1,0 +1,134 @@
+"""Numbers through UM-Bridge's JSON: none changes, whichever parser reads them."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.core.errors import InvalidInput, InvalidOutput
+from dragoman.payload import simd
+from dragoman.payload.policy import Policy
+from dragoman.payload.umbridge import Misfit, Question, numbers, read_output, read_question
+
+POLICY = Policy()
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def read(body: Any, policy: Policy = POLICY) -> Any:
+    found = read_question(body if isinstance(body, bytes) else json.dumps(body).encode(), policy)
+    assert isinstance(found, Question)
+    return found
+
+
+def told(body: Any, policy: Policy = POLICY) -> str:
+    found = read_question(body if isinstance(body, bytes) else json.dumps(body).encode(), policy)
+    assert isinstance(found, Misfit)
+    return found.fault.message
+
+
+@given(st.lists(st.lists(FINITE, max_size=5), max_size=4), st.lists(FINITE, max_size=5), st.booleans())
+def test_vectors_come_as_they_were_written(vectors: Any, sens: Any, long: bool) -> None:
+    padding = " " * simd.LONG if long else ""  # long bodies go through another parser
+    body = json.dumps({"name": "f", "input": vectors, "sens": sens, "outWrt": 3}) + padding
+    found = read(body.encode())
+    assert [v.tolist() for v in found.input] == vectors
+    assert all(v.dtype == np.float64 and v.ndim == 1 for v in found.input)
+    assert (found.sens.tolist(), found.outWrt) == (sens, 3)
+
+
+@given(st.lists(st.floats(), max_size=20))
+def test_a_vector_goes_out_and_comes_back(values: list[float]) -> None:
+    policy = Policy(nonfinite="literal")
+    text = orjson.dumps({"output": numbers(np.array(values), "y", policy)}, option=orjson.OPT_SERIALIZE_NUMPY)
+    np.testing.assert_array_equal(read_output(text, several=False)[0], np.array(values))
+    np.testing.assert_array_equal(json.loads(text)["output"], values)
+
+
+@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("input", "[[1, [2]]]", "input[0][1]: expected a number, got an array"),
+        ("input", "[[[1], 2]]", "input[0][0]: expected a number, got an array"),
+        ("input", "[[true]]", "input[0][0]: expected a number, got a boolean"),
+        ("input", '[["1"]]', "input[0][0]: expected a number, got '1'"),
+        ("input", "[1]", "input[0]: expected an array of numbers, got 1"),
+        ("sens", "[[1]]", "sens[0]: expected a number, got an array"),
+        ("vec", "{}", "vec: expected an array of numbers, got an object"),
+        ("outWrt", "1.0", "'outWrt': expected an integer, got 1.0"),
+        ("outWrt", '"1"', "'outWrt': expected an integer, got '1'"),
+        ("config", "[]", "'config': expected an object, got an array"),
+    ],
+)
+def test_kinds_are_told_by_every_parser_alike(field: str, value: str, message: str, long: bool) -> None:
+    body = f'{{"name": "f", "{field}": {value}}}' + " " * (simd.LONG if long else 0)
+    assert told(body.encode()) == message
+
+
+def test_long_bodies_with_configs_and_doubled_keys_are_read_alike() -> None:
+    vector = np.random.default_rng(1).normal(size=500).tolist()
+    found = read({"name": "f", "input": [vector], "config": {"mesh": [1, [2]], "deep": {"a": None, "b": "["}}})
+    assert found.config == {"mesh": [1, [2]], "deep": {"a": None, "b": "["}}
+    assert found.input[0].tolist() == vector
+    doubled = b'{"name": "f", "outWrt": 1, "outWrt": 2, "input": [%s]}' % json.dumps(vector).encode()
+    assert read(doubled).outWrt == 2
+    assert read(b'{"name": "f", "other": [%s], "input": [[1e5]]}' % json.dumps(vector).encode()).input[0] == [1e5]
+
+
+@pytest.mark.parametrize("spelled", ["1e999", "Infinity"])
+def test_infinities_come_in_either_spelling_unless_refused(spelled: str) -> None:
+    body = f'{{"name": "f", "input": [[0, -{spelled}]]}}'.encode()
+    assert read(body).input[0].tolist() == [0.0, -math.inf]
+    assert told(body, Policy(nonfinite="error")) == "input[0][1]: expected a finite number, got -inf"
+
+
+def test_nan_goes_out_only_as_the_operator_wants() -> None:
+    array = np.array([1.0, np.nan, np.inf])
+    with pytest.raises(InvalidOutput, match="output 'y': element 1 is nan"):
+        numbers(array, "output 'y'", POLICY)
+    with pytest.raises(InvalidOutput, match="element 1 is inf"):
+        numbers(array[[0, 2]], "y", Policy(nonfinite="error"))
+    assert orjson.dumps(numbers(array, "y", Policy(nonfinite="literal"))) == b"[1.0,NaN,Infinity]"
+    assert orjson.dumps(numbers(array[[2, 0]], "y", POLICY)) == b"[1e999,1.0]"
+
+
+def test_numbers_of_single_precision_keep_their_value() -> None:
+    assert json.loads(
+        orjson.dumps(numbers(np.array([0.1], np.float32), "y", POLICY), option=orjson.OPT_SERIALIZE_NUMPY)
+    ) == [float(np.float32(0.1))]
+
+
+@pytest.mark.parametrize(
+    ("text", "several", "wanted"),
+    [
+        (b'{"output": [[nan, 1.0], [-inf, inf]] }', True, [[math.nan, 1.0], [-math.inf, math.inf]]),
+        (b'{"output":[[null,1]]}', True, [[math.nan, 1.0]]),
+        (b'{"output": [1, 2.5]}', False, [[1.0, 2.5]]),
+        (b'{"output": [NaN, -Infinity]}', False, [[math.nan, -math.inf]]),
+    ],
+)
+def test_answers_of_other_servers_are_understood(text: bytes, several: bool, wanted: Any) -> None:
+    np.testing.assert_array_equal(read_output(text, several=several), wanted)
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"[]", b"{}", b'{"output": 5}', b'{"output": [["a"]]}', b'{"output": [[1], 2]}', b"<html>"]
+)
+def test_what_is_no_answer_is_told(text: bytes) -> None:
+    with pytest.raises(InvalidOutput, match="the answer is"):
+        read_output(text, several=True)
+
+
+@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
+def test_garbage_never_gets_through(garbage: bytes) -> None:
+    try:
+        found = read_question(garbage, POLICY)
+    except InvalidInput:
+        return
+    assert isinstance(json.loads(garbage)["name"], str)
+    assert isinstance(found, Question | Misfit)

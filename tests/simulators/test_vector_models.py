@@ -1,0 +1,197 @@
+"""Functions of vectors as models: both worlds, many points at once, sizes that depend on a config."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dragoman
+from dragoman import ApplyHessian, ApplyJacobian, Gradient, Infer, Inference, ModelSpec, Tensor, TensorSpec, errors
+from dragoman.core.calls import Describe, Request, SignatureFor
+from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors
+from dragoman.engine.engine import Engine
+from dragoman.engine.repository import Repository
+from simulators.conftest import SIMULATORS
+from simulators.models.simulators import Faulty, Points, forward
+
+
+def vector(*values: float) -> Tensor:
+    return Tensor.of(np.array(values, np.float64))
+
+
+async def answer(engine: Engine, model: str, call: Any) -> Any:
+    return (await engine.call(Request(call, model))).answer
+
+
+async def evaluated(engine: Engine, model: str, *vectors: Sequence[float], **config: Any) -> list[list[float]]:
+    call = Infer({}, positional=tuple(vector(*v) for v in vectors), config=config or dragoman.core.tensor.NONE)
+    found: Inference = await answer(engine, model, call)
+    return [t.data.reshape(-1).tolist() for t in found.outputs.values()]
+
+
+async def test_a_model_of_the_umbridge_package_has_named_tensors_too() -> None:
+    async with dragoman.open_engine(forward) as engine:
+        told = await answer(engine, "forward", Describe())
+        assert [(s.name, s.shape) for s in told.signature.inputs] == [("input_0", (2,)), ("input_1", (3,))]
+        found = await engine.infer("forward", {"input_1": np.ones(3), "input_0": np.array([2.0, 3.0])})
+        assert {k: v.tolist() for k, v in found.items()} == {"output_0": [4.0, 9.0], "output_1": [8.0]}
+        assert told.details == {
+            "derivatives": {"gradient": "author", "apply_jacobian": "author", "apply_hessian": "author"}
+        }
+
+
+@pytest.mark.parametrize("placement", ["inline", "thread", "process"])
+async def test_a_config_travels_wherever_the_model_is(placement: Any) -> None:
+    spec = ModelSpec(name="forward", runtime="python", uri=f"{SIMULATORS}:forward", placement=placement)
+    async with Engine(Repository([spec])) as engine:
+        assert await evaluated(engine, "forward", [1, 2, 3], [0, 0, 0], n=3, scale=2.0) == [[2.0, 8.0, 18.0], [6.0]]
+        assert await evaluated(engine, "forward", [1, 2], [0, 0, 0]) == [[1.0, 4.0], [3.0]]
+        at = (vector(1, 2, 3), vector(0, 0, 0))
+        gradient = Gradient(positional=at, output=0, input=0, sens=vector(1, 1, 1), config={"n": 3, "scale": 2.0})
+        assert (await answer(engine, "forward", gradient)).data.tolist() == [4.0, 8.0, 12.0]
+        hessian = ApplyHessian(positional=at, sens=vector(1, 2, 3), vec=vector(1, 1, 1), config={"n": 3})
+        assert (await answer(engine, "forward", hessian)).data.tolist() == [2.0, 4.0, 6.0]
+        with pytest.raises(errors.InvalidInput, match="expected 2 numbers, got 3"):
+            await evaluated(engine, "forward", [1, 2, 3], [0, 0, 0], n=2)
+        signature = await answer(engine, "forward", SignatureFor({"n": 9}))
+        assert [s.shape for s in signature.inputs] == [(9,), (3,)]
+        named = {"input_0": vector(1, 2, 3), "input_1": vector(0, 0, 0)}  # as other wires bring a config
+        found = await answer(engine, "forward", Infer(named, parameters={"config": '{"n": 3, "scale": 10}'}))
+        assert found.outputs["output_0"].data.tolist() == [10.0, 40.0, 90.0]
+        with pytest.raises(errors.InvalidInput, match="parameter 'config': expected JSON text of an object"):
+            await answer(engine, "forward", Infer(named, parameters={"config": "[1]"}))
+
+
+async def test_outputs_are_held_against_the_sizes_of_the_config() -> None:
+    class Liar(VectorFunction):
+        def input_sizes(self, config: Config) -> Sequence[int]:
+            return (1,)
+
+        def output_sizes(self, config: Config) -> Sequence[int]:
+            return (int(config.get("n", 1)),)
+
+        def evaluate(self, inputs: Vectors, config: Config) -> Any:
+            return np.zeros(3)
+
+        def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
+            return np.zeros(3)
+
+    async with dragoman.open_engine(Liar()) as engine:
+        assert await evaluated(engine, "Liar", [1], n=3) == [[0.0, 0.0, 0.0]]
+        for config in ({}, {"n": 2}):
+            with pytest.raises(errors.InvalidOutput, match=r"output 0: expected [12] numbers, got 3"):
+                await evaluated(engine, "Liar", [1], **config)
+            call = ApplyJacobian(positional=(vector(1),), vec=vector(1), config=config)
+            with pytest.raises(errors.InvalidOutput, match=r"expected [12] numbers, got 3"):
+                await answer(engine, "Liar", call)
+
+
+async def test_many_points_in_one_call() -> None:
+    async with dragoman.open_engine(Points()) as engine:
+        told = await answer(engine, "Points", Describe())
+        assert [s.shape for s in told.signature.inputs] == [(-1, 2)]
+        points = np.arange(6.0).reshape(3, 2)
+        found = await engine.infer("Points", {"x": points})
+        np.testing.assert_array_equal(found["square"], (points**2).sum(axis=1, keepdims=True))
+        np.testing.assert_array_equal(found["double"], 2 * points)
+        assert await evaluated(engine, "Points", [3, 4]) == [[25.0], [6.0, 8.0]]
+        call = Gradient(inputs={"x": vector(3, 4)}, output="square", input="x", sens=vector(1))
+        assert (await answer(engine, "Points", call)).data.tolist() == [6.0, 8.0]
+        rows = Gradient(inputs={"x": Tensor.of(points[:1])}, output="square", input="x", sens=vector(1))
+        assert (await answer(engine, "Points", rows)).data.tolist() == [0.0, 2.0]
+
+
+@pytest.mark.parametrize("placement", ["inline", "thread"])
+async def test_clients_of_a_vectorised_model_are_merged(placement: Any) -> None:
+    points = Points()
+    spec = ModelSpec(name="p", runtime="python", target=points, placement=placement, max_batch_size=64)
+    async with Engine(Repository([spec])) as engine:
+        found = await asyncio.gather(*(evaluated(engine, "p", [float(i), 1.0]) for i in range(64)))
+        assert found == [[[i * i + 1.0], [2.0 * i, 2.0]] for i in range(64)]
+        assert points.calls <= 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"output": "z"}, "output (outWrt): expected one of 'square' of 1, 'double' of 2, got 'z'"),
+        ({"input": "y"}, "input (inWrt): expected one of 'x' of 2, got 'y'"),
+        ({"inputs": {"y": vector(1, 2)}}, "unexpected input 'y'"),
+        ({"inputs": {}}, "expected 1 input vectors"),
+        ({"inputs": {"x": Tensor.of([1, 2])}}, "expected datatype FP64, got INT64"),
+        ({"inputs": {"x": Tensor.of(np.ones((2, 2)))}}, "expected 2 numbers, got shape [2, 2]"),
+        ({"sens": vector(1, 2)}, "sens, for output 'square': expected 1 numbers, got 2"),
+    ],
+)
+async def test_calls_by_name_are_checked_too(changes: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"inputs": {"x": vector(1, 2)}, "output": 0, "input": 0, "sens": vector(1), **changes}
+    async with dragoman.open_engine(Points()) as engine:
+        with pytest.raises(errors.InvalidInput) as fault:
+            await answer(engine, "Points", Gradient(**given))
+    assert message in fault.value.message
+
+
+async def test_results_may_be_arrays_lists_and_scalars() -> None:
+    async with dragoman.open_engine(Faulty()) as engine:
+        assert await evaluated(engine, "Faulty", [0]) == [[1.0, 2.0]]
+        assert await evaluated(engine, "Faulty", [8]) == [[1.0, 2.0]]
+        with pytest.raises(errors.ModelFailed, match="the mesh is tangled"):
+            await evaluated(engine, "Faulty", [10])
+
+
+class Regressor(dragoman.Model):
+    """No simulator, but of float vectors: one row in, one number out."""
+
+    inputs = (TensorSpec("x", dragoman.FP32, (-1, 3)),)
+    outputs = (TensorSpec("y", dragoman.FP32, (-1,)), TensorSpec("more", dragoman.INT64, (-1,), optional=True))
+    batched = True
+    placement = "inline"
+
+    def infer(self, call: Infer) -> Any:
+        x = call.inputs["x"].data
+        assert x.dtype == np.float32
+        return {"y": x.sum(axis=1)}
+
+
+class Words(dragoman.Model):
+    inputs = (TensorSpec("text", dragoman.BYTES, (-1,)),)
+    outputs = (TensorSpec("text", dragoman.BYTES, (-1,)),)
+
+    def infer(self, call: Infer) -> Any:
+        return dict(call.inputs)
+
+
+async def test_any_model_of_float_vectors_is_a_function_of_vectors() -> None:
+    async with dragoman.open_engine(Regressor, Words) as engine:
+        assert await evaluated(engine, "Regressor", [1, 2, 3.5]) == [[6.5]]
+        with pytest.raises(errors.InvalidInput, match=r"input 'x': 1e.300 does not fit into FP32"):
+            await evaluated(engine, "Regressor", [1e300, 2, 3])
+        with pytest.raises(errors.NotSupported, match="not all its tensors are float vectors"):
+            await evaluated(engine, "Words", [1])
+        with pytest.raises(errors.NotSupported, match="does not support Gradient"):
+            await answer(engine, "Regressor", Gradient(positional=(vector(1, 2, 3),), sens=vector(1)))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("from sims import Forward\nmine = Forward()\n", ""),
+        ("from sims import Forward\nmine = Forward()\nother = Forward()\n", "several models: mine, other"),
+        ("from sims import Forward as Base\nclass Mine(Base): pass\nmine = Mine()\n", ""),
+        ("import umbridge\nclass Mine(umbridge.Model): pass\n", "failed to load"),
+        ("x = 1\n", "holds no model"),
+    ],
+)
+async def test_files_with_simulators_are_loaded(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "sims.py").write_text(SIMULATORS.read_text())
+    (tmp_path / "mine.py").write_text(text)
+    spec = ModelSpec(name="m", runtime="python", uri=str(tmp_path / "mine.py"), placement="thread")
+    async with Engine(Repository([spec])) as engine:
+        deployment = engine.deployments()[0]
+        if message:
+            assert message in deployment.reason
+        else:
+            assert await evaluated(engine, "m", [1, 2], [0, 0, 0]) == [[1.0, 4.0], [3.0]]
