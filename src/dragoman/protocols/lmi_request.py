@@ -22,6 +22,9 @@ _ADAPTER = "x-amzn-sagemaker-adapter-identifier"
 _ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 _TARGET = "x-amzn-sagemaker-target-model"
 _FAILED = "Input Parsing failed. Ensure that the request payload is valid. "
+_NO_OBJECT = (
+    "Invalid request payload. Request payload should be a json object specifying the 'inputs' field. Received payload "
+)
 _MOST_INPUTS = 256
 
 
@@ -38,19 +41,29 @@ class Asked:
 
 
 def asked(http: HttpRequest, model: LmiModel, policy: Policy) -> Asked | Mapping[str, Any]:
-    """The request, or its body as it is where that is a conversation. Raises InvalidInput in LMI's words."""
+    """The request, or its body as it is where that is a conversation. Raises InvalidInput, in LMI's words where the
+    payload is none."""
     try:
         body = _body(http, policy)
         if model.reads is not None:
             body = model.reads(body)
         if not isinstance(body, dict):
-            raise InvalidInput(
-                "Invalid request payload. Request payload should be a json object specifying the 'inputs' field. "
-                f"Received payload {shown(body)}"
-            )
-        return body if "messages" in body else _asked(body, http, model, policy)
+            raise InvalidInput(_NO_OBJECT + shown(body))
+        if "messages" in body:
+            return body
+        inputs, listed = _inputs(body)
+        values = _values(body, http)
     except InvalidInput as fault:
         raise InvalidInput(_FAILED + fault.message) from fault
+    unknown = [name for name in body if name not in _FIELDS]
+    refuse_unknown(unknown, _FIELDS, policy)
+    found, sampling = parameters(values, policy, infer_do_sample=model.infer_do_sample)
+    found = Given(found.fields, found.options, found.names, (*unknown, *found.ignored))
+    stream = bool(checked("stream", body.get("stream") or False, flag()))
+    rolling = model.rolling and not listed
+    pieces = stream or (model.streams and not rolling)
+    formatter = model.format(found.options.get("output_formatter", ""), pieces)
+    return Asked(inputs, found, sampling, rolling, formatter)
 
 
 def model_name(http: HttpRequest) -> str:
@@ -129,16 +142,6 @@ _BY_TYPE = {
 }
 
 
-def _asked(body: Mapping[str, Any], http: HttpRequest, model: LmiModel, policy: Policy) -> Asked:
-    inputs, listed = _inputs(body)
-    found, sampling = _parameters(body, http, model, policy)
-    stream = bool(checked("stream", body.get("stream") or False, flag()))
-    rolling = model.rolling and not listed
-    pieces = stream or (model.streams and not rolling)
-    formatter = model.format(found.options.get("output_formatter", ""), pieces)
-    return Asked(inputs, found, sampling, rolling, formatter)
-
-
 # --- fields ------------------------------------------------------------------------------------------------
 
 
@@ -147,10 +150,7 @@ def _inputs(body: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
     listed = isinstance(given, list)
     texts: list[Any] = given if isinstance(given, list) else [given]
     if "inputs" not in body:
-        raise InvalidInput(
-            "Invalid request payload. Request payload should be a json object specifying the 'inputs' field. "
-            f"Received payload {shown(body)}"
-        )
+        raise InvalidInput(_NO_OBJECT + shown(body))
     for text in texts:
         if not isinstance(text, str):
             kind = type(text).__name__
@@ -167,7 +167,8 @@ def _inputs(body: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
     return tuple(texts), listed
 
 
-def _parameters(body: Mapping[str, Any], http: HttpRequest, model: LmiModel, policy: Policy) -> tuple[Given, Sampling]:
+def _values(body: Mapping[str, Any], http: HttpRequest) -> dict[str, Any]:
+    """The parameters as they were sent, with the adapter that a field or a header names."""
     try:
         values = object_in(body, "parameters")
     except InvalidInput as fault:
@@ -176,9 +177,4 @@ def _parameters(body: Mapping[str, Any], http: HttpRequest, model: LmiModel, pol
             f"Received payload {shown(body)}"
         ) from fault
     adapters = body.get("adapters") or http.headers.get(_ADAPTER) or attributes(http).get("adapters")
-    if adapters:
-        values = {**values, "adapters": checked("adapters", adapters, ADAPTERS)}
-    unknown = [name for name in body if name not in _FIELDS]
-    refuse_unknown(unknown, _FIELDS, policy)
-    found, sampling = parameters(values, policy, infer_do_sample=model.infer_do_sample)
-    return Given(found.fields, found.options, found.names, (*unknown, *found.ignored)), sampling
+    return {**values, "adapters": checked("adapters", adapters, ADAPTERS)} if adapters else values
