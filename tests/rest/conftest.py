@@ -1,4 +1,4 @@
-"""What tests of the wire itself run on: our own HTTP server and uvicorn, on the event loop that servers have."""
+"""What tests of the wire itself run on: our own HTTP server and uvicorn, and which event loop."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
@@ -6,6 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 import uvloop
 from rest_house import DEFAULTS
+
+Loops = Mapping[str, Callable[[], asyncio.AbstractEventLoop]]
+_ASYNCIO: Loops = {"asyncio": asyncio.new_event_loop}
+_UVLOOP: Loops = {"uvloop": uvloop.new_event_loop}
+# By what a module uses; others run on asyncio's own loop. Servers run on uvloop.
+_LOOPS = {"http_server": _UVLOOP, "both_loops": {**_ASYNCIO, **_UVLOOP}}
 
 
 @pytest.fixture(scope="module", params=["own", "uvicorn"])
@@ -16,11 +22,11 @@ def http_server(request: pytest.FixtureRequest) -> Iterator[str]:
     del DEFAULTS["http_server"]
 
 
-def pytest_asyncio_loop_factories(
-    config: pytest.Config, item: pytest.Item
-) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Such modules on uvloop, all others on asyncio's own."""
-    marks = item.iter_markers("usefixtures")
-    if any("http_server" in mark.args for mark in marks):
-        return {"uvloop": uvloop.new_event_loop}
-    return {"asyncio": asyncio.new_event_loop}
+@pytest.fixture
+def both_loops() -> None:
+    """Every test of a module that uses this runs on each event loop."""
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Loops:
+    used = [name for mark in item.iter_markers("usefixtures") for name in mark.args if name in _LOOPS]
+    return _LOOPS[used[0]] if used else _ASYNCIO

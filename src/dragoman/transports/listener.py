@@ -110,61 +110,68 @@ class Listener:
     def speak(self, wire: Wire) -> Connection:
         """A new connection of this wire, which the listener knows from now on."""
         connection = wire(self)
-        self._open.add(connection)
+        self.met(connection)
         return connection
 
     def _accept(self) -> Any:
         if 0 < self.limits.max_connections <= len(self._open):
             return _Full()
-        return self.speak(self._http1 if self._http2 is None else self._unknown)
-
-    def _unknown(self, _: "Listener") -> Connection:
-        assert self._http2 is not None
+        if self._http2 is None and self._tls is None:
+            return self.speak(self._http1)
         return _Unknown(self, self._http1, self._http2)
+
+    def met(self, connection: Connection) -> None:
+        """This connection is there."""
+        self._open.add(connection)
 
 
 class _Full(asyncio.Protocol):
     """A connection too many."""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: Any) -> None:
         transport.write(_FULL)
         transport.close()
 
 
 class _Unknown(asyncio.Protocol):
-    """A connection of which the wire is not known yet."""
+    """A connection of which the wire is not known yet. Over TLS it may come to nothing before it is made."""
 
     slot = 0
 
-    def __init__(self, listener: Listener, http1: Wire, http2: Wire) -> None:
+    def __init__(self, listener: Listener, http1: Wire, http2: Wire | None) -> None:
         self._listener = listener
-        self._wires = {False: http1, True: http2}
+        self._http1 = http1
+        self._http2 = http2
         self._transport: Any = None
         self._due_s = 0.0
         self._came = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        if self._http2 is None:
+            self._speak(self._http1)
+            return
         encrypted = transport.get_extra_info("ssl_object")
         if encrypted is not None and encrypted.selected_alpn_protocol() == "h2":
-            self._speak(http2=True)
+            self._speak(self._http2)
             return
+        self._listener.met(self)
         self._due_s = self._listener.loop.time() + self._listener.limits.header_timeout_s
         self._listener.wheel.watch(self, self._due_s)
 
     def data_received(self, data: bytes) -> None:
         self._came += data
         if not PREFACE.startswith(self._came[: len(PREFACE)]):
-            self._speak(http2=False)
+            self._speak(self._http1)
         elif len(self._came) >= len(PREFACE):
-            self._speak(http2=True)
+            assert self._http2 is not None
+            self._speak(self._http2)
 
-    def _speak(self, *, http2: bool) -> None:
+    def _speak(self, wire: Wire) -> None:
         """Make way for the connection that speaks this wire."""
         self.connection_lost(None)
         transport, came = self._transport, self._came
-        connection = self._listener.speak(self._wires[http2])
+        connection = self._listener.speak(wire)
         transport.set_protocol(connection)
         # uvloop asks only here whether the protocol has a buffer of its own.
         transport.pause_reading()

@@ -115,9 +115,12 @@ class Connection(asyncio.BufferedProtocol):
         try:
             turns, out, incoming = 0, self._out, self._incoming
             while not (self._asking or self._over or out.choked):
-                if turns == _TURNS:
-                    self._soon()
-                    break
+                if turns:
+                    if self._transport.is_closing():
+                        break
+                    if turns == _TURNS:
+                        self._soon()
+                        break
                 arrival = incoming.next()
                 if arrival is None:
                     break

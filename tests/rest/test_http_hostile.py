@@ -1,0 +1,419 @@
+"""Clients that mean ill, or die: each is dealt with, and nobody else is hurt."""
+
+import asyncio
+import logging
+import socket
+import ssl
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rest_house import (
+    Counter,
+    Gate,
+    House,
+    Identity,
+    inputs,
+    outputs,
+    read_answer,
+    read_head,
+    request,
+    serving,
+    tensor,
+)
+
+import dragoman
+
+pytestmark = [pytest.mark.asyncio(loop_scope="function"), pytest.mark.usefixtures("both_loops")]
+INFER = "/v2/models/Identity/infer"
+LIVE = request("GET", "/v2/health/live")
+ASK = request("POST", INFER, inputs(tensor()))
+PENDING = request("POST", "/v2/models/Gate/infer", inputs(tensor()))
+
+
+class Peer:
+    """A connection whose other end a test may treat as badly as it likes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @property
+    def socket(self) -> socket.socket:
+        found: socket.socket = self.writer.get_extra_info("socket")
+        return found
+
+    async def send(self, raw: bytes) -> None:
+        self.writer.write(raw)
+        await self.writer.drain()
+
+    async def status(self) -> int:
+        return (await read_answer(self.reader)).status
+
+    def reset(self) -> None:
+        """Be gone without a word, as after a power cut."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+    async def ended(self) -> bytes:
+        """What comes until the server hangs up."""
+        try:
+            return await asyncio.wait_for(self.reader.read(-1), 20)
+        except ConnectionError:
+            return b""
+        finally:
+            self.writer.close()
+
+
+async def peer(house: House, **options: Any) -> Peer:
+    return Peer(*await asyncio.open_connection("127.0.0.1", house.port, **options))
+
+
+async def still_serves(house: House) -> None:
+    assert next(outputs(await house.infer("Identity", inputs(tensor(data=[5])))))["data"] == [5]
+
+
+def silent(caplog: pytest.LogCaptureFixture) -> bool:
+    return not [r for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+# --- slow ones ---------------------------------------------------------------------------------------------------
+
+
+async def trickle(client: Peer, raw: bytes) -> None:
+    """A byte at a time, without end."""
+    while not client.writer.is_closing():
+        for byte in raw:
+            client.writer.write(bytes([byte]))
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("start", "more"),
+    [
+        (b"GET /v2 HTTP/1.1\r\nHost: x\r\n", b"X-a: b\r\n"),
+        (request("POST", INFER, b"", {"Content-Length": "1000000"}, length=False), b"x"),
+        (request("POST", INFER, b"", {"Transfer-Encoding": "chunked"}, length=False), b"1\r\nx\r\n"),
+    ],
+)
+async def test_who_trickles_is_cut_off(start: bytes, more: bytes) -> None:
+    async with serving(Identity, header_timeout_s=0.1, body_timeout_s=0.1) as house:
+        clients = [await peer(house) for _ in range(20)]
+        trickling = []
+        for client in clients:
+            await client.send(start)
+            trickling.append(asyncio.ensure_future(trickle(client, more)))
+        await still_serves(house)
+        assert [await client.status() for client in clients] == [408] * 20
+        for task, client in zip(trickling, clients, strict=True):
+            task.cancel()
+            client.writer.close()
+
+
+async def test_a_body_that_comes_fast_enough_may_take_long() -> None:
+    async with serving(Identity, body_timeout_s=0.2) as house:
+        client = await peer(house)
+        size = 40 << 16  # which is worth forty seconds
+        await client.send(request("POST", INFER, b"", {"Content-Length": str(size)}, length=False))
+        for _ in range(39):
+            await client.send(bytes(1 << 16))
+            await asyncio.sleep(0.01)
+        await client.send(bytes(1 << 16))
+        assert await client.status() == 400
+        client.writer.close()
+
+
+# --- those who die ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"GET /v2",
+        ASK[:-5],
+        request("POST", INFER, b"", {"Content-Length": "3000000"}, length=False) + bytes(2_000_000),
+        request("POST", INFER, b"", {"Transfer-Encoding": "chunked"}, length=False) + b"5\r\nab",
+        ASK * 50,
+        request("POST", "/nowhere", b"", {"Content-Length": "1000"}, length=False) + b"x",
+        request("POST", INFER, b"", {"Content-Length": "99999999999"}, length=False) + b"x",
+    ],
+)
+async def test_a_reset_anywhere_hurts_nobody(raw: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(Identity) as house:
+        for _ in range(3):
+            client = await peer(house)
+            await client.send(raw)
+            client.reset()
+        await still_serves(house)
+    assert silent(caplog)
+
+
+async def test_a_reset_cancels_the_models_work(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(Gate, Identity) as house:
+        client = await peer(house)
+        await client.send(PENDING)
+        await house.model("Gate").begun.wait()
+        client.reset()
+        await asyncio.wait_for(house.model("Gate").cancelled.wait(), 10)
+        await still_serves(house)
+    assert silent(caplog)
+
+
+async def test_a_reset_in_a_stream_closes_it(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(Counter, Identity) as house:
+        client = await peer(house)
+        await client.send(request("POST", "/v2/models/Counter/infer_stream", inputs(tensor(), parameters={"n": -1})))
+        assert (await read_head(client.reader))[0] == 200
+        client.reset()
+        await asyncio.wait_for(house.model("Counter").closed.wait(), 10)
+        await still_serves(house)
+    assert silent(caplog)
+
+
+async def test_who_says_that_nothing_more_comes_is_answered_at_once_or_has_left() -> None:
+    async with serving(Gate, Identity) as house:
+        client = await peer(house)
+        client.writer.write(ASK)
+        client.writer.write_eof()
+        assert await client.status() == 200
+        assert await client.ended() == b""
+        client = await peer(house)
+        client.writer.write(PENDING)
+        await house.model("Gate").begun.wait()
+        client.writer.write_eof()
+        await asyncio.wait_for(house.model("Gate").cancelled.wait(), 10)
+        assert await client.ended() == b""
+
+
+# --- those who take more than their share ---------------------------------------------------------------------------
+
+
+async def test_more_connections_than_are_allowed() -> None:
+    async with serving(Identity, max_connections=3) as house:
+        clients = [await peer(house) for _ in range(3)]
+        for client in clients:
+            await client.send(LIVE)
+            assert await client.status() == 200
+        refused = await peer(house)
+        answer = await read_answer(refused.reader)
+        assert (answer.status, answer.headers["connection"]) == (503, "close")
+        assert await refused.ended() == b""
+        clients[0].writer.close()
+        await clients[0].writer.wait_closed()
+        async with asyncio.timeout(10):
+            while (await house.send(LIVE)).status != 200:
+                pass
+        for client in clients:
+            client.writer.close()
+
+
+async def test_who_asks_and_never_reads_is_not_read_from(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(Identity, write_timeout_s=0.2, compress_responses=False) as house:
+        client = await peer(house, limit=1024)
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        sent = 0
+        with pytest.raises(ConnectionError):
+            while True:
+                await client.send(request("POST", INFER, inputs(tensor("x", [1000], "INT8", [1] * 1000))) * 100)
+                sent += 100
+        client.writer.close()
+        assert sent < 20_000
+        await still_serves(house)
+    assert "did not read its answer" in caplog.text
+
+
+async def test_requests_behind_a_slow_one_wait_outside() -> None:
+    async with serving(Gate, Identity) as house:
+        client = await peer(house)
+        client.writer.write(PENDING + LIVE * 200_000)  # ten megabytes
+        await house.model("Gate").begun.wait()
+        (connection,) = house.server._http._listener._open
+        for _ in range(100):
+            await still_serves(house)
+        assert connection._incoming.waiting < 1 << 18
+        house.model("Gate").open.set()
+        assert next(outputs(await read_answer(client.reader)))["data"] == [1]
+        for _ in range(2000):
+            assert await client.status() == 200
+        client.writer.close()
+
+
+async def test_a_flood_of_requests_on_one_connection_leaves_others_their_turn() -> None:
+    async with serving(Identity) as house:
+        client = await peer(house)
+        client.writer.write(ASK * 3000)
+        answered = 0
+
+        async def read() -> None:
+            nonlocal answered
+            for _ in range(3000):
+                assert await client.status() == 200
+                answered += 1
+
+        reading = asyncio.ensure_future(read())
+        await still_serves(house)
+        assert answered < 2900
+        await reading
+        client.writer.close()
+
+
+# --- what is said last ----------------------------------------------------------------------------------------------
+
+
+async def test_nothing_is_looked_at_behind_a_request_that_closes() -> None:
+    async with serving(Identity) as house:
+        client = await peer(house)
+        await client.send(request("GET", "/v2/health/live", headers={"Connection": "close"}) + LIVE + LIVE)
+        whole = await client.ended()
+        assert whole.count(b"HTTP/1.1") == 1
+        assert b"connection: close" in whole
+
+
+async def test_head_and_options_have_no_body() -> None:
+    async with serving(Identity) as house:
+        client = await peer(house)
+        await client.send(request("HEAD", "/v2") + request("OPTIONS", "/v2") + request("HEAD", "/nowhere") + LIVE)
+        answers = [await read_answer(client.reader, head=True) for _ in range(4)]
+        assert [a.status for a in answers] == [200, 204, 404, 200]
+        assert int(answers[0].headers["content-length"]) > 0
+        assert "content-length" not in answers[1].headers
+        client.writer.close()
+
+
+async def test_a_stream_over_http_1_0_ends_with_its_connection() -> None:
+    async with serving(Counter) as house:
+        client = await peer(house)
+        raw = request("POST", "/v2/models/Counter/infer_stream", inputs(tensor(), parameters={"n": 3}))
+        await client.send(raw.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        status, headers = await read_head(client.reader)
+        assert (status, headers["connection"]) == (200, "close")
+        assert "transfer-encoding" not in headers
+        assert (await client.ended()).count(b"data: ") == 3
+
+
+async def test_http_1_0_may_keep_its_connection() -> None:
+    async with serving(Identity) as house:
+        client = await peer(house)
+        for _ in range(2):
+            await client.send(b"GET /v2 HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+            answer = await read_answer(client.reader)
+            assert (answer.status, answer.headers["connection"]) == (200, "keep-alive")
+        client.writer.close()
+
+
+async def test_what_is_under_way_is_finished_when_the_server_stops() -> None:
+    async with serving(Gate, Identity) as house:
+        idle, half, busy = [await peer(house) for _ in range(3)]
+        await idle.send(LIVE)
+        assert await idle.status() == 200
+        await half.send(b"GET /v2 HT")
+        await busy.send(PENDING)
+        await house.model("Gate").begun.wait()
+        stopping = asyncio.ensure_future(house.server._http.stop(10.0))
+        assert await idle.ended() == b""
+        assert await half.ended() == b""
+        with pytest.raises(ConnectionError):
+            (await peer(house)).writer.close()
+        house.model("Gate").open.set()
+        answer = await read_answer(busy.reader)
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        await asyncio.wait_for(stopping, 5)
+        assert await busy.ended() == b""
+
+
+# --- no task where none is needed -----------------------------------------------------------------------------------
+
+
+async def test_a_model_that_answers_at_once_needs_no_task() -> None:
+    class Asks(dragoman.Model):
+        placement = "inline"
+
+        def infer(self, call: dragoman.Infer) -> dict[str, Any]:
+            return {"task": [asyncio.current_task() is not None]}
+
+    class AsksLater(dragoman.Model):
+        placement = "inline"
+
+        async def infer(self, call: dragoman.Infer) -> dict[str, Any]:
+            first = asyncio.current_task()
+            await asyncio.sleep(0)
+            async with asyncio.timeout(10):
+                return {"task": [first is not None and first is asyncio.current_task()]}
+
+    async with serving(Asks, AsksLater) as house:
+        assert next(outputs(await house.infer("Asks", inputs(tensor()))))["data"] == [False]
+        assert next(outputs(await house.infer("AsksLater", inputs(tensor()))))["data"] == [True]
+
+
+# --- TLS ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return self_signed(tmp_path_factory.mktemp("tls"))
+
+
+def self_signed(folder: Path) -> Path:
+    """A certificate for localhost with its key behind it."""
+    import datetime
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + datetime.timedelta(days=1))
+    made = made.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+    path = folder / "both.pem"
+    path.write_bytes(
+        made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        + key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return path
+
+
+@pytest.fixture
+async def secure(certificate: Path) -> AsyncIterator[tuple[House, ssl.SSLContext]]:
+    async with serving(Identity, Counter, tls_cert=str(certificate), header_timeout_s=0.3) as house:
+        yield house, ssl.create_default_context(cafile=str(certificate))
+
+
+async def encrypted(house: House, context: ssl.SSLContext) -> Peer:
+    return await peer(house, ssl=context, server_hostname="localhost")
+
+
+async def test_tls(secure: tuple[House, ssl.SSLContext]) -> None:
+    house, context = secure
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    client = await encrypted(house, context)
+    assert client.writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
+    await client.send(ASK * 3)
+    for _ in range(3):
+        assert next(outputs(await read_answer(client.reader)))["data"] == [1]
+    size = 3_000_000
+    body = inputs(tensor("x", [size], "INT8", [1] * size))
+    await client.send(request("POST", INFER, body))
+    assert next(outputs(await read_answer(client.reader)))["shape"] == [size]
+    await client.send(request("POST", "/v2/models/Counter/infer_stream", inputs(tensor(), parameters={"n": 3})))
+    assert (await read_answer(client.reader)).body.count(b"data: ") == 3
+    await client.send(request("POST", INFER, b"", {"Content-Length": "999999999"}, length=False) + bytes(100_000))
+    assert await client.status() == 413
+    client.writer.close()
+
+
+async def test_tls_that_is_none_or_never_begins(secure: tuple[House, ssl.SSLContext]) -> None:
+    house, context = secure
+    silent, plain, half = [await peer(house) for _ in range(3)]
+    await plain.send(LIVE)
+    await half.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
+    for client in (silent, plain, half):
+        assert b"HTTP" not in await client.ended()
+    client = await encrypted(house, context)
+    await client.send(LIVE)
+    assert await client.status() == 200
+    client.writer.close()
