@@ -99,7 +99,7 @@ def test_what_is_not_asked_by_the_protocol_is_answered_too(wire: Connection) -> 
     assert wire.ask("HEAD", "/")[0] in (200, 404, 405)
     status, text, headers = wire.ask("GET", "/Evaluate")
     assert (status, headers["allow"]) == (405, "OPTIONS, POST")
-    assert json.loads(text)["error"]["type"] == "InvalidInput"
+    assert b"POST" in text
     assert wire.usable()
 
 

@@ -44,7 +44,11 @@ class UmBridgeModel(VectorModel):
         self._threads = ThreadPoolExecutor(spec.parameters.get("concurrency", _CONCURRENCY), f"umbridge-{spec.name}")
 
     def load(self) -> Any:
-        self.function.connect()
+        try:
+            self.function.connect()
+        except Exception:
+            self.close()  # nobody closes what was never loaded
+            raise
         super().load()
 
     def close(self) -> Any:

@@ -1,0 +1,85 @@
+"""Derivatives over the Open Inference Protocol, REST and gRPC, with clients as they are."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+
+from e2e.served import Served
+
+ONES = {"sens": [1.0, 1.0]}
+INPUTS = {"input_0": [1.0, 2.0], "input_1": [3.0, 4.0, 5.0]}
+
+
+def body(inputs: dict[str, list[float]], **parameters: Any) -> dict[str, Any]:
+    tensors = [{"name": k, "datatype": "FP64", "shape": [len(v)], "data": v} for k, v in inputs.items()]
+    return {"inputs": tensors, "parameters": parameters}
+
+
+@pytest.mark.parametrize(
+    ("vectors", "parameters", "wanted"),
+    [
+        ({"sens": [1.0, 10.0]}, {"derivative": "gradient"}, [2.0, 40.0]),
+        ({"sens": [0.5]}, {"derivative": "gradient", "output": "output_1", "input": "input_1"}, [3.0, 4.0, 5.0]),
+        ({"sens": [1.0, 1.0]}, {"derivative": "gradient", "config": '{"scale": 3}'}, [6.0, 12.0]),
+        ({"vec": [1.0, -1.0]}, {"derivative": "apply_jacobian", "output": 0, "input": 0}, [2.0, -4.0]),
+        (
+            {"sens": [2.0], "vec": [1.0, 2.0, 3.0]},
+            {"derivative": "apply_hessian", "output": 1, "input1": 1, "input2": "input_1"},
+            [4.0, 8.0, 12.0],
+        ),
+    ],
+)
+def test_an_inference_request_may_ask_for_one(
+    simulators: Served, vectors: dict[str, list[float]], parameters: dict[str, Any], wanted: list[float]
+) -> None:
+    status, found, _ = simulators.ask("POST", "/v2/models/forward/infer", body(INPUTS | vectors, **parameters))
+    assert status == 200, found
+    (output,) = found["outputs"]
+    assert (output["name"], output["datatype"], output["data"]) == (parameters["derivative"], "FP64", wanted)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parameters", "message"),
+    [
+        (INPUTS, {"derivative": "gradient"}, "'gradient' needs the vector 'sens'"),
+        (
+            INPUTS | {"sens": [1.0]},
+            {"derivative": "gradient"},
+            "'output_0': expected 2 numbers, got 1",
+        ),
+        (
+            INPUTS | ONES,
+            {"derivative": "gradient", "output": 7},
+            "expected an index from 0 to 1, got 7",
+        ),
+        (INPUTS | ONES, {"derivative": "gradient", "output": 0.5}, "parameter 'output'"),
+        (INPUTS | ONES, {"derivative": "gradient", "config": "{"}, "parameter 'config'"),
+        (INPUTS | ONES | {"z": [1.0]}, {"derivative": "gradient"}, "unexpected input 'z'"),
+    ],
+)
+def test_what_is_wrong_is_told(simulators: Served, inputs: Any, parameters: dict[str, Any], message: str) -> None:
+    status, found, _ = simulators.ask("POST", "/v2/models/forward/infer", body(inputs, **parameters))
+    assert status == 400
+    assert message in found["error"]
+
+
+def test_metadata_tells_where_they_come_from(simulators: Served) -> None:
+    _, found, _ = simulators.ask("GET", "/v2/models/Points")
+    assert found["details"] == {"derivatives": {"gradient": "author"}}
+    assert "details" in json.dumps(found)
+
+
+@pytest.mark.parametrize("client", [triton_http, triton_grpc])
+def test_other_clients_ask_for_them_in_binary_form(simulators: Served, client: Any) -> None:
+    with client.InferenceServerClient(simulators.url if client is triton_http else simulators.grpc_url) as asking:
+        inputs = []
+        for name, values in (INPUTS | {"sens": [1.0, 10.0]}).items():
+            one = client.InferInput(name, [len(values)], "FP64")
+            one.set_data_from_numpy(np.array(values))
+            inputs.append(one)
+        answer = asking.infer("forward", inputs, parameters={"derivative": "gradient"})
+        assert answer.as_numpy("gradient").tolist() == [2.0, 40.0]

@@ -1,0 +1,182 @@
+"""Remote UM-Bridge servers as models of ours: the reference server, and our own."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dragoman
+from dragoman import ApplyHessian, ApplyJacobian, Gradient, Infer, ModelSpec, Tensor, errors
+from dragoman.core.calls import Describe, Request
+from dragoman.core.tensor import NONE
+from dragoman.engine.engine import Engine
+from dragoman.engine.repository import Repository
+from dragoman.runtimes.umbridge import remote
+from e2e.served import Served, free_ports, until
+from simulators.conftest import SIMULATORS
+
+REFERENCE = f"""
+import sys, umbridge
+sys.path.insert(0, {str(SIMULATORS.parent)!r})
+from simulators import Forward
+class Odd(Forward):
+    def __call__(self, parameters, config={{}}):
+        if parameters[0][0] == 13: raise RuntimeError("bad luck")
+        if parameters[0][0] == 14: return [[float("nan"), float("-inf")], [float("inf")]]
+        if parameters[0][0] == 15: return [[1.0], [1.0]]
+        return super().__call__(parameters, config)
+umbridge.serve_models([Odd()], int(sys.argv[1]))
+"""
+
+
+@contextmanager
+def reference() -> Iterator[str]:
+    """The server of the umbridge package in a process of its own."""
+    (port,) = free_ports(1)
+    process = subprocess.Popen(
+        [sys.executable, "-c", REFERENCE, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+    def listens() -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            return False
+        return True
+
+    try:
+        until(listens, "the reference server listens")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Iterator[str]:
+    with reference() as url:
+        yield url
+
+
+def engine(*urls: str, **parameters: Any) -> Engine:
+    given = {"urls": list(urls), "model": "forward", **parameters}
+    return Engine(Repository([ModelSpec(name="far", runtime="umbridge", parameters=given)]))
+
+
+def vector(*values: float) -> Tensor:
+    return Tensor.of(np.array(values, np.float64))
+
+
+POINT = (vector(1, 2), vector(3, 4, 5))
+
+
+async def answer(engine: Engine, call: Any) -> Any:
+    return (await engine.call(Request(call, "far"))).answer
+
+
+async def evaluated(engine: Engine, *vectors: Tensor, **config: Any) -> list[list[float]]:
+    found = await answer(engine, Infer({}, positional=vectors or POINT, config=config or NONE))
+    return [t.data.tolist() for t in found.outputs.values()]
+
+
+@pytest.mark.parametrize("whose", ["theirs", "ours"])
+async def test_every_verb_goes_through(whose: str, theirs: str, simulators: Served) -> None:
+    url = theirs if whose == "theirs" else f"http://{simulators.url}"
+    async with engine(url, config={"scale": 2.0}) as far:
+        assert await evaluated(far) == [[2.0, 8.0], [53.0]]
+        assert await evaluated(far, vector(1, 2, 3), vector(0, 0, 0), n=3, scale=1.0) == [[1.0, 4.0, 9.0], [6.0]]
+        gradient = Gradient(positional=POINT, sens=vector(1, 10))
+        assert (await answer(far, gradient)).data.tolist() == [4.0, 80.0]
+        jacobian = ApplyJacobian(positional=POINT, output=1, input=1, vec=vector(1, 1, 1))
+        assert (await answer(far, jacobian)).data.tolist() == [24.0]
+        hessian = ApplyHessian(positional=POINT, sens=vector(1, 1), vec=vector(1, 2))
+        assert (await answer(far, hessian)).data.tolist() == [4.0, 8.0]
+        told = await answer(far, Describe())
+        assert (told.platform, told.details["derivatives"]["gradient"]) == ("umbridge", "remote")
+
+
+async def test_faults_of_the_server_become_ours(theirs: str) -> None:
+    async with engine(theirs) as far:
+        assert str(await evaluated(far, vector(14, 0), POINT[1])) == "[[nan, -inf], [inf]]"
+        with pytest.raises(errors.ModelFailed, match="answers 500: 500 Internal Server Error"):
+            await evaluated(far, vector(13, 0), POINT[1])
+        with pytest.raises(errors.InvalidOutput, match="answers 500 InvalidOutput"):
+            await evaluated(far, vector(15, 0), POINT[1])
+        with pytest.raises(errors.InvalidInput, match="expected 2 numbers, got 3"):
+            await evaluated(far, vector(1, 2, 3), POINT[1])
+        assert await evaluated(far) == [[1.0, 4.0], [53.0]]
+
+
+async def test_many_calls_are_under_way_at_a_time(simulators: Served) -> None:
+    spec = ModelSpec(
+        name="far", runtime="umbridge", uri=f"http://{simulators.url}", parameters={"model": "Slow", "concurrency": 4}
+    )
+    async with Engine(Repository([spec])) as far:
+        async with asyncio.timeout(1.5):  # one after the other they take two seconds
+            await asyncio.gather(*(evaluated(far, vector(i)) for i in range(4)))
+
+
+async def test_another_server_answers_where_one_is_gone(theirs: str) -> None:
+    (nobody,) = free_ports(1)
+    with reference() as second:
+        async with engine(f"http://127.0.0.1:{nobody}", theirs, second) as far:
+            found = await asyncio.gather(*(evaluated(far) for _ in range(20)))
+            assert found == [[[1.0, 4.0], [53.0]]] * 20
+    async with engine(theirs, f"http://127.0.0.1:{nobody}") as far:
+        assert await evaluated(far) == [[1.0, 4.0], [53.0]]
+
+
+async def test_a_server_that_comes_back_is_used_again() -> None:
+    with reference() as url:
+        far = engine(url)
+        await far.start()
+    try:
+        with pytest.raises(errors.NotReady, match=r"no server of .* answers: cannot reach"):
+            await evaluated(far)
+        port = int(url.rpartition(":")[2])
+        with subprocess.Popen(
+            [sys.executable, "-c", REFERENCE, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
+            for _ in range(1000):
+                try:
+                    assert await evaluated(far) == [[1.0, 4.0], [53.0]]
+                    break
+                except errors.NotReady:
+                    assert process.poll() is None
+                    await asyncio.sleep(0.02)
+            else:
+                raise AssertionError("it never came back")
+            process.kill()
+    finally:
+        await far.close()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({}, "expected the parameter 'urls'"),
+        ({"urls": "ftp://x"}, "parameter 'urls': url: expected http://host:port"),
+        ({"urls": 5}, "parameter 'urls' has the wrong kind of value: 5"),
+        ({"url": "http://x:1"}, "there is no parameter 'url'; there are urls, model"),
+        ({"urls": "http://x:1", "concurrency": 0}, "parameter 'concurrency': expected at least 1"),
+    ],
+)
+def test_wrong_parameters_are_told(parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.ModelFailed, match=message):
+        remote(ModelSpec(name="far", parameters=parameters))
+
+
+async def test_a_model_that_the_server_does_not_have_is_not_loaded(simulators: Served, tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    table = f'[model]\nruntime = "umbridge"\n[model.parameters]\nurls = "http://{simulators.url}"\n'
+    for line, reason in (("", "several models; expected `model`"), ('model = "x"\n', "has no model 'x'")):
+        (tmp_path / "far" / "dragoman.toml").write_text(table + line)
+        async with dragoman.open_engine(str(tmp_path)) as made:
+            assert reason in made.deployments()[0].reason
