@@ -18,6 +18,7 @@ from dragoman.payload.oip_messages import (
     read_parameters,
     write_parameters,
 )
+from dragoman.payload.oip_raw import LARGE, contents_apart
 from dragoman.payload.raw import raw_from_tensor, tensor_from_raw
 from dragoman.protocols import oip
 from dragoman.protocols.wire import Buffer, GrpcRequest, Policy
@@ -46,17 +47,19 @@ class Form(msgspec.Struct, frozen=True):
 
 def read_infer(request: GrpcRequest, policy: Policy) -> tuple[Request[Inference], Form]:
     """The call in a ModelInferRequest and the form of its answer; InvalidInput naming what does not fit."""
-    message = parsed(ModelInferRequest, request.body)
+    apart = contents_apart(request.body) if len(request.body) >= LARGE else None
+    message = parsed(ModelInferRequest, request.body if apart is None else apart[0])
+    raw = message.raw_input_contents if apart is None else apart[1]
     model = named(message.model_name)
     parameters = read_parameters(message.parameters, "")
     final = _wants_final(parameters)
     names, classes, types = _outputs(message.outputs)
-    call = Infer(_inputs(message, policy), names, parameters, content_types=types)
+    call = Infer(_inputs(message, raw, policy), names, parameters, content_types=types)
     form = Form(
         id=message.id,
         model=model,
         version=message.model_version,
-        raw=bool(message.raw_input_contents) or not message.inputs,
+        raw=bool(raw) or not message.inputs,
         classes=classes,
         final=final,
     )
@@ -127,8 +130,7 @@ def _outputs(outputs: Sequence[Any]) -> tuple[tuple[str, ...], dict[str, int], d
     return tuple(names), classes, types
 
 
-def _inputs(message: Any, policy: Policy) -> dict[str, Tensor]:
-    raw = message.raw_input_contents
+def _inputs(message: Any, raw: Sequence[Buffer], policy: Policy) -> dict[str, Tensor]:
     if raw and len(raw) != len(message.inputs):
         raise InvalidInput(f"expected {len(message.inputs)} 'raw_input_contents', one an input, got {len(raw)}")
     found: dict[str, Tensor] = {}
