@@ -93,13 +93,19 @@ class Route:
 
 
 class HttpFault(Exception):
-    """A fault of HTTP itself, before any protocol has a say: no such path, body too large and the like."""
+    """A fault of HTTP itself, before any protocol has a say: no such path, body too large and the like.
 
-    def __init__(self, status: int, message: str, headers: Headers = ()) -> None:
+    `protocol` is the one whose clients come to such a path, where that is known.
+    """
+
+    def __init__(
+        self, status: int, message: str, headers: Headers = (), protocol: "HttpProtocol | None" = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.headers = headers
+        self.protocol = protocol
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,8 @@ class Application:
 
     def refusal(self, fault: DragomanError | HttpFault, protocol: HttpProtocol | None = None) -> HttpResponse:
         """The answer of a fault, in the shape of the protocol that it is about."""
-        return (protocol or self._default).error(fault)
+        nearest = fault.protocol if isinstance(fault, HttpFault) else None
+        return (protocol or nearest or self._default).error(fault)
 
     async def answer(self, match: Match, request: HttpRequest, caller: Caller) -> None:
         """Answer one request; it never raises.

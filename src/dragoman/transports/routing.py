@@ -1,7 +1,7 @@
 """Which endpoint answers a path: the routes of all protocols in one tree."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import unquote_to_bytes
 
 from dragoman.protocols.wire import Endpoint, HttpFault, HttpProtocol
@@ -12,6 +12,7 @@ class _Node:
     parts: dict[str, "_Node"] = field(default_factory=dict)
     parameter: "tuple[str, _Node] | None" = None
     endpoints: dict[str, tuple[Endpoint, HttpProtocol]] = field(default_factory=dict)
+    protocol: HttpProtocol | None = None  # the first that has a path here or below
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Router:
                 node = self._root
                 for part in _segments(route.pattern):
                     node = _child(node, part)
+                    node.protocol = node.protocol or protocol
                 node.endpoints[route.method] = route.endpoint, protocol
 
     def match(self, method: str, raw_path: str) -> Match:
@@ -53,16 +55,16 @@ class Router:
                 # Decoded once, and after splitting, so that an encoded slash stays part of a name.
                 params[name] = unquote_to_bytes(segment).decode(errors="replace") if "%" in segment else segment
             if found is None:
-                return self._nothing(raw_path)
+                return self._nothing(raw_path, node.protocol)
             node = found
         if not node.endpoints:
-            return self._nothing(raw_path)
+            return self._nothing(raw_path, node.protocol)
         return _by_method(node, method, params)
 
-    def _nothing(self, raw_path: str) -> Match:
+    def _nothing(self, raw_path: str, nearest: HttpProtocol | None) -> Match:
         if self._fallback is not None:
-            return self._fallback
-        raise HttpFault(404, f"no such path: {raw_path[:256]}")
+            return self._fallback if nearest is None else replace(self._fallback, protocol=nearest)
+        raise HttpFault(404, f"no such path: {raw_path[:256]}", (), nearest)
 
 
 def _by_method(node: _Node, method: str, params: dict[str, str]) -> Match:
@@ -71,9 +73,11 @@ def _by_method(node: _Node, method: str, params: dict[str, str]) -> Match:
         return Match(found[0], found[1], params, "")
     methods = {*node.endpoints, "OPTIONS"} | ({"HEAD"} if "GET" in node.endpoints else set())
     allow = ", ".join(sorted(methods))
+    protocol = next(iter(node.endpoints.values()))[1]
     if method == "OPTIONS":
-        return Match(None, next(iter(node.endpoints.values()))[1], params, allow)
-    raise HttpFault(405, f"method {method[:32]} is not allowed here; expected one of {allow}", (("allow", allow),))
+        return Match(None, protocol, params, allow)
+    told = f"method {method[:32]} is not allowed here; expected one of {allow}"
+    raise HttpFault(405, told, (("allow", allow),), protocol)
 
 
 def _segments(path: str) -> list[str]:
