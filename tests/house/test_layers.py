@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "transports": {"core", "protocols", "engine"},
     "server": {"core", "plugins", "engine", "transports", "settings"},
     "memory": set(),
-    "cli": {"compat", "core", "server", "settings", "memory", "_version"},
+    "cli": {"compat", "core", "plugins", "graphs", "server", "settings", "memory", "_version"},
 }
 # Neighbours of these rooms never import each other, except for the vocabulary that a prefix names.
 APART = {"runtimes": ("files", "recognise", "vectors"), "codecs": ("conversions", "strings"), "protocols": ("wire", "text")}

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from dragoman._version import __version__
-from dragoman.cli import doctor, serve
+from dragoman.cli import doctor, graph, serve
 from dragoman.core.errors import DragomanError
 
 
@@ -20,6 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     serve.add_to(commands)
     doctor.add_to(commands)
+    graph.add_to(commands)
     given = parser.parse_args(arguments)
     try:
         status: int = given.run(given)

@@ -1,12 +1,12 @@
 """What the nodes that come with the house share: sizes that follow from their neighbours, and how options are read."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dragoman.core.errors import InvalidInput
-from dragoman.core.vectors import Config, Vector
+from dragoman.core.vectors import Ability, Config, Vector
 from dragoman.graphs.sizes import Fitting, Size
 
 
@@ -26,6 +26,9 @@ class BuiltIn(Fitting):
 
     def fit(self, inputs: Sequence[Size], outputs: Sequence[Size]) -> tuple[Sequence[Size], Sequence[Size]]:
         return inputs, outputs
+
+    def sources(self) -> Mapping[Ability, str]:
+        return dict.fromkeys(super().sources(), "built in")
 
 
 class SameSize(BuiltIn):

@@ -1,0 +1,64 @@
+"""`dragoman graph FILE`: draws a graph of models and tells what it can do, or what is wrong with it."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from dragoman import plugins
+from dragoman.core.errors import InvalidInput
+from dragoman.graphs.draw_svg import svg
+from dragoman.graphs.draw_text import text
+from dragoman.graphs.function import GraphFunction
+from dragoman.graphs.picture import picture, summary
+
+_EPILOG = """\
+FILE is a graph.toml, any.graph.toml (or .json, .yaml), a folder with one, or file.py:object or module:object of a
+graph built in Python. Its nodes are loaded and their sizes checked; UM-Bridge servers that it names have to be there.
+
+The exit status is 2 where the graph makes no sense, and the fault is told with its node and port.
+"""
+
+
+def add_to(commands: Any) -> None:
+    """Add the subcommand to the command line."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "graph",
+        help="draw a graph of models, and check it",
+        description="Draw a graph of models, and check it.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", metavar="FILE", help="the graph")
+    parser.add_argument("--svg", metavar="OUT", help="write the drawing to a file as SVG as well")
+    parser.set_defaults(run=_run)
+
+
+def _run(given: argparse.Namespace) -> int:
+    graph = _loaded(given.file)
+    try:
+        shown = picture(graph)
+        print(text(shown))
+        print()
+        print("\n".join(summary(graph)))
+        if given.svg:
+            try:
+                Path(given.svg).write_text(svg(shown, graph.name or given.file), encoding="utf-8")
+            except OSError as fault:
+                raise InvalidInput(f"'{given.svg}' cannot be written: {fault}") from fault
+    finally:
+        graph.close()
+    return 0
+
+
+def _loaded(place: str) -> GraphFunction:
+    path = Path(place)
+    if not path.exists() and ":" in place:
+        found = plugins.resolve("dragoman.graphs.graph:vector_function")(plugins.resolve(place))
+        if not isinstance(found, GraphFunction):
+            raise InvalidInput(f"'{place}' is {type(found).__name__}, no graph")
+        return found
+    if not path.exists():
+        raise InvalidInput(f"'{place}' is not there; expected a graph's file, a folder with one, or file.py:object")
+    read, load = (plugins.resolve(f"dragoman.runtimes.{n}") for n in ("graph_files:read_graph", "graph:load_graph"))
+    made: GraphFunction = load(read(path), path)
+    return made
