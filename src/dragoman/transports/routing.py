@@ -62,6 +62,7 @@ class Router:
         return _by_method(node, method, params)
 
     def _nothing(self, raw_path: str, nearest: HttpProtocol | None) -> Match:
+        nearest = None if "//" in raw_path else nearest  # what is between the slashes has no name, so nobody's
         if self._fallback is not None:
             return self._fallback if nearest is None else replace(self._fallback, protocol=nearest)
         raise HttpFault(404, f"no such path: {raw_path[:256]}", (), nearest)
