@@ -1,0 +1,448 @@
+"""LMI's promises: both schemas, every formatter to the byte, errors before, during and after the first token."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dragoman
+
+from .text_house import House, Speaker, events, lines, speaking
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    async with speaking() as made:
+        yield made
+
+
+def folder(path: Path, **parameters: Any) -> str:
+    """A folder whose `said` is the speaker with parameters."""
+    model = path / "said"
+    model.mkdir()
+    tests = Path(__file__).parents[1]
+    (model / "model.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(tests)!r})\nfrom text.text_house import Speaker\n\n\n"
+        "class Said(Speaker):\n    pass\n"
+    )
+    told = "\n".join(f"{name} = {json.dumps(value)}" for name, value in parameters.items())
+    (model / "dragoman.toml").write_text(f"[model]\nplacement = 'inline'\n[model.parameters]\n{told}\n")
+    return str(path)
+
+
+# --- the rolling-batch schema --------------------------------------------------------------------------------
+
+
+async def test_the_documented_answer(house: House) -> None:
+    answer = await house.post("/invocations", {"inputs": "What is Deep Learning?"})
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.body == b'{"generated_text": "Learning? Deep is What"}'
+
+
+async def test_the_documented_details(house: House) -> None:
+    answer = await house.post("/predictions/Speaker", {"inputs": "a é", "parameters": {"details": True}})
+    assert (
+        answer.body
+        == (
+            '{"generated_text": "é a", "details": {"finish_reason": "eos_token", "generated_tokens": 3, '
+            '"inputs": "a é", "tokens": [{"id": 374, "text": "é", "log_prob": -0.5}, '
+            '{"id": 107, "text": " a", "log_prob": -1.0}, '
+            '{"id": 2, "text": "", "log_prob": -0.25, "special_token": true}]}}'
+        ).encode()
+    )
+
+
+async def test_the_documented_stream(house: House) -> None:
+    ask = {"inputs": "a b é", "parameters": {"max_new_tokens": 2, "foo": 1}, "stream": True}
+    answer = await house.post("/models/Speaker/invoke", ask)
+    assert answer.headers["content-type"] == "application/jsonlines"
+    assert answer.headers["x-ignored-parameters"] == "foo"
+    assert (
+        answer.body
+        == (
+            '{"token": {"id": 374, "text": "é", "log_prob": -0.5}}\n'
+            '{"token": {"id": 108, "text": " b", "log_prob": -1.0}, "generated_text": "é b", '
+            '"details": {"finish_reason": "length", "generated_tokens": 2, "inputs": "a b é"}}\n'
+        ).encode()
+    )
+
+
+async def test_server_sent_events_by_request(house: House) -> None:
+    ask = {"inputs": "a", "parameters": {"max_new_tokens": 1, "output_formatter": "sse"}}
+    answer = await house.post("/invocations", ask)
+    assert answer.headers["content-type"] == "text/event-stream"
+    assert answer.body == (
+        b'data: {"token": {"id": 107, "text": "a", "log_prob": -0.5}, "generated_text": "a", '
+        b'"details": {"finish_reason": "length", "generated_tokens": 1, "inputs": "a"}}\n\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reason", "text"),
+    [
+        ({}, "eos_token", "d c b a"),
+        ({"max_new_tokens": 2}, "length", "d c"),
+        ({"stop_sequences": ["b"]}, "stop_sequence", "d c"),
+        ({"stop": ["b"]}, "stop_sequence", "d c"),
+        ({"stop": ["c"], "include_stop_str_in_output": True}, "stop_sequence", "d c"),
+    ],
+)
+async def test_why_it_ends(house: House, parameters: Any, reason: str, text: str) -> None:
+    told = (await house.post("/invocations", {"inputs": "a b c d", "parameters": {**parameters, "details": True}})).json
+    assert (told["generated_text"], told["details"]["finish_reason"]) == (text, reason)
+
+
+async def test_thirty_tokens_unless_it_says_otherwise(house: House) -> None:
+    told = (await house.post("/invocations", {"inputs": "w " * 39 + "w", "parameters": {"details": True}})).json
+    assert told["details"]["generated_tokens"] == 30
+
+
+async def test_full_text_and_prefill(house: House) -> None:
+    parameters = {"details": True, "return_full_text": True, "decoder_input_details": True, "top_n_tokens": 2}
+    told = (await house.post("/invocations", {"inputs": "a b", "parameters": {**parameters, "max_new_tokens": 1}})).json
+    assert told["generated_text"] == "a bb"
+    assert told["details"]["prefill"] == [
+        {"id": 107, "text": "a", "log_prob": None},
+        {"id": 108, "text": " b", "log_prob": -0.125},
+    ]
+    assert told["details"]["top_tokens"] == [
+        [{"id": 108, "text": "b", "log_prob": -0.5}, {"id": 109, "text": "b1", "log_prob": -1.5}]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "count"),
+    [
+        ({"best_of": 3, "do_sample": True}, 3),
+        ({"n": 2, "do_sample": True}, 2),
+        ({"n": 2, "best_of": 4, "do_sample": True}, 2),
+        ({"num_beams": 3}, 3),
+        ({"num_beams": 3, "n": 2}, 3),
+    ],
+)
+async def test_the_best_first_and_the_others_beside_it(house: House, parameters: Any, count: int) -> None:
+    told = (await house.post("/invocations", {"inputs": "a b c", "parameters": {**parameters, "details": True}})).json
+    assert told["generated_text"] == "c b a"
+    others = told["details"]["best_of_sequences"]
+    assert [o["generated_text"] for o in others] == ["b a", "a"][: count - 1]
+    assert set(others[0]) == {"finish_reason", "generated_tokens", "tokens", "generated_text"}
+
+
+async def test_a_stream_of_several_is_held_until_the_best_is_known(house: House) -> None:
+    ask = {"inputs": "a b c", "parameters": {"n": 2, "do_sample": True}, "stream": True}
+    told = lines((await house.post("/invocations", ask)).body)
+    assert "".join(line["token"]["text"] for line in told) == told[-1]["generated_text"] == "c b a"
+    assert not house.model().calls[-1].stream
+
+
+async def test_sampling_needs_do_sample(house: House, tmp_path: Path) -> None:
+    await house.post("/invocations", {"inputs": "a", "parameters": {"temperature": 0.5, "top_p": 0.5}})
+    assert not house.model().calls[-1].sampling.do_sample
+    async with speaking(folder(tmp_path, infer_do_sample=True)) as newer:
+        await newer.post("/invocations", {"inputs": "a", "parameters": {"temperature": 0.5}})
+        assert newer.model("said").calls[-1].sampling.do_sample
+
+
+async def test_every_parameter_of_the_document_arrives(house: House) -> None:
+    given = {
+        "do_sample": True,
+        "seed": 5,
+        "temperature": 0.5,
+        "repetition_penalty": 1.5,
+        "top_k": 7,
+        "top_p": 0.5,
+        "max_new_tokens": 9,
+        "typical_p": 0.5,
+        "truncate": 8,
+        "ignore_eos_token": True,
+        "min_p": 0.25,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "n": 2,
+        "best_of": 3,
+        "length_penalty": 2,
+        "early_stopping": True,
+        "stop_token_ids": [1, 2],
+        "include_stop_str_in_output": True,
+        "logprobs": 2,
+        "prompt_logprobs": 1,
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
+        "min_length": 3,
+        "bad_sequences": ["x"],
+        "stop_sequences": ["y"],
+        "stop": ["z"],
+    }
+    answer = await house.post("/invocations", {"inputs": "a", "parameters": given})
+    assert answer.status == 200
+    assert "x-ignored-parameters" not in answer.headers
+    assert house.model().calls[-1].sampling == dragoman.Sampling(
+        do_sample=True,
+        seed=5,
+        temperature=0.5,
+        repetition_penalty=1.5,
+        top_k=7,
+        top_p=0.5,
+        max_new_tokens=9,
+        typical_p=0.5,
+        truncate=8,
+        ignore_eos=True,
+        min_p=0.25,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        n=2,
+        best_of=3,
+        length_penalty=2.0,
+        early_stopping=True,
+        stop_token_ids=(1, 2),
+        include_stop=True,
+        top_logprobs=2,
+        prompt_logprobs=1,
+        skip_special_tokens=False,
+        spaces_between_special_tokens=False,
+        min_new_tokens=3,
+        bad_words=("x",),
+        stop=("y", "z"),
+    )
+
+
+# --- the dynamic-batch schema --------------------------------------------------------------------------------
+
+
+async def test_lists_in_lists_out(house: House) -> None:
+    answer = await house.post("/invocations", {"inputs": ["a b", "c"]})
+    assert answer.body == b'[{"generated_text": "a bb a"}, {"generated_text": "cc"}]'
+    alone = await house.post("/invocations", {"inputs": ["a b"], "parameters": {"return_full_text": False}})
+    assert alone.json == [{"generated_text": "b a"}]
+
+
+async def test_the_dynamic_schema_alone(tmp_path: Path) -> None:
+    async with speaking(folder(tmp_path, rolling_batch="disable", enable_streaming=True)) as house:
+        answer = await house.post("/invocations", {"inputs": "a b", "parameters": {"output_formatter": "json"}})
+        assert answer.json == [{"generated_text": "a bb a"}]
+        streamed = await house.post("/invocations", {"inputs": ["a b", "c"]})
+        assert streamed.headers["content-type"] == "application/jsonlines"
+        assert streamed.body == (b'{"outputs": ["b", "c"]}\n{"outputs": [" a", ""]}\n{"outputs": ["", ""]}\n')
+        failed = await house.post(
+            "/invocations", {"inputs": ["a", "!fault"], "parameters": {"output_formatter": "json"}}
+        )
+        assert failed.status == 424
+        assert failed.json["code"] == 424
+        assert failed.json["message"] == "invoke handler failure"
+        assert "would not say" in failed.json["error"]
+
+
+# --- a model's own settings ----------------------------------------------------------------------------------
+
+
+async def test_tgi_compatibility(tmp_path: Path) -> None:
+    async with speaking(folder(tmp_path, tgi_compat=True)) as house:
+        (told,) = (await house.post("/invocations", {"inputs": "a b"})).json
+        assert told["generated_text"] == "b a"
+        assert told["details"]["inputs"] == "a b"
+        assert told["details"]["prefill"] == []
+        assert told["details"]["tokens"][0].items() >= {"log_prob": -0.5, "logprob": -0.5, "special": False}.items()
+        stream = await house.post("/invocations", {"inputs": "a b", "stream": True})
+        assert stream.headers["content-type"] == "text/event-stream"
+        assert stream.body.startswith(b'data: {"index": 1, "token": {"id": 108, "text": "b", "log_prob": -0.5')
+        assert events(stream.body)[-1]["details"]["finish_reason"] == "eos_token"
+
+
+async def test_the_operators_formatter(tmp_path: Path) -> None:
+    async with speaking(folder(tmp_path, output_formatter="jsonlines")) as house:
+        assert len(lines((await house.post("/invocations", {"inputs": "a b"})).body)) == 3
+        other = await house.post("/invocations", {"inputs": "a b", "parameters": {"output_formatter": "json"}})
+        assert other.json == {"generated_text": "b a"}
+        wrong = await house.post("/invocations", {"inputs": "a b", "parameters": {"output_formatter": "../x.py:f"}})
+        assert wrong.status == 424
+        assert "must be one of json, jsonlines, sse" in wrong.json["error"]
+
+
+async def test_formatters_of_ones_own(tmp_path: Path) -> None:
+    path = folder(tmp_path, input_formatter="mine.py:read", output_formatter="mine.py:write")
+    (tmp_path / "said" / "mine.py").write_text(
+        "def read(body):\n    return {'inputs': body['question'], 'stream': body.get('stream', False)}\n\n\n"
+        "def write(answer):\n"
+        "    return answer['token']['text'].upper() if 'token' in answer else answer['generated_text'][::-1]\n"
+    )
+    async with speaking(path) as house:
+        answer = await house.post("/invocations", {"question": "ab cd"})
+        assert (answer.body, answer.headers["content-type"]) == (b"ba dc", "text/plain; charset=utf-8")
+        assert (await house.post("/invocations", {"question": "ab cd", "stream": True})).body == b"CD AB"
+        failed = await house.post("/invocations", {"quest": "ab cd"})
+        assert failed.status == 424
+        assert "input_formatter failed: KeyError: 'question'" in failed.json["error"]
+
+
+# --- bodies of other types -----------------------------------------------------------------------------------
+
+_FORM = (
+    b'--x\r\ncontent-disposition: form-data; name="data"\r\n\r\na b\r\n'
+    b'--x\r\ncontent-disposition: form-data; name="more"\r\n\r\nc\r\n--x--\r\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "wanted"),
+    [
+        ("text/plain", b"a b", {"generated_text": "b a"}),
+        ("text/plain; charset=utf-8", "ä b".encode(), {"generated_text": "b ä"}),
+        ("text/csv", b"id,inputs\n1,a b\n2,c\n", [{"generated_text": "a bb a"}, {"generated_text": "cc"}]),
+        ("application/x-www-form-urlencoded", b"data=a+b", {"generated_text": "b a"}),
+        ("multipart/form-data; boundary=x", _FORM, {"generated_text": "b a"}),
+    ],
+)
+async def test_other_types(house: House, kind: str, body: bytes, wanted: Any) -> None:
+    answer = await house.post("/invocations", body, {"content-type": kind})
+    assert answer.json == wanted
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [("text/csv", b"id\n1\n"), ("text/plain", b"\xff"), ("text/plain", b""), ("multipart/form-data; boundary=x", b"")],
+)
+async def test_broken_bodies_of_other_types(house: House, kind: str, body: bytes) -> None:
+    answer = await house.post("/invocations", body, {"content-type": kind})
+    assert answer.status == 424
+    assert answer.json["error"].startswith("Input Parsing failed.")
+
+
+# --- errors --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "body is empty"),
+        (b"{", "not valid JSON"),
+        (b"[" * 999 + b"]" * 999, "nests too deep"),
+        ([], "must be a JSON object"),
+        ({}, "should be a json object specifying the 'inputs' field. Received payload {}"),
+        ({"inputs": 5}, "The 'inputs' field must be a string"),
+        ({"inputs": ["a", None]}, "Received type <class 'NoneType'>"),
+        ({"inputs": ""}, "does not contain any content"),
+        ({"inputs": []}, "does not contain any content"),
+        ({"inputs": "a", "parameters": [1]}, "'parameters' must be provided as an object of key-value pairs"),
+    ],
+)
+async def test_payloads_that_are_none(house: House, body: Any, message: str) -> None:
+    answer = await house.post("/invocations", body)
+    assert answer.status == 424
+    assert answer.json == {"error": answer.json["error"], "code": 424}
+    assert answer.json["error"].startswith("Input Parsing failed. Ensure that the request payload is valid. ")
+    assert message in answer.json["error"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_fault_before_the_first_token(house: House, stream: bool) -> None:
+    answer = await house.post("/invocations", {"inputs": "a !fault", "stream": stream})
+    assert answer.status == 424
+    if not stream:
+        assert answer.body == (
+            b'{"generated_text": "", "details": {"finish_reason": "error", "generated_tokens": null, '
+            b'"inputs": null, "tokens": null}}'
+        )
+    else:
+        assert answer.json["code"] == 424
+        assert "would not say" in answer.json["error"]
+    long = await house.post("/invocations", {"inputs": "a " * 99 + "a", "stream": stream})
+    assert (long.status, set(long.json)) == (424, {"error", "code"})
+
+
+@pytest.mark.parametrize("formatter", ["jsonlines", "sse"])
+async def test_a_fault_in_mid_stream_ends_it_as_documented(house: House, formatter: str) -> None:
+    ask = {"inputs": "!fault b a", "parameters": {"output_formatter": formatter}, "stream": True}
+    answer = await house.post("/invocations", ask)
+    assert answer.status == 200
+    last = (
+        b'{"token": {"id": -1, "text": "", "log_prob": -1, "special_token": true}, "generated_text": "", '
+        b'"details": {"finish_reason": "error", "generated_tokens": null, "inputs": null}}'
+    )
+    framed = last + b"\n" if formatter == "jsonlines" else b"data: " + last + b"\n\n"
+    assert answer.body.endswith(framed)
+    assert answer.body.count(b'"token"') == 3
+
+
+async def test_paths_and_models_that_are_not_there(house: House) -> None:
+    answer = await house.post("/predictions/nobody", {"inputs": "a"})
+    assert answer.status == 404
+    assert answer.json["type"] == "ModelNotFoundException"
+    assert answer.json["code"] == 404
+    wrong = await house.ask("GET", "/invocations")
+    assert (wrong.status, wrong.json["type"]) == (405, "MethodNotAllowedException")
+
+
+class Other(Speaker):
+    pass
+
+
+async def test_which_model_is_meant() -> None:
+    async with speaking(Speaker, Other) as house:
+        answer = await house.post("/invocations", {"inputs": "a"})
+        assert (answer.status, answer.json["type"]) == (400, "BadRequestException")
+        assert "Other, Speaker" in answer.json["message"]
+        for path, headers in (
+            ("/invocations?model_name=Other", {}),
+            ("/invocations", {"x-amzn-sagemaker-target-model": "Other.tar.gz"}),
+            ("/invocations", {"x-amzn-sagemaker-custom-attributes": "trace=1;model_name=Other"}),
+        ):
+            before = len(house.model("Other").calls)
+            assert (await house.post(path, {"inputs": "a"}, headers)).status == 200
+            assert len(house.model("Other").calls) == before + 1
+    async with speaking(Speaker, Other, default_model="Other") as house:
+        assert (await house.post("/invocations", {"inputs": "a"})).status == 200
+        assert len(house.model("Other").calls) == 1
+
+
+async def test_adapters_are_named_by_field_or_header(house: House) -> None:
+    await house.post("/invocations", {"inputs": "a", "adapters": ["one"]})
+    assert house.model().calls[-1].sampling.adapter == "one"
+    await house.post("/invocations", {"inputs": "a"}, {"x-amzn-sagemaker-adapter-identifier": "two"})
+    assert house.model().calls[-1].sampling.adapter == "two"
+
+
+async def test_conversations_are_answered_as_chats(house: House) -> None:
+    answer = await house.post("/invocations", {"messages": [{"role": "user", "content": "a b"}]})
+    assert answer.json["choices"][0]["message"]["content"] == "b a user:"
+
+
+# --- health and management -----------------------------------------------------------------------------------
+
+
+class Broken(dragoman.Model):
+    placement = "inline"
+
+    def load(self) -> None:
+        raise ValueError("no weights")
+
+
+async def test_ping() -> None:
+    async with speaking() as house:
+        answer = await house.ask("GET", "/ping")
+        assert (answer.status, answer.json) == (200, {"Speaker": {"status": "Healthy"}})
+    async with speaking(Speaker, Broken) as house:
+        answer = await house.ask("GET", "/ping")
+        assert (answer.status, answer.json["Broken"]) == (500, {"status": "FAILED"})
+
+
+async def test_models_come_and_go(tmp_path: Path) -> None:
+    token = {"authorization": "Bearer open"}
+    async with speaking(folder(tmp_path), control_token="open") as house:
+        assert (await house.ask("GET", "/models")).json == {
+            "models": [{"modelName": "said", "modelUrl": "said", "status": "READY"}]
+        }
+        assert (await house.ask("DELETE", "/models/said")).status == 401
+        gone = await house.ask("DELETE", "/models/said", headers=token)
+        assert gone.json == {"status": 'Model "said" unregistered'}
+        assert (await house.ask("GET", "/models/said")).status == 404
+        there = await house.post("/models?model_name=said", None, token)
+        assert there.json == {"status": 'Model "said" registered.'}
+        again = await house.post("/models", {"model_name": "said", "url": "/opt/ml/models/said"}, token)
+        assert again.status == 200
+        assert (await house.post("/models", {"model_name": "said", "url": "s3://elsewhere"}, token)).status == 400
+        assert (await house.ask("GET", "/models/said")).json[0]["status"] == "READY"
+        assert (await house.ask("PUT", "/models/said")).status == 400
+        assert (await house.ask("GET", "/models?limit=x")).status == 424
