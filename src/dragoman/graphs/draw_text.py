@@ -19,10 +19,11 @@ def text(picture: Picture) -> str:
     for number, layer in enumerate(found.layers):
         height = max(len(found.boxes[k].texts) + 2 for k in layer if k in found.boxes)
         for key in layer:
-            if key in found.boxes:
-                canvas.box(found.boxes[key], found.center[key] - found.width[key] // 2, row, found.width[key], height)
-            else:
-                canvas.vertical(found.center[key], row, row + height - 1)
+            left = found.center[key] - found.width[key] // 2
+            bottom = row + canvas.box(found.boxes[key], left, row, found.width[key]) if key in found.boxes else row
+            outputs = found.boxes[key].outputs if key in found.boxes else 1
+            for column in {found.leaves(key, o) for o in range(outputs)}:
+                canvas.vertical(column, bottom, row + height - 1)
         row = _channel(canvas, found, number, row + height)
     return canvas.text()
 
@@ -87,13 +88,14 @@ class _Canvas:
         self._lines: dict[tuple[int, int], int] = {}
         self._written: dict[tuple[int, int], str] = {}
 
-    def box(self, box: Box, left: int, top: int, width: int, height: int) -> None:
+    def box(self, box: Box, left: int, top: int, width: int) -> int:
+        """Draws a box and gives its height."""
         a, across, b, side, c, d = (*_BORDERS[box.kind],)
         self.write(left, top, a + across * (width - 2) + b)
-        texts = [*box.texts, *[""] * (height - 2 - len(box.texts))]
-        for i, each in enumerate(texts, top + 1):
+        for i, each in enumerate(box.texts, top + 1):
             self.write(left, i, f"{side}{each.center(width - 2)}{side}")
-        self.write(left, top + height - 1, c + across * (width - 2) + d)
+        self.write(left, top + 1 + len(box.texts), c + across * (width - 2) + d)
+        return len(box.texts) + 2
 
     def write(self, column: int, row: int, characters: str) -> None:
         for i, character in enumerate(characters):

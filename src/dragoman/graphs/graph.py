@@ -99,7 +99,7 @@ class Graph:
         def apply(*values: Any, **options: Any) -> Any:
             if name in ("sum", "product", "concatenate") and not options:
                 options["n"] = len(values)
-            return self.add(built_in(name, options), name)(*values)
+            return Part(self, made_node(name, built_in(name, options), label=name))(*values)
 
         return apply
 

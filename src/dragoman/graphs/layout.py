@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dragoman.graphs.picture import Box, Line, Picture
 
 _SWEEPS = 8
-_SETTLINGS = 40
+_SETTLINGS = 21
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,9 @@ def layout(picture: Picture, width: Callable[[Box], int], pass_width: int, gap: 
             left += widths[key] + gap
     found = Layout(boxes, layers, routes, center, widths)
     for sweep in range(_SETTLINGS):
-        for layer in layers if sweep % 2 == 0 else layers[::-1]:
-            _settle(layer, found, center, gap)
+        downwards = sweep % 2 == 0
+        for layer in layers if downwards else layers[::-1]:
+            _settle(layer, found, center, gap, downwards=downwards)
     least = min(center[k] - widths[k] // 2 for k in center)
     for key in center:
         center[key] -= least
@@ -134,11 +135,11 @@ def _untangle(layers: list[list[str]], links: Sequence[tuple[str, str]]) -> None
             place |= {key: i for i, key in enumerate(layer)}
 
 
-def _settle(layer: Sequence[str], found: Layout, center: dict[str, int], gap: int) -> None:
-    """Move the boxes of a layer to where their lines are straight, as far as there is room."""
+def _settle(layer: Sequence[str], found: Layout, center: dict[str, int], gap: int, *, downwards: bool) -> None:
+    """Move the boxes of a layer to where the lines from the last layer are straight, as far as there is room."""
     wished: list[tuple[float, int]] = []
     for key in layer:
-        pulls = [*_pulls(key, found)]
+        pulls = [*_pulls(key, found, downwards=downwards)]
         weight = sum(w for _, w in pulls)
         wished.append((center[key] + sum(by * w for by, w in pulls) / weight, weight) if weight else (center[key], 1))
     offsets = [0]
@@ -150,15 +151,15 @@ def _settle(layer: Sequence[str], found: Layout, center: dict[str, int], gap: in
         center[key] = z + offset
 
 
-def _pulls(key: str, found: Layout) -> Iterator[tuple[int, int]]:
-    """How far to the right each line of a box would have it, and how strongly: long lines most."""
+def _pulls(key: str, found: Layout, *, downwards: bool) -> Iterator[tuple[int, int]]:
+    """How far to the right each line from above, or from below, would have a box, and how strongly: long ones most."""
     for route in found.routes:
         for i, (a, b) in enumerate(itertools.pairwise(route.stops)):
-            if key in (a, b):
+            if key == (b if downwards else a):
                 start = found.leaves(a, route.line.output if not i else 0)
                 end = found.enters(b, route.line.input if i == len(route.stops) - 2 else 0)
                 weight = 1 + 3 * sum(stop not in found.boxes for stop in (a, b))
-                yield (start - end if key == b else end - start), weight
+                yield (start - end if downwards else end - start), weight
 
 
 def _isotonic(values: Sequence[tuple[float, int]]) -> list[int]:
