@@ -16,6 +16,8 @@ from dragoman.transports.http2.terms import Terms
 
 # Less than this of a body goes through the common buffer.
 _DIRECT = 1 << 13
+# Clients send the rest of a body that was refused in pieces that are larger.
+_TINY = 1 << 10
 _TOO_LARGE = encoded([(b":status", b"431")])
 
 _unpack = frames.head.unpack_from
@@ -210,7 +212,7 @@ class Connection(Control):
         self._data = None
         try:
             if stream is None or stream.heard_all:
-                self._stray(number, stream)
+                self._stray(number, length)
             else:
                 self._admit(stream, length, padding)
                 self._data = stream
@@ -233,10 +235,11 @@ class Connection(Control):
         self.control(frames.window_update(0, full - self._window_in))
         self._window_in = full
 
-    def _stray(self, number: int, stream: Stream | None) -> None:
+    def _stray(self, number: int, length: int) -> None:
         """DATA on a stream that has ended; what was on its way when we reset it is passed over."""
-        if number not in self.reset_lately:
+        if length < _TINY:
             self.spend()
+        if number not in self.reset_lately:
             raise StreamFault(frames.STREAM_CLOSED, "DATA after the end of a request")
 
     def _admit(self, stream: Stream, length: int, padding: int) -> None:

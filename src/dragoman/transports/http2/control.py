@@ -57,7 +57,8 @@ class Control(Sending):
             frames.MAX_FRAME_SIZE: terms.max_frame,
             frames.MAX_HEADER_LIST_SIZE: terms.max_header_bytes,
         }
-        self.control(frames.settings(said) + frames.window_update(0, terms.connection_window - frames.DEFAULT_WINDOW))
+        more = terms.connection_window - frames.DEFAULT_WINDOW
+        self.control(frames.settings(said) + (frames.window_update(0, more) if more else b""))
 
     # --- what the client says ------------------------------------------------------------------------------------
 

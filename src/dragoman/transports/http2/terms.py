@@ -11,6 +11,7 @@ class Terms:
 
     A client may send `stream_window` bytes of a stream and `connection_window` of all before it hears that they were
     taken. `max_header_bytes` bounds the fields of a request, each counted as its name, value and 32 bytes more.
+    `connection_window` is at least 65,535.
     """
 
     max_streams: int = 256

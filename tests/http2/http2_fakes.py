@@ -1,0 +1,148 @@
+"""A connection in memory, an application that answers its streams, and frames to feed it with."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpack import Decoder, Encoder
+from hyperframe.frame import Frame
+
+from dragoman.transports.http2 import frames
+from dragoman.transports.http2.connection import Connection
+from dragoman.transports.http2.fields import encoded
+from dragoman.transports.http2.request import Head
+from dragoman.transports.http2.stream import Buffer, Stream
+from dragoman.transports.http2.terms import Terms
+
+GET = [(":method", "GET"), (":scheme", "http"), (":path", "/"), (":authority", "localhost")]
+POST = [(":method", "POST"), *GET[1:]]
+OK = encoded([(b":status", b"200")])
+END = encoded([(b"done", b"yes")])
+
+
+class Listener:
+    """Echoes a body once it is whole, at `answering`; `reads` tells whether it takes what comes at once."""
+
+    def __init__(self, house: "House", stream: Stream, head: Head) -> None:
+        self.house = house
+        self.stream = stream
+        self.head = head
+        self.body = b""
+        self.ended = False
+        self.code: int | None = None
+        self.drains = 0
+
+    def receive(self, data: Any, at: int, stop: int, ended: bool) -> None:
+        assert self.code is None, "nothing is told after the end"
+        self.body += bytes(data[at:stop])
+        if self.house.reads:
+            self.stream.take(stop - at)
+        if ended:
+            self.ended = True
+            if self.house.answering:
+                self.stream.answer(OK, (self.body,), len(self.body), END)
+
+    def room(self, size: int) -> memoryview | None:
+        return None
+
+    def filled(self, size: int, ended: bool) -> None:
+        raise AssertionError("it gave no room")
+
+    def watch(self, now_s: float) -> None: ...
+
+    def drained(self) -> None:
+        self.drains += 1
+
+    def broken(self, code: int) -> None:
+        assert self.code is None, "a stream ends once"
+        self.code = code
+
+
+class House:
+    """An application; `heard` are the listeners of its streams."""
+
+    def __init__(self, *, answering: bool = True, reads: bool = True) -> None:
+        self.answering = answering
+        self.reads = reads
+        self.heard: list[Listener] = []
+
+    def open(self, stream: Stream, head: Head, ended: bool) -> Listener:
+        listener = Listener(self, stream, head)
+        self.heard.append(listener)
+        if ended:
+            listener.receive(b"", 0, 0, True)
+        return listener
+
+
+@dataclass
+class Wire:
+    """The client's end: what it sends goes to the connection, what comes back is kept as frames."""
+
+    house: House = field(default_factory=House)
+    terms: Terms = field(default_factory=Terms)
+    greeted: bool = True
+
+    def __post_init__(self) -> None:
+        self.now_s = 1000.0
+        self.came = b""
+        self.closed = 0
+        self.encoder = Encoder()
+        self.decoder = Decoder()
+        self.connection = Connection(self.house, self.terms, self._sink, self._close, lambda: self.now_s)
+        self.connection.start()
+        if self.greeted:
+            self.send(frames.PREFACE + frames.settings({}))
+            self.read()
+
+    def _sink(self, buffers: list[Buffer]) -> None:
+        self.came += b"".join(buffers)
+
+    def _close(self) -> None:
+        self.closed += 1
+
+    def send(self, *data: bytes) -> "Wire":
+        for piece in data:
+            self.connection.receive(piece)
+        return self
+
+    def headers(self, number: int, fields: Iterable[tuple[str, str]] = POST, *, ended: bool = False) -> "Wire":
+        return self.send(self.headers_frame(number, fields, ended=ended))
+
+    def headers_frame(self, number: int, fields: Iterable[tuple[str, str]] = POST, *, ended: bool = False) -> bytes:
+        return frames.frame(frames.HEADERS, 4 | ended, number, self.encoder.encode(list(fields)))
+
+    def data(self, number: int, data: bytes = b"", *, ended: bool = False) -> "Wire":
+        return self.send(frames.frame(frames.DATA, int(ended), number, data))
+
+    def read(self) -> list[Any]:
+        """The frames that came since it was last asked."""
+        found = []
+        while self.came:
+            frame, length = Frame.parse_frame_header(memoryview(self.came[:9]))
+            frame.parse_body(memoryview(self.came[9 : 9 + length]))
+            found.append(frame)
+            self.came = self.came[9 + length :]
+        return found
+
+    def kinds(self) -> list[str]:
+        return [type(f).__name__.removesuffix("Frame") for f in self.read()]
+
+    def answer(self, number: int) -> bytes:
+        """The body that came on a stream, whose end came too."""
+        found = [f for f in self.read() if f.stream_id == number]
+        assert "END_STREAM" in found[-1].flags
+        return b"".join(f.data for f in found if type(f).__name__ == "DataFrame")
+
+    def goaway(self) -> tuple[int, str]:
+        """The code and text of the GOAWAY that ended the connection, which is closed then."""
+        last = self.read()[-1]
+        assert type(last).__name__ == "GoAwayFrame", last
+        assert self.closed == 1
+        return last.error_code, last.additional_data.decode()
+
+    def alive(self) -> bool:
+        """Whether another request is still answered."""
+        number = self.connection.last + 2 if self.connection.last else 1
+        self.read()
+        self.headers(number).data(number, b"still", ended=True)
+        return self.answer(number) == b"still"

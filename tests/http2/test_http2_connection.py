@@ -1,0 +1,477 @@
+"""HTTP/2 as RFC 9113 has it: requests, windows, steering frames and limits; each fault ends what it must, alone."""
+
+from collections.abc import Callable
+
+import pytest
+from http2_fakes import GET, POST, House, Wire
+
+from dragoman.transports.http2 import frames
+from dragoman.transports.http2.frames import frame
+from dragoman.transports.http2.terms import Terms
+
+Act = Callable[[Wire], object]
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_is_answered_with_head_body_and_trailers() -> None:
+    wire = Wire()
+    wire.headers(1).data(1, b"ab").data(1, b"c", ended=True)
+    came = wire.read()
+    assert [type(f).__name__ for f in came] == ["HeadersFrame", "DataFrame", "HeadersFrame"]
+    assert wire.decoder.decode(came[0].data) == [(":status", "200")]
+    assert came[1].data == b"abc"
+    assert wire.decoder.decode(came[2].data) == [("done", "yes")]
+    assert not wire.connection.open
+
+
+def test_requests_without_body_and_many_at_a_time() -> None:
+    wire = Wire(House(answering=False))
+    for number in range(1, 21, 2):
+        wire.headers(number)
+    for number in range(19, 0, -2):
+        wire.data(number, b"%d" % number, ended=True)
+    for listener in wire.house.heard:
+        listener.stream.answer(b"\x88", (listener.body,), len(listener.body), b"")
+    bodies = {f.stream_id: f.data for f in wire.read() if type(f).__name__ == "DataFrame" and f.data}
+    assert bodies == {n: b"%d" % n for n in range(1, 21, 2)}
+    assert Wire().headers(1, GET, ended=True).kinds() == ["Headers", "Data", "Headers"]
+
+
+def test_the_greeting_tells_the_limits() -> None:
+    wire = Wire(greeted=False, terms=Terms(max_streams=7, stream_window=70_000, max_frame=20_000))
+    settings, window = wire.read()
+    told = settings.settings
+    assert (told[3], told[4], told[5], told[6]) == (7, 70_000, 20_000, 16 << 10)
+    assert window.window_increment == (16 << 20) - 65_535
+
+
+def test_padding_and_priority_are_taken_off() -> None:
+    wire = Wire()
+    block = wire.encoder.encode(POST)
+    wire.send(frame(1, 0x2C, 1, b"\x03\x80\0\0\x09\x10" + block + b"pad"))
+    wire.send(frame(0, 8, 1, b"\x05abcwaste"[:9]), frame(0, 9, 1, b"\0d"), frame(2, 0, 1, bytes(5)))
+    assert wire.answer(1) == b"abcd"[:3] + b"d"
+
+
+def test_continuation_in_pieces() -> None:
+    wire = Wire()
+    block = wire.encoder.encode(POST)
+    wire.send(frame(1, 0, 1, block[:3]), frame(9, 0, 1, block[3:5]), frame(9, 4, 1, block[5:]))
+    wire.data(1, b"x", ended=True)
+    assert wire.answer(1) == b"x"
+
+
+def test_trailers_end_a_request() -> None:
+    wire = Wire().headers(1).data(1, b"x").headers(1, [("checksum", "7")], ended=True)
+    assert wire.answer(1) == b"x"
+
+
+def test_unknown_frames_flags_and_settings_are_passed_over() -> None:
+    wire = Wire().send(frame(0xEE, 0xFF, 3, b"what"), frames.settings({0x77: 1 << 31}), frame(6, 0xF0, 0, b"12345678"))
+    assert wire.kinds() == ["Settings", "Ping"]
+    assert wire.alive()
+
+
+def test_the_end_is_agreed_upon() -> None:
+    wire = Wire(House(answering=False))
+    wire.headers(1)
+    wire.connection.drain()
+    first, ping = wire.read()
+    assert first.last_stream_id == frames.NUMBER
+    assert not first.error_code
+    wire.headers(3)  # was on its way
+    wire.send(frame(6, 1, 0, ping.opaque_data))
+    assert wire.read()[-1].last_stream_id == 3
+    wire.headers(5)
+    assert [f.error_code for f in wire.read()] == [frames.REFUSED_STREAM]
+    for listener in wire.house.heard:
+        assert wire.closed < 1
+        listener.stream.head(b"\x88", ended=True)
+    assert wire.closed == 1
+
+
+def test_a_client_may_say_goodbye() -> None:
+    wire = Wire(House(answering=False)).headers(1).send(frames.goaway(0, 0))
+    assert wire.closed < 1
+    wire.house.heard[0].stream.head(b"\x88", ended=True)
+    assert wire.closed == 1
+
+
+# --- windows, theirs -------------------------------------------------------------------------------------------------
+
+
+def test_answers_wait_for_the_clients_windows() -> None:
+    wire = Wire()
+    wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 10})).read()
+    wire.headers(1).data(1, b"x" * 25, ended=True)
+    assert [len(f.data) for f in wire.read() if type(f).__name__ == "DataFrame"] == [10]
+    wire.send(frames.window_update(1, 3))
+    assert [len(f.data) for f in wire.read()] == [3]
+    wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 16}))
+    assert [len(f.data) for f in wire.read() if type(f).__name__ == "DataFrame"] == [6]
+    assert not wire.house.heard[0].drains
+    wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}), frames.window_update(1, 100))
+    assert len(wire.answer(1)) == 6
+
+
+def test_a_window_may_become_negative() -> None:
+    wire = Wire().headers(1).data(1, b"x" * 70_000, ended=True)
+    wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}), frames.window_update(0, 1 << 20))
+    wire.read()
+    wire.send(frames.window_update(1, 65_535))
+    assert wire.read() == []
+    wire.send(frames.window_update(1, 4_465))
+    assert len(wire.answer(1)) == 4_465
+
+
+def test_the_connections_window_bounds_all_streams() -> None:
+    wire = Wire()
+    for number in (1, 3):
+        wire.headers(number).data(number, b"x" * 50_000, ended=True)
+    sizes = [len(f.data) for f in wire.read() if type(f).__name__ == "DataFrame"]
+    assert sum(sizes) == 65_535
+    assert max(sizes) <= 16_384
+    wire.send(frames.window_update(0, 100_000))
+    assert sum(len(f.data) for f in wire.read() if type(f).__name__ == "DataFrame") == 100_000 - 65_535
+
+
+def test_streams_take_turns() -> None:
+    wire = Wire()
+    wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 30}))
+    for number in (1, 3):
+        wire.headers(number).data(number, b"x" * 900_000, ended=True)
+    wire.send(frames.window_update(0, 1 << 30))
+    order = [f.stream_id for f in wire.read() if type(f).__name__ == "DataFrame"]
+    assert order.index(3) < len(order) // 2
+
+
+def test_nothing_large_is_sent_while_the_transport_is_full() -> None:
+    wire = Wire()
+    wire.connection.paused = True
+    wire.headers(1).data(1, b"x" * 100, ended=True)
+    assert [k for k in wire.kinds() if k == "Data"] == []
+    wire.connection.paused = False
+    wire.connection.pump()
+    assert wire.answer(1) == b"x" * 100
+
+
+# --- windows, ours ---------------------------------------------------------------------------------------------------
+
+SMALL = Terms(stream_window=1000, connection_window=100_000, max_frame=16_384)
+
+
+def test_a_body_that_is_read_may_go_on() -> None:
+    wire = Wire(terms=SMALL).headers(1)
+    for _ in range(50):
+        wire.data(1, b"x" * 500)
+    wire.data(1, ended=True)
+    updates = [f for f in wire.read() if type(f).__name__ == "WindowUpdateFrame" and f.stream_id == 1]
+    assert sum(f.window_increment for f in updates) == 25_000
+    assert len(wire.house.heard[0].body) == 25_000
+
+
+def test_a_body_that_is_not_read_stops_and_no_other() -> None:
+    wire = Wire(House(reads=False), SMALL).headers(1).data(1, b"x" * 1000)
+    assert wire.read() == []
+    wire.data(1, b"x")
+    assert [(f.stream_id, f.error_code) for f in wire.read()] == [(1, frames.FLOW_CONTROL_ERROR)]
+    assert wire.house.heard[0].code == frames.FLOW_CONTROL_ERROR
+    assert wire.alive()
+
+
+def test_padding_counts_and_is_given_back() -> None:
+    wire = Wire(terms=SMALL).headers(1)
+    for _ in range(30):
+        wire.send(frame(0, 8, 1, b"\xf0" + b"x" + bytes(240)))
+    wire.data(1, ended=True)
+    assert wire.house.heard[0].body == b"x" * 30
+    assert wire.connection._window_in >= SMALL.connection_window // 2
+
+
+def test_more_than_the_connections_window_is_the_connections_fault() -> None:
+    terms = Terms(stream_window=1 << 20, connection_window=65_535, max_frame=1 << 20)
+    wire = Wire(terms=terms).headers(1).data(1, b"x" * 65_536)
+    assert wire.goaway()[0] == frames.FLOW_CONTROL_ERROR
+
+
+# --- faults of a connection ------------------------------------------------------------------------------------------
+
+
+def number_of(wire: Wire, fields: list[tuple[str, str]] | None = None) -> bytes:
+    return wire.headers_frame(1, fields or POST)
+
+
+FATAL: dict[str, tuple[Act, int]] = {
+    "DATA on an idle stream": (lambda w: w.data(1, b"x"), frames.PROTOCOL_ERROR),
+    "DATA on no stream": (lambda w: w.data(0, b"x"), frames.PROTOCOL_ERROR),
+    "HEADERS on no stream": (lambda w: w.headers(0), frames.PROTOCOL_ERROR),
+    "HEADERS on an even stream": (lambda w: w.headers(2), frames.PROTOCOL_ERROR),
+    "HEADERS with a lower number": (lambda w: w.headers(5).headers(3), frames.STREAM_CLOSED),
+    "HEADERS on a closed stream": (lambda w: w.headers(1, GET, ended=True).headers(1), frames.STREAM_CLOSED),
+    "RST_STREAM on an idle stream": (lambda w: w.send(frames.rst_stream(3, 8)), frames.PROTOCOL_ERROR),
+    "RST_STREAM on no stream": (lambda w: w.send(frames.rst_stream(0, 8)), frames.PROTOCOL_ERROR),
+    "RST_STREAM of 3 bytes": (lambda w: w.headers(1).send(frame(3, 0, 1, b"123")), frames.FRAME_SIZE_ERROR),
+    "WINDOW_UPDATE on an idle stream": (lambda w: w.send(frames.window_update(1, 1)), frames.PROTOCOL_ERROR),
+    "WINDOW_UPDATE of 3 bytes": (lambda w: w.send(frame(8, 0, 0, b"123")), frames.FRAME_SIZE_ERROR),
+    "WINDOW_UPDATE of nothing": (lambda w: w.send(frames.window_update(0, 0)), frames.PROTOCOL_ERROR),
+    "WINDOW_UPDATE beyond bounds": (lambda w: w.send(frames.window_update(0, 2**31 - 1)), frames.FLOW_CONTROL_ERROR),
+    "SETTINGS of 5 bytes": (lambda w: w.send(frame(4, 0, 0, b"12345")), frames.FRAME_SIZE_ERROR),
+    "SETTINGS on a stream": (lambda w: w.send(frame(4, 0, 1, b"")), frames.PROTOCOL_ERROR),
+    "SETTINGS acknowledged with words": (lambda w: w.send(frame(4, 1, 0, b"123456")), frames.FRAME_SIZE_ERROR),
+    "SETTINGS window": (lambda w: w.send(frames.settings({4: 1 << 31})), frames.FLOW_CONTROL_ERROR),
+    "SETTINGS frame": (lambda w: w.send(frames.settings({5: 16_383})), frames.PROTOCOL_ERROR),
+    "SETTINGS push": (lambda w: w.send(frames.settings({2: 2})), frames.PROTOCOL_ERROR),
+    "PING of 7 bytes": (lambda w: w.send(frame(6, 0, 0, b"1234567")), frames.FRAME_SIZE_ERROR),
+    "PING on a stream": (lambda w: w.send(frame(6, 0, 1, b"12345678")), frames.PROTOCOL_ERROR),
+    "GOAWAY of 7 bytes": (lambda w: w.send(frame(7, 0, 0, b"1234567")), frames.FRAME_SIZE_ERROR),
+    "PRIORITY of 4 bytes": (lambda w: w.send(frame(2, 0, 1, b"1234")), frames.FRAME_SIZE_ERROR),
+    "PRIORITY of no stream": (lambda w: w.send(frame(2, 0, 0, b"12345")), frames.PROTOCOL_ERROR),
+    "PUSH_PROMISE": (lambda w: w.headers(1).send(frame(5, 4, 1, bytes(8))), frames.PROTOCOL_ERROR),
+    "CONTINUATION of nothing": (lambda w: w.send(frame(9, 4, 1, b"")), frames.PROTOCOL_ERROR),
+    "CONTINUATION missing": (lambda w: w.send(frame(1, 0, 1, b""), frame(6, 0, 0, bytes(8))), frames.PROTOCOL_ERROR),
+    "CONTINUATION of another": (lambda w: w.send(frame(1, 0, 1, b""), frame(9, 4, 3, b"")), frames.PROTOCOL_ERROR),
+    "DATA within a block": (lambda w: w.headers(1).send(frame(1, 0, 3), frame(0, 0, 1, b"x")), frames.PROTOCOL_ERROR),
+    "more padding than DATA": (lambda w: w.headers(1).send(frame(0, 8, 1, b"\x05abcd")), frames.PROTOCOL_ERROR),
+    "padding without DATA": (lambda w: w.headers(1).send(frame(0, 8, 1, b"")), frames.PROTOCOL_ERROR),
+    "more padding than HEADERS": (lambda w: w.send(frame(1, 0xC, 1, b"\x05abcd")), frames.PROTOCOL_ERROR),
+    "HEADERS too short for priority": (lambda w: w.send(frame(1, 0x24, 1, b"1234")), frames.PROTOCOL_ERROR),
+    "an oversized DATA": (lambda w: w.headers(1).data(1, bytes((1 << 20) + 1)), frames.FRAME_SIZE_ERROR),
+    "an oversized frame": (lambda w: w.send(b"\xff\xff\xff\xee\0\0\0\0\0"), frames.FRAME_SIZE_ERROR),
+    "a number without end": (lambda w: w.send(frame(1, 4, 1, b"\xff" * 5 + b"\x7f")), frames.COMPRESSION_ERROR),
+    "an index out of the table": (lambda w: w.send(frame(1, 4, 1, b"\xfe")), frames.COMPRESSION_ERROR),
+    "index zero": (lambda w: w.send(frame(1, 4, 1, b"\x80")), frames.COMPRESSION_ERROR),
+    "bad Huffman": (lambda w: w.send(frame(1, 4, 1, b"\x04\x84\xff\xff\xff\xff")), frames.COMPRESSION_ERROR),
+    "a table too large": (lambda w: w.send(frame(1, 4, 1, b"\x3f\xe2\x1f")), frames.COMPRESSION_ERROR),
+    "a resize too late": (lambda w: w.send(frame(1, 4, 1, b"\x82\x20")), frames.COMPRESSION_ERROR),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FATAL)
+def test_a_fault_of_the_connection_ends_it(name: str) -> None:
+    act, code = FATAL[name]
+    wire = Wire(House(answering=name == "HEADERS on a closed stream"))
+    act(wire)
+    assert wire.goaway()[0] == code
+    wire.send(frames.settings({}), b"anything")
+    assert wire.read() == []
+    assert all(listener.code is not None or listener.ended for listener in wire.house.heard)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n",
+        b"\x16\x03\x01",
+        frames.PREFACE + frame(6, 0, 0, bytes(8)),
+        frames.PREFACE + frame(4, 1, 0),
+    ],
+)
+def test_a_bad_greeting(data: bytes) -> None:
+    wire = Wire(greeted=False).send(data)
+    assert wire.goaway()[0] == frames.PROTOCOL_ERROR
+
+
+# --- faults of a stream ----------------------------------------------------------------------------------------------
+
+
+def fields(*more: tuple[str, str]) -> list[tuple[str, str]]:
+    return [*POST, *more]
+
+
+MALFORMED: dict[str, list[tuple[str, str]]] = {
+    "no method": POST[1:],
+    "no path": [f for f in POST if f[0] != ":path"],
+    "no scheme": [f for f in POST if f[0] != ":scheme"],
+    "an empty path": [(n, "" if n == ":path" else v) for n, v in POST],
+    "a path without slash": [(n, "x" if n == ":path" else v) for n, v in POST],
+    "a method of blanks": [(n, "A B" if n == ":method" else v) for n, v in POST],
+    "CONNECT": [(":method", "CONNECT"), (":authority", "localhost")],
+    "two methods": [POST[0], *POST],
+    "an unknown pseudo-field": [(":status", "200"), *POST],
+    "a pseudo-field too late": fields(("x", "y"), (":authority", "z")),
+    "an upper-case name": fields(("X-Y", "z")),
+    "an empty name": fields(("", "z")),
+    "a name with a blank": fields(("x y", "z")),
+    "a line break": fields(("x", "a\r\nb: c")),
+    "a null": fields(("x", "a\0b")),
+    "blanks around": fields(("x", " y ")),
+    "connection": fields(("connection", "close")),
+    "keep-alive": fields(("keep-alive", "5")),
+    "proxy-connection": fields(("proxy-connection", "x")),
+    "transfer-encoding": fields(("transfer-encoding", "chunked")),
+    "upgrade": fields(("upgrade", "h2c")),
+    "te": fields(("te", "gzip")),
+    "another host": fields(("host", "elsewhere")),
+    "two lengths": fields(("content-length", "1"), ("content-length", "2")),
+    "a length that is none": fields(("content-length", "+1")),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_request_hurts_its_stream_alone(name: str) -> None:
+    wire = Wire(House())
+    wire.headers(1).headers(3, MALFORMED[name])
+    assert [(f.stream_id, f.error_code) for f in wire.read()] == [(3, frames.PROTOCOL_ERROR)]
+    wire.data(3, b"on its way", ended=True).data(1, b"x", ended=True)
+    assert wire.answer(1) == b"x"
+    assert wire.alive()
+
+
+def announced(wire: Wire, length: int) -> Wire:
+    return wire.headers(3, fields(("content-length", str(length))))
+
+
+LATE = [("a", "b")]
+PROTOCOL, CLOSED, FLOW = frames.PROTOCOL_ERROR, frames.STREAM_CLOSED, frames.FLOW_CONTROL_ERROR
+STREAM_FAULTS: dict[str, tuple[Act, int]] = {
+    "too short": (lambda w: announced(w, 5).data(3, b"abc", ended=True), PROTOCOL),
+    "too long": (lambda w: announced(w, 2).data(3, b"abc"), PROTOCOL),
+    "no body": (lambda w: w.headers(3, fields(("content-length", "5")), ended=True), PROTOCOL),
+    "too short before trailers": (lambda w: announced(w, 5).headers(3, LATE, ended=True), PROTOCOL),
+    "DATA after the end": (lambda w: w.headers(3).data(3, ended=True).data(3, b"x"), CLOSED),
+    "HEADERS after the end": (lambda w: w.headers(3, ended=True).headers(3, LATE, ended=True), CLOSED),
+    "HEADERS that end nothing": (lambda w: w.headers(3).headers(3, LATE), PROTOCOL),
+    "pseudo-fields in trailers": (lambda w: w.headers(3).headers(3, [(":path", "/")], ended=True), PROTOCOL),
+    "WINDOW_UPDATE of nothing": (lambda w: w.headers(3).send(frames.window_update(3, 0)), PROTOCOL),
+    "WINDOW_UPDATE beyond bounds": (lambda w: w.headers(3).send(frames.window_update(3, 2**31 - 1)), FLOW),
+}
+
+
+@pytest.mark.parametrize("name", STREAM_FAULTS)
+def test_a_fault_of_a_stream_hurts_no_other(name: str) -> None:
+    act, code = STREAM_FAULTS[name]
+    wire = Wire(House(answering=False)).headers(1)
+    act(wire)
+    assert [(f.stream_id, f.error_code) for f in wire.read()] == [(3, code)]
+    assert wire.house.heard[0].code is None
+    assert all(listener.code is not None for listener in wire.house.heard[1:])
+    wire.house.answering = True
+    wire.data(1, b"x", ended=True)
+    assert wire.answer(1) == b"x"
+
+
+def test_what_was_on_its_way_when_a_stream_was_reset_is_passed_over() -> None:
+    wire = Wire(House(answering=False)).headers(1)
+    wire.house.heard[0].stream.reset(frames.CANCEL)
+    wire.read()
+    wire.data(1, b"late").headers(1, [("late", "too")], ended=True).send(frames.window_update(1, 5))
+    assert wire.read() == []
+    assert wire.house.heard[0].code is None
+
+
+def test_a_reset_stops_what_waits_to_be_sent() -> None:
+    wire = Wire().headers(1).data(1, b"x" * 100_000, ended=True)
+    wire.send(frames.rst_stream(1, frames.CANCEL))
+    wire.read()
+    wire.send(frames.window_update(0, 1 << 20))
+    assert wire.read() == []
+    assert wire.house.heard[0].code == frames.CANCEL
+    assert wire.alive()
+
+
+def test_too_many_streams_at_a_time_are_refused() -> None:
+    wire = Wire(House(answering=False), Terms(max_streams=3))
+    for number in (1, 3, 5, 7):
+        wire.headers(number)
+    assert [(f.stream_id, f.error_code) for f in wire.read()] == [(7, frames.REFUSED_STREAM)]
+    wire.house.heard[0].stream.head(b"\x88", ended=True)
+    wire.house.answering = True
+    assert wire.alive()
+
+
+def test_too_many_fields_are_refused_and_the_table_stays_right() -> None:
+    wire = Wire(terms=Terms(max_header_bytes=1000))
+    wire.headers(1, fields(*((f"name-{n}", "x" * 100) for n in range(20))))
+    came = wire.read()
+    assert [type(f).__name__ for f in came] == ["HeadersFrame", "RstStreamFrame"]
+    assert wire.decoder.decode(came[0].data) == [(":status", "431")]
+    assert wire.alive()
+
+
+def test_a_client_that_keeps_no_table_is_told_that_we_keep_none() -> None:
+    wire = Wire(greeted=False).send(frames.PREFACE + frames.settings({frames.HEADER_TABLE_SIZE: 0}))
+    wire.read()
+    for number in (1, 3):
+        wire.headers(number, GET, ended=True)
+    blocks = [f.data for f in wire.read() if type(f).__name__ == "HeadersFrame"]
+    assert [b[:1] == b"\x20" for b in blocks] == [True, False, False, False]
+    wire.decoder.max_allowed_table_size = 0
+    assert wire.decoder.decode(blocks[0]) == [(":status", "200")]
+
+
+# --- floods ----------------------------------------------------------------------------------------------------------
+
+
+def flood(count: int, made: Callable[[Wire, int], object]) -> Act:
+    def act(wire: Wire) -> None:
+        for n in range(count):
+            if wire.closed:
+                return
+            made(wire, n)
+
+    return act
+
+
+FLOODS: dict[str, Act] = {
+    "rapid reset": flood(3000, lambda w, n: w.headers(2 * n + 1).send(frames.rst_stream(2 * n + 1, 8))),
+    "made to reset": flood(3000, lambda w, n: w.headers(2 * n + 1).send(frames.window_update(2 * n + 1, 0))),
+    "malformed": flood(3000, lambda w, n: w.headers(2 * n + 1, GET[1:])),
+    "settings": flood(3000, lambda w, n: w.send(frames.settings({}))),
+    "pings": flood(100, lambda w, n: w.send(frame(6, 0, 0, bytes(8)))),
+    "empty data": flood(3000, lambda w, n: w.data(1) if n else w.headers(1)),
+    "padding alone": flood(3000, lambda w, n: w.send(frame(0, 8, 1, b"\x02\0\0")) if n else w.headers(1)),
+    "window updates": flood(3000, lambda w, n: w.send(frames.window_update(0, 1))),
+    "priorities": flood(3000, lambda w, n: w.send(frame(2, 0, 1, bytes(5)))),
+    "unknown frames": flood(3000, lambda w, n: w.send(frame(0x55, 0, 1, b""))),
+    "data on closed streams": flood(3000, lambda w, n: w.data(1, b"x") if n else w.headers(1, ended=True)),
+    "goodbyes": flood(3000, lambda w, n: w.send(frames.goaway(0, 0)) if n else w.headers(1)),
+    "continuation": flood(3000, lambda w, n: w.send(frame(9 if n else 1, 0, 1, b"\0\x01a\x01b"))),
+    "empty continuation": flood(3000, lambda w, n: w.send(frame(9 if n else 1, 0, 1, b""))),
+    "a block without end": flood(100, lambda w, n: w.send(frame(9 if n else 1, 0, 1, b"\0\x01a\x7f\x81\x7f" * 2000))),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_a_flood_is_calmed(name: str) -> None:
+    wire = Wire(House(answering=False))
+    FLOODS[name](wire)
+    assert wire.goaway()[0] == frames.ENHANCE_YOUR_CALM
+
+
+def test_pings_now_and_then_are_answered_and_too_many_named() -> None:
+    wire = Wire()
+    for _ in range(50):
+        wire.now_s += 11.0
+        wire.send(frame(6, 0, 0, b"12345678"))
+    assert wire.kinds() == ["Ping"] * 50
+    for _ in range(5):
+        wire.send(frame(6, 0, 0, b"12345678"))
+    assert wire.goaway() == (frames.ENHANCE_YOUR_CALM, "too_many_pings")
+
+
+def test_pings_that_measure_the_way_while_answers_come_are_welcome() -> None:
+    wire = Wire()
+    for number in range(1, 2001, 2):
+        wire.headers(number, GET, ended=True).send(frame(6, 0, 0, b"12345678"), frames.window_update(0, 5))
+    assert wire.alive()
+
+
+def test_a_bomb_of_indices_costs_no_memory_and_its_stream_alone() -> None:
+    wire = Wire()
+    big = [(f"x-{n}", "v" * 1000) for n in range(3)]
+    wire.headers(1, fields(*big), ended=True)
+    wire.read()
+    wire.send(frame(1, 5, 3, b"\xbe" * 15_000))  # each byte names a field of a kilobyte
+    assert wire.decoder.decode(wire.read()[0].data) == [(":status", "431")]
+    assert wire.alive()
+
+
+def test_calls_may_be_cancelled_at_an_honest_rate() -> None:
+    wire = Wire(House(answering=False))
+    for number in range(1, 4001, 2):
+        wire.now_s += 0.05
+        wire.headers(number).send(frames.rst_stream(number, frames.CANCEL))
+    assert wire.closed < 1

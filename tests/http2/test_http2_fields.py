@@ -1,0 +1,78 @@
+"""Header fields against the `hpack` library: whatever one side writes, the other reads."""
+
+import pytest
+from hpack import Decoder as LibraryDecoder
+from hpack import Encoder as LibraryEncoder
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.transports.http2.fields import Decoder, encoded
+from dragoman.transports.http2.frames import ConnectionFault
+
+NAMES = st.one_of(
+    st.sampled_from([b":method", b":path", b":status", b"content-type", b"te", b"x-a", b"cookie"]),
+    st.binary(min_size=1, max_size=20),
+)
+VALUES = st.one_of(st.sampled_from([b"", b"POST", b"200", b"trailers"]), st.binary(max_size=300))
+FIELDS = st.lists(st.tuples(NAMES, VALUES), max_size=12)
+
+
+@given(blocks=st.lists(st.tuples(FIELDS, st.booleans(), st.none() | st.integers(0, 4096)), max_size=8))
+def test_what_the_library_writes_is_read(blocks: list[tuple[list[tuple[bytes, bytes]], bool, int | None]]) -> None:
+    encoder, decoder = LibraryEncoder(), Decoder(1 << 20)
+    for fields, huffman, size in blocks:
+        if size is not None:
+            encoder.header_table_size = size
+        version = decoder.version
+        block = encoder.encode(fields, huffman=huffman)
+        assert decoder.decode(block) == fields
+        if decoder.version == version:
+            assert decoder.decode(block) == fields
+
+
+@given(fields=FIELDS)
+def test_what_is_written_the_library_reads(fields: list[tuple[bytes, bytes]]) -> None:
+    decoder = LibraryDecoder()
+    for _ in range(2):
+        assert [(bytes(n), bytes(v)) for n, v in decoder.decode(encoded(fields), raw=True)] == fields
+    assert not decoder.header_table.dynamic_entries
+
+
+@given(block=st.binary(max_size=200), before=FIELDS)
+def test_garbage_is_a_fault_or_what_the_library_reads(block: bytes, before: list[tuple[bytes, bytes]]) -> None:
+    encoder, decoder, library = LibraryEncoder(), Decoder(1 << 16), LibraryDecoder()
+    first = encoder.encode(before)
+    decoder.decode(first)
+    library.decode(first, raw=True)
+    try:
+        found = decoder.decode(block)
+    except ConnectionFault:
+        return
+    assert found == [(bytes(n), bytes(v)) for n, v in library.decode(block, raw=True)]
+
+
+def test_a_list_too_long_keeps_the_table_right() -> None:
+    encoder, decoder = LibraryEncoder(), Decoder(100)
+    assert decoder.decode(encoder.encode([(b"a", b"b" * 50), (b"c", b"d" * 50)])) is None
+    assert decoder.decode(encoder.encode([(b"c", b"d" * 50)])) == [(b"c", b"d" * 50)]
+
+
+@pytest.mark.parametrize("block", [b"\x40", b"\x40\x05abc", b"\x00\x01a", b"\x7f", b"\xc0", b"\x10\x81", b"\x3f"])
+def test_a_block_that_ends_early_is_a_fault(block: bytes) -> None:
+    with pytest.raises(ConnectionFault):
+        Decoder(1000).decode(block)
+
+
+def test_the_version_tells_of_changes() -> None:
+    decoder = Decoder(1000)
+    assert decoder.decode(b"\x82\x00\x01a\x01b") == [(b":method", b"GET"), (b"a", b"b")]
+    assert decoder.version == 0
+    decoder.decode(b"\x40\x01a\x01b")
+    changed = decoder.version
+    assert changed
+    decoder.decode(b"\xbe")
+    assert decoder.version == changed
+    decoder.decode(b"\x20")
+    assert decoder.version > changed
+    with pytest.raises(ConnectionFault):
+        decoder.decode(b"\xbe")

@@ -1,0 +1,141 @@
+"""Whatever pieces a connection's bytes come in, it does the same; whatever they are, it neither fails nor hangs."""
+
+import random
+from itertools import pairwise
+from typing import Any
+
+import h2.config
+import h2.connection
+import h2.events
+import h2.settings
+from hpack import Encoder
+from http2_fakes import GET, POST, House, Wire
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.transports.http2 import frames
+from dragoman.transports.http2.frames import frame
+from dragoman.transports.http2.terms import Terms
+
+
+def talk() -> bytes:
+    """A client's part of a connection: several requests, one beside the other, and whatever else clients say."""
+    encoder = Encoder()
+    big = bytes(range(256)) * 300
+    said = [frames.PREFACE, frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 20}), frames.window_update(0, 1 << 20)]
+    said += [frame(1, 4, n, encoder.encode([*POST, ("x-number", str(n))])) for n in (1, 3, 5)]
+    said += [frame(0, 0, 1, big[:16_000]), frame(0, 9, 3, b"\x03abc..."), frame(6, 0, 0, b"12345678")]
+    block = encoder.encode(GET)
+    said += [frame(1, 1, 7, block[:2]), frame(9, 4, 7, block[2:]), frame(0, 1, 1, big[16_000:])]
+    said += [frames.rst_stream(5, 8), frame(1, 5, 9, encoder.encode(GET[1:])), frame(0x50, 3, 9, b"what")]
+    said += [frame(2, 0, 11, bytes(5)), frame(1, 5, 11, encoder.encode(GET))]
+    return b"".join(said)
+
+
+TALK = talk()
+
+
+def outcome(pieces: list[bytes]) -> tuple[Any, ...]:
+    wire = Wire(greeted=False)
+    wire.send(*pieces)
+    heard = [(li.stream.number, li.body, li.ended, li.code) for li in wire.house.heard]
+    answers: dict[int, bytes] = {}
+    for f in wire.read():
+        if type(f).__name__ == "DataFrame":
+            answers[f.stream_id] = answers.get(f.stream_id, b"") + f.data
+    return heard, answers, wire.closed
+
+
+WHOLE = outcome([TALK])
+
+
+def cut(data: bytes, places: list[int]) -> list[bytes]:
+    at = [0, *sorted(places), len(data)]
+    return [data[a:b] for a, b in pairwise(at)]
+
+
+def test_the_talk_is_understood() -> None:
+    heard, answers, closed = WHOLE
+    assert [h[0] for h in heard] == [1, 3, 5, 7, 11]
+    assert {n: len(b) for n, b in answers.items()} == {1: 76_800, 3: 3, 7: 0, 11: 0}
+    assert heard[2][3] == frames.CANCEL
+    assert not closed
+
+
+@given(places=st.lists(st.integers(0, len(TALK)), max_size=40))
+def test_any_cut_of_the_bytes_gives_the_same(places: list[int]) -> None:
+    assert outcome(cut(TALK, places)) == WHOLE
+
+
+def test_byte_by_byte_gives_the_same() -> None:
+    assert outcome([TALK[n : n + 1] for n in range(len(TALK))]) == WHOLE
+
+
+@given(data=st.binary(max_size=400))
+def test_garbage_never_fails(data: bytes) -> None:
+    wire = Wire().headers(1)
+    wire.send(data)
+    wire.connection.lost()
+    assert wire.house.heard[0].ended or wire.house.heard[0].code is not None
+
+
+KINDS = st.tuples(st.integers(0, 11), st.integers(0, 255), st.integers(0, 9), st.binary(max_size=60))
+
+
+@given(said=st.lists(KINDS, max_size=30))
+def test_any_frames_never_fail(said: list[tuple[int, int, int, bytes]]) -> None:
+    wire = Wire(House(answering=False), Terms(max_streams=3, stream_window=100))
+    for one in said:
+        wire.send(frame(*one))
+    wire.connection.lost()
+    assert all(li.ended or li.code is not None for li in wire.house.heard)
+    assert not wire.connection.open
+
+
+@given(seed=st.integers(0, 1 << 30))
+def test_a_good_talk_with_a_few_wrong_bytes_never_fails(seed: int) -> None:
+    dice = random.Random(seed)
+    data = bytearray(TALK[:600] + TALK[-400:])
+    for _ in range(dice.randrange(1, 6)):
+        data[dice.randrange(24, len(data))] = dice.randrange(256)
+    wire = Wire(greeted=False).send(bytes(data))
+    wire.connection.lost()
+    assert not wire.connection.open
+
+
+@given(
+    bodies=st.lists(st.binary(max_size=3000).map(lambda b: b * 50), min_size=1, max_size=4),
+    window=st.integers(1, 100_000),
+    piece=st.integers(100, 70_000),
+)
+def test_the_h2_package_as_a_client(bodies: list[bytes], window: int, piece: int) -> None:
+    """It checks every frame that comes, and makes room only as it reads."""
+    wire = Wire(greeted=False, terms=Terms(stream_window=50_000, connection_window=80_000, max_frame=20_000))
+    client = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+    client.initiate_connection()
+    client.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: window})
+    left = {2 * n + 1: body for n, body in enumerate(bodies)}
+    got = dict.fromkeys(left, b"")
+    ended: set[int] = set()
+    for number in left:
+        client.send_headers(number, POST)
+    for _ in range(2000):
+        wire.send(client.data_to_send())
+        came, wire.came = wire.came, b""
+        for event in client.receive_data(came):
+            match event:
+                case h2.events.DataReceived():
+                    got[event.stream_id] += event.data
+                    client.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+                case h2.events.StreamEnded():
+                    ended.add(event.stream_id)
+        for number in [n for n in left if n not in ended]:
+            size = min(piece, client.local_flow_control_window(number), client.max_outbound_frame_size)
+            data, left[number] = left[number][:size], left[number][size:]
+            if data or not left[number]:
+                client.send_data(number, data, end_stream=not left[number])
+            if not left[number]:
+                del left[number]
+        if len(ended) == len(bodies):
+            break
+    assert list(got.values()) == bodies
