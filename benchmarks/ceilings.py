@@ -1,6 +1,6 @@
 """What the same bytes cost without a model server: a bare echo over HTTP, another over gRPC.
 
-usage: python -m benchmarks.ceilings http|grpc PORT
+usage: python -m benchmarks.ceilings http|http-buffered|grpc PORT
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import httptools
 import uvloop
 
 from benchmarks.workloads import GRPC_PATH
+from dragoman import memory
 
 _UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
@@ -38,9 +39,50 @@ class HttpEcho(asyncio.Protocol):
         self.transport.write(body)
 
 
-async def http(port: int) -> None:
-    server = await asyncio.get_running_loop().create_server(HttpEcho, "127.0.0.1", port, backlog=1024)
+class BufferedEcho(asyncio.BufferedProtocol):
+    """The same, with each body received into its final place, and no more parser than that needs."""
+
+    def __init__(self) -> None:
+        self.scratch = memoryview(bytearray(1 << 16))
+        self.head = b""
+        self.body: memoryview | None = None
+        self.held = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.scratch if self.body is None else self.body[self.held :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self.body is None:
+            self._head(bytes(self.scratch[:nbytes]))
+        else:
+            self.held += nbytes
+        if self.body is not None and self.held == len(self.body):
+            self.transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % self.held)
+            self.transport.write(self.body)
+            self.body = None
+
+    def _head(self, data: bytes) -> None:
+        self.head += data
+        end = self.head.find(b"\r\n\r\n") + 4
+        if end < 4:
+            return
+        length = self.head[:end].lower().partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0]
+        self.held = len(self.head) - end
+        self.body = memoryview(bytearray(int(length)))
+        self.body[: self.held] = self.head[end:]
+        self.head = b""
+
+
+async def http(port: int, echo: type[HttpEcho | BufferedEcho] = HttpEcho) -> None:
+    server = await asyncio.get_running_loop().create_server(echo, "127.0.0.1", port, backlog=1024)
     await server.serve_forever()
+
+
+async def buffered(port: int) -> None:
+    await http(port, BufferedEcho)
 
 
 async def _same(message: bytes, context: object) -> bytes:
@@ -59,4 +101,6 @@ async def grpc_aio(port: int) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run({"http": http, "grpc": grpc_aio}[sys.argv[1]](int(sys.argv[2])))
+    if sys.argv[1] == "http-buffered":
+        memory.keep()  # as ours does; else the allocator is most of what a large body costs
+    uvloop.run({"http": http, "http-buffered": buffered, "grpc": grpc_aio}[sys.argv[1]](int(sys.argv[2])))
