@@ -126,7 +126,7 @@ class Control(Sending):
         self.alive += 1
         if flags & frames.ACK:
             if payload == _PING and self.draining:
-                self._last_call()
+                self.last_call()
             return
         now_s = self._clock()
         earned = self._pings_earned + self.heads_sent - self._sent_at_ping
@@ -256,13 +256,14 @@ class Control(Sending):
 
     def drain(self) -> None:
         """Let what is under way end and take nothing new, once the client has heard of it; then close."""
-        if not self.draining:
+        if not self.draining and not self.over:
             self.draining = True
             self.control(frames.goaway(frames.NUMBER, frames.NO_ERROR))
             self.ask()
 
-    def _last_call(self) -> None:
-        if not self.refusing:
+    def last_call(self) -> None:
+        """Take nothing new any more."""
+        if not self.refusing and not self.over:
             self.refusing = True
             self.control(frames.goaway(self.last, frames.NO_ERROR))
         self._close_if_done()

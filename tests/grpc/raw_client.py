@@ -1,0 +1,118 @@
+"""A client of gRPC made with the `h2` package, which does what no good client does."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import h2.config
+import h2.connection
+import h2.events
+from grpc_fakes import SERVICE
+
+PATIENCE_S = 20.0
+
+
+def framed(message: bytes, flag: int = 0) -> bytes:
+    return bytes((flag,)) + len(message).to_bytes(4) + message
+
+
+@dataclass
+class Heard:
+    """What came on one stream."""
+
+    headers: list[dict[str, str]] = field(default_factory=list)
+    body: bytes = b""
+    ended: bool = False
+    reset: int | None = None
+
+    @property
+    def status(self) -> tuple[int, str]:
+        """gRPC's status and message."""
+        return int(self.headers[-1]["grpc-status"]), self.headers[-1].get("grpc-message", "")
+
+    @property
+    def message(self) -> bytes:
+        assert self.body[0] == 0
+        assert int.from_bytes(self.body[1:5]) == len(self.body) - 5
+        return self.body[5:]
+
+
+class Raw:
+    """A connection; where it `takes` nothing, the server gets no room for more."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer, self.takes = reader, writer, True
+        config = h2.config.H2Configuration(header_encoding="utf-8", validate_outbound_headers=False)
+        self.h2 = h2.connection.H2Connection(config)
+        self.streams: dict[int, Heard] = {}
+        self.over: Any = None
+        self.h2.initiate_connection()
+        self.flush()
+
+    @classmethod
+    @asynccontextmanager
+    async def to(cls, port: int) -> AsyncIterator[Self]:
+        made = cls(*await asyncio.open_connection("127.0.0.1", port))
+        yield made
+        made.writer.transport.abort()
+
+    def flush(self) -> None:
+        self.writer.write(self.h2.data_to_send())
+
+    def ask(
+        self, method: str, *data: bytes, end: bool = True, path: str = "", fields: Mapping[str, str] | None = None
+    ) -> int:
+        number: int = self.h2.get_next_available_stream_id()
+        pseudo = [(":method", "POST"), (":scheme", "http"), (":path", path or SERVICE + method), (":authority", "x")]
+        plain = {"content-type": "application/grpc", "te": "trailers"}
+        plain |= fields or {}
+        self.streams[number] = Heard()
+        self.h2.send_headers(number, [*pseudo, *plain.items()], end_stream=end and not data)
+        for at, piece in enumerate(data, 1):
+            self.say(number, piece, end=end and at == len(data))
+        self.flush()
+        return number
+
+    def say(self, number: int, data: bytes, *, end: bool = False) -> None:
+        self.h2.send_data(number, data, end_stream=end)
+        self.flush()
+
+    async def answer(self, number: int) -> Heard:
+        """All that comes on a stream, until it ends or is reset."""
+        heard = self.streams[number]
+        await self.until(lambda: heard.ended or heard.reset is not None)
+        return heard
+
+    async def until(self, happened: Any) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not happened():
+                data = await self.reader.read(1 << 16)
+                if not data:
+                    self.over = self.over if self.over is not None else "cut off"
+                    assert happened(), "the server has hung up"
+                    return
+                self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        for event in self.h2.receive_data(data):
+            match event:
+                case h2.events.ResponseReceived() | h2.events.TrailersReceived():
+                    self.streams[event.stream_id].headers.append(dict(event.headers))
+                case h2.events.DataReceived():
+                    self.streams[event.stream_id].body += event.data
+                    if self.takes:
+                        self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+                case h2.events.StreamEnded():
+                    self.streams[event.stream_id].ended = True
+                case h2.events.StreamReset():
+                    self.streams[event.stream_id].reset = event.error_code
+                case h2.events.ConnectionTerminated():
+                    self.over = event.error_code
+        self.flush()
+
+    async def end(self) -> Any:
+        """Why the server ended the connection."""
+        await self.until(lambda: self.over is not None)
+        return self.over

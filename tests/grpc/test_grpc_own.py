@@ -1,0 +1,338 @@
+"""Our own gRPC where clients are odd, slow or hostile: each gets its status, in time, and hurts nobody else."""
+
+import asyncio
+import gzip
+import zlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from grpc_fakes import LIMIT, LIMITS, FakeEngine, infer_message, make_server
+from raw_client import Raw, framed
+
+from dragoman.payload import oip_messages as m
+from dragoman.transports.grpc_calls import Refusal
+from dragoman.transports.grpc_own.messages import Messages
+from dragoman.transports.http2 import frames
+
+MESSAGE = infer_message(id="7").SerializeToString()
+SHORT = replace(LIMITS, header_timeout_s=0.2, body_timeout_s=0.2, write_timeout_s=0.2, keep_alive_timeout_s=0.2)
+OK, INTERNAL, UNIMPLEMENTED, EXHAUSTED, LATE = 0, 13, 12, 8, 4
+
+
+@pytest.fixture
+async def port(engine: FakeEngine) -> AsyncIterator[int]:
+    server = make_server("own", engine)
+    yield await server.start("127.0.0.1", 0)
+    await server.stop(0)
+
+
+@pytest.fixture
+async def strict(engine: FakeEngine) -> AsyncIterator[int]:
+    """A server with little patience."""
+    server = make_server("own", engine, SHORT)
+    yield await server.start("127.0.0.1", 0)
+    await server.stop(0)
+
+
+@pytest.fixture
+async def raw(port: int) -> AsyncIterator[Raw]:
+    async with Raw.to(port) as client:
+        yield client
+
+
+@pytest.fixture
+async def hasty(strict: int) -> AsyncIterator[Raw]:
+    """A client of the server with little patience."""
+    async with Raw.to(strict) as client:
+        yield client
+
+
+async def answers(raw: Raw) -> bool:
+    """Whether an ordinary call is answered."""
+    heard = await raw.answer(raw.ask("ModelInfer", framed(MESSAGE)))
+    return heard.status[0] == OK and m.ModelInferResponse.FromString(heard.message).id == "7"
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_call_is_answered_in_whatever_pieces_it_comes(raw: Raw) -> None:
+    data = framed(MESSAGE)
+    for pieces in (
+        [data],
+        [data[:3], data[3:]],
+        [data[:5], data[5:]],
+        [data, b""],
+        [data[n : n + 1] for n in range(len(data))],
+    ):
+        heard = await raw.answer(raw.ask("ModelInfer", *pieces))
+        assert heard.status == (OK, "")
+        assert heard.headers[0] == {":status": "200", "content-type": "application/grpc"}
+        assert m.ModelInferResponse.FromString(heard.message).id == "7"
+
+
+@pytest.mark.parametrize("name", ["gzip", "deflate", "identity"])
+async def test_packed_messages(raw: Raw, name: str) -> None:
+    packed = {"gzip": gzip.compress(MESSAGE), "deflate": zlib.compress(MESSAGE), "identity": MESSAGE}[name]
+    heard = await raw.answer(
+        raw.ask("ModelInfer", framed(packed, int(name != "identity")), fields={"grpc-encoding": name})
+    )
+    assert heard.status == (OK, "")
+    heard = await raw.answer(
+        raw.ask("ModelInfer", framed(MESSAGE), fields={"grpc-encoding": name})
+    )  # may be left unpacked
+    assert heard.status == (OK, "")
+
+
+async def test_an_unknown_encoding_is_told_what_is_known(raw: Raw) -> None:
+    heard = await raw.answer(raw.ask("ModelInfer", framed(MESSAGE, 1), fields={"grpc-encoding": "br"}))
+    assert heard.status == (
+        UNIMPLEMENTED,
+        "the encoding 'br' is not supported; expected one of identity, gzip, deflate",
+    )
+    assert heard.headers[-1]["grpc-accept-encoding"] == "identity,gzip,deflate"
+    assert len(heard.headers) == 1
+
+
+BAD: dict[str, tuple[list[bytes], dict[str, str], int, str]] = {
+    "no message": ([], {}, INTERNAL, "expected one message, got none"),
+    "an empty body": ([b""], {}, INTERNAL, "expected one message, got none"),
+    "half a prefix": ([b"\0\0\0"], {}, INTERNAL, "expected one message, got none"),
+    "half a message": ([framed(MESSAGE)[:-1]], {}, INTERNAL, "expected one message, got none"),
+    "two messages": ([framed(MESSAGE) * 2], {}, INTERNAL, "expected one message, got more"),
+    "more than a message": ([framed(MESSAGE), b"\0"], {}, INTERNAL, "expected one message, got more"),
+    "a flag of two": ([framed(MESSAGE, 2)], {}, INTERNAL, "expected a message, whose flag is 0 or 1, got 2"),
+    "packed by nothing": ([framed(MESSAGE, 1)], {}, INTERNAL, "a message is marked as compressed"),
+    "packed wrongly": ([framed(b"what", 1)], {"grpc-encoding": "gzip"}, INTERNAL, "the message is not valid gzip"),
+    "a bomb": ([framed(gzip.compress(bytes(2 * LIMIT)), 1)], {"grpc-encoding": "gzip"}, EXHAUSTED, "the decompressed"),
+    "too large": ([b"\0\x7f\xff\xff\xff"], {}, EXHAUSTED, "the message of 2147483647 bytes is larger than the limit"),
+    "a bad timeout": ([framed(MESSAGE)], {"grpc-timeout": "soon"}, INTERNAL, "malformed grpc-timeout 'soon'"),
+    "an unknown method": ([framed(MESSAGE)], {"path": "/a/B"}, UNIMPLEMENTED, "there is no method /a/B"),
+    "no message in health": ([], {"path": "/grpc.health.v1.Health/Watch"}, INTERNAL, "expected one message"),
+    "no health question": ([framed(b"\xff")], {"path": "/grpc.health.v1.Health/Check"}, 3, "the message is no"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_what_is_no_call_gets_a_status(raw: Raw, name: str) -> None:
+    pieces, fields, code, told = BAD[name]
+    path = fields.get("path", "")
+    heard = await raw.answer(raw.ask("ModelInfer", *pieces, path=path, fields={} if path else fields))
+    assert heard.status[0] == code
+    assert heard.status[1].startswith(told)
+    assert await answers(raw)
+
+
+async def test_a_message_too_large_is_refused_before_it_comes(raw: Raw) -> None:
+    number = raw.ask("ModelInfer", b"\0\x10\0\0\0" + bytes(100), end=False)
+    assert (await raw.answer(number)).status[0] == EXHAUSTED
+    assert raw.streams[number].reset in (None, 0)
+    assert await answers(raw)
+
+
+async def test_other_requests_than_calls(raw: Raw) -> None:
+    heard = await raw.answer(raw.ask("ModelInfer", b"{}", fields={"content-type": "application/json"}))
+    assert heard.headers == [{":status": "415", "content-length": "0"}]
+    assert (
+        await raw.answer(raw.ask("ModelInfer", framed(MESSAGE), fields={"content-type": "application/grpc+proto"}))
+    ).status[0] == OK
+
+
+async def test_messages_of_faults_are_percent_encoded(raw: Raw, engine: FakeEngine) -> None:
+    from dragoman.core.errors import InvalidInput
+
+    engine.faults = {"bad": InvalidInput("50 % of é\nis too much ")}
+    heard = await raw.answer(raw.ask("ModelInfer", framed(infer_message("bad").SerializeToString())))
+    assert heard.status == (3, "50 %25 of %C3%A9%0Ais too much")
+
+
+async def test_what_is_not_for_models_is_no_metadata(raw: Raw, engine: FakeEngine) -> None:
+    await raw.answer(raw.ask("ModelInfer", framed(MESSAGE), fields={"x-a": "b", "x-bin": "AAAA", "grpc-timeout": "5S"}))
+    metadata = dict(engine.seen[-1].metadata)
+    assert "x-bin" not in metadata
+    assert not any(name.startswith((":", "grpc-")) for name in metadata)
+
+
+# --- time ------------------------------------------------------------------------------------------------------------
+
+
+async def test_an_answer_that_is_there_takes_no_task(raw: Raw, engine: FakeEngine) -> None:
+    tasks: list[Any] = []
+    call = engine.call
+
+    async def seen(request: Any) -> Any:
+        tasks.append(asyncio.current_task())
+        return await call(request)
+
+    engine.call = seen  # type: ignore[method-assign]
+    both: tuple[dict[str, str], ...] = ({}, {"grpc-timeout": "60S"})
+    for fields in both:
+        assert (await raw.answer(raw.ask("ModelInfer", framed(MESSAGE), fields=fields))).status[0] == OK
+    assert tasks == [None, None]
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+async def test_a_deadline_ends_a_call(raw: Raw, engine: FakeEngine, method: str) -> None:
+    slow = framed(infer_message("slow").SerializeToString())
+    heard = await raw.answer(raw.ask(method, slow, end=method == "ModelInfer", fields={"grpc-timeout": "50m"}))
+    assert heard.status == (LATE, "Request timeout expired")
+    await asyncio.wait_for(engine.cancelled.wait(), 10)
+    assert await answers(raw)
+
+
+@pytest.mark.parametrize("leave", ["reset", "hang up", "cut"])
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+async def test_a_client_that_leaves_cancels(raw: Raw, engine: FakeEngine, leave: str, method: str) -> None:
+    number = raw.ask(method, framed(infer_message("slow").SerializeToString()), end=method == "ModelInfer")
+    await engine.started.wait()
+    if leave == "reset":
+        raw.h2.reset_stream(number, 8)
+        raw.flush()
+    elif leave == "hang up":
+        raw.writer.write_eof()
+    else:
+        raw.writer.transport.abort()
+    await asyncio.wait_for(engine.cancelled.wait(), 10)
+
+
+async def test_a_client_that_never_greets_is_cut_off(strict: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", strict)
+    assert b"the greeting did not come" in await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+
+
+@pytest.mark.parametrize("said", [b"\0\0\x09\1", b"\0\0\x20\1\4\0\0\0\1abc", b"\0\0\3\1\0\0\0\0\1\0\1a"])
+async def test_a_frame_that_never_ends_is_not_awaited(hasty: Raw, said: bytes) -> None:
+    assert await answers(hasty)
+    hasty.writer.write(said)
+    assert await hasty.end() == 11
+
+
+async def test_a_message_that_never_ends_is_not_awaited(hasty: Raw) -> None:
+    numbers = [hasty.ask("ModelInfer", framed(MESSAGE)[:9], end=False), hasty.ask("ModelInfer", end=False)]
+    numbers.append(hasty.ask("ModelStreamInfer", framed(MESSAGE)[:9], end=False))
+    for number in numbers:
+        code, told = (await hasty.answer(number)).status
+        assert code == LATE
+        assert told.startswith("the message came too slowly")
+    assert await answers(hasty)
+
+
+async def test_a_stream_may_be_silent_between_messages(hasty: Raw) -> None:
+    number = hasty.ask("ModelStreamInfer", framed(MESSAGE), end=False)
+    await asyncio.sleep(0.6)
+    hasty.say(number, framed(MESSAGE), end=True)
+    assert (await hasty.answer(number)).status[0] == OK
+
+
+async def test_a_client_that_makes_no_room_is_not_awaited(hasty: Raw) -> None:
+    hasty.takes = False
+    message = m.ModelInferRequest(model_name="echo")
+    message.inputs.add(name="x", datatype="UINT8", shape=[200_000])
+    message.raw_input_contents.append(bytes(200_000))
+    data = framed(message.SerializeToString())
+    number = hasty.ask("ModelInfer", end=False)
+    while data:
+        size = min(16_384, hasty.h2.local_flow_control_window(number))
+        hasty.say(number, data[:size], end=size >= len(data))
+        data = data[size:]
+        if data and not hasty.h2.local_flow_control_window(number):
+            await hasty.until(lambda: hasty.h2.local_flow_control_window(number))
+    heard = await hasty.answer(number)
+    assert heard.reset == 8
+    assert len(heard.body) == 65_535
+
+
+async def test_a_client_that_says_nothing_is_asked_and_stays(hasty: Raw) -> None:
+    assert await answers(hasty)
+    pings = 0
+    async with asyncio.timeout(10):
+        while not pings:
+            data = await hasty.reader.read(1 << 16)
+            pings += data.count(b"\0\0\x08\6\0\0\0\0\0dragoman")
+            hasty._take(data)
+    assert await answers(hasty)
+
+
+async def test_pings_too_often_are_named(raw: Raw) -> None:
+    assert await answers(raw)
+    for _ in range(10):
+        raw.h2.ping(b"12345678")
+        raw.flush()
+    assert await raw.end() == 11
+
+
+async def test_calls_at_a_time_are_bounded(raw: Raw, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.transports.grpc_own.server._MAX_CALLS", 3)
+    slow = framed(infer_message("slow").SerializeToString())
+    numbers = [raw.ask("ModelInfer", slow) for _ in range(4)]
+    assert (await raw.answer(numbers[3])).status[0] == EXHAUSTED
+    raw.h2.reset_stream(numbers[0], 8)
+    raw.flush()
+    await asyncio.wait_for(engine.cancelled.wait(), 10)  # counts as long as it works
+    assert await answers(raw)
+
+
+async def test_stopping_says_goodbye(engine: FakeEngine) -> None:
+    server = make_server("own", engine)
+    async with Raw.to(await server.start("127.0.0.1", 0)) as raw:
+        await goodbye(raw, server, engine)
+
+
+async def goodbye(raw: Raw, server: Any, engine: FakeEngine) -> None:
+    assert await answers(raw)
+    number = raw.ask("ModelInfer", framed(infer_message("slow").SerializeToString()))
+    await engine.started.wait()
+    stopping = asyncio.ensure_future(server.stop(0.2))
+    came = await asyncio.wait_for(raw.reader.read(), 10)  # the h2 package takes nothing after the first GOAWAY
+    first, told, last = (
+        came.find(part) for part in (goaway(frames.NUMBER), b"the server is shutting down", goaway(number))
+    )
+    assert 0 <= first < told < last
+    await asyncio.wait_for(stopping, 10)
+
+
+def goaway(last: int) -> bytes:
+    return frames.goaway(last, frames.NO_ERROR)
+
+
+# --- messages, in memory ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 16_384, 16_385, 100_000])
+@pytest.mark.parametrize("step", [1, 5, 4096, 1 << 20])
+def test_messages_come_whole_however_they_are_cut(size: int, step: int) -> None:
+    body = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    data = framed(body) + framed(b"x", 1) + framed(body)
+    messages = Messages(1 << 20)
+    if step == 1 and size > 1000:
+        step = 997
+    for at in range(0, len(data), step):
+        messages.feed(data, at, min(at + step, len(data)))
+    assert [(flag, bytes(found)) for flag, found in messages.ready] == [(0, body), (1, b"x"), (0, body)]
+    assert not messages.begun
+
+
+def test_large_messages_are_written_to_their_place() -> None:
+    messages = Messages(1 << 20)
+    messages.feed(framed(bytes(100_000)), 0, 1005)
+    room = messages.room(50_000)
+    assert room is not None
+    assert len(room) == 50_000
+    room[:] = b"x" * 50_000
+    messages.filled(50_000)
+    rest = messages.room(1 << 20)
+    assert rest is not None
+    assert len(rest) == 49_000
+    messages.filled(49_000)
+    _, found = messages.ready[0]
+    assert bytes(found[:51_000]) == bytes(1000) + b"x" * 50_000
+    assert isinstance(found, memoryview)
+    assert found.readonly
+
+
+def test_a_message_beyond_the_limit_is_refused_by_its_prefix() -> None:
+    with pytest.raises(Refusal, match="larger than the limit of 10 bytes"):
+        Messages(10).feed(framed(bytes(11)), 0, 5)
