@@ -168,23 +168,15 @@ def spread(text: str, tokens: Sequence[Token]) -> list[str]:
     parts = [""] * len(tokens)
     at = 0
     for i, token in enumerate(tokens):
-        if at >= len(text) or not token.text:
+        found = text.find(token.text, at) if token.text else -1
+        if found < 0:
             continue
-        if text.startswith(token.text, at):
-            parts[i] = token.text
-        elif i + 1 == len(tokens):
-            parts[i] = text[at:]
-        elif (found := text.find(token.text, at)) >= 0:
-            held = next((j for j in range(i - 1, -1, -1) if not parts[j] and not tokens[j].special), None)
-            if i and held == i - 1:
-                parts[held], parts[i] = text[at:found], token.text
-            else:
-                parts[i] = text[at:found] + token.text
-            at = found
-            at += len(token.text)
-            continue
-        at += len(parts[i])
-    if at < len(text) and tokens:
+        between, at = text[at:found], found + len(token.text)
+        held = i > 0 and not parts[i - 1] and not tokens[i - 1].special
+        parts[i] = token.text if held else between + token.text
+        if held:
+            parts[i - 1] = between
+    if tokens:
         parts[-1] += text[at:]
     return parts
 

@@ -1,0 +1,306 @@
+"""OpenAI's answers: shapes, tools, formats, limits and errors."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from dragoman.core.text import Grammar
+
+from .text_house import House, Speaker, events, speaking
+
+HELLO: list[Any] = [{"role": "user", "content": "hello you"}]
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    async with speaking() as made:
+        yield made
+
+
+async def chat(house: House, **body: Any) -> Any:
+    answer = await house.post("/v1/chat/completions", {"model": "Speaker", "messages": HELLO, **body})
+    assert answer.status == 200, answer.body
+    return answer.json
+
+
+def saying(text: str) -> list[Any]:
+    """Messages to which the model's answer begins with this text."""
+    return [{"role": f"={text} ", "content": "."}]
+
+
+async def test_the_shape_of_a_chat(house: House) -> None:
+    told = await chat(house)
+    assert list(told) == ["id", "object", "created", "model", "system_fingerprint", "choices", "usage"]
+    assert told["object"] == "chat.completion"
+    assert told["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "you hello user:"},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+    ]
+    assert told["usage"]["total_tokens"] == 7
+
+
+async def test_the_bytes_of_a_stream(house: House) -> None:
+    ask = {"model": "Speaker", "messages": HELLO, "stream": True, "max_tokens": 1}
+    answer = await house.post("/v1/chat/completions", ask)
+    assert answer.headers["content-type"] == "text/event-stream"
+    assert answer.body.endswith(b"\n\ndata: [DONE]\n\n")
+    first, last, done = events(answer.body)
+    assert done == "[DONE]"
+    assert first["choices"] == [
+        {
+            "index": 0,
+            "delta": {"role": "assistant", "content": "", "tool_calls": None},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+    ]
+    assert last["object"] == "chat.completion.chunk"
+    assert (last["choices"][0]["delta"]["content"], last["choices"][0]["finish_reason"]) == ("you", "length")
+
+
+async def test_usage_all_along(house: House) -> None:
+    ask = {"model": "Speaker", "prompt": "a b", "stream": True, "stream_options": {"continuous_usage_stats": True}}
+    told = events((await house.post("/v1/completions", ask)).body)
+    assert [t["usage"]["completion_tokens"] for t in told[:-1]] == [1, 2, 3]
+
+
+async def test_a_temperature_of_none_is_greedy_and_one_is_not(house: House) -> None:
+    await chat(house, temperature=0, seed=-5)
+    assert not house.model().calls[-1].sampling.do_sample
+    await chat(house)
+    assert house.model().calls[-1].sampling.do_sample
+    await chat(house, use_beam_search=True, n=3, temperature=0)
+    assert house.model().calls[-1].sampling.num_beams == 3
+
+
+@pytest.mark.parametrize("name", ["", "tgi", "dummy", None])
+async def test_names_that_mean_whatever_is_there(house: House, name: str | None) -> None:
+    answer = await house.post("/v1/chat/completions", {"model": name, "messages": HELLO})
+    assert answer.json["model"] == "Speaker"
+    assert (await house.post("/v1/completions", {"model": name, "prompt": "a"})).status == 200
+    assert (await house.post("/v1/embeddings", {"model": name, "input": "a"})).status == 200
+
+
+async def test_the_path_goes_before_the_body(house: House) -> None:
+    answer = await house.post("/models/Speaker/v1/chat/completions", {"model": "whatever", "messages": HELLO})
+    assert answer.json["model"] == "Speaker"
+
+
+async def test_messages_as_templates_take_them(house: House) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "be "}, {"type": "text", "text": "kind"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "2"},
+    ]
+    await chat(house, messages=messages, chat_template_kwargs={"enable_thinking": False})
+    prompt = house.model().calls[-1].prompts[0]
+    assert prompt.messages[0] == {"role": "system", "content": "be kind"}
+    assert prompt.messages[1]["content"] == ""
+    assert prompt.messages[1]["tool_calls"][0]["function"]["arguments"] == {"x": 1}
+    assert prompt.options == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("given", "grammar"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, Grammar("json_object")),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}},
+            Grammar("json_schema", '{"type": "object"}'),
+        ),
+        ({"guided_choice": ["a", "b"]}, Grammar("choice", '["a", "b"]')),
+        ({"structured_outputs": {"regex": "a+"}}, Grammar("regex", "a+")),
+        ({"guided_json": '{"type": "object"}'}, Grammar("json_schema", '{"type": "object"}')),
+    ],
+)
+async def test_what_the_text_must_be(house: House, given: Any, grammar: Grammar | None) -> None:
+    await chat(house, **given)
+    assert house.model().calls[-1].sampling.grammar == grammar
+
+
+# --- tools ---------------------------------------------------------------------------------------------------
+
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+    for name in ("weather", "time")
+]
+OSLO = '{"city":"Oslo"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "names"),
+    [
+        (f'<tool_call>\n{{"name":"weather","arguments":{OSLO}}}\n</tool_call>', None, ["weather"]),
+        (
+            f'Well. <tool_call>{{"name":"weather","arguments":{OSLO}}}</tool_call>'
+            f'<tool_call>{{"name":"time","arguments":{OSLO}}}</tool_call>',
+            "Well.",
+            ["weather", "time"],
+        ),
+        (f'{{"name":"weather","parameters":{OSLO}}}', None, ["weather"]),
+        (f'<|python_tag|>{{"name":"weather","parameters":{OSLO}}}', None, ["weather"]),
+        (f'{{"name":"weather","parameters":{OSLO}}};{{"name":"time","parameters":{OSLO}}}', None, ["weather", "time"]),
+        (f'[TOOL_CALLS][{{"name":"weather","arguments":{OSLO}}}]', None, ["weather"]),
+        (f'[{{"name":"weather","arguments":{OSLO}}}]', None, ["weather"]),
+        (f"[TOOL_CALLS]weather[ARGS]{OSLO}", None, ["weather"]),
+        (f"<function=weather>{OSLO}</function>", None, ["weather"]),
+        ('{"city":"Oslo"}', '{"city":"Oslo"}', []),
+        ('{"name":"nothing","arguments":{}}', '{"name":"nothing","arguments":{}}', []),
+        ("<tool_call>oops", "<tool_call>oops", []),
+        ("a < b [c] {d}", "a < b [c] {d}", []),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_in_the_common_formats(text: str, content: str | None, names: list[str], stream: bool) -> None:
+    from dragoman.protocols.text_tools import ToolStream, tools_of
+
+    tools = tools_of(TOOLS, None)
+    if stream:
+        pieces = ToolStream(tools.parsed)
+        fed = [pieces.feed(c, last=i + 1 == len(text)) for i, c in enumerate(text)]
+        found, calls = "".join(part for part, _ in fed), list(fed[-1][1])
+        assert all(not more for _, more in fed[:-1])
+        found = found.strip() if calls else found
+    else:
+        found, calls = tools.parsed(text)
+    assert [call.name for call in calls] == names
+    assert (found or None) == content
+    assert all(json.loads(call.arguments) == {"city": "Oslo"} for call in calls)
+
+
+async def test_calls_over_the_wire(house: House) -> None:
+    ask = {"messages": saying('<tool_call>{"name":"time","arguments":{}}</tool_call>'), "tools": TOOLS}
+    message = (await chat(house, **ask))["choices"][0]
+    assert message["finish_reason"] == "tool_calls"
+    (call,) = message["message"]["tool_calls"]
+    assert call["function"] == {"name": "time", "arguments": "{}"}
+    streamed = await house.post("/v1/chat/completions", {"model": "Speaker", **ask, "stream": True})
+    *_, last, done = events(streamed.body)
+    assert done == "[DONE]"
+    delta = last["choices"][0]["delta"]["tool_calls"][0]
+    assert (delta["index"], delta["type"], delta["function"]["name"]) == (0, "function", "time")
+    assert last["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_calls_that_are_required(house: House) -> None:
+    await chat(house, tools=TOOLS, tool_choice="required")
+    grammar = house.model().calls[-1].sampling.grammar
+    assert json.loads(grammar.text)["items"]["anyOf"][0]["properties"]["name"] == {"const": "time"}
+    one = {"type": "function", "function": {"name": "weather"}}
+    told = await chat(house, messages=saying(OSLO), tools=TOOLS, tool_choice=one)
+    assert json.loads(house.model().calls[-1].sampling.grammar.text) == TOOLS[0]["function"]["parameters"]
+    assert told["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "weather"
+    await chat(house, tools=TOOLS, tool_choice="none")
+    assert house.model().calls[-1].prompts[0].tools == ()
+
+
+# --- errors --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "message"),
+    [
+        ({"messages": []}, "messages", "a list of 1 to"),
+        ({"messages": [{"content": "a"}]}, "messages[0]", "an object with `role` and `content`"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0]", "a text, or a list of texts; got 5"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0]",
+            "parts of text alone",
+        ),
+        ({"temperature": 2.5}, "temperature", "a number >= 0.0 and <= 2.0; got 2.5"),
+        ({"top_p": -1}, "top_p", "got -1"),
+        ({"n": 0}, "n", "strictly positive"),
+        ({"n": 99}, "n", "must be <= 16; got 99"),
+        ({"max_tokens": 0}, "max_tokens", "strictly positive"),
+        ({"stop": [""]}, "stop", "not empty"),
+        ({"presence_penalty": 3}, "presence_penalty", "got 3"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
+        ({"logit_bias": {"5": 101}}, "logit_bias", "from -100 to 100"),
+        ({"logprobs": 3}, "logprobs", "true or false"),
+        ({"top_logprobs": 3}, "top_logprobs", "only be given with `logprobs`"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "<= 20"),
+        ({"stream_options": {}}, "stream_options", "only be given with `stream`"),
+        ({"stream": "yes"}, "stream", "true or false"),
+        ({"tools": [{"type": "function"}]}, "tools[0]", "JSON schema"),
+        ({"tool_choice": "required"}, "tool_choice", "without `tools`"),
+        ({"tools": TOOLS, "tool_choice": {"function": {"name": "x"}}}, "tool_choice", "one of `tools`"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
+        ({"model": 5}, "model", "the name of a model"),
+    ],
+)
+async def test_what_is_refused(house: House, change: Any, param: str, message: str) -> None:
+    answer = await house.post("/v1/chat/completions", {"model": "Speaker", "messages": HELLO, **change})
+    assert answer.status == 400
+    told = answer.json["error"]
+    assert set(told) == {"message", "type", "param", "code"}
+    assert (told["type"], told["param"]) == ("invalid_request_error", param)
+    assert message in told["message"]
+    assert not house.model().calls
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": {"a": 1}}, "prompt"),
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 3, "stream": True}, "best_of"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"echo": "yes"}, "echo"),
+    ],
+)
+async def test_completions_that_are_refused(house: House, change: Any, param: str) -> None:
+    answer = await house.post("/v1/completions", {"model": "Speaker", "prompt": "a", **change})
+    assert (answer.status, answer.json["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "change", [{"input": ""}, {"input": []}, {"input": [1, "a"]}, {"dimensions": 4}, {"encoding_format": "hex"}]
+)
+async def test_embeddings_that_are_refused(house: House, change: Any) -> None:
+    answer = await house.post("/v1/embeddings", {"model": "Speaker", "input": "a", **change})
+    assert answer.status == 400
+
+
+async def test_paths_and_models_that_are_not_there(house: House) -> None:
+    for method, path, status in (("GET", "/v1/nothing", 404), ("GET", "/v1/chat/completions", 405)):
+        answer = await house.ask(method, path)
+        assert answer.status == status
+        assert set(answer.json["error"]) == {"message", "type", "param", "code"}
+    lost = await house.post("/v1/chat/completions", {"model": "nobody", "messages": HELLO})
+    assert (lost.status, lost.json["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_a_fault_in_mid_stream(house: House) -> None:
+    ask = {"model": "Speaker", "prompt": "!fault a", "stream": True}
+    first, fault, done = events((await house.post("/v1/completions", ask)).body)
+    assert first["choices"][0]["text"] == "a"
+    assert fault["error"]["type"] == "server_error"
+    assert done == "[DONE]"
+    before = await house.post("/v1/completions", {"model": "Speaker", "prompt": "a !fault", "stream": True})
+    assert before.status == 500
+
+
+class Other(Speaker):
+    pass
+
+
+async def test_several_models() -> None:
+    async with speaking(Speaker, Other) as house:
+        assert [m["id"] for m in (await house.ask("GET", "/v1/models")).json["data"]] == ["Other", "Speaker"]
+        lost = await house.post("/v1/completions", {"prompt": "a"})
+        assert lost.status == 400
+        assert "Other, Speaker" in lost.json["error"]["message"]
+        assert (await house.post("/v1/completions", {"model": "Other", "prompt": "a"})).json["model"] == "Other"
