@@ -25,6 +25,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "torch": "dragoman.runtimes.torch:TorchModel",
         "tensorflow": "dragoman.runtimes.tensorflow:TensorFlowModel",
         "huggingface": "dragoman.runtimes.huggingface:HuggingFaceModel",
+        "llm": "dragoman.runtimes.llm:LanguageModel",
         "mlserver": "dragoman.runtimes.mlserver:load",
         "umbridge": "dragoman.runtimes.umbridge:UmBridgeModel",
         "graph": "dragoman.runtimes.graph:GraphModel",

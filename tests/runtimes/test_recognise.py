@@ -92,6 +92,17 @@ def test_a_pretrained_model_needs_its_configuration_and_weights(tmp_path: Path) 
     assert recognise(tmp_path) == "python"
 
 
+def test_a_decoder_with_its_tokenizer_continues_texts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
+    (tmp_path / "model.safetensors").touch()
+    assert recognise(tmp_path) == "huggingface"
+    (tmp_path / "tokenizer.json").touch()
+    assert recognise(tmp_path) == "llm"
+    assert model_file(tmp_path) == tmp_path
+    (tmp_path / "config.json").write_text('{"architectures": ["BertForMaskedLM"], "model_type": "bert"}')
+    assert recognise(tmp_path) == "huggingface"
+
+
 def test_the_one_model_of_a_folder(tmp_path: Path) -> None:
     for name in ("README.md", ".hidden.joblib", "model-settings.json", "helpers.py"):
         (tmp_path / name).write_text("{}")

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from dragoman.core.errors import ModelFailed
 from dragoman.runtimes.files import is_torchscript
@@ -14,7 +15,7 @@ def recognise(path: Path) -> str | None:
     """The name of the runtime that loads this file or folder; None where it is no model that we know."""
     if path.is_dir():
         found = next((runtime for file, runtime in _BY_MEMBER.items() if (path / file).is_file()), None)
-        return found or ("huggingface" if _is_pretrained(path) else None)
+        return found or _pretrained(path)
     if not path.is_file():
         return None
     if graph_file(path) is not None:
@@ -70,16 +71,25 @@ def _boosted(path: Path) -> str | None:
     return "xgboost" if head.startswith(b"{") and b"learner" in head else None
 
 
-def _is_pretrained(folder: Path) -> bool:
-    """Whether transformers' save_pretrained wrote the folder: a configuration of a known form, with its weights."""
+def _pretrained(folder: Path) -> str | None:
+    """The runtime of a folder that transformers' save_pretrained wrote: a configuration of a known form, with its
+    weights. A decoder that comes with its tokenizer is there to continue texts."""
     config = folder / "config.json"
     if not config.is_file() or not any((folder / name).is_file() for name in _PRETRAINED_WEIGHTS):
-        return False
+        return None
     try:
         found = json.loads(config.read_bytes())
     except ValueError:
-        return False
-    return isinstance(found, dict) and ("architectures" in found or "model_type" in found)
+        return None
+    if not isinstance(found, dict) or not ("architectures" in found or "model_type" in found):
+        return None
+    return "llm" if _continues(found, folder) else "huggingface"
+
+
+def _continues(config: Mapping[str, Any], folder: Path) -> bool:
+    names = config.get("architectures") or []
+    decoder = any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names)
+    return decoder and any((folder / name).is_file() for name in _TOKENIZERS)
 
 
 def _torch(path: Path) -> str | None:
@@ -102,6 +112,8 @@ _PRETRAINED_WEIGHTS = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+# The files that a tokenizer is read from.
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _BY_SUFFIX: Mapping[str, str | Callable[[Path], str | None]] = {
     ".py": "python",
     ".joblib": "sklearn",

@@ -1,0 +1,95 @@
+"""The key and value cache: a slot for each sequence, in memory that grows as it is needed, up to a budget."""
+
+from dataclasses import dataclass
+
+import torch
+
+# Slots are as long as the longest sequence, in portions of so many tokens.
+PORTION = 64
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """What one token takes: `layers`, each with `heads` vectors of `key_size` and of `value_size`."""
+
+    layers: int
+    heads: int
+    key_size: int
+    value_size: int
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        return self.layers * self.heads * (self.key_size + self.value_size) * dtype.itemsize
+
+
+class Cache:
+    """Keys and values, [layers, slots, heads, length, size] each, of `budget` tokens at most.
+
+    Slots lie side by side, so that attention of all sequences reads one block. Every slot is as long as the longest,
+    which is why the number of slots times that length must stay within the budget. Memory that no token has been
+    written to is zero, never NaN: masked positions are multiplied by 0.
+    """
+
+    def __init__(self, shape: CacheShape, budget: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape = shape
+        self.budget = budget
+        self._dtype, self._device = dtype, device
+        self.slots = self.length = 0
+        self.release()
+
+    def release(self) -> None:
+        """Give all memory back; nothing must be in use."""
+        self.slots = self.length = 0
+        self.keys, self.values = self._empty(0, 0)
+
+    def fits(self, slots: int, length: int) -> bool:
+        """Whether so many slots of that length are within the budget."""
+        return slots * _rounded(length) <= self.budget
+
+    def reserve(self, slots: int, length: int) -> None:
+        """Have at least so many slots of at least that length; `fits` must have said so."""
+        if slots <= self.slots and length <= self.length:
+            return
+        slots = max(slots, min(self.slots, self.budget // _rounded(max(length, self.length))))
+        length = max(_rounded(length), self.length)
+        if length > self.length:  # half as much again, where there is room, so that it seldom grows
+            ample = _rounded(max(length, self.length * 3 // 2))
+            length = ample if slots * ample <= self.budget else length
+        if not self.fits(slots, length):
+            length = self.budget // slots // PORTION * PORTION
+        self._resize(slots, length)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Write what one slot holds of the first `length` tokens into another."""
+        for part in (self.keys, self.values):
+            part[:, target, :, :length] = part[:, source, :, :length]
+
+    def gather(self, sources: list[int], targets: list[int], length: int) -> None:
+        """Several copies at once, each target getting what its source held before."""
+        for part in (self.keys, self.values):
+            part[:, targets, :, :length] = part[:, sources, :, :length]
+
+    def read(self, slot: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of the keys and values of the tokens from start to stop."""
+        return self.keys[:, slot, :, start:stop].clone(), self.values[:, slot, :, start:stop].clone()
+
+    def write(self, slot: int, start: int, block: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Put what `read` gave at `start`."""
+        stop = start + block[0].shape[-2]
+        self.keys[:, slot, :, start:stop] = block[0]
+        self.values[:, slot, :, start:stop] = block[1]
+
+    def _empty(self, slots: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        common = (self.shape.layers, slots, self.shape.heads, length)
+        keys = torch.zeros((*common, self.shape.key_size), dtype=self._dtype, device=self._device)
+        return keys, torch.zeros((*common, self.shape.value_size), dtype=self._dtype, device=self._device)
+
+    def _resize(self, slots: int, length: int) -> None:
+        keys, values = self._empty(slots, length)
+        kept, common = min(slots, self.slots), min(length, self.length)
+        keys[:, :kept, :, :common] = self.keys[:, :kept, :, :common]
+        values[:, :kept, :, :common] = self.values[:, :kept, :, :common]
+        self.keys, self.values, self.slots, self.length = keys, values, slots, length
+
+
+def _rounded(length: int) -> int:
+    return -(-length // PORTION) * PORTION

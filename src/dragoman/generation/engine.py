@@ -1,0 +1,227 @@
+"""The engine: every step plans, computes, chooses and writes, a token for each text that is under way."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from dragoman.core.errors import DragomanError, ModelFailed
+from dragoman.core.text import Token
+from dragoman.generation import sampler
+from dragoman.generation.beams import Beams
+from dragoman.generation.chooser import Chooser
+from dragoman.generation.job import Job
+from dragoman.generation.memory import Memory
+from dragoman.generation.runner import Row, Runner
+from dragoman.generation.scheduler import Scheduler, Work
+from dragoman.generation.sequence import Sequence
+from dragoman.generation.vocabulary import Vocabulary
+from dragoman.generation.writer import Ends, Writer
+
+log = logging.getLogger("dragoman.generation")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much at a time: sequences, tokens of one prompt and text, tokens of prompts in a step."""
+
+    max_batch: int = 32
+    max_context: int = 2048
+    prefill_chunk: int = 256
+
+
+class Engine:
+    """Belongs to one thread, which adds jobs, cancels them and calls `step` as long as there is work."""
+
+    def __init__(
+        self, runner: Runner, memory: Memory, vocabulary: Vocabulary, limits: Limits, ends: frozenset[int]
+    ) -> None:
+        self._runner, self._memory, self._vocabulary, self._ends = runner, memory, vocabulary, ends
+        self.scheduler = Scheduler(memory, limits.max_batch, limits.prefill_chunk)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
+    @property
+    def rested(self) -> bool:
+        """Whether there is nothing to do, and no memory held for it."""
+        return not self.busy and not self._memory.held
+
+    def rest(self) -> None:
+        """Give back the memory that no text needs now; beginnings of prompts are kept."""
+        self._memory.release()
+
+    def add(self, job: Job) -> None:
+        self.scheduler.add(job)
+
+    def cancel(self, job: Job) -> None:
+        """Nobody waits for it any more: its memory is free from now on."""
+        self.scheduler.remove(job)
+
+    def step(self) -> None:
+        """One token more for every text under way, and a portion of the prompts that wait for their first."""
+        works = self.scheduler.plan()
+        ready: list[tuple[Job, Sequence, torch.Tensor]] = []
+        for work, logits in self._computed(works):
+            job = cast("Job", work.task)
+            sequence = work.sequence
+            if job.wants_prefill:
+                self._guarded(job, self._note, job, work, logits)
+            sequence.computed += work.count
+            if not sequence.pending and job in self.scheduler.running:
+                ready.append((job, sequence, logits[-1:]))
+        searches: dict[int, tuple[Job, list[torch.Tensor]]] = {}
+        texts: list[tuple[Job, Sequence, torch.Tensor]] = []
+        for job, sequence, logits in ready:
+            if job.asked.sampling.num_beams > 1:
+                searches.setdefault(id(job), (job, []))[1].append(logits)
+            else:
+                texts += [(job, each, logits) for each in self._started(job, sequence)]
+        if texts:
+            self._write(texts)
+        for job, found in searches.values():
+            self._guarded(job, self._search, job, torch.cat(found))
+
+    # --- computing ---------------------------------------------------------------------------------------
+
+    def _computed(self, works: list[Work]) -> list[tuple[Work, torch.Tensor]]:
+        """Each work with its logits. What cannot be computed together is computed alone, and ends where that fails."""
+        if not works:
+            return []
+        rows = [self._row(work) for work in works]
+        try:
+            return list(zip(works, self._run(rows), strict=True))
+        except Exception as fault:
+            if len(works) == 1:
+                self._fail(cast("Job", works[0].task), fault)
+                return []
+            log.exception("a step of %d sequences failed; they are computed one by one", len(works))
+        return [pair for work in works for pair in self._computed([work])]
+
+    def _run(self, rows: list[Row]) -> tuple[torch.Tensor, ...]:
+        logits = self._runner.run(self._memory.cache, rows)
+        parts: tuple[torch.Tensor, ...] = torch.split(logits, [row.wanted for row in rows])
+        return parts
+
+    def _row(self, work: Work) -> Row:
+        sequence, job = work.sequence, cast("Job", work.task)
+        start, stop = sequence.computed, sequence.computed + work.count
+        wanted = work.count if job.wants_prefill else int(stop == len(sequence.tokens))
+        return Row(sequence.slot, start, sequence.tokens[start:stop], wanted, sequence.adapter)
+
+    def _note(self, job: Job, work: Work, logits: torch.Tensor) -> None:
+        """Log-probabilities of the prompt's tokens that these logits foresee."""
+        sequence, known = work.sequence, self._vocabulary
+        if sequence.computed == 0:
+            job.prefill.append(self._token(sequence.tokens[0], None))
+        following = sequence.tokens[sequence.computed + 1 : min(sequence.computed + work.count + 1, sequence.prompt)]
+        foreseen = logits[: len(following)]
+        sums = torch.logsumexp(foreseen, -1)
+        chosen = foreseen.gather(1, torch.tensor(following, device=logits.device, dtype=torch.long)[:, None])[:, 0]
+        tops = sampler.likeliest(foreseen, sums, [job.asked.sampling.prompt_logprobs or 0] * len(following))
+        for token, logprob, top in zip(following, (chosen - sums).tolist(), tops, strict=True):
+            beside = tuple(self._token(each, found) for each, found in top)
+            job.prefill.append(Token(token, known.text(token), logprob, token in known.special, beside))
+
+    def _token(self, token: int, logprob: float | None) -> Token:
+        return Token(token, self._vocabulary.text(token), logprob, token in self._vocabulary.special)
+
+    # --- texts -------------------------------------------------------------------------------------------
+
+    def _started(self, job: Job, sequence: Sequence) -> list[Sequence]:
+        """The sequences that go on from here: where a prompt has just been read, one for each text asked for."""
+        if sequence in job.writers:
+            return [sequence]
+        self._memory.keep(sequence)
+        job.tell()
+        begun = [sequence]
+        for slot in job.spare:
+            self._memory.move(sequence.slot, slot, sequence.computed)
+            begun.append(Sequence(list(sequence.tokens), sequence.prompt, sequence.adapter, slot, sequence.computed))
+        job.sequences, job.spare = list(begun), []
+        for place, each in enumerate(begun):
+            job.choices[each] = place
+            job.writers[each] = self._writer(job, place)
+        return begun
+
+    def _writer(self, job: Job, place: int) -> Writer:
+        asked = job.asked
+        seed = None if asked.seed is None else (asked.seed + place) % 2**64
+        return Writer(
+            self._vocabulary, asked.sampling, self._ends_of(job), self._chooser(job, seed), asked.tokens, seed
+        )
+
+    def _ends_of(self, job: Job) -> Ends:
+        given = job.asked.sampling
+        own = frozenset() if given.ignore_eos else self._ends
+        return Ends(own, frozenset(given.stop_token_ids), job.asked.length)
+
+    def _chooser(self, job: Job, seed: int | None = None) -> Chooser:
+        asked = job.asked
+        ends = self._ends_of(job)
+        guide = asked.guides() if asked.guides is not None else None
+        return Chooser(asked.sampling, seed or 0, asked.tokens, ends.own | ends.asked, asked.bad, guide)
+
+    def _write(self, texts: list[tuple[Job, Sequence, torch.Tensor]]) -> None:
+        logits = texts[0][2] if len(texts) == 1 else torch.cat([found for _, _, found in texts])
+        choices = sampler.choose(logits, [job.writers[sequence].chooser for job, sequence, _ in texts])
+        for (job, sequence, _), choice in zip(texts, choices, strict=True):
+            if job not in self.scheduler.running:
+                continue  # another text of its prompt has failed
+            if choice.fault is not None:
+                self._fail(job, choice.fault)
+            elif self._guarded(job, job.take, sequence, choice):
+                self._over(job, sequence)
+
+    def _over(self, job: Job, sequence: Sequence) -> None:
+        """A text is over, and with the last one its prompt."""
+        self._memory.keep(sequence)
+        if len(job.sequences) > 1:
+            self.scheduler.leave(job, sequence)
+            return
+        self.scheduler.remove(job)
+        if job.ranked:
+            job.rank()
+
+    # --- beams -------------------------------------------------------------------------------------------
+
+    def _search(self, job: Job, logits: torch.Tensor) -> None:
+        """One step of a beam search: its sequences become those that go on."""
+        if job.search is None:
+            self._memory.keep(job.sequences[0])
+            job.tell()
+            job.search = Beams(job.asked, self._vocabulary, self._ends_of(job), self._chooser(job))
+        parents = job.search.advance(logits)
+        if job.search.over:
+            self.scheduler.remove(job)
+            for text in job.search.texts():
+                job.outlet.text(text)
+            return
+        before = job.sequences
+        slots, job.spare = [*(each.slot for each in before), *job.spare], []
+        computed = before[0].computed
+        self._memory.gather([slots[parent] for parent in parents], slots, computed)
+        job.sequences = [
+            Sequence([*job.asked.tokens, *tokens], len(job.asked.tokens), before[0].adapter, slot, computed)
+            for slot, tokens in zip(slots, job.search.running, strict=True)
+        ]
+
+    # --- faults ------------------------------------------------------------------------------------------
+
+    def _guarded(self, job: Job, act: Callable[..., Any], *arguments: Any) -> Any:
+        """Act for one job; a fault is its own affair and ends it alone."""
+        try:
+            return act(*arguments)
+        except Exception as fault:
+            self._fail(job, fault)
+            return None
+
+    def _fail(self, job: Job, fault: Exception) -> None:
+        if not isinstance(fault, DragomanError):
+            log.error("a text failed", exc_info=fault)
+            fault = ModelFailed(f"generation failed: {type(fault).__name__}: {fault}")
+        self.scheduler.remove(job)
+        job.outlet.fault(fault)

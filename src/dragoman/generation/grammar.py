@@ -1,0 +1,111 @@
+"""Grammars: which tokens may come next so that the text stays what it must be, by llguidance."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dragoman.core.errors import InvalidInput, NotSupported
+from dragoman.core.text import Grammar
+
+_KINDS = ("json_schema", "json_object", "regex", "lark", "choice")
+
+
+class Guide(Protocol):
+    """Follows one text through its grammar."""
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """Which tokens may come next, one answer for each of the vocabulary."""
+
+    def took(self, token: int) -> None:
+        """The token that came. Raises ValueError if it must not."""
+
+    def copy(self) -> "Guide":
+        """A guide that goes its own way from here."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the text is complete and nothing may follow."""
+
+
+class Grammars:
+    """Makes guides for one vocabulary. `tokenizer` is transformers', `size` counts tokens as the logits do."""
+
+    def __init__(self, tokenizer: Any, size: int, ends: list[int]) -> None:
+        self._tokenizer, self._size, self._ends = tokenizer, size, ends
+        self._known: Any = None
+
+    def guide(self, grammar: Grammar) -> Guide:
+        """Takes up to a second the first time, and some milliseconds then. Raises InvalidInput for a wrong grammar."""
+        llguidance = self._library()
+        if self._known is None:
+            self._known = llguidance.hf.from_tokenizer(self._tokenizer, self._size, self._ends or None)
+        try:
+            compiled = _compiled(llguidance.LLMatcher, grammar)
+        except ValueError as fault:
+            raise InvalidInput(f"grammar: {fault}") from fault
+        wrong = llguidance.LLMatcher.validate_grammar(compiled, self._known)
+        if wrong and not wrong.startswith("WARNING"):
+            raise InvalidInput(f"grammar: {wrong}")
+        return _Follower(llguidance.LLMatcher(self._known, compiled, log_level=0), self._size, self._ends)
+
+    def _library(self) -> Any:
+        try:
+            import llguidance
+            import llguidance.hf
+        except ImportError as fault:
+            raise NotSupported(f"grammar: needs the package 'llguidance' ({fault})") from fault
+        if getattr(self._tokenizer, "backend_tokenizer", None) is None:
+            raise NotSupported("grammar: needs a fast tokenizer, a tokenizer.json in the model's folder")
+        return llguidance
+
+
+def _compiled(matcher: Any, grammar: Grammar) -> str:
+    """The grammar in llguidance's own form; ValueError where it cannot be read."""
+    made: Mapping[str, Any] = {
+        "json_schema": matcher.grammar_from_json_schema,
+        "json_object": lambda _: matcher.grammar_from_json_schema('{"type": "object"}'),
+        "regex": matcher.grammar_from_regex,
+        "lark": matcher.grammar_from_lark,
+        "choice": lambda text: matcher.grammar_from_lark(_choice(text)),
+    }
+    if grammar.kind not in made:
+        raise ValueError(f"expected one of {', '.join(_KINDS)}, got {grammar.kind!r}")
+    compiled: str = made[grammar.kind](grammar.text)
+    return compiled
+
+
+def _choice(text: str) -> str:
+    options = json.loads(text)
+    if not isinstance(options, list) or not options or not all(isinstance(each, str) and each for each in options):
+        raise ValueError("expected a list of texts that are not empty")
+    return "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in options)
+
+
+class _Follower:
+    def __init__(self, matcher: Any, size: int, ends: list[int]) -> None:
+        self._matcher, self._size, self._ends = matcher, size, ends
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        found = np.zeros(self._size, np.bool_)
+        if self.ended:
+            found[self._ends] = True
+            return found
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        bits = np.unpackbits(mask, bitorder="little")[: self._size]
+        found[: len(bits)] = bits
+        return found
+
+    def took(self, token: int) -> None:
+        if not self._matcher.consume_token(token):
+            raise ValueError(f"token {token} is not what the grammar allows: {self._matcher.get_error()}")
+
+    def copy(self) -> "Guide":
+        return _Follower(self._matcher.deep_copy(), self._size, self._ends)
+
+    @property
+    def ended(self) -> bool:
+        stopped: bool = self._matcher.is_stopped()
+        return stopped

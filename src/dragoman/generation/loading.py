@@ -1,0 +1,155 @@
+"""From a folder to a service: weights, memory and limits, as much as the machine has room for."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dragoman.core.errors import ModelFailed
+from dragoman.generation.engine import Engine, Limits
+from dragoman.generation.intake import Intake
+from dragoman.generation.memory import Memory
+from dragoman.generation.runner import DTYPES, Runner
+from dragoman.generation.service import Service
+from dragoman.generation.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What an operator may say of a text model.
+
+    max_batch: how many texts are written at the same time. max_context: tokens of a prompt and its text (0: as many as
+    the model knows, or memory holds). dtype: "auto", "float32", "bfloat16" or "float16". device: "auto", "cpu", "cuda"
+    or "cuda:<number>". threads: of the CPU (0: PyTorch's choice). prefill_chunk: tokens of prompts in one step.
+    prefix_cache: tokens of beginnings of prompts that are kept (-1: as many as an eighth of the cache's; 0: none).
+    cache_memory: GiB for keys and values (0: a quarter of what is free, of a GPU four fifths). packed: whether weights
+    are reordered for the CPU's kernels.
+    """
+
+    max_batch: int = 32
+    max_context: int = 0
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int = 0
+    prefill_chunk: int = 256
+    prefix_cache: int = -1
+    cache_memory: float = 0.0
+    packed: bool = True
+
+
+_CHOICES: Mapping[str, tuple[str, ...]] = {"dtype": ("auto", *DTYPES)}
+_LEAST: Mapping[str, float] = {
+    "max_batch": 1,
+    "max_context": 0,
+    "threads": 0,
+    "prefill_chunk": 1,
+    "prefix_cache": -1,
+    "cache_memory": 0,
+}
+
+
+def options(given: Mapping[str, Any]) -> Options:
+    """Checked options. Raises ModelFailed naming one that is unknown, or its value wrong."""
+    defaults = Options()
+    known = list(Options.__dataclass_fields__)
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in known:
+            raise ModelFailed(f"unknown parameter '{name}'; a text model knows {', '.join(known)} and adapters")
+        wanted: Any = type(getattr(defaults, name))
+        if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if type(value) is not wanted:
+            raise ModelFailed(f"parameter '{name}': expected {wanted.__name__}, got {value!r}")
+        if name in _LEAST and value < _LEAST[name]:
+            raise ModelFailed(f"parameter '{name}': expected at least {_LEAST[name]}, got {value!r}")
+        if name in _CHOICES and value not in _CHOICES[name]:
+            raise ModelFailed(f"parameter '{name}': expected one of {', '.join(_CHOICES[name])}, got {value!r}")
+        values[name] = value
+    return Options(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A text model at work, and what it tells of itself."""
+
+    service: Service
+    intake: Intake
+    details: Mapping[str, Any]
+
+
+def loaded(folder: Path, chosen: Options, capacity: int, name: str) -> Loaded:
+    """Load the model of a folder. Raises ModelFailed where this engine cannot run it."""
+    made: list[tuple[Intake, Mapping[str, Any]]] = []
+
+    def make() -> Engine:  # everything of PyTorch happens in the service's thread
+        engine, intake, details = _engine(folder, chosen)
+        made.append((intake, details))
+        return engine
+
+    service = Service(make, capacity, name)
+    return Loaded(service, *made[0])
+
+
+def _engine(folder: Path, chosen: Options) -> tuple[Engine, Intake, Mapping[str, Any]]:
+    if chosen.threads:
+        torch.set_num_threads(chosen.threads)
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if chosen.device == "auto" else chosen.device
+    try:
+        runner = Runner(folder, chosen.dtype, device, packed=chosen.packed)
+    except NotImplementedError as fault:
+        raise ModelFailed(f"the text engine cannot run this architecture: {fault}") from fault
+    limits, budget, prefix = _room(runner, chosen)
+    memory = Memory(runner.shape, budget, prefix, runner.dtype, runner.device)
+    vocabulary = Vocabulary(folder, runner.config.vocab_size)
+    ends = _ends(runner, vocabulary)
+    intake = Intake(vocabulary, limits, budget, ends, frozenset())
+    details = {
+        "max_context": limits.max_context,
+        "max_batch": limits.max_batch,
+        "cache_tokens": budget,
+        "dtype": str(runner.dtype).removeprefix("torch."),
+        "device": str(runner.device),
+        "model_type": str(runner.config.model_type),
+        "vocabulary": runner.config.vocab_size,
+        "end_tokens": sorted(ends),
+        "chat_template": vocabulary.has_template,
+    }
+    return Engine(runner, memory, vocabulary, limits, ends), intake, details
+
+
+def _room(runner: Runner, chosen: Options) -> tuple[Limits, int, int]:
+    """The limits, and how many tokens the cache and the kept beginnings may hold."""
+    positions = int(getattr(runner.config, "max_position_embeddings", None) or 2048)
+    if chosen.max_context > positions:
+        raise ModelFailed(f"max_context: expected at most {positions}, what the model knows, got {chosen.max_context}")
+    context = chosen.max_context or positions
+    each = runner.shape.bytes_per_token(runner.dtype)
+    room = int(chosen.cache_memory * 2**30) or _free_bytes(runner.device)
+    budget = min(room // each, chosen.max_batch * (context + 64))
+    if budget < 128:
+        raise ModelFailed(f"cache_memory: {room} bytes hold only {budget} tokens of {each} bytes each")
+    limits = Limits(chosen.max_batch, min(context, budget - 64), chosen.prefill_chunk)
+    return limits, budget, budget // 8 if chosen.prefix_cache < 0 else chosen.prefix_cache
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free * 4 // 5
+    if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    return 2**30
+
+
+def _ends(runner: Runner, vocabulary: Vocabulary) -> frozenset[int]:
+    """The tokens that end a text, as the folder's generation_config says, or else the tokenizer."""
+    found = getattr(runner.model.generation_config, "eos_token_id", None)
+    if found is None:
+        found = vocabulary.tokenizer.eos_token_id
+    if found is None:
+        return frozenset()
+    return frozenset(found) if isinstance(found, list) else frozenset({int(found)})

@@ -1,0 +1,56 @@
+"""Weights of linear layers, reordered once for the CPU's matrix kernels."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+# The weights' order fits any number of rows; it is made with this one in mind.
+_ROWS = 32
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class PackedLinear(nn.Module):
+    """A linear layer whose weight oneDNN has put in the order in which its kernels read it.
+
+    It holds no other copy of the weight; `in_features` and `out_features` are those of the layer that it replaces.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _ROWS)
+        self.bias = None if bias is None else bias.detach()
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
+        return found
+
+
+def packs(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether this machine has kernels for reordered weights of that type."""
+    if device.type != "cpu" or dtype not in _DTYPES or not torch._C._has_mkldnn:
+        return False
+    try:
+        PackedLinear(torch.zeros(8, 8, dtype=dtype), None)(torch.zeros(1, 8, dtype=dtype))
+    except (AttributeError, RuntimeError):  # an operator of this version of PyTorch, or an instruction, is missing
+        return False
+    return True
+
+
+def pack(module: nn.Module) -> None:
+    """Replace every linear layer inside, GPT-2's transposed ones too, by one with its weight reordered."""
+    for name, child in module.named_children():
+        made = _packed(child)
+        if made is None:
+            pack(child)
+        else:
+            setattr(module, name, made)
+
+
+def _packed(child: Any) -> PackedLinear | None:
+    if type(child) is nn.Linear:
+        return PackedLinear(child.weight, child.bias)
+    if type(child).__name__ == "Conv1D" and hasattr(child, "nf"):
+        return PackedLinear(child.weight.t(), child.bias)
+    return None

@@ -1,0 +1,109 @@
+"""Loads a decoder by transformers and runs one step of it: tokens in, logits out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+
+from dragoman.generation.attention import NAME, Attend, Shapes, Span, Step, attention
+from dragoman.generation.cache import Cache, CacheShape
+from dragoman.generation.packing import pack, packs
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one sequence brings to a step: tokens from its own place `start` on, and whose logits are wanted.
+
+    `wanted`: logits of so many of the last tokens. `adapter` is the name of the LoRA adapter, "" for none.
+    """
+
+    slot: int
+    start: int
+    tokens: Sequence[int]
+    wanted: int = 1
+    adapter: str = ""
+
+
+class Runner:
+    """A decoder in memory, all of whose work is done in the one thread that calls it."""
+
+    def __init__(self, folder: Path, dtype: str, device: str, *, packed: bool = True) -> None:
+        AttentionInterface.register(NAME, attention)
+        self.device = torch.device(device)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        self.dtype = DTYPES[dtype] if dtype != "auto" else _natural(config, self.device)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=self.dtype,
+            attn_implementation=NAME,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+        self.model.eval().to(self.device)
+        self.config: Any = self.model.config.get_text_config(decoder=True)
+        self.packed = packed and packs(self.dtype, self.device)
+        if self.packed:
+            pack(self.model)
+        self.shape = self._probe()
+
+    def run(self, cache: Cache, rows: Sequence[Row]) -> torch.Tensor:
+        """The logits that the rows want, in their order: [wanted, vocabulary], FP32, on the model's device.
+
+        Rows of one token each come first; their keys and values are in the cache afterwards.
+        """
+        spans, first = [], 0
+        for row in rows:
+            spans.append(Span(row.slot, first, row.start, len(row.tokens)))
+            first += len(row.tokens)
+        count = next((i for i, span in enumerate(spans) if span.count > 1), len(spans))
+        wanted = [
+            place
+            for row, span in zip(rows, spans, strict=True)
+            for place in range(span.first + span.count - row.wanted, span.first + span.count)
+        ]
+        tokens = [token for row in rows for token in row.tokens]
+        places = [place for span in spans for place in range(span.start, span.stop)]
+        with torch.inference_mode():
+            return self._forward(tokens, places, wanted, Step(cache, spans[:count], spans[count:]))
+
+    def _forward(self, tokens: list[int], places: list[int], wanted: list[int], step: Attend) -> torch.Tensor:
+        kept = self._integers(wanted) if len(wanted) != len(tokens) else 0
+        found = self.model(
+            input_ids=self._integers(tokens)[None],
+            position_ids=self._integers(places)[None],
+            use_cache=False,
+            logits_to_keep=kept,
+            step=step,
+        )
+        logits: torch.Tensor = found.logits[0]
+        return logits.float()
+
+    def _integers(self, numbers: list[int]) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.long, device=self.device)
+
+    def _probe(self) -> CacheShape:
+        """What the cache has to hold, told by a run on one token. Raises NotImplementedError."""
+        shapes = Shapes()
+        with torch.inference_mode():
+            self._forward([0], [0], [0], shapes)
+        return shapes.shape(self.config.num_hidden_layers)
+
+
+def _natural(config: Any, device: torch.device) -> torch.dtype:
+    """The type of the saved weights where the device computes in it, else FP32."""
+    named = getattr(config, "dtype", None)
+    saved = named if isinstance(named, torch.dtype) else DTYPES.get(str(named), torch.float32)
+    if device.type == "cpu" and saved is torch.float16:
+        return torch.float32
+    return saved

@@ -1,0 +1,79 @@
+"""Language models that continue texts, on the engine of our own: any Hugging Face decoder folder."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from dragoman.core.calls import Generate, Tokenize
+from dragoman.core.errors import DragomanError, ModelFailed
+from dragoman.core.model import Model
+from dragoman.core.spec import ModelSpec, Placement
+from dragoman.core.text import Chat, Generation, Prompt, Tokenized, joined
+from dragoman.runtimes.files import model_path, package
+
+# Prompts of more characters are cut into tokens aside, so that others are answered meanwhile.
+_LONG = 20_000
+
+
+class LanguageModel(Model):
+    """A folder with a decoder's configuration, safetensors and tokenizer.
+
+    Of the spec's parameters: those of `dragoman.generation.loading.Options`. Nothing is downloaded, no code of a model
+    is run, and no pickles are read.
+    """
+
+    platform = "huggingface_generation"
+    placement: Placement = "thread"
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self._loaded: Any = None
+
+    def load(self) -> None:
+        transformers = package("transformers", "text")
+        package("torch", "text")
+        transformers.utils.logging.disable_progress_bar()
+        from dragoman.generation import loading
+
+        chosen = loading.options(self.spec.parameters)
+        folder = Path(model_path(self.spec)).resolve()
+        try:
+            self._loaded = loading.loaded(folder, chosen, self.spec.max_queue, f"text-{self.spec.name}")
+        except DragomanError:
+            raise
+        except Exception as fault:  # transformers promises no class of error
+            raise ModelFailed(f"'{folder.name}' cannot be loaded as a text model: {fault}") from fault
+
+    def details(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self._loaded.details
+        return found
+
+    async def generate(self, call: Generate) -> AsyncGenerator[Generation, None]:
+        intake, service = self._loaded.intake, self._loaded.service
+        if call.sampling.grammar is not None or sum(map(_size, call.prompts)) > _LONG:
+            asked = await asyncio.to_thread(intake.asked, call)
+        else:
+            asked = intake.asked(call)
+        async with aclosing(service.generate(asked)) as pieces:
+            if call.stream:
+                async for piece in pieces:
+                    yield piece
+            else:
+                yield joined([piece async for piece in pieces])
+
+    async def tokenize(self, call: Tokenize) -> Tokenized:
+        spans = self._loaded.intake.vocabulary.spans
+        cut = await asyncio.to_thread(spans, call.prompt) if _size(call.prompt) > _LONG else spans(call.prompt)
+        return Tokenized(*cut)
+
+    async def close(self) -> None:
+        if self._loaded is not None:
+            await asyncio.to_thread(self._loaded.service.close)
+
+
+def _size(prompt: Prompt) -> int:
+    if isinstance(prompt, Chat):
+        return sum(len(str(message)) for message in prompt.messages)
+    return len(prompt)
