@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from dragoman._version import __version__
-from dragoman.cli import doctor, graph, serve
+from dragoman.cli import check, doctor, graph, serve
 from dragoman.core.errors import DragomanError
 
 
@@ -21,6 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     serve.add_to(commands)
     doctor.add_to(commands)
     graph.add_to(commands)
+    check.add_to(commands)
     given = parser.parse_args(arguments)
     try:
         status: int = given.run(given)

@@ -82,6 +82,9 @@ class Authored(VectorFunction):
     def sources(self) -> Mapping[Ability, str]:
         return {name: "author" for name in ABILITIES if name == "evaluate" or name in self._methods}
 
+    def notes(self) -> Mapping[str, Any]:
+        return {"point": [x.tolist() for x in self.point({})]} if self.declared.at is not None else {}
+
     def point(self, config: Config) -> tuple[Vector, ...]:
         """A point where the function may be tried: the author's `at`, or numbers between 0.3 and 0.8."""
         sizes = self.input_sizes(config)

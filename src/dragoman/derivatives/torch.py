@@ -1,7 +1,9 @@
 """Derivatives of functions written in PyTorch: reverse mode, forward mode, and forward over reverse; in float64."""
 
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ class TorchFunction(Traced):
         super().__init__(author)
         self._made: OfConfig[Function] = OfConfig(self._of_config)
         self.vectorised = bool(author.declared.vectorised)
+        _ready()
 
     def _of_config(self, config: Config) -> Function:
         def function(*x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -73,6 +76,14 @@ def push_through(function: Callable[..., Any], arguments: Vectors, index: int, v
     x = _tensors(arguments)
     put = push(lambda at: _at_least_1d(_joined(function(*_put(x, index, at)))), x[index], _tensor(vec))
     return put.detach().numpy()
+
+
+@cache
+def _ready() -> None:
+    """PyTorch makes its forward mode when that is first used; it warns there of a way of its own that is deprecated."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=DeprecationWarning)
+        push(torch.sin, torch.zeros(1), torch.ones(1))
 
 
 def pull(function: Function, output: int, input: int, x: tuple[torch.Tensor, ...], sens: torch.Tensor) -> torch.Tensor:  # noqa: A002

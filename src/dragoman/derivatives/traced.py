@@ -54,6 +54,9 @@ class Traced(VectorFunction):
     def sources(self) -> Mapping[Ability, str]:
         return {ability: self.source for ability in ABILITIES if ability != "evaluate"} | {"evaluate": "author"}
 
+    def notes(self) -> Mapping[str, Any]:
+        return self.author.notes()
+
 
 class Lifted(VectorFunction):
     """The derivatives that the author has written, called with a framework's own arrays, within a context of it."""

@@ -1,0 +1,99 @@
+"""A model of an engine as a function of vectors, for who is no coroutine."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dragoman.core.calls import (
+    ApplyHessian,
+    ApplyJacobian,
+    Call,
+    DerivativeCall,
+    Describe,
+    Gradient,
+    Infer,
+    ModelDescription,
+    Request,
+    SignatureFor,
+)
+from dragoman.core.errors import NotSupported
+from dragoman.core.signature import Signature, TensorSpec
+from dragoman.core.tensor import NONE, Tensor
+from dragoman.core.vectors import Ability, Config, Vector, VectorFunction, Vectors
+from dragoman.engine.engine import Engine
+
+A = TypeVar("A")
+
+_ABILITIES: Mapping[type[Call[Any]], Ability] = {
+    Infer: "evaluate",
+    Gradient: "gradient",
+    ApplyJacobian: "apply_jacobian",
+    ApplyHessian: "apply_hessian",
+}
+
+
+class Served(VectorFunction):
+    """Each of its methods is a call to the engine, which `runner` runs."""
+
+    def __init__(self, engine: Engine, name: str, runner: asyncio.Runner, config: Config) -> None:
+        self.name, self._engine, self._runner = name, engine, runner
+        self._told: ModelDescription = self._ask(Describe())
+        found = self._signature(config)
+        self.input_names = tuple(spec.name for spec in found.inputs)
+        self.output_names = tuple(spec.name for spec in found.outputs)
+
+    def input_sizes(self, config: Config) -> Sequence[int]:
+        return [_size(spec) for spec in self._signature(config).inputs]
+
+    def output_sizes(self, config: Config) -> Sequence[int]:
+        return [_size(spec) for spec in self._signature(config).outputs]
+
+    def evaluate(self, inputs: Vectors, config: Config) -> Any:
+        answer = self._ask(Infer({}, positional=_tensors(inputs), config=config or NONE))
+        return tuple(tensor.data.reshape(-1) for tensor in answer.outputs.values())
+
+    def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
+        where: Any = {"output": output, "input": input, "sens": Tensor.of(sens)}
+        return self._derivative(Gradient, inputs, config, where)
+
+    def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
+        where: Any = {"output": output, "input": input, "vec": Tensor.of(vec)}
+        return self._derivative(ApplyJacobian, inputs, config, where)
+
+    def apply_hessian(
+        self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
+    ) -> Any:
+        where: Any = {"output": output, "input1": input1, "input2": input2}
+        where |= {"sens": Tensor.of(sens), "vec": Tensor.of(vec)}
+        return self._derivative(ApplyHessian, inputs, config, where)
+
+    def sources(self) -> Mapping[Ability, str]:
+        known = self._told.details.get("derivatives", {})
+        return {name: known.get(name, "the model") for kind, name in _ABILITIES.items() if kind in self._told.calls}
+
+    def point(self, sizes: Sequence[int]) -> list[Vector]:
+        """A point that the model itself tells of, where it has these sizes; else zeros."""
+        told = [np.array(each, np.float64) for each in self._told.details.get("point", [])]
+        return told if [len(each) for each in told] == list(sizes) else [np.zeros(size) for size in sizes]
+
+    def _signature(self, config: Config) -> Signature:
+        return self._ask(SignatureFor(config or NONE))
+
+    def _derivative(self, kind: type[DerivativeCall], inputs: Vectors, config: Config, where: Mapping[str, Any]) -> Any:
+        answer = self._ask(kind(positional=_tensors(inputs), config=config or NONE, **where))
+        return answer.data.reshape(-1)
+
+    def _ask(self, call: Call[A]) -> A:
+        return self._runner.run(self._engine.call(Request(call, self.name))).answer
+
+
+def _tensors(inputs: Vectors) -> tuple[Tensor, ...]:
+    return tuple(map(Tensor.of, inputs))
+
+
+def _size(spec: TensorSpec) -> int:
+    if not spec.shape or spec.shape[-1] < 0:
+        raise NotSupported(f"'{spec.name}' is no vector of a known size")
+    return spec.shape[-1]

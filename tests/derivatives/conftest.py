@@ -1,0 +1,35 @@
+"""A server in a thread of its own, for what blocks."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import dragoman
+
+
+@pytest.fixture
+def served_address() -> Iterator[Callable[[Any], str]]:
+    """Serves a model until the test ends, and gives its address."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    servers: list[Any] = []
+
+    def run(coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
+
+    def serve(model: Any) -> str:
+        server = dragoman.Server(model, http_port=0, grpc_port=-1, placement="thread")
+        servers.append(server)
+        run(server.__aenter__())
+        return str(server.http_url)
+
+    yield serve
+    for server in servers:
+        run(server.__aexit__(None, None, None))
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()

@@ -1,0 +1,218 @@
+"""`dragoman check derivatives` finds what is right right, and what is wrong wrong, and says which."""
+
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dragoman.cli import main
+from dragoman.core.vectors import VectorFunction
+from dragoman.derivatives.authoring import prepared, vector_function
+from dragoman.derivatives.checks import STEPS, Finding, Tolerance, check
+
+X, Y = np.array([0.3, -0.8]), np.array([0.5, 1.5, -0.2])
+
+
+def both(x: Any, y: Any) -> Any:
+    return np.sin(x).sum() * y.sum(), y * x[0] ** 2
+
+
+def jacobian(x: Any, y: Any, output: int, input: int) -> Any:  # noqa: A002
+    one = np.array([2 * x[0] * y, 0 * y]).T if input == 0 else np.eye(3) * x[0] ** 2
+    return [np.outer(1, np.cos(x) * y.sum() if input == 0 else np.ones(3) * np.sin(x).sum()), one][output]
+
+
+def hessian(x: Any, y: Any, sens: Any, vec: Any, output: int, input1: int, input2: int) -> Any:
+    h = 1e-30
+    moved = [x + (input2 == 0) * 1j * h * np.resize(vec, 2), y + (input2 == 1) * 1j * h * np.resize(vec, 3)]
+    slope = jacobian(moved[0], moved[1], output, input1).T @ sens
+    return np.imag(slope) / h
+
+
+def spoiled(function: Callable[..., Any], where: Mapping[str, int], by: float) -> Callable[..., Any]:
+    """The function with one entry changed at one place of output and inputs."""
+
+    def wrong(x: Any, y: Any, **asked: Any) -> Any:
+        found = np.array(function(x, y, **asked))
+        if all(asked[key] == value for key, value in where.items()):
+            found.flat[0] += by
+        return found
+
+    return wrong
+
+
+def wrong_jacobian(output: int, at: int, by: float) -> Callable[..., Any]:
+    change = spoiled(jacobian, {"output": output, "input": at}, by)
+
+    def found(x: Any, y: Any, output: int, input: int) -> Any:  # noqa: A002
+        return change(x, y, output=output, input=input)
+
+    return found
+
+
+def wrong_hessian(where: Mapping[str, int], by: float) -> Callable[..., Any]:
+    change = spoiled(hessian, where, by)
+
+    def found(x: Any, y: Any, sens: Any, vec: Any, output: int, input1: int, input2: int) -> Any:
+        return change(x, y, sens=sens, vec=vec, output=output, input1=input1, input2=input2)
+
+    return found
+
+
+def findings(**written: Any) -> dict[tuple[Any, ...], Finding]:
+    mark: Any = vector_function
+    function: VectorFunction = prepared(mark(inputs=[2, 3], outputs=[1, 3], derivatives=None, **written)(remade()))
+    found = check(function, [(X, Y), (2 * X, Y + 1)], {}, 3, Tolerance())
+    return {(f.check, f.output, *f.inputs): f for f in found}
+
+
+def remade() -> Callable[..., Any]:
+    return lambda x, y: both(x, y)
+
+
+def test_right_derivatives_pass_and_converge_at_order_two() -> None:
+    found = findings(jacobian=jacobian, apply_hessian=hessian)
+    assert len(found) == 2 * (2 * 3 + 4 + 3)
+    assert all(f.passed for f in found.values()), [f for f in found.values() if not f.passed]
+    curved = found["apply_jacobian", 0, 0]
+    assert curved.order == pytest.approx(2, abs=0.1)
+    assert [step for step, _ in curved.curve] == list(STEPS)
+    assert found["apply_jacobian", 0, 1].order is None  # linear, so that differences are exact
+
+
+@pytest.mark.parametrize("output", [0, 1])
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("by", [1e-4, 10.0])
+def test_one_wrong_entry_of_a_jacobian_is_found_at_its_place(output: int, at: int, by: float) -> None:
+    found = findings(jacobian=wrong_jacobian(output, at, by))
+    bad = {key for key, f in found.items() if not f.passed}
+    assert bad == {("apply_jacobian", output, at), ("gradient", output, at)}
+
+
+@pytest.mark.parametrize("where", [{"output": 0, "input1": 0, "input2": 1}, {"output": 1, "input1": 1, "input2": 0}])
+def test_one_wrong_entry_of_a_hessian_is_found_at_its_place(where: Mapping[str, int]) -> None:
+    found = findings(jacobian=jacobian, apply_hessian=wrong_hessian(where, 1e-3))
+    bad = {key for key, f in found.items() if not f.passed}
+    o = where["output"]
+    assert bad == {("apply_hessian", o, where["input1"], where["input2"]), ("symmetry", o, 0, 1)}
+
+
+def test_an_adjoint_that_is_not_one_is_found() -> None:
+    def gradient(x: Any, y: Any, sens: Any, output: int, input: int) -> Any:  # noqa: A002
+        return jacobian(x, y, output, input).T @ sens * (1 + 1e-7)
+
+    found = findings(jacobian=jacobian, gradient=gradient)
+    assert {key[0] for key, f in found.items() if not f.passed} == {"adjoint"}
+
+
+def test_a_derivative_that_is_not_a_number_is_wrong() -> None:
+    def gradient(x: Any, y: Any, sens: Any, output: int, input: int) -> Any:  # noqa: A002
+        return jacobian(x, y, output, input).T @ sens * np.nan
+
+    assert not any(f.passed for f in findings(gradient=gradient).values())
+
+
+# --- the command ------------------------------------------------------------------------------------------
+
+MODEL = """
+import numpy as np
+import dragoman
+
+
+@dragoman.vector_function(inputs={"x": 2}, outputs={"y": 1}, at=[[1.0, 2.0]])
+def right(x, *, power: int = 3):
+    return (x**power).sum()
+
+
+@dragoman.vector_function(inputs=[2], outputs=[1], derivatives=None, gradient=lambda x: 2 * x)
+def wrong(x):
+    return (x**3).sum()
+
+
+@dragoman.vector_function(inputs=[2], outputs=[1], derivatives=None)
+def none(x):
+    return (x**3).sum()
+
+
+def refuse(x):
+    raise dragoman.errors.InvalidInput("no derivative here")
+
+
+@dragoman.vector_function(inputs=[2], outputs=[1], derivatives=None, gradient=refuse)
+def refused(x):
+    return (x**3).sum()
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "checked_functions.py"
+    path.write_text(MODEL)
+    return path
+
+
+def run(*arguments: object) -> int:
+    return main(["check", "derivatives", *map(str, arguments)])
+
+
+def test_the_command_tells_what_is_right(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drawn = tmp_path / "errors.svg"
+    assert run(f"{model}:right", "--config", '{"power": 4}', "--plot", drawn) == 0
+    told = capsys.readouterr().out
+    assert "gradient by complex step" in told
+    assert told.count(" ok\n") == 3
+    assert "all is well, at 2 points" in told
+    root = ET.parse(drawn).getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "apply_jacobian y by x" in "".join(root.itertext())
+
+
+def test_the_command_tells_what_is_wrong(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"{model}:wrong", "--at", "[[1, 2]]", "--at", "[[3, 1]]", "--plot", "-") == 1
+    told = capsys.readouterr().out
+    assert "gradient  output_0  x " in told
+    assert "WRONG" in told
+    assert "1 of 1 checks failed, at 2 points" in told
+    assert "┤" in told
+    assert "● gradient output_0 by x" in told
+
+
+def test_the_command_tells_what_is_refused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"{model}:refused") == 1
+    assert "REFUSED: no derivative here" in capsys.readouterr().out
+    assert run(f"{model}:none") == 2
+    assert "none: no derivatives" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--at", "[[1]]"), "--at: expected vectors of [2] numbers, got [1]"),
+        (("--at", "{}"), "--at: expected a list"),
+        (("--config", "[1]"), "--config: expected an object, got [1]"),
+        (("--config", "{"), "--config: expected JSON"),
+        (("--model", "left"), "there is no model 'left'"),
+        (("--config", '{"powers": 1}'), "unexpected entry 'powers'"),
+        (("--plot", "/nowhere/at/all.svg"), "cannot be written"),
+    ],
+)
+def test_the_command_asked_wrongly(
+    model: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], told: str
+) -> None:
+    status = run(f"{model}:right", *arguments)
+    captured = capsys.readouterr()
+    assert status == (1 if "powers" in told else 2)
+    assert told in captured.err + captured.out
+
+
+def test_a_model_on_a_server_is_checked_as_well(
+    model: Path, capsys: pytest.CaptureFixture[str], served_address: Callable[[Any], str]
+) -> None:
+    url = served_address(f"{model}:right")
+    assert run(url, "--model", "right", "--at", "[[1, 2]]") == 0
+    assert "all is well, at 1 point\n" in capsys.readouterr().out
+    assert run(url) == 2
+    assert "--model NAME" in capsys.readouterr().err
