@@ -28,7 +28,7 @@ def folder(path: Path, **parameters: Any) -> str:
         "class Said(Speaker):\n    pass\n"
     )
     told = "\n".join(f"{name} = {json.dumps(value)}" for name, value in parameters.items())
-    (model / "dragoman.toml").write_text(f"[model]\nplacement = 'inline'\n[model.parameters]\n{told}\n")
+    (model / "dragoman.toml").write_text(f"[model]\nplacement = 'inline'\n[model.protocols.lmi]\n{told}\n")
     return str(path)
 
 

@@ -191,8 +191,8 @@ class Handle(ModelCall[Handled]):
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
     """What metadata tells of a model: its served versions, its platform, its signature, what it can answer (types of
-    call), and further details of its kind (where derivatives come from, how long a context is). `parameters` are what
-    the operator says of it beyond the fields that every model has."""
+    call), and further details of its kind (where derivatives come from, how long a context is). `protocols` are what
+    the operator says of it to protocols, by their names, and `place` is its file or folder, "" where it has none."""
 
     name: str
     versions: tuple[str, ...]
@@ -200,8 +200,8 @@ class ModelDescription:
     signature: Signature
     calls: frozenset[type[Call[Any]]] = frozenset()
     details: Mapping[str, Any] = field(default_factory=dict)
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    folder: str = ""
+    protocols: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)

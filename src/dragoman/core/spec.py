@@ -25,6 +25,7 @@ class ModelSpec:
     target: a live Python object instead of a uri; it stays in this process.
     platform, inputs, outputs: override what the model tells of itself.
     parameters: further settings that the runtime understands.
+    protocols: what protocols are to know of it, by their names: how LMI formats its answers, say.
     placement: `inline` (on the event loop), `thread`, `process`; "" leaves it to the runtime.
     replicas: how many copies answer at the same time.
     max_batch_size: the most rows that calls are merged to; 0 and 1 merge nothing.
@@ -45,6 +46,7 @@ class ModelSpec:
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    protocols: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     placement: Placement = ""
     replicas: int = 1
     max_batch_size: int = 0

@@ -237,7 +237,7 @@ class Engine:
         loaded, spec = deployment.loaded, deployment.spec
         versions = tuple(v for v in self._registry.versions(spec.name) if v)
         told = ModelDescription(spec.name, versions, loaded.platform, loaded.signature, loaded.calls, loaded.details)
-        return replace(told, parameters=spec.parameters, folder=spec.uri)
+        return replace(told, protocols=spec.protocols, place=spec.uri)
 
     def _measurements(self) -> tuple[Family, ...]:
         told = [

@@ -31,6 +31,7 @@ _KEYS: Mapping[str, type | tuple[type, ...]] = {
     "inputs": list,
     "outputs": list,
     "parameters": dict,
+    "protocols": dict,
 }
 
 _LEAST: Mapping[str, int] = {

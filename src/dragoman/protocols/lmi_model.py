@@ -1,4 +1,4 @@
-"""What a model's parameters say of how LMI's API answers for it: formatters, batching and compatibility."""
+"""What a model's settings say of how LMI's API answers for it: formatters, batching and compatibility."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -41,8 +41,8 @@ class LmiModel:
 
 
 def lmi_model(told: ModelDescription) -> LmiModel:
-    """The settings among a model's parameters. Raises ModelFailed where one makes no sense."""
-    given = told.parameters
+    """The settings under a model's `protocols.lmi`. Raises ModelFailed where one makes no sense."""
+    given = told.protocols.get("lmi", {})
     formatter = str(given.get("output_formatter") or "")
     custom = None
     if ":" in formatter:
@@ -76,10 +76,10 @@ def _flag(given: Mapping[str, Any], name: str, model: str) -> bool:
 def _function(name: str, told: ModelDescription, what: str) -> Callable[[Any], Any]:
     """The function `file.py:name` in the model's own folder."""
     file, _, attribute = name.partition(":")
-    place = Path(told.folder.partition(".py:")[0] + (".py" if ".py:" in told.folder else ""))
+    place = Path(told.place.partition(":")[0])
     folder = (place if place.is_dir() else place.parent).resolve()
     path = (folder / file).resolve()
-    if not told.folder or not file.endswith(".py") or not attribute or not path.is_relative_to(folder):
+    if not told.place or not file.endswith(".py") or not attribute or not path.is_relative_to(folder):
         raise ModelFailed(
             f"model '{told.name}': {what} must be file.py:function, with a file in the model's folder; got '{name}'"
         )
