@@ -48,6 +48,7 @@ _HOME = {
     "RequestOutput": "payload.message",
     "ResponseOutput": "payload.message",
     "model": "runtimes.python",
+    "Graph": "graphs.graph",
     "VectorFunction": "core.vectors",
     "vector_function": "derivatives.authoring",
     "Server": "server",

@@ -36,6 +36,7 @@ from dragoman.core.text import Text as Text
 from dragoman.core.text import Token as Token
 from dragoman.core.vectors import VectorFunction as VectorFunction
 from dragoman.derivatives.authoring import vector_function as vector_function
+from dragoman.graphs.graph import Graph as Graph
 from dragoman.payload.message import InferenceRequest as InferenceRequest
 from dragoman.payload.message import InferenceResponse as InferenceResponse
 from dragoman.payload.message import RequestInput as RequestInput

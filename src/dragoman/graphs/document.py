@@ -81,7 +81,7 @@ def _node(name: str, given: Any) -> NodeText:
     where = f"node '{name}'"
     table = dict(_table(given, where))
     is_linear = isinstance(table.get("linear"), bool) and table.pop("linear")
-    kinds = [kind for kind in KINDS if kind in table]
+    kinds = [kind for kind in KINDS if kind in table and not (kind == "model" and "umbridge" in table)]
     if len(kinds) != 1:
         got = " and ".join(kinds) or f"{', '.join(table) or 'nothing'}"
         raise InvalidInput(f"{where}: expected one of {', '.join(KINDS)}, got {got}")

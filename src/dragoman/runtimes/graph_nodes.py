@@ -12,6 +12,7 @@ from dragoman.core.spec import ModelSpec
 from dragoman.core.vectors import ABILITIES, Config, VectorFunction
 from dragoman.derivatives.authored import Declared
 from dragoman.derivatives.authoring import Deferred, is_vector_function, prepared
+from dragoman.derivatives.choice import METHODS
 from dragoman.graphs.builtin import built_in
 from dragoman.graphs.document import NodeText
 from dragoman.graphs.graph import made_node
@@ -48,7 +49,12 @@ def _python(text: NodeText, place: Place) -> VectorFunction:
         raise InvalidInput(f"{text.kind}: expected 'file.py:name' or 'module:name', got '{path}'")
     file, _, name = path.rpartition(":")
     target = plugins.resolve(f"{place.folder / file}:{name}" if file.endswith(".py") else path)
-    options = _options(text, _DECLARED)
+    options = dict(_options(text, _DECLARED))
+    if options.get("derivatives", "auto") not in METHODS:
+        if options["derivatives"] != "none":
+            known = ", ".join((*METHODS, "none"))
+            raise InvalidInput(f"derivatives: expected one of {known}, got {options['derivatives']!r}")
+        options["derivatives"] = None
     if not is_vector_function(target) and callable(target) and not isinstance(target, type):
         return Deferred(target, Declared(**options)).made()
     if options and isinstance(found := getattr(target, "__vector_function__", None), Deferred):

@@ -1,0 +1,309 @@
+"""Graphs in files: what they may say, what becomes of it, and what one is told where it is wrong."""
+
+import asyncio
+import json
+import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dragoman
+from dragoman import Gradient, Infer, ModelSpec, Tensor, errors
+from dragoman.core.calls import Describe, Request
+from dragoman.core.errors import InvalidInput
+from dragoman.engine.repository import DiskRepository
+from dragoman.graphs.document import document
+from dragoman.graphs.function import GraphFunction
+from dragoman.runtimes.graph import GraphModel, load_graph
+from dragoman.runtimes.graph_files import read_graph
+from dragoman.runtimes.recognise import model_file, recognise
+
+FILES = Path(__file__).parent / "served"
+
+
+def loaded(folder: Path, text: str, name: str = "graph.toml") -> GraphFunction:
+    (folder / name).write_text(text)
+    return load_graph(read_graph(folder / name), folder / name)
+
+
+# --- the forms -------------------------------------------------------------------------------------------
+
+TOML = """
+edges = ["e -> s.0", "f.0 -> s.1"]
+outputs = { y = "s" }
+bind = { "f.0" = [1.0, 2.0] }
+
+[nodes]
+e = { builtin = "exp" }
+f = { builtin = "sin" }
+s = { builtin = "sum" }
+
+[inputs]
+x = { to = ["e"], size = 2 }
+"""
+
+
+def test_toml_json_and_yaml_say_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    table = {
+        "edges": ["e -> s.0", "f.0 -> s.1"],
+        "outputs": {"y": "s"},
+        "bind": {"f.0": [1.0, 2.0]},
+        "nodes": {"e": {"builtin": "exp"}, "f": {"builtin": "sin"}, "s": {"builtin": "sum"}},
+        "inputs": {"x": {"to": ["e"], "size": 2}},
+    }
+    yaml = """
+nodes:
+  e: {builtin: exp}
+  f: {builtin: sin}
+  s: {builtin: sum}
+edges: [e -> s.0, f.0 -> s.1]
+outputs: {y: s}
+bind: {f.0: [1.0, 2.0]}
+inputs: {x: {to: [e], size: 2}}
+"""
+    for name, text in (("graph.toml", TOML), ("some.graph.json", json.dumps(table)), ("graph.yaml", yaml)):
+        graph = loaded(tmp_path, text, name)
+        assert (graph.input_names, graph.output_names) == (("x",), ("y",))
+        found = graph.evaluate([np.array([0.0, 1.0])], {})[0]
+        np.testing.assert_allclose(found, np.exp([0, 1]) + np.sin([1, 2]))
+        graph.close()
+
+
+def test_yaml_without_its_package_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(InvalidInput, match=r"YAML needs the package 'pyyaml' \(pip install pyyaml\)"):
+        loaded(tmp_path, "nodes: {}", "graph.yml")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "a graph: expected a table, got []"),
+        ({"node": {}}, "there is no key 'node' in a graph; there are name, threads, nodes, "),
+        ({"threads": -1}, "threads: expected a whole number from 0 to 1024, got -1"),
+        ({"name": 3}, "name: expected text, got 3"),
+        ({"nodes": {"a": 3}}, "node 'a': expected a table, got 3"),
+        ({"nodes": {"a": {}}}, "node 'a': expected one of fn, model, umbridge, served, builtin, linear, got nothing"),
+        (
+            {"nodes": {"a": {"builtin": "sum", "linear": "B.npy"}}},
+            "node 'a': expected one of fn, model, umbridge, served",
+        ),
+        (
+            {"nodes": {"a": {"builtin": "sum", "passes": "x"}}},
+            "node 'a': passes: expected a list of keys of the config",
+        ),
+        ({"nodes": {"a": {"builtin": "sum", "config": 1}}}, "node 'a': config: expected a table, got 1"),
+        (
+            {"nodes": {"a": {"builtin": "sum", "concurrency": "8"}}},
+            "concurrency: expected a whole number from 0, got '8'",
+        ),
+        ({"edges": "a -> b"}, "edges: expected a list of texts as 'a.0 -> b.1', got 'a -> b'"),
+        ({"edges": ["a"]}, "edges: expected a text as 'a.0 -> b.1', got 'a'"),
+        ({"edges": [1]}, "edges: expected a text as 'a.0 -> b.1', got 1"),
+        ({"edges": ["a -> "]}, "edge 'a -> ': expected a node, or a node and its port as 'beam.0', got ' '"),
+        ({"edges": ["a -> b.1 -> c"]}, "edge 'a -> b.1 -> c': in the middle of a chain stand nodes of one input"),
+        ({"inputs": {"x": 1}}, "inputs: 'x': expected a text or a list of them, got 1"),
+        ({"inputs": {"x": {"size": 1}}}, "inputs: 'x': expected the keys to and size, got size"),
+        ({"inputs": {"x": {"to": "a", "size": -1}}}, "inputs: 'x': expected a size from 0, got -1"),
+        ({"outputs": 1}, "outputs: expected a text or a list of them, got 1"),
+        ({"bind": [1]}, "bind: expected a table, got [1]"),
+    ],
+)
+def test_what_a_file_may_not_say(given: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        document(given)
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ('{ builtin = "summ" }', "node 'a': there is no built-in node 'summ'"),
+        ("{ builtin = 3 }", "node 'a': builtin: expected text, got 3"),
+        ('{ linear = "B.npy" }', "node 'a': matrix: '{folder}/B.npy' cannot be read: "),
+        ('{ linear = "B.csv" }', "node 'a': matrix: expected numbers or the name of a .npy file, got 'B.csv'"),
+        ("{ linear = [[1.0]], shif = 3 }", "node 'a': there is no option 'shif' beside 'linear'; there are shift"),
+        ('{ fn = "fields.py" }', "node 'a': fn: expected 'file.py:name' or 'module:name', got 'fields.py'"),
+        ('{ fn = "fields.py:nothing" }', "node 'a': cannot import '{folder}/fields.py:nothing'"),
+        ('{ fn = "none.py:field" }', "node 'a': cannot import '{folder}/none.py:field': FileNotFoundError"),
+        ('{ fn = "fields.py:field", derivates = "jax" }', "node 'a': there is no option 'derivates' beside 'fn'"),
+        ('{ fn = "fields.py:field", derivatives = "jaxx" }', "node 'a': derivatives: expected one of auto, jax, torch"),
+        ('{ fn = "fields.py:np.float64" }', "node 'a': class float64 is no model"),
+        ('{ umbridge = "http://127.0.0.1:9" }', "node 'a': no server of http://127.0.0.1:9 answers"),
+        ('{ umbridge = "http://127.0.0.1:9", modell = "x" }', "node 'a': there is no parameter 'modell'"),
+    ],
+)
+def test_a_node_that_cannot_be_made(tmp_path: Path, node: str, message: str) -> None:
+    (tmp_path / "fields.py").write_text((FILES / "fields.py").read_text())
+    with pytest.raises(errors.DragomanError, match=re.escape(message.replace("{folder}", str(tmp_path)))):
+        loaded(tmp_path, f"[nodes]\na = {node}\n")
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"graph\.toml cannot be read: Expected '=' after a key"):
+        loaded(tmp_path, "nodes")
+    with pytest.raises(InvalidInput, match=r"is no graph; expected a file, or a folder with a file, graph\.toml"):
+        read_graph(tmp_path / "graph.txt")
+
+
+# --- nodes in Python -------------------------------------------------------------------------------------
+
+CODE = """
+import numpy as np
+import dragoman
+
+def plain(x):
+    return np.sin(x)
+
+@dragoman.vector_function(inputs=[2], derivatives=None)
+def marked(x):
+    return 3 * x
+
+class Whole(dragoman.Model):
+    pass
+"""
+
+
+def test_a_file_may_say_how_a_function_is_differentiated(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text(CODE)
+    graph = loaded(
+        tmp_path,
+        """
+        edges = ["a -> b -> c"]
+        [nodes]
+        a = { fn = "code.py:plain", inputs = [2], derivatives = "complex step" }
+        b = { fn = "code.py:marked", linear = true, derivatives = "finite differences" }
+        c = { builtin = "gaussian_logpdf" }
+        """,
+    )
+    assert "gradient" in graph.sources()
+    assert graph.wiring.nodes["a"].function.sources()["gradient"] == "complex step"
+    assert graph.wiring.nodes["b"].affine
+    x = np.array([0.3, -0.5])
+    wanted = -9 * np.sin(x) * np.cos(x)
+    np.testing.assert_allclose(graph.gradient(0, 0, [x], np.ones(1), {}), wanted, rtol=1e-6)
+
+
+def test_a_whole_model_is_no_node(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text(CODE)
+    with pytest.raises(
+        InvalidInput, match=r"'code.py:Whole' is no function of vectors; serve it as a model and name it"
+    ):
+        loaded(tmp_path, '[nodes]\na = { model = "code.py:Whole" }')
+
+
+def test_calls_of_a_node_are_bounded(tmp_path: Path) -> None:
+    """Each call waits for a second one, and finds no third."""
+    (tmp_path / "code.py").write_text(
+        """
+import threading
+
+meeting = threading.Barrier(2)
+inside = []
+
+
+def busy(x):
+    inside.append(x)
+    meeting.wait(20)
+    count = len(inside)
+    meeting.wait(20)
+    inside.clear()
+    meeting.wait(20)
+    return [count]
+"""
+    )
+    told = "inputs = [1], outputs = [1], derivatives = 'none', concurrency = 2"
+    graph = loaded(tmp_path, f"[nodes]\na = {{ fn = 'code.py:busy', {told} }}")
+    with ThreadPoolExecutor(8) as threads:
+        counts = threads.map(lambda _: graph.evaluate([np.ones(1)], {})[0].tolist(), range(8))
+        assert list(counts) == [[2.0]] * 8
+
+
+# --- as models -------------------------------------------------------------------------------------------
+
+
+def test_graphs_are_recognised(tmp_path: Path) -> None:
+    folder = tmp_path / "beam"
+    folder.mkdir()
+    (folder / "model.py").write_text("")
+    assert recognise(folder) == "python"
+    (folder / "graph.toml").write_text(TOML)
+    (tmp_path / "other.graph.toml").write_text(TOML)
+    (tmp_path / "told.graph.toml").write_text('name = "said"\n' + TOML)
+    (tmp_path / "paragraph.toml").write_text("")
+    assert (recognise(folder), model_file(folder)) == ("graph", folder)
+    assert recognise(tmp_path / "other.graph.toml") == "graph"
+    assert recognise(tmp_path / "paragraph.toml") is None
+    sources = DiskRepository([str(tmp_path)], {}).scan()
+    assert sorted(sources) == ["beam", "other", "said"]
+    assert {spec.runtime for source in sources.values() for spec in source.specs()} == {"graph"}
+    assert [*DiskRepository([str(folder / "graph.toml")], {}).scan()] == ["beam"]
+
+
+def vector(*values: float) -> Tensor:
+    return Tensor.of(np.array(values, np.float64))
+
+
+async def test_a_graph_of_built_in_nodes_runs_in_the_server(tmp_path: Path) -> None:
+    (tmp_path / "g.graph.toml").write_text(TOML)
+    async with dragoman.open_engine(tmp_path / "g.graph.toml") as engine:
+        assert [d.place for d in engine.deployments()] == ["inline"]
+        told = (await engine.call(Request(Describe(), "g"))).answer
+        assert told.details["graph"]["nodes"]["e"]["gradient"] == "built in"
+        rows = await engine.infer("g", {"x": np.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])})
+        np.testing.assert_allclose(rows["y"], np.exp(np.arange(6).reshape(3, 2)) + np.sin([1, 2]))
+        call = Gradient(positional=(vector(0, 1),), sens=vector(1, 10))
+        found = (await engine.call(Request(call, "g"))).answer
+        np.testing.assert_allclose(found.data, [1, 10 * np.e])
+
+
+async def test_what_is_missing_is_told(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text(CODE)
+    (tmp_path / "g.graph.toml").write_text(
+        "edges = ['a -> b']\\n[nodes]\\na = { fn = 'code.py:marked' }\\nb = { builtin = 'exp' }".replace("\\n", "\n")
+    )
+    async with dragoman.open_engine(tmp_path / "g.graph.toml", placement="thread") as engine:
+        told = (await engine.call(Request(Describe(), "g"))).answer
+        assert told.details["derivatives"] == {}
+        assert told.details["graph"]["missing"]["gradient"] == "'a' has no gradient"
+        with pytest.raises(errors.NotSupported, match="model 'g' does not support Gradient"):
+            await engine.call(Request(Gradient(positional=(vector(0, 1),), sens=vector(1, 1)), "g"))
+
+
+async def test_a_graph_that_makes_no_sense_is_unavailable(tmp_path: Path) -> None:
+    (tmp_path / "g.graph.toml").write_text("edges = ['a -> b']\n[nodes]\na = { builtin = 'exp' }")
+    async with dragoman.open_engine(tmp_path / "g.graph.toml") as engine:
+        (deployment,) = engine.deployments()
+        assert deployment.reason == "failed to load 'g', there is no node 'b'; there are 'a'"
+
+
+async def test_a_server_that_is_gone_is_named(tmp_path: Path) -> None:
+    async with dragoman.Server(f"{FILES / 'powers.py'}:Powers", http_port=0, grpc_port=-1, placement="thread") as far:
+        (tmp_path / "g.graph.toml").write_text(f"[nodes]\nfar = {{ umbridge = '{far.http_url}' }}")
+        engine = dragoman.open_engine(tmp_path / "g.graph.toml")
+        await engine.start()
+        call = Infer({}, positional=(vector(1, 2, 3),))
+        assert [t.data.tolist() for t in (await engine.call(Request(call, "g"))).answer.outputs.values()] == [
+            [1, 4, 9],
+            [36],
+        ]
+    try:
+        with pytest.raises(errors.NotReady, match=re.escape(f"node 'far': no server of {far.http_url} answers")):
+            await asyncio.wait_for(engine.call(Request(call, "g")), 20)
+    finally:
+        await engine.close()
+
+
+async def test_parameters_of_a_graph(tmp_path: Path) -> None:
+    path = tmp_path / "g.graph.toml"
+    path.write_text(TOML)
+    for given, message in [
+        ({"concurency": 3}, "there is no parameter 'concurency' of a graph; there is concurrency"),
+        ({"concurrency": 0}, "parameter 'concurrency': expected a whole number from 1, got 0"),
+    ]:
+        with pytest.raises(errors.ModelFailed, match=re.escape(message)):
+            GraphModel(ModelSpec(name="g", uri=str(path), parameters=given))

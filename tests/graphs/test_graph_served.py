@@ -1,0 +1,181 @@
+"""A graph over a server of ours, the `umbridge` package's server and local nodes, asked by that package's client."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import umbridge
+
+from e2e.served import Served, free_ports, serving, until
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
+FILES = Path(__file__).parent / "served"
+MATRIX = np.array([[1.0, 0.5, 0.0], [0.0, -1.0, 2.0]])
+DATA = [1.5, -0.5]
+
+
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def reference() -> Iterator[str]:
+    """The server of the umbridge package in a process of its own."""
+    (port,) = free_ports(1)
+    process = subprocess.Popen(
+        [sys.executable, str(FILES / "powers.py"), str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        until(lambda: listens(port), "the reference server listens")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def written(folder: Path, ours: str, theirs: str) -> Path:
+    """The graph's file, with what it needs beside it."""
+    (folder / "fields.py").write_text((FILES / "fields.py").read_text())
+    np.save(folder / "B.npy", MATRIX)
+    graph = {
+        "name": "posterior",
+        "nodes": {
+            "field": {"fn": "fields.py:field"},
+            "ours": {"umbridge": ours, "model": "Powers", "concurrency": 8},
+            "theirs": {"umbridge": theirs, "model": "powers"},
+            "obs": {"linear": "B.npy"},
+            "like": {"builtin": "gaussian_loglik", "data": DATA, "cov": 0.5},
+            "prior": {"builtin": "gaussian_logpdf", "dim": 3},
+            "post": {"builtin": "sum", "n": 4},
+            "offset": {"builtin": "identity"},
+        },
+        "edges": [
+            "field -> ours",
+            "ours.0 -> theirs",
+            "theirs.0 -> obs -> like",
+            "like -> post.0",
+            "prior -> post.1",
+            "ours.1 -> post.2",
+            "offset -> post.3",
+        ],
+        "inputs": {"m": ["field", "prior"]},
+        "outputs": {"post": "post", "cubes": "ours.1"},
+        "bind": {"offset": [0.25]},
+    }
+    path = folder / "graph.json"
+    path.write_text(json.dumps(graph))
+    return path
+
+
+def whole(m: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same in PyTorch."""
+    a = torch.exp(m / 2)
+    squares, cubes = a**2, torch.sum(a**3).reshape(1)
+    away = torch.from_numpy(MATRIX) @ squares**2 - torch.tensor(DATA, dtype=torch.float64)
+    like = -0.5 * (away @ away) / 0.5 - np.log(2 * np.pi * 0.5)
+    prior = -0.5 * (m @ m) - 1.5 * np.log(2 * np.pi)
+    return (like + prior).reshape(1) + cubes + 0.25, cubes
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Served]]:
+    """The server of the graph, and the other one of ours."""
+    folder = tmp_path_factory.mktemp("graph")
+    with (
+        reference() as theirs,
+        serving(f"{FILES / 'powers.py'}:Powers", "--placement", "thread") as ours,
+        serving(str(written(folder, f"http://{ours.url}", theirs))) as graph,
+    ):
+        yield graph, ours
+
+
+@pytest.fixture
+def model(servers: tuple[Served, Served]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        return umbridge.HTTPModel(f"http://{servers[0].url}", "posterior")
+
+
+POINT = [0.3, -0.4, 0.1]
+
+
+def test_the_client_drives_every_endpoint(model: Any) -> None:
+    at, vec = torch.tensor(POINT, dtype=torch.float64), torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    assert (model.get_input_sizes(), model.get_output_sizes()) == ([3], [1, 1])
+    assert model.supports_evaluate()
+    assert model.supports_gradient()
+    assert model.supports_apply_jacobian()
+    assert model.supports_apply_hessian()
+    found = model([POINT])
+    np.testing.assert_allclose(found, [y.numpy() for y in whole(at)], rtol=1e-12)
+    for o in range(2):
+        gradient = torch.func.grad(lambda m, o=o: 1.5 * whole(m)[o][0])
+        slope = torch.func.jvp(lambda m, o=o: whole(m)[o], (at,), (vec,))[1]
+        curve = torch.func.jvp(gradient, (at,), (vec,))[1]
+        np.testing.assert_allclose(model.gradient(o, 0, [POINT], [1.5]), gradient(at), rtol=1e-10)
+        np.testing.assert_allclose(model.apply_jacobian(o, 0, [POINT], vec.tolist()), slope, rtol=1e-10)
+        np.testing.assert_allclose(model.apply_hessian(o, 0, 0, [POINT], [1.5], vec.tolist()), curve, rtol=1e-10)
+
+
+def test_it_is_an_open_inference_model_too(servers: tuple[Served, Served]) -> None:
+    graph, _ = servers
+    status, told, _ = graph.ask("GET", "/v2/models/posterior")
+    assert status == 200
+    assert told["platform"] == "graph"
+    assert [(t["name"], t["shape"]) for t in (*told["inputs"], *told["outputs"])] == [
+        ("m", [3]),
+        ("post", [1]),
+        ("cubes", [1]),
+    ]
+    assert told["details"]["derivatives"] == dict.fromkeys(["gradient", "apply_jacobian", "apply_hessian"], "graph")
+    assert told["details"]["graph"]["nodes"]["theirs"]["gradient"] == "remote"
+    tensor = {"name": "m", "datatype": "FP64", "shape": [3], "data": POINT}
+    status, answer, _ = graph.ask("POST", "/v2/models/posterior/infer", {"inputs": [tensor]})
+    assert status == 200
+    wanted = whole(torch.tensor(POINT, dtype=torch.float64))
+    np.testing.assert_allclose([t["data"] for t in answer["outputs"]], [y.numpy() for y in wanted], rtol=1e-12)
+
+
+def test_each_remote_node_is_asked_once(servers: tuple[Served, Served], model: Any) -> None:
+    """A Hessian action evaluates a node once, though it is on the way of three sweeps."""
+
+    def counts() -> dict[str, int]:
+        _, page, _ = servers[1].ask("GET", "/metrics")
+        found = re.findall(r'dragoman_calls_total{model="Powers",.*call="(\w+)",outcome="ok"} (\S+)', page.decode())
+        return {call: int(float(count)) for call, count in found}
+
+    before = counts()
+    model.apply_hessian(0, 0, 0, [POINT], [1.0], [1.0, 0.0, 0.0])
+    made = {key: n - before.get(key, 0) for key, n in counts().items() if n != before.get(key, 0)}
+    # One tangent, of the output that the other server gets; both adjoints; of second order only the former's.
+    assert made == {"Infer": 1, "ApplyJacobian": 1, "Gradient": 3, "ApplyHessian": 2}
+
+
+def test_bad_input_is_told_and_does_no_harm(servers: tuple[Served, Served], model: Any) -> None:
+    graph, _ = servers
+    bodies: list[tuple[dict[str, Any], str]] = [
+        ({"input": [[1.0, 2.0]]}, "input 0 ('m'): expected 3 numbers, got 2"),
+        ({"input": [[1.0, 2.0, "x"]]}, "input"),
+        ({"input": []}, "expected 1 input vectors"),
+    ]
+    for body, message in bodies:
+        status, answer, _ = graph.ask("POST", "/Evaluate", {"name": "posterior", **body})
+        assert status == 400
+        assert answer["error"]["type"] == "InvalidInput"
+        assert message in answer["error"]["message"]
+    assert len(model([POINT])) == 2
