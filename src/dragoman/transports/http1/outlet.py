@@ -12,6 +12,8 @@ log = logging.getLogger("dragoman.http")
 
 # Parts up to this size are put together, which is cheaper than to send several.
 _SMALL = 1 << 14
+# So much of a stream is sent without waiting for the end of the turn.
+_TURN = 1 << 16
 # Over TLS each byte is copied on its way, so large answers go in pieces.
 _PIECE = 1 << 18
 
@@ -27,6 +29,8 @@ class Outlet:
         "_loop",
         "_marked",
         "_outgoing",
+        "_parts",
+        "_parts_size",
         "_read_s",
         "_room",
         "_transport",
@@ -48,6 +52,8 @@ class Outlet:
         self._transport: Any = None
         self._head: Head | None = None
         self._room: asyncio.Future[None] | None = None
+        self._parts: list[Buffer] = []  # of a stream that go out at the end of this turn of the loop
+        self._parts_size = 0
         self._marked = 0  # bytes that were unread when the reader was last looked at,
         self._read_s = 0.0  # and when that was
 
@@ -111,7 +117,7 @@ class Outlet:
     async def start(self, status: int, headers: Headers) -> None:
         self._check_there()
         self.started = True
-        self._transport.write(self._start(status, headers, None, False))
+        self._put(self._start(status, headers, None, False))
 
     async def write(self, part: Buffer) -> None:
         self._check_there()
@@ -124,26 +130,43 @@ class Outlet:
         self._check_there()
         if part:
             self._chunk(part, b"\r\n0\r\n\r\n")
-        else:
-            self._last()
+        elif self._chunked:
+            self._put(b"0\r\n\r\n")
+        self._flush()
         if self.choked:
             await self._has_room()
 
-    def _chunk(self, part: Buffer, end: bytes) -> None:
-        head, size = self._head, len(part)
-        if head is None or head.method == "HEAD":
-            return
-        if head.http10:
-            self._transport.write(part)
-        elif size <= _SMALL:
-            self._transport.write(b"".join((b"%x\r\n" % size, part, end)))
-        else:
-            self._transport.writelines((b"%x\r\n" % size, part, end))
-
-    def _last(self) -> None:
+    @property
+    def _chunked(self) -> bool:
         head = self._head
-        if head is not None and head.method != "HEAD" and not head.http10:
-            self._transport.write(b"0\r\n\r\n")
+        return head is not None and head.method != "HEAD" and not head.http10
+
+    def _chunk(self, part: Buffer, end: bytes) -> None:
+        if self._chunked:
+            self._put(b"%x\r\n" % len(part), part, end)
+        elif self._head is not None and self._head.method != "HEAD":
+            self._put(part)
+
+    def _put(self, *parts: Buffer) -> None:
+        """Send these soon: what a stream says in one turn of the loop is one write."""
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts += parts
+        self._parts_size += sum(map(len, parts))
+        if self._parts_size > _TURN:
+            self._flush()
+
+    def _flush(self) -> None:
+        parts, size = self._parts, self._parts_size
+        if not parts:
+            return
+        self._parts, self._parts_size = [], 0
+        if self.left or self._transport.is_closing():
+            return
+        if size <= _SMALL:
+            self._transport.write(b"".join(parts))
+        else:
+            self._transport.writelines(parts)
 
     # --- whether somebody is there, and reads -------------------------------------------------------------------
 

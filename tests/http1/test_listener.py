@@ -1,0 +1,138 @@
+"""One port, two wires: which one a connection speaks is found out from its first bytes."""
+
+import asyncio
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import uvloop
+
+from dragoman.transports.limits import Limits
+from dragoman.transports.listener import PREFACE, Listener
+
+
+class Speaks(asyncio.BufferedProtocol):
+    """Answers everything with its name and what has come."""
+
+    def __init__(self, name: bytes, listener: Listener) -> None:
+        self.name = name
+        self.listener = listener
+        self.space = bytearray(100)
+        self.came = b""
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def begin(self, data: bytes) -> None:
+        self.came += data
+        self.transport.write(self.name + b" " + self.came + b"|")
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self.space
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.begin(bytes(self.space[:nbytes]))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.listener.lost(self)
+
+    def drain(self) -> None:
+        pass
+
+    def cut(self) -> None:
+        self.transport.write(b"cut|")
+        self.transport.close()
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+
+class SpeaksPlainly(asyncio.Protocol):
+    """The same, as a protocol without a buffer."""
+
+    def __init__(self, name: bytes, listener: Listener) -> None:
+        self.inner = Speaks(name, listener)
+        self.connection_made = self.inner.connection_made  # type: ignore[method-assign]
+        self.data_received = self.inner.begin  # type: ignore[method-assign]
+        self.begin = self.inner.begin
+        self.drain, self.cut, self.abort = self.inner.drain, self.inner.cut, self.inner.abort
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.inner.listener.lost(self)
+
+
+@pytest_asyncio.fixture(params=[Speaks, SpeaksPlainly])
+async def port(request: pytest.FixtureRequest) -> Any:
+    listener = Listener(
+        lambda listener: request.param(b"one", listener),
+        lambda listener: request.param(b"two", listener),
+        limits=Limits(header_timeout_s=0.1),
+    )
+    (found,) = await listener.start([("127.0.0.1", 0)])
+    yield found
+    await listener.stop(0.0)
+
+
+async def told(port: int, *pieces: bytes) -> bytes:
+    """The last thing that is said about these pieces."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for piece in pieces:
+        writer.write(piece)
+        await writer.drain()
+        await asyncio.sleep(0.005)
+    text = b""
+    while len(text.rpartition(b" ")[2]) != sum(map(len, pieces)) + 1 and (more := await reader.read(1000)):
+        text += more
+    writer.close()
+    return text.split(b"|")[-2]
+
+
+async def test_the_first_bytes_tell(port: int) -> None:
+    assert await told(port, b"GET/HTTP/1.1") == b"one GET/HTTP/1.1"
+    assert await told(port, b"P", b"OST/HTTP/1.1") == b"one POST/HTTP/1.1"
+    assert await told(port, b"\x16\x03") == b"one \x16\x03"
+    preface = PREFACE
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for at in range(len(preface)):
+        writer.write(preface[at : at + 1])
+        await writer.drain()
+    assert await reader.readexactly(4 + len(preface)) == b"two " + preface
+    writer.write(b"more")
+    assert (await reader.readuntil(b"more|")).endswith(preface + b"more|")
+    writer.close()
+
+
+async def test_who_does_not_say_enough_is_hung_up_on(port: int) -> None:
+    for start in (b"", PREFACE[:10]):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(start)
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
+
+
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_stopping_takes_its_grace_and_cuts_what_is_left(factory: Any) -> None:
+    async def main() -> None:
+        listener = Listener(lambda listener: Speaks(b"one", listener), limits=Limits())
+        ports = await listener.start([("127.0.0.1", 0), ("127.0.0.1", 0)])
+        assert len(set(ports)) == 2
+        reader, writer = await asyncio.open_connection("127.0.0.1", ports[1])
+        writer.write(b"x")
+        assert await reader.readuntil(b"|") == b"one x|"
+        await asyncio.wait_for(listener.stop(0.0), 5)
+        assert await reader.read() == b"cut|"
+        writer.close()
+        with pytest.raises(OSError):
+            await asyncio.open_connection("127.0.0.1", ports[0])
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())
+
+
+async def test_a_port_that_is_taken() -> None:
+    first = Listener(lambda listener: Speaks(b"one", listener), limits=Limits())
+    (port,) = await first.start([("127.0.0.1", 0)])
+    second = Listener(lambda listener: Speaks(b"one", listener), limits=Limits())
+    with pytest.raises(OSError):
+        await second.start([("127.0.0.1", 0), ("127.0.0.1", port)])
+    await first.stop(0.0)
