@@ -50,6 +50,8 @@ class Listener:
 
     def watch(self, now_s: float) -> None: ...
 
+    def cut(self) -> None: ...
+
     def drained(self) -> None:
         self.drains += 1
 

@@ -173,6 +173,10 @@ class Call:
                 self._stream.head(trailers_only(fault), ended=True)
         self._stop()
 
+    def cut(self) -> None:
+        """The server stops."""
+        self.refuse(Refusal("UNAVAILABLE", "the server is shutting down"))
+
     def broken(self, code: int) -> None:
         """The client has left."""
         self._gone = True

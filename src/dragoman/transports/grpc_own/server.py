@@ -3,9 +3,7 @@
 import asyncio
 import errno
 import ssl
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from dragoman.protocols.wire import GrpcProtocol
 from dragoman.transports.bodies import Bodies
@@ -16,32 +14,39 @@ from dragoman.transports.grpc_own.status import trailers_only
 from dragoman.transports.grpc_own.streaming import StreamCall
 from dragoman.transports.grpc_own.unary import UnaryCall
 from dragoman.transports.grpc_services import handlers
-from dragoman.transports.http2 import frames
 from dragoman.transports.http2.fields import encoded
-from dragoman.transports.http2.protocol import READ_BYTES, Http2Protocol
+from dragoman.transports.http2.protocol import http2
 from dragoman.transports.http2.request import Head
-from dragoman.transports.http2.stream import Listener, Stream, Streams
+from dragoman.transports.http2.stream import Listener as Hearer
+from dragoman.transports.http2.stream import Stream, Streams
 from dragoman.transports.http2.terms import Terms
 from dragoman.transports.limits import Limits
+from dragoman.transports.listener import Listener
 
 # Calls and streams at a time; further ones get RESOURCE_EXHAUSTED before their message is read.
 _MAX_CALLS = 1000
-# How long clients may take to hear of the end and to leave.
+# How long cancelled work may take to end.
 _PARTING_S = 1.0
 
 _NOT_GRPC = encoded([(b":status", b"415"), (b"content-length", b"0")])
 _BUSY = Refusal("RESOURCE_EXHAUSTED", f"there are {_MAX_CALLS} calls under way already")
-_STOPPED = Refusal("UNAVAILABLE", "the server is shutting down")
 
 
 class Calls:
     """Answers the streams of any HTTP/2 connection that are calls; `others` answers those that are not."""
 
-    def __init__(self, engine: Answers, protocols: Sequence[GrpcProtocol], limits: Limits, bodies: Bodies) -> None:
+    def __init__(
+        self,
+        engine: Answers,
+        protocols: Sequence[GrpcProtocol],
+        limits: Limits,
+        bodies: Bodies,
+        others: Streams | None = None,
+    ) -> None:
         self.loop = asyncio.get_running_loop()
         self.limits = limits
         self.bodies = bodies
-        self.others: Streams | None = None
+        self.others = others
         self.stopping: asyncio.Future[None] = self.loop.create_future()
         self.handlers: Mapping[str, Handler] = handlers(engine, protocols, self.stopping)
         self._calls: set[Call] = set()
@@ -49,7 +54,7 @@ class Calls:
 
     # --- streams -------------------------------------------------------------------------------------------------
 
-    def open(self, stream: Stream, head: Head, ended: bool) -> Listener:
+    def open(self, stream: Stream, head: Head, ended: bool) -> Hearer:
         """A request begins."""
         if not head.note:
             head.note.append(call_head(head, self.handlers) if is_grpc(head) else None)
@@ -68,7 +73,7 @@ class Calls:
             call.receive(b"", 0, 0, True)
         return call
 
-    def _other(self, stream: Stream, head: Head, ended: bool) -> Listener:
+    def _other(self, stream: Stream, head: Head, ended: bool) -> Hearer:
         if self.others is not None:
             return self.others.open(stream, head, ended)
         stream.head(_NOT_GRPC, ended=True)
@@ -89,19 +94,12 @@ class Calls:
         if not self.stopping.done():
             self.stopping.set_result(None)
 
-    async def end(self, grace_s: float) -> None:
-        """Wait for the calls under way; they are cancelled after `grace_s` seconds."""
-        if not await self._emptied(grace_s):
-            for call in list(self._calls):
-                call.refuse(_STOPPED)
-            await self._emptied(_PARTING_S)
-
-    async def _emptied(self, within_s: float) -> bool:
+    async def ended(self, within_s: float) -> None:
+        """Wait for what still works for clients that have gone."""
         if self._calls:
             self._idle = self.loop.create_future()
             await asyncio.wait((self._idle,), timeout=within_s)
             self._idle = None
-        return not self._calls
 
 
 class Nobody:
@@ -116,6 +114,8 @@ class Nobody:
     def drained(self) -> None: ...
 
     def watch(self, now_s: float) -> None: ...
+
+    def cut(self) -> None: ...
 
     def broken(self, code: int) -> None: ...
 
@@ -138,8 +138,7 @@ class OwnGrpcServer:
         self._bodies = bodies or Bodies(limits.max_bodies_bytes)
         self._tls = tls
         self._calls: Calls | None = None
-        self._server: asyncio.Server | None = None
-        self._members: set[Http2Protocol] = set()
+        self._listener: Listener | None = None
 
     def made(self) -> Calls:
         """What answers the calls."""
@@ -151,22 +150,16 @@ class OwnGrpcServer:
         Raises OSError where that cannot be, e.g. because another server has the port.
         """
         calls = self.made()
-        terms = replace(Terms(), max_header_bytes=self._limits.max_header_bytes)
-        buffer = memoryview(bytearray(READ_BYTES))
-
-        def connection() -> Http2Protocol:
-            return Http2Protocol(calls, terms, self._limits, buffer, self._members)
-
+        wire = http2(calls, Terms(max_header_bytes=self._limits.max_header_bytes))
+        listener = Listener(wire, limits=self._limits, tls=self._tls)
         if self._tls is not None:
             self._tls.set_alpn_protocols(["h2"])
-        loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(connection, host, port, ssl=self._tls, backlog=2048)
+            (bound,) = await listener.start([(host, port)])
         except OSError as fault:
-            why = "; is the port taken, or the host another one's?" if fault.errno != errno.EACCES else ""
+            why = "" if fault.errno == errno.EACCES else "; is the port taken, or the host another one's?"
             raise OSError(f"cannot listen for gRPC on {host}:{port}{why}") from fault
-        self._calls = calls
-        bound: int = self._server.sockets[0].getsockname()[1]
+        self._calls, self._listener = calls, listener
         return bound
 
     async def stop(self, grace_s: float) -> None:
@@ -174,25 +167,9 @@ class OwnGrpcServer:
 
         Streams end after the answer that they are at; health tells NOT_SERVING.
         """
-        if self._server is None or self._calls is None:
+        if self._listener is None or self._calls is None:
             return
-        server, self._server = self._server, None
-        server.close()
+        listener, self._listener = self._listener, None
         self._calls.begin_stop()
-        end_s = time.monotonic() + grace_s
-        for member in list(self._members):
-            member.connection.drain()
-        await self._calls.end(grace_s)
-        for member in list(self._members):
-            member.connection.fail(frames.NO_ERROR, "")
-        await self._parted(min(_PARTING_S, max(0.1, end_s - time.monotonic())))
-
-    async def _parted(self, within_s: float) -> None:
-        """Wait for clients to read what they were sent; then they are cut off."""
-        for cut_off in (False, True):
-            gone = [member.gone for member in self._members]
-            if cut_off:
-                for member in list(self._members):
-                    member.abort()
-            if gone:
-                await asyncio.wait(gone, timeout=within_s)
+        await listener.stop(grace_s)
+        await self._calls.ended(_PARTING_S)

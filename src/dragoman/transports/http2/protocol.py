@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import MutableSet
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -10,11 +10,12 @@ from dragoman.transports.http2 import frames
 from dragoman.transports.http2.connection import Connection
 from dragoman.transports.http2.stream import Buffer, Streams
 from dragoman.transports.http2.terms import Terms
-from dragoman.transports.limits import Limits
+from dragoman.transports.listener import Listener
 
 log = logging.getLogger("dragoman.http2")
 
-READ_BYTES = 1 << 16
+# What is read at a time where it is not a large body: so many small requests are answered before others have a turn.
+_READ_BYTES = 1 << 14
 # What may wait in the transport before bodies stay with their streams, and how much of answers to pings and the like.
 _HIGH_WATER = 1 << 20
 _MOST_WAITING = _HIGH_WATER + (1 << 18)
@@ -24,59 +25,46 @@ _ANSWER_S = 20.0
 
 
 class Http2Protocol(asyncio.BufferedProtocol):
-    """One connection. `buffer` may be shared by all connections of a loop; `members` holds those that are open;
-    `gone` is done once this one is closed."""
+    """One connection. `scratch` is where it reads to; as that is used at once, one may serve all connections."""
 
-    def __init__(
-        self,
-        streams: Streams,
-        terms: Terms,
-        limits: Limits,
-        buffer: memoryview,
-        members: MutableSet["Http2Protocol"],
-    ) -> None:
-        self._limits = limits
-        self._buffer = buffer
-        self._members = members
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, listener: Listener, streams: Streams, terms: Terms, scratch: memoryview) -> None:
+        self.slot = 0
+        self._listener = listener
+        self._limits = limits = listener.limits
+        self._scratch = scratch
+        self._loop = listener.loop
         self._transport: Any = None
-        self.gone: asyncio.Future[None] = self._loop.create_future()
         self._direct = False
         self._paused_s = 0.0
         self._reading = True
         self._heard = False
-        self._asked = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._quick = False
-        shortest = min(limits.header_timeout_s, limits.body_timeout_s, limits.write_timeout_s)
-        self._quick_s = max(0.02, min(1.0, shortest / 5))
+        self._asked = False
+        self._shortest_s = min(limits.header_timeout_s, limits.body_timeout_s, limits.write_timeout_s) / 5
         self.connection = Connection(streams, terms, self._write, self._close, self._loop.time)
 
     # --- the socket ----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        self._members.add(self)
-        self._made_s = self._heard_s = self._loop.time()
+        self._made_s = self._heard_s = self.connection.now_s = self._loop.time()
         self._transport.set_write_buffer_limits(high=_HIGH_WATER)
-        self.connection.now_s = self._made_s
         self.connection.start()
-        self._arm(True)
+        self._watch_closely()
+
+    def begin(self, data: bytes) -> None:
+        """Bytes that somebody else has read from the socket, before this protocol had it."""
+        self._take(self.connection.receive, data)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         room = self.connection.room()
         self._direct = room is not None
-        return self._buffer if room is None else room
+        return self._scratch if room is None else room
 
     def buffer_updated(self, size: int) -> None:
         if self._direct:
             self._take(self.connection.filled, size)
         else:
-            self._take(self.connection.receive, bytes(self._buffer[:size]))
-
-    def received(self, data: bytes) -> None:
-        """Bytes that somebody else has read from the socket, before this protocol had it."""
-        self._take(self.connection.receive, data)
+            self._take(self.connection.receive, bytes(self._scratch[:size]))
 
     def _take(self, take: Any, given: Any) -> None:
         connection = self.connection
@@ -87,18 +75,16 @@ class Http2Protocol(asyncio.BufferedProtocol):
         except Exception:
             log.exception("a connection failed")
             connection.fail(frames.INTERNAL_ERROR, "internal error")
-        if not self._quick and (connection.open or connection.waits_since_s() < connection.now_s):
-            self._arm(True)
+        if connection.open or connection.waits_since_s() < connection.now_s:
+            self._watch_closely()
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._members.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._listener.wheel.forget(self)
         self.connection.lost()
-        self.gone.set_result(None)
+        self._listener.lost(self)
 
     # --- writing -------------------------------------------------------------------------------------------------
 
@@ -115,8 +101,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         self._paused_s = self._loop.time()
         self.connection.paused = True
-        if not self._quick:
-            self._arm(True)
+        self._watch_closely()
 
     def resume_writing(self) -> None:
         self._paused_s = 0.0
@@ -143,22 +128,37 @@ class Http2Protocol(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
+    # --- the end of the server -----------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        if self._transport is None:  # still in its TLS handshake
+            self._listener.lost(self)
+            return
+        self.connection.drain()
+        self._loop.call_later(_LINGER_S, self.connection.last_call)  # for a client that does not answer
+
+    def cut(self) -> None:
+        for stream in list(self.connection.open.values()):
+            stream.listener.cut()
+        self.connection.last_call()
+
     # --- times ---------------------------------------------------------------------------------------------------
 
-    def _arm(self, quick: bool) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._quick = quick
-        self._timer = self._loop.call_later(self._quick_s if quick else self._limits.keep_alive_timeout_s, self._tick)
+    def _watch_closely(self) -> None:
+        """Something is awaited of the client."""
+        self._listener.wheel.watch(self, self.connection.now_s + self._shortest_s)
 
-    def _tick(self) -> None:
+    def overdue(self, now_s: float) -> float:
+        """Look whether the client is late with anything; gives when to look again."""
         connection = self.connection
         if connection.over:
-            return
-        now_s = connection.now_s = self._loop.time()
+            return 0.0
+        connection.now_s = now_s
         self._check(now_s)
-        waits = connection.open or not connection.settled or connection.draining or self._paused_s
-        self._arm(bool(waits) or connection.waits_since_s() < now_s or self._asked > 0)
+        waits = connection.open or not connection.settled or connection.draining or self._paused_s or self._asked
+        if waits or connection.waits_since_s() < now_s:
+            return now_s + self._shortest_s
+        return now_s + self._limits.keep_alive_timeout_s
 
     def _check(self, now_s: float) -> None:
         connection, limits = self.connection, self._limits
@@ -186,9 +186,15 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def _check_alive(self, now_s: float) -> None:
         """A client that says nothing for long is asked whether it is there."""
         if self._heard:
-            self._heard, self._heard_s, self._asked = False, now_s, 0
+            self._heard, self._heard_s, self._asked = False, now_s, False
         elif self._asked and now_s - self._heard_s > self._limits.keep_alive_timeout_s + _ANSWER_S:
             self.abort()
         elif not self._asked and now_s - self._heard_s >= self._limits.keep_alive_timeout_s:
-            self._asked = 1
+            self._asked = True
             self.connection.ask()
+
+
+def http2(streams: Streams, terms: Terms) -> Callable[[Listener], Http2Protocol]:
+    """The wire, for a listener."""
+    scratch = memoryview(bytearray(_READ_BYTES))
+    return lambda listener: Http2Protocol(listener, streams, terms, scratch)

@@ -27,6 +27,9 @@ class Listener(Protocol):
     def watch(self, now_s: float) -> None:
         """Called from time to time while the client has not ended its part, which may be late."""
 
+    def cut(self) -> None:
+        """The server stops: answer that, without waiting for anything."""
+
     def broken(self, code: int) -> None:
         """The client reset the stream or left, or the stream was ended for a fault: nothing can be sent any more."""
 
