@@ -1,6 +1,7 @@
 """What files beside a model say of it: `model-settings.json`, and `dragoman.toml` with its tables."""
 
 import json
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,6 +52,9 @@ def model_settings(folder: Path) -> dict[str, Any] | None:
     if path.is_file():
         table: dict[str, Any] = plugins.resolve("dragoman.compat.files:model_table")(_read_json(path), path)
         found |= checked(table, path)
+    serving = plugins.resolve("dragoman.compat.serving:model_table")(folder)
+    if serving is not None:
+        found |= checked(serving, folder / "serving.properties")
     toml = _read_toml(folder)
     if "model" in toml:
         found |= checked(toml["model"], folder / "dragoman.toml")
@@ -58,9 +62,13 @@ def model_settings(folder: Path) -> dict[str, Any] | None:
 
 
 def environment_settings(folder: Path) -> dict[str, Any] | None:
-    """What the environment alone says of the one model of a folder, as MLServer lets it; None where it does not."""
-    table = plugins.resolve("dragoman.compat.files:environment_table")(folder)
-    return None if table is None else checked(table, folder)
+    """What the environment alone says of the one model of a folder, as MLServer and LMI let it; None where it does
+    not."""
+    for compat in ("files", "serving"):
+        table = plugins.resolve(f"dragoman.compat.{compat}:environment_table")(folder)
+        if table is not None:
+            return checked(table, folder)
+    return None
 
 
 def repository_settings(folder: Path) -> dict[str, dict[str, Any]]:
@@ -73,6 +81,7 @@ def server_settings(folder: Path) -> dict[str, Any]:
     path = folder / "settings.json"
     given = _read_json(path) if path.is_file() else None
     found: dict[str, Any] = plugins.resolve("dragoman.compat.files:server_table")(given, folder)
+    found |= plugins.resolve("dragoman.compat.serving:server_table")(os.environ)
     return found | dict(_read_toml(folder).get("server", {}))
 
 
@@ -94,6 +103,9 @@ def checked(table: Any, path: Path) -> dict[str, Any]:
             raise InvalidInput(f"{path}: '{key}' has the wrong kind of value: {value!r}")
         if key in _LEAST and not table[key] >= _LEAST[key]:
             raise InvalidInput(f"{path}: '{key}' expects at least {_LEAST[key]}, got {value!r}")
+    for name, told in result.get("protocols", {}).items():
+        if not isinstance(told, dict):
+            raise InvalidInput(f"{path}: 'protocols.{name}' expects a table, got {told!r}")
     if result.get("placement", "thread") not in PLACEMENTS:
         raise InvalidInput(f"{path}: 'placement' expects one of {', '.join(PLACEMENTS)}, got {result['placement']!r}")
     for key in ("inputs", "outputs"):

@@ -10,6 +10,14 @@ from dragoman.core.calls import ModelDescription
 from dragoman.core.errors import InvalidInput, ModelFailed
 
 FORMATS = ("json", "jsonlines", "sse")
+_SETTINGS = (
+    "output_formatter",
+    "input_formatter",
+    "tgi_compat",
+    "rolling_batch",
+    "enable_streaming",
+    "infer_do_sample",
+)
 _WORDS = {"true": True, "false": False, "1": True, "0": False}
 
 
@@ -43,6 +51,9 @@ class LmiModel:
 def lmi_model(told: ModelDescription) -> LmiModel:
     """The settings under a model's `protocols.lmi`. Raises ModelFailed where one makes no sense."""
     given = told.protocols.get("lmi", {})
+    strange = sorted(given.keys() - set(_SETTINGS))
+    if strange:
+        raise ModelFailed(f"model '{told.name}': there is no setting '{strange[0]}'; there are {', '.join(_SETTINGS)}")
     formatter = str(given.get("output_formatter") or "")
     custom = None
     if ":" in formatter:
