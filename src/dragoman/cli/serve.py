@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from dragoman import memory
+from dragoman import memory, open_files
 from dragoman.cli.table import progress, startup_line, startup_table
 from dragoman.core import logs
 from dragoman.server import Server, run, settings_for
@@ -80,6 +80,7 @@ def _run(given: argparse.Namespace) -> int:
     logs.set_up(settings.log_format, settings.log_level)
     if settings.keep_memory:
         memory.keep()
+    open_files.allow()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what its C core prints beside the log, we tell in words
     server = Server(*given.paths, settings=settings)
     failed = False

@@ -1,0 +1,23 @@
+"""Lets this process have as many connections open as the system allows it anyway."""
+
+import sys
+
+# More than any server here has use for; some programs walk through all numbers up to the limit.
+_MOST = 1 << 16
+
+
+def allow() -> int:
+    """Raise the soft limit of open files towards the hard one; gives what it is now, 0 where there is none.
+
+    Systems keep the soft limit at 1024 for the sake of programs that use `select`, and expect others to raise it.
+    """
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return soft

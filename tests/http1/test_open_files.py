@@ -1,0 +1,22 @@
+"""A server may have more connections than systems allow by default."""
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import resource
+from dragoman import open_files
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+told = open_files.allow()
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (told, hard), told
+print(told > 256, open_files.allow() == told)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such limit")
+def test_the_soft_limit_is_raised() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True"]
