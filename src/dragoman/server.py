@@ -22,7 +22,7 @@ from dragoman.engine.engine import Engine, Identity
 from dragoman.engine.model_files import server_settings
 from dragoman.engine.model_metrics import FOLDER as METRICS_FOLDER
 from dragoman.engine.repository import DiskRepository
-from dragoman.settings import Settings, merged
+from dragoman.settings import Settings, merged, sagemaker_defaults
 from dragoman.transports.cors import Cors
 from dragoman.transports.limits import Limits
 
@@ -237,7 +237,8 @@ def settings_for(paths: Sequence[str], *layers: dict[str, Any]) -> Settings:
                         "file beside models"
                     )
             files |= found
-    return merged(files, *layers)
+    made = merged(files, *layers)
+    return merged(sagemaker_defaults(os.environ), files, *layers) if made.sagemaker else made
 
 
 def policy(settings: Settings) -> Any:

@@ -36,6 +36,10 @@ class Settings:
     grpc_port: int = _setting(
         8081, "port of gRPC; 0 picks a free one, -1 switches gRPC off", "addresses", least=-1, most=65535
     )
+    sagemaker: bool = _setting(
+        False, "SageMaker's contract: HTTP on every network at SAGEMAKER_BIND_TO_PORT, no gRPC, PATH /opt/ml/model",
+        "addresses",
+    )
     http_also: str = _setting("", "further HTTP addresses, as host:port,host:port", "addresses")
     http_server: Literal["own", "uvicorn"] = _setting(
         "own", "what serves HTTP: own, which is the fastest, or uvicorn", "addresses"
@@ -205,6 +209,15 @@ def _boolean(name: str, raw: Any) -> bool:
     if found is None:
         raise InvalidInput(f"setting '{name}': expected true or false, got {raw!r}")
     return found
+
+
+SAGEMAKER_PATH = "/opt/ml/model"
+
+
+def sagemaker_defaults(environment: Mapping[str, str]) -> dict[str, Any]:
+    """What SageMaker expects of a container, where nobody says otherwise."""
+    port = environment.get("SAGEMAKER_BIND_TO_PORT") or "8080"
+    return {"host": "0.0.0.0", "http_port": port, "grpc_port": -1}  # noqa: S104 - a container's own network
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, str]:

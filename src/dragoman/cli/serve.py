@@ -11,8 +11,9 @@ from typing import Any
 from dragoman import memory, open_files
 from dragoman.cli.table import progress, startup_line, startup_table
 from dragoman.core import logs
+from dragoman.core.errors import InvalidInput
 from dragoman.server import Server, run, settings_for
-from dragoman.settings import FIELDS, choices, from_environment, kind
+from dragoman.settings import FIELDS, SAGEMAKER_PATH, choices, from_environment, kind, merged
 
 _EPILOG = """\
 what PATH may be:
@@ -40,12 +41,12 @@ def add_to(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "serve",
         help="serve models over HTTP and gRPC",
-        usage="dragoman serve [options] PATH [PATH ...]",
+        usage="dragoman serve [options] [PATH ...]",
         description="Serve models over HTTP and gRPC.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("paths", nargs="+", metavar="PATH", help="a model file, a folder, or module:object")
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="a model file, a folder, or module:object")
     groups: dict[str, Any] = {}
     for name, field in FIELDS.items():
         title = field.metadata["group"]
@@ -76,13 +77,17 @@ def _run(given: argparse.Namespace) -> int:
     if any(":" in path and not path.rpartition(":")[0].endswith(".py") for path in given.paths):
         sys.path.append(os.getcwd())  # `module:object` finds modules of the folder one is in, after all installed ones
     flags = {name: getattr(given, name) for name in FIELDS if getattr(given, name) is not None}
-    settings = settings_for(given.paths, from_environment(os.environ), flags)
+    environment = from_environment(os.environ)
+    paths = given.paths or ([SAGEMAKER_PATH] if merged(environment, flags).sagemaker else [])
+    if not paths:
+        raise InvalidInput("there is nothing to serve; expected at least one PATH: a model file, a folder, module:object")
+    settings = settings_for(paths, environment, flags)
     logs.set_up(settings.log_format, settings.log_level)
     if settings.keep_memory:
         memory.keep()
     open_files.allow()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what its C core prints beside the log, we tell in words
-    server = Server(*given.paths, settings=settings)
+    server = Server(*paths, settings=settings)
     failed = False
 
     async def started(server: Server) -> None:
