@@ -29,7 +29,19 @@ MAY_IMPORT = {
     "server": {"core", "plugins", "engine", "transports", "settings"},
     "memory": set(),
     "open_files": set(),
-    "cli": {"compat", "core", "derivatives", "engine", "graphs", "memory", "open_files", "plugins", "server", "settings", "_version"},
+    "cli": {
+        "compat",
+        "core",
+        "derivatives",
+        "engine",
+        "graphs",
+        "memory",
+        "open_files",
+        "plugins",
+        "server",
+        "settings",
+        "_version",
+    },
 }
 # Neighbours of these rooms never import each other, except for the vocabulary that a prefix names.
 APART = {
