@@ -37,7 +37,8 @@ class Settings:
         8081, "port of gRPC; 0 picks a free one, -1 switches gRPC off", "addresses", least=-1, most=65535
     )
     sagemaker: bool = _setting(
-        False, "SageMaker's contract: HTTP on every network at SAGEMAKER_BIND_TO_PORT, no gRPC, PATH /opt/ml/model",
+        False,
+        "SageMaker's contract: HTTP on every network at SAGEMAKER_BIND_TO_PORT, no gRPC, PATH /opt/ml/model",
         "addresses",
     )
     http_also: str = _setting("", "further HTTP addresses, as host:port,host:port", "addresses")
