@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.payload import simd
 from dragoman.payload.policy import Policy
-from dragoman.payload.umbridge import Misfit, Question, numbers, read_output, read_question
+from dragoman.payload.umbridge import Misfit, Question, _from_document, numbers, read_output, read_question
 
 POLICY = Policy()
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -68,6 +68,18 @@ def test_a_vector_goes_out_and_comes_back(values: list[float]) -> None:
 def test_kinds_are_told_by_every_parser_alike(field: str, value: str, message: str, long: bool) -> None:
     body = f'{{"name": "f", "{field}": {value}}}' + " " * (simd.LONG if long else 0)
     assert told(body.encode()) == message
+
+
+def test_long_bodies_are_read_by_simdjson_where_it_is_installed() -> None:
+    pytest.importorskip("simdjson")
+    vector = np.random.default_rng(2).normal(size=500).tolist()
+    body = {"name": "f", "input": [vector, []], "sens": vector, "inWrt": 1, "config": {"n": 1, "deep": {"a": "b"}}}
+    found: Any = simd.read(json.dumps(body).encode(), _from_document)
+    assert [v.tolist() for v in found.input] == body["input"]
+    assert (found.sens.tolist(), found.inWrt, found.config) == (vector, 1, body["config"])
+    for nested in ("[[1, [2]]]", "[[1], 2]", "[[true]]", "[[null]]"):
+        text = f'{{"name": "f", "input": {nested}}}'.encode()
+        assert simd.read(text, _from_document) is None
 
 
 def test_long_bodies_with_configs_and_doubled_keys_are_read_alike() -> None:

@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,8 +14,6 @@ from dragoman.core.errors import InvalidInput, InvalidOutput, NotSupported
 from dragoman.core.signature import Shape, Signature, TensorSpec
 from dragoman.core.tensor import Tensor
 from dragoman.core.vectors import Config
-
-D = TypeVar("D", bound=DerivativeCall)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,30 +84,33 @@ def bind_evaluation(call: Infer, known: Face | None, model: str) -> Infer:
     _check_count(given, known, model)
     _check_lengths(given, known.inputs)
     inputs = {spec.name: _point(tensor, spec) for tensor, spec in zip(given, known.inputs, strict=True)}
-    return Infer(inputs, call.outputs, call.parameters, None, None, call.config)
+    return Infer(inputs, call.outputs, call.parameters, config=call.config, content_types=call.content_types)
 
 
-def bind_derivative(call: D, known: Face | None, model: str) -> D:
+def bind_derivative(call: DerivativeCall, known: Face | None, model: str) -> DerivativeCall:
     """The call with names for positions, every vector FP64 and of one axis; or InvalidInput, NotSupported as above."""
     if known is None:
         raise NotSupported(_no_face(model))
     inputs = _named_inputs(call, known, model)
     output = _named(call.output, known.outputs, "output (outWrt)")
     size = known.output(output).size
-    changed: dict[str, Any] = {"inputs": inputs, "positional": None, "output": output}
     match call:
         case Gradient():
-            changed["input"] = _named(call.input, known.inputs, "input (inWrt)")
-            changed["sens"] = _vector_of(call.sens, size, f"sens, for output '{output}'")
+            by = _named(call.input, known.inputs, "input (inWrt)")
+            sens = _vector_of(call.sens, size, "sens, for output", output)
+            return Gradient(inputs=inputs, output=output, config=call.config, input=by, sens=sens)
         case ApplyJacobian():
-            name = changed["input"] = _named(call.input, known.inputs, "input (inWrt)")
-            changed["vec"] = _vector_of(call.vec, known.input(name).size, f"vec, for input '{name}'")
+            by = _named(call.input, known.inputs, "input (inWrt)")
+            vec = _vector_of(call.vec, known.input(by).size, "vec, for input", by)
+            return ApplyJacobian(inputs=inputs, output=output, config=call.config, input=by, vec=vec)
         case ApplyHessian():
-            changed["input1"] = _named(call.input1, known.inputs, "input1 (inWrt1)")
-            name = changed["input2"] = _named(call.input2, known.inputs, "input2 (inWrt2)")
-            changed["sens"] = _vector_of(call.sens, size, f"sens, for output '{output}'")
-            changed["vec"] = _vector_of(call.vec, known.input(name).size, f"vec, for input '{name}'")
-    return replace(call, **changed)
+            by1 = _named(call.input1, known.inputs, "input1 (inWrt1)")
+            by2 = _named(call.input2, known.inputs, "input2 (inWrt2)")
+            sens = _vector_of(call.sens, size, "sens, for output", output)
+            vec = _vector_of(call.vec, known.input(by2).size, "vec, for input", by2)
+            where = replace(call, inputs=inputs, positional=None, output=output, input1=by1, input2=by2)
+            return replace(where, sens=sens, vec=vec)
+    raise NotImplementedError(type(call).__name__)
 
 
 def _named_inputs(call: DerivativeCall, known: Face, model: str) -> Tensors:
@@ -124,7 +124,7 @@ def _named_inputs(call: DerivativeCall, known: Face, model: str) -> Tensors:
             if all(spec.name != name for spec in known.inputs):
                 raise InvalidInput(f"unexpected input '{name}' for model '{model}'; expected {_listed(known.inputs)}")
         _check_count(list(given), known, model)
-    return {s.name: _vector_of(given[s.name], s.size, f"input '{s.name}'") for s in known.inputs}
+    return {s.name: _vector_of(given[s.name], s.size, "input", s.name) for s in known.inputs}
 
 
 def _check_count(given: Sequence[object], known: Face, model: str) -> None:
@@ -165,18 +165,18 @@ def _named(index: str | int, wanted: Sequence[VectorSpec], what: str) -> str:
     return wanted[index].name
 
 
-def _vector_of(tensor: Tensor, size: int, what: str) -> Tensor:
+def _vector_of(tensor: Tensor, size: int, what: str, name: str) -> Tensor:
     """The numbers as one FP64 vector; one row of them will do."""
-    if tensor.datatype not in (FP32, FP64):
-        raise InvalidInput(f"{what}: expected datatype FP64, got {tensor.datatype}")
     data = tensor.data
+    if tensor.datatype is FP64 and data.shape == (size,):
+        return tensor
+    if tensor.datatype not in (FP32, FP64):
+        raise InvalidInput(f"{what} '{name}': expected datatype FP64, got {tensor.datatype}")
     if data.shape == (1, size):
         data = data.reshape(size)
     if data.shape != (size,):
         got = str(data.size) if data.ndim == 1 else f"shape {list(data.shape)}"
-        raise InvalidInput(f"{what}: expected {size} numbers, got {got}")
-    if data is tensor.data and tensor.datatype is FP64:
-        return tensor
+        raise InvalidInput(f"{what} '{name}': expected {size} numbers, got {got}")
     return Tensor(np.asarray(data, np.float64), FP64)
 
 

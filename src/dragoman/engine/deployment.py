@@ -200,7 +200,8 @@ class Deployment:
             deadline_s = time.monotonic() + self.spec.timeout_s
         bound = self._bound(call, loaded)
         if bound is not call or deadline_s is not request.deadline_s:
-            return replace(request, call=bound, deadline_s=deadline_s), self._pool
+            same = request.model, request.version, request.id
+            return Request(bound, *same, deadline_s, request.metadata), self._pool
         return request, self._pool
 
     def _bound(self, call: Any, loaded: Loaded) -> Any:

@@ -71,7 +71,12 @@ _KINDS: Mapping[type, str] = {
 
 def read_question(text: bytes, policy: Policy) -> Question | Misfit:
     """The request in a body. Raises InvalidInput where not even its name can be read."""
-    if _count(text, b"[", policy.max_json_depth) + _count(text, b"{", policy.max_json_depth) > policy.max_json_depth:
+    most = policy.max_json_depth
+    if len(text) < simd.LONG:
+        brackets = text.count(b"[") + text.count(b"{")
+    else:
+        brackets = _count(text, b"[", most) + _count(text, b"{", most)
+    if brackets > most:
         check_depth(text, policy)
     if len(text) >= simd.LONG:
         found = simd.read(text, _from_document)
@@ -119,7 +124,7 @@ def _arrays(lists: _Lists) -> Question:
 
 def _from_document(document: Any, text: bytes) -> Question | None:
     """What simdjson has read; None where the other parsers might take it otherwise."""
-    keys = document.keys()
+    keys = list(document.keys())
     if len({*keys}) != len(keys):
         return None
     given: dict[str, Any] = {key: document[key] for key in keys if key in Question.__struct_fields__}

@@ -171,14 +171,23 @@ def positional(question: Question) -> tuple[Tensor, ...]:
 def derivative_call(verb: str, question: Question) -> ModelCall[Tensor]:
     """The call for a derivative whose fields are all there."""
     found: Any = question
-    where = {"positional": positional(question), "output": found.outWrt, "config": found.config or NONE}
+    at, config, output = positional(question), found.config or NONE, found.outWrt
     match verb:
         case "Gradient":
-            return Gradient(**where, input=found.inWrt, sens=Tensor(found.sens, FP64))
+            sens = Tensor(found.sens, FP64)
+            return Gradient(positional=at, output=output, config=config, input=found.inWrt, sens=sens)
         case "ApplyJacobian":
-            return ApplyJacobian(**where, input=found.inWrt, vec=Tensor(found.vec, FP64))
-    sens, vec = Tensor(found.sens, FP64), Tensor(found.vec, FP64)
-    return ApplyHessian(**where, input1=found.inWrt1, input2=found.inWrt2, sens=sens, vec=vec)
+            vec = Tensor(found.vec, FP64)
+            return ApplyJacobian(positional=at, output=output, config=config, input=found.inWrt, vec=vec)
+    return ApplyHessian(
+        positional=at,
+        output=output,
+        config=config,
+        input1=found.inWrt1,
+        input2=found.inWrt2,
+        sens=Tensor(found.sens, FP64),
+        vec=Tensor(found.vec, FP64),
+    )
 
 
 def refusal(name: str, verb: str, fault: InvalidInput) -> Inquiry[ModelDescription]:

@@ -3,6 +3,7 @@
 import inspect
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dragoman.core.calls import ApplyHessian, ApplyJacobian, DerivativeCall, Gradient, Infer, SignatureFor
@@ -35,6 +36,23 @@ def vector_model(target: Any, spec: ModelSpec) -> "VectorModel":
     return VectorModel(spec, prepared(target), getattr(declared, "placement", "") or "process")
 
 
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """A function's inputs and outputs under one config: its signature, and the names and sizes of its outputs."""
+
+    signature: Signature
+    outputs: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, function: VectorFunction, config: Config) -> "Sides":
+        sizes = tuple(function.output_sizes(config))
+        inputs = _specs(function.input_sizes(config), function.input_names, "input", function.vectorised)
+        outputs = _specs(sizes, function.output_names, "output", function.vectorised)
+        signature = Signature(inputs, outputs, batched=function.vectorised and bool(inputs))
+        return cls(signature, tuple(spec.name for spec in outputs), tuple(int(size) for size in sizes))
+
+
 class VectorModel(Model):
     """A VectorFunction: FP64 vectors in and out under its names, else `input_0`, `output_0` and so on.
 
@@ -45,7 +63,7 @@ class VectorModel(Model):
         super().__init__(spec)
         self.placement = placement
         self.function = function
-        self._known: OrderedDict[str, Signature] = OrderedDict()
+        self._known: OrderedDict[str, Sides] = OrderedDict()
 
     def load(self) -> Any:
         """What a model has of its own says what it can do, so it gets what the function can do."""
@@ -55,29 +73,24 @@ class VectorModel(Model):
     # --- what it tells ---------------------------------------------------------------------------------------
 
     def signature(self) -> Signature:
-        return self._under(NONE)
+        return self._under(NONE).signature
 
     def signature_for(self, call: SignatureFor) -> Signature:
-        return self._under(call.config)
+        return self._under(call.config).signature
 
     def details(self) -> Mapping[str, Any]:
         found = {name: source for name, source in self.function.sources().items() if name != "evaluate"}
         return {"derivatives": found, **self.function.notes()}
 
-    def _under(self, config: Config) -> Signature:
-        """The signature under a config; those of the last configs are remembered."""
+    def _under(self, config: Config) -> "Sides":
+        """The inputs and outputs under a config; those of the last configs are remembered."""
         key = config_key(config)
-        if key not in self._known:
-            self._known[key] = self._made(config)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = Sides.of(self.function, config)
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
-        return self._known[key]
-
-    def _made(self, config: Config) -> Signature:
-        function = self.function
-        inputs = _specs(function.input_sizes(config), function.input_names, "input", function.vectorised)
-        outputs = _specs(function.output_sizes(config), function.output_names, "output", function.vectorised)
-        return Signature(inputs, outputs, batched=function.vectorised and bool(inputs))
+        return found
 
     def close(self) -> Any:
         return self.function.close()
@@ -85,15 +98,12 @@ class VectorModel(Model):
     # --- what it can do, as far as the function does -----------------------------------------------------------
 
     def _evaluate(self, call: Infer) -> dict[str, Vector]:
-        outputs = self._under(call.config).outputs
+        sides = self._under(call.config)
         inputs = [tensor.data for tensor in call.inputs.values()]
         answer = self.function.evaluate(inputs, call.config)
-        sizes = [spec.shape[-1] for spec in outputs if spec.shape]
-        if self.function.vectorised and inputs:
-            found: Sequence[Vector] = as_matrices(answer, len(inputs[0]), sizes)
-        else:
-            found = as_vectors(answer, sizes)
-        return {spec.name: vector for spec, vector in zip(outputs, found, strict=True)}
+        if sides.signature.batched:
+            return dict(zip(sides.outputs, as_matrices(answer, len(inputs[0]), sides.sizes), strict=True))
+        return dict(zip(sides.outputs, as_vectors(answer, sides.sizes), strict=True))
 
     def _gradient(self, call: Gradient) -> Vector:
         inputs, output = self._where(call)
@@ -105,8 +115,7 @@ class VectorModel(Model):
         inputs, output = self._where(call)
         at = _place(call.inputs, call.input)
         answer = self.function.apply_jacobian(output, at, inputs, call.vec.data, call.config)
-        shape = self._under(call.config).outputs[output].shape or (0,)
-        return as_vector(answer, shape[-1], "apply_jacobian")
+        return as_vector(answer, self._under(call.config).sizes[output], "apply_jacobian")
 
     def _apply_hessian(self, call: ApplyHessian) -> Vector:
         inputs, output = self._where(call)
@@ -117,8 +126,8 @@ class VectorModel(Model):
 
     def _where(self, call: DerivativeCall) -> tuple[list[Vector], int]:
         """The inputs in order, and the place of the output."""
-        names = [spec.name for spec in self._under(call.config).outputs]
-        return [tensor.data for tensor in call.inputs.values()], names.index(str(call.output))
+        outputs = self._under(call.config).outputs
+        return [tensor.data for tensor in call.inputs.values()], outputs.index(str(call.output))
 
 
 def _place(names: Mapping[str, object], name: str | int) -> int:

@@ -18,6 +18,8 @@ def owned(answer: Any, call: Call[Any]) -> Any:
 
     It holds none that owns its memory and that nothing else refers to; the arrays of the call are not its own.
     """
+    if isinstance(answer, Tensor):
+        return replace(answer, data=answer.data.copy())
     if not isinstance(answer, Inference):
         return answer
     kept: list[str] = []

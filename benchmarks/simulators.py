@@ -1,0 +1,58 @@
+"""The simulator of the benchmark of UM-Bridge, y = 2 x, as our function of vectors and as the umbridge package's.
+
+usage: python -m benchmarks.simulators PORT serves it with the umbridge package
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import umbridge
+
+from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors
+
+
+class Double(VectorFunction):
+    """Arrays in, arrays out."""
+
+    def input_sizes(self, config: Config) -> Sequence[int]:
+        return (config.get("n", 4),)
+
+    output_sizes = input_sizes
+
+    def evaluate(self, inputs: Vectors, config: Config) -> Any:
+        return 2 * inputs[0]
+
+    def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
+        return 2 * sens
+
+
+class Theirs(umbridge.Model):  # type: ignore[misc]
+    """Lists in, lists out, as that package wants it."""
+
+    def __init__(self) -> None:
+        super().__init__("Double")
+
+    def get_input_sizes(self, config: dict[str, Any]) -> list[int]:
+        return [config.get("n", 4)]
+
+    get_output_sizes = get_input_sizes
+
+    def __call__(self, parameters: list[list[float]], config: dict[str, Any]) -> list[list[float]]:
+        return [(2 * np.array(parameters[0])).tolist()]
+
+    def supports_evaluate(self) -> bool:
+        return True
+
+    def gradient(
+        self, out_wrt: int, in_wrt: int, parameters: list[list[float]], sens: list[float], config: dict[str, Any]
+    ) -> list[float]:
+        return [2 * s for s in sens]
+
+    def supports_gradient(self) -> bool:
+        return True
+
+
+if __name__ == "__main__":
+    umbridge.serve_models([Theirs()], int(sys.argv[1]))

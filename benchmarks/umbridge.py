@@ -1,0 +1,138 @@
+"""UM-Bridge beside the server of the `umbridge` package: the same model, kept connections, in the same run.
+
+usage: python -m benchmarks.umbridge [--quick] [--only NAME] [--connections 1,16,64] [--generator python]
+"""
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import load, machine
+from benchmarks.ask import ask
+from benchmarks.identity import Cores, Plan, Row, Subject, _row
+from benchmarks.processes import RESULTS, ROOT, dragoman, free_port, http_ready, listens, started
+from benchmarks.workloads import Answer, Workload
+
+MODELS = ROOT / "benchmarks" / "simulators.py"
+OURS, UNCHANGED, THEIRS = "dragoman", "dragoman, their class", "umbridge"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = _parser().parse_args(arguments)
+    plan = Plan.of(given)
+    cores = Cores.of_this_machine()
+    asked = [w for w in workloads("Double") if given.only in w.name]
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
+        subjects = list(_subjects(running, cores, Path(folder)))
+        rows = [row for w in asked for row in _rows(plan, w, subjects, cores, Path(folder))]
+    found = {"machine": machine.machine(), "versions": machine.versions(), "rows": rows}
+    report = machine.described() + "\n\n" + table(rows)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / "umbridge.json").write_text(json.dumps(found, indent=2))
+    (RESULTS / "umbridge.md").write_text(report)
+    print(report)
+    return 1 if any(row["faults"] for row in rows) else 0
+
+
+def workloads(model: str) -> list[Workload]:
+    """A small and a long vector, and a gradient: y = 2 x."""
+    numbers = np.random.default_rng(7)
+    small, long = numbers.standard_normal(4).tolist(), numbers.standard_normal(10_000).tolist()
+    where = {"outWrt": 0, "inWrt": 0, "sens": small}
+    return [
+        _workload("evaluate-4", "/Evaluate", {"name": model, "input": [small], "config": {}}, [_doubled(small)]),
+        _workload("gradient-4", "/Gradient", {"name": model, **where, "input": [small], "config": {}}, _doubled(small)),
+        _workload(
+            "evaluate-10000",
+            "/Evaluate",
+            {"name": model, "input": [long], "config": {"n": 10_000}},
+            [_doubled(long)],
+        ),
+    ]
+
+
+def _doubled(values: list[float]) -> list[float]:
+    return [2 * v for v in values]
+
+
+def _workload(name: str, path: str, body: Any, output: Any) -> Workload:
+    headers = {"content-type": "application/json"}
+    return Workload(name, "http", path, headers, json.dumps(body).encode(), partial(_is_right, output))
+
+
+def _is_right(output: Any, answer: Answer) -> bool:
+    return bool(json.loads(answer.body) == {"output": output})
+
+
+def _subjects(running: contextlib.ExitStack, cores: Cores, folder: Path) -> Iterator[Subject]:
+    """Our server with its own kind of model and with theirs, and their server with theirs."""
+    for name, model in ((OURS, "Double"), (UNCHANGED, "Theirs")):
+        http, grpc, home = free_port(), free_port(), folder / model
+        home.mkdir()
+        (home / "Double").mkdir()
+        (home / "Double" / "dragoman.toml").write_text(
+            f'[model]\nruntime = "python"\nuri = "{MODELS}:{model}"\nplacement = "inline"\n'
+        )
+        command = dragoman([str(home)], http, grpc)
+        process = running.enter_context(started(command, folder / f"{model}.log", cores.server))
+        process.until(partial(http_ready, http))
+        yield Subject(name, {"http": (process, http)})
+    port = free_port()
+    command = [sys.executable, "-m", "benchmarks.simulators", str(port)]
+    process = running.enter_context(started(command, folder / "umbridge.log", cores.server))
+    process.until(partial(listens, port))
+    yield Subject(THEIRS, {"http": (process, port)})
+
+
+def _rows(plan: Plan, workload: Workload, subjects: Sequence[Subject], cores: Cores, folder: Path) -> Iterator[Row]:
+    run = load.choose("http", plan.generator)
+    asked = [(s, ask(workload, s.wires["http"][1], echo=False)) for s in subjects]
+    for count in plan.connections:
+        loads = [(s, load.Load(a, count, plan.seconds, cores.load, folder)) for s, a in asked]
+        if plan.warm_up_s:
+            for _, interval in loads:
+                run(replace(interval, seconds=plan.warm_up_s))
+        for turn in range(plan.rounds):  # by turns, so that a drift of the machine falls on all alike
+            for subject, interval in loads:
+                yield _row(subject, run, interval, turn)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Medians of the rounds, and of the rounds' own ratios to the server of the umbridge package."""
+    lines = [
+        "| workload | c | server | answers/s | p50 ms | p99 ms | times umbridge |",
+        "|---|---:|---|---:|---:|---:|---:|",
+    ]
+    for key in dict.fromkeys((r["workload"], r["connections"], r["server"]) for r in rows):
+        group = [r for r in rows if (r["workload"], r["connections"], r["server"]) == key]
+        peers = {r["round"]: r for r in rows if (r["workload"], r["connections"], r["server"]) == (*key[:2], THEIRS)}
+        ratios = [r["rate"] / peers[r["round"]]["rate"] for r in group if r["round"] in peers]
+        rate, p50, p99 = (statistics.median(r[k] for r in group) for k in ("rate", "p50_ms", "p99_ms"))
+        times = "" if key[2] == THEIRS else f"{statistics.median(ratios):.2f}"
+        lines.append(f"| {key[0]} | {key[1]} | {key[2]} | {rate:,.0f} | {p50:.2f} | {p99:.2f} | {times} |")
+    return "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.umbridge", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one short run of each, to see that it works")
+    parser.add_argument("--only", default="", metavar="NAME", help="workloads with this in their name")
+    parser.add_argument("--connections", type=lambda text: [int(n) for n in text.split(",")], default=None)
+    parser.add_argument("--rounds", type=int, default=None, help="runs of each server, by turns (default 3)")
+    parser.add_argument("--seconds", type=float, default=None, help="of each run (default 2)")
+    parser.add_argument("--generator", choices=("auto", "python"), default="auto", help="python: always our own")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
