@@ -1,0 +1,102 @@
+"""Folders of LMI: serving.properties and the environment of its containers become settings of ours."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.core.errors import InvalidInput
+from dragoman.engine.model_files import model_settings, server_settings
+from dragoman.engine.repository import DiskRepository
+from dragoman.server import settings_for
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that looks like one of a text model."""
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    return tmp_path
+
+
+def spec(folder: Path) -> Any:
+    (source,) = DiskRepository([str(folder)], {}).scan().values()
+    (found,) = source.specs()
+    return found
+
+
+def test_properties_become_settings(folder: Path) -> None:
+    (folder / "serving.properties").write_text(
+        "# of an older server\nengine=Python\noption.model_id=.\noption.dtype=bf16\noption.rolling_batch = auto\n"
+        "option.max_rolling_batch_size: 64\noption.max_model_len=512\noption.output_formatter=sse\n"
+        "option.tgi_compat=true\noption.predict_timeout=90\njob_queue_size=7\nunknown=1\n"
+    )
+    assert model_settings(folder) == {
+        "uri": str(folder.resolve()),
+        "parameters": {"dtype": "bfloat16", "max_batch": 64, "max_context": 512},
+        "protocols": {"lmi": {"output_formatter": "sse", "tgi_compat": True, "rolling_batch": "auto"}},
+        "timeout_s": 90.0,
+        "max_queue": 7,
+    }
+    assert spec(folder).uri == str(folder.resolve())
+
+
+def test_the_environment_stands_behind_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPTION_TGI_COMPAT", "true")
+    monkeypatch.setenv("OPTION_MAX_MODEL_LEN", "100")
+    found = spec(folder)
+    assert found.protocols == {"lmi": {"tgi_compat": True}}
+    assert found.parameters == {"max_context": 100}
+    (folder / "serving.properties").write_text("option.tgi_compat=false")
+    found = spec(folder)
+    assert found.protocols == {"lmi": {"tgi_compat": False}}
+    assert found.parameters == {"max_context": 100}
+
+
+def test_the_environment_names_the_model(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.setenv("HF_MODEL_ID", str(folder))
+    assert spec(elsewhere).uri == str(folder)
+
+
+def test_the_servers_own_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVING_INFERENCE_ADDRESS", "http://0.0.0.0:8085")
+    monkeypatch.setenv("SERVING_MAX_REQUEST_SIZE", "1000")
+    monkeypatch.setenv("SERVING_SOMETHING_ELSE", "1")
+    assert server_settings(tmp_path) == {"host": "0.0.0.0", "http_port": 8085, "max_body_bytes": 1000}
+    monkeypatch.setenv("SERVING_JOB_QUEUE_SIZE", "many")
+    with pytest.raises(InvalidInput, match="SERVING_JOB_QUEUE_SIZE has the wrong kind of value: 'many'"):
+        server_settings(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("option.model_id=meta/llama", "there is no folder 'meta/llama'; nothing is downloaded"),
+        ("option.model_id=s3://bucket/x", "nothing is downloaded"),
+        ("option.max_model_len=long", "'option.max_model_len' has the wrong kind of value: 'long'"),
+        ("option.tgi_compat=perhaps", "'option.tgi_compat' has the wrong kind of value"),
+        ("just words", "expected lines of name=value"),
+    ],
+)
+def test_what_makes_no_sense_is_told(folder: Path, text: str, message: str) -> None:
+    (folder / "serving.properties").write_text(text)
+    with pytest.raises(InvalidInput, match=message):
+        model_settings(folder)
+
+
+def test_what_is_passed_over_is_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "serving.properties").write_text("option.tensor_parallel_degree=4\noption.quantize=awq")
+    model_settings(folder)
+    assert "'option.tensor_parallel_degree' is passed over: a model runs on one device" in caplog.text
+    assert "'option.quantize' is passed over" in caplog.text
+
+
+def test_sagemakers_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = settings_for([str(tmp_path)], {"sagemaker": True})
+    assert (made.host, made.http_port, made.grpc_port) == ("0.0.0.0", 8080, -1)
+    monkeypatch.setenv("SAGEMAKER_BIND_TO_PORT", "9001")
+    assert settings_for([str(tmp_path)], {"sagemaker": True}).http_port == 9001
+    assert settings_for([str(tmp_path)], {"sagemaker": True}, {"http_port": 5}).http_port == 5
