@@ -6,11 +6,13 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from dragoman.core.calls import Generate, Tokenize
+from dragoman.core.calls import Generate, Infer, Inference, Tokenize
 from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.core.model import Model
+from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.text import Chat, Generation, Prompt, Tokenized, joined
+from dragoman.runtimes import llm_infer
 from dragoman.runtimes.files import model_path, package
 
 # Prompts of more characters are cut into tokens aside, so that others are answered meanwhile.
@@ -62,6 +64,17 @@ class LanguageModel(Model):
                     yield piece
             else:
                 yield joined([piece async for piece in pieces])
+
+    def signature(self) -> Signature:
+        return llm_infer.SIGNATURE
+
+    async def infer(self, call: Infer) -> Inference:
+        return await llm_infer.whole(self.generate, call)
+
+    async def infer_stream(self, call: Infer) -> AsyncGenerator[Inference, None]:
+        async with aclosing(llm_infer.pieces(self.generate, call)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     async def tokenize(self, call: Tokenize) -> Tokenized:
         spans = self._loaded.intake.vocabulary.spans

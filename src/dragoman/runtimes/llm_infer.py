@@ -1,0 +1,135 @@
+"""Text models for those who speak in tensors: Infer on BYTES becomes Generate, and its texts become BYTES."""
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+
+from dragoman.codecs.strings import strings
+from dragoman.core.calls import Generate, Infer, Inference
+from dragoman.core.datatypes import BOOL, BYTES, INT64
+from dragoman.core.errors import InvalidInput
+from dragoman.core.sampling import KINDS, checked, sampling
+from dragoman.core.signature import Signature, TensorSpec
+from dragoman.core.tensor import Tensor, object_array
+from dragoman.core.text import Generation, Sampling, Text, joined
+
+Generates = Callable[[Generate], AsyncIterator[Generation]]
+
+# Triton's names for the input and its companions, and what else the one input of prompts is called.
+_PROMPTS = "text_input"
+_ALIASES = (_PROMPTS, "input", "inputs", "prompt", "text", "args", "text_inputs")
+_COMPANIONS = ("stream", "sampling_parameters", "exclude_input_in_output")
+SIGNATURE = Signature(
+    inputs=(
+        TensorSpec(_PROMPTS, BYTES, (-1,), optional=True),
+        TensorSpec("sampling_parameters", BYTES, (1,), optional=True),
+        TensorSpec("stream", BOOL, (1,), optional=True),
+    ),
+    outputs=(
+        TensorSpec("text_output", BYTES, (-1,)),
+        TensorSpec("finish_reason", BYTES, (-1,), optional=True),
+        TensorSpec("generated_tokens", INT64, (-1,), optional=True),
+    ),
+    open_inputs=True,
+)
+_NAMES: Mapping[str, str] = {
+    **{name: name for name in KINDS},
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "stop_sequences": "stop",
+}
+_LISTS = ("stop", "stop_token_ids", "bad_words", "logit_bias")
+# Parameters of the protocol itself, which reach a model beside its own.
+_WIRE = frozenset({"timeout", "priority", "sequence_id", "sequence_start", "sequence_end", "content_type", "headers"})
+_MOST_NEW = 20
+_MOST_SEQUENCES = 64
+
+
+async def whole(generates: Generates, call: Infer) -> Inference:
+    """The texts of all prompts: a row for each, or for each of its `n`."""
+    asked, ignored = generate_of(call, stream=False)
+    source: Any = generates(asked)
+    async with aclosing(source) as found:
+        generation = joined([piece async for piece in found])
+    told = {"x-ignored-parameters": ", ".join(ignored)} if ignored else {}
+    return Inference(_outputs(generation.texts, whole=True), metadata=told)
+
+
+async def pieces(generates: Generates, call: Infer) -> AsyncGenerator[Inference, None]:
+    """What is new of each text, a row for each; a text's finish_reason is empty while it goes on."""
+    asked, _ = generate_of(call, stream=True)
+    count = max(1, asked.sampling.n)
+    rows = [Text(p, c) for p in range(len(asked.prompts)) for c in range(count)]
+    source: Any = generates(asked)
+    async with aclosing(source) as found:
+        async for piece in found:
+            new = {(text.prompt, text.choice): text for text in piece.texts}
+            yield Inference(_outputs([new.get((row.prompt, row.choice), row) for row in rows], whole=False))
+
+
+def generate_of(call: Infer, *, stream: bool) -> tuple[Generate, list[str]]:
+    """What an Infer asks for, and the parameters that nobody knows. Raises InvalidInput naming what does not fit."""
+    found = [name for name in call.inputs if name not in _COMPANIONS]
+    if len(found) != 1 or found[0] not in _ALIASES:
+        raise InvalidInput(f"expected one input of prompts, '{_PROMPTS}'; got {', '.join(found) or 'none'}")
+    if call.inputs[found[0]].datatype is not BYTES:
+        raise InvalidInput(f"input '{found[0]}': expected BYTES, got {call.inputs[found[0]].datatype.name}")
+    prompts: list[str] = strings(call.inputs[found[0]], found[0]).reshape(-1).tolist()
+    if not prompts or not all(prompts):
+        raise InvalidInput(f"input '{found[0]}': expected texts that are not empty")
+    fields, ignored = _fields({**call.parameters, **_companion(call)})
+    return Generate(prompts=tuple(prompts), sampling=_sampling(fields), stream=stream), ignored
+
+
+def _companion(call: Infer) -> dict[str, Any]:
+    """The parameters that Triton's clients send as JSON text in an input of its own."""
+    if "sampling_parameters" not in call.inputs:
+        return {}
+    text = str(strings(call.inputs["sampling_parameters"], "sampling_parameters").reshape(-1)[0])
+    try:
+        given = json.loads(text)
+    except ValueError as fault:
+        raise InvalidInput(f"input 'sampling_parameters': expected JSON: {fault}") from fault
+    if not isinstance(given, dict):
+        raise InvalidInput("input 'sampling_parameters': expected a JSON object")
+    return given
+
+
+def _fields(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    fields: dict[str, Any] = {}
+    ignored = []
+    for name, value in given.items():
+        field = _NAMES.get(name)
+        if field is None:
+            if name not in _WIRE:
+                ignored.append(name)
+            continue
+        if field in _LISTS and isinstance(value, str) and value[:1] in ("[", "{"):  # parameters hold no lists
+            try:
+                value = json.loads(value)
+            except ValueError as fault:
+                raise InvalidInput(f"parameter '{name}': expected JSON: {fault}") from fault
+        fields[field] = checked(name, value, KINDS[field])
+    return fields, ignored
+
+
+def _sampling(fields: dict[str, Any]) -> Sampling:
+    neutral = Sampling()
+    draws = ("temperature", "top_p", "top_k", "min_p", "typical_p")
+    if "do_sample" not in fields and "num_beams" not in fields:
+        fields["do_sample"] = any(fields.get(name, getattr(neutral, name)) != getattr(neutral, name) for name in draws)
+    return sampling({"max_new_tokens": _MOST_NEW, **fields}, {}, _MOST_SEQUENCES)
+
+
+def _outputs(texts: Any, *, whole: bool) -> dict[str, Tensor]:
+    said = [(text.whole if whole else text.text).encode() for text in texts]
+    reasons = [text.finish.encode() for text in texts]
+    counts = np.array([text.generated for text in texts], np.int64)
+    return {
+        "text_output": Tensor(object_array(said, (len(said),)), BYTES),
+        "finish_reason": Tensor(object_array(reasons, (len(reasons),)), BYTES),
+        "generated_tokens": Tensor(counts, INT64),
+    }
