@@ -186,8 +186,10 @@ class Engine:
         name = model or self._identity.default_model
         if not name:
             names = sorted({d.spec.name for d in self._registry.all() if d.answers(able)})
+            if not names and any(d.state == "LOADING" for d in self._registry.all()):
+                raise NotReady("no model that can answer is loaded yet")
             if len(names) != 1:
-                there = f"one of {', '.join(names)}" if names else "there is none that can answer"
+                there = f"one of {', '.join(names)}" if names else "a model that can answer, and there is none"
                 raise Unaddressed(f"the request names no model; expected {there}")
             name = names[0]
         return self._registry.find(name, version)
