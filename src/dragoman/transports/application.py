@@ -28,7 +28,7 @@ from dragoman.protocols.wire import (
     HttpStream,
     Inquiry,
 )
-from dragoman.transports.aside import Aside
+from dragoman.transports.aside import LARGE, Aside, weight
 from dragoman.transports.bodies import Bodies
 from dragoman.transports.encoding import accepted, decoded, encoded
 from dragoman.transports.limits import Limits
@@ -123,7 +123,7 @@ class Application:
             await self._give_up(match.protocol, request, caller, _internal())
         else:
             if done is not None:
-                await caller.send(await self._packed(done, request))
+                await caller.send(await self._packed(done, request) if self._long(done) else done)
         finally:
             self.bodies.give_back(held)
 
@@ -133,7 +133,8 @@ class Application:
 
     async def _asked(self, endpoint: Endpoint, request: HttpRequest, caller: Caller) -> HttpResponse | None:
         """The response, or None where it was a stream and has gone out."""
-        asked = await self._aside.read(endpoint, request, len(request.body))
+        size = len(request.body)
+        asked = endpoint(request) if size <= LARGE else await self._aside.read(endpoint, request, size)
         while isinstance(asked, Inquiry):
             asked = asked.then(await self._engine.call(asked.request))
         if isinstance(asked, HttpResponse):
@@ -143,16 +144,22 @@ class Application:
                 await in_task()
                 await self._stream(asked, caller)
                 return None
-            return await self._aside.write(asked.reply, await self._engine.call(asked.request))
+            response = await self._engine.call(asked.request)
+            size = weight(response.answer)
+            return asked.reply(response) if size <= LARGE else await self._aside.read(asked.reply, response, size)
         except DragomanError as fault:
             if asked.fault is None or caller.started:
                 raise
             return asked.fault(fault)
 
+    def _long(self, response: HttpResponse) -> bool:
+        """Whether compressing it is allowed and worth it."""
+        limits = self.limits
+        return limits.compress_responses and sum(map(len, response.body)) >= limits.compress_min_bytes
+
     async def _packed(self, response: HttpResponse, request: HttpRequest) -> HttpResponse:
         """The answer compressed, where that is wanted and worth it."""
-        limits = self.limits
-        if not limits.compress_responses or sum(map(len, response.body)) < limits.compress_min_bytes:
+        if not self._long(response):
             return response
         headers = (*response.headers, ("vary", "accept-encoding"))
         encoding = accepted(request.headers.get("accept-encoding", ""))

@@ -13,7 +13,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 # Bytes from which on a message takes longer to read or write than to hand to a thread and back.
-_LARGE = 1 << 20
+LARGE = 1 << 20
 # Python runs one of its threads at a time; more of them would only leave less to the event loop.
 _THREADS = 2
 # An element of BYTES takes as long as this many bytes of numbers.
@@ -28,7 +28,7 @@ class Aside:
 
     async def read(self, function: Callable[[A], B], given: A, size: int) -> B:
         """`function(given)`, where `size` tells how many bytes it is about."""
-        if size <= _LARGE:
+        if size <= LARGE:
             return function(given)
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, given)
 
@@ -39,9 +39,9 @@ class Aside:
 
 def weight(answer: Any) -> int:
     """About how many bytes of work it is to write an answer."""
-    match answer:
-        case Inference(outputs=outputs):
-            return sum(t.data.size * _ELEMENT if t.datatype is BYTES else t.data.nbytes for t in outputs.values())
-        case Tensor():
-            return answer.data.nbytes
-    return 0
+    if isinstance(answer, Inference):
+        total = 0
+        for tensor in answer.outputs.values():
+            total += tensor.data.size * _ELEMENT if tensor.datatype is BYTES else tensor.data.nbytes
+        return total
+    return answer.data.nbytes if isinstance(answer, Tensor) else 0
