@@ -38,6 +38,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "protocols": {
         "oip_rest": "dragoman.protocols.oip_rest:protocol",
         "umbridge": "dragoman.protocols.umbridge:protocol",
+        "umbridge_shmem": "dragoman.protocols.umbridge_shmem:protocol",
         "oip_generate": "dragoman.protocols.oip_generate:protocol",
         "oip_grpc": "dragoman.protocols.oip_grpc:protocol",
         "lmi": "dragoman.protocols.lmi:protocol",

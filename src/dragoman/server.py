@@ -88,7 +88,8 @@ class Server:
 
     async def _listen(self) -> None:
         settings = self.settings
-        tables = [plugins.find("protocols", name.strip())(policy(settings)) for name in settings.protocols.split(",")]
+        names = settings.protocols.split(",") + ["umbridge_shmem"] * settings.umbridge_shared_memory
+        tables = [plugins.find("protocols", name.strip())(policy(settings)) for name in names]
         http = [t for t in tables if hasattr(t, "routes")]
         grpc = [t for t in tables if hasattr(t, "methods")]
         tls = _tls_context(settings)

@@ -55,6 +55,9 @@ class Settings:
         least=-1,
         most=65535,
     )
+    umbridge_shared_memory: bool = _setting(
+        False, "let clients of UM-Bridge on this machine pass vectors in shared memory", "addresses", operator_only=True
+    )
     tls_cert: str = _setting("", "file of the TLS certificate chain (PEM), for HTTP and gRPC", "addresses")
     tls_key: str = _setting("", "file of the TLS private key (PEM)", "addresses")
 

@@ -96,7 +96,7 @@ class UmBridge:
         return Exchange(Request(DescribeModels()), reply)
 
     def model_info(self, http: HttpRequest) -> Asked:
-        question = self._question(http, ())
+        question = self.question(http, ())
         if isinstance(question, Inquiry):
             return question
         return Exchange(
@@ -105,7 +105,7 @@ class UmBridge:
 
     def sizes(self, key: str, of: Callable[[Face], list[int]], http: HttpRequest) -> Asked:
         """The sizes of a model's inputs or outputs under the request's config."""
-        question = self._question(http, ())
+        question = self.question(http, ())
         if isinstance(question, Inquiry):
             return question
 
@@ -118,22 +118,22 @@ class UmBridge:
         return Exchange(Request(SignatureFor(question.config or NONE), question.name), reply)
 
     def evaluate(self, http: HttpRequest) -> Asked:
-        question = self._question(http, VERBS["Evaluate"][1], "Evaluate")
+        question = self.question(http, VERBS["Evaluate"][1], "Evaluate")
         if isinstance(question, Inquiry):
             return question
         call = Infer({}, positional=positional(question), config=question.config or NONE)
-        return Exchange(self._request(call, question, http), self._evaluated, partial(_unsupported, "Evaluate"))
+        return Exchange(self.request(call, question, http), self._evaluated, partial(_unsupported, "Evaluate"))
 
     def derivative(self, verb: str, http: HttpRequest) -> Asked:
-        question = self._question(http, VERBS[verb][1], verb)
+        question = self.question(http, VERBS[verb][1], verb)
         if isinstance(question, Inquiry):
             return question
-        request = self._request(derivative_call(verb, question), question, http)
+        request = self.request(derivative_call(verb, question), question, http)
         return Exchange(request, self._derived, partial(_unsupported, verb))
 
     # --- reading -------------------------------------------------------------------------------------------
 
-    def _question(self, http: HttpRequest, needed: Sequence[str], verb: str = "") -> Question | Inquiry[Any]:
+    def question(self, http: HttpRequest, needed: Sequence[str], verb: str = "") -> Question | Inquiry[Any]:
         """What the body asks; or, where something is wrong with it besides its name, first whether there is such a
         model that can answer such calls."""
         if not len(http.body):
@@ -149,7 +149,7 @@ class UmBridge:
                 return refusal(question.name, verb, fault)
         return question
 
-    def _request(self, call: ModelCall[Any], question: Question, http: HttpRequest) -> Request[Any]:
+    def request(self, call: ModelCall[Any], question: Question, http: HttpRequest) -> Request[Any]:
         if not self.policy.forward_headers:
             return Request(call, question.name)
         return Request(call, question.name, metadata=self.policy.forwarded(http.headers))

@@ -1,0 +1,96 @@
+"""Vectors in shared memory: the umbridge package's client, and segments that are not its own."""
+
+import json
+import threading
+from collections.abc import Iterator
+from multiprocessing import shared_memory
+from typing import Any
+
+import numpy as np
+import pytest
+import umbridge
+
+from e2e.served import Served, serving
+from simulators.conftest import SIMULATORS
+
+POINT = [[1.0, 2.0], [3.0, 4.0, 5.0]]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Served]:
+    with serving(
+        f"{SIMULATORS}:forward", f"{SIMULATORS}:Double", "--umbridge-shared-memory", "--placement", "thread"
+    ) as s:
+        yield s
+
+
+def test_the_client_drives_every_verb_through_it(shared: Served) -> None:
+    model = umbridge.HTTPModel(f"http://{shared.url}", "forward", use_shmem=True)
+    assert model.supports_shmem()
+    assert model(POINT) == [[1.0, 4.0], [53.0]]
+    assert model([[1, 2, 3], [0, 0, 0]], {"n": 3, "scale": 10}) == [[10.0, 40.0, 90.0], [6.0]]
+    assert model.gradient(0, 0, POINT, [1.0, 10.0]) == [2.0, 40.0]
+    assert model.apply_jacobian(1, 1, POINT, [1.0, 1.0, 1.0]) == [24.0]
+    assert model.apply_hessian(0, 0, 0, POINT, [1.0, 1.0], [1.0, 2.0]) == [2.0, 4.0]
+    double = umbridge.HTTPModel(f"http://{shared.url}", "Double", use_shmem=True)
+    assert double([[0.0, np.inf, -1.0, 2.0]]) == [[0.0, np.inf, -2.0, 4.0]]
+
+
+def test_it_is_off_unless_the_operator_wants_it(simulators: Served) -> None:
+    assert simulators.ask("POST", "/EvaluateShMem", {"name": "forward"})[0] == 404
+    model = umbridge.HTTPModel(f"http://{simulators.url}", "forward", use_shmem=True)
+    assert not model.supports_shmem()
+    assert model(POINT) == [[1.0, 4.0], [53.0]]
+
+
+GOOD = {"tid": "7", "name": "Double", "shmem_name": "/umbridge", "shmem_num_inputs": 1, "shmem_size_0": 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"name": "x", "shmem_name": 5}, "ModelNotFound", "'x'"),
+        ({"shmem_name": "/passwd"}, "InvalidInput", "'shmem_name': expected a name that begins with 'umbridge'"),
+        ({"shmem_name": "/umbridge/../../etc/x"}, "InvalidInput", "'shmem_name'"),
+        ({"shmem_name": None}, "InvalidInput", "'shmem_name'"),
+        ({"tid": "../7"}, "InvalidInput", "'tid': expected letters and digits"),
+        ({"tid": None}, "InvalidInput", "'tid'"),
+        ({"shmem_num_inputs": -1}, "InvalidInput", "'shmem_num_inputs': expected an integer from 0"),
+        ({"shmem_num_inputs": 2}, "InvalidInput", "'shmem_size_1'"),
+        ({"shmem_size_0": "4"}, "InvalidInput", "'shmem_size_0'"),
+        ({"shmem_size_0": 1 << 40}, "InvalidInput", "'shmem_size_0'"),
+        ({"shmem_size_0": 5}, "InvalidInput", "expected 40 bytes for 5 numbers, got 32"),
+        ({"shmem_size_0": 3}, "InvalidInput", "expected 4 numbers, got 3"),
+        ({"tid": "nobody"}, "InvalidInput", "cannot be opened: No such file"),
+        ({}, "InvalidInput", "out_7"),  # there is no segment for the answer
+    ],
+)
+def test_bad_segments_are_told(shared: Served, changes: dict[str, Any], kind: str, message: str) -> None:
+    segment = shared_memory.SharedMemory("umbridge_in_7_0", create=True, size=32)
+    try:
+        status, found, _ = shared.ask("POST", "/EvaluateShMem", GOOD | changes)
+        assert (status, found["error"]["type"]) == (400, kind)
+        assert message in found["error"]["message"]
+    finally:
+        segment.close()
+        segment.unlink()
+
+
+def test_no_body_is_told_and_many_clients_do_not_meet(shared: Served) -> None:
+    for body in (b"", b"[]", b"{", b'{"name": "Double"}'):
+        status, found, _ = shared.ask("POST", "/EvaluateShMem", body)
+        assert (status, json.loads(json.dumps(found))["error"]["type"]) == (400, "InvalidInput")
+    assert shared.ask("POST", "/TestShMem", {"tid": "none"})[0] == 400
+    model = umbridge.HTTPModel(f"http://{shared.url}", "Double", use_shmem=True)
+    found = []
+
+    def ask(number: int) -> None:
+        found.extend((number, model([[float(number)] * 4])) for _ in range(5))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 20
+    assert all(answer == [[2.0 * number] * 4] for number, answer in found)
