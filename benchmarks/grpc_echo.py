@@ -17,7 +17,8 @@ from dragoman import memory
 from dragoman.protocols.wire import GrpcRequest
 from dragoman.transports.bodies import Bodies
 from dragoman.transports.grpc_calls import UnaryHandler
-from dragoman.transports.grpc_own.server import Calls, OwnGrpcServer
+from dragoman.transports.grpc_own.calls import Calls
+from dragoman.transports.grpc_own.server import OwnGrpcServer
 from dragoman.transports.limits import Limits
 
 _UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]

@@ -99,7 +99,8 @@ class Server:
             from dragoman.transports.http import http_server
 
             kind = settings.http_server
-            self._http = http_server(self.engine, http, limits=limits(settings), tls=tls, kind=kind)
+            also = grpc if settings.grpc_server == "own" and settings.grpc_port >= 0 else ()
+            self._http = http_server(self.engine, http, limits=limits(settings), tls=tls, kind=kind, grpc=also)
             self.http_ports = await self._http.start(_addresses(settings))
         if grpc and settings.grpc_port >= 0:
             self._grpc = self._grpc_server(grpc)

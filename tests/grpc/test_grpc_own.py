@@ -265,7 +265,7 @@ async def test_pings_too_often_are_named(raw: Raw) -> None:
 
 
 async def test_calls_at_a_time_are_bounded(raw: Raw, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.transports.grpc_own.server._MAX_CALLS", 3)
+    monkeypatch.setattr("dragoman.transports.grpc_own.calls._MAX_CALLS", 3)
     slow = framed(infer_message("slow").SerializeToString())
     numbers = [raw.ask("ModelInfer", slow) for _ in range(4)]
     assert (await raw.answer(numbers[3])).status[0] == EXHAUSTED

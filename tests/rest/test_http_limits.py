@@ -166,7 +166,7 @@ async def test_a_slow_head_behind_a_slow_answer_waits_its_turn() -> None:
         b"GET /v2\xff HTTP/1.1\r\n\r\n",
         b"CONNECT a:1 HTTP/1.1\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSN\r\n\r\n",
         request("POST", INFER, b"{}", {"Content-Length": "2"}),
         request("POST", INFER, b"{}", {"Content-Length": "-2"}, length=False),
         request("POST", INFER, b"{}", {"Content-Length": "2, 2"}, length=False),

@@ -5,10 +5,14 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from dragoman.engine.engine import Engine
-from dragoman.protocols.wire import HttpProtocol
+from dragoman.protocols.wire import GrpcProtocol, HttpProtocol
 from dragoman.transports.application import Application
+from dragoman.transports.grpc_own.calls import Calls
 from dragoman.transports.http1.connection import http1
 from dragoman.transports.http1.incoming import Desk
+from dragoman.transports.http2.protocol import http2
+from dragoman.transports.http2.requests import Requests
+from dragoman.transports.http2.terms import Terms
 from dragoman.transports.limits import Limits
 from dragoman.transports.listener import Listener
 
@@ -32,29 +36,44 @@ def http_server(
     limits: Limits,
     tls: ssl.SSLContext | None = None,
     kind: Kind = "own",
+    grpc: Sequence[GrpcProtocol] = (),
 ) -> HttpServer:
-    """A server that does not listen yet."""
+    """A server that does not listen yet. Our own serves the tables of `grpc` on the same ports."""
     application = Application(engine, protocols, limits)
     if kind == "own":
-        return OwnServer(application, tls)
+        return OwnServer(engine, application, tls, grpc)
     from dragoman.transports.asgi import UvicornServer
 
     return UvicornServer(application, tls=tls)
 
 
 class OwnServer:
-    """Our own connections, on one or more addresses."""
+    """Our own connections, on one or more addresses: HTTP/1.1, HTTP/2 and, where there are tables for it, gRPC."""
 
-    def __init__(self, application: Application, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, engine: Engine, application: Application, tls: ssl.SSLContext | None, grpc: Sequence[GrpcProtocol]
+    ) -> None:
+        self._engine = engine
         self._application = application
         self._tls = tls
+        self._grpc = grpc
+        self._calls: Calls | None = None
         self._listener: Listener | None = None
 
     async def start(self, addresses: Sequence[tuple[str, int]]) -> list[int]:
-        wire = http1(Desk(self._application))
-        self._listener = Listener(wire, limits=self._application.limits, tls=self._tls)
+        application, limits = self._application, self._application.limits
+        streams: Requests | Calls = Requests(application)
+        if self._grpc:
+            streams = self._calls = Calls(self._engine, self._grpc, limits, application.bodies, streams)
+        wires = http1(Desk(application)), http2(streams, Terms(max_header_bytes=limits.max_header_bytes))
+        self._listener = Listener(*wires, limits=limits, tls=self._tls)
         return await self._listener.start(addresses)
 
     async def stop(self, grace_s: float) -> None:
-        if self._listener is not None:
-            await self._listener.stop(grace_s)
+        if self._listener is None:
+            return
+        if self._calls is not None:
+            self._calls.begin_stop()
+        await self._listener.stop(grace_s)
+        if self._calls is not None:
+            await self._calls.ended(grace_s)

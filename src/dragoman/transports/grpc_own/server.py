@@ -1,123 +1,20 @@
 """A gRPC server on our own HTTP/2."""
 
-import asyncio
 import errno
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from dragoman.protocols.wire import GrpcProtocol
 from dragoman.transports.bodies import Bodies
-from dragoman.transports.grpc_calls import Answers, Handler, Refusal, UnaryHandler
-from dragoman.transports.grpc_own.call import Call
-from dragoman.transports.grpc_own.head import CallHead, call_head, is_grpc
-from dragoman.transports.grpc_own.status import trailers_only
-from dragoman.transports.grpc_own.streaming import StreamCall
-from dragoman.transports.grpc_own.unary import UnaryCall
-from dragoman.transports.grpc_services import handlers
-from dragoman.transports.http2.fields import encoded
+from dragoman.transports.grpc_calls import Answers
+from dragoman.transports.grpc_own.calls import Calls
 from dragoman.transports.http2.protocol import http2
-from dragoman.transports.http2.request import Head
-from dragoman.transports.http2.stream import Listener as Hearer
-from dragoman.transports.http2.stream import Stream, Streams
 from dragoman.transports.http2.terms import Terms
 from dragoman.transports.limits import Limits
 from dragoman.transports.listener import Listener
 
-# Calls and streams at a time; further ones get RESOURCE_EXHAUSTED before their message is read.
-_MAX_CALLS = 1000
 # How long cancelled work may take to end.
 _PARTING_S = 1.0
-
-_NOT_GRPC = encoded([(b":status", b"415"), (b"content-length", b"0")])
-_BUSY = Refusal("RESOURCE_EXHAUSTED", f"there are {_MAX_CALLS} calls under way already")
-
-
-class Calls:
-    """Answers the streams of any HTTP/2 connection that are calls; `others` answers those that are not."""
-
-    def __init__(
-        self,
-        engine: Answers,
-        protocols: Sequence[GrpcProtocol],
-        limits: Limits,
-        bodies: Bodies,
-        others: Streams | None = None,
-    ) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.limits = limits
-        self.bodies = bodies
-        self.others = others
-        self.stopping: asyncio.Future[None] = self.loop.create_future()
-        self.handlers: Mapping[str, Handler] = handlers(engine, protocols, self.stopping)
-        self._calls: set[Call] = set()
-        self._idle: asyncio.Future[None] | None = None
-
-    # --- streams -------------------------------------------------------------------------------------------------
-
-    def open(self, stream: Stream, head: Head, ended: bool) -> Hearer:
-        """A request begins."""
-        if not head.note:
-            head.note.append(call_head(head, self.handlers) if is_grpc(head) else None)
-        found: CallHead | None = head.note[0]
-        if found is None:
-            return self._other(stream, head, ended)
-        refused = found.refused or (_BUSY if len(self._calls) >= _MAX_CALLS else None)
-        if refused is not None:
-            stream.head(trailers_only(refused), ended=True)
-            return Nobody()
-        if isinstance(found.handler, UnaryHandler):
-            call: Call = UnaryCall(self, stream, found)
-        else:
-            call = StreamCall(self, stream, found)
-        if ended:
-            call.receive(b"", 0, 0, True)
-        return call
-
-    def _other(self, stream: Stream, head: Head, ended: bool) -> Hearer:
-        if self.others is not None:
-            return self.others.open(stream, head, ended)
-        stream.head(_NOT_GRPC, ended=True)
-        return Nobody()
-
-    # --- calls ---------------------------------------------------------------------------------------------------
-
-    def enter(self, call: Call) -> None:
-        self._calls.add(call)
-
-    def leave(self, call: Call) -> None:
-        self._calls.discard(call)
-        if self._idle is not None and not self._calls and not self._idle.done():
-            self._idle.set_result(None)
-
-    def begin_stop(self) -> None:
-        """Streams end after the answer that they are at; health tells NOT_SERVING."""
-        if not self.stopping.done():
-            self.stopping.set_result(None)
-
-    async def ended(self, within_s: float) -> None:
-        """Wait for what still works for clients that have gone."""
-        if self._calls:
-            self._idle = self.loop.create_future()
-            await asyncio.wait((self._idle,), timeout=within_s)
-            self._idle = None
-
-
-class Nobody:
-    """Hears what is left of a request that has been answered."""
-
-    def receive(self, data: bytes | memoryview, at: int, stop: int, ended: bool) -> None: ...
-
-    def room(self, size: int) -> memoryview | None: ...
-
-    def filled(self, size: int, ended: bool) -> None: ...
-
-    def drained(self) -> None: ...
-
-    def watch(self, now_s: float) -> None: ...
-
-    def cut(self) -> None: ...
-
-    def broken(self, code: int) -> None: ...
 
 
 class OwnGrpcServer:

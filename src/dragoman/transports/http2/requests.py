@@ -1,0 +1,245 @@
+"""Requests over HTTP/2, for the application that answers those over HTTP/1.1."""
+
+import asyncio
+import time
+from email.utils import formatdate
+from functools import lru_cache
+from typing import Any
+from urllib.parse import unquote
+
+from dragoman.core.eager import Start
+from dragoman.protocols.wire import Headers, HttpFault, HttpRequest, HttpResponse
+from dragoman.transports.application import Application
+from dragoman.transports.http1.body import Body, GrowingBody, too_large
+from dragoman.transports.http2 import frames
+from dragoman.transports.http2.fields import encoded
+from dragoman.transports.http2.request import Head
+from dragoman.transports.http2.stream import Buffer, Stream
+from dragoman.transports.routing import Match
+
+# RFC 9113, 8.2.2: of no use here, and forbidden.
+_OF_CONNECTIONS = frozenset(("connection", "keep-alive", "transfer-encoding"))
+_FORBIDDEN = frozenset("\r\n\0")
+
+
+class Requests:
+    """Answers the streams of any connection."""
+
+    def __init__(self, application: Application) -> None:
+        self.application = application
+        self.loop = asyncio.get_running_loop()
+
+    def open(self, stream: Stream, head: Head, ended: bool) -> "Request":
+        request = Request(self, stream, head)
+        if ended:
+            request.receive(b"", 0, 0, True)
+        return request
+
+
+class Request:
+    """One request, and the caller who waits for its answer."""
+
+    def __init__(self, house: Requests, stream: Stream, head: Head) -> None:
+        self.left = self.started = False
+        self._house = house
+        self._stream = stream
+        self._head = head
+        self._headers = _merged(head.fields)
+        if head.authority:
+            self._headers["host"] = head.authority
+        self._body: Body | GrowingBody | None = None
+        self._match: Match | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+        self._began_s = house.loop.time()
+        self._over = False
+        try:
+            self._prepare()
+        except HttpFault as fault:
+            self._refuse(fault)
+
+    def _prepare(self) -> None:
+        application, length = self._house.application, self._head.length
+        self._match = application.match(self._head.method, self._head.path.partition("?")[0])
+        if length > application.limits.max_body_bytes:
+            raise too_large(application.limits.max_body_bytes)
+        self._body = (
+            Body(length, application.bodies)
+            if length > 0
+            else GrowingBody(application.limits.max_body_bytes, application.bodies)
+        )
+
+    # --- in ------------------------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes | memoryview, at: int, stop: int, ended: bool) -> None:
+        if self._over or self._body is None:
+            return
+        try:
+            if stop > at:
+                self._body.put(bytes(data[at:stop]))
+        except HttpFault as fault:
+            self._refuse(fault)
+            return
+        self._heard(stop - at, ended)
+
+    def room(self, size: int) -> memoryview | None:
+        return self._body.room()[:size] if isinstance(self._body, Body) else None
+
+    def filled(self, size: int, ended: bool) -> None:
+        assert isinstance(self._body, Body)
+        try:
+            self._body.came(size)
+        except HttpFault as fault:
+            self._refuse(fault)
+            return
+        self._heard(size, ended)
+
+    def _heard(self, size: int, ended: bool) -> None:
+        if ended:
+            self._ask()
+        else:
+            self._stream.take(size)
+
+    def watch(self, now_s: float) -> None:
+        limits = self._house.application.limits
+        held = 0 if self._body is None else self._body.held
+        if not self._over and now_s - self._began_s > limits.body_timeout_s + held / (1 << 16):
+            text = f"the body came too slowly: {held} bytes in {limits.body_timeout_s} s"
+            self._refuse(HttpFault(408, text))
+
+    def _ask(self) -> None:
+        path, _, query = self._head.path.partition("?")
+        body = b"" if self._body is None else self._body.whole()
+        assert self._match is not None
+        request = HttpRequest(self._head.method, unquote(path), self._match.params, self._headers, body, query)
+        start = Start(self._house.application.answer(self._match, request, self), self._house.loop)
+        self._task = start.task
+        if start.task is not None:
+            start.task.add_done_callback(self._done)
+        else:
+            self._finished()
+            if start.fault is not None:
+                raise start.fault
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        self._finished()
+
+    def _finished(self) -> None:
+        """The application is done; it has answered, or cannot."""
+        self._release()
+        if not self._stream.over and not self.started:
+            self._stream.reset(frames.INTERNAL_ERROR)
+
+    def _refuse(self, fault: HttpFault) -> None:
+        """Answer without asking the application."""
+        if not self._over and not self.started:
+            self._send(self._house.application.refusal(fault, self._match.protocol if self._match else None))
+        self._release()
+
+    def _release(self) -> None:
+        if not self._over:
+            self._over = True
+            if self._body is not None:
+                self._house.application.bodies.give_back(self._body.held)
+                self._body = None
+
+    # --- out -----------------------------------------------------------------------------------------------------
+
+    async def send(self, response: HttpResponse) -> None:
+        self._check_there()
+        self._send(response)
+        await self._has_room()
+
+    def _send(self, response: HttpResponse) -> None:
+        self.started = True
+        parts = [memoryview(part).cast("B") for part in response.body]
+        size = sum(map(len, parts))
+        length = () if response.status in (204, 304) else (("content-length", str(size)),)
+        block = _block(response.status, (*response.headers, *length))
+        if not size or self._head.method == "HEAD":
+            self._stream.head(block, ended=True)
+            return
+        self._stream.head(block)
+        self._stream.data(*parts)
+        self._stream.end(b"")
+
+    async def start(self, status: int, headers: Headers) -> None:
+        self._check_there()
+        self.started = True
+        self._stream.head(_block(status, headers), ended=self._head.method == "HEAD")
+
+    async def write(self, part: Buffer) -> None:
+        self._check_there()
+        self._stream.data(part)
+        await self._has_room()
+
+    async def end(self, part: Buffer) -> None:
+        self._check_there()
+        self._stream.data(part)
+        self._stream.end(b"")
+        await self._has_room()
+
+    async def _has_room(self) -> None:
+        while self._stream.pending:
+            self._room = self._house.loop.create_future()
+            try:
+                await self._room
+            finally:
+                self._room = None
+
+    def drained(self) -> None:
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
+    # --- ends ----------------------------------------------------------------------------------------------------
+
+    def _check_there(self) -> None:
+        if self.left:
+            raise asyncio.CancelledError
+
+    def hang_up(self) -> None:
+        self.left = True
+        self._stream.reset(frames.INTERNAL_ERROR)
+
+    def broken(self, code: int) -> None:
+        self.left = True
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self._release()
+
+    def cut(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self._refuse(HttpFault(503, "the server is shutting down"))
+
+
+def _merged(fields: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """RFC 9110, 5.3: fields of one name are one list."""
+    headers: dict[str, str] = {}
+    for name, value in fields:
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
+
+
+def _block(status: int, headers: Headers) -> bytes:
+    return _prepared(status, headers) + _dated(int(time.time()))
+
+
+@lru_cache(maxsize=512)
+def _prepared(status: int, headers: Headers) -> bytes:
+    """Raises ValueError where a header holds what none may."""
+    fields: list[Any] = [(b":status", b"%d" % status)]
+    for name, value in headers:
+        if _FORBIDDEN.intersection(name) or _FORBIDDEN.intersection(value):
+            raise ValueError(f"the header {name!r} of an answer holds what no header may")
+        if name.lower() not in _OF_CONNECTIONS:
+            fields.append((name.lower().encode("latin-1", "replace"), value.strip().encode("latin-1", "replace")))
+    return encoded(fields)
+
+
+@lru_cache(maxsize=2)
+def _dated(second: int) -> bytes:
+    return encoded([(b"date", formatdate(second, usegmt=True).encode())])

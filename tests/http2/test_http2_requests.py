@@ -1,0 +1,189 @@
+"""One port for HTTP/1.1, HTTP/2 and gRPC: the same application answers, whichever way a request comes."""
+
+import asyncio
+import json
+import shutil
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import h2.config
+import h2.connection
+import h2.events
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import dragoman
+from dragoman.payload import oip_messages as m
+
+QUESTION = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [3], "data": [1.0, 2.0, 3.0]}]}
+ANSWER = [2.0, 4.0, 6.0]
+
+
+def double(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return 2 * x
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[dragoman.Server]:
+    async with dragoman.Server(double, http_port=0, grpc_port=0, placement="inline", max_body_bytes=1 << 20) as server:
+        yield server
+
+
+class Client:
+    """One connection over HTTP/2."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+        self.h2.initiate_connection()
+
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", *more: tuple[str, str]
+    ) -> tuple[dict[str, str], bytes]:
+        number = self.h2.get_next_available_stream_id()
+        fields = [(":method", method), (":scheme", "http"), (":path", path), (":authority", "localhost"), *more]
+        self.h2.send_headers(number, fields, end_stream=not body)
+        headers: dict[str, str] = {}
+        came = b""
+        ended = False
+        while not ended:
+            size = min(len(body), self.h2.local_flow_control_window(number), self.h2.max_outbound_frame_size)
+            if size:
+                self.h2.send_data(number, body[:size], end_stream=size == len(body))
+                body = body[size:]
+            self.writer.write(self.h2.data_to_send())
+            if size and body:
+                continue
+            data = await asyncio.wait_for(self.reader.read(1 << 16), 20)
+            assert data, "the server has hung up"
+            for event in self.h2.receive_data(data):
+                match event:
+                    case h2.events.ResponseReceived():
+                        headers = dict(event.headers)
+                    case h2.events.DataReceived():
+                        came += event.data
+                        self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+                    case h2.events.StreamEnded() | h2.events.StreamReset():
+                        ended, body = True, b""
+            self.writer.write(self.h2.data_to_send())
+        return headers, came
+
+
+@pytest.fixture
+async def client(server: dragoman.Server) -> AsyncIterator[Client]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.http_ports[0])
+    yield Client(reader, writer)
+    writer.transport.abort()
+
+
+async def test_a_request_is_answered(client: Client) -> None:
+    for _ in range(3):
+        headers, body = await client.ask("POST", "/v2/models/double/infer", json.dumps(QUESTION).encode())
+        assert headers[":status"] == "200"
+        assert headers["content-type"] == "application/json"
+        assert headers["content-length"] == str(len(body))
+        assert "date" in headers
+        assert json.loads(body)["outputs"][0]["data"] == ANSWER
+
+
+async def test_health_queries_head_and_faults(client: Client) -> None:
+    assert (await client.ask("GET", "/v2/health/ready?x=y"))[0][":status"] == "200"
+    headers, body = await client.ask("HEAD", "/v2/models/double")
+    assert (headers[":status"], body) == ("200", b"")
+    headers, body = await client.ask("GET", "/nowhere")
+    assert headers[":status"] == "404"
+    assert "no such path" in json.loads(body)["error"]
+    assert (await client.ask("DELETE", "/v2/health/ready"))[0]["allow"]
+    headers, body = await client.ask("POST", "/v2/models/nope/infer", json.dumps(QUESTION).encode())
+    assert headers[":status"] == "404"
+    headers, body = await client.ask("POST", "/v2/models/double/infer", b"{")
+    assert headers[":status"] == "400"
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_a_body_too_large_is_refused(client: Client, announced: bool) -> None:
+    body = b" " * ((1 << 20) + 1)
+    more = [("content-length", str(len(body)))] if announced else []
+    headers, _ = await client.ask("POST", "/v2/models/double/infer", body, *more)
+    assert headers[":status"] == "413"
+    assert (await client.ask("GET", "/v2/health/live"))[0][":status"] == "200"
+
+
+async def test_large_bodies_come_and_go(client: Client) -> None:
+    data = np.arange(100_000, dtype=np.float64)
+    head = {"name": "x", "datatype": "FP64", "shape": [len(data)], "parameters": {"binary_data_size": data.nbytes}}
+    text = json.dumps(
+        {"inputs": [head], "outputs": [{"name": "output-0", "parameters": {"binary_data": True}}]}
+    ).encode()
+    text = json.dumps({"inputs": [head], "parameters": {"binary_data_output": True}}).encode()
+    body = text + data.tobytes()
+    length = ("inference-header-content-length", str(len(text)))
+    headers, came = await client.ask(
+        "POST", "/v2/models/double/infer", body, length, ("content-length", str(len(body)))
+    )
+    assert headers[":status"] == "200"
+    begin = int(headers["inference-header-content-length"])
+    assert np.array_equal(np.frombuffer(came[begin:]), 2 * data)
+
+
+async def test_grpc_on_the_same_port(server: dragoman.Server) -> None:
+    message = m.ModelInferRequest(model_name="double")
+    message.inputs.add(name="x", datatype="FP64", shape=[3]).contents.fp64_contents.extend([1, 2, 3])
+    for port in (server.http_ports[0], server.grpc_port):
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            reply = m.ModelInferResponse.FromString(await call(message.SerializeToString(), timeout=20))
+            assert list(reply.outputs[0].contents.fp64_contents) == ANSWER
+
+
+def curl(*arguments: str) -> str:
+    found = shutil.which("curl")
+    if found is None or b"HTTP2" not in subprocess.run([found, "--version"], capture_output=True, check=True).stdout:
+        pytest.skip("asks with a curl that speaks HTTP/2")
+    command = [found, "-sS", "--max-time", "20", "-w", "\n%{http_version} %{http_code}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+async def test_curl(server: dragoman.Server) -> None:
+    url = f"{server.http_url}/v2/models/double/infer"
+    for option, version in (("--http2-prior-knowledge", "2"), ("--http1.1", "1.1"), ("--http2", "1.1")):
+        told = await asyncio.to_thread(curl, option, "-d", json.dumps(QUESTION), url)
+        body, _, status = told.rpartition("\n")
+        assert status == f"{version} 200"
+        assert json.loads(body)["outputs"][0]["data"] == ANSWER
+
+
+@pytest.fixture
+def pem(tmp_path: Path) -> tuple[Path, Path]:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("makes its certificate with openssl")
+    key, chain = tmp_path / "key.pem", tmp_path / "chain.pem"
+    options = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    extra = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(chain)]
+    subprocess.run([openssl, *options.split(), *extra], check=True, capture_output=True)
+    return key, chain
+
+
+async def test_tls_lets_the_client_choose(pem: tuple[Path, Path]) -> None:
+    key, chain = map(str, pem)
+    async with dragoman.Server(double, http_port=0, grpc_port=0, tls_key=key, tls_cert=chain) as server:
+        for option, version in (("--http2", "2"), ("--http1.1", "1.1")):
+            told = await asyncio.to_thread(curl, option, "--cacert", chain, f"{server.http_url}/v2/health/live")
+            assert told.endswith(f"{version} 200")
+        credentials = grpc.ssl_channel_credentials(pem[1].read_bytes())
+        for port in (server.http_ports[0], server.grpc_port):
+            async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
+                live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+                assert m.ServerLiveResponse.FromString(await live(b"", timeout=20)).live
+        context: Any = ssl.create_default_context(cafile=chain)
+        context.set_alpn_protocols(["h2"])
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.grpc_port, ssl=context)
+        assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "h2"
+        assert (await Client(reader, writer).ask("GET", "/"))[0][":status"] == "415"
+        writer.transport.abort()
