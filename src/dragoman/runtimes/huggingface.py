@@ -20,6 +20,7 @@ from dragoman.runtimes.files import check_pickle, package
 from dragoman.runtimes.huggingface_answers import Reader
 from dragoman.runtimes.huggingface_images import decoded, of_pixels
 from dragoman.runtimes.huggingface_tasks import ALIASES, Task, options_of, task_called, task_of
+from dragoman.runtimes.huggingface_vectors import Embedder, Vectors
 
 # What the clients of such models expect: each element is the JSON of one result.
 _RESULTS: Mapping[str, str] = {"content_type": "hg_jsonlist"}
@@ -124,6 +125,9 @@ class HuggingFaceModel(Model):
                 f"the weights lack {', '.join(missing[:3])}: they are not those of a {self._task.name} model"
             )
         self._run = self._runner(model.eval(), tokenizer_place, common)
+        if self._task.extra_outputs:  # what such a model can answer is known only now
+            embedder = Embedder(self._torch, model, self._tokenizer, Vectors.of(Path(place)))
+            self.embed = embedder.__call__  # type: ignore[method-assign]
 
     def _runner(self, model: Any, place: str, common: Mapping[str, Any]) -> Callable[[Any, Mapping[str, Any]], Any]:
         """What computes the results of rows."""
