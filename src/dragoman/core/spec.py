@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dragoman.core.errors import InvalidInput
+from dragoman.core.peers import Peers
 from dragoman.core.signature import TensorSpec
 
 Placement = Literal["", "inline", "thread", "process"]
@@ -23,6 +24,7 @@ class ModelSpec:
     runtime: the plugin that loads it (`sklearn`, `onnx`, `python`, ...).
     uri: its file or folder, or `module:attribute` / `file.py:attribute` for Python.
     target: a live Python object instead of a uri; it stays in this process.
+    peers: the server's other models, for a model in the server's process; set by the server.
     platform, inputs, outputs: override what the model tells of itself.
     parameters: further settings that the runtime understands.
     protocols: what protocols are to know of it, by their names: how LMI formats its answers, say.
@@ -42,6 +44,7 @@ class ModelSpec:
     runtime: str = ""
     uri: str = ""
     target: Any = None
+    peers: Peers | None = field(default=None, compare=False, repr=False)
     platform: str = ""
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 
 from dragoman.core.calls import IndexEntry
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed
+from dragoman.core.peers import Peers
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.registry import Registry
 from dragoman.engine.repository import Repository, Source
@@ -13,20 +14,30 @@ from dragoman.engine.repository import Repository, Source
 log = logging.getLogger("dragoman.engine")
 
 # How many models load at the same time when the server starts, and how long one may take before it has failed.
-_AT_ONCE = 4
+LOADING_AT_ONCE = 4
 _LOAD_TIMEOUT_S = 600.0
 
 
 class Control:
     """What a registry holds, and how that changes. Its work goes on when whoever asked for it has left.
 
-    `changed` is called whenever the readiness of anything may have changed.
+    `changed` is called whenever the readiness of anything may have changed. `peers` gives a model of that name the
+    others to ask. `gate` bounds how many models load at the same time when the server starts.
     """
 
-    def __init__(self, repository: Repository, registry: Registry, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        repository: Repository,
+        registry: Registry,
+        changed: Callable[[], None],
+        peers: Callable[[str], Peers] | None = None,
+        gate: asyncio.Semaphore | None = None,
+    ) -> None:
         self._repository = repository
         self._registry = registry
         self._changed = changed
+        self._peers = peers
+        self._gate = gate or asyncio.Semaphore(LOADING_AT_ONCE)
         self._gone: dict[str, IndexEntry] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._retiring: set[asyncio.Task[None]] = set()
@@ -39,10 +50,9 @@ class Control:
 
     async def start(self) -> None:
         """Load every model of the repository, some at the same time; one that fails is UNAVAILABLE."""
-        gate = asyncio.Semaphore(_AT_ONCE)
 
         async def load(name: str, versions: list[Deployment]) -> None:
-            async with gate:
+            async with self._gate:
                 try:
                     await _start_all(name, versions)
                 except DragomanError as fault:
@@ -119,7 +129,7 @@ class Control:
     # ----------------------------------------------------------------------------------------------------------
 
     def _made(self, source: Source) -> dict[str, Deployment]:
-        return {spec.version: Deployment(spec, self._changed) for spec in source.specs()}
+        return {spec.version: Deployment(spec, self._changed, self._peers) for spec in source.specs()}
 
     def _owned(self, name: str, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work)

@@ -11,6 +11,7 @@ from dragoman.core import eager
 from dragoman.core.binding import bind
 from dragoman.core.calls import Call, Infer, Inference, Request, SignatureFor
 from dragoman.core.errors import DeadlineExceeded, NotReady, NotSupported, Overloaded
+from dragoman.core.peers import Peers
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.engine.batching import Batcher, mergeable
 from dragoman.engine.placing import first_placement
@@ -24,13 +25,16 @@ A = TypeVar("A")
 class Deployment:
     """A model version from LOADING over READY and UNLOADING to UNAVAILABLE; `reason` says why it is not ready."""
 
-    def __init__(self, spec: ModelSpec, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, spec: ModelSpec, changed: Callable[[], None], peers: Callable[[str], Peers] | None = None
+    ) -> None:
         self.spec = spec
         self.state = "LOADING"
         self.reason = ""
         self.place: Placement = ""
         self.tally = Tally()
         self._changed = changed
+        self._peers = peers
         self._pool: Pool | None = None
         self._loaded: Loaded | None = None
         self._batcher: Batcher | None = None
@@ -64,6 +68,8 @@ class Deployment:
         return await self._pooled(self.place, replace(self.spec, placement=self.place))
 
     async def _pooled(self, placement: Placement, spec: ModelSpec) -> tuple[Pool, Loaded]:
+        if self._peers is not None and placement in ("inline", "thread"):
+            spec = replace(spec, peers=self._peers(spec.name))
         pool: Pool = plugins.find("pools", placement)(spec, self._changed)
         try:
             return pool, await pool.start()
@@ -130,9 +136,12 @@ class Deployment:
 
     # --- calls -------------------------------------------------------------------------------------------------
 
-    async def call(self, request: Request[A]) -> A:
-        """The one answer to a model's call, checked against the signature."""
-        request, pool = self._admit(request)
+    async def call(self, request: Request[A], *, inside: bool = False) -> A:
+        """The one answer to a model's call, checked against the signature.
+
+        One from `inside`, by a model that is answering a call itself, is taken while the server drains too.
+        """
+        request, pool = self._admit(request, inside=inside)
         self._enter()
         try:
             if request.deadline_s is None:
@@ -185,10 +194,10 @@ class Deployment:
             await pieces.aclose()
             self._leave()
 
-    def _admit(self, request: Request[A]) -> tuple[Request[A], Pool]:
+    def _admit(self, request: Request[A], *, inside: bool = False) -> tuple[Request[A], Pool]:
         """The request, bound to the signature and with its deadline, or the reason why it cannot be taken."""
         loaded = self.loaded
-        if self.state != "READY" or self._pool is None:
+        if (self.state != "READY" and not (inside and self.state == "UNLOADING")) or self._pool is None:
             raise NotReady(f"model '{self.spec.name}' is not ready: {self.reason or self.state}")
         if 0 < self.spec.max_queue <= self._in_flight:
             raise Overloaded(f"Exceeds maximum queue size of {self.spec.max_queue} for model '{self.spec.name}'")

@@ -37,8 +37,9 @@ from dragoman.core.metrics import Family
 from dragoman.core.spec import check_name
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.engine import model_metrics, tally
-from dragoman.engine.control import Control
+from dragoman.engine.control import LOADING_AT_ONCE, Control
 from dragoman.engine.deployment import Deployment
+from dragoman.engine.peers import Neighbourhood
 from dragoman.engine.registry import Registry
 from dragoman.engine.repository import Repository
 
@@ -70,7 +71,9 @@ class Engine:
     def __init__(self, repository: Repository, identity: Identity | None = None) -> None:
         self._identity = identity or Identity()
         self._registry = Registry()
-        self._control = Control(repository, self._registry, self._changed)
+        gate = asyncio.Semaphore(LOADING_AT_ONCE)
+        self._neighbourhood = Neighbourhood(self._registry, self.changed, gate)
+        self._control = Control(repository, self._registry, self._changed, self._neighbourhood.of, gate)
         self._draining = False
         self.started = False
         self._change: asyncio.Event = asyncio.Event()
@@ -104,6 +107,7 @@ class Engine:
     async def close(self) -> None:
         """Stop at once."""
         self._draining = True
+        self._neighbourhood.close()
         await self._control.close()
         self._changed()
 

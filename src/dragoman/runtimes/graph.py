@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dragoman.core.calls import ApplyHessian, ApplyJacobian, Gradient, Infer, SignatureFor
-from dragoman.core.errors import ModelFailed
+from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.peers import Peers
 from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.vectors import Vector, VectorFunction
@@ -30,7 +31,8 @@ class GraphModel(VectorModel):
     """A graph in a file, or in a folder with `graph.toml`. Its parameter `concurrency` says how many calls it works on
     at a time (16), each in a thread.
 
-    It runs in a process of its own where some node is Python code, else in the server's: it only waits for others then.
+    It runs in the server's process where it asks other models there, or where it only waits for servers; else, where
+    some node is Python code, in one of its own.
     """
 
     platform = "graph"
@@ -38,13 +40,19 @@ class GraphModel(VectorModel):
     def __init__(self, spec: ModelSpec) -> None:
         self._path = Path(spec.uri)
         self._document = read_graph(self._path)
-        local = any(node.kind in ("fn", "model") for node in self._document.nodes)
-        placement: Placement = "process" if local else "inline"
-        super().__init__(spec, VectorFunction(), placement)
+        super().__init__(spec, VectorFunction(), _placement(self._document))
         self._threads = ThreadPoolExecutor(_concurrency(spec), f"graph-{spec.name}")
 
+    @staticmethod
+    def placement_for(spec: ModelSpec) -> Placement:
+        """Where the graph of a spec runs, without making it; "process" where its file cannot be read."""
+        try:
+            return _placement(read_graph(Path(spec.uri)))
+        except InvalidInput:
+            return "process"
+
     def load(self) -> Any:
-        self.function = load_graph(self._document, self._path)
+        self.function = load_graph(self._document, self._path, self.spec.peers)
         super().load()
 
     def details(self) -> Mapping[str, Any]:
@@ -75,12 +83,12 @@ class GraphModel(VectorModel):
         return await asyncio.get_running_loop().run_in_executor(self._threads, method, call)
 
 
-def load_graph(document: Document, path: Path) -> GraphFunction:
+def load_graph(document: Document, path: Path, peers: Peers | None = None) -> GraphFunction:
     """The function of a graph, with all its nodes loaded. Raises a DragomanError that names node and port."""
     folder = path if path.is_dir() else path.parent
     nodes: list[Node] = []
     try:
-        nodes.extend(load_node(text, Place(folder)) for text in document.nodes)
+        nodes.extend(load_node(text, Place(folder, peers)) for text in document.nodes)
         bound = {
             end: numbers(array(folder, value, f"bind: '{'.'.join(end)}'"), f"bind: '{'.'.join(end)}'").reshape(-1)
             for end, value in document.bound.items()
@@ -91,6 +99,11 @@ def load_graph(document: Document, path: Path) -> GraphFunction:
         for node in nodes:
             node.function.close()
         raise
+
+
+def _placement(document: Document) -> Placement:
+    kinds = {node.kind for node in document.nodes}
+    return "process" if kinds & {"fn", "model"} and "served" not in kinds else "inline"
 
 
 def _concurrency(spec: ModelSpec) -> int:

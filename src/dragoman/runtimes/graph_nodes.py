@@ -8,6 +8,7 @@ from typing import Any
 
 from dragoman import plugins
 from dragoman.core.errors import DragomanError, InvalidInput
+from dragoman.core.peers import Peers
 from dragoman.core.spec import ModelSpec
 from dragoman.core.vectors import ABILITIES, Config, VectorFunction
 from dragoman.derivatives.authored import Declared
@@ -18,6 +19,7 @@ from dragoman.graphs.document import NodeText
 from dragoman.graphs.graph import made_node
 from dragoman.graphs.wiring import Node
 from dragoman.runtimes.graph_files import array
+from dragoman.runtimes.graph_served import Served
 from dragoman.runtimes.vectors import VectorModel
 
 # What a node in Python may say of its function, as `@vector_function` does.
@@ -26,9 +28,10 @@ _DECLARED = ("inputs", "outputs", "at", "derivatives", "vectorised")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a graph's nodes are looked for: the folder of its file."""
+    """Where a graph's nodes are looked for: the folder of its file, and the server's other models, if there is one."""
 
     folder: Path
+    peers: Peers | None = None
 
 
 def load_node(text: NodeText, place: Place) -> Node:
@@ -88,12 +91,24 @@ def _linear(text: NodeText, place: Place) -> VectorFunction:
     return built_in("linear", {k: array(place.folder, v, k) for k, v in given.items()})
 
 
+def _served(text: NodeText, place: Place) -> VectorFunction:
+    """Another model of the same server."""
+    _options(text, ())
+    if place.peers is None:
+        raise InvalidInput(
+            f"served: '{_text(text)}' can be asked in the server's process alone; expected the graph there, not in a "
+            "process of its own, nor looked at without the models that it names"
+        )
+    return Served(_text(text), place.peers)
+
+
 _MAKERS: Mapping[str, Callable[[NodeText, Place], VectorFunction]] = {
     "fn": _python,
     "model": _python,
     "umbridge": _remote,
     "builtin": _built_in,
     "linear": _linear,
+    "served": _served,
 }
 
 

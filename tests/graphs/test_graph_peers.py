@@ -1,0 +1,175 @@
+"""Graphs over other models of the same server, each held once."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dragoman
+from dragoman import ApplyHessian, Gradient, Infer, Tensor, errors
+from dragoman.core.calls import Describe, Request
+from dragoman.engine.engine import Engine
+
+CODE = """
+import numpy as np
+import dragoman
+
+@dragoman.vector_function(
+    inputs=lambda config: [config.get("n", 2)],
+    outputs=lambda config: [config.get("n", 2), 1],
+    gradient=lambda x, sens, output: 2 * x * sens if output == 0 else np.ones(len(x)) * sens,
+    apply_jacobian=lambda x, vec, output: 2 * x * vec if output == 0 else [vec.sum()],
+    apply_hessian=lambda x, sens, vec, output: 2 * sens * vec if output == 0 else np.zeros(len(x)),
+    placement="PLACE",
+)
+def model(x, config):
+    return x**2, [x.sum()]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "squares").mkdir()
+    (tmp_path / "squares" / "model.py").write_text(CODE.replace("PLACE", "thread"))
+    written(tmp_path, "posterior", "edges = ['s.0 -> e', 's.1 -> p']\noutputs = ['e', 'p']", "s", "squares")
+    return tmp_path
+
+
+def written(folder: Path, name: str, text: str, node: str, served: str) -> None:
+    square = "p = { builtin = 'square' }" if "-> p" in text else ""
+    nodes = f"[nodes]\n{node} = {{ served = '{served}' }}\ne = {{ builtin = 'exp' }}\n{square}"
+    (folder / f"{name}.graph.toml").write_text(f"{text}\n{nodes}")
+
+
+def vector(*values: float) -> Tensor:
+    return Tensor.of(np.array(values, np.float64))
+
+
+async def answer(engine: Engine, call: Any, model: str = "posterior") -> Any:
+    return (await engine.call(Request(call, model))).answer
+
+
+async def values(engine: Engine, *x: float, config: Any = None, model: str = "posterior") -> list[Any]:
+    found = await answer(engine, Infer({}, positional=(vector(*x),), config=config or {}), model)
+    return [t.data.tolist() for t in found.outputs.values()]
+
+
+async def test_a_model_is_asked_where_it_is(folder: Path) -> None:
+    async with dragoman.open_engine(folder) as engine:
+        assert {d.spec.name: d.place for d in engine.deployments()} == {"posterior": "inline", "squares": "thread"}
+        told = await answer(engine, Describe())
+        assert told.details["graph"]["nodes"]["s"]["gradient"] == "served by 'squares'"
+        assert await values(engine, 0.5, 1.0) == [[np.exp(0.25), np.e], [2.25]]
+        assert await values(engine, 0.0, 0.0, 1.0, config={"n": 3}) == [[1.0, 1.0, np.e], [1.0]]
+        found = await answer(engine, Gradient(positional=(vector(0.5, 1),), output=1, sens=vector(2)))
+        assert found.data.tolist() == [6.0, 6.0]
+        call = ApplyHessian(positional=(vector(0.5, 1),), output=0, sens=vector(1, 1), vec=vector(1, 0))
+        np.testing.assert_allclose((await answer(engine, call)).data, [np.exp(0.25) * (2 + 4 * 0.25), 0])
+        # Counted as any other call of that model: one evaluation for each question above.
+        (squares,) = (d for d in engine.deployments() if d.spec.name == "squares")
+        assert squares.in_flight == 0
+
+
+async def test_graphs_over_graphs_load_in_any_order_and_number(folder: Path) -> None:
+    """More of them wait for others than may load at a time."""
+    for i in range(8):
+        inner = "posterior" if i == 0 else f"g{i - 1}"
+        written(folder, f"g{i}", "edges = ['a.1 -> e']\noutputs = { e = 'a.0', p = 'a.1' }", "a", inner)
+    async with dragoman.open_engine(folder) as engine:
+        assert engine.ready(), [d.reason for d in engine.deployments()]
+        assert await values(engine, 0.5, 1.0, model="g7") == [[np.exp(0.25), np.e], [2.25]]
+
+
+async def test_models_that_wait_for_each_other_are_told(folder: Path) -> None:
+    written(folder, "left", "edges = ['s -> e']", "s", "right")
+    written(folder, "right", "edges = ['s -> e']", "s", "left")
+    async with asyncio.timeout(30):
+        async with dragoman.open_engine(folder) as engine:
+            reasons = {d.spec.name: d.reason for d in engine.deployments()}
+            assert reasons["posterior"] == ""
+            assert sum("models wait for each other: " in reasons[n] for n in ("left", "right")) >= 1, reasons
+            assert all("node 's': " in reasons[n] for n in ("left", "right")), reasons
+
+
+@pytest.mark.parametrize(
+    ("served", "message"),
+    [
+        ("nobody", "node 's': Request for unknown model: 'nobody' is not found"),
+        ("broken", "node 's': model 'broken' is not there: failed to load 'broken'"),
+        ("words", "node 's': model 'words' is no function of vectors: not all its tensors are float vectors"),
+        ("wrong", "node 's': models wait for each other: wrong -> wrong"),
+    ],
+)
+async def test_a_model_that_cannot_be_a_node(folder: Path, served: str, message: str) -> None:
+    (folder / "broken").mkdir()
+    (folder / "broken" / "model.py").write_text("raise RuntimeError('no')")
+    (folder / "words").mkdir()
+    (folder / "words" / "model.py").write_text(
+        "import dragoman\n@dragoman.model(placement='thread')\ndef f(a: str) -> str:\n    return a"
+    )
+    written(folder, "wrong", "edges = ['s -> e']", "s", served)
+    async with dragoman.open_engine(folder) as engine:
+        (wrong,) = (d for d in engine.deployments() if d.spec.name == "wrong")
+        assert message in wrong.reason
+
+
+async def test_a_graph_in_a_process_of_its_own_asks_nobody(folder: Path) -> None:
+    async with dragoman.open_engine(folder / "posterior.graph.toml", placement="process") as engine:
+        (deployment,) = engine.deployments()
+        assert "served: 'squares' can be asked in the server's process alone" in deployment.reason
+
+
+async def test_calls_under_way_are_finished_when_the_server_drains(tmp_path: Path) -> None:
+    """The graph asks its model when the server takes no more calls already."""
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "model.py").write_text(
+        "import pathlib, threading, time, dragoman\n"
+        f"HERE = pathlib.Path({str(tmp_path)!r})\n"
+        "@dragoman.vector_function(inputs=[1], outputs=[1], derivatives=None, placement='thread')\n"
+        "def model(x):\n"
+        "    (HERE / 'begun').touch()\n"
+        "    while not (HERE / 'go').exists():\n"
+        "        time.sleep(0.005)\n"
+        "    return x + 1\n"
+    )
+    (tmp_path / "twice.graph.toml").write_text(
+        "edges = ['a -> b']\n[nodes]\na = { served = 'slow' }\nb = { served = 'slow' }"
+    )
+    async with dragoman.open_engine(tmp_path) as engine:
+        asked = asyncio.ensure_future(values(engine, 1.0, model="twice"))
+        while not (tmp_path / "begun").exists():
+            await asyncio.sleep(0.005)
+        draining = asyncio.ensure_future(engine.drain())
+        await asyncio.sleep(0)
+        with pytest.raises(errors.NotReady):
+            await values(engine, 1.0, model="twice")
+        (tmp_path / "go").touch()
+        assert await asked == [[3.0]]
+        await draining
+
+
+async def test_a_graph_that_waits_is_let_go_when_the_server_stops_at_once(tmp_path: Path) -> None:
+    (tmp_path / "stuck").mkdir()
+    (tmp_path / "stuck" / "model.py").write_text(
+        "import asyncio, dragoman\n"
+        "from dragoman import FP64, TensorSpec\n"
+        "class M(dragoman.Model):\n"
+        "    inputs = (TensorSpec('x', FP64, (1,)),)\n"
+        "    outputs = (TensorSpec('y', FP64, (1,)),)\n"
+        "    placement = 'inline'\n"
+        "    async def infer(self, call):\n"
+        "        await asyncio.Event().wait()\n"
+    )
+    (tmp_path / "g.graph.toml").write_text("[nodes]\na = { served = 'stuck' }")
+    engine = dragoman.open_engine(tmp_path)
+    await engine.start()
+    asked = asyncio.ensure_future(values(engine, 1.0, model="g"))
+    (stuck,) = (d for d in engine.deployments() if d.spec.name == "stuck")
+    while not stuck.in_flight:
+        await asyncio.sleep(0.005)
+    async with asyncio.timeout(20):
+        await engine.close()
+        with pytest.raises(errors.DragomanError):
+            await asked
