@@ -1,0 +1,82 @@
+"""Streams of small pieces as server-sent events: pieces a second, on our own HTTP server and on uvicorn.
+
+usage: python -m benchmarks.streams [--quick] [--connections 1,16] [--rounds 3] [--seconds 2]
+"""
+
+import argparse
+import json
+import socket
+import statistics
+import subprocess
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks import http, machine
+from benchmarks.identity import Cores
+from benchmarks.processes import RESULTS, dragoman, free_port, http_ready, pin, started
+
+_PIECES = 200
+_BODY = b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[1]}]}'
+_HEAD = b"POST /v2/models/Pieces/infer_stream HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(_BODY)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--connections", default="")
+    parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=0.0)
+    given = parser.parse_args()
+    rounds, seconds = given.rounds or (1 if given.quick else 3), given.seconds or (0.3 if given.quick else 2.0)
+    print(machine.described())
+    print(f"{'server':>8} {'c':>3} {'pieces/s':>10} {'CPU us a piece':>15}")
+    core = Cores.of_this_machine().server
+    with ExitStack() as stack:
+        subjects = []
+        for kind in http.SERVERS:
+            port = free_port()
+            command = dragoman(["benchmarks.models:Pieces"], port, -1, "--http-server", kind)
+            process = stack.enter_context(started(command, RESULTS / "logs" / f"streams-{kind}.log", core))
+            process.until(lambda port=port: http_ready(port))  # type: ignore[misc]
+            subjects.append(http.Subject(kind, process, port, echo=False))
+        for count in map(int, (given.connections or "1,16").split(",")):
+            told = [{s.name: measure(s, count, seconds) for s in subjects} for _ in range(rounds)]
+            for name in told[0]:
+                rate, cpu = (statistics.median(t[name][k] for t in told) for k in ("rate", "cpu_us"))
+                print(f"{name:>8} {count:>3} {rate:>10,.0f} {cpu:>15.1f}", flush=True)
+
+
+def measure(subject: http.Subject, count: int, seconds: float) -> dict[str, float]:
+    """Raises RuntimeError where a stream is not as the first one."""
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "question").write_bytes(_HEAD + _BODY)
+        (Path(name) / "answer").write_bytes(_first(subject.port))
+        command = [str(http.generator()), str(subject.port), str(count), str(seconds), name]
+        began_s = subject.process.cpu_s()
+        pinned = pin(Cores.of_this_machine().load)
+        run = subprocess.run(command, preexec_fn=pinned, capture_output=True, text=True, check=True, timeout=120)
+        cpu_s = subject.process.cpu_s() - began_s
+    told: dict[str, Any] = json.loads(run.stdout)
+    if told["faults"] or not told["answers"]:
+        raise RuntimeError(f"{subject.name}: {told['faults']} of {told['answers']} streams were wrong")
+    pieces = told["answers"] * _PIECES
+    return {"rate": pieces / told["seconds"], "cpu_us": 1e6 * cpu_s / pieces}
+
+
+def _first(port: int) -> bytes:
+    """The stream as it comes, with the frames of its chunks, once it has been checked."""
+    with socket.create_connection(("127.0.0.1", port), 30) as connection:
+        connection.sendall(_HEAD + _BODY)
+        text = b""
+        while not text.endswith(b"\r\n0\r\n\r\n"):
+            text += connection.recv(1 << 16)
+    head, _, body = text.partition(b"\r\n\r\n")
+    if b" 200 " not in head or body.count(b"data: ") != _PIECES:
+        raise RuntimeError(f"not the stream that was asked for: {text[:500]!r}")
+    return body
+
+
+if __name__ == "__main__":
+    main()
