@@ -73,6 +73,21 @@ async def test_a_task_cancelled_before_its_first_turn_reaches_the_coroutine() ->
     assert seen == ["cancelled"]
 
 
+async def test_a_task_cancelled_before_its_first_turn_cancels_what_it_waits_for() -> None:
+    work = asyncio.ensure_future(asyncio.Event().wait())
+    await asyncio.sleep(0)
+
+    async def waits() -> None:
+        await asyncio.gather(work)
+
+    started = await outside(lambda: start(waits()))
+    assert started.task is not None
+    started.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await started.task
+    assert work.cancelled()
+
+
 async def test_a_begun_coroutine_is_resumed_where_it_waits() -> None:
     coroutine = later(4)
     waiting = eager.begun(coroutine)

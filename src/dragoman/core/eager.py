@@ -60,7 +60,10 @@ class _Rest(Coroutine[Any, Any, T]):
         return self._coroutine.send(value) if waiting is None else waiting.on
 
     def throw(self, *fault: Any) -> Any:
-        self._waiting = None
+        waiting, self._waiting = self._waiting, None
+        # A task that is cancelled cancels what it waits for, and goes on when that has ended.
+        if waiting is not None and hasattr(waiting.on, "cancel") and waiting.on.cancel():
+            return waiting.on
         return self._coroutine.throw(*fault)
 
     def close(self) -> None:
