@@ -70,6 +70,15 @@ def test_codecs_bring_back_what_went_in() -> None:
     assert ("mlserver is not installed" in shown) == all(r["side"] == "dragoman" for r in rows)
 
 
+def test_umbridge_is_measured_beside_its_own_package() -> None:
+    shown = run("umbridge", "--seconds", "0.2", "--only", "gradient")
+    rows = results("umbridge")["rows"]
+    servers = ("dragoman", "dragoman, their class", "umbridge")
+    assert {(r["workload"], r["server"]) for r in rows} == {("gradient-4", s) for s in servers}
+    assert all(r["answers"] > 0 and r["faults"] == 0 for r in rows)
+    assert all(float(r[6]) > 0 for r in rows_of(shown)[2:] if r[2] != "umbridge")
+
+
 def test_ratios_of_codecs_are_those_of_one_round() -> None:
     def row(side: str, turn: int, ms: float) -> dict[str, Any]:
         times = {"encode_ms": ms, "decode_ms": 2 * ms, "bytes": 1}
