@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.core.errors import InvalidOutput, ModelFailed
+from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed
 from dragoman.core.vector_answers import number_array, parts
 from dragoman.core.vectors import ABILITIES, Ability, Config, Vector, VectorFunction, Vectors
 from dragoman.derivatives.callee import Callee, callee, derivative_callee
@@ -98,12 +98,23 @@ class Authored(VectorFunction):
     def _count(self) -> int:
         return len(self.callee.vectors) or len(self.input_sizes({}))
 
+    def _tried(self, evaluate: Callable[[Vectors, Config], Any], config: Config) -> Any:
+        try:
+            return evaluate(self.point(config), config)
+        except DragomanError:
+            raise
+        except Exception as fault:
+            raise ModelFailed(
+                f"function '{self.callee.name}' raised {type(fault).__name__} where it was tried for the sizes of its "
+                f"outputs: {fault}; declare outputs=[...], or a point where it can be tried, at=[...]"
+            ) from fault
+
     def _tried_sizes(self, evaluate: Callable[[Vectors, Config], Any], config: Config) -> tuple[int, ...]:
         """The sizes of the outputs at a point, for these sizes of inputs."""
         sizes = self.input_sizes(config)
         key = (*sizes, hash(repr(sorted(config.items()))) if config else 0)
         if key not in self._outputs:
-            answer = evaluate(self.point(config), config)
+            answer = self._tried(evaluate, config)
             found = [number_array(each, f"output {i}") for i, each in enumerate(parts(answer))]
             if any(each.ndim > 1 for each in found):
                 raise InvalidOutput(f"expected output vectors, got shapes {[list(each.shape) for each in found]}")

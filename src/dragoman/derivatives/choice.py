@@ -20,6 +20,8 @@ log = logging.getLogger("dragoman.derivatives")
 
 Parts = tuple[VectorFunction, ...]
 
+_AT = "name a point where it can be tried, at=[...]"
+
 
 def derived(author: Authored) -> VectorFunction:
     """The function with what its author has written, what was asked for, and what follows exactly from these."""
@@ -31,17 +33,23 @@ def derived(author: Authored) -> VectorFunction:
 
 
 def _auto(author: Authored) -> Parts:
-    framework = _framework(author)
+    try:
+        framework = _framework(author)
+    except Exception as fault:
+        if author.declared.outputs is None:
+            raise  # there is nothing else to tell its sizes from
+        log.warning("no derivatives are added: '%s' raised where it was tried: %r; %s", author.callee.name, fault, _AT)
+        return (author,)
     if framework:
         return METHODS[framework](author)
     if author.declared.linear:
         return (author,)
-    return (author, *_analytic(author, log_why=True))
+    return (author, ByUnitVectors(author), *_analytic(author, log_why=True))
 
 
 def _complex_step(author: Authored) -> Parts:
     """As asked for: what the complex step does not give exactly is differenced, and says so."""
-    found = (author, *_analytic(author, log_why=False))
+    found = (author, ByUnitVectors(author), *_analytic(author, log_why=False))
     return found if "gradient" in author.sources() else (*found, ComplexStep(author, curvature=True))
 
 
@@ -68,14 +76,17 @@ def _differences(author: Authored) -> Parts:
 
 
 def _framework(author: Authored) -> str:
-    """In which framework the function is written: by what it gives for arrays of NumPy, or else takes."""
+    """In which framework the function is written: by what it gives for arrays of NumPy, or else for tensors."""
     try:
         answer = author.evaluate(author.point({}), {})
     except Exception as fault:
-        if "torch" not in sys.modules:
+        torch = sys.modules.get("torch")  # who writes in it has imported it
+        if torch is None:
             raise
-        log.debug("'%s' takes no NumPy arrays (%r); tried with tensors", author.callee.name, fault)
-        return "torch"
+        try:
+            answer = author.evaluate([torch.tensor(x) for x in author.point({})], {})
+        except Exception:
+            raise fault from None
     return next((name for each in parts(answer) if (name := _home(each)) in ("jax", "torch")), "")
 
 

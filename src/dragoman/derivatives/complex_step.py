@@ -116,6 +116,8 @@ def check_analytic(
         return np.concatenate([*as_vectors(answer, sizes)])
 
     wanted, error = derivative(values, arguments[index], vec)
+    if not np.isfinite(wanted).all():
+        raise _no_complex_step(name, "it is not finite where it was tried; name another point, at=[...]")
     with warnings.catch_warnings():
         warnings.simplefilter("error", np.exceptions.ComplexWarning)
         try:

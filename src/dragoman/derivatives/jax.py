@@ -1,6 +1,6 @@
 """Derivatives of functions written in JAX: reverse mode, forward mode, and forward over reverse; in float64."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -47,18 +47,22 @@ class JaxFunction(Traced):
             return tuple(np.asarray(y)[:rows] for y in actions.rows(*padded))
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
+        weights = _alone(sens, output, self.output_sizes(config))
         with _float64():
-            return np.asarray(self._made(config).gradient(output, input, tuple(inputs), sens))
+            return np.asarray(self._made(config).pull(tuple(inputs), weights)[input])
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
+        direction = _alone(vec, input, [len(x) for x in inputs])
         with _float64():
-            return np.asarray(self._made(config).jacobian(output, input, tuple(inputs), vec))
+            return np.asarray(only(self._made(config).push(tuple(inputs), direction), output))
 
     def apply_hessian(
         self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
     ) -> Any:
+        weights = _alone(sens, output, self.output_sizes(config))
+        direction = _alone(vec, input2, [len(x) for x in inputs])
         with _float64():
-            return np.asarray(self._made(config).hessian(output, input1, input2, tuple(inputs), sens, vec))
+            return np.asarray(self._made(config).curve(tuple(inputs), weights, direction)[input1])
 
 
 def written_in_jax(author: Authored) -> tuple[VectorFunction, JaxFunction]:
@@ -76,28 +80,30 @@ def push_through(function: Callable[..., Any], arguments: Vectors, index: int, v
 
 
 class _Actions:
-    """The four actions of one function of vectors, compiled."""
+    """The four actions of one function of vectors, compiled.
+
+    Each is of all inputs and outputs at once, of which the caller makes all but one zero: a few needless products
+    beside the function itself, and one compilation instead of one for each output and pair of inputs.
+    """
 
     def __init__(self, function: Callable[..., tuple[Any, ...]]) -> None:
-        def pull(output: int, input: int, x: tuple[Any, ...], sens: Any) -> Any:  # noqa: A002
-            return jax.vjp(lambda at: only(function(*_put(x, input, at)), output), x[input])[1](sens)[0]
+        def pull(x: tuple[Any, ...], weights: tuple[Any, ...]) -> Any:
+            return jax.vjp(function, *x)[1](weights)
 
-        def push(output: int, input: int, x: tuple[Any, ...], vec: Any) -> Any:  # noqa: A002
-            return jax.jvp(lambda at: only(function(*_put(x, input, at)), output), (x[input],), (vec,))[1]
+        def push(x: tuple[Any, ...], direction: tuple[Any, ...]) -> Any:
+            return jax.jvp(function, x, direction)[1]
 
-        def curve(output: int, input1: int, input2: int, x: tuple[Any, ...], sens: Any, vec: Any) -> Any:
-            return jax.jvp(lambda at: pull(output, input1, _put(x, input2, at), sens), (x[input2],), (vec,))[1]
+        def curve(x: tuple[Any, ...], weights: tuple[Any, ...], direction: tuple[Any, ...]) -> Any:
+            return jax.jvp(lambda *at: pull(at, weights), x, direction)[1]
 
         self.evaluate = _compiled(function)
         self.rows = _compiled(jax.vmap(function))
-        self.gradient = _compiled(pull, 0, 1)
-        self.jacobian = _compiled(push, 0, 1)
-        self.hessian = _compiled(curve, 0, 1, 2)
+        self.pull, self.push, self.curve = _compiled(pull), _compiled(push), _compiled(curve)
 
 
-def _compiled(function: Callable[..., Any], *static: int) -> Callable[..., Any]:
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function compiled for each shape; or as it is, once it turns out that it cannot be compiled."""
-    fast, plain = jax.jit(function, static_argnums=static), False
+    fast, plain = jax.jit(function), False
 
     def run(*arguments: Any) -> Any:
         nonlocal plain
@@ -106,7 +112,7 @@ def _compiled(function: Callable[..., Any], *static: int) -> Callable[..., Any]:
                 return fast(*arguments)
             except _NOT_COMPILED:
                 plain = True
-        return function(*[x if isinstance(x, int) else jax.tree.map(jnp.asarray, x) for x in arguments])
+        return function(*jax.tree.map(jnp.asarray, arguments))
 
     return run
 
@@ -114,6 +120,11 @@ def _compiled(function: Callable[..., Any], *static: int) -> Callable[..., Any]:
 def _vectors(answer: Any) -> tuple[Any, ...]:
     """Each output as a float64 vector: of an array, a list of numbers, or one number."""
     return tuple(jnp.atleast_1d(jnp.asarray(each)).astype(jnp.float64) for each in parts(answer))
+
+
+def _alone(vector: Vector, index: int, sizes: Sequence[int]) -> tuple[Vector, ...]:
+    """The vector at its place, and zeros at all others."""
+    return tuple(vector if i == index else np.zeros(size) for i, size in enumerate(sizes))
 
 
 def _put(x: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:

@@ -1,0 +1,206 @@
+"""Random functions of several vectors: all methods give the same derivatives, which are adjoint, linear, symmetric."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dragoman.core.vector_answers import as_vector, as_vectors
+from dragoman.core.vectors import Vector, VectorFunction
+from dragoman.derivatives.authoring import prepared, vector_function
+
+QUICK = settings(max_examples=10, deadline=None)
+SLOW = settings(max_examples=2, deadline=None)  # each is compiled anew
+
+LIBRARIES: Mapping[str, tuple[ModuleType, Callable[[Any], Any]]] = {
+    "complex step": (np, np.asarray),
+    "finite differences": (np, np.asarray),
+    "torch": (torch, torch.as_tensor),
+    "jax": (jnp, jnp.asarray),
+}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A function that was drawn: sizes, the depth of its composition, the degree of its polynomial, its numbers."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    depth: int
+    degree: int
+    seed: int
+
+    def numbers(self) -> Callable[..., Vector]:
+        rng = np.random.default_rng(self.seed)
+        return lambda *shape: rng.uniform(-1, 1, size=shape) / np.sqrt(shape[-1])
+
+    def function(self, lib: Any, lift: Callable[[Any], Any]) -> Callable[..., Any]:
+        """The composition sin(A_k ... sin(A_1 z)), times exp(a · z), plus a polynomial of z, all inputs joined."""
+        draw, width = self.numbers(), sum(self.inputs)
+        layers = [[draw(width, width) for _ in range(self.depth)] for _ in self.outputs]
+        last = [(draw(size, width), draw(width), draw(size, width)) for size in self.outputs]
+
+        def evaluate(*vectors: Any) -> Any:
+            z = lib.concatenate(vectors) if lib is not torch else torch.cat(vectors)
+            found = []
+            for matrices, (out, tilt, power) in zip(layers, last, strict=True):
+                at = z
+                for matrix in matrices:
+                    at = lib.sin(lift(matrix) @ at)
+                found.append((lift(out) @ at) * lib.exp((lift(tilt) * z).sum()) + lift(power) @ z**self.degree)
+            return tuple(found)
+
+        return evaluate
+
+    def prepared(self, method: str) -> VectorFunction:
+        lib, lift = LIBRARIES[method]
+        mark: Any = vector_function(inputs=list(self.inputs), outputs=list(self.outputs), derivatives=method)  # type: ignore[call-overload]
+        evaluate = self.function(lib, lift)
+        return prepared(mark(lambda *vectors: evaluate(*vectors)))
+
+    def points(self) -> tuple[list[Vector], list[Vector], list[Vector], list[Vector]]:
+        """A point, and directions of the inputs twice and of the outputs."""
+        rng = np.random.default_rng((self.seed, 1))
+        inputs = [[rng.uniform(-1, 1, size=size) for size in self.inputs] for _ in range(3)]
+        return inputs[0], inputs[1], inputs[2], [rng.uniform(-1, 1, size=size) for size in self.outputs]
+
+
+sizes = st.lists(st.integers(1, 4), min_size=1, max_size=2).map(tuple)
+drawn = st.builds(
+    Drawn,
+    inputs=sizes,
+    outputs=sizes,
+    depth=st.integers(0, 2),
+    degree=st.integers(1, 4),
+    seed=st.integers(0, 2**32 - 1),
+)
+
+
+def first(function: VectorFunction, o: int, i: int, at: list[Vector], sens: Vector, vec: Vector) -> tuple[Vector, ...]:
+    """Jᵀ s and J v."""
+    pulled = as_vector(function.gradient(o, i, at, sens, {}), len(at[i]), "gradient")
+    return pulled, as_vector(function.apply_jacobian(o, i, at, vec, {}), len(sens), "apply_jacobian")
+
+
+def second(function: VectorFunction, o: int, i: int, j: int, at: list[Vector], sens: Vector, vec: Vector) -> Vector:
+    return as_vector(function.apply_hessian(o, i, j, at, sens, vec, {}), len(at[i]), "apply_hessian")
+
+
+def close(found: Vector, wanted: Vector, relative: float) -> None:
+    assert np.abs(found - wanted).max() <= relative * max(1.0, float(np.abs(wanted).max()))
+
+
+def agree(case: Drawn, method: str, by: str, loose: float) -> None:
+    function, reference = case.prepared(method), case.prepared(by)
+    at, _, direction, weights = case.points()
+    values = as_vectors(function.evaluate(at, {}), case.outputs), as_vectors(reference.evaluate(at, {}), case.outputs)
+    for o, sens in enumerate(weights):
+        close(values[0][o], values[1][o], 1e-12)
+        for i, v in enumerate(direction):
+            for found, wanted in zip(
+                first(function, o, i, at, sens, v), first(reference, o, i, at, sens, v), strict=True
+            ):
+                close(found, wanted, loose)
+            for j, w in enumerate(direction):
+                found, wanted = (second(f, o, i, j, at, sens, w) for f in (function, reference))
+                close(found, wanted, max(loose, 1e-7 if "complex step" in (method, by) else 0))
+
+
+def identities(case: Drawn, method: str, relative: float) -> None:
+    """<J v, s> = <v, Jᵀ s>; linear in s and v; <u, H v> = <v, H u>."""
+    function = case.prepared(method)
+    at, u, v, weights = case.points()
+    for o, s in enumerate(weights):
+        t = np.roll(s, 1) + 0.5
+        for i in range(len(at)):
+            pulled, pushed = first(function, o, i, at, s, v[i])
+            close(np.atleast_1d(pushed @ s), np.atleast_1d(pulled @ v[i]), relative)
+            others = first(function, o, i, at, t, u[i])
+            both = first(function, o, i, at, 2 * s - 3 * t, 2 * v[i] - 3 * u[i])
+            close(both[0], 2 * pulled - 3 * others[0], relative)
+            close(both[1], 2 * pushed - 3 * others[1], relative)
+            for j in range(len(at)):
+                there, back = second(function, o, i, j, at, s, v[j]), second(function, o, j, i, at, s, u[i])
+                close(np.atleast_1d(u[i] @ there), np.atleast_1d(v[j] @ back), relative)
+                more = second(function, o, i, j, at, t, v[j])
+                close(second(function, o, i, j, at, 2 * s - 3 * t, v[j]), 2 * there - 3 * more, relative)
+                along = second(function, o, i, j, at, s, v[j] - 2 * u[j])
+                close(along, there - 2 * second(function, o, i, j, at, s, u[j]), relative)
+
+
+@QUICK
+@given(case=drawn)
+def test_torch_agrees_with_the_complex_step(case: Drawn) -> None:
+    agree(case, "torch", "complex step", 1e-12)
+
+
+@QUICK
+@given(case=drawn)
+def test_finite_differences_agree_with_torch(case: Drawn) -> None:
+    agree(case, "finite differences", "torch", 3e-6)
+
+
+@SLOW
+@given(case=st.builds(Drawn, st.just((2, 3)), st.just((1, 2)), st.just(1), st.integers(2, 3), st.integers(0, 99)))
+def test_jax_agrees_with_torch(case: Drawn) -> None:
+    agree(case, "jax", "torch", 1e-12)
+
+
+@QUICK
+@given(case=drawn)
+def test_identities_of_torch(case: Drawn) -> None:
+    identities(case, "torch", 1e-11)
+
+
+@QUICK
+@given(case=drawn)
+def test_identities_of_the_complex_step(case: Drawn) -> None:
+    identities(case, "complex step", 1e-6)
+
+
+@cache
+def in_jax() -> VectorFunction:
+    return Drawn((2, 3), (1, 2), 1, 3, 5).prepared("jax")
+
+
+@QUICK
+@given(
+    x=st.lists(st.floats(-3, 3), min_size=5, max_size=5),
+    s=st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=2),
+    v=st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3),
+)
+def test_jax_is_adjoint_everywhere(x: list[float], s: list[float], v: list[float]) -> None:
+    at, sens, vec = [np.array(x[:2]), np.array(x[2:])], np.array(s), np.array(v)
+    pulled, pushed = first(in_jax(), 1, 1, at, sens, vec)
+    size = np.linalg.norm(pulled) * np.linalg.norm(vec) + np.linalg.norm(pushed) * np.linalg.norm(sens)
+    assert abs(pulled @ vec - pushed @ sens) <= 1e-12 * size + 1e-300
+
+
+@pytest.mark.parametrize("method", ["complex step", "torch", "finite differences"])
+def test_a_zero_direction_gives_zero(method: str) -> None:
+    case = Drawn((2,), (3,), 1, 2, 1)
+    function = case.prepared(method)
+    at, zero = [np.array([0.5, -0.5])], np.zeros(2)
+    pulled, pushed = first(function, 0, 0, at, np.zeros(3), zero)
+    assert not pulled.any()
+    assert not pushed.any()
+    assert not second(function, 0, 0, 0, at, np.ones(3), zero).any()
+
+
+@pytest.mark.parametrize("scale", [1e-150, 1e-8, 1e8, 1e150])
+def test_the_size_of_a_direction_does_not_matter(scale: float) -> None:
+    case = Drawn((2,), (2,), 1, 2, 2)
+    at, vec, sens = [np.array([0.5, -0.5])], np.array([1.0, 2.0]), np.ones(2)
+    for method, relative in (("complex step", 1e-14), ("torch", 1e-14), ("finite differences", 1e-8)):
+        function = case.prepared(method)
+        wanted = first(function, 0, 0, at, sens, vec)[1]
+        found = first(function, 0, 0, at, sens, scale * vec)[1] / scale
+        close(found, wanted, relative)

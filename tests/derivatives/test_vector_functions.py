@@ -1,0 +1,425 @@
+"""@vector_function: what authors write becomes a function of vectors, or an error that says what does not fit."""
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import dragoman
+from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
+from dragoman.core.vector_answers import as_vector, as_vectors
+from dragoman.core.vectors import VectorFunction, carried_by
+from dragoman.derivatives.authoring import is_vector_function, prepared
+
+mark: Any = dragoman.vector_function
+X = np.array([0.3, 0.7])
+ONE = np.ones(1)
+
+
+def made(function: Callable[..., Any], **options: Any) -> VectorFunction:
+    return prepared(mark(**options)(function))
+
+
+def value(function: VectorFunction, *inputs: Any, **config: Any) -> list[list[float]]:
+    answer = function.evaluate([np.asarray(x, np.float64) for x in inputs], config)
+    return [each.tolist() for each in as_vectors(answer, function.output_sizes(config))]
+
+
+# --- sizes, names, configs and results --------------------------------------------------------------------
+
+
+def test_a_marked_function_stays_the_function_it_was() -> None:
+    @dragoman.vector_function(inputs=[2])
+    def double(x: Any) -> Any:
+        return 2 * x
+
+    assert double(X).tolist() == [0.6, 1.4]
+    assert double.__name__ == "double"
+    assert is_vector_function(double)
+    assert isinstance(carried_by(double), VectorFunction)
+    assert not is_vector_function(lambda x: x)
+
+
+@pytest.mark.parametrize(
+    ("result", "outputs"),
+    [
+        (3, [[3.0]]),
+        (np.float32(0.5), [[0.5]]),
+        ([1, 2], [[1.0, 2.0]]),
+        (np.arange(3), [[0.0, 1.0, 2.0]]),
+        ([[1, 2]], [[1.0, 2.0]]),
+        (([1, 2], 3), [[1.0, 2.0], [3.0]]),
+        ([[1, 2], [3]], [[1.0, 2.0], [3.0]]),
+        ([np.ones(1), np.zeros(2)], [[1.0], [0.0, 0.0]]),
+        (torch.ones(2, requires_grad=True), [[1.0, 1.0]]),
+        (jnp.ones(2), [[1.0, 1.0]]),
+        ([], [[]]),
+    ],
+    ids=repr,
+)
+def test_results_and_their_inferred_sizes(result: Any, outputs: list[list[float]]) -> None:
+    function = made(lambda x: result, inputs=[1], derivatives=None)
+    assert list(function.output_sizes({})) == [len(each) for each in outputs]
+    assert value(function, [1.0]) == outputs
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        ([True, False], "output 0: expected real numbers, got list of bool"),
+        (None, "output 0: expected real numbers, got NoneType"),
+        ("1.0", "output 0: expected real numbers, got str"),
+        (np.array([1j]), "output 0: expected real numbers, got ndarray of complex128"),
+        ([1.0, 2.0, 3.0], "output 0: expected 2 numbers, got 3"),
+        (np.ones((2, 2)), "expected 1 output vectors, got 2"),
+        (([1.0, 2.0], [1.0]), "expected 1 output vectors, got 2"),
+        ([[1.0], [2.0, 3.0]], "expected 1 output vectors, got 2"),
+        ([1.0, [2.0]], "output 0: expected numbers"),
+        (np.ones((1, 2, 1)), r"output 0: expected a vector of 2 numbers, got shape \[1, 2, 1\]"),
+    ],
+    ids=repr,
+)
+def test_results_that_do_not_fit(result: Any, told: str) -> None:
+    function = made(lambda x: result, inputs=[1], outputs=[2], derivatives=None)
+    with pytest.raises(InvalidOutput, match=told):
+        as_vectors(function.evaluate([ONE], {}), [2])
+
+
+def test_names_and_sizes_as_they_are_given() -> None:
+    function = made(lambda a, b: (a.sum(), b), inputs={"a": 2, "b": 3}, outputs={"sum": 1, "same": 3})
+    assert (function.input_names, function.output_names) == (("a", "b"), ("sum", "same"))
+    assert (list(function.input_sizes({})), list(function.output_sizes({}))) == ([2, 3], [1, 3])
+    by_point = made(lambda u, v: u.sum() * v, at=[[1.0, 2.0], 3.0])
+    assert (by_point.input_names, list(by_point.input_sizes({}))) == (("u", "v"), [2, 1])
+    starred = made(lambda *xs: sum(x.sum() for x in xs), inputs=[1, 2, 3])
+    assert list(starred.input_sizes({})) == [1, 2, 3]
+    assert value(starred, [1], [2, 3], [4, 5, 6]) == [[21.0]]
+
+
+def test_sizes_that_depend_on_the_config() -> None:
+    def sizes(config: Mapping[str, Any]) -> list[int]:
+        return [config.get("n", 2)]
+
+    def powers(x: Any, config: Mapping[str, Any]) -> Any:
+        return x ** config.get("power", 2)
+
+    function = made(powers, inputs=sizes)
+    assert list(function.output_sizes({})) == [2]
+    assert list(function.output_sizes({"n": 4, "power": 3})) == [4]
+    assert value(function, [1, 2, 3], n=3, power=3) == [[1.0, 8.0, 27.0]]
+    found = function.gradient(0, 0, [np.array([1.0, 2.0, 3.0])], np.ones(3), {"n": 3, "power": 3})
+    assert np.asarray(found) == pytest.approx([3, 12, 27], rel=1e-14)
+
+
+def test_keyword_parameters_are_entries_of_the_config() -> None:
+    def scaled(x: Any, *, by: float = 2.0, plus: float = 0.0) -> Any:
+        return by * x + plus
+
+    function = made(scaled, inputs=[1])
+    assert value(function, [3]) == [[6.0]]
+    assert value(function, [3], by=5, plus=1) == [[16.0]]
+    with pytest.raises(InvalidInput, match="config: unexpected entry 'bye'; 'scaled' knows by, plus"):
+        value(function, [3], bye=5)
+
+
+def test_what_does_not_fit_the_function_is_told_when_it_is_prepared() -> None:
+    with pytest.raises(ModelFailed, match="sizes of its input vectors are not known; expected inputs="):
+        made(lambda x: x)
+    with pytest.raises(ModelFailed, match="inputs: expected 2 sizes, for x, y; got 1"):
+        made(lambda x, y: x, inputs=[1])
+    with pytest.raises(ModelFailed, match=r"inputs: expected sizes, got \[-1\]"):
+        made(lambda x: x, inputs=[-1])
+    with pytest.raises(ModelFailed, match=r"derivatives: expected 'auto', .* got 'magic'"):
+        mark(inputs=[1], derivatives="magic")
+    with pytest.raises(ModelFailed, match="of a function of 2 vectors; expected a parameter 'input'"):
+        made(lambda x, y: x, inputs=[1, 1], gradient=lambda x, y, sens: sens)
+
+    def odd(x: Any, *, needed: float) -> Any:
+        return x * needed
+
+    with pytest.raises(ModelFailed, match="parameter 'needed' is no vector; expected it to have a default"):
+        made(odd, inputs=[1])
+    with pytest.raises(ModelFailed, match="is no function of vectors"):
+        prepared(len)
+
+
+# --- what an author writes --------------------------------------------------------------------------------
+
+
+def test_a_jacobian_and_a_hessian_are_applied() -> None:
+    def jacobian(x: Any, *, a: float = 1.0) -> Any:
+        return a * np.array([[2 * x[0], 0.0], [x[1], x[0]], [0.0, 1.0]])
+
+    def hessian(x: Any, *, a: float = 1.0) -> Any:
+        return a * np.array([[[2.0, 0.0], [0.0, 0.0]], [[0.0, 1.0], [1.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]])
+
+    def function(x: Any, *, a: float = 1.0) -> Any:
+        return a * np.array([x[0] ** 2, x[0] * x[1], x[1]])
+
+    made_of = made(function, inputs=[2], outputs=[3], jacobian=jacobian, hessian=hessian)
+    assert set(made_of.sources().values()) == {"author"}
+    s, v, config = np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0]), {"a": 2.0}
+    assert made_of.gradient(0, 0, [X], s, config) == pytest.approx(jacobian(X, a=2).T @ s)
+    assert made_of.apply_jacobian(0, 0, [X], v, config) == pytest.approx(jacobian(X, a=2) @ v)
+    assert made_of.apply_hessian(0, 0, 0, [X], s, v, config) == pytest.approx([2 * 8 + 2 * 2 * 5, 2 * 2 * 4])
+
+
+def test_missing_pieces_follow_exactly_and_say_so() -> None:
+    matrix = np.arange(6.0).reshape(3, 2)
+
+    def square(x: Any) -> Any:
+        return matrix @ x**2
+
+    pushed = made(square, inputs=[2], outputs=[3], apply_jacobian=lambda x, vec: matrix @ (2 * x * vec))
+    assert pushed.sources()["gradient"] == "apply_jacobian (author)"
+    s, v = np.array([1.0, -1.0, 2.0]), np.array([4.0, 5.0])
+    assert pushed.gradient(0, 0, [X], s, {}) == pytest.approx(2 * X * (matrix.T @ s))
+    pulled = made(square, inputs=[2], outputs=[3], gradient=lambda x, sens: 2 * x * (matrix.T @ sens))
+    assert pulled.sources() == {
+        "evaluate": "author",
+        "gradient": "author",
+        "apply_jacobian": "gradient (author)",
+        "apply_hessian": "complex step of gradient (author)",
+    }
+    assert pulled.apply_jacobian(0, 0, [X], v, {}) == pytest.approx(matrix @ (2 * X * v))
+    assert pulled.apply_hessian(0, 0, 0, [X], s, v, {}) == pytest.approx(2 * v * (matrix.T @ s), rel=1e-15)
+
+
+def test_a_linear_function_needs_no_derivative() -> None:
+    matrix = np.arange(6.0).reshape(3, 2)
+    function = made(lambda x: np.abs(matrix) @ x + 7, inputs=[2], linear=True)
+    assert function.sources() == {
+        "evaluate": "author",
+        "gradient": "apply_jacobian (linear)",
+        "apply_jacobian": "linear",
+        "apply_hessian": "linear",
+    }
+    assert function.apply_jacobian(0, 0, [X], X, {}) == pytest.approx(matrix @ X)
+    assert function.gradient(0, 0, [X], np.ones(3), {}) == pytest.approx(matrix.sum(axis=0))
+    assert not function.apply_hessian(0, 0, 0, [X], np.ones(3), X, {}).any()
+
+
+@pytest.mark.parametrize(("lib", "source"), [(torch, "torch"), (jnp, "jax")])
+def test_a_gradient_in_a_framework_is_differentiated_by_it(lib: Any, source: str) -> None:
+    def gradient(x: Any) -> Any:
+        return 3 * x**2 * lib.exp(x[0]) + lib.stack([(x**3).sum() * lib.exp(x[0]), 0 * x[0]])
+
+    function = made(lambda x: (x**3).sum() * lib.exp(x[0]), inputs=[2], derivatives=source, gradient=gradient)
+    assert function.sources()["gradient"] == "author"
+    assert function.sources()["apply_hessian"] == f"{source} of gradient (author)"
+    plain = made(lambda x: (x**3).sum() * lib.exp(x[0]), inputs=[2])
+    assert plain.sources()["apply_hessian"] == source
+    v, s = np.array([1.0, 2.0]), np.array([1.5])
+    wanted = as_vector(plain.apply_hessian(0, 0, 0, [X], s, v, {}), 2, "")
+    assert as_vector(function.apply_hessian(0, 0, 0, [X], s, v, {}), 2, "") == pytest.approx(wanted, rel=1e-14)
+    pulled = as_vector(function.gradient(0, 0, [X], s, {}), 2, "")
+    assert pulled == pytest.approx(as_vector(plain.gradient(0, 0, [X], s, {}), 2, ""), rel=1e-14)
+
+
+def test_a_gradient_of_one_number_needs_no_sens_but_one_number() -> None:
+    function = made(lambda x: x, inputs=[2], gradient=lambda x: x, derivatives=None)
+    with pytest.raises(InvalidOutput, match="gradient without 'sens': expected an output of one number, got 2"):
+        function.gradient(0, 0, [X], np.ones(2), {})
+
+
+def test_a_jacobian_of_a_wrong_shape_is_told() -> None:
+    function = made(lambda x: x, inputs=[2], jacobian=lambda x: np.ones((3, 2)), derivatives=None)
+    with pytest.raises(InvalidOutput, match=r"jacobian: expected a matrix of shape \[2, 2\], got \[3, 2\]"):
+        function.gradient(0, 0, [X], np.ones(2), {})
+
+
+# --- JAX and PyTorch --------------------------------------------------------------------------------------
+
+
+def test_jax_runs_in_double_precision_and_changes_nothing_else() -> None:
+    function = made(lambda x: jnp.sum(x**2) / 3, inputs=[2])
+    assert function.sources()["gradient"] == "jax"
+    assert value(function, X)[0][0] == pytest.approx((X**2).sum() / 3, rel=1e-15)
+    assert np.asarray(function.gradient(0, 0, [X], ONE, {})).dtype == np.float64
+    assert jnp.ones(1).dtype == jnp.float32
+    assert not jax.config.jax_enable_x64
+
+
+def test_jax_with_control_flow_on_numbers_is_not_compiled_but_right() -> None:
+    def turning(x: Any) -> Any:
+        return jnp.sin(x[0]) if x[1] > 0 else jnp.cos(x[0])
+
+    function = made(turning, inputs=[2], derivatives="jax", vectorised=False)
+    for sign, slope in ((1.0, np.cos(0.3)), (-1.0, -np.sin(0.3))):
+        found = function.gradient(0, 0, [np.array([0.3, sign])], ONE, {})
+        assert np.asarray(found) == pytest.approx([slope, 0], rel=1e-15)
+
+
+def test_jax_takes_rows_of_points() -> None:
+    function = made(lambda x, y: (x.sum() * y, x[0]), inputs=[2, 3], derivatives="jax")
+    assert function.vectorised
+    x, y = np.arange(10.0).reshape(5, 2), np.arange(15.0).reshape(5, 3)
+    first, second = function.evaluate([x, y], {})
+    assert first.tolist() == (x.sum(axis=1)[:, None] * y).tolist()
+    assert second.tolist() == x[:, :1].tolist()
+
+
+def test_torch_where_an_operation_has_no_forward_mode() -> None:
+    class Cube(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x: Any) -> Any:
+            return x**3
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.save_for_backward(inputs[0])
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return 3 * ctx.saved_tensors[0] ** 2 * grad
+
+    def cube(x: Any) -> Any:
+        return Cube.apply(x).sum()  # type: ignore[no-untyped-call]
+
+    function = made(cube, inputs=[2], derivatives="torch")
+    v = np.array([1.0, -2.0])
+    assert as_vector(function.apply_jacobian(0, 0, [X], v, {}), 1, "") == pytest.approx([3 * X**2 @ v], rel=1e-14)
+    assert as_vector(function.apply_hessian(0, 0, 0, [X], ONE, v, {}), 2, "") == pytest.approx(6 * X * v, rel=1e-14)
+
+
+# --- the complex step's condition -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda x: abs(x[0]), "np.absolute"),
+        (lambda x: np.max(x), "np.max"),
+        (lambda x: x.max(), "np.maximum"),
+        (lambda x: np.maximum(x, 0.5), "np.maximum"),
+        (lambda x: np.linalg.norm(x), "np.linalg.norm"),
+        (lambda x: 1.0 * x[0] if x[0] > 0 else x[1], "np.greater"),
+        (lambda x: np.where(x < 0.5, x, x**2), "np.less"),
+        (lambda x: x.astype(np.float64), r"astype\(float64\)"),
+        (lambda x: math.exp(x[0]), "a number as float"),
+        (lambda x: np.array([float(each) for each in x]), "a number as float"),
+        (lambda x: np.array(x, dtype=np.float64), "ComplexWarning"),
+        (lambda x: np.real(x) * x, "np.real"),
+        (lambda x: x.imag + x, "the imaginary part|imag"),
+        (lambda x: np.conj(x) * x, "np.conjugate"),
+        (lambda x: np.floor(x), "np.floor"),
+        (lambda x: np.arctan2(x[0], x[1]), "np.arctan2"),
+        (lambda x: np.sort(x), "np.sort"),
+        (lambda x: x.std(), "std"),
+        (lambda x: np.asarray(x).real * 2, "complex derivative by vector 0 is 0 where"),
+        (lambda x: np.abs(np.array([x[0], x[1]])), "complex derivative by vector 0 is 0 where"),
+    ],
+)
+def test_what_is_not_analytic_is_refused(
+    function: Callable[..., Any], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ModelFailed, match=f"is not analytic, so the complex step does not apply: .*({why})"):
+        made(function, inputs=[2], derivatives="complex step")
+    with caplog.at_level(logging.INFO, "dragoman"):
+        assert dict(made(function, inputs=[2]).sources()) == {"evaluate": "author"}
+    assert "no derivatives are added" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("function", "slope"),
+    [
+        (lambda x: np.sin(x) @ np.cos(x), lambda x: np.cos(2 * x)),
+        (lambda x: np.sqrt((x**2).sum()), lambda x: x / np.linalg.norm(x)),
+        (lambda x: np.log(sum(np.exp(each) for each in x)), lambda x: np.exp(x) / np.exp(x).sum()),
+        (lambda x: np.linalg.solve(np.diag(x) + 1, np.ones(2)).sum(), None),
+        (lambda x: [x[0] * x[1]], lambda x: x[::-1]),
+        (lambda x: np.convolve(np.concatenate([x, [1.0]]), [1.0, 2.0])[1], lambda x: np.array([2.0, 1.0])),
+        (lambda x: np.exp(np.interp(0.5, [0, 1], [1, 2])) * x.prod(), lambda x: np.exp(1.5) * x[::-1]),
+        (lambda x: np.tanh(x).mean() if np.isfinite(x).all() else 0.0, lambda x: (1 - np.tanh(x) ** 2) / 2),
+        (lambda x: 3.0, lambda x: np.zeros(2)),
+    ],
+)
+def test_what_is_analytic_is_exact(function: Callable[..., Any], slope: Callable[..., Any] | None) -> None:
+    found = made(function, inputs=[2])
+    if slope is None:  # d (A⁻¹ 1) / d A_ii = -A⁻¹_i (A⁻¹ 1)_i, summed by 1ᵀ A⁻¹
+        inverse = np.linalg.inv(np.diag(X) + 1)
+        wanted = -inverse.sum(axis=0) * inverse.sum(axis=1)
+    else:
+        wanted = slope(X)
+    if found.sources().get("gradient") == "complex step":
+        assert found.gradient(0, 0, [X], ONE, {}) == pytest.approx(wanted, rel=1e-14, abs=1e-15)
+    else:
+        raise AssertionError(found.sources())
+
+
+def test_a_config_under_which_it_is_not_analytic_is_refused_when_it_comes() -> None:
+    def either(x: Any, *, smooth: bool = True) -> Any:
+        return x**2 if smooth else np.asarray(x).real * 2
+
+    function = made(either, inputs=[2])
+    assert function.gradient(0, 0, [X], np.ones(2), {}) == pytest.approx(2 * X)
+    with pytest.raises(ModelFailed, match="'either' is not analytic"):
+        function.gradient(0, 0, [X], np.ones(2), {"smooth": False})
+
+
+def test_a_branch_that_is_not_analytic_is_refused_when_it_is_taken() -> None:
+    def turning(x: Any) -> Any:
+        return x**2 if np.asarray(x).real[0] > 0 else np.abs(x)
+
+    function = made(turning, inputs=[2])
+    assert function.gradient(0, 0, [X], np.ones(2), {}) == pytest.approx(2 * X)
+    with pytest.raises(ModelFailed, match=r"it uses np\.absolute"):
+        function.gradient(0, 0, [-X], np.ones(2), {})
+
+
+def test_a_function_that_cannot_be_tried_is_served_without_derivatives(caplog: pytest.LogCaptureFixture) -> None:
+    def picky(x: Any) -> Any:
+        if np.asarray(x).real[0] < 5:
+            raise ValueError("five at least")
+        return x**2
+
+    with caplog.at_level(logging.WARNING, "dragoman"):
+        assert dict(made(picky, inputs=[2], outputs=[2]).sources()) == {"evaluate": "author"}
+    assert "ValueError('five at least'); name a point where it can be tried, at=[...]" in caplog.text
+    found = made(picky, inputs=[2], at=[[6.0, 1.0]])
+    assert found.gradient(0, 0, [np.array([7.0, 1.0])], np.ones(2), {}) == pytest.approx([14, 2])
+    with pytest.raises(ModelFailed, match="raised ValueError where it was tried for the sizes of its outputs: five at"):
+        made(picky, inputs=[2], derivatives=None).output_sizes({})
+    with pytest.raises(ModelFailed, match=r"it is not finite where it was tried; name another point, at=\[\.\.\.\]"):
+        made(lambda x: np.log(x * 0), inputs=[2], derivatives="complex step")
+
+
+def test_differences_are_only_made_where_they_are_asked_for_and_tell_their_cost() -> None:
+    found = made(lambda x: np.abs(x).sum(), inputs=[2], at=[[1.0, -2.0]], derivatives="finite differences")
+    assert set(found.sources().values()) == {"author", "finite differences"}
+    told = found.notes()["finite differences"]
+    assert told["relative_error"] < 1e-10
+    assert told["evaluations"] == {
+        "apply_jacobian": "4",
+        "gradient": "4 a number of the input",
+        "apply_hessian": "8 a number of input1",
+    }
+    asked = made(lambda x: (x**3).sum(), inputs=[2], derivatives="complex step")
+    assert asked.sources()["apply_hessian"] == "finite differences of complex step"
+    assert asked.apply_hessian(0, 0, 0, [X], ONE, ONE.repeat(2), {}) == pytest.approx(6 * X, rel=1e-9)
+
+
+def test_the_cost_that_is_told_is_the_cost() -> None:
+    calls = 0
+
+    def counted(x: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return (x**2).sum()
+
+    function = made(counted, inputs=[5], outputs=[1], derivatives="finite differences")
+    x = np.ones(5)
+    costs: dict[str, Any] = {"apply_jacobian": ((0, 0, [x], x, {}), 4), "gradient": ((0, 0, [x], ONE, {}), 4 * 5)}
+    costs["apply_hessian"] = ((0, 0, 0, [x], ONE, x, {}), 8 * 5)
+    for name, (arguments, cost) in costs.items():
+        calls = 0
+        getattr(function, name)(*arguments)
+        assert calls == cost
