@@ -10,7 +10,7 @@ from typing import Any
 
 from dragoman.plugins import import_file
 
-train: Any = import_file(Path(__file__).parents[1] / "examples" / "text" / "train.py")
+train: Any = import_file(Path(__file__).parents[1] / "examples" / "text" / "train_models.py")
 
 
 def make(folder: Path, kind: str = "llama", steps: int = 60) -> Path:

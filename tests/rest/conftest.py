@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 import uvloop
-from rest_house import DEFAULTS
+from rest.rest_house import DEFAULTS
 
 Loops = Mapping[str, Callable[[], asyncio.AbstractEventLoop]]
 _ASYNCIO: Loops = {"asyncio": asyncio.new_event_loop}

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import numpy as np
 import pytest
 import pytest_asyncio
-from rest_house import Answer, House, binary, blobs, encoded, inputs, outputs, serving, tensor
+from rest.rest_house import Answer, House, binary, blobs, encoded, inputs, outputs, serving, tensor
 
 from dragoman.protocols.wire import HttpFault
 from dragoman.transports.encoding import accepted, decoded

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rest_house import (
+from rest.rest_house import (
     Counter,
     Gate,
     House,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from rest_house import (
+from rest.rest_house import (
     Answer,
     Gate,
     House,

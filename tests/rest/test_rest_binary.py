@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from rest_house import MODELS, Answer, House, binary, blobs, inputs, outputs, serving, tensor
+from rest.rest_house import MODELS, Answer, House, binary, blobs, inputs, outputs, serving, tensor
 
 import dragoman
 from dragoman import Infer, Inference

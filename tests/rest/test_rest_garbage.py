@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rest_house import (
+from rest.rest_house import (
     Adder,
     Answer,
     House,

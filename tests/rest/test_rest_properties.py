@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from rest_house import binary, encoded, inputs, tensor
+from rest.rest_house import binary, encoded, inputs, tensor
 
 from dragoman.core.calls import Infer, Inference, Response
 from dragoman.core.datatypes import BF16, BOOL, BYTES, DATATYPES, Datatype, bf16_to_fp32

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from rest_house import Gate, House, binary, inputs, outputs, request, serving, tensor
+from rest.rest_house import Gate, House, binary, inputs, outputs, request, serving, tensor
 
 import dragoman
 

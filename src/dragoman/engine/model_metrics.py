@@ -7,8 +7,9 @@ no worker anything.
 import importlib.util
 import os
 from collections.abc import Iterable
+from typing import get_args
 
-from dragoman.core.metrics import Family, Sample
+from dragoman.core.metrics import Family, Kind, Sample
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -23,6 +24,6 @@ def families() -> Iterable[Family]:
 
     for found in MultiProcessCollector(CollectorRegistry(), folder).collect():
         samples = tuple(Sample(s.name, dict(s.labels), float(s.value)) for s in found.samples)
-        kind = found.type if found.type in ("counter", "gauge", "histogram", "summary") else "untyped"
+        kind: Kind = found.type if found.type in get_args(Kind) else "untyped"
         name = f"{found.name}_total" if kind == "counter" else found.name
         yield Family(name, kind, found.documentation, samples)

@@ -1,6 +1,6 @@
 """Trains small language models on Python's own documentation, and saves them as Hugging Face folders.
 
-    python examples/text/train.py models
+    python examples/text/train_models.py models
 
 writes `models/small-llama` and `models/small-gpt2` (a minute or two each on two cores): weights as safetensors, a
 byte-level BPE tokenizer and a chat template. Their texts are no wisdom, but they are no noise either.
