@@ -389,7 +389,7 @@ def test_a_function_that_cannot_be_tried_is_served_without_derivatives(caplog: p
     with pytest.raises(ModelFailed, match="raised ValueError where it was tried for the sizes of its outputs: five at"):
         made(picky, inputs=[2], derivatives=None).output_sizes({})
     with pytest.raises(ModelFailed, match=r"it is not finite where it was tried; name another point, at=\[\.\.\.\]"):
-        made(lambda x: np.log(x * 0), inputs=[2], derivatives="complex step")
+        made(lambda x: x * np.nan, inputs=[2], derivatives="complex step")
 
 
 def test_differences_are_only_made_where_they_are_asked_for_and_tell_their_cost() -> None:
