@@ -389,7 +389,7 @@ async def encrypted(house: House, context: ssl.SSLContext) -> Peer:
 
 async def test_tls(secure: tuple[House, ssl.SSLContext]) -> None:
     house, context = secure
-    context.set_alpn_protocols(["h2", "http/1.1"])
+    context.set_alpn_protocols(["http/1.1"])
     client = await encrypted(house, context)
     assert client.writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
     await client.send(ASK * 3)
