@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from dragoman.core.binding import bind
-from dragoman.core.calls import Infer
+from dragoman.core.calls import Embed, Infer
 from dragoman.core.datatypes import BYTES
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.signature import TensorSpec
@@ -287,3 +287,34 @@ def test_an_architecture_without_a_task_asks_for_one(saved: Path, tmp_path: Path
     with pytest.raises(ModelFailed, match=r"'BertForPreTraining', which tells no task; .*parameters\.task"):
         _served(tmp_path / "m")
     assert len(_results(_served(tmp_path / "m", task="feature-extraction"), {"args": TEXTS})) == 3
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max", "last"])
+def test_vectors_are_pooled_as_the_folder_says(saved: Path, tmp_path: Path, pooling: str) -> None:
+    folder = tmp_path / "encoder"
+    shutil.copytree(saved / "Model", folder)
+    keys = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens", "last": "lasttoken"}
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{keys[pooling]}": True}))
+    model = _served(folder)
+    answer = model.embed(Embed((*TEXTS, (2, 5, 6, 3))))
+    plain = transformers.AutoModel.from_pretrained(folder)
+    made = transformers.AutoTokenizer.from_pretrained(folder)
+    rows = [*(made(text)["input_ids"] for text in TEXTS), [2, 5, 6, 3]]
+    for row, vector in zip(rows, answer.vectors.data, strict=True):
+        with torch.inference_mode():
+            states = plain(input_ids=torch.tensor([row])).last_hidden_state[0]
+        wanted = {"mean": states.mean(0), "cls": states[0], "max": states.amax(0), "last": states[-1]}[pooling]
+        np.testing.assert_allclose(vector, wanted.numpy(), atol=1e-5)
+    assert answer.tokens == sum(map(len, rows))
+
+
+def test_vectors_have_length_one_unless_the_folder_says_otherwise(saved: Path) -> None:
+    model = _served(saved / "Model")
+    answer = model.embed(Embed(tuple(TEXTS)))
+    np.testing.assert_allclose(np.linalg.norm(answer.vectors.data, axis=1), 1.0, atol=1e-6)
+    with pytest.raises(InvalidInput, match="input 1 has 152 tokens; the model takes 1 to 64"):
+        model.embed(Embed(("good", " ".join(["good"] * 150))))
+    with pytest.raises(InvalidInput, match="expected token ids below 200, got 999"):
+        model.embed(Embed(((999,),)))
+    assert "embed" not in vars(_served(saved / "ForSequenceClassification"))

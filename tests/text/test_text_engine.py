@@ -1,0 +1,239 @@
+"""A folder with a language model and an encoder behind one server: every API, every client, the engine itself."""
+
+import json
+import urllib.error
+import urllib.request
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from e2e.served import Served, serving
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import huggingface_hub
+    import openai
+    import text_generation
+    import tritonclient.grpc
+    import tritonclient.http
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20", "ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+]
+PROMPT = "A class definition"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    import text_models
+
+    folder = tmp_path_factory.mktemp("text")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        text_models.make(folder / "story", steps=12)
+        _encoder(folder / "encoder")
+    with serving(str(folder)) as running:
+        yield running
+
+
+def _encoder(folder: Path) -> None:
+    import tokenizers
+    import torch
+    import transformers
+
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[PAD]": 0, "[UNK]": 1, "one": 2}, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.BertConfig(vocab_size=3, max_position_embeddings=32, **sizes)
+    transformers.BertModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def ask(served: Served, path: str, body: Any) -> Any:
+    status, answer, _ = served.ask("POST", path, body, {"content-type": "application/json"})
+    assert status == 200, answer
+    return answer
+
+
+@pytest.fixture(scope="module")
+def greedy(served: Served) -> str:
+    text: str = ask(served, "/generate", {"inputs": PROMPT, "parameters": {"max_new_tokens": 10}})["generated_text"]
+    return text
+
+
+def test_every_api_gives_the_same_text(served: Served, greedy: str) -> None:
+    few: Any = {"max_new_tokens": 10}
+    assert ask(served, "/invocations", {"inputs": PROMPT, "parameters": few})["generated_text"] == greedy
+    assert ask(served, "/", {"inputs": PROMPT, "parameters": few})[0]["generated_text"] == greedy
+    done = ask(served, "/v1/completions", {"model": "story", "prompt": PROMPT, "max_tokens": 10, "temperature": 0})
+    assert done["choices"][0]["text"] == greedy
+    told = ask(served, "/v2/models/story/generate", {"text_input": PROMPT, "parameters": {"max_tokens": 10}})
+    assert told["text_output"] == greedy
+    both = ask(served, "/predictions/story", {"inputs": [PROMPT, "The"], "parameters": few})
+    assert both[0]["generated_text"] == PROMPT + greedy
+
+
+def test_text_generation(served: Served, greedy: str) -> None:
+    client = text_generation.Client(f"http://{served.url}")
+    answer = client.generate(PROMPT, max_new_tokens=10, decoder_input_details=True)
+    assert answer.generated_text == greedy
+    assert "".join(t.text for t in answer.details.tokens if not t.special) == greedy
+    assert answer.details.prefill[0].logprob is None
+    pieces = list(client.generate_stream(PROMPT, max_new_tokens=10))
+    assert "".join(p.token.text for p in pieces if not p.token.special) == greedy
+    first, again = (client.generate(PROMPT, do_sample=True, seed=7, max_new_tokens=8) for _ in range(2))
+    assert first == again
+    assert first.details.seed == 7
+
+
+def test_hub(served: Served, greedy: str) -> None:
+    client = huggingface_hub.InferenceClient(base_url=f"http://{served.url}")
+    assert client.text_generation(PROMPT, max_new_tokens=10) == greedy
+    chat = client.chat_completion([{"role": "user", "content": "How are you?"}], max_tokens=5)
+    assert chat.usage.completion_tokens <= 5
+    with pytest.raises(huggingface_hub.errors.ValidationError):
+        client.text_generation("word " * 2000)
+
+
+def test_openai(served: Served, greedy: str) -> None:
+    with openai.OpenAI(base_url=f"http://{served.url}/v1", api_key="-", max_retries=0) as client:
+        assert {m.id for m in client.models.list()} == {"story", "encoder"}
+        stream = client.completions.create(model="story", prompt=PROMPT, max_tokens=10, temperature=0, stream=True)
+        assert "".join(chunk.choices[0].text for chunk in stream) == greedy
+        messages: Any = [{"role": "user", "content": "Say yes or no."}]
+        two = client.chat.completions.create(model="story", messages=messages, n=2, max_tokens=4, logprobs=True)
+        assert [c.index for c in two.choices] == [0, 1]
+        only = client.chat.completions.create(
+            model="story", messages=messages, extra_body={"structured_outputs": {"choice": ["yes", "no"]}}
+        )
+        assert only.choices[0].message.content in ("yes", "no")
+        schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+        shaped: Any = {
+            "type": "json_schema",
+            "json_schema": {"name": "n", "schema": {**schema, "additionalProperties": False}},
+        }
+        told = client.chat.completions.create(model="story", messages=messages, response_format=shaped, max_tokens=60)
+        assert json.loads(told.choices[0].message.content or "")["n"] in (1, 2)
+        vectors = client.embeddings.create(model="encoder", input=["one", "one two"])
+        assert np.linalg.norm(vectors.data[0].embedding) == pytest.approx(1, abs=1e-5)
+        with pytest.raises(openai.BadRequestError, match="does not support"):
+            client.embeddings.create(model="story", input="one")
+
+
+def test_the_only_model_that_can(served: Served) -> None:
+    assert ask(served, "/v1/embeddings", {"input": "one"})["model"] == "encoder"
+    assert ask(served, "/v1/completions", {"prompt": "one"})["model"] == "story"
+
+
+def test_beams_and_the_others_beside_the_best(served: Served) -> None:
+    told = ask(served, "/invocations", {"inputs": PROMPT, "parameters": {"num_beams": 3, "details": True}})
+    assert len(told["details"]["best_of_sequences"]) == 2
+    drawn = {"best_of": 3, "do_sample": True, "details": True, "max_new_tokens": 5}
+    told = ask(served, "/invocations", {"inputs": PROMPT, "parameters": drawn})["details"]
+    means = [
+        np.mean([t["log_prob"] for t in tokens])
+        for tokens in (told["tokens"], *(s["tokens"] for s in told["best_of_sequences"]))
+    ]
+    assert means == sorted(means, reverse=True)
+
+
+# --- Open Inference, in tensors ------------------------------------------------------------------------------
+
+
+def _tensor(module: Any, texts: list[str]) -> Any:
+    made = module.InferInput("text_input", [len(texts)], "BYTES")
+    made.set_data_from_numpy(np.array([t.encode() for t in texts], object))
+    return made
+
+
+@pytest.mark.parametrize("wire", ["http", "grpc"])
+def test_tensors_in_tensors_out(served: Served, greedy: str, wire: str) -> None:
+    module: Any = tritonclient.http if wire == "http" else tritonclient.grpc
+    url = served.url if wire == "http" else served.grpc_url
+    with module.InferenceServerClient(url) as client:
+        answer = client.infer(
+            "story",
+            [_tensor(module, [PROMPT, "The"])],
+            outputs=[module.InferRequestedOutput(n) for n in ("text_output", "finish_reason", "generated_tokens")],
+            parameters={"max_tokens": 10},
+        )
+    assert answer.as_numpy("text_output")[0].decode() == greedy
+    assert answer.as_numpy("finish_reason")[0] in (b"length", b"eos_token")
+    assert answer.as_numpy("generated_tokens").shape == (2,)
+
+
+def test_a_stream_over_grpc(served: Served, greedy: str) -> None:
+    import queue
+
+    found: Any = queue.SimpleQueue()
+    with tritonclient.grpc.InferenceServerClient(served.grpc_url) as client:
+        client.start_stream(lambda result, error: found.put((result, error)))
+        client.async_stream_infer(
+            "story",
+            [_tensor(tritonclient.grpc, [PROMPT])],
+            parameters={"max_tokens": 10},
+            enable_empty_final_response=True,
+        )
+        text = ""
+        while True:
+            result, error = found.get(timeout=60)
+            assert error is None
+            response = result.get_response()
+            if response.parameters["triton_final_response"].bool_param:
+                break
+            text += result.as_numpy("text_output")[0].decode()
+        client.stop_stream()
+    assert text == greedy
+
+
+# --- together ------------------------------------------------------------------------------------------------
+
+
+def test_one_bad_and_seven_good(served: Served) -> None:
+    good = [
+        ("/invocations", {"inputs": f"The {word}", "parameters": {"max_new_tokens": 8, "do_sample": True, "seed": i}})
+        for i, word in enumerate(["class", "function", "list", "value", "name", "return", "object"])
+    ]
+    alone = [ask(served, *each) for each in good]
+    bad = ("/invocations", {"inputs": "The", "parameters": {"temperature": -1}})
+    with ThreadPoolExecutor(8) as threads:
+        wrong = threads.submit(lambda: served.ask("POST", *bad, {"content-type": "application/json"}))
+        together = list(threads.map(lambda each: ask(served, *each), good))
+    assert together == alone
+    assert wrong.result()[0] == 424
+
+
+def test_a_prompt_that_is_longer_than_the_context(served: Served) -> None:
+    long = "word " * 2000
+    for path, body, status in (
+        ("/invocations", {"inputs": long}, 424),
+        ("/generate", {"inputs": long}, 422),
+        ("/v1/completions", {"model": "story", "prompt": long}, 400),
+        ("/v2/models/story/generate", {"text_input": long}, 422),
+    ):
+        got, answer, _ = served.ask("POST", path, body, {"content-type": "application/json"})
+        assert got == status, answer
+        assert "context" in json.dumps(answer)
+
+
+def test_many_who_leave_leave_nothing_behind(served: Served) -> None:
+    body = json.dumps({"inputs": PROMPT, "stream": True, "parameters": {"max_new_tokens": 400}}).encode()
+
+    def leave(_: int) -> None:
+        request = urllib.request.Request(f"http://{served.url}/invocations", body, {"content-type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            answer.readline()
+
+    with ThreadPoolExecutor(16) as threads:
+        list(threads.map(leave, range(48)))
+    assert ask(served, "/generate", {"inputs": PROMPT, "parameters": {"max_new_tokens": 3}})
