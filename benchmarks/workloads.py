@@ -52,6 +52,11 @@ def identity() -> list[Workload]:
     ]
 
 
+def small_json(name: str, model: str) -> Workload:
+    """Sixteen numbers over REST as JSON."""
+    return _rest_json(name, model, np.random.default_rng(7).standard_normal((1, 16)).astype(np.float32))
+
+
 # --- REST --------------------------------------------------------------------------------------------------
 
 

@@ -68,6 +68,9 @@ class Settings:
     replicas: int = _setting(1, "copies of each model that answer at the same time", "models", least=1)
     max_batch_size: int = _setting(0, "merge waiting calls up to this many rows; 0 merges nothing", "models")
     max_batch_wait_s: float = _setting(0.0, "seconds that a batch may wait for more rows", "models")
+    batch_linger: float = _setting(
+        0.5, "share of the model's time that a batch waits for callers just answered to ask again", "models", most=10
+    )
     max_queue: int = _setting(1024, "calls of a model that may wait or run; more get 503; 0: no limit", "models")
     timeout_s: float = _setting(0.0, "deadline in seconds of calls that bring none; 0: none", "models")
     cancel_grace_s: float = _setting(
@@ -148,6 +151,7 @@ _OF_MODELS = (
     "replicas",
     "max_batch_size",
     "max_batch_wait_s",
+    "batch_linger",
     "max_queue",
     "timeout_s",
     "cancel_grace_s",

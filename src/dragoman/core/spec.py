@@ -32,6 +32,8 @@ class ModelSpec:
     replicas: how many copies answer at the same time.
     max_batch_size: the most rows that calls are merged to; 0 and 1 merge nothing.
     max_batch_wait_s: how long a batch may wait for more rows, in seconds, beyond the wait for an idle worker.
+    batch_linger: how long a batch waits for callers who were just answered to ask again, as a share of the model's
+        own time; 0 is not at all.
     max_queue: how many calls may wait or run before further ones are refused; 0 is no limit.
     timeout_s: the deadline in seconds of calls that bring none; 0 is no limit.
     cancel_grace_s: how long a worker process may go on with a call that nobody waits for before it is killed, in
@@ -54,6 +56,7 @@ class ModelSpec:
     replicas: int = 1
     max_batch_size: int = 0
     max_batch_wait_s: float = 0.0
+    batch_linger: float = 0.5
     max_queue: int = 1024
     timeout_s: float = 0.0
     cancel_grace_s: float = 10.0

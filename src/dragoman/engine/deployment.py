@@ -54,7 +54,8 @@ class Deployment:
             self._changed()
             raise
         if self.spec.max_batch_size > 1 and self._loaded.signature.batched:
-            self._batcher = Batcher(self._pool, self.spec.max_batch_size, self.spec.max_batch_wait_s)
+            spec = self.spec
+            self._batcher = Batcher(self._pool, spec.max_batch_size, spec.max_batch_wait_s, spec.batch_linger)
         self._vectors = VectorCalls(self._loaded, self.spec.name)
         self.state = "READY"
         self._changed()

@@ -1,0 +1,115 @@
+"""Load from very many clients, none of whom waits for another: questions come at random times, at a given rate.
+
+Each is sent on a connection that is free, or waits for one; how long an answer took counts from when it was due.
+
+usage: python -m benchmarks.open_loop FOLDER, where `question.json`, `question` and `answer` lie
+"""
+
+import asyncio
+import json
+import random
+import statistics
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import httptools
+import uvloop
+
+_CONNECTIONS = 256
+_PATIENCE_S = 20.0
+
+
+class Clients:
+    """All connections, those that are free, and what they have seen."""
+
+    def __init__(self, question: bytes, answer: bytes) -> None:
+        self.question = question
+        self.answer = answer
+        self.free: list[Connection] = []
+        self.due: deque[float] = deque()
+        self.took_s: list[float] = []
+        self.faults = 0
+
+    def ask(self, due_s: float) -> None:
+        self.due.append(due_s)
+        if self.free:
+            self.free.pop().ask(self.due.popleft())
+
+    def answered(self, connection: "Connection", body: bytes) -> None:
+        self.took_s.append(time.perf_counter() - connection.due_s)
+        self.faults += body != self.answer
+        if self.due:
+            connection.ask(self.due.popleft())
+        else:
+            self.free.append(connection)
+
+
+class Connection(asyncio.Protocol):
+    def __init__(self, clients: Clients) -> None:
+        self.clients = clients
+        self.pieces: list[bytes] = []
+        self.parser = httptools.HttpResponseParser(self)
+        self.due_s = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.transport = transport
+
+    def ask(self, due_s: float) -> None:
+        self.due_s = due_s
+        self.transport.write(self.clients.question)
+
+    def data_received(self, data: bytes) -> None:
+        self.parser.feed_data(data)
+
+    def on_body(self, piece: bytes) -> None:
+        self.pieces.append(piece)
+
+    def on_message_complete(self) -> None:
+        body = b"".join(self.pieces)
+        self.pieces.clear()
+        self.clients.answered(self, body)
+
+
+async def run(folder: Path) -> dict[str, float]:
+    asked: dict[str, Any] = json.loads((folder / "question.json").read_text())
+    body = (folder / "question").read_bytes()
+    head = [f"POST {asked['path']} HTTP/1.1", "host: localhost", f"content-length: {len(body)}"]
+    head += [f"{name}: {value}" for name, value in asked["headers"].items()]
+    clients = Clients("\r\n".join([*head, "", ""]).encode() + body, (folder / "answer").read_bytes())
+    loop = asyncio.get_running_loop()
+    for _ in range(_CONNECTIONS):
+        _, connection = await loop.create_connection(lambda: Connection(clients), "127.0.0.1", asked["port"])
+        clients.free.append(connection)
+    sent = await _ask(clients, asked["rate"], asked["seconds"])
+    end_s = time.perf_counter() + _PATIENCE_S
+    while len(clients.took_s) < sent and time.perf_counter() < end_s:
+        await asyncio.sleep(0.01)
+    cuts = statistics.quantiles(clients.took_s, n=100)
+    return {
+        "answers": len(clients.took_s),
+        "seconds": asked["seconds"],
+        "p50_ms": cuts[49] * 1000,
+        "p99_ms": cuts[98] * 1000,
+        "faults": clients.faults + sent - len(clients.took_s),
+    }
+
+
+async def _ask(clients: Clients, rate: float, seconds: float) -> int:
+    """Ask at random times, whose gaps are distributed exponentially; how often."""
+    gaps = random.Random(7)
+    sent, began_s = 0, time.perf_counter()
+    due_s = began_s
+    while due_s < began_s + seconds:
+        while due_s <= time.perf_counter():
+            clients.ask(due_s)
+            sent += 1
+            due_s += gaps.expovariate(rate)
+        await asyncio.sleep(0)  # a timer would be too coarse
+    return sent
+
+
+if __name__ == "__main__":
+    print(json.dumps(uvloop.run(run(Path(sys.argv[1])))))

@@ -1,0 +1,112 @@
+"""A batch waits for callers who ask again at once, and not for those who do not."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+
+from dragoman.core.calls import Infer, Inference, Request
+from dragoman.core.tensor import Tensor
+from dragoman.engine.batching import Batcher
+from dragoman.engine.linger import Linger
+
+
+def test_it_waits_a_share_of_the_models_time_until_all_are_back() -> None:
+    linger = Linger(0.5)
+    linger.answered(calls=3, waiting=2, took_s=0.010, now_s=1.0)
+    assert abs(linger.left_s(2, 1.001) - 0.004) < 1e-9
+    assert linger.left_s(4, 1.002) > 0
+    assert linger.left_s(5, 1.003) == 0
+    assert linger.left_s(2, 1.003) == 0  # once it is over, it is over
+
+
+def test_it_ends_with_its_time() -> None:
+    linger = Linger(0.5)
+    linger.answered(calls=4, waiting=0, took_s=0.010, now_s=1.0)
+    assert linger.left_s(3, 1.0051) == 0
+    assert linger.left_s(1, 1.0) == 0
+
+
+def test_a_lone_caller_and_a_share_of_nothing_wait_for_nobody() -> None:
+    for share, calls in ((0.5, 1), (0.0, 9)):
+        linger = Linger(share)
+        linger.answered(calls=calls, waiting=0, took_s=1.0, now_s=1.0)
+        assert linger.left_s(1, 1.0) == 0
+
+
+def test_the_models_time_is_smoothed() -> None:
+    linger = Linger(1.0)
+    linger.answered(2, 0, 0.010, 1.0)
+    linger.answered(2, 0, 0.020, 2.0)
+    assert abs(linger.left_s(0, 2.0) - 0.012) < 1e-9
+
+
+def waits(linger: Linger, times: int, back: int) -> list[bool]:
+    """Whether it waited each time that four were answered, of whom so many came back in time."""
+    found = []
+    for turn in range(times):
+        linger.answered(calls=4, waiting=0, took_s=0.010, now_s=float(turn))
+        found.append(linger.left_s(0, float(turn)) > 0)
+        linger.left_s(back, turn + 0.9)
+    return found
+
+
+def test_callers_who_do_not_come_back_are_soon_not_waited_for() -> None:
+    linger = Linger(0.5)
+    assert all(waits(linger, 20, back=4))
+    assert waits(linger, 4, back=1)[-1] is False
+    assert sum(waits(linger, 160, back=1)) == 10  # it is tried again now and then
+    waits(linger, 160, back=4)
+    assert all(waits(linger, 20, back=4))
+
+
+class Slow:
+    """A pool of one worker that takes 10 ms."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.capacity = 1
+
+    async def call(self, request: Request[Any]) -> Inference:
+        call = request.call
+        assert isinstance(call, Infer)
+        self.batches.append(len(call.inputs["x"].data))
+        await asyncio.sleep(0.01)
+        return Inference({"y": call.inputs["x"]})
+
+
+async def client(batcher: Batcher, times: int) -> None:
+    for _ in range(times):
+        for _ in range(5):  # the way to the client and back
+            await asyncio.sleep(0)
+        await batcher.call(Request(Infer({"x": Tensor.of(np.zeros((1, 2)))}), "m"))
+
+
+async def test_clients_who_started_apart_come_together() -> None:
+    pool: Any = Slow()
+    batcher = Batcher(pool, 64, 0.0, linger=10.0)
+    first = asyncio.ensure_future(client(batcher, 4))
+    while not pool.batches:
+        await asyncio.sleep(0)
+    await asyncio.gather(first, client(batcher, 3))
+    assert pool.batches == [1, 2, 2, 2]
+
+
+async def test_without_it_they_stay_apart() -> None:
+    pool: Any = Slow()
+    batcher = Batcher(pool, 64, 0.0)
+    first = asyncio.ensure_future(client(batcher, 3))
+    while not pool.batches:
+        await asyncio.sleep(0)
+    await asyncio.gather(first, client(batcher, 3))
+    assert pool.batches == [1] * 6
+
+
+async def test_who_waits_is_served_though_the_other_never_comes_back() -> None:
+    pool: Any = Slow()
+    batcher = Batcher(pool, 64, 0.0, linger=1.0)
+    first = asyncio.ensure_future(client(batcher, 1))
+    while not pool.batches:
+        await asyncio.sleep(0)
+    await asyncio.wait_for(asyncio.gather(first, client(batcher, 1)), 5)
+    assert pool.batches == [1, 1]
