@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -80,9 +80,7 @@ def bind_evaluation(call: Infer, known: Face | None, model: str) -> Infer:
     """
     if known is None:
         raise NotSupported(_no_face(model))
-    given = call.positional or ()
-    _check_count(given, known, model)
-    _check_lengths(given, known.inputs)
+    given = _fitting(call.positional or (), known, model)
     inputs = {spec.name: _point(tensor, spec) for tensor, spec in zip(given, known.inputs, strict=True)}
     return Infer(inputs, call.outputs, call.parameters, config=call.config, content_types=call.content_types)
 
@@ -115,15 +113,13 @@ def bind_derivative(call: DerivativeCall, known: Face | None, model: str) -> Der
 
 def _named_inputs(call: DerivativeCall, known: Face, model: str) -> Tensors:
     if call.positional is not None:
-        _check_count(call.positional, known, model)
-        _check_lengths(call.positional, known.inputs)
-        given: Mapping[str, Tensor] = dict(zip((s.name for s in known.inputs), call.positional, strict=True))
-    else:
-        given = call.inputs
-        for name in given:
-            if all(spec.name != name for spec in known.inputs):
-                raise InvalidInput(f"unexpected input '{name}' for model '{model}'; expected {_listed(known.inputs)}")
-        _check_count(list(given), known, model)
+        fitting = _fitting(call.positional, known, model)
+        return {spec.name: tensor for spec, tensor in zip(known.inputs, fitting, strict=True)}
+    given = call.inputs
+    for name in given:
+        if all(spec.name != name for spec in known.inputs):
+            raise InvalidInput(f"unexpected input '{name}' for model '{model}'; expected {_listed(known.inputs)}")
+    _check_count(list(given), known, model)
     return {s.name: _vector_of(given[s.name], s.size, "input", s.name) for s in known.inputs}
 
 
@@ -135,11 +131,14 @@ def _check_count(given: Sequence[object], known: Face, model: str) -> None:
         )
 
 
-def _check_lengths(given: Sequence[Tensor], wanted: Sequence[VectorSpec]) -> None:
-    for place, (tensor, spec) in enumerate(zip(given, wanted, strict=True)):
+def _fitting(given: Sequence[Tensor], known: Face, model: str) -> Sequence[Tensor]:
+    """The positional vectors, if they are as many and as long as the model's inputs."""
+    _check_count(given, known, model)
+    for place, (tensor, spec) in enumerate(zip(given, known.inputs, strict=True)):
         if tensor.data.shape != (spec.size,):
             got = str(tensor.data.size) if tensor.data.ndim == 1 else f"shape {list(tensor.data.shape)}"
             raise InvalidInput(f"input {place} ('{spec.name}'): expected {spec.size} numbers, got {got}")
+    return given
 
 
 def _point(tensor: Tensor, spec: VectorSpec) -> Tensor:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import msgspec
-import orjson
 
 from dragoman.core.calls import (
     ApplyHessian,
@@ -41,7 +40,7 @@ from dragoman.core.errors import (
 from dragoman.core.signature import Signature
 from dragoman.core.tensor import NONE, Tensor
 from dragoman.core.vector_binding import Face, face
-from dragoman.payload.umbridge import Misfit, Question, numbers, read_question
+from dragoman.payload.umbridge import Misfit, Question, read_question, written_output
 from dragoman.protocols.wire import (
     JSON_TYPE,
     Asked,
@@ -157,11 +156,12 @@ class UmBridge:
     # --- writing -------------------------------------------------------------------------------------------
 
     def _evaluated(self, response: Response[Inference]) -> HttpResponse:
-        outputs = response.answer.outputs
-        return written([numbers(t.data, f"output '{name}'", self.policy) for name, t in outputs.items()])
+        outputs = {f"output '{name}'": tensor.data for name, tensor in response.answer.outputs.items()}
+        return HttpResponse(200, (written_output(outputs, self.policy, several=True),), (JSON_TYPE,))
 
     def _derived(self, response: Response[Tensor]) -> HttpResponse:
-        return written(numbers(response.answer.data, "output", self.policy))
+        text = written_output({"output": response.answer.data}, self.policy, several=False)
+        return HttpResponse(200, (text,), (JSON_TYPE,))
 
 
 def positional(question: Question) -> tuple[Tensor, ...]:
@@ -207,10 +207,6 @@ def support(model: ModelDescription) -> dict[str, bool]:
     """Which verbs a model answers: none where it is no function of vectors."""
     known = face(model.signature) is not None
     return {verb: known and call in model.calls for verb, (call, _) in VERBS.items()}
-
-
-def written(output: Any) -> HttpResponse:
-    return HttpResponse(200, (orjson.dumps({"output": output}, option=orjson.OPT_SERIALIZE_NUMPY),), (JSON_TYPE,))
 
 
 def write_error(fault: DragomanError | HttpFault) -> HttpResponse:

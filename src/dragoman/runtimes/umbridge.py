@@ -10,6 +10,7 @@ from dragoman.core.calls import ApplyHessian, ApplyJacobian, Gradient, Infer, Si
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
+from dragoman.core.tensor import Tensor
 from dragoman.core.vectors import Vector
 from dragoman.runtimes.umbridge_remote import Remote
 from dragoman.runtimes.vectors import VectorModel
@@ -57,7 +58,7 @@ class UmBridgeModel(VectorModel):
 
     # Its methods wait for servers, so they are `async` and a thread each does the waiting.
 
-    async def _evaluate(self, call: Infer) -> dict[str, Vector]:  # type: ignore[override]
+    async def _evaluate(self, call: Infer) -> dict[str, Tensor]:  # type: ignore[override]
         return await self._waited(super()._evaluate, call)
 
     async def _gradient(self, call: Gradient) -> Vector:  # type: ignore[override]
