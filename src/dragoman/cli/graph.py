@@ -1,19 +1,23 @@
 """`dragoman graph FILE`: draws a graph of models and tells what it can do, or what is wrong with it."""
 
 import argparse
+import asyncio
 from pathlib import Path
 from typing import Any
 
 from dragoman import plugins
 from dragoman.core.errors import InvalidInput
+from dragoman.core.peers import Peers
 from dragoman.graphs.draw_svg import svg
 from dragoman.graphs.draw_text import text
 from dragoman.graphs.function import GraphFunction
 from dragoman.graphs.picture import picture, summary
+from dragoman.server import open_engine
 
 _EPILOG = """\
 FILE is a graph.toml, any.graph.toml (or .json, .yaml), a folder with one, or file.py:object or module:object of a
-graph built in Python. Its nodes are loaded and their sizes checked; UM-Bridge servers that it names have to be there.
+graph built in Python. Its nodes are loaded and their sizes checked: UM-Bridge servers that it names have to be there,
+and models that it names by `served` are told with --with.
 
 The exit status is 2 where the graph makes no sense, and the fault is told with its node and port.
 """
@@ -30,11 +34,24 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("file", metavar="FILE", help="the graph")
     parser.add_argument("--svg", metavar="OUT", help="write the drawing to a file as SVG as well")
+    parser.add_argument(
+        "--with", metavar="PATH", nargs="+", dest="models", default=[], help="models that nodes name by `served`"
+    )
     parser.set_defaults(run=_run)
 
 
 def _run(given: argparse.Namespace) -> int:
-    graph = _loaded(given.file)
+    return asyncio.run(_beside(given)) if given.models else _show(_loaded(given.file, None), given)
+
+
+async def _beside(given: argparse.Namespace) -> int:
+    """With the models that it asks loaded in this process, as a server would."""
+    async with open_engine(*given.models) as engine:
+        graph = await asyncio.to_thread(_loaded, given.file, engine.peers("graph"))
+        return await asyncio.to_thread(_show, graph, given)
+
+
+def _show(graph: GraphFunction, given: argparse.Namespace) -> int:
     try:
         shown = picture(graph)
         print(text(shown))
@@ -50,7 +67,7 @@ def _run(given: argparse.Namespace) -> int:
     return 0
 
 
-def _loaded(place: str) -> GraphFunction:
+def _loaded(place: str, peers: Peers | None) -> GraphFunction:
     path = Path(place)
     if not path.exists() and ":" in place:
         found = plugins.resolve("dragoman.graphs.graph:vector_function")(plugins.resolve(place))
@@ -60,5 +77,5 @@ def _loaded(place: str) -> GraphFunction:
     if not path.exists():
         raise InvalidInput(f"'{place}' is not there; expected a graph's file, a folder with one, or file.py:object")
     read, load = (plugins.resolve(f"dragoman.runtimes.{n}") for n in ("graph_files:read_graph", "graph:load_graph"))
-    made: GraphFunction = load(read(path), path)
+    made: GraphFunction = load(read(path), path, peers)
     return made

@@ -34,6 +34,7 @@ from dragoman.core.calls import (
 )
 from dragoman.core.errors import Forbidden, NotReady, Unaddressed, Unauthorized
 from dragoman.core.metrics import Family
+from dragoman.core.peers import Peers
 from dragoman.core.spec import check_name
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.engine import model_metrics, tally
@@ -126,6 +127,10 @@ class Engine:
     def deployments(self) -> list[Deployment]:
         """Every model version, for a person to look at."""
         return self._registry.all()
+
+    def peers(self, name: str) -> Peers:
+        """The models, for something of that name that asks them from a thread. On the event loop."""
+        return self._neighbourhood.of(name)
 
     def _changed(self) -> None:
         self._change.set()

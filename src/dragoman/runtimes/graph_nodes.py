@@ -97,7 +97,7 @@ def _served(text: NodeText, place: Place) -> VectorFunction:
     if place.peers is None:
         raise InvalidInput(
             f"served: '{_text(text)}' can be asked in the server's process alone; expected the graph there, not in a "
-            "process of its own, nor looked at without the models that it names"
+            "process of its own, nor drawn without the models that it names (dragoman graph FILE --with PATH)"
         )
     return Served(_text(text), place.peers)
 

@@ -1,0 +1,149 @@
+"""Drawings of graphs: every box and line is there, nothing overlaps, and the command tells what is wrong."""
+
+import itertools
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dragoman.cli import main
+from dragoman.graphs.draw_svg import svg
+from dragoman.graphs.draw_text import text
+from dragoman.graphs.graph import Graph
+from dragoman.graphs.layout import layout
+from dragoman.graphs.picture import Box, Line, Picture, picture
+from graphs.test_graph_asks import Doubles
+
+TEXT = """\
+nodes = { a = { builtin = "exp", dim = 2 }, b = { builtin = "sin" }, c = { builtin = "sum" } }
+edges = ["a -> b -> c.0", "a -> c.1"]
+inputs = { x = "a" }
+"""
+DRAWN = """\
+          ╭───╮
+          │ x │
+          ╰───╯
+            │2
+            ▼
+       ┌─────────┐
+       │    a    │
+       │   exp   │
+       │ E G J H │
+       └─────────┘
+            │2
+     ┌──────┴─┐
+     ▼        │
+┌─────────┐   │
+│    b    │   │
+│   sin   │   │
+│ E G J H │   │
+└─────────┘   │
+     │2       │
+     └───┐   ┌┘
+         ▼   ▼
+     ┌───────────┐
+     │     c     │
+     │    sum    │
+     │  E G J H  │
+     └───────────┘
+           │2
+           ▼
+         ╭───╮
+         │ c │
+         ╰───╯
+
+inputs   x [2]
+outputs  c [2]
+can do   evaluate, gradient, apply_jacobian, apply_hessian; many points in one call
+nodes    E evaluate, G gradient, J apply_jacobian, H apply_hessian, - missing
+"""
+
+
+def test_the_command_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "graph.toml").write_text(TEXT)
+    assert main(["graph", str(tmp_path), "--svg", str(tmp_path / "out.svg")]) == 0
+    assert capsys.readouterr().out == DRAWN
+    root = ET.parse(tmp_path / "out.svg").getroot()
+    names = {each.text for each in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"x", "a", "b", "c", "exp", "sin", "sum", "2", "E G J H"} <= names
+    assert len([*root.iter("{http://www.w3.org/2000/svg}path")]) == 1 + 5  # the arrow's head, and a line each
+
+
+def test_it_draws_what_python_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "made.py").write_text(
+        "import dragoman\ng = dragoman.Graph('g')\ng.output(g.exp(g.input('x', 2)))\nmade = g.build()\nother = 3\n"
+    )
+    assert main(["graph", f"{tmp_path / 'made.py'}:made"]) == 0
+    assert "│   exp   │" in capsys.readouterr().out
+    assert main(["graph", f"{tmp_path / 'made.py'}:other"]) == 2
+    assert "int is no function of vectors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("edges = ['a -> b']\n[nodes]\na = { builtin = 'exp' }", "there is no node 'b'; there are 'a'"),
+        ("nodes = 3", "graph.toml: nodes: expected a table, got 3"),
+        ("[nodes]\na = { served = 'm' }", "node 'a': served: 'm' can be asked in the server's process alone"),
+    ],
+)
+def test_the_command_tells_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, message: str
+) -> None:
+    (tmp_path / "graph.toml").write_text(content)
+    assert main(["graph", str(tmp_path / "graph.toml")]) == 2
+    assert message in capsys.readouterr().err
+    assert main(["graph", str(tmp_path / "none.toml")]) == 2
+    assert "is not there; expected a graph's file" in capsys.readouterr().err
+
+
+def test_models_that_a_graph_names_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "inner.graph.toml").write_text("[nodes]\na = { builtin = 'exp', dim = 2 }")
+    (tmp_path / "outer.graph.toml").write_text(
+        "edges = ['a -> b']\n[nodes]\na = { served = 'inner' }\nb = { builtin = 'sin' }"
+    )
+    assert main(["graph", str(tmp_path / "outer.graph.toml"), "--with", str(tmp_path / "inner.graph.toml")]) == 0
+    assert "│  inner  │" in capsys.readouterr().out
+
+
+def test_what_is_missing_is_shown() -> None:
+    g = Graph()
+    g.output(g.exp(g.add(Doubles(), "twice")(g.input("x"))))
+    drawn = text(picture(g.build()))
+    assert "│  twice  │" in drawn
+    assert "│ E G J - │" in drawn
+
+
+@st.composite
+def pictures(draw: st.DrawFn) -> Picture:
+    count = draw(st.integers(1, 12))
+    boxes: list[Box] = []
+    lines: list[Line] = []
+    for i in range(count):
+        outputs = draw(st.integers(1, 3))
+        sources = draw(st.lists(st.integers(0, i - 1), max_size=3)) if i else []
+        for port, source in enumerate(sources):
+            lines.append(Line(f"n{source}", draw(st.integers(0, boxes[source].outputs - 1)), f"n{i}", port, 2))
+        boxes.append(Box(f"n{i}", "node", (f"n{i}" * draw(st.integers(1, 4)), "E G"), len(sources), outputs))
+    return Picture(tuple(boxes), tuple(lines))
+
+
+@settings(max_examples=60, deadline=None)
+@given(pictures())
+def test_boxes_never_overlap_and_lines_lead_downwards(drawn: Picture) -> None:
+    found = layout(drawn, lambda box: len(box.texts[0]) + 4 + 2 * max(box.inputs, box.outputs), 1, 3)
+    level = {key: i for i, layer in enumerate(found.layers) for key in layer}
+    assert {key for key in level if not key.startswith("pass ")} == {box.key for box in drawn.boxes}
+    for layer in found.layers:
+        for a, b in itertools.pairwise(layer):
+            right = found.center[a] - found.width[a] // 2 + found.width[a]
+            assert right + 3 <= found.center[b] - found.width[b] // 2
+    for route in found.routes:
+        assert [level[b] - level[a] for a, b in itertools.pairwise(route.stops)] == [1] * (len(route.stops) - 1)
+    canvas = text(drawn)
+    for box in drawn.boxes:
+        assert f"│{box.texts[0].center(found.width[box.key] - 2)}│" in canvas or box.texts[0] in canvas
+    assert canvas.count("▼") >= len({(line.end, line.input) for line in drawn.lines})
+    ET.fromstring(svg(drawn, "a < b"))
