@@ -1,6 +1,7 @@
 """Tensors cross a process border unchanged and uncopied, and frames are put together from any pieces."""
 
 import socket
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,30 @@ async def test_arrays_share_the_received_buffer() -> None:
         assert not tensor.data.flags.writeable
         assert not tensor.data.flags.owndata
         assert tensor.data.ctypes.data % 16 == 0
+
+
+SAID: dict[str, Any] = {
+    "outputs": ("y",),
+    "parameters": {"p": 1},
+    "config": {"k": [1]},
+    "content_types": {"y": "str"},
+}
+
+
+@pytest.mark.parametrize("field", SAID)
+def test_all_that_a_call_says_arrives(field: str) -> None:
+    text = b"".join(encode(Kind.CALL, 1, (Infer({"x": Tensor.of(np.zeros(2))}, **{field: SAID[field]}), "m")))
+    parser = Parser()
+    parser.room()[: len(text)] = text
+    (frame,) = parser.take(len(text))
+    call, model = frame.value()
+    assert model == "m"
+    assert getattr(call, field) == SAID[field]
+
+
+def test_no_field_of_a_call_is_forgotten() -> None:
+    bound_before = {"inputs", "raw", "positional"}
+    assert {f.name for f in fields(Infer)} == bound_before | set(SAID)
 
 
 async def test_words_that_are_not_quite_plain_arrive_as_they_are() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.core.calls import Infer, Inference, Tensors
-from dragoman.core.datatypes import DATATYPES
+from dragoman.core.datatypes import BYTES, DATATYPES
 from dragoman.core.tensor import NONE, Parameters, Tensor
 
 _EXACT = frozenset({str, int, float, bool, type(None)})
@@ -28,7 +28,7 @@ def dumps(value: Any) -> tuple[bytes, Arrays] | None:
     arrays: Arrays = []
     try:
         match value:
-            case (Infer() as call, *words) if not call.config:
+            case (Infer() as call, *words) if not (call.config or call.content_types):
                 _check(words)
                 _check(call.outputs)
                 plain: Any = (
@@ -65,9 +65,9 @@ def _rows(tensors: Tensors, arrays: Arrays) -> list[tuple[Any, ...]]:
 
 
 def _row(tensor: Tensor, arrays: Arrays) -> tuple[Any, ...]:
-    data: Any = tensor.data
-    if data.dtype.hasobject:
+    if tensor.datatype is BYTES:
         raise _NotPlain
+    data: Any = tensor.data
     if not data.flags.c_contiguous:
         data = np.ascontiguousarray(data)
     arrays.append(pickle.PickleBuffer(data).raw())
