@@ -42,7 +42,8 @@ class Grammar:
 class Sampling:
     """How to choose the tokens of a text. Every default is neutral: greedy, and nothing is forbidden.
 
-    max_new_tokens: None is what is left of the context. min_new_tokens: no end of text before so many.
+    max_new_tokens: None is what is left of the context; more is refused, or with `shorten` taken down to that.
+    min_new_tokens: no end of text before so many.
     do_sample: draw from the distribution that temperature, top_k (0: all), top_p, min_p and typical_p leave; else
         take the likeliest token. seed: None draws one, which is reported.
     repetition_penalty: divides the logits > 0, and multiplies those < 0, of tokens in prompt and text (1: off).
@@ -61,6 +62,7 @@ class Sampling:
     """
 
     max_new_tokens: int | None = None
+    shorten: bool = False
     min_new_tokens: int = 0
     do_sample: bool = False
     seed: int | None = None

@@ -55,6 +55,8 @@ class Intake:
         if left < 1:
             raise InvalidInput(f"prompt: expected less than {context} tokens, the context of the model, got {prompt}")
         wanted = left if given.max_new_tokens is None else given.max_new_tokens
+        if given.shorten:
+            wanted = min(wanted, left)
         if wanted > left:
             raise InvalidInput(
                 f"max_new_tokens: prompt and new tokens must be at most {context}, the context of the model; got "

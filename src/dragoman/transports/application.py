@@ -136,7 +136,7 @@ class Application:
         size = len(request.body)
         asked = endpoint(request) if size <= LARGE else await self._aside.read(endpoint, request, size)
         while isinstance(asked, Inquiry):
-            asked = asked.then(await self._engine.call(asked.request))
+            asked = await self._aside.read(asked.then, await self._engine.call(asked.request), len(request.body))
         if isinstance(asked, HttpResponse):
             return asked
         try:
