@@ -471,7 +471,45 @@ def test_a_bomb_of_indices_costs_no_memory_and_its_stream_alone() -> None:
 
 def test_calls_may_be_cancelled_at_an_honest_rate() -> None:
     wire = Wire(House(answering=False))
-    for number in range(1, 4001, 2):
-        wire.now_s += 0.05
+    for number in range(1, 8001, 2):
+        wire.now_s += 0.02
         wire.headers(number).send(frames.rst_stream(number, frames.CANCEL))
     assert wire.closed < 1
+
+
+def test_deadlines_may_end_all_streams_at_once() -> None:
+    wire = Wire(House(answering=False))
+    for round_ in range(20):
+        numbers = range(400 * round_ + 1, 400 * round_ + 400, 2)
+        for number in numbers:
+            wire.headers(number)
+        wire.connection.now_s += 0.1
+        for number in numbers:
+            wire.send(frames.rst_stream(number, frames.CANCEL))
+    assert wire.closed < 1
+
+
+def test_a_client_that_makes_room_bit_by_bit_is_welcome() -> None:
+    wire = Wire().send(frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 20}))
+    for number in range(1, 41, 2):
+        wire.headers(number)
+        for _ in range(20):
+            wire.data(number, b"x" * 50_000)
+        wire.data(number, ended=True)
+        for _ in range(250):
+            wire.send(frames.window_update(0, 4096))
+    assert wire.closed < 1
+
+
+def test_a_long_head_goes_on_in_further_frames() -> None:
+    from dragoman.transports.http2.fields import encoded
+
+    wire = Wire(House(answering=False)).headers(1, ended=True)
+    fields = [(b":status", b"200"), *((b"x-%d" % n, b"y" * 900) for n in range(40))]
+    wire.house.heard[0].stream.head(encoded(fields), ended=True)
+    came = wire.read()
+    assert [type(f).__name__ for f in came] == ["HeadersFrame", "ContinuationFrame", "ContinuationFrame"]
+    assert ["END_HEADERS" in f.flags for f in came] == [False, False, True]
+    assert "END_STREAM" in came[0].flags
+    found = wire.decoder.decode(b"".join(f.data for f in came), raw=True)
+    assert [(bytes(n), bytes(v)) for n, v in found] == fields

@@ -173,7 +173,7 @@ class Connection(Control):
         length = -1 if head is None else head.length
         if ended and length > 0:
             raise StreamFault(frames.PROTOCOL_ERROR, f"expected {length} bytes, got no body")
-        stream = Stream(self, number, length, self.terms.stream_window, self.stream_window_out)
+        stream = Stream(self, number, length, self.terms.stream_window, self.stream_window_out, self.now_s)
         self.open[number] = stream
         stream.heard_all = ended
         self._begin(stream, head, ended)

@@ -10,11 +10,13 @@ from dragoman.transports.http2.sending import Sending
 from dragoman.transports.http2.stream import Buffer, Stream
 from dragoman.transports.http2.terms import Allowance, Terms
 
-# Streams that a client may reset, or make us reset: at once, and a second.
-_RESETS = 500, 50.0
+# Streams that a client may reset soon after their begin, or make us reset: at once, and a second; each frame of an
+# answer earns one more. What it resets later, at a deadline say, is bounded by how many streams may be open.
+_RESETS = 1000, 100.0
+_SOON_S = 0.05
 # Frames that bring nothing, as SETTINGS, small WINDOW_UPDATEs, empty DATA; requests and answers earn more.
 _IDLE = 1000, 100.0
-_EARNED_BY_REQUEST, _EARNED_BY_FRAME = 8, 4
+_EARNED_BY_REQUEST, _EARNED_BY_FRAME, _BYTES_TO_EARN = 8, 4, 1 << 12
 # Early pings that answers may earn: clients measure the way by pings while they read.
 _MAX_EARNED_PINGS = 100
 _KEPT_RESETS = 256
@@ -42,7 +44,7 @@ class Control(Sending):
         self._clock = clock
         self._resets = Allowance(*_RESETS, clock)
         self._idle = Allowance(*_IDLE, clock)
-        self._earned = 0
+        self._earned = self._resets_earned = 0
         self._ping_s = -terms.ping_interval_s
         self._pings_earned = 0
         self._strikes = 0
@@ -89,6 +91,7 @@ class Control(Sending):
         if self._idle.spend():
             return
         earned = _EARNED_BY_REQUEST * (self.last >> 1) + _EARNED_BY_FRAME * self.heads_sent
+        earned += self.bytes_sent // _BYTES_TO_EARN
         self._idle.earn(earned - self._earned)
         self._earned = earned
         if not self._idle.spend():
@@ -174,9 +177,9 @@ class Control(Sending):
 
     def _rst_stream(self, number: int, code: int) -> None:
         self.must_be_known(number)
-        if not self._resets.spend():
-            raise ConnectionFault(frames.ENHANCE_YOUR_CALM, "too many streams were reset")
         stream = self.open.get(number)
+        if stream is None or self.now_s - stream.began_s < _SOON_S:
+            self._spend_reset()
         if stream is not None:
             self._forget(stream)
             stream.listener.broken(code)
@@ -219,8 +222,15 @@ class Control(Sending):
             self._forget(stream)
             if stream.listener is not None:
                 stream.listener.broken(fault.code)
+        self._spend_reset()
+
+    def _spend_reset(self) -> None:
+        if self._resets.spend():
+            return
+        self._resets.earn(self.heads_sent - self._resets_earned)
+        self._resets_earned = self.heads_sent
         if not self._resets.spend():
-            raise ConnectionFault(frames.ENHANCE_YOUR_CALM, "too many streams were malformed")
+            raise ConnectionFault(frames.ENHANCE_YOUR_CALM, "too many streams were reset, or malformed")
 
     def _remember_reset(self, number: int) -> None:
         lately = self.reset_lately

@@ -31,7 +31,7 @@ class Sending:
         self.window_out = frames.DEFAULT_WINDOW
         self.stream_window_out = frames.DEFAULT_WINDOW
         self.max_frame_out = frames.SMALLEST_FRAME
-        self.heads_sent = 0
+        self.heads_sent = self.bytes_sent = 0
         self.now_s = 0.0
 
     # --- frames --------------------------------------------------------------------------------------------------
@@ -159,6 +159,7 @@ class Sending:
             stream.pending_bytes -= size
             self._out_bytes += size + frames.HEAD_BYTES
             self.heads_sent += 1
+            self.bytes_sent += size
         stream.sent_s = self.now_s
 
     def _emptied(self, stream: Stream) -> None:

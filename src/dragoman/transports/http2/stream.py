@@ -65,6 +65,7 @@ class Stream:
     """A request and its answer. `heard_all` and `told_all` say that the client, and that we, have ended our part."""
 
     __slots__ = (
+        "began_s",
         "connection",
         "heard_all",
         "length",
@@ -80,7 +81,9 @@ class Stream:
         "window_out",
     )
 
-    def __init__(self, connection: Outlet, number: int, length: int, window_in: int, window_out: int) -> None:
+    def __init__(
+        self, connection: Outlet, number: int, length: int, window_in: int, window_out: int, began_s: float
+    ) -> None:
         self.connection = connection
         self.number = number
         self.length = length  # of the body, where it was announced and as far as it has not come; else -1
@@ -94,6 +97,7 @@ class Stream:
         self.trailers: bytes | None = None
         self.untaken = 0
         self.sent_s = 0.0
+        self.began_s = began_s
 
     # --- for whoever answers -------------------------------------------------------------------------------------
 
