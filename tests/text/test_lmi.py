@@ -187,6 +187,7 @@ async def test_every_parameter_of_the_document_arrives(house: House) -> None:
         top_k=7,
         top_p=0.5,
         max_new_tokens=9,
+        shorten=True,
         typical_p=0.5,
         truncate=8,
         ignore_eos=True,

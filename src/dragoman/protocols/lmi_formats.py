@@ -9,7 +9,7 @@ from dragoman.core.errors import DragomanError
 from dragoman.core.text import Generation, PromptInfo, Text, Token
 from dragoman.protocols.lmi_model import LmiModel
 from dragoman.protocols.lmi_request import Asked
-from dragoman.protocols.text import EVENT_STREAM, likeliest_first, spread
+from dragoman.protocols.text import EVENT_STREAM, finite, likeliest_first, spread
 from dragoman.protocols.wire import JSON_TYPE, Headers, HttpResponse
 
 _KINDS: Mapping[str, Headers] = {
@@ -113,9 +113,10 @@ class Formatter:
         return [self._token(*pair) for pair in zip(text.tokens, spread(text.text, text.tokens), strict=True)]
 
     def _token(self, token: Token, text: str) -> dict[str, Any]:
-        found: dict[str, Any] = {"id": token.id, "text": text, "log_prob": token.logprob}
+        logprob = finite(token.logprob)
+        found: dict[str, Any] = {"id": token.id, "text": text, "log_prob": logprob}
         if self._compat:  # what TGI's clients need beside what LMI documents
-            return {**found, "logprob": token.logprob, "special": token.special}
+            return {**found, "logprob": logprob, "special": token.special}
         return {**found, "special_token": True} if token.special else found
 
     # --- in pieces -----------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def parameters(values: Mapping[str, Any], policy: Policy, *, infer_do_sample: bo
     if found.options.get("decoder_input_details"):
         fields.setdefault("prompt_logprobs", 0)
     found.options.setdefault("prefill", "prompt_logprobs" in fields)
-    return found, found.sampling(policy, max_new_tokens=30)
+    return found, found.sampling(policy, max_new_tokens=30, shorten=True)
 
 
 _NEUTRAL: Mapping[str, Any] = {name: getattr(Sampling(), name) for name in _DRAWS}

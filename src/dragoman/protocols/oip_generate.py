@@ -140,7 +140,7 @@ class OpenGenerate:
         fields = found.fields
         if "do_sample" not in fields and "num_beams" not in fields:
             fields["do_sample"] = any(fields.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
-        sampling = found.sampling(self._policy, max_new_tokens=_MOST_NEW)
+        sampling = found.sampling(self._policy, max_new_tokens=_MOST_NEW, shorten="max_new_tokens" not in fields)
         id_ = checked("id", body.get("id") or "", text())
         return prompt, Given(fields, found.options, found.names, (*unknown, *found.ignored)), sampling, id_
 

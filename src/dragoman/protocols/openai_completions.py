@@ -63,7 +63,7 @@ def _completion(body: Mapping[str, Any], http: HttpRequest, policy: Policy, mode
     logprobs = "top_logprobs" in fields
     if options.get("echo") and logprobs:
         fields["prompt_logprobs"] = max(fields["top_logprobs"], fields.get("prompt_logprobs", 0))
-    sampling = found.sampling(policy, max_new_tokens=_MOST_NEW)
+    sampling = found.sampling(policy, max_new_tokens=_MOST_NEW, shorten="max_new_tokens" not in fields)
     stream = options.get("stream", False)
     if stream and max(sampling.best_of, 1) > sampling.n:
         raise InvalidInput("`best_of` must not be greater than `n` in a stream, where each choice is sent as it comes")

@@ -156,6 +156,11 @@ def ignored_header(names: Sequence[str]) -> Headers:
     return ((IGNORED, ", ".join(quote(name[:64], safe=".-_") for name in names[:_MOST_NAMED])),)
 
 
+def finite(logprob: float | None) -> float | None:
+    """A log-probability as JSON may hold it: what cannot be, under a grammar say, has none."""
+    return logprob if logprob is None or math.isfinite(logprob) else None
+
+
 # --- answers ---------------------------------------------------------------------------------------------
 
 

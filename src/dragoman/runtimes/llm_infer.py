@@ -121,7 +121,8 @@ def _sampling(fields: dict[str, Any]) -> Sampling:
     draws = ("temperature", "top_p", "top_k", "min_p", "typical_p")
     if "do_sample" not in fields and "num_beams" not in fields:
         fields["do_sample"] = any(fields.get(name, getattr(neutral, name)) != getattr(neutral, name) for name in draws)
-    return sampling({"max_new_tokens": _MOST_NEW, **fields}, {}, _MOST_SEQUENCES)
+    shorten = "max_new_tokens" not in fields
+    return sampling({"max_new_tokens": _MOST_NEW, "shorten": shorten, **fields}, {}, _MOST_SEQUENCES)
 
 
 def _outputs(texts: Any, *, whole: bool) -> dict[str, Tensor]:
