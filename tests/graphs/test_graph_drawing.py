@@ -116,6 +116,15 @@ def test_what_is_missing_is_shown() -> None:
     assert "│ E G J - │" in drawn
 
 
+def test_the_picture_in_the_docs_is_what_the_command_draws(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    assert main(["graph", str(root / "examples" / "scientific" / "posterior"), "--svg", str(tmp_path / "new.svg")]) == 0
+    drawn, kept = (
+        (p.read_text().split("</title>")[1]) for p in (tmp_path / "new.svg", root / "docs/graph-posterior.svg")
+    )
+    assert drawn == kept
+
+
 @st.composite
 def pictures(draw: st.DrawFn) -> Picture:
     count = draw(st.integers(1, 12))

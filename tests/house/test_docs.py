@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-_BLOCK = re.compile(r"(?:`([\w./-]+\.py)`:\n\n)?```(\w+)\n(.*?)```", re.S)
+_BLOCK = re.compile(r"(?:`([\w./-]+\.(?:py|toml))`:\n\n)?```(\w+)\n(.*?)```", re.S)
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str, str]]:
@@ -41,6 +41,8 @@ class Shell:
     def run(self, command: str) -> None:
         if command.startswith("dragoman serve"):
             self.serve(command.split()[1:])
+        elif command.startswith("dragoman graph"):
+            subprocess.run([sys.executable, "-m", *command.split()], cwd=self.folder, check=True, capture_output=True)
         elif command.startswith("curl"):
             self.curl(command)
 
@@ -98,7 +100,7 @@ def iris_onnx() -> bytes:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_page_works_as_written(page: Path, shell: Shell) -> None:
     for name, language, text in blocks(page):
-        if language == "python" and name:
+        if name:
             (shell.folder / name).write_text(text)
         elif language == "python":
             subprocess.run([sys.executable, "-W", "error", "-c", text], cwd=shell.folder, check=True)
