@@ -1,0 +1,163 @@
+"""Other people's clients of gRPC on our own server: grpclib, and grpcio with its every kind of call, on both loops."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from itertools import pairwise
+from typing import Any
+
+import grpc
+import grpclib.client
+import grpclib.const
+import grpclib.exceptions
+import pytest
+import uvloop
+from grpc_fakes import LIMITS, SERVICE, TABLE, FakeEngine, infer_message, make_server
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.payload import oip_messages as m
+from dragoman.transports.bodies import Bodies
+from dragoman.transports.grpc_own.calls import Calls
+from dragoman.transports.http2 import frames
+from dragoman.transports.http2.connection import Connection
+from dragoman.transports.http2.fields import encoded
+from dragoman.transports.http2.stream import Buffer
+from dragoman.transports.http2.terms import Terms
+
+LARGE = m.ModelInferRequest(model_name="echo")
+LARGE.inputs.add(name="x", datatype="UINT8", shape=[900_000])
+LARGE.raw_input_contents.append(random.Random(7).randbytes(900_000))
+
+
+@pytest.fixture
+async def port(engine: FakeEngine) -> AsyncIterator[int]:
+    server = make_server("own", engine)
+    yield await server.start("127.0.0.1", 0)
+    await server.stop(0)
+
+
+async def test_grpclib(port: int, engine: FakeEngine) -> None:
+    kind = grpclib.const.Cardinality
+    channel = grpclib.client.Channel("127.0.0.1", port)
+    try:
+        infer = grpclib.client.UnaryUnaryMethod(
+            channel, SERVICE + "ModelInfer", m.ModelInferRequest, m.ModelInferResponse
+        )
+        for message in (infer_message(id="7"), LARGE):
+            reply = await infer(message, timeout=20)
+            assert reply.raw_output_contents == message.raw_input_contents
+        with pytest.raises(grpclib.exceptions.GRPCError) as caught:
+            await infer(infer_message("nope"))
+        assert caught.value.status is grpclib.const.Status.NOT_FOUND
+        path = SERVICE + "ModelStreamInfer"
+        async with channel.request(path, kind.STREAM_STREAM, m.ModelInferRequest, m.ModelStreamInferResponse) as stream:
+            for number in "12":
+                await stream.send_message(infer_message(id=number), end=number == "2")
+            assert [reply.infer_response.id async for reply in stream] == list("111222")
+    finally:
+        channel.close()
+
+
+def talk(target: str) -> list[str]:
+    """Everything that a synchronous grpcio client may do."""
+    with grpc.insecure_channel(target, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        infer = channel.unary_unary(SERVICE + "ModelInfer")
+        told = []
+        for compression in grpc.Compression:
+            reply = m.ModelInferResponse.FromString(
+                infer(LARGE.SerializeToString(), timeout=20, compression=compression)
+            )
+            told.append("same" if reply.raw_output_contents == LARGE.raw_input_contents else "other")
+        waiting = [infer.future(infer_message(id=str(n)).SerializeToString()) for n in range(50)]
+        told += [m.ModelInferResponse.FromString(w.result(20)).id for w in waiting]
+        stream = channel.stream_stream(SERVICE + "ModelStreamInfer")
+        replies = stream(iter([infer_message(id="a").SerializeToString()] * 2), timeout=20)
+        told += [m.ModelStreamInferResponse.FromString(r).infer_response.id for r in replies]
+        try:
+            infer(infer_message("slow").SerializeToString(), timeout=0.05)
+        except grpc.RpcError as fault:
+            told.append(fault.code().name)
+        return told
+
+
+TOLD = [*["same"] * 3, *map(str, range(50)), *["a"] * 6, "DEADLINE_EXCEEDED"]
+
+
+@pytest.mark.parametrize("loops", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_grpcio_on_each_loop(loops: Any) -> None:
+    async def run() -> list[str]:
+        server = make_server("own", FakeEngine())
+        port = await server.start("127.0.0.1", 0)
+        try:
+            return await asyncio.to_thread(talk, f"127.0.0.1:{port}")
+        finally:
+            await server.stop(0)
+
+    with asyncio.Runner(loop_factory=loops) as runner:
+        assert runner.run(run()) == TOLD
+
+
+# --- in memory -------------------------------------------------------------------------------------------------------
+
+
+def said() -> bytes:
+    """Calls of every size, one beside the other, one packed by nothing, one to nowhere."""
+    head = [(b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"x"), (b"content-type", b"application/grpc")]
+    parts = [frames.PREFACE, frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 24}), frames.window_update(0, 1 << 24)]
+    small, large = infer_message(id="7").SerializeToString(), LARGE.SerializeToString()[:40_000]
+    wanted = [("ModelInfer", 0, small), ("ModelInfer", 0, large), ("ModelInfer", 1, small), ("Nothing", 0, small)]
+    bodies = [bytes((flag,)) + len(message).to_bytes(4) + message for _, flag, message in wanted]
+    for n, (name, _, _) in enumerate(wanted):
+        block = encoded([(b":path", (SERVICE + name).encode()), *head])
+        parts.append(frames.frame(1, 4, 2 * n + 1, block))
+    for at in range(0, max(map(len, bodies)), 10_000):
+        for n, body in enumerate(bodies):
+            if at < len(body):
+                parts.append(frames.frame(0, at + 10_000 >= len(body), 2 * n + 1, body[at : at + 10_000]))
+    return b"".join(parts)
+
+
+SAID = said()
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+def answered(loop: asyncio.AbstractEventLoop, pieces: list[bytes]) -> bytes:
+    """All that is answered, if the client's part comes in these pieces."""
+
+    async def run() -> bytes:
+        out: list[Buffer] = []
+        calls = Calls(FakeEngine(), [TABLE], LIMITS, Bodies(0))
+        connection = Connection(calls, Terms(), out.extend, lambda: None)
+        for piece in pieces:
+            while piece:
+                room = connection.room()
+                if room is None:
+                    connection.receive(piece)
+                    break
+                size = min(len(room), len(piece))
+                room[:size] = piece[:size]
+                connection.filled(size)
+                piece = piece[size:]
+        return b"".join(out)
+
+    return loop.run_until_complete(run())
+
+
+def test_the_talk_is_answered(loop: asyncio.AbstractEventLoop) -> None:
+    whole = answered(loop, [SAID])
+    assert b"there is no method" in whole
+    assert b"is marked as compressed" in whole
+    assert whole.count(b"grpc-status\x010") == 1
+
+
+@given(places=st.lists(st.integers(0, len(SAID)), max_size=30))
+def test_any_cut_gives_the_same_answers(loop: asyncio.AbstractEventLoop, places: list[int]) -> None:
+    at = [0, *sorted(places), len(SAID)]
+    assert answered(loop, [SAID[a:b] for a, b in pairwise(at)]) == answered(loop, [SAID])
