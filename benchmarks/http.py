@@ -2,7 +2,8 @@
 
 usage: python -m benchmarks.http [--quick] [--only NAME] [--connections 1,16,64] [--rounds 3] [--seconds 2]
 
-`bare` is our own connections with an endpoint that gives the body back: what HTTP itself costs. The load comes from
+`bare` is our own connections with an endpoint that gives the body back, `bare uvicorn` uvicorn with the same: what HTTP
+itself costs. The load comes from
 `http_load.c`, which is compiled at its first use and compares every answer.
 """
 
@@ -26,6 +27,7 @@ from benchmarks.processes import RESULTS, ROOT, Process, dragoman, free_port, ht
 from benchmarks.workloads import Workload
 
 ECHOES = {"echo": "http", "buffered echo": "http-buffered"}
+BARE = {"bare": "own", "bare uvicorn": "uvicorn"}
 SERVERS = ("own", "uvicorn")
 MODELS = ("benchmarks.models:Identity", "benchmarks.models:IdentityImage")
 
@@ -49,11 +51,11 @@ def subjects(core: int | None, wanted: Sequence[str]) -> Iterator[list[Subject]]
         def start(name: str, command: Sequence[str], port: int) -> Process:
             return stack.enter_context(started(command, RESULTS / "logs" / f"http-{name}.log".replace(" ", "-"), core))
 
-        for name, kind in {**ECHOES, "bare": "bare"}.items():
+        for name, kind in {**ECHOES, **BARE}.items():
             if not wanted or name in wanted:
                 port = free_port()
-                module = "benchmarks.http" if kind == "bare" else "benchmarks.ceilings"
-                process = start(name, [sys.executable, "-m", module, kind, str(port)], port)
+                module = ["benchmarks.http", "bare"] if name in BARE else ["benchmarks.ceilings"]
+                process = start(name, [sys.executable, "-m", *module, kind, str(port)], port)
                 process.until(lambda port=port: listens(port))  # type: ignore[misc]
                 found.append(Subject(name, process, port, echo=True))
         for kind in SERVERS:
@@ -65,8 +67,8 @@ def subjects(core: int | None, wanted: Sequence[str]) -> Iterator[list[Subject]]
         yield found
 
 
-async def bare(port: int) -> None:
-    """Our own HTTP server with nothing behind it."""
+async def bare(kind: Any, port: int) -> None:
+    """An HTTP server with nothing behind it."""
     from dragoman.protocols.wire import HttpProtocol, HttpRequest, HttpResponse, Route, json_response
     from dragoman.transports.http import http_server
     from dragoman.transports.limits import Limits
@@ -80,7 +82,7 @@ async def bare(port: int) -> None:
     table = HttpProtocol("echo", (Route("POST", "/v2/models/{model}/infer", echo),), error)
     engine: Any = None  # nobody asks it
     limits = Limits(compress_responses=False)
-    await http_server(engine, (table,), limits=limits).start([("127.0.0.1", port)])
+    await http_server(engine, (table,), limits=limits, kind=kind).start([("127.0.0.1", port)])
     await asyncio.Event().wait()
 
 
@@ -166,6 +168,6 @@ if __name__ == "__main__":
         from dragoman import memory
 
         memory.keep()
-        uvloop.run(bare(int(sys.argv[2])))
+        uvloop.run(bare(sys.argv[2], int(sys.argv[3])))
     else:
         main()
