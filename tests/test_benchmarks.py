@@ -60,6 +60,23 @@ def test_identity_answers_every_workload_as_the_echo_does() -> None:
     assert all(r[2].endswith("%") for r in rows_of(beside)[2:])
 
 
+def test_the_hot_path_is_taken_apart() -> None:
+    shown = run("hot_path", "--only", "small")
+    rows = {r["workload"]: r for r in results("hot_path")["rows"]}
+    assert set(rows) == {name for name in WORKLOADS if "small" in name}
+    for name, row in rows.items():
+        assert name in shown
+        assert min(row[stage] for stage in ("read", "engine", "write", "floor")) > 0
+        assert row["whole"] > row["read"]
+
+
+def test_batching_is_measured_in_closed_and_open_loops() -> None:
+    run("batching", "--only", "linger")
+    rows = results("batching")["rows"]
+    assert [(r["kind"], r["way"]) for r in rows] == [("closed", "linger 0.5"), ("open", "linger 0.5")]
+    assert all(r["rate"] > 0 and r["faults"] == 0 and r["p50_ms"] >= 1 for r in rows)
+
+
 def test_codecs_bring_back_what_went_in() -> None:
     shown = run("codecs")
     rows = results("codecs")["rows"]
@@ -76,7 +93,7 @@ def test_umbridge_is_measured_beside_its_own_package() -> None:
     servers = ("dragoman", "dragoman, their class", "umbridge")
     assert {(r["workload"], r["server"]) for r in rows} == {("gradient-4", s) for s in servers}
     assert all(r["answers"] > 0 and r["faults"] == 0 for r in rows)
-    assert all(float(r[6]) > 0 for r in rows_of(shown)[2:] if r[2] != "umbridge")
+    assert all(float(r[7]) > 0 for r in rows_of(shown)[2:] if r[2] != "umbridge")
 
 
 def test_ratios_of_codecs_are_those_of_one_round() -> None:
