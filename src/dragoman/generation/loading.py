@@ -23,8 +23,8 @@ class Options:
 
     max_batch: how many texts are written at the same time. max_context: tokens of a prompt and its text (0: as many as
     the model knows, or memory holds). dtype: "auto", "float32", "bfloat16" or "float16". device: "auto", "cpu", "cuda"
-    or "cuda:<number>". threads: of the CPU (0: PyTorch's choice). prefill_chunk: tokens of prompts in one step.
-    prefix_cache: tokens of beginnings of prompts that are kept (-1: as many as an eighth of the cache's; 0: none).
+    or "cuda:<number>". threads: of the CPU (0: what is measured to be quickest). prefill_chunk: tokens of prompts in one
+    step. prefix_cache: tokens of beginnings of prompts that are kept (-1: as many as an eighth of the cache's; 0: none).
     cache_memory: GiB for keys and values (0: a quarter of what is free, of a GPU four fifths). packed: whether weights
     are reordered for the CPU's kernels.
     """
@@ -95,8 +95,6 @@ def loaded(folder: Path, chosen: Options, capacity: int, name: str) -> Loaded:
 
 
 def _engine(folder: Path, chosen: Options) -> tuple[Engine, Intake, Mapping[str, Any]]:
-    if chosen.threads:
-        torch.set_num_threads(chosen.threads)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if chosen.device == "auto" else chosen.device
     try:
         runner = Runner(folder, chosen.dtype, device, packed=chosen.packed)
@@ -106,6 +104,7 @@ def _engine(folder: Path, chosen: Options) -> tuple[Engine, Intake, Mapping[str,
     memory = Memory(runner.shape, budget, prefix, runner.dtype, runner.device)
     vocabulary = Vocabulary(folder, runner.config.vocab_size)
     ends = _ends(runner, vocabulary)
+    threads = runner.set_threads(chosen.threads) if runner.device.type == "cpu" else 0
     intake = Intake(vocabulary, limits, budget, ends, frozenset())
     details = {
         "max_context": limits.max_context,
@@ -113,6 +112,7 @@ def _engine(folder: Path, chosen: Options) -> tuple[Engine, Intake, Mapping[str,
         "cache_tokens": budget,
         "dtype": str(runner.dtype).removeprefix("torch."),
         "device": str(runner.device),
+        "threads": threads,
         "model_type": str(runner.config.model_type),
         "vocabulary": runner.config.vocab_size,
         "end_tokens": sorted(ends),

@@ -1,6 +1,7 @@
 """Language models that continue texts, on the engine of our own: any Hugging Face decoder folder."""
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from pathlib import Path
@@ -34,6 +35,9 @@ class LanguageModel(Model):
         self._loaded: Any = None
 
     def load(self) -> None:
+        # Threads that wait for each other spin no longer than this: where others need the cores, as this server's own
+        # event loop does, spinning takes ten times what it saves. It is read when PyTorch is first imported.
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
         transformers = package("transformers", "text")
         package("torch", "text")
         transformers.utils.logging.disable_progress_bar()
