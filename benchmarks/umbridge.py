@@ -9,7 +9,7 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -110,17 +110,24 @@ def _rows(plan: Plan, workload: Workload, subjects: Sequence[Subject], cores: Co
 def table(rows: Sequence[Row]) -> str:
     """Medians of the rounds, and of the rounds' own ratios to the server of the umbridge package."""
     lines = [
-        "| workload | c | server | answers/s | p50 ms | p99 ms | times umbridge |",
-        "|---|---:|---|---:|---:|---:|---:|",
+        "| workload | c | server | answers/s | p50 ms | p99 ms | CPU us each | times umbridge | by CPU |",
+        "|---|---:|---|---:|---:|---:|---:|---:|---:|",
     ]
     for key in dict.fromkeys((r["workload"], r["connections"], r["server"]) for r in rows):
         group = [r for r in rows if (r["workload"], r["connections"], r["server"]) == key]
         peers = {r["round"]: r for r in rows if (r["workload"], r["connections"], r["server"]) == (*key[:2], THEIRS)}
-        ratios = [r["rate"] / peers[r["round"]]["rate"] for r in group if r["round"] in peers]
-        rate, p50, p99 = (statistics.median(r[k] for r in group) for k in ("rate", "p50_ms", "p99_ms"))
-        times = "" if key[2] == THEIRS else f"{statistics.median(ratios):.2f}"
-        lines.append(f"| {key[0]} | {key[1]} | {key[2]} | {rate:,.0f} | {p50:.2f} | {p99:.2f} | {times} |")
+        rate, p50, p99, cpu = (statistics.median(r[k] for r in group) for k in ("rate", "p50_ms", "p99_ms", "cpu_us"))
+        times, by_cpu = _ratio(group, peers, "rate"), _ratio(peers.values(), {r["round"]: r for r in group}, "cpu_us")
+        told = ("", "") if key[2] == THEIRS else (times, by_cpu)
+        cells = [*map(str, key), f"{rate:,.0f}", f"{p50:.2f}", f"{p99:.2f}", f"{cpu:.0f}", *told]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _ratio(rows: Iterable[Row], by: Mapping[int, Row], key: str) -> str:
+    """The median of the ratios of the rounds that both have."""
+    ratios = [r[key] / by[r["round"]][key] for r in rows if r["round"] in by and by[r["round"]][key]]
+    return f"{statistics.median(ratios):.2f}" if ratios else "-"
 
 
 def _parser() -> argparse.ArgumentParser:

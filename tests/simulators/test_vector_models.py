@@ -104,14 +104,23 @@ async def test_many_points_in_one_call() -> None:
         assert (await answer(engine, "Points", rows)).data.tolist() == [0.0, 2.0]
 
 
-@pytest.mark.parametrize("placement", ["inline", "thread"])
-async def test_clients_of_a_vectorised_model_are_merged(placement: Any) -> None:
+@pytest.mark.parametrize(("placement", "limit"), [("inline", 64), ("thread", 64), ("thread", 0)])
+async def test_clients_of_a_vectorised_model_are_merged(placement: Any, limit: int) -> None:
     points = Points()
-    spec = ModelSpec(name="p", runtime="python", target=points, placement=placement, max_batch_size=64)
+    spec = ModelSpec(name="p", runtime="python", target=points, placement=placement, max_batch_size=limit)
     async with Engine(Repository([spec])) as engine:
         found = await asyncio.gather(*(evaluated(engine, "p", [float(i), 1.0]) for i in range(64)))
         assert found == [[[i * i + 1.0], [2.0 * i, 2.0]] for i in range(64)]
         assert points.calls <= 8
+        if not limit:  # nobody has set a limit to what one call may bring
+            assert (await engine.infer("p", {"x": np.ones((500, 2))}))["square"].shape == (500, 1)
+
+
+async def test_an_operator_may_switch_merging_off() -> None:
+    points = Points()
+    async with Engine(Repository([ModelSpec(name="p", runtime="python", target=points, max_batch_size=1)])) as engine:
+        await asyncio.gather(*(evaluated(engine, "p", [float(i), 1.0]) for i in range(16)))
+        assert points.calls == 16
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ class Model:
 
     - `inputs`, `outputs`: its tensors; without them any named input is taken and any output given.
     - `batched`: the first axis of every tensor counts independent rows, so that calls may be merged.
+    - `merges`: to how many rows its calls are merged while it is busy, where the operator says nothing of it.
     - `platform`: what metadata says of the framework.
     - `placement`: where it runs unless the operator says otherwise. "process" keeps a model that holds
       Python's lock, or may crash, away from the server; "thread" suits native code that releases the lock;
@@ -46,6 +47,7 @@ class Model:
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     batched: bool = False
+    merges: int = 0
     platform: str = "python"
     placement: Placement = "process"
     handlers: tuple[str, ...] = ()

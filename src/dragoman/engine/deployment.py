@@ -13,7 +13,7 @@ from dragoman.core.calls import Call, Infer, Inference, Request, SignatureFor
 from dragoman.core.errors import DeadlineExceeded, NotReady, NotSupported, Overloaded
 from dragoman.core.peers import Peers
 from dragoman.core.spec import ModelSpec, Placement
-from dragoman.engine.batching import Batcher, mergeable
+from dragoman.engine.batching import Batcher, mergeable, rows
 from dragoman.engine.placing import first_placement
 from dragoman.engine.tally import Tally
 from dragoman.engine.vector_calls import VectorCalls
@@ -38,6 +38,7 @@ class Deployment:
         self._pool: Pool | None = None
         self._loaded: Loaded | None = None
         self._batcher: Batcher | None = None
+        self._merges = 0  # to how many rows, where only the model wants it
         self._vectors: VectorCalls | None = None
         self._in_flight = 0
         self._idle = asyncio.Event()
@@ -53,12 +54,18 @@ class Deployment:
             self.state, self.reason = "UNAVAILABLE", str(fault) or type(fault).__name__
             self._changed()
             raise
-        if self.spec.max_batch_size > 1 and self._loaded.signature.batched:
-            spec = self.spec
-            self._batcher = Batcher(self._pool, spec.max_batch_size, spec.max_batch_wait_s, spec.batch_linger)
+        self._batcher = self._made_batcher(self._pool, self._loaded)
         self._vectors = VectorCalls(self._loaded, self.spec.name)
         self.state = "READY"
         self._changed()
+
+    def _made_batcher(self, pool: Pool, loaded: Loaded) -> Batcher | None:
+        """What merges calls: as the operator says, else as the model wants, to which merging inline brings nothing."""
+        spec = self.spec
+        if spec.max_batch_size > 1 and loaded.signature.batched:
+            return Batcher(pool, spec.max_batch_size, spec.max_batch_wait_s, spec.batch_linger)
+        self._merges = 0 if spec.max_batch_size or self.place == "inline" else loaded.merges
+        return Batcher(pool, self._merges, 0.0) if self._merges > 1 and loaded.signature.batched else None
 
     async def _placed(self) -> tuple[Pool, Loaded]:
         self.place = first_placement(self.spec)
@@ -170,11 +177,19 @@ class Deployment:
         return answer
 
     async def _computed(self, request: Request[A], pool: Pool) -> A:
-        if self._batcher is not None and isinstance(request.call, Infer) and mergeable(request.call, request.metadata):
+        if self._merged(request):
+            assert self._batcher is not None
             batched: Any = self._batcher.call(cast("Request[Inference]", request))
             answer: A = await batched
             return answer
         return await pool.call(request)
+
+    def _merged(self, request: Request[Any]) -> bool:
+        """Whether a call may go together with others; a limit that nobody set refuses none that is larger."""
+        call = request.call
+        if self._batcher is None or not isinstance(call, Infer) or not mergeable(call, request.metadata):
+            return False
+        return not self._merges or rows(call) <= self._merges
 
     async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
         """The answers to a model's call as they come."""

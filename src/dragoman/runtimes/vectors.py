@@ -21,6 +21,8 @@ from dragoman.core.vectors import ABILITIES, Ability, Config, Vector, VectorFunc
 from dragoman.derivatives.authoring import is_vector_function, prepared
 
 _REMEMBERED = 256
+# Calls of UM-Bridge are single points; so many that wait for a vectorised function are asked of it at once.
+_MERGED = 64
 # What makes an object a model of the `umbridge` package, which it need not be derived from.
 _THEIRS = ("get_input_sizes", "get_output_sizes", "supports_evaluate", "__call__")
 
@@ -69,6 +71,7 @@ class VectorModel(Model):
 
     def load(self) -> Any:
         """What a model has of its own says what it can do, so it gets what the function can do."""
+        self.merges = _MERGED if self.function.vectorised else 0
         for ability in self.function.sources():
             setattr(self, "infer" if ability == "evaluate" else ability, getattr(self, f"_{ability}"))
 

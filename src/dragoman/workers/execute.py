@@ -247,6 +247,7 @@ def _describe(model: Model, spec: ModelSpec) -> Loaded:
         calls=calls,
         streams=infers in ("generator", "async generator") or _streaming(model) is not None,
         concurrent=bool(kinds & {"coroutine", "async generator"}),
+        merges=model.merges,
         details=dict(model.details()),
         handlers=tuple(model.handlers),
     )

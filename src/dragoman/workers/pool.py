@@ -24,6 +24,7 @@ class Loaded:
 
     `streams`: it answers Infer with any number of pieces, not exactly one. `concurrent`: one replica works on
     many calls at a time (its methods are `async`), so no call waits for another.
+    `merges`: to how many rows its calls are merged unless the operator says otherwise.
     `details`: what metadata tells besides. `handlers`: paths of its own.
     """
 
@@ -32,6 +33,7 @@ class Loaded:
     calls: frozenset[type[Call[Any]]]
     streams: bool = False
     concurrent: bool = False
+    merges: int = 0
     details: Mapping[str, Any] = field(default_factory=dict)
     handlers: tuple[str, ...] = ()
 
