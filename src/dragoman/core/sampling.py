@@ -197,20 +197,23 @@ def sampling(fields: Mapping[str, Any], names: Mapping[str, str], most: int) -> 
     made = Sampling(**fields)
     if made.temperature == 0 or made.top_p == 0:
         made = Sampling(**{**fields, "do_sample": False, "temperature": 1.0, "top_p": 1.0})
-    for field in ("n", "best_of", "num_beams"):
-        if getattr(made, field) > most:
-            raise InvalidInput(f"`{names.get(field, field)}` must be <= {most}; got {getattr(made, field)}")
-    told = {field: f"`{names.get(field, field)}`" for field in KINDS}
+    if made.n > 1 or made.best_of > 1 or made.num_beams > 1:
+        _check_sequences(made, names, most)
+    if made.max_new_tokens is not None and made.min_new_tokens > made.max_new_tokens:
+        least, limit = (f"`{names.get(field, field)}`" for field in ("min_new_tokens", "max_new_tokens"))
+        raise InvalidInput(f"{least} must be <= {limit}; got {made.min_new_tokens} and {made.max_new_tokens}")
+    return made
+
+
+def _check_sequences(made: Sampling, names: Mapping[str, str], most: int) -> None:
+    n, best_of, beams = (f"`{names.get(field, field)}`" for field in ("n", "best_of", "num_beams"))
+    for name, count in ((n, made.n), (best_of, made.best_of), (beams, made.num_beams)):
+        if count > most:
+            raise InvalidInput(f"{name} must be <= {most}; got {count}")
     if made.best_of and made.best_of < made.n:
-        raise InvalidInput(f"{told['best_of']} must be >= {told['n']}; got {made.best_of} and {made.n}")
+        raise InvalidInput(f"{best_of} must be >= {n}; got {made.best_of} and {made.n}")
     if made.num_beams > 1:
         if made.do_sample:
-            raise InvalidInput(f"{told['num_beams']} > 1 searches for the likeliest text; it must not be sampled")
+            raise InvalidInput(f"{beams} > 1 searches for the likeliest text; it must not be sampled")
         if max(made.n, made.best_of) > made.num_beams:
-            raise InvalidInput(f"{told['n']} must be <= {told['num_beams']}; got {max(made.n, made.best_of)}")
-    if made.max_new_tokens is not None and made.min_new_tokens > made.max_new_tokens:
-        raise InvalidInput(
-            f"{told['min_new_tokens']} must be <= {told['max_new_tokens']}; "
-            f"got {made.min_new_tokens} and {made.max_new_tokens}"
-        )
-    return made
+            raise InvalidInput(f"{n} must be <= {beams}; got {max(made.n, made.best_of)}")

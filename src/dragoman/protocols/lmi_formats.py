@@ -18,6 +18,7 @@ _KINDS: Mapping[str, Headers] = {
     "sse": EVENT_STREAM,
 }
 _TEXT = "text/plain; charset=utf-8"
+_encoded = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class Formatter:
@@ -204,4 +205,4 @@ def dynamic_fault(fault: DragomanError) -> dict[str, Any]:
 
 def to_json(value: Any) -> bytes:
     """JSON with spaces after commas and colons, as LMI writes it, and with characters as they are."""
-    return json.dumps(value, ensure_ascii=False).encode(errors="replace")
+    return _encoded(value).encode(errors="replace")

@@ -154,7 +154,8 @@ def event(value: Any) -> bytes:
 def counted(token: Token) -> dict[str, Any]:
     """A token with its log-probability, as chats tell it."""
     data = token.text.encode(errors="replace")
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(data)}
+    logprob = -9999.0 if token.logprob is None else max(token.logprob, -9999.0)  # OpenAI: what cannot be
+    return {"token": token.text, "logprob": logprob, "bytes": list(data)}
 
 
 # --- faults ------------------------------------------------------------------------------------------------
