@@ -1,6 +1,7 @@
 """Which nodes a graph asks, and when: no more than are needed, independent ones at the same time."""
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed, NotSupported
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors
 from dragoman.graphs.graph import Graph
+from e2e.served import until
 from graphs.parts import Ridge
 
 
@@ -127,6 +129,39 @@ def test_a_long_branch_does_not_hold_up_the_steps_of_another() -> None:
         graph = g.build()
         graph.evaluate([np.ones(2)], {})
         graph.close()
+
+
+def test_what_turns_out_to_be_quick_is_not_worth_a_thread() -> None:
+    where: set[int] = set()
+
+    class Notes(Doubles):
+        def __init__(self) -> None:
+            super().__init__()
+            self.slow = False
+
+        def evaluate(self, inputs: Vectors, config: Config) -> Any:
+            where.add(threading.get_ident())
+            if self.slow:
+                time.sleep(0.01)
+            return inputs[0]
+
+    g = Graph()
+    x = g.input("x")
+    nodes = [Notes() for _ in range(4)]
+    g.output(g.sum(*(g.add(node)(x) for node in nodes)))
+    graph = g.build()
+
+    def threads() -> int:
+        where.clear()
+        graph.evaluate([np.ones(2)], {})
+        return len(where)
+
+    until(lambda: threads() == 1, "all steps are taken in one thread")
+    for node in nodes:
+        node.slow = True
+    graph.evaluate([np.ones(2)], {})
+    assert threads() > 1
+    graph.close()
 
 
 def test_many_calls_share_the_threads() -> None:

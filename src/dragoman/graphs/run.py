@@ -1,6 +1,7 @@
 """Takes the steps of a plan, those that are independent of each other at the same time."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,19 +11,34 @@ from dragoman.graphs.plan import Plan, Step
 
 Do = Callable[[Step, Sequence[Any]], Any]
 
+# A step that takes less than this is not worth a thread, in seconds; and what a new time weighs against old ones.
+_QUICK_S = 0.0002
+_WEIGHT = 0.2
+
 
 class Order:
-    """Which steps of a plan wait for which, worked out once."""
+    """Which steps of a plan wait for which, worked out once, and which are cheap, as is known or turns out."""
 
     def __init__(self, plan: Plan, cheap: Sequence[bool]) -> None:
         self.steps = plan.steps
-        self.cheap = cheap
+        self.known = cheap
+        self.cheap = [*cheap]
+        self._took_s: list[float | None] = [None] * len(cheap)
         self.waits = [len(step.after) for step in plan.steps]
         self.followers: list[list[int]] = [[] for _ in plan.steps]
         for i, step in enumerate(plan.steps):
             for earlier in step.after:
                 self.followers[earlier].append(i)
         self.parallel = self._parallel()
+
+    def took(self, step: int, seconds: float) -> None:
+        """A step that was not known to be cheap took so long."""
+        old_s = self._took_s[step]
+        mean_s = seconds if old_s is None else old_s + _WEIGHT * (seconds - old_s)
+        self._took_s[step] = mean_s
+        if self.cheap[step] != (mean_s < _QUICK_S):
+            self.cheap[step] = mean_s < _QUICK_S
+            self.parallel = self._parallel()
 
     def _parallel(self) -> bool:
         """Whether two steps that are worth a thread can be taken at the same time."""
@@ -45,12 +61,21 @@ def take(order: Order, do: Do, pool: ThreadPoolExecutor | None) -> list[Any]:
 
     Sums are added up by whoever takes a step, in the plan's order: results do not depend on which thread was first.
     """
-    if pool is None or not order.parallel:
-        results: list[Any] = []
-        for step in order.steps:
-            results.append(do(step, results))
-        return results
-    return _Taking(order, do, pool).results()
+    if pool is not None and order.parallel:
+        return _Taking(order, do, pool).results()
+    results: list[Any] = []
+    for i in range(len(order.steps)):
+        results.append(_timed(order, i, do, results))
+    return results
+
+
+def _timed(order: Order, i: int, do: Do, results: Sequence[Any]) -> Any:
+    if order.known[i]:
+        return do(order.steps[i], results)
+    began_s = time.perf_counter()
+    found = do(order.steps[i], results)
+    order.took(i, time.perf_counter() - began_s)
+    return found
 
 
 class _Taking:
@@ -92,7 +117,7 @@ class _Taking:
         while mine and self._fault is None:
             step = mine.pop()
             try:
-                self._results[step] = self._do(self._order.steps[step], self._results)
+                self._results[step] = _timed(self._order, step, self._do, self._results)
             except BaseException as fault:  # whoever waits raises it
                 with self._changed:
                     self._fault = self._fault or fault
