@@ -21,6 +21,8 @@ from dragoman.transports.wheel import Wheel
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _BACKLOG = 2048
+# How much is read to find out which wire a connection speaks; the rest is for that wire to read as it can.
+_LITTLE = 4096
 # How long connections may take to end once their work has been cut.
 _END_S = 0.5
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -133,10 +135,12 @@ class _Full(asyncio.Protocol):
         transport.close()
 
 
-class _Unknown(asyncio.Protocol):
+class _Unknown(asyncio.BufferedProtocol):
     """A connection of which the wire is not known yet. Over TLS it may come to nothing before it is made."""
 
     slot = 0
+    # A transport asks where to read to, reads and tells so in one go; so one place serves all connections.
+    _space = memoryview(bytearray(_LITTLE))
 
     def __init__(self, listener: Listener, http1: Wire, http2: Wire | None) -> None:
         self._listener = listener
@@ -159,8 +163,11 @@ class _Unknown(asyncio.Protocol):
         self._due_s = self._listener.loop.time() + self._listener.limits.header_timeout_s
         self._listener.wheel.watch(self, self._due_s)
 
-    def data_received(self, data: bytes) -> None:
-        self._came += data
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._space
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._came += self._space[:nbytes]
         if not PREFACE.startswith(self._came[: len(PREFACE)]):
             self._speak(self._http1)
         elif len(self._came) >= len(PREFACE):

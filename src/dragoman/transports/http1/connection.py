@@ -16,7 +16,7 @@ from dragoman.transports.listener import Listener
 log = logging.getLogger("dragoman.http")
 
 # How many bytes of further requests may wait for the one under way, before no more are read.
-_AHEAD = 1 << 16
+_AHEAD = 1 << 14
 # How many requests of one connection are answered in a turn of the loop, so that others have theirs.
 _TURNS = 16
 
@@ -188,28 +188,25 @@ class Connection(asyncio.BufferedProtocol):
         self._task = start.task
         if start.task is not None:
             start.task.add_done_callback(self._done)
-        elif start.fault is not None:
-            raise start.fault
         else:
-            self._answered()
+            self._answered(start.fault)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._task = None
-        fault = None if task.cancelled() else task.exception()
-        if fault is not None:
-            log.error("a connection failed", exc_info=fault)
-            self._hang_up()
-        self._answered()
+        self._answered(None if task.cancelled() else task.exception())
         if self._stage is Stage.GONE:
             self._listener.lost(self)
         else:
             self._advance()
 
-    def _answered(self) -> None:
-        """The request under way is done with."""
+    def _answered(self, fault: BaseException | None) -> None:
+        """The request under way is done with; a fault is one of the application itself."""
         self._desk.bodies.give_back(self._held)
         self._asking, self._held = False, 0
-        if self._out.left:
+        if fault is not None and not isinstance(fault, asyncio.CancelledError):
+            log.error("a connection failed", exc_info=fault)
+            self._hang_up()
+        elif self._out.left:
             self._stop_listening()
         elif self._out.started:
             self._turn_over(unread=False)
