@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,32 @@ async def test_clients_of_a_vectorised_model_are_merged(placement: Any, limit: i
         assert points.calls <= 8
         if not limit:  # nobody has set a limit to what one call may bring
             assert (await engine.infer("p", {"x": np.ones((500, 2))}))["square"].shape == (500, 1)
+
+
+class Scaled(Points):
+    """Points times what the config says."""
+
+    def evaluate(self, inputs: Vectors, config: Config) -> Any:
+        return tuple(config.get("by", 1) * found for found in super().evaluate(inputs, config))
+
+
+async def test_only_calls_of_one_config_are_merged() -> None:
+    spec = ModelSpec(name="p", runtime="python", target=Scaled(), placement="thread")
+    async with Engine(Repository([spec])) as engine:
+        wanted = [[[by * (i * i + 1.0)], [by * 2.0 * i, by * 2.0]] for i in range(16) for by in (1, 2, 3)]
+        found = await asyncio.gather(*(evaluated(engine, "p", [i, 1.0], by=by) for i in range(16) for by in (1, 2, 3)))
+        assert found == wanted
+
+
+async def test_streams_are_bound_to_their_config_too() -> None:
+    spec = ModelSpec(name="d", runtime="python", uri=f"{SIMULATORS}:Double", placement="thread")
+    async with Engine(Repository([spec])) as engine:
+        call = Infer({"input_0": vector(1, 2)}, parameters={"config": '{"n": 2}'})
+        found = [r.answer.outputs["output_0"].data.tolist() async for r in engine.stream(Request(call, "d"))]
+        assert found == [[2.0, 4.0]]
+        with pytest.raises(errors.InvalidInput, match=r"expected shape \[3\], got \[2\]"):
+            async for _ in engine.stream(Request(replace(call, parameters={"config": '{"n": 3}'}), "d")):
+                pass
 
 
 async def test_an_operator_may_switch_merging_off() -> None:

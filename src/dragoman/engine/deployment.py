@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -195,7 +196,9 @@ class Deployment:
         """The answers to a model's call as they come."""
         request, pool = self._admit(request)
         self._enter()
-        pieces = pool.stream(request)
+        vectors = self._vectors
+        configured = vectors is not None and vectors.depends(request.call)
+        pieces = self._streamed(request, pool, vectors) if vectors and configured else pool.stream(request)
         try:
             while True:
                 try:
@@ -209,6 +212,13 @@ class Deployment:
         finally:
             await pieces.aclose()
             self._leave()
+
+    async def _streamed(self, request: Request[A], pool: Pool, vectors: VectorCalls) -> AsyncGenerator[A, None]:
+        """The answers of a model whose sizes depend on the call's config."""
+        request = replace(request, call=vectors.bound(request.call, await vectors.sized(request, pool.call)))
+        async with aclosing(pool.stream(request)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     def _admit(self, request: Request[A], *, inside: bool = False) -> tuple[Request[A], Pool]:
         """The request, bound to the signature and with its deadline, or the reason why it cannot be taken."""

@@ -74,9 +74,14 @@ def _sets_placement(node: ast.AST) -> bool:
 
 
 def _in_decorator(node: ast.stmt) -> object:
-    """The `placement` of `@model(placement=...)`."""
+    """The `placement` of `@model(placement=...)` or `@vector_function(placement=...)`."""
     match getattr(node, "decorator_list", []):
-        case [ast.Call(func=ast.Name(id="model") | ast.Attribute(attr="model"), keywords=keywords)]:
+        case [
+            ast.Call(
+                func=ast.Name(id="model" | "vector_function") | ast.Attribute(attr="model" | "vector_function"),
+                keywords=keywords,
+            )
+        ]:
             return next(
                 (k.value.value for k in keywords if k.arg == "placement" and isinstance(k.value, ast.Constant)), None
             )
