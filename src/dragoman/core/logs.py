@@ -37,6 +37,8 @@ def set_up(style: Literal["text", "json"] | str, level: str = "info") -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
+    # JAX tells at INFO of each accelerator that is not there.
+    logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
 
 
 def set_up_from_environment() -> None:
