@@ -219,6 +219,14 @@ async def test_any_model_of_float_vectors_is_a_function_of_vectors() -> None:
         ("from sims import Forward as Base\nclass Mine(Base): pass\nmine = Mine()\n", ""),
         ("import umbridge\nclass Mine(umbridge.Model): pass\n", "failed to load"),
         ("x = 1\n", "holds no model"),
+        (
+            "from sims import Forward\nimport umbridge as u\nu.serve_models([Forward()], 4242)\n",
+            "in line 3, which never",
+        ),
+        (
+            "from sims import forward\nmine = forward\nif __name__ == '__main__':\n    serve_models([])\n",
+            "forward, mine",
+        ),
     ],
 )
 async def test_files_with_simulators_are_loaded(tmp_path: Path, text: str, message: str) -> None:

@@ -1,33 +1,26 @@
 """Graphs in files, served as models: `runtime: graph`."""
 
-import asyncio
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from dragoman.core.calls import ApplyHessian, ApplyJacobian, Gradient, Infer, SignatureFor
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.peers import Peers
-from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
-from dragoman.core.vectors import Vector, VectorFunction
+from dragoman.core.vectors import VectorFunction
 from dragoman.graphs.builtin_form import numbers
 from dragoman.graphs.document import Document
 from dragoman.graphs.function import GraphFunction
 from dragoman.graphs.wiring import Node, wire
 from dragoman.runtimes.graph_files import array, read_graph
 from dragoman.runtimes.graph_nodes import Place, load_node
-from dragoman.runtimes.vectors import VectorModel
-
-A = TypeVar("A")
-C = TypeVar("C")
+from dragoman.runtimes.vectors_waiting import WaitingModel
 
 # How many calls of one graph are under way at a time, unless `concurrency` says otherwise.
 _CONCURRENCY = 16
 
 
-class GraphModel(VectorModel):
+class GraphModel(WaitingModel):
     """A graph in a file, or in a folder with `graph.toml`. Its parameter `concurrency` says how many calls it works on
     at a time (16), each in a thread.
 
@@ -40,8 +33,7 @@ class GraphModel(VectorModel):
     def __init__(self, spec: ModelSpec) -> None:
         self._path = Path(spec.uri)
         self._document = read_graph(self._path)
-        super().__init__(spec, VectorFunction(), _placement(self._document))
-        self._threads = ThreadPoolExecutor(_concurrency(spec), f"graph-{spec.name}")
+        super().__init__(spec, VectorFunction(), _concurrency(spec), _placement(self._document))
 
     @staticmethod
     def placement_for(spec: ModelSpec) -> Placement:
@@ -57,30 +49,6 @@ class GraphModel(VectorModel):
 
     def details(self) -> Mapping[str, Any]:
         return {**super().details(), "graph": _told(self.function)}
-
-    def close(self) -> Any:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        super().close()
-
-    # Its nodes may have to be waited for, so its methods are `async` and a thread each does the waiting.
-
-    async def _evaluate(self, call: Infer) -> dict[str, Vector]:  # type: ignore[override]
-        return await self._waited(super()._evaluate, call)
-
-    async def _gradient(self, call: Gradient) -> Vector:  # type: ignore[override]
-        return await self._waited(super()._gradient, call)
-
-    async def _apply_jacobian(self, call: ApplyJacobian) -> Vector:  # type: ignore[override]
-        return await self._waited(super()._apply_jacobian, call)
-
-    async def _apply_hessian(self, call: ApplyHessian) -> Vector:  # type: ignore[override]
-        return await self._waited(super()._apply_hessian, call)
-
-    async def signature_for(self, call: SignatureFor) -> Signature:  # type: ignore[override]
-        return await self._waited(super().signature_for, call)
-
-    async def _waited(self, method: Callable[[C], A], call: C) -> A:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, method, call)
 
 
 def load_graph(document: Document, path: Path, peers: Peers | None = None) -> GraphFunction:

@@ -1,21 +1,13 @@
 """Models that UM-Bridge servers compute, served as our own: `runtime: umbridge`."""
 
-import asyncio
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from dragoman.client.address import Address, address
-from dragoman.core.calls import ApplyHessian, ApplyJacobian, Gradient, Infer, SignatureFor
 from dragoman.core.errors import InvalidInput, ModelFailed
-from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
-from dragoman.core.tensor import Tensor
-from dragoman.core.vectors import Vector
 from dragoman.runtimes.umbridge_remote import Remote
-from dragoman.runtimes.vectors import VectorModel
-
-T = TypeVar("T")
+from dragoman.runtimes.vectors_waiting import WaitingModel
 
 # What `parameters` may say, with the kinds of each.
 _KEYS: Mapping[str, type | tuple[type, ...]] = {
@@ -31,7 +23,7 @@ _KEYS: Mapping[str, type | tuple[type, ...]] = {
 _CONCURRENCY = 16
 
 
-class UmBridgeModel(VectorModel):
+class UmBridgeModel(WaitingModel):
     """A remote model. Its parameters: `urls`, one or several (or its uri is one); `model`, its name there; `config`,
     what goes with every call; `timeout_s` of a call; `concurrency`, how many calls are under way at a time (16);
     `token`, `headers` and `tls_ca` for the servers."""
@@ -41,8 +33,7 @@ class UmBridgeModel(VectorModel):
     function: Remote
 
     def __init__(self, spec: ModelSpec) -> None:
-        super().__init__(spec, remote(spec), "inline")
-        self._threads = ThreadPoolExecutor(spec.parameters.get("concurrency", _CONCURRENCY), f"umbridge-{spec.name}")
+        super().__init__(spec, remote(spec), spec.parameters.get("concurrency", _CONCURRENCY))
 
     def load(self) -> Any:
         try:
@@ -51,30 +42,6 @@ class UmBridgeModel(VectorModel):
             self.close()  # nobody closes what was never loaded
             raise
         super().load()
-
-    def close(self) -> Any:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        super().close()
-
-    # Its methods wait for servers, so they are `async` and a thread each does the waiting.
-
-    async def _evaluate(self, call: Infer) -> dict[str, Tensor]:  # type: ignore[override]
-        return await self._waited(super()._evaluate, call)
-
-    async def _gradient(self, call: Gradient) -> Vector:  # type: ignore[override]
-        return await self._waited(super()._gradient, call)
-
-    async def _apply_jacobian(self, call: ApplyJacobian) -> Vector:  # type: ignore[override]
-        return await self._waited(super()._apply_jacobian, call)
-
-    async def _apply_hessian(self, call: ApplyHessian) -> Vector:  # type: ignore[override]
-        return await self._waited(super()._apply_hessian, call)
-
-    async def signature_for(self, call: SignatureFor) -> Signature:  # type: ignore[override]
-        return await self._waited(super().signature_for, call)
-
-    async def _waited(self, method: Callable[[Any], T], call: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, method, call)
 
 
 def remote(spec: ModelSpec) -> Remote:
