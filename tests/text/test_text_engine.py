@@ -1,18 +1,24 @@
 """A folder with a language model and an encoder behind one server: every API, every client, the engine itself."""
 
+import asyncio
 import json
+import threading
 import urllib.error
 import urllib.request
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from e2e.served import Served, serving
+import dragoman
+
+from .text_house import House
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -31,8 +37,34 @@ pytestmark = [
 PROMPT = "A class definition"
 
 
+@dataclass(frozen=True)
+class Running:
+    """A server in a thread of its own, for clients that block."""
+
+    server: dragoman.Server
+
+    @property
+    def url(self) -> str:
+        return f"127.0.0.1:{self.server.http_ports[0]}"
+
+    @property
+    def grpc_url(self) -> str:
+        return self.server.grpc_url
+
+    def post(self, path: str, body: Any) -> tuple[int, Any]:
+        """Status and JSON of one request."""
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(f"http://{self.url}{path}", data, {"content-type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as fault:
+            with fault:
+                return fault.code, json.loads(fault.read())
+
+
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     import text_models
 
     folder = tmp_path_factory.mktemp("text")
@@ -40,8 +72,31 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         warnings.simplefilter("ignore")
         text_models.make(folder / "story", steps=12)
         _encoder(folder / "encoder")
-    with serving(str(folder)) as running:
+    (folder / "story" / "dragoman.toml").write_text("[model]\nmax_queue = 0\nparameters = {threads = 1}\n")
+    (folder / "encoder" / "dragoman.toml").write_text("[model]\nplacement = 'thread'\n")
+    with _running(dragoman.Server(str(folder), http_port=0, grpc_port=0)) as running:
         yield running
+
+
+@contextmanager
+def _running(server: dragoman.Server) -> Iterator[Running]:
+    ready, done = threading.Event(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        async with server:
+            ready.set()
+            await done.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        assert ready.wait(300)
+        yield Running(server)
+    finally:
+        loop.call_soon_threadsafe(done.set)
+        thread.join()
+        loop.close()
 
 
 def _encoder(folder: Path) -> None:
@@ -59,19 +114,19 @@ def _encoder(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def ask(served: Served, path: str, body: Any) -> Any:
-    status, answer, _ = served.ask("POST", path, body, {"content-type": "application/json"})
+def ask(served: Running, path: str, body: Any) -> Any:
+    status, answer = served.post(path, body)
     assert status == 200, answer
     return answer
 
 
 @pytest.fixture(scope="module")
-def greedy(served: Served) -> str:
+def greedy(served: Running) -> str:
     text: str = ask(served, "/generate", {"inputs": PROMPT, "parameters": {"max_new_tokens": 10}})["generated_text"]
     return text
 
 
-def test_every_api_gives_the_same_text(served: Served, greedy: str) -> None:
+def test_every_api_gives_the_same_text(served: Running, greedy: str) -> None:
     few: Any = {"max_new_tokens": 10}
     assert ask(served, "/invocations", {"inputs": PROMPT, "parameters": few})["generated_text"] == greedy
     assert ask(served, "/", {"inputs": PROMPT, "parameters": few})[0]["generated_text"] == greedy
@@ -83,7 +138,7 @@ def test_every_api_gives_the_same_text(served: Served, greedy: str) -> None:
     assert both[0]["generated_text"] == PROMPT + greedy
 
 
-def test_text_generation(served: Served, greedy: str) -> None:
+def test_text_generation(served: Running, greedy: str) -> None:
     client = text_generation.Client(f"http://{served.url}")
     answer = client.generate(PROMPT, max_new_tokens=10, decoder_input_details=True)
     assert answer.generated_text == greedy
@@ -96,7 +151,7 @@ def test_text_generation(served: Served, greedy: str) -> None:
     assert first.details.seed == 7
 
 
-def test_hub(served: Served, greedy: str) -> None:
+def test_hub(served: Running, greedy: str) -> None:
     client = huggingface_hub.InferenceClient(base_url=f"http://{served.url}")
     assert client.text_generation(PROMPT, max_new_tokens=10) == greedy
     chat = client.chat_completion([{"role": "user", "content": "How are you?"}], max_tokens=5)
@@ -105,7 +160,7 @@ def test_hub(served: Served, greedy: str) -> None:
         client.text_generation("word " * 2000)
 
 
-def test_openai(served: Served, greedy: str) -> None:
+def test_openai(served: Running, greedy: str) -> None:
     with openai.OpenAI(base_url=f"http://{served.url}/v1", api_key="-", max_retries=0) as client:
         assert {m.id for m in client.models.list()} == {"story", "encoder"}
         stream = client.completions.create(model="story", prompt=PROMPT, max_tokens=10, temperature=0, stream=True)
@@ -130,12 +185,12 @@ def test_openai(served: Served, greedy: str) -> None:
             client.embeddings.create(model="story", input="one")
 
 
-def test_the_only_model_that_can(served: Served) -> None:
+def test_the_only_model_that_can(served: Running) -> None:
     assert ask(served, "/v1/embeddings", {"input": "one"})["model"] == "encoder"
     assert ask(served, "/v1/completions", {"prompt": "one"})["model"] == "story"
 
 
-def test_beams_and_the_others_beside_the_best(served: Served) -> None:
+def test_beams_and_the_others_beside_the_best(served: Running) -> None:
     told = ask(served, "/invocations", {"inputs": PROMPT, "parameters": {"num_beams": 3, "details": True}})
     assert len(told["details"]["best_of_sequences"]) == 2
     drawn = {"best_of": 3, "do_sample": True, "details": True, "max_new_tokens": 5}
@@ -157,7 +212,7 @@ def _tensor(module: Any, texts: list[str]) -> Any:
 
 
 @pytest.mark.parametrize("wire", ["http", "grpc"])
-def test_tensors_in_tensors_out(served: Served, greedy: str, wire: str) -> None:
+def test_tensors_in_tensors_out(served: Running, greedy: str, wire: str) -> None:
     module: Any = tritonclient.http if wire == "http" else tritonclient.grpc
     url = served.url if wire == "http" else served.grpc_url
     with module.InferenceServerClient(url) as client:
@@ -172,7 +227,7 @@ def test_tensors_in_tensors_out(served: Served, greedy: str, wire: str) -> None:
     assert answer.as_numpy("generated_tokens").shape == (2,)
 
 
-def test_a_stream_over_grpc(served: Served, greedy: str) -> None:
+def test_a_stream_over_grpc(served: Running, greedy: str) -> None:
     import queue
 
     found: Any = queue.SimpleQueue()
@@ -199,7 +254,7 @@ def test_a_stream_over_grpc(served: Served, greedy: str) -> None:
 # --- together ------------------------------------------------------------------------------------------------
 
 
-def test_one_bad_and_seven_good(served: Served) -> None:
+def test_one_bad_and_seven_good(served: Running) -> None:
     good = [
         ("/invocations", {"inputs": f"The {word}", "parameters": {"max_new_tokens": 8, "do_sample": True, "seed": i}})
         for i, word in enumerate(["class", "function", "list", "value", "name", "return", "object"])
@@ -207,13 +262,13 @@ def test_one_bad_and_seven_good(served: Served) -> None:
     alone = [ask(served, *each) for each in good]
     bad = ("/invocations", {"inputs": "The", "parameters": {"temperature": -1}})
     with ThreadPoolExecutor(8) as threads:
-        wrong = threads.submit(lambda: served.ask("POST", *bad, {"content-type": "application/json"}))
+        wrong = threads.submit(lambda: served.post(*bad))
         together = list(threads.map(lambda each: ask(served, *each), good))
     assert together == alone
     assert wrong.result()[0] == 424
 
 
-def test_a_prompt_that_is_longer_than_the_context(served: Served) -> None:
+def test_a_prompt_that_is_longer_than_the_context(served: Running) -> None:
     long = "word " * 2000
     for path, body, status in (
         ("/invocations", {"inputs": long}, 424),
@@ -221,19 +276,23 @@ def test_a_prompt_that_is_longer_than_the_context(served: Served) -> None:
         ("/v1/completions", {"model": "story", "prompt": long}, 400),
         ("/v2/models/story/generate", {"text_input": long}, 422),
     ):
-        got, answer, _ = served.ask("POST", path, body, {"content-type": "application/json"})
+        got, answer = served.post(path, body)
         assert got == status, answer
         assert "context" in json.dumps(answer)
 
 
-def test_many_who_leave_leave_nothing_behind(served: Served) -> None:
-    body = json.dumps({"inputs": PROMPT, "stream": True, "parameters": {"max_new_tokens": 400}}).encode()
+async def test_two_hundred_who_leave_leave_nothing_behind(served: Running) -> None:
+    house = House(served.server.http_ports[0], served.server)
+    service = house.model("story")._loaded.service
 
-    def leave(_: int) -> None:
-        request = urllib.request.Request(f"http://{served.url}/invocations", body, {"content-type": "application/json"})
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            answer.readline()
+    async def leave(i: int) -> None:
+        reader, writer = await house.send("POST", "/generate_stream", {"inputs": f"{PROMPT} {i}"})
+        await asyncio.wait_for(reader.readuntil(b"data:"), 120)
+        writer.close()
 
-    with ThreadPoolExecutor(16) as threads:
-        list(threads.map(leave, range(48)))
-    assert ask(served, "/generate", {"inputs": PROMPT, "parameters": {"max_new_tokens": 3}})
+    await asyncio.gather(*map(leave, range(200)))
+    async with asyncio.timeout(120):
+        while service.active or service._jobs:
+            await asyncio.sleep(0.01)
+    answer = await house.post("/generate", {"inputs": PROMPT, "parameters": {"max_new_tokens": 3}})
+    assert answer.status == 200

@@ -168,7 +168,7 @@ class House:
         """The model object itself."""
         deployment = next(d for d in self.server.engine.deployments() if d.spec.name == name)
         pool: Any = deployment._pool
-        return pool._executor.model
+        return (getattr(pool, "_inline", None) or pool)._executor.model
 
     async def ask(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Answer:
         """One request on a connection of its own; anything but bytes goes as JSON."""
