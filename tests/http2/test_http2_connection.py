@@ -6,6 +6,7 @@ import pytest
 from http2_fakes import GET, POST, House, Wire
 
 from dragoman.transports.http2 import frames
+from dragoman.transports.http2.fields import encoded
 from dragoman.transports.http2.frames import frame
 from dragoman.transports.http2.terms import Terms
 
@@ -382,8 +383,9 @@ def test_too_many_streams_at_a_time_are_refused() -> None:
     assert wire.alive()
 
 
-def test_too_many_fields_are_refused_and_the_table_stays_right() -> None:
-    wire = Wire(terms=Terms(max_header_bytes=1000))
+@pytest.mark.parametrize("terms", [Terms(max_header_bytes=1000), Terms(max_headers=20)])
+def test_too_many_fields_are_refused_and_the_table_stays_right(terms: Terms) -> None:
+    wire = Wire(terms=terms)
     wire.headers(1, fields(*((f"name-{n}", "x" * 100) for n in range(20))))
     came = wire.read()
     assert [type(f).__name__ for f in came] == ["HeadersFrame", "RstStreamFrame"]
@@ -502,8 +504,6 @@ def test_a_client_that_makes_room_bit_by_bit_is_welcome() -> None:
 
 
 def test_a_long_head_goes_on_in_further_frames() -> None:
-    from dragoman.transports.http2.fields import encoded
-
     wire = Wire(House(answering=False)).headers(1, ended=True)
     fields = [(b":status", b"200"), *((b"x-%d" % n, b"y" * 900) for n in range(40))]
     wire.house.heard[0].stream.head(encoded(fields), ended=True)

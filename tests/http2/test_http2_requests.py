@@ -131,6 +131,18 @@ async def test_large_bodies_come_and_go(client: Client) -> None:
     assert np.array_equal(np.frombuffer(came[begin:]), 2 * data)
 
 
+async def test_a_client_is_told_that_it_may_go_on(client: Client) -> None:
+    number = client.h2.get_next_available_stream_id()
+    fields = [(":method", "POST"), (":scheme", "http"), (":path", "/v2/models/double/infer"), (":authority", "x")]
+    client.h2.send_headers(number, [*fields, ("expect", "100-continue")])
+    client.writer.write(client.h2.data_to_send())
+    told: list[str] = []
+    while not told:
+        events = client.h2.receive_data(await asyncio.wait_for(client.reader.read(1 << 16), 20))
+        told = [dict(e.headers)[":status"] for e in events if isinstance(e, h2.events.InformationalResponseReceived)]
+    assert told == ["100"]
+
+
 async def test_grpc_on_the_same_port(server: dragoman.Server) -> None:
     message = m.ModelInferRequest(model_name="double")
     message.inputs.add(name="x", datatype="FP64", shape=[3]).contents.fp64_contents.extend([1, 2, 3])

@@ -12,7 +12,7 @@ from dragoman.transports.http1.connection import http1
 from dragoman.transports.http1.incoming import Desk
 from dragoman.transports.http2.protocol import http2
 from dragoman.transports.http2.requests import Requests
-from dragoman.transports.http2.terms import Terms
+from dragoman.transports.http2.terms import terms
 from dragoman.transports.limits import Limits
 from dragoman.transports.listener import Listener
 
@@ -65,7 +65,7 @@ class OwnServer:
         streams: Requests | Calls = Requests(application)
         if self._grpc:
             streams = self._calls = Calls(self._engine, self._grpc, limits, application.bodies, streams)
-        wires = http1(Desk(application)), http2(streams, Terms(max_header_bytes=limits.max_header_bytes))
+        wires = http1(Desk(application)), http2(streams, terms(limits))
         self._listener = Listener(*wires, limits=limits, tls=self._tls)
         return await self._listener.start(addresses)
 

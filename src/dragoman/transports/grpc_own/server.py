@@ -9,7 +9,7 @@ from dragoman.transports.bodies import Bodies
 from dragoman.transports.grpc_calls import Answers
 from dragoman.transports.grpc_own.calls import Calls
 from dragoman.transports.http2.protocol import http2
-from dragoman.transports.http2.terms import Terms
+from dragoman.transports.http2.terms import terms
 from dragoman.transports.limits import Limits
 from dragoman.transports.listener import Listener
 
@@ -47,7 +47,7 @@ class OwnGrpcServer:
         Raises OSError where that cannot be, e.g. because another server has the port.
         """
         calls = self.made()
-        wire = http2(calls, Terms(max_header_bytes=self._limits.max_header_bytes))
+        wire = http2(calls, terms(self._limits))
         listener = Listener(wire, limits=self._limits, tls=self._tls)
         if self._tls is not None:
             self._tls.set_alpn_protocols(["h2"])

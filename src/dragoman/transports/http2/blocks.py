@@ -17,9 +17,10 @@ _MAX_KEPT_BYTES: Final = 1024
 class Blocks:
     """The blocks of one connection. `begun` tells whether one is still coming in."""
 
-    __slots__ = ("_block", "_decoder", "_ended", "_heads", "_number", "_pieces", "begun", "most")
+    __slots__ = ("_block", "_decoder", "_ended", "_heads", "_max_fields", "_number", "_pieces", "begun", "most")
 
-    def __init__(self, max_header_bytes: int) -> None:
+    def __init__(self, max_header_bytes: int, max_fields: int) -> None:
+        self._max_fields = max_fields
         self._decoder = Decoder(max_header_bytes)
         # Somewhat larger ones are read, so that their stream alone is refused.
         self.most = max(frames.SMALLEST_FRAME, 4 * max_header_bytes)
@@ -54,7 +55,7 @@ class Blocks:
         found = self._decoder.decode(block)
         if self._decoder.version != version:
             self._heads.clear()
-        return found
+        return None if found is not None and len(found) > self._max_fields else found
 
     def head(self, block: bytes) -> Head | None:
         """The head of a request; None where it has too many fields. Raises ConnectionFault and StreamFault."""

@@ -36,7 +36,7 @@ class Connection(Control):
     ) -> None:
         super().__init__(terms, sink, close, clock)
         self._streams = streams
-        self._blocks = Blocks(terms.max_header_bytes)
+        self._blocks = Blocks(terms.max_header_bytes, terms.max_headers)
         self._rest = bytearray()
         self._rest_s = 0.0
         self._need = len(frames.PREFACE)

@@ -20,6 +20,7 @@ from dragoman.transports.routing import Match
 # RFC 9113, 8.2.2: of no use here, and forbidden.
 _OF_CONNECTIONS = frozenset(("connection", "keep-alive", "transfer-encoding"))
 _FORBIDDEN = frozenset("\r\n\0")
+_CONTINUE = encoded([(b":status", b"100")])
 
 
 class Requests:
@@ -33,6 +34,8 @@ class Requests:
         request = Request(self, stream, head)
         if ended:
             request.receive(b"", 0, 0, True)
+        elif request.expects_continue:
+            stream.head(_CONTINUE)
         return request
 
 
@@ -57,6 +60,11 @@ class Request:
             self._prepare()
         except HttpFault as fault:
             self._refuse(fault)
+
+    @property
+    def expects_continue(self) -> bool:
+        """Whether the client waits for word that it may send the body (RFC 9110, 10.1.1)."""
+        return not self._over and self._headers.get("expect", "").lower() == "100-continue"
 
     def _prepare(self) -> None:
         application, length = self._house.application, self._head.length

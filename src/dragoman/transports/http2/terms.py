@@ -4,13 +4,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dragoman.transports.limits import Limits
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """Bounds of one HTTP/2 connection; sizes in bytes, times in seconds.
 
     A client may send `stream_window` bytes of a stream and `connection_window` of all before it hears that they were
-    taken. `max_header_bytes` bounds the fields of a request, each counted as its name, value and 32 bytes more.
+    taken. `max_header_bytes` bounds the fields of a request, each counted as its name, value and 32 bytes more,
+    and `max_headers` their number.
     `connection_window` is at least 65,535.
     """
 
@@ -19,6 +22,7 @@ class Terms:
     connection_window: int = 16 << 20
     max_frame: int = 1 << 20
     max_header_bytes: int = 16 << 10
+    max_headers: int = 256
     # Between pings where nothing was sent to the client meanwhile, and how many may come sooner (gRPC: A8).
     ping_interval_s: float = 10.0
     ping_strikes: int = 2
@@ -50,3 +54,8 @@ class Allowance:
         """Give some back, for something of use."""
         if self._left < self._burst:
             self._left += count
+
+
+def terms(limits: Limits) -> Terms:
+    """The terms that go with a transport's limits."""
+    return Terms(max_header_bytes=limits.max_header_bytes, max_headers=limits.max_headers)
