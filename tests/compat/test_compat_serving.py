@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dragoman.compat.survey import survey
 from dragoman.core.errors import InvalidInput
 from dragoman.engine.model_files import model_settings, server_settings
 from dragoman.engine.repository import DiskRepository
@@ -92,6 +93,12 @@ def test_what_is_passed_over_is_told(folder: Path, caplog: pytest.LogCaptureFixt
     model_settings(folder)
     assert "'option.tensor_parallel_degree' is passed over: a model runs on one device" in caplog.text
     assert "'option.quantize' is passed over" in caplog.text
+
+
+def test_the_doctor_tells_of_properties(folder: Path) -> None:
+    (folder / "serving.properties").write_text("option.dtype=bf16\noption.quantize=awq\nengine=Python")
+    found = {remark.subject: remark.effect for remark in survey(folder) if remark.place == "serving.properties"}
+    assert found == {"option.dtype": "same", "option.quantize": "missing", "engine": "unused"}
 
 
 def test_sagemakers_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`dragoman doctor FOLDER`: what of an MLServer folder will be the same, different or missing when it is served."""
+"""`dragoman doctor FOLDER`: what of an MLServer or LMI folder will be the same, different or missing when it is served."""
 
 import argparse
 import itertools
@@ -26,12 +26,12 @@ def add_to(commands: Any) -> None:
     """Add the subcommand to the command line."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor",
-        help="tell what will differ for an MLServer folder",
-        description="Tell what will be the same, different or missing when an MLServer folder is served.",
+        help="tell what will differ for a folder of MLServer or LMI",
+        description="Tell what will be the same, different or missing when a folder of MLServer or LMI is served.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", metavar="FOLDER", help="the folder with settings.json or model-settings.json files")
+    parser.add_argument("folder", metavar="FOLDER", help="the folder with their settings files")
     parser.add_argument("--json", action="store_true", help="write JSON: a list of remarks")
     parser.set_defaults(run=_run)
 

@@ -80,7 +80,7 @@ def _run(given: argparse.Namespace) -> int:
     environment = from_environment(os.environ)
     paths = given.paths or ([SAGEMAKER_PATH] if merged(environment, flags).sagemaker else [])
     if not paths:
-        raise InvalidInput("there is nothing to serve; expected a PATH: a model file, a folder or module:object")
+        raise InvalidInput("there is nothing to serve; required: PATH, a model file, a folder or module:object")
     settings = settings_for(paths, environment, flags)
     logs.set_up(settings.log_format, settings.log_level)
     if settings.keep_memory:

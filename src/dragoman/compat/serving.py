@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -152,6 +152,11 @@ _SERVER_VARIABLES: Mapping[str, Callable[[str], dict[str, Any]]] = {
 # -----------------------------------------------------------------------------------------------------------
 
 
+def told(path: Path) -> list[Finding]:
+    """What becomes of each property in a serving.properties."""
+    return list(findings(_read(path), PROPERTIES))
+
+
 def _options(environment: Mapping[str, str]) -> dict[str, str]:
     found = {name: environment[key] for key, name in _NAMED.items() if environment.get(key)}
     for key, value in environment.items():
@@ -194,9 +199,8 @@ def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:
             into[name] = value
 
 
-def _tell(found: Any, folder: Path) -> None:
+def _tell(found: Iterable[Finding], folder: Path) -> None:
     for each in found:
-        assert isinstance(each, Finding)
         if each.effect in ("unused", "missing"):
             level = logging.WARNING if each.effect == "missing" else logging.INFO
             log.log(level, "%s: '%s' is passed over: %s", folder / FILE, each.field, each.told)

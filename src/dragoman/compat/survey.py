@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dragoman.compat import serving
 from dragoman.compat.environment import MODEL_PREFIX, PREFIX, model_variables, server_variables, variables
 from dragoman.compat.fields import MODEL, PARAMETERS, SERVER, Effect, Field, findings
 from dragoman.compat.files import with_environment
@@ -38,9 +39,13 @@ def survey(folder: Path) -> list[Remark]:
     described = sorted(folder.rglob("model-settings.json"))
     for path in described:
         remarks += _model(path, folder)
+    properties = sorted(folder.rglob(serving.FILE))
+    for path in properties:
+        place = str(path.relative_to(folder))
+        remarks += [Remark(place, f.field, f.effect, f.told) for f in serving.told(path)]
     for path in sorted(folder.rglob("*.py")):
         remarks += _code(path, str(path.relative_to(folder)))
-    if not described:
+    if not described and not properties:
         remarks.append(Remark(".", "models", "same", "no model-settings.json; models are found by their files"))
     return remarks
 
