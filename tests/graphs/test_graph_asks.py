@@ -131,6 +131,19 @@ def test_a_long_branch_does_not_hold_up_the_steps_of_another() -> None:
         graph.close()
 
 
+def test_a_graph_that_is_closed_meanwhile_answers_all_the_same() -> None:
+    class Closes(Doubles):
+        def evaluate(self, inputs: Vectors, config: Config) -> Any:
+            graph.close()
+            return inputs[0]
+
+    g = Graph(threads=2)
+    x = g.add(Closes())(g.input("x"))
+    g.output(g.sum(*(g.add(Doubles())(x) for _ in range(5)), g.add(Doubles())(g.add(Doubles())(x))))
+    graph = g.build()
+    assert graph.evaluate([np.ones(2)], {})[0].tolist() == [14, 14]
+
+
 def test_what_turns_out_to_be_quick_is_not_worth_a_thread() -> None:
     where: set[int] = set()
 

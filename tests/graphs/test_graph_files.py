@@ -5,11 +5,14 @@ import json
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import dragoman
 from dragoman import Gradient, Infer, ModelSpec, Tensor, errors
@@ -81,7 +84,7 @@ def test_yaml_without_its_package_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("table", "message"),
     [
         ([], "a graph: expected a table, got []"),
         ({"node": {}}, "there is no key 'node' in a graph; there are name, threads, nodes, "),
@@ -114,9 +117,26 @@ def test_yaml_without_its_package_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         ({"bind": [1]}, "bind: expected a table, got [1]"),
     ],
 )
-def test_what_a_file_may_not_say(given: Any, message: str) -> None:
+def test_what_a_file_may_not_say(table: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=re.escape(message)):
-        document(given)
+        document(table)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 9) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+_KEYS = st.sampled_from(
+    ["name", "threads", "nodes", "edges", "inputs", "outputs", "bind", "a", "builtin", "fn", "config"]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(_KEYS, _JSON | st.dictionaries(_KEYS, _JSON | st.dictionaries(_KEYS, _JSON))))
+def test_whatever_a_file_says_it_is_a_graph_or_told_why_not(table: Any) -> None:
+    with suppress(InvalidInput):
+        assert isinstance(document(table).nodes, tuple)
 
 
 @pytest.mark.parametrize(
@@ -301,9 +321,9 @@ async def test_a_server_that_is_gone_is_named(tmp_path: Path) -> None:
 async def test_parameters_of_a_graph(tmp_path: Path) -> None:
     path = tmp_path / "g.graph.toml"
     path.write_text(TOML)
-    for given, message in [
+    for parameters, message in [
         ({"concurency": 3}, "there is no parameter 'concurency' of a graph; there is concurrency"),
         ({"concurrency": 0}, "parameter 'concurrency': expected a whole number from 1, got 0"),
     ]:
         with pytest.raises(errors.ModelFailed, match=re.escape(message)):
-            GraphModel(ModelSpec(name="g", uri=str(path), parameters=given))
+            GraphModel(ModelSpec(name="g", uri=str(path), parameters=parameters))

@@ -91,6 +91,13 @@ class GraphFunction(VectorFunction):
         found = (self._missing(_PLANS[ability](self.wiring, *place)) for place in places)
         return next((step for step in found if step is not None), None)
 
+    def notes(self) -> Mapping[str, Any]:
+        """The nodes, what each can do and where that comes from, and what keeps the whole from doing more."""
+        nodes = {name: {**node.function.sources(), **node.function.notes()} for name, node in self.wiring.nodes.items()}
+        lacking = {ability: self.lacking(ability) for ability in ABILITIES}
+        missing = {name: f"'{s.node}' has no {s.ability}" for name, s in lacking.items() if s is not None}
+        return {"graph": {"nodes": nodes, **({"missing": missing} if missing else {})}}
+
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)

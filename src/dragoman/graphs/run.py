@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from dragoman.graphs.plan import Plan, Step
@@ -147,5 +148,6 @@ class _Taking:
             with self._changed:
                 self._ready.extend(costly)
                 self._changed.notify_all()
-            for _ in costly:
-                self._pool.submit(self._ticket)
+            with suppress(RuntimeError):  # the pool is closed meanwhile: whoever asked takes them all
+                for _ in costly:
+                    self._pool.submit(self._ticket)

@@ -1,6 +1,5 @@
 """Graphs in files, served as models: `runtime: graph`."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +46,6 @@ class GraphModel(WaitingModel):
         self.function = load_graph(self._document, self._path, self.spec.peers)
         super().load()
 
-    def details(self) -> Mapping[str, Any]:
-        return {**super().details(), "graph": _told(self.function)}
-
 
 def load_graph(document: Document, path: Path, peers: Peers | None = None) -> GraphFunction:
     """The function of a graph, with all its nodes loaded. Raises a DragomanError that names node and port."""
@@ -82,12 +78,3 @@ def _concurrency(spec: ModelSpec) -> int:
     if not isinstance(found, int) or isinstance(found, bool) or found < 1:
         raise ModelFailed(f"parameter 'concurrency': expected a whole number from 1, got {found!r}")
     return found
-
-
-def _told(function: VectorFunction) -> Mapping[str, Any]:
-    """The nodes of a graph, with where their derivatives come from, and what keeps the whole from having some."""
-    assert isinstance(function, GraphFunction)
-    found: dict[str, Any] = {"nodes": {n: dict(node.function.sources()) for n, node in function.wiring.nodes.items()}}
-    lacking = {ability: function.lacking(ability) for ability in ("gradient", "apply_jacobian", "apply_hessian")}
-    missing = {name: f"'{s.node}' has no {s.ability}" for name, s in lacking.items() if s is not None}
-    return found | ({"missing": missing} if missing else {})

@@ -15,6 +15,7 @@ from dragoman.derivatives.authored import Declared
 from dragoman.derivatives.authoring import Deferred, is_vector_function, prepared
 from dragoman.derivatives.choice import METHODS
 from dragoman.graphs.builtin import built_in
+from dragoman.graphs.builtin_form import BuiltIn
 from dragoman.graphs.document import NodeText
 from dragoman.graphs.graph import made_node
 from dragoman.graphs.wiring import Node
@@ -40,7 +41,7 @@ def load_node(text: NodeText, place: Place) -> Node:
         function = _MAKERS[text.kind](text, place)
     except DragomanError as fault:
         raise type(fault)(f"node '{text.name}': {fault.message}") from fault
-    if text.concurrency:
+    if text.concurrency and not isinstance(function, BuiltIn):
         function = Limited(function, text.concurrency)
     return made_node(text.name, function, config=text.config, passes=text.passes, linear=text.linear, label=text.label)
 
