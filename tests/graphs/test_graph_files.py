@@ -132,7 +132,7 @@ _KEYS = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.dictionaries(_KEYS, _JSON | st.dictionaries(_KEYS, _JSON | st.dictionaries(_KEYS, _JSON))))
 def test_whatever_a_file_says_it_is_a_graph_or_told_why_not(table: Any) -> None:
     with suppress(InvalidInput):
