@@ -45,6 +45,15 @@ class Shell:
             subprocess.run([sys.executable, "-m", *command.split()], cwd=self.folder, check=True, capture_output=True)
         elif command.startswith("curl"):
             self.curl(command)
+        elif command.startswith(("dragoman check", "python ")):
+            self.finish(command)
+
+    def finish(self, command: str) -> None:
+        """A command that ends by itself, and well."""
+        words = command.replace("127.0.0.1:8080", f"127.0.0.1:{self.port}").split()
+        words = ["-m", *words] if words[0] == "dragoman" else words[1:]
+        done = subprocess.run([sys.executable, *words], cwd=self.folder, capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
 
     def serve(self, arguments: list[str]) -> None:
         self.stop()

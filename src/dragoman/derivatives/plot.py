@@ -51,9 +51,10 @@ def as_svg(curves: Sequence[Curve], title: str) -> str:
     def path(points: Sequence[tuple[float, float]]) -> str:
         return " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in points))
 
+    wide = left + width + 260
     tall = max(top + height + 60, top + 22 * len(curves) + 30)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 260} {tall}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{tall}" viewBox="0 0 {wide} {tall}" '
         'font-family="sans-serif" font-size="12">',
         '<rect width="100%" height="100%" fill="white"/>',
         f'<text x="{left}" y="24" font-size="15">{html.escape(title)}</text>',
