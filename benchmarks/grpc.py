@@ -11,10 +11,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpack import Encoder
 
@@ -24,6 +25,7 @@ from benchmarks.identity import Cores
 from benchmarks.processes import RESULTS, ROOT, Process, dragoman, free_port, http_ready, listens, pin, started
 from benchmarks.workloads import GRPC_PATH, Workload
 
+Row = dict[str, Any]
 ECHOES = ("aio", "aio-uvloop", "sync", "own")
 SERVERS = ("own", "grpcio")
 BASE = "echo aio"
@@ -49,18 +51,22 @@ class Plan:
 
 
 @contextmanager
-def subjects(core: int | None) -> Iterator[list[Subject]]:
-    """All servers, each started and listening."""
+def subjects(core: int | None, wanted: Callable[[str], bool]) -> Iterator[list[Subject]]:
+    """The wanted servers, each started and listening."""
     logs = RESULTS / "logs"
     with ExitStack() as stack:
         found = []
         for kind in ECHOES:
+            if not wanted(f"echo {kind}"):
+                continue
             port = free_port()
             command = [sys.executable, "-m", "benchmarks.grpc_echo", kind, str(port)]
             process = stack.enter_context(started(command, logs / f"grpc-echo-{kind}.log", core))
             process.until(lambda port=port: listens(port))  # type: ignore[misc]
             found.append(Subject(f"echo {kind}", process, port, echo=True))
         for kind in SERVERS:
+            if not wanted(f"dragoman {kind}"):
+                continue
             http_port, port = free_port(), free_port()
             command = dragoman(MODELS, http_port, port, "--grpc-server", kind)
             process = stack.enter_context(started(command, logs / f"grpc-{kind}.log", core))
@@ -112,16 +118,29 @@ def measure(subject: Subject, workload: Workload, plan: Plan, connections: int, 
     return {**told, "rate": told["answers"] / told["seconds"], "cpu_us": 1e6 * cpu_s / told["answers"]}
 
 
-def compare(found: Sequence[Subject], workload: Workload, plan: Plan, connections: int, core: int | None) -> None:
-    """All servers in turns, some rounds; prints medians, and the median of the rounds' ratios to the plain echo."""
+def compare(found: Sequence[Subject], workload: Workload, plan: Plan, connections: int, core: int | None) -> list[Row]:
+    """All servers in turns, some rounds: medians, and the medians of the rounds' ratios to the plain echo."""
     rounds = [{s.name: measure(s, workload, plan, connections, core) for s in found} for _ in range(plan.rounds)]
-    print(f"\n{workload.name}, c = {connections}, {plan.streams} streams each")
-    print(f"{'server':>16} {'answers/s':>10} {'p50 ms':>8} {'p99 ms':>8} {'CPU us':>8} {'of ' + BASE:>12}")
+    rows: list[Row] = []
     for subject in found:
         mine = [r[subject.name] for r in rounds]
-        rate, p50, p99, cpu = (statistics.median(m[k] for m in mine) for k in ("rate", "p50_ms", "p99_ms", "cpu_us"))
-        ratio = statistics.median(r[subject.name]["rate"] / r[BASE]["rate"] for r in rounds)
-        print(f"{subject.name:>16} {rate:>10,.0f} {p50:>8.2f} {p99:>8.2f} {cpu:>8.1f} {ratio:>11.2f}x")
+        row: Row = {"workload": workload.name, "connections": connections, "server": subject.name}
+        row |= {key: statistics.median(m[key] for m in mine) for key in ("rate", "p50_ms", "p99_ms", "cpu_us")}
+        row["times_the_echo"] = statistics.median(r[subject.name]["rate"] / r[BASE]["rate"] for r in rounds)
+        row["cpu_share"] = statistics.median(r[BASE]["cpu_us"] / r[subject.name]["cpu_us"] for r in rounds)
+        rows.append(row)
+    return rows
+
+
+def show(rows: Sequence[Row]) -> None:
+    print(f"\n{rows[0]['workload']}, c = {rows[0]['connections']}; ratios are those to {BASE}")
+    print(f"{'server':>16} {'answers/s':>10} {'p50 ms':>8} {'p99 ms':>8} {'CPU us':>8} {'rate':>7} {'1/CPU':>7}")
+    for r in rows:
+        print(
+            f"{r['server']:>16} {r['rate']:>10,.0f} {r['p50_ms']:>8.2f} {r['p99_ms']:>8.2f} {r['cpu_us']:>8.1f}",
+            end=" ",
+        )
+        print(f"{r['times_the_echo']:>6.2f}x {r['cpu_share']:>6.2f}x")
 
 
 def main() -> None:
@@ -144,11 +163,15 @@ def main() -> None:
     cores = Cores.of_this_machine()
     print(machine.described())
     wanted = [w for w in workloads.identity() if w.wire == "grpc" and given.only in w.name]
-    with subjects(cores.server) as found:
-        chosen = [s for s in found if not given.subjects or s.name in (BASE, *given.subjects.split(","))]
+    names = given.subjects.split(",") if given.subjects else []
+    rows: list[Row] = []
+    with subjects(cores.server, lambda name: not names or name in (BASE, *names)) as found:
         for workload in wanted:
             for number in plan.connections:
-                compare(chosen, workload, plan, number, cores.load)
+                rows += (new := compare(found, workload, plan, number, cores.load))
+                show(new)
+    told = {"machine": machine.machine(), "versions": machine.versions(), "rows": rows}
+    (RESULTS / "grpc.json").write_text(json.dumps(told, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The benchmarks run for real and tell what they promise; how fast is not asked here."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,16 @@ def test_identity_answers_every_workload_as_the_echo_does() -> None:
     assert all("%" in r[7] for r in rows_of(own)[2:] if r[2] == "dragoman")
     assert [r[0] for r in rows_of(beside)[2:]] == list(WORKLOADS)
     assert all(r[2].endswith("%") for r in rows_of(beside)[2:])
+
+
+def test_grpc_is_measured_beside_echoes() -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("its load generator is compiled")
+    run("grpc", "--seconds", "0.2", "--subjects", "echo own,dragoman own")
+    found = results("grpc")
+    assert {row["server"] for row in found["rows"]} == {"echo aio", "echo own", "dragoman own"}
+    assert {row["workload"] for row in found["rows"]} == {"grpc-raw-small", "grpc-raw-large"}
+    assert all(row["rate"] > 0 and row["cpu_us"] >= 0 for row in found["rows"])
 
 
 def test_the_hot_path_is_taken_apart() -> None:
