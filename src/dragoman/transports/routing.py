@@ -1,8 +1,10 @@
 """Which endpoint answers a path: the routes of all protocols in one tree."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes
+
+import msgspec
 
 from dragoman.protocols.wire import Endpoint, HttpFault, HttpProtocol
 
@@ -15,8 +17,7 @@ class _Node:
     protocol: HttpProtocol | None = None  # the first that has a path here or below
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(msgspec.Struct, frozen=True):
     """What answers: `endpoint` is None for OPTIONS, which `allow` answers."""
 
     endpoint: Endpoint | None
@@ -64,7 +65,7 @@ class Router:
     def _nothing(self, raw_path: str, nearest: HttpProtocol | None) -> Match:
         nearest = None if "//" in raw_path else nearest  # what is between the slashes has no name, so nobody's
         if self._fallback is not None:
-            return self._fallback if nearest is None else replace(self._fallback, protocol=nearest)
+            return self._fallback if nearest is None else msgspec.structs.replace(self._fallback, protocol=nearest)
         raise HttpFault(404, f"no such path: {raw_path[:256]}", (), nearest)
 
 

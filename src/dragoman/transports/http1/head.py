@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from urllib.parse import unquote
 
 import httptools
+import msgspec
 
 from dragoman.protocols.wire import HttpFault
 from dragoman.transports.application import Application
@@ -23,8 +23,7 @@ _KNOWN_BYTES = 2048
 _SECRET = ("authorization", "cookie", "proxy-authorization")  # heads that hold one are not kept
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(msgspec.Struct, frozen=True):
     """A head that was understood. `length` is that of the body, or CHUNKED.
 
     `match` is None where `fault` tells why nothing answers it.
@@ -98,7 +97,18 @@ class Reading:
         expects = headers.get("expect", "").lower() == "100-continue" and not http10 and length != 0
         # `Connection: upgrade` alone asks for no close.
         keep_alive = self._keep_alive and "close" not in headers.get("connection", "").lower()
-        return Head(method, unquote(path), query, headers, length, keep_alive, http10, expects, match, fault)
+        return Head(
+            method,
+            unquote(path) if "%" in path else path,
+            query,
+            headers,
+            length,
+            keep_alive,
+            http10,
+            expects,
+            match,
+            fault,
+        )
 
 
 def _match(application: Application, method: str, path: str) -> tuple[Match | None, HttpFault | None]:
