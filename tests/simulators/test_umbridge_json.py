@@ -4,6 +4,7 @@ import json
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import orjson
 import pytest
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.payload import simd
 from dragoman.payload.policy import Policy
-from dragoman.payload.umbridge import Misfit, Question, _from_document, numbers, read_output, read_question
+from dragoman.payload.umbridge import Misfit, Question, _from_document, read_question
+from dragoman.payload.umbridge_answer import numbers, read_output
 
 POLICY = Policy()
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -80,6 +82,53 @@ def test_long_bodies_are_read_by_simdjson_where_it_is_installed() -> None:
     for nested in ("[[1, [2]]]", "[[1], 2]", "[[true]]", "[[null]]"):
         text = f'{{"name": "f", "input": {nested}}}'.encode()
         assert simd.read(text, _from_document) is None
+
+
+LONG = ",".join(["0.25", "-1e3", "7"] * 200_000)
+
+
+@pytest.mark.parametrize("simdjson", [True, False])
+@pytest.mark.parametrize("vectors", ["[[%s]]", "[ [1, 2] ,\n[%s], [ ] ]", "[[%s], [3], [%s]]"])
+def test_very_long_bodies_are_read_in_pieces(vectors: str, simdjson: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not simdjson:
+        monkeypatch.setattr(simd, "_parser", lambda: None)
+    text = vectors.replace("%s", LONG)
+    found = read(f'{{"name": "f", "config": {{"a": [1]}}, "input": {text}, "outWrt": 1}}'.encode())
+    wanted = json.loads(text)
+    assert len(found.input) == len(wanted)
+    for ours, theirs in zip(found.input, wanted, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert (found.config, found.outWrt) == ({"a": [1]}, 1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ("[[%s,]]", "the request is not valid JSON"),
+        ("[[%s,,1]]", "the request is not valid JSON"),
+        ("[[%s] [1]]", "the request is not valid JSON"),
+        ("[[%s", "the request is not valid JSON"),
+        ('[[%s, "x]"]]', "input[0][600000]: expected a number, got 'x]'"),
+        ("[[%s, [1]]]", "input[0][600000]: expected a number, got an array"),
+        ("[[%s, null]]", "input[0][600000]: expected a number, got null"),
+        ("[[%s], 5]", "input[1]: expected an array of numbers, got 5"),
+    ],
+)
+def test_what_is_wrong_with_very_long_bodies_is_told(changed: str, message: str) -> None:
+    body = f'{{"name": "f", "input": {changed.replace("%s", LONG)}}}'.encode()
+    if message.startswith("input"):
+        assert told(body) == message
+    else:
+        with pytest.raises(InvalidInput, match=message):
+            read_question(body, POLICY)
+
+
+def test_a_config_with_inputs_of_its_own_is_not_taken_for_the_request() -> None:
+    found = read(f'{{"name": "f", "config": {{"input": [[{LONG}]]}}, "input": [[]]}}'.encode())
+    assert [v.tolist() for v in found.input] == [[]]
+    assert len(found.config["input"][0]) == 600_000
+    found = read(f'{{"name": "f", "config": {{"input": [[{LONG}]]}}}}'.encode())
+    assert found.input is msgspec.UNSET
 
 
 def test_long_bodies_with_configs_and_doubled_keys_are_read_alike() -> None:

@@ -192,6 +192,58 @@ class Regressor(dragoman.Model):
         return {"y": x.sum(axis=1)}
 
 
+class Cubic(dragoman.Model):
+    """y = x^3, with derivatives as a class of ours writes them, one of them `async`; as long as the config says."""
+
+    inputs = (TensorSpec("x", dragoman.FP64, (2,)),)
+    outputs = (TensorSpec("y", dragoman.FP64, (2,)),)
+
+    def signature_for(self, call: SignatureFor) -> dragoman.Signature:
+        size = (int(call.config.get("n", 2)),)
+        return dragoman.Signature((TensorSpec("x", dragoman.FP64, size),), (TensorSpec("y", dragoman.FP64, size),))
+
+    def infer(self, call: Infer) -> Any:
+        return call.inputs["x"].data ** 3
+
+    def gradient(self, call: Gradient) -> Any:
+        assert (call.output, call.input) == ("y", "x")
+        return [3 * x * x * s for x, s in zip(call.inputs["x"].data, call.sens.data, strict=True)]
+
+    async def apply_jacobian(self, call: ApplyJacobian) -> Any:
+        return 3 * call.inputs["x"].data ** 2 * call.vec.data
+
+    def apply_hessian(self, call: ApplyHessian) -> Any:
+        return np.zeros(5)
+
+
+@pytest.mark.parametrize("placement", ["inline", "thread"])
+async def test_a_class_of_ours_may_have_derivatives(placement: Any) -> None:
+    spec = ModelSpec(name="c", runtime="python", target=Cubic, placement=placement)
+    async with Engine(Repository([spec])) as engine:
+        assert await evaluated(engine, "c", [1, 2]) == [[1.0, 8.0]]
+        assert await evaluated(engine, "c", [1, 2, 3], n=3) == [[1.0, 8.0, 27.0]]
+        at: dict[str, Any] = {"positional": (vector(1, 2),)}
+        assert (await answer(engine, "c", Gradient(**at, sens=vector(1, 10)))).data.tolist() == [3.0, 120.0]
+        assert (await answer(engine, "c", ApplyJacobian(**at, vec=vector(1, 1)))).data.tolist() == [3.0, 12.0]
+        with pytest.raises(errors.InvalidOutput, match="ApplyHessian: expected 2 numbers, as input 'x' has, got 5"):
+            await answer(engine, "c", ApplyHessian(**at, sens=vector(1, 1), vec=vector(1, 1)))
+        longer = Gradient(positional=(vector(1, 2, 3),), sens=vector(1, 1, 1), config={"n": 3})
+        assert (await answer(engine, "c", longer)).data.tolist() == [3.0, 12.0, 27.0]
+
+
+async def test_a_regression_of_scikit_learn_evaluates(tmp_path: Path) -> None:
+    joblib = pytest.importorskip("joblib")
+    linear = pytest.importorskip("sklearn.linear_model")
+    x = np.random.default_rng(3).normal(size=(50, 3))
+    fitted = linear.LinearRegression().fit(x, x @ [1.0, 2.0, 3.0] + 4)
+    joblib.dump(fitted, tmp_path / "plane.joblib")
+    async with dragoman.open_engine(str(tmp_path / "plane.joblib"), allow_pickle=True) as engine:
+        ((found,),) = await evaluated(engine, "plane", [1, 1, 1])
+        assert found == pytest.approx(10.0)
+        with pytest.raises(errors.InvalidInput, match=r"input 0 \('input'\): expected 3 numbers, got 2"):
+            await evaluated(engine, "plane", [1, 1])
+
+
 class Words(dragoman.Model):
     inputs = (TensorSpec("text", dragoman.BYTES, (-1,)),)
     outputs = (TensorSpec("text", dragoman.BYTES, (-1,)),)

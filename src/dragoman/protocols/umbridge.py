@@ -40,7 +40,8 @@ from dragoman.core.errors import (
 from dragoman.core.signature import Signature
 from dragoman.core.tensor import NONE, Tensor
 from dragoman.core.vector_binding import Face, face
-from dragoman.payload.umbridge import Misfit, Question, read_question, written_output
+from dragoman.payload.umbridge import Misfit, Question, read_question
+from dragoman.payload.umbridge_answer import written_output
 from dragoman.protocols.wire import (
     JSON_TYPE,
     Asked,

@@ -27,7 +27,7 @@ from dragoman.core.errors import (
 from dragoman.core.vector_binding import config_key
 from dragoman.core.vectors import Ability, Config, Vector, VectorFunction, Vectors
 from dragoman.payload.policy import Buffer, Policy
-from dragoman.payload.umbridge import numbers, read_output
+from dragoman.payload.umbridge_answer import numbers, read_output
 
 T = TypeVar("T")
 

@@ -1,0 +1,95 @@
+"""Very long vectors in JSON, cut out of a message and read piece by piece: no other thread runs while a parser does."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from dragoman.core.datatypes import FP64, Array
+from dragoman.payload.json_data import PARSER_FAULTS
+from dragoman.payload.simd import numbers
+
+_PIECE = 1 << 18  # bytes to read at a time
+_MOST = 1024  # vectors
+_SPACE = re.compile(rb"[ \t\r\n]*")
+_FLOATS = msgspec.json.Decoder(list[float])
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A message with `[]` for each vector in one list of vectors, and where those are in the text."""
+
+    rest: bytes
+    spans: Sequence[tuple[int, int]]
+
+
+def cut(text: bytes, key: bytes) -> Cut | None:
+    """The message without the numbers of the list of vectors under a key, e.g. `"input"`.
+
+    None where it is not plain to see which they are. What is in the vectors shows only when they are read.
+    """
+    at = text.find(key)
+    opening = re.compile(rb"\s*:\s*\[").match(text, at + len(key)) if at >= 0 else None
+    if opening is None or text.find(key, at + 1) >= 0:
+        return None
+    spans: list[tuple[int, int]] = []
+    place = opening.end()
+    while len(spans) <= _MOST:
+        start = _past_space(text, place)
+        if text[start : start + 1] != b"[":
+            return None
+        end = text.find(b"]", start) + 1
+        if not end:
+            return None
+        spans.append((start, end))
+        place = _past_space(text, end)
+        if text[place : place + 1] == b"]":
+            return Cut(_without(text, spans), spans)
+        if text[place : place + 1] != b",":
+            return None
+        place += 1
+    return None
+
+
+def vector(text: bytes, span: tuple[int, int]) -> Array | None:
+    """The numbers in a part of the text, `[...]`; None where there is anything but numbers in it."""
+    at, end = span[0] + 1, span[1] - 1
+    if end - at <= _PIECE:
+        return _read(text[span[0] : span[1]])
+    pieces: list[Array] = []
+    while at <= end:
+        comma = text.find(b",", at + _PIECE, end)
+        stop = end if comma < 0 else comma
+        piece = _read(b"".join((b"[", memoryview(text)[at:stop], b"]")))
+        if piece is None or not piece.size:  # between two commas there has to be a number
+            return None
+        pieces.append(piece)
+        at = stop + 1
+    return np.concatenate(pieces)
+
+
+def _read(piece: bytes) -> Array | None:
+    found = numbers(memoryview(piece), FP64, None)
+    if found is not None:
+        return found
+    try:
+        return np.array(_FLOATS.decode(piece), np.float64)
+    except PARSER_FAULTS:
+        return None
+
+
+def _past_space(text: bytes, at: int) -> int:
+    found = _SPACE.match(text, at)
+    assert found is not None
+    return found.end()
+
+
+def _without(text: bytes, spans: Sequence[tuple[int, int]]) -> bytes:
+    parts: list[bytes] = []
+    done = 0
+    for start, end in spans:
+        parts += (text[done:start], b"[]")
+        done = end
+    return b"".join((*parts, text[done:]))

@@ -1,0 +1,121 @@
+"""An answer of UM-Bridge: JSON with vectors of floats, printed from arrays, and read again."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from dragoman.core.datatypes import Array
+from dragoman.core.errors import InvalidOutput
+from dragoman.payload import simd
+from dragoman.payload.json_data import PARSER_FAULTS, printed
+from dragoman.payload.policy import Policy
+from dragoman.payload.umbridge import buffer, counted
+
+# Up to so many numbers it is quicker to print them than to look first whether all are finite.
+_FEW = 512
+
+# --- reading what a server says -----------------------------------------------------------------------------
+
+
+class _Vector(msgspec.Struct):
+    output: list[float]
+
+
+class _Vectors(msgspec.Struct):
+    output: list[list[float]]
+
+
+_ANSWERS: Mapping[bool, Any] = {False: msgspec.json.Decoder(_Vector), True: msgspec.json.Decoder(_Vectors)}
+_PYTHONS = re.compile(rb"\b(nan|inf)\b")
+_JSONS = {b"nan": b"NaN", b"inf": b"Infinity"}
+
+
+def read_output(text: bytes, *, several: bool) -> list[Array]:
+    """The vectors of an answer; the only one where it is not one of several. Raises InvalidOutput.
+
+    Servers in Python print NaN and infinities in Python's own words, those in C++ print null.
+    """
+    if len(text) >= simd.LONG:
+        long = simd.read(text, lambda document, whole: _output(document, whole, several))
+        if long is not None:
+            return long
+    try:
+        output = _ANSWERS[several].decode(text).output
+    except PARSER_FAULTS:
+        output = _loose_output(text, several)
+    try:
+        return [np.array(vector, np.float64) for vector in (output if several else [output])]
+    except (TypeError, ValueError, OverflowError) as fault:
+        raise InvalidOutput(f"the answer is no vector of numbers: {text[:200]!r}") from fault
+
+
+def _output(document: Any, text: bytes, several: bool) -> list[Array] | None:
+    found = [buffer(vector) for vector in document["output"]] if several else [buffer(document["output"])]
+    lists = len(found) + several
+    return found if counted(text, b"[", lists) == lists else None
+
+
+def _loose_output(text: bytes, several: bool) -> Any:
+    try:
+        output = json.loads(_PYTHONS.sub(lambda word: _JSONS[word[1]], text))["output"]
+    except (ValueError, TypeError, KeyError, RecursionError) as fault:
+        raise InvalidOutput(f"the answer is not valid: expected an output, got {text[:200]!r}") from fault
+    vectors = output if several else [output]
+    if not isinstance(vectors, list) or not all(isinstance(vector, list) for vector in vectors):
+        wanted = "a list of vectors" if several else "a vector"
+        raise InvalidOutput(f"the answer is not valid: expected {wanted}, got {text[:200]!r}")
+    numbers = [[float("nan") if value is None else value for value in vector] for vector in vectors]
+    return numbers if several else numbers[0]
+
+
+# --- writing ------------------------------------------------------------------------------------------------
+
+
+def written_output(vectors: Mapping[str, Array], policy: Policy, *, several: bool) -> bytes:
+    """The answer with these vectors, each under the name by which a fault of it is told, or with the only one.
+
+    Raises InvalidOutput as `numbers` does.
+    """
+    if sum(vector.size for vector in vectors.values()) <= _FEW:
+        flat = [np.ascontiguousarray(vector, np.float64).reshape(-1) for vector in vectors.values()]
+        text = _dumped(flat, several)
+        if b"null" not in text:  # which is what orjson prints for a number that is none
+            return text
+    return _dumped([numbers(vector, name, policy) for name, vector in vectors.items()], several)
+
+
+def _dumped(output: list[Any], several: bool) -> bytes:
+    return orjson.dumps({"output": output if several else output[0]}, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def numbers(array: Array, where: str, policy: Policy) -> Any:
+    """What orjson prints for a vector: floats in the fewest digits that tell them apart, infinities as 1e999.
+
+    1e999 is what JSON allows and most parsers take for infinity. Raises InvalidOutput naming the element where there
+    is a NaN, or, if the operator wants it so, an infinity; `literal` prints NaN, Infinity and -Infinity instead.
+    """
+    flat = np.ascontiguousarray(array, np.float64).reshape(-1)
+    finite = np.isfinite(flat)
+    if finite.all():
+        return printed(flat)
+    special = flat[~finite]
+    if policy.nonfinite == "error" or (policy.nonfinite == "null" and np.isnan(special).any()):
+        bad = ~finite if policy.nonfinite == "error" else np.isnan(flat)
+        place = int(np.flatnonzero(bad)[0])
+        raise InvalidOutput(f"{where}: element {place} is {flat[place]}, which JSON cannot carry")
+    literal = policy.nonfinite == "literal"
+    words = [_word(float(value), literal=literal) for value in special]
+    parts = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY).split(b"null")
+    return orjson.Fragment(b"".join(p + w for p, w in zip(parts, [*words, b""], strict=True)))
+
+
+def _word(value: float, *, literal: bool) -> bytes:
+    if value != value:
+        return b"NaN"
+    word = b"Infinity" if literal else b"1e999"
+    return word if value > 0 else b"-" + word
