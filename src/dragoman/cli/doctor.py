@@ -1,4 +1,4 @@
-"""`dragoman doctor FOLDER`: what of an MLServer or LMI folder will be the same, different or missing when it is served."""
+"""`dragoman doctor FOLDER`: what of a folder of MLServer or LMI will be the same, different or missing."""
 
 import argparse
 import itertools
