@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dragoman.plugins import import_file
 
 train: Any = import_file(Path(__file__).parents[1] / "examples" / "text" / "train_models.py")
@@ -15,9 +17,14 @@ train: Any = import_file(Path(__file__).parents[1] / "examples" / "text" / "trai
 
 def make(folder: Path, kind: str = "llama", steps: int = 60) -> Path:
     """Save a tiny model of that kind ("llama" or "gpt2") in the folder, which is returned."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of libraries, about their own future
-        train.train(folder, kind, train.TINY, steps)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # several would wait for each other on a busy machine
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of libraries, about their own future
+            train.train(folder, kind, train.TINY, steps)
+    finally:
+        torch.set_num_threads(before)
     return folder
 
 

@@ -73,17 +73,17 @@ class Engine:
             sequence.computed += work.count
             if not sequence.pending and job in self.scheduler.running:
                 ready.append((job, sequence, logits[-1:]))
-        searches: dict[int, tuple[Job, list[torch.Tensor]]] = {}
+        searches: dict[Job, dict[Sequence, torch.Tensor]] = {}
         texts: list[tuple[Job, Sequence, torch.Tensor]] = []
         for job, sequence, logits in ready:
             if job.asked.sampling.num_beams > 1:
-                searches.setdefault(id(job), (job, []))[1].append(logits)
+                searches.setdefault(job, {})[sequence] = logits
             else:
                 texts += [(job, each, logits) for each in self._started(job, sequence)]
         if texts:
             self._write(texts)
-        for job, found in searches.values():
-            self._guarded(job, self._search, job, torch.cat(found))
+        for job, found in searches.items():
+            self._guarded(job, self._search, job, torch.cat([found[each] for each in job.sequences]))
 
     # --- computing ---------------------------------------------------------------------------------------
 

@@ -59,7 +59,6 @@ class Job:
     choices: dict[Sequence, int] = field(default_factory=dict)
     ended: list[Writer] = field(default_factory=list)
     prefill: list[Token] = field(default_factory=list)
-    cached: int = 0
     told: bool = False
     search: Any = None
 
@@ -100,7 +99,8 @@ class Job:
         """Say what became of the prompt, once."""
         if not self.told:
             self.told = True
-            info = PromptInfo(self.asked.text, len(self.asked.tokens), self.cached, tuple(self.prefill))
+            cached = self.sequences[0].cached
+            info = PromptInfo(self.asked.text, len(self.asked.tokens), cached, tuple(self.prefill))
             self.outlet.info(self.asked.index, info)
 
     def take(self, sequence: Sequence, choice: Choice) -> bool:

@@ -21,12 +21,14 @@ from dragoman.generation.vocabulary import Vocabulary
 class Options:
     """What an operator may say of a text model.
 
-    max_batch: how many texts are written at the same time. max_context: tokens of a prompt and its text (0: as many as
-    the model knows, or memory holds). dtype: "auto", "float32", "bfloat16" or "float16". device: "auto", "cpu", "cuda"
-    or "cuda:<number>". threads: of the CPU (0: what is measured to be quickest). prefill_chunk: tokens of prompts in one
-    step. prefix_cache: tokens of beginnings of prompts that are kept (-1: as many as an eighth of the cache's; 0: none).
-    cache_memory: GiB for keys and values (0: a quarter of what is free, of a GPU four fifths). packed: whether weights
-    are reordered for the CPU's kernels.
+    max_batch: how many texts are written at the same time.
+    max_context: tokens of a prompt and its text (0: as many as the model knows, or memory holds).
+    dtype: "auto", "float32", "bfloat16" or "float16". device: "auto", "cpu", "cuda" or "cuda:<number>".
+    threads: of the CPU (0: what is measured to be quickest).
+    prefill_chunk: tokens of prompts in one step.
+    prefix_cache: tokens of beginnings of prompts that are kept (-1: an eighth of the cache's; 0: none).
+    cache_memory: GiB for keys and values (0: a quarter of what is free, of a GPU four fifths).
+    packed: whether weights are reordered for the CPU's kernels.
     """
 
     max_batch: int = 32
@@ -77,18 +79,18 @@ class Loaded:
     """A text model at work, and what it tells of itself."""
 
     service: Service
+    engine: Engine
     intake: Intake
     details: Mapping[str, Any]
 
 
 def loaded(folder: Path, chosen: Options, capacity: int, name: str) -> Loaded:
     """Load the model of a folder. Raises ModelFailed where this engine cannot run it."""
-    made: list[tuple[Intake, Mapping[str, Any]]] = []
+    made: list[tuple[Engine, Intake, Mapping[str, Any]]] = []
 
     def make() -> Engine:  # everything of PyTorch happens in the service's thread
-        engine, intake, details = _engine(folder, chosen)
-        made.append((intake, details))
-        return engine
+        made.append(_engine(folder, chosen))
+        return made[0][0]
 
     service = Service(make, capacity, name)
     return Loaded(service, *made[0])

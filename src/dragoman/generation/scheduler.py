@@ -143,7 +143,7 @@ class Scheduler:
             self._room.reserve(top, length)
             if task.recalls:
                 for sequence in task.sequences:
-                    sequence.computed = self._room.recall(sequence)
+                    sequence.computed = sequence.cached = self._room.recall(sequence)
 
     def _compact(self, *, always: bool = False) -> None:
         """Move sequences out of high slots where many below are empty: attention runs over all up to the highest."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 class Sequence:
     """`tokens` are the prompt's and the text's; the keys and values of the first `computed` are in the cache's `slot`.
 
+    `cached` of them were there already when it came.
+
     One token that is not computed is the next step of a text; several are (the rest of) a prompt.
     """
 
@@ -15,6 +17,7 @@ class Sequence:
     adapter: str = ""
     slot: int = -1
     computed: int = 0
+    cached: int = 0
 
     @property
     def pending(self) -> int:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from dragoman.core.errors import DragomanError, ModelFailed, Overloaded, WorkerLost
-from dragoman.core.text import Generation, PromptInfo, Text
+from dragoman.core.text import Generation, PromptInfo, Text, joined
 from dragoman.generation.engine import Engine
 from dragoman.generation.job import Asked, Job
 
@@ -176,7 +176,7 @@ class _Call:
             if prompts is not None and self._come:
                 come = [self._come.popleft() for _ in range(len(self._come))]
                 texts -= sum(bool(text.finish) for text in come)
-                yield Generation(tuple(come), prompts)
+                yield joined([Generation(tuple(come), prompts)])
                 prompts = ()
             if self._fault is not None:
                 raise self._fault
