@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from itertools import islice
 
-from dragoman.workers.frames import Buffer, Frame, Parser
+from dragoman.workers.frames import Buffer, Frame, Kind, Parser, encode
+from dragoman.workers.shared import Arena, View
 
 _AT_ONCE = 512  # pieces a system call; IOV_MAX is 1024
 
@@ -17,7 +18,8 @@ class Channel:
 
     `received` gets each frame. `rest` is called when all that one turn of the loop brought has been received.
     `lost` is called once, when the other end is gone; a frame cut off by that is dropped. Asyncio's own transports
-    would copy what does not fit into the socket at once.
+    would copy what does not fit into the socket at once. `memory` are the files of memory that both ends share: the one
+    to write, and the one to read.
     """
 
     def __init__(
@@ -26,13 +28,16 @@ class Channel:
         received: Callable[[Frame], None],
         lost: Callable[[], None],
         rest: Callable[[], None] | None = None,
+        memory: tuple[int, int] | None = None,
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._received = received
         self._lost = lost
         self._rest = rest
-        self._parser = Parser()
+        self._arena = None if memory is None else Arena(memory[0])
+        self._unused: deque[int] = deque()  # blocks of shared memory, appended to in any thread
+        self._parser = Parser(None if memory is None else View(memory[1], self._unused.append))
         self._out: deque[Buffer] = deque()
         self._soon = False
         self._blocked = False
@@ -61,14 +66,25 @@ class Channel:
                 self._lost()
                 return
             for frame in self._parser.take(count):
-                self._received(frame)
+                if frame.kind == Kind.UNUSED and self._arena is not None:
+                    for start in frame.value():
+                        self._arena.free(start)
+                else:
+                    self._received(frame)
             if count < len(room):
                 return
+
+    def encode(self, kind: Kind, job: int = 0, value: object = None) -> list[Buffer]:
+        """A frame for `send`, which has to be sent: large arrays are in shared memory by now."""
+        return encode(kind, job, value, self._arena)
 
     def send(self, pieces: list[Buffer], *, now: bool = False) -> None:
         """Send a frame. Small ones gather until the loop's next turn; a large one shares memory, so it goes now."""
         if self.closed:
             return
+        if self._unused:  # told along with the next frame: before that, the other end has no use for it
+            blocks = [self._unused.popleft() for _ in range(len(self._unused))]
+            self._out.extend(encode(Kind.UNUSED, 0, blocks))
         self._out.extend(pieces)
         if now or len(pieces) > 1:
             self.flush()
@@ -120,6 +136,7 @@ class Channel:
         self._all_sent()
         self.closed = True
         self._sock.close()
+        self._arena, self._parser = None, Parser()  # shared memory goes with what still refers to it
 
     def _forget(self, sent: int) -> None:
         while sent:

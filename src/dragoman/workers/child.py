@@ -9,12 +9,14 @@ import signal
 import socket
 import sys
 from collections import deque
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
 from dragoman.core import errors, logs
 from dragoman.core.calls import Request
 from dragoman.core.errors import DragomanError, ModelFailed
+from dragoman.workers import shared
 from dragoman.workers.channel import Channel, receive
 from dragoman.workers.execute import Executor
 from dragoman.workers.frames import Buffer, Frame, Kind, encode
@@ -24,8 +26,11 @@ from dragoman.workers.pool import WINDOW, Elsewhere
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def main(fd: int, parent: int) -> None:
-    """Load the model that the parent names, and answer its calls until it lets go of the socket."""
+def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
+    """Load the model that the parent names, and answer its calls until it lets go of the socket.
+
+    `memory` are the files that both share: what the parent writes, and what it reads.
+    """
     _end_with(parent)
     del sys.argv[1:]  # they are ours; a model's own parser of arguments must not trip over them
     _leave_signals_to_the_parent()
@@ -33,14 +38,15 @@ def main(fd: int, parent: int) -> None:
     with contextlib.suppress(AttributeError):  # where something else stands in for stdout
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     logs.set_up_from_environment()
-    os.set_inheritable(fd, False)
+    for descriptor in (fd, *memory):
+        os.set_inheritable(descriptor, False)
     with socket.socket(fileno=fd) as sock:
         first = receive(sock)
         if first is not None:
-            asyncio.run(_serve(sock, first))
+            asyncio.run(_serve(sock, first, memory))
 
 
-async def _serve(sock: socket.socket, first: Frame) -> None:
+async def _serve(sock: socket.socket, first: Frame, memory: Sequence[int]) -> None:
     try:
         executor = await Executor.load(first.value(), "process", in_thread=False)
     except Elsewhere as found:
@@ -49,7 +55,7 @@ async def _serve(sock: socket.socket, first: Frame) -> None:
     except Exception as fault:
         sock.sendall(b"".join(encode(Kind.ERROR, 0, _crossing(fault, "failed to load"))))
         return
-    await Worker(executor, sock).serve()
+    await Worker(executor, sock, (memory[1], memory[0]) if memory else None).serve()
     await executor.close()
 
 
@@ -68,14 +74,15 @@ class _Job:
 class Worker:
     """Answers calls: those of an `async` model side by side, those of any other one after the other, in order."""
 
-    def __init__(self, executor: Executor, sock: socket.socket) -> None:
+    def __init__(self, executor: Executor, sock: socket.socket, memory: tuple[int, int] | None = None) -> None:
         self._executor = executor
         self._loop = asyncio.get_running_loop()
         self._jobs: dict[int, _Job] = {}
         self._waiting: deque[_Job] = deque()
         self._busy = False
         self._gone = asyncio.Event()
-        self._channel = Channel(sock, self._received, self._lost, self._work)
+        self._channel = Channel(sock, self._received, self._lost, self._work, memory)
+        shared.close(memory or ())
         self._channel.send(encode(Kind.LOADED, 0, executor.loaded))
 
     async def serve(self) -> None:
@@ -168,7 +175,7 @@ class Worker:
 
     def _encoded(self, kind: Kind, job: _Job, answer: Any) -> list[Buffer]:
         try:
-            return encode(kind, job.frame.job, answer)
+            return self._channel.encode(kind, job.frame.job, answer)
         except Exception as fault:
             told = f"its answer cannot leave the worker process: {_named(fault)}"
             raise ModelFailed(f"model '{self._executor.name}' failed: {told}") from fault

@@ -2,7 +2,9 @@
 
 A frame is a head (kind, number of parts, job, bytes that follow), the lengths of its parts, and the parts: plain
 words or a pickle, then the arrays of its value, out of band, so that they are read straight into the buffer that
-backs them. Pickle is safe here because only our own child holds the other end; nothing of this listens on a port.
+backs them. Of a large array that lies in memory which both sides share, only the place is sent.
+
+Pickle is safe here because only our own child holds the other end; nothing of this listens on a port.
 """
 
 import enum
@@ -13,10 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dragoman.workers import plain
+from dragoman.workers.shared import LEAST, Arena, View
 
 Buffer = bytes | memoryview
 
 _HEAD = struct.Struct("<IIQQ")
+_PLACE = struct.Struct("<QQ")  # where a part in shared memory begins, and its length
+_SHARED = 1 << 63  # marks the length of a part that is such a place
 _ALIGN = 16  # arrays begin where any SIMD-free C code may read them
 _SMALL = 64 * 1024  # frames up to this are gathered in one buffer that is used again
 _JOINED = 32 * 1024  # frames up to this are sent as one piece, which is cheaper than many
@@ -26,6 +31,8 @@ _PADS = [bytes(n) for n in range(_ALIGN)]
 
 class Kind(enum.IntEnum):
     """What a frame says. To the worker: SPEC, CALL, STREAM, CREDIT, CANCEL. To the server: the others.
+
+    UNUSED goes both ways: shared memory that the other side may write again.
 
     SPEC is answered by LOADED, by ELSEWHERE (the model would be in another place), or by ERROR.
     Every CALL and STREAM is ended by exactly one ANSWER, END or ERROR, also where it was cancelled.
@@ -42,6 +49,7 @@ class Kind(enum.IntEnum):
     END = 8
     ERROR = 9
     ELSEWHERE = 10
+    UNUSED = 11
 
 
 class Frame(NamedTuple):
@@ -49,32 +57,37 @@ class Frame(NamedTuple):
 
     kind: int
     job: int
-    parts: int
-    body: Buffer
+    parts: list[memoryview]
 
     def value(self) -> Any:
-        """What was sent. Its arrays are views of this frame's buffer, and read-only."""
-        if not self.parts:
+        """What was sent. Its arrays are views of this frame's buffer, or of shared memory, and read-only."""
+        parts = self.parts
+        if not parts:
             return None
-        view = memoryview(self.body)
-        start = _padded(8 * self.parts)
-        parts = []
-        for length in struct.unpack_from(f"<{self.parts}Q", self.body):
-            parts.append(view[start : start + length])
-            start = _padded(start + length)
         if parts[0][0] != _PICKLE:
             return plain.loads(parts[0], parts[1:])
         return pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301 (from our own child, or parent, alone)
 
 
-def encode(kind: Kind, job: int = 0, value: object = None) -> list[Buffer]:
-    """The bytes of a frame, in pieces that share the memory of the arrays. Raises what pickle raises."""
+def encode(kind: Kind, job: int = 0, value: object = None, arena: Arena | None = None) -> list[Buffer]:
+    """The bytes of a frame, in pieces that share the memory of the arrays. Raises what pickle raises.
+
+    Large arrays are put into the arena, as far as there is one and room in it.
+    """
     if value is None:
         return [_HEAD.pack(kind, 0, job, 0)]
     parts = _plain(value) or _pickled(value)
     lengths = [len(part) for part in parts]
+    for at in range(1, len(parts)):
+        if arena is not None and lengths[at] >= LEAST and (start := arena.put(parts[at])) is not None:
+            parts[at], lengths[at] = _PLACE.pack(start, lengths[at]), _PLACE.size | _SHARED
+    return _framed(kind, job, parts, lengths)
+
+
+def _framed(kind: Kind, job: int, parts: list[Buffer], told: list[int]) -> list[Buffer]:
+    lengths = [length & ~_SHARED for length in told]
     count = len(parts)
-    table = struct.pack(f"<{count}Q", *lengths) + _PADS[-8 * count % _ALIGN]
+    table = struct.pack(f"<{count}Q", *told) + _PADS[-8 * count % _ALIGN]
     size = len(table) + sum(map(_padded, lengths))
     pieces: list[Buffer] = [_HEAD.pack(kind, count, job, size) + table]
     for part, length in zip(parts, lengths, strict=True):
@@ -88,7 +101,8 @@ def encode(kind: Kind, job: int = 0, value: object = None) -> list[Buffer]:
 class Parser:
     """Bytes in, frames out: fill `room()`, say with `take` how much came. Knows no socket."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: View | None = None) -> None:
+        self._shared = shared
         self._small = memoryview(bytearray(_SMALL))
         self._end = 0
         self._large: memoryview | None = None
@@ -108,7 +122,7 @@ class Parser:
         if self._filled < len(self._large):
             return []
         body, self._large = self._large, None
-        return [Frame(*self._head, body.toreadonly())]
+        return [self._frame(*self._head, body.toreadonly())]
 
     def _cut(self) -> list[Frame]:
         frames: list[Frame] = []
@@ -120,13 +134,27 @@ class Parser:
                 if _HEAD.size + size > _SMALL:
                     return [*frames, *self._grow((kind, job, parts), size, body)]
                 break
-            frames.append(Frame(kind, job, parts, bytes(self._small[body:end])))
+            frames.append(self._frame(kind, job, parts, memoryview(bytes(self._small[body:end]))))
             start = end
         left = self._end - start
         if start and left:
             self._small[:left] = bytes(self._small[start : self._end])
         self._end = left
         return frames
+
+    def _frame(self, kind: int, job: int, count: int, body: memoryview) -> Frame:
+        """The frame with its parts. Those in shared memory are taken hold of now, whatever becomes of the frame."""
+        start = _padded(8 * count)
+        parts: list[memoryview] = []
+        for told in struct.unpack_from(f"<{count}Q", body):
+            length = told & ~_SHARED
+            part = body[start : start + length]
+            if told & _SHARED:
+                assert self._shared is not None, "who shares no memory is sent no place in it"
+                part = self._shared.block(*_PLACE.unpack(part))
+            parts.append(part)
+            start = _padded(start + length)
+        return Frame(kind, job, parts)
 
     def _grow(self, head: tuple[int, int, int], size: int, body: int) -> list[Frame]:
         self._head = head

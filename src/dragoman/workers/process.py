@@ -143,17 +143,17 @@ class ProcessPool:
             if replica is None:
                 return
             job = self._queue.popleft()
-            pieces = self._sendable(job)
+            pieces = self._sendable(job, replica)
             if pieces is not None:
                 replica.send(job, pieces)
 
-    def _sendable(self, job: Job) -> list[Buffer] | None:
+    def _sendable(self, job: Job, replica: Replica) -> list[Buffer] | None:
         deadline_s = job.request.deadline_s if job.request is not None else None
         if deadline_s is not None and deadline_s <= time.monotonic():
             job.deliver(None, DeadlineExceeded("Request timeout expired"), True)
             return None
         try:
-            return job.encoded()
+            return replica.encoded(job)
         except Exception as fault:
             told = f"model '{self._spec.name}' failed: its input cannot be sent to a process: {fault}"
             job.deliver(None, ModelFailed(told), True)

@@ -9,6 +9,7 @@ from typing import Any
 from dragoman.core.calls import Request
 from dragoman.core.errors import DragomanError, ModelFailed, WorkerLost
 from dragoman.core.spec import ModelSpec, Placement
+from dragoman.workers import shared
 from dragoman.workers.channel import Channel, pair
 from dragoman.workers.frames import Buffer, Frame, Kind, encode
 from dragoman.workers.pool import CONCURRENT, Elsewhere, Loaded
@@ -46,11 +47,12 @@ class Job:
         self.deliver = _nobody
         self.request = None
 
-    def encoded(self) -> list[Buffer]:
+    def words(self) -> tuple[Any, ...]:
+        """What the worker makes its request of."""
         asked = self.request
         assert asked is not None, "a call that is sent is wanted"
         words = (asked.call, asked.model, asked.version, asked.id, asked.deadline_s)
-        return encode(self.kind, self.number, (*words, asked.metadata) if asked.metadata else words)
+        return (*words, asked.metadata) if asked.metadata else words
 
 
 class Replica:
@@ -81,14 +83,17 @@ class Replica:
         self._eof = asyncio.Event()
         self._loaded: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
         ours, theirs = pair()
-        with theirs:
-            try:
-                process = spawn(theirs.fileno(), self._spec.replicas)
-            except OSError as fault:
-                ours.close()
-                raise ModelFailed(f"failed to load '{self._spec.name}', no process: {fault}") from fault
-        self._process = process
-        self._channel = Channel(ours, self._received, self._eof.set)
+        memory = shared.files()
+        try:
+            with theirs:
+                process = spawn(theirs.fileno(), self._spec.replicas, memory or ())
+            self._process = process
+            self._channel = Channel(ours, self._received, self._eof.set, memory=memory)
+        except OSError as fault:
+            ours.close()
+            raise ModelFailed(f"failed to load '{self._spec.name}', no process: {fault}") from fault
+        finally:
+            shared.close(memory or ())
         self._watching = asyncio.create_task(self._watch(process))
         self._channel.send(hello)
         try:
@@ -112,6 +117,10 @@ class Replica:
         if self._concurrent:
             return len(self.held) < CONCURRENT
         return not self.held or (len(self.held) == 1 and (self._alone or self._short))
+
+    def encoded(self, job: Job) -> list[Buffer]:
+        """The call for `send`. Raises what pickle raises."""
+        return self._channel.encode(job.kind, job.number, job.words())
 
     def send(self, job: Job, pieces: list[Buffer]) -> None:
         idle = not self.held

@@ -1,0 +1,97 @@
+"""Memory that the server shares with one of its worker processes: large arrays are put there once, and read in place.
+
+Each direction has an arena of its own, in which the writer alone decides what lies where. The reader says when nothing
+of it refers to a block any more, however long a model or a slow client keeps an array; until then it stays as it is.
+"""
+
+import fcntl
+import mmap
+import os
+import weakref
+from bisect import bisect_left
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+LEAST = 64 << 10  # bytes of an array from which on it goes this way
+_SIZE = 64 << 20  # of an arena; what is never written takes no memory
+_ALIGN = 64
+
+
+def files() -> tuple[int, int] | None:
+    """Two files in memory, one a direction; None where the system has no such thing."""
+    made: list[int] = []
+    try:
+        for name in ("dragoman-to-worker", "dragoman-to-server"):
+            made.append(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+            os.ftruncate(made[-1], _SIZE)
+            # Nobody can cut it off, which would kill whoever reads there.
+            fcntl.fcntl(made[-1], fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except (AttributeError, OSError):
+        close(made)
+        return None
+    return made[0], made[1]
+
+
+def close(descriptors: "tuple[int, ...] | list[int]") -> None:
+    """Let go of files; what is mapped stays."""
+    for descriptor in descriptors:
+        with suppress(OSError):
+            os.close(descriptor)
+
+
+class Arena:
+    """The writer's side: which blocks are taken, from where to where, in order."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._memory = memoryview(mmap.mmap(descriptor, 0))
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def put(self, data: "bytes | memoryview") -> int | None:
+        """Copy some bytes in; where they begin, or None where there is no room for them."""
+        size = -(-len(data) // _ALIGN) * _ALIGN
+        at, place = 0, len(self._starts)
+        for index, start in enumerate(self._starts):
+            if start - at >= size:
+                place = index
+                break
+            at = self._ends[index]
+        if at + size > len(self._memory):
+            return None
+        self._memory[at : at + len(data)] = data
+        self._starts.insert(place, at)
+        self._ends.insert(place, at + size)
+        return at
+
+    def free(self, start: int) -> None:
+        """Let a block be written again."""
+        place = bisect_left(self._starts, start)
+        del self._starts[place], self._ends[place]
+
+    @property
+    def taken(self) -> int:
+        """How many bytes are in use."""
+        return sum(self._ends) - sum(self._starts)
+
+
+class View:
+    """The reader's side. `unused` is told where each block begins that nothing refers to any more, in any thread."""
+
+    def __init__(self, descriptor: int, unused: Callable[[int], None]) -> None:
+        self._memory = mmap.mmap(descriptor, 0)
+        self._unused = unused
+        self._blocks: dict[int, weakref.ref[Any]] = {}
+
+    def block(self, start: int, size: int) -> memoryview:
+        """A block, read-only. It lasts as long as anything that is made of this view of it."""
+        # Arrays made of a memoryview refer to its owner, which would be passed over in arrays made of an array.
+        owner: Any = np.frombuffer(self._memory, np.uint8, size, start)
+        self._blocks[start] = weakref.ref(owner, lambda _: self._gone(start))
+        return memoryview(owner).toreadonly()
+
+    def _gone(self, start: int) -> None:
+        del self._blocks[start]
+        self._unused(start)
