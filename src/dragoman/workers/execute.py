@@ -29,7 +29,7 @@ from dragoman.core.model import Model
 from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.workers.aside import aside, here
-from dragoman.workers.outcome import as_it_is, derivative, inference
+from dragoman.workers.outcome import as_it_is, derivative, embedded, generation, inference
 from dragoman.workers.pool import Elsewhere, Loaded
 
 log = logging.getLogger("dragoman.model")
@@ -43,9 +43,9 @@ _VERBS: Mapping[type[Call[Any]], tuple[str, Callable[[Any, Any, Signature], Any]
     Gradient: ("gradient", derivative),
     ApplyJacobian: ("apply_jacobian", derivative),
     ApplyHessian: ("apply_hessian", derivative),
-    Generate: ("generate", as_it_is),
+    Generate: ("generate", generation),
     Tokenize: ("tokenize", as_it_is),
-    Embed: ("embed", as_it_is),
+    Embed: ("embed", embedded),
     Handle: ("handle", as_it_is),
 }
 

@@ -7,11 +7,12 @@ import numpy as np
 
 from dragoman import plugins
 from dragoman.core.binding import check_tensor
-from dragoman.core.calls import ApplyHessian, ApplyJacobian, Gradient, Infer, Inference
+from dragoman.core.calls import ApplyHessian, ApplyJacobian, Embed, Embedded, Generate, Gradient, Infer, Inference
 from dragoman.core.datatypes import FP64
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.core.signature import OPEN, Signature
 from dragoman.core.tensor import NONE, Parameters, Tensor
+from dragoman.core.text import Generation
 
 
 def inference(result: Any, call: Infer, signature: Signature) -> Inference:
@@ -72,6 +73,29 @@ def derivative(result: Any, call: Gradient | ApplyJacobian | ApplyHessian, signa
     if wanted not in (-1, len(vector)):
         raise InvalidOutput(f"{verb}: expected {wanted} numbers, as {what} has, got {len(vector)}")
     return Tensor(vector, FP64)
+
+
+def generation(result: Any, call: Generate, signature: Signature) -> Generation:
+    """The piece of text, or the whole, in `result`. Raises InvalidOutput where it is none, or not for these prompts."""
+    if not isinstance(result, Generation):
+        raise InvalidOutput(f"Generate: expected a Generation, got {type(result).__name__}")
+    told = {text.prompt for text in result.texts}
+    strange = told - set(range(len(call.prompts)))
+    if strange:
+        raise InvalidOutput(f"Generate: there are {len(call.prompts)} prompts, but it told of prompt {min(strange)}")
+    if not call.stream and len(told) < len(call.prompts):
+        raise InvalidOutput(f"Generate: {len(call.prompts)} prompts were to be continued, and {len(told)} were")
+    return result
+
+
+def embedded(result: Any, call: Embed, signature: Signature) -> Embedded:
+    """The vectors in `result`, one for each input. Raises InvalidOutput where they are not that."""
+    if not isinstance(result, Embedded):
+        raise InvalidOutput(f"Embed: expected Embedded, got {type(result).__name__}")
+    shape = result.vectors.shape
+    if len(shape) != 2 or shape[0] != len(call.inputs):
+        raise InvalidOutput(f"Embed: expected vectors of shape [{len(call.inputs)}, dimension], got {list(shape)}")
+    return result
 
 
 def as_it_is(result: Any, call: Any, signature: Signature) -> Any:
