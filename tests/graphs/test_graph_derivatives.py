@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.core.vectors import Vector
+from dragoman.core.vectors import ABILITIES, Ability, Vector
+from dragoman.graphs import plan
 from dragoman.graphs.function import GraphFunction
 from dragoman.graphs.graph import Graph, Value
 from graphs.parts import Ridge
@@ -167,3 +168,29 @@ def test_values_that_are_zero_ask_nobody() -> None:
     found: Vector = graph.gradient(0, 0, [np.ones(2)], np.zeros(2), {})
     assert found.tolist() == [0, 0]
     assert ridge.asked["gradient"] == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(), st.sampled_from(ABILITIES[1:]), st.integers(0, 9))
+def test_a_graph_can_do_what_it_can_do_for_all_inputs_and_outputs(drawn: Drawn, lost: Ability, which: int) -> None:
+    """One node loses an ability: the graph keeps those that it has for every input and output."""
+    graph, ridge = drawn.graph, drawn.ridges[which % len(drawn.ridges)]
+    ridge.sources = lambda: {a: "author" for a in ABILITIES if a != lost}  # type: ignore[method-assign]
+    made = GraphFunction(graph.wiring, threads=0)
+    outputs, inputs = range(len(made.output_names)), range(len(drawn.sizes))
+
+    def asked(ability: Ability) -> bool:
+        match ability:
+            case "evaluate":
+                plans = [plan.evaluation(made.wiring)]
+            case "gradient":
+                plans = [plan.gradient(made.wiring, o, i) for o in outputs for i in inputs]
+            case "apply_jacobian":
+                plans = [plan.apply_jacobian(made.wiring, o, i) for o in outputs for i in inputs]
+            case _:
+                plans = [plan.apply_hessian(made.wiring, o, i, j) for o in outputs for i in inputs for j in inputs]
+        nodes = made.wiring.nodes
+        return any(nodes[s.node].function is ridge and s.ability == lost for p in plans for s in p.steps)
+
+    assert {a for a in ABILITIES if a not in made.sources()} == {a for a in ABILITIES if asked(a)}
+    graph.close()

@@ -37,6 +37,7 @@ class GraphFunction(VectorFunction):
         self.output_names = wiring.output_names
         self._sizes = lru_cache(_CONFIGS)(self._inferred)
         self._plan = lru_cache(None)(self._planned)
+        self._lacking = lru_cache(None)(lambda ability: self._missing(plan.everything(wiring, ability)))
         self.sizes({})
         self._abilities = {n: frozenset(node.function.sources()) for n, node in wiring.nodes.items()}
         self._evaluation = self._plan("evaluate")
@@ -80,16 +81,7 @@ class GraphFunction(VectorFunction):
 
     def lacking(self, ability: Ability) -> Step | None:
         """The first question that the graph would have to ask for this, of all inputs and outputs, and cannot."""
-        outputs, inputs = range(len(self.output_names)), range(len(self.input_names))
-        match ability:
-            case "evaluate":
-                places: list[tuple[int, ...]] = [()]
-            case "apply_hessian":
-                places = [(o, i, j) for o in outputs for i in inputs for j in inputs]
-            case _:
-                places = [(o, i) for o in outputs for i in inputs]
-        found = (self._missing(_PLANS[ability](self.wiring, *place)) for place in places)
-        return next((step for step in found if step is not None), None)
+        return self._lacking(ability)
 
     def notes(self) -> Mapping[str, Any]:
         """The nodes, what each can do and where that comes from, and what keeps the whole from doing more."""

@@ -48,10 +48,6 @@ class Plan:
     evaluations: Mapping[str, int]
     answer: Terms = ()
 
-    def missing(self, wiring: Wiring) -> Step | None:
-        """The first step that its node cannot take."""
-        return next((s for s in self.steps if s.ability not in wiring.nodes[s.node].function.sources()), None)
-
 
 def evaluation(wiring: Wiring) -> Plan:
     """All outputs of the graph; nodes that lead to none are left out."""
@@ -59,22 +55,46 @@ def evaluation(wiring: Wiring) -> Plan:
 
 
 def gradient(wiring: Wiring, output: int, input: int) -> Plan:  # noqa: A002
-    planner = _Planner(wiring)
-    route = _Route(wiring, output, input)
+    return _gradient(_Route(wiring, [output], [input]))
+
+
+def apply_jacobian(wiring: Wiring, output: int, input: int) -> Plan:  # noqa: A002
+    return _apply_jacobian(_Route(wiring, [output], [input]))
+
+
+def apply_hessian(wiring: Wiring, output: int, input1: int, input2: int) -> Plan:
+    return _apply_hessian(_Route(wiring, [output], [input1]), _Route(wiring, [output], [input2]))
+
+
+def everything(wiring: Wiring, ability: Ability) -> Plan:
+    """A plan that asks each node for all that any plan of this ability asks it; what it adds up to means nothing."""
+    route = _Route(wiring, range(len(wiring.outputs)), range(len(wiring.input_names)))
+    match ability:
+        case "evaluate":
+            return evaluation(wiring)
+        case "gradient":
+            return _gradient(route)
+        case "apply_jacobian":
+            return _apply_jacobian(route)
+        case _:
+            return _apply_hessian(route, route)
+
+
+def _gradient(route: "_Route") -> Plan:
+    planner = _Planner(route.wiring)
     adjoints = planner.adjoints(route, {*route.nodes})
     return planner.plan(_collected(adjoints, route))
 
 
-def apply_jacobian(wiring: Wiring, output: int, input: int) -> Plan:  # noqa: A002
-    planner = _Planner(wiring)
-    route = _Route(wiring, output, input)
+def _apply_jacobian(route: "_Route") -> Plan:
+    planner = _Planner(route.wiring)
     tangents = planner.tangents(route, {*route.nodes}, None)
-    return planner.plan(tangents.get(wiring.outputs[output], ()))
+    return planner.plan(tuple(term for port in route.outs for term in tangents.get(port, ())))
 
 
-def apply_hessian(wiring: Wiring, output: int, input1: int, input2: int) -> Plan:
+def _apply_hessian(route: "_Route", forward: "_Route") -> Plan:
+    wiring = route.wiring
     planner = _Planner(wiring)
-    route, forward = _Route(wiring, output, input1), _Route(wiring, output, input2)
     curved = {n for n in route.nodes if not wiring.nodes[n].affine and forward.active(n)}
     tangents = planner.tangents(forward, _before(wiring, forward, curved), curved)
     adjoints = planner.adjoints(route, _after(wiring, route, curved), inner=True)
@@ -83,19 +103,19 @@ def apply_hessian(wiring: Wiring, output: int, input1: int, input2: int) -> Plan
 
 
 class _Route:
-    """What of a graph lies between one of its inputs and one of its outputs."""
+    """What of a graph lies between some of its inputs, commonly one, and some of its outputs."""
 
-    def __init__(self, wiring: Wiring, output: int, input: int) -> None:  # noqa: A002
+    def __init__(self, wiring: Wiring, outputs: Iterable[int], inputs: Iterable[int]) -> None:
         self.wiring = wiring
-        self.source = GraphInput(input)
-        self.out = wiring.outputs[output]
+        self.inputs = [GraphInput(i) for i in inputs]
+        self.outs = [wiring.outputs[o] for o in outputs]
         self._dependent: set[str] = set()
         self._active: dict[str, list[int]] = {}
         for name, sources in wiring.sources.items():
             active = [
                 i
                 for i, s in enumerate(sources)
-                if s == self.source or (isinstance(s, Port) and s.node in self._dependent)
+                if s in self.inputs or (isinstance(s, Port) and s.node in self._dependent)
             ]
             if active:
                 self._active[name] = active
@@ -108,7 +128,7 @@ class _Route:
         self.nodes = [n for n in wiring.nodes if n in self._dependent and n in self._live]
 
     def _leads(self, port: Port) -> bool:
-        return port == self.out or any(end.node in self._live for end in self.wiring.consumers.get(port, ()))
+        return port in self.outs or any(end.node in self._live for end in self.wiring.consumers.get(port, ()))
 
     def active(self, name: str) -> list[int]:
         """The node's inputs that depend on the graph's input."""
@@ -145,7 +165,8 @@ def _after(wiring: Wiring, route: _Route, origins: set[str]) -> set[str]:
 
 def _collected(adjoints: Mapping[Port, list[int]], route: _Route) -> Terms:
     """The adjoint of the graph's input: what all the node inputs that it feeds give."""
-    return tuple(term for end in route.wiring.fed_by(route.source.index) for term in adjoints.get(end, ()))
+    ends = (end for source in route.inputs for end in route.wiring.fed_by(source.index))
+    return tuple(term for end in ends for term in adjoints.get(end, ()))
 
 
 class _Planner:
@@ -171,7 +192,7 @@ class _Planner:
             for o in range(self.wiring.output_counts[name]):
                 port = Port(name, o)
                 fed = {end.node for end in self.wiring.consumers.get(port, ())}
-                if not fed & ends and (targets is not None or port != route.out):
+                if not fed & ends and (targets is not None or port not in route.outs):
                     continue
                 found[port] = tuple(
                     self._add(Step(name, "apply_jacobian", o, i, vec=self._tangent(name, i, found)))
@@ -202,7 +223,7 @@ class _Planner:
 
     @staticmethod
     def _adjoint(port: Port, route: _Route, adjoints: Mapping[Port, list[int]], *, seed: bool = True) -> Terms:
-        terms = [SENS] if seed and port == route.out else []
+        terms = [SENS] if seed and port in route.outs else []
         return (*terms, *(term for end in route.fed(port) for term in adjoints.get(end, ())))
 
     def seconds(
