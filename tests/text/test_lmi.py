@@ -1,6 +1,8 @@
 """LMI's promises: both schemas, every formatter to the byte, errors before, during and after the first token."""
 
+import asyncio
 import json
+import warnings
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,10 @@ from typing import Any
 import pytest
 
 import dragoman
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import text_generation
 
 from .text_house import House, Speaker, events, lines, speaking
 
@@ -250,6 +256,16 @@ async def test_tgi_compatibility(tmp_path: Path) -> None:
         assert stream.headers["content-type"] == "text/event-stream"
         assert stream.body.startswith(b'data: {"index": 1, "token": {"id": 108, "text": "b", "log_prob": -0.5')
         assert events(stream.body)[-1]["details"]["finish_reason"] == "eos_token"
+
+
+@pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20")
+async def test_tgis_own_client_with_that(tmp_path: Path) -> None:
+    async with speaking(folder(tmp_path, tgi_compat=True)) as house:
+        client = text_generation.Client(f"{house.url}/invocations")
+        answer = await asyncio.to_thread(client.generate, "a b", decoder_input_details=True)
+        assert (answer.generated_text, len(answer.details.prefill)) == ("b a", 2)
+        pieces = await asyncio.to_thread(lambda: list(client.generate_stream("a b")))
+        assert pieces[-1].generated_text == "b a"
 
 
 async def test_the_operators_formatter(tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ from typing import Any
 
 from dragoman.core.calls import (
     Describe,
+    DescribeServer,
     Generate,
     ModelDescription,
     Ready,
     Request,
     Response,
+    ServerDescription,
     Tokenize,
 )
 from dragoman.core.errors import (
@@ -48,6 +50,7 @@ from dragoman.protocols.wire import (
     HttpRequest,
     HttpResponse,
     HttpStream,
+    Inquiry,
     Policy,
     Route,
     json_response,
@@ -138,12 +141,15 @@ class Tgi:
 
         return Exchange(Request(Ready(), http.params.get("model", "")), reply)
 
-    def info(self, http: HttpRequest) -> Exchange[ModelDescription, HttpResponse]:
-        return Exchange(Request(Describe(Generate), http.params.get("model", "")), _info)
+    def info(self, http: HttpRequest) -> Inquiry[ServerDescription]:
+        def then(server: Response[ServerDescription]) -> Asked:
+            request = Request(Describe(Generate), http.params.get("model", ""))
+            return Exchange(request, lambda response: _info(response.answer, server.answer.version))
+
+        return Inquiry(Request(DescribeServer()), then)
 
 
-def _info(response: Response[ModelDescription]) -> HttpResponse:
-    told = response.answer
+def _info(told: ModelDescription, version: str) -> HttpResponse:
     details = told.details
     context = details.get("max_context")
     return json_response(
@@ -153,7 +159,7 @@ def _info(response: Response[ModelDescription]) -> HttpResponse:
             "model_dtype": details.get("dtype"),
             "model_device_type": details.get("device"),
             "model_pipeline_tag": "text-generation",
-            "max_concurrent_requests": details.get("max_concurrent"),
+            "max_concurrent_requests": details.get("max_batch"),
             "max_best_of": MOST_BEST_OF,
             "max_stop_sequences": MOST_STOP_SEQUENCES,
             "max_input_tokens": context - 1 if isinstance(context, int) else None,
@@ -161,7 +167,7 @@ def _info(response: Response[ModelDescription]) -> HttpResponse:
             "validation_workers": 1,
             "max_client_batch_size": MOST_INPUTS,
             "router": "dragoman",
-            "version": details.get("version"),
+            "version": version,
             "sha": None,
             "docker_label": None,
         }
