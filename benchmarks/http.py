@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, workloads
+from benchmarks import load, machine, workloads
 from benchmarks.ask import ask
 from benchmarks.identity import Cores
-from benchmarks.processes import RESULTS, ROOT, Process, dragoman, free_port, http_ready, listens, pin, started
+from benchmarks.processes import RESULTS, Process, dragoman, free_port, http_ready, listens, pin, started
 from benchmarks.workloads import Workload
 
 ECHOES = {"echo": "http", "buffered echo": "http-buffered"}
@@ -86,21 +86,9 @@ async def bare(kind: Any, port: int) -> None:
     await asyncio.Event().wait()
 
 
-def generator() -> Path:
-    """The load generator, compiled where that has not been done yet."""
-    source, binary = ROOT / "benchmarks" / "http_load.c", RESULTS / "http_load"
-    if not binary.exists() or binary.stat().st_mtime < source.stat().st_mtime:
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["cc", "-O2", "-o", str(binary), str(source)], check=True)
-    return binary
-
-
 def write_question(folder: Path, subject: Subject, workload: Workload) -> None:
     """What the generator sends and expects; the answer has been checked."""
-    lines = [f"POST {workload.path} HTTP/1.1", f"host: 127.0.0.1:{subject.port}"]
-    lines += [f"{name}: {value}" for name, value in workload.headers.items()]
-    lines.append(f"content-length: {len(workload.body)}")
-    (folder / "question").write_bytes("\r\n".join([*lines, "", ""]).encode() + workload.body)
+    (folder / "question").write_bytes(load.question(workload, subject.port))
     (folder / "answer").write_bytes(ask(workload, subject.port, echo=subject.echo).body)
 
 
@@ -108,7 +96,7 @@ def measure(subject: Subject, workload: Workload, connections: int, seconds: flo
     """One interval: answers a second, latencies, and CPU time of the server an answer."""
     with tempfile.TemporaryDirectory() as name:
         write_question(Path(name), subject, workload)
-        command = [str(generator()), str(subject.port), str(connections), str(seconds), name]
+        command = [str(load.built("http_load")), str(subject.port), str(connections), str(seconds), name]
         began_s = subject.process.cpu_s()
         run = subprocess.run(command, preexec_fn=pin(core), capture_output=True, text=True, check=False, timeout=120)
         cpu_s = subject.process.cpu_s() - began_s

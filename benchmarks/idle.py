@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import http, machine, workloads
+from benchmarks import http, load, machine, workloads
 from benchmarks.identity import Cores
 from benchmarks.processes import pin
 
@@ -48,7 +48,7 @@ def compare(subject: http.Subject, count: int, seconds: float) -> dict[str, floa
     core = Cores.of_this_machine().load
     with tempfile.TemporaryDirectory() as name:
         http.write_question(Path(name), subject, workload)
-        command = [str(http.generator()), str(subject.port), str(_CONNECTIONS), str(seconds), name]
+        command = [str(load.built("http_load")), str(subject.port), str(_CONNECTIONS), str(seconds), name]
         without = _run(command, core)
         before = subject.process.memory_mib()["pss_mib"]
         beside, held = _beside([*command, str(count)], core, subject)

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks import http, machine
+from benchmarks import http, load, machine
 from benchmarks.identity import Cores
 from benchmarks.processes import RESULTS, dragoman, free_port, http_ready, pin, started
 
@@ -53,7 +53,7 @@ def measure(subject: http.Subject, count: int, seconds: float) -> dict[str, floa
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "question").write_bytes(_HEAD + _BODY)
         (Path(name) / "answer").write_bytes(_first(subject.port))
-        command = [str(http.generator()), str(subject.port), str(count), str(seconds), name]
+        command = [str(load.built("http_load")), str(subject.port), str(count), str(seconds), name]
         began_s = subject.process.cpu_s()
         pinned = pin(Cores.of_this_machine().load)
         run = subprocess.run(command, preexec_fn=pinned, capture_output=True, text=True, check=True, timeout=120)

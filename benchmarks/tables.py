@@ -12,6 +12,7 @@ PEERS = json.loads(Path(__file__).with_name("peers.json").read_text())
 _GENERATORS = {
     "wrk": "wrk (checks every status, and the bytes of a run)",
     "h2load": "h2load (checks every status, and the bytes of a run)",
+    "compiled": "our own in C (compares every answer)",
     "own": "our own in Python (compares every answer; no faster than the echo itself, so read the CPU columns)",
 }
 

@@ -161,3 +161,19 @@ def test_a_share_is_that_of_the_echo_in_the_same_round() -> None:
     assert ours[7] == "38 % (25 % - 50 %)"
     others = rows_of("\n".join(tables.peer_table(rows)))
     assert dict(zip(others[0], others[2], strict=True))["triton, C++ backend"] == "39 %"
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="the load generator is in C")
+@pytest.mark.parametrize(
+    ("name", "flags", "told"),
+    [
+        ("http", ("--only", "binary-small", "--subjects", "echo,bare,own"), ("echo", "bare", "own")),
+        ("idle", ("--servers", "own"), ("own",)),
+        ("streams", ("--connections", "2"), ("own", "uvicorn")),
+    ],
+)
+def test_http_benchmarks_tell_of_each_server(name: str, flags: tuple[str, ...], told: tuple[str, ...]) -> None:
+    lines = [line.split() for line in run(name, *flags).splitlines()]
+    for server in told:
+        (row,) = (line for line in lines if line[:1] == [server])
+        assert all(float(cell.rstrip("x").replace(",", "")) > 0 for cell in row[1:4])
