@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from http2_fakes import GET, POST, House, Wire
+from http2_fakes import GET, POST, House, Listener, Wire
 
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.fields import encoded
@@ -361,6 +361,25 @@ def test_what_was_on_its_way_when_a_stream_was_reset_is_passed_over() -> None:
     wire.data(1, b"late").headers(1, [("late", "too")], ended=True).send(frames.window_update(1, 5))
     assert wire.read() == []
     assert wire.house.heard[0].code is None
+
+
+@pytest.mark.parametrize("place", ["open", "receive"])
+def test_an_application_that_fails_hurts_its_stream_alone(
+    place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wire = Wire(House(answering=False)).headers(1)
+
+    def fails(*_: object) -> None:
+        raise ValueError("a mistake")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(House if place == "open" else Listener, place, fails)
+        wire.headers(3).data(3, b"x", ended=True)
+    assert (3, frames.INTERNAL_ERROR) in [(f.stream_id, f.error_code) for f in wire.read()]
+    assert "a mistake" in caplog.text
+    wire.house.answering = True
+    wire.data(1, b"x", ended=True)
+    assert wire.answer(1) == b"x"
 
 
 def test_a_reset_stops_what_waits_to_be_sent() -> None:

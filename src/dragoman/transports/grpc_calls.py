@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from dragoman.core.calls import Request, Response
+from dragoman.core.eager import Start
 from dragoman.core.errors import DragomanError, NotReady, ServerError
 from dragoman.protocols.wire import Buffer, GrpcMethod, GrpcProtocol, GrpcRequest, GrpcStreamMethod
 from dragoman.transports.aside import Aside
@@ -163,13 +164,19 @@ class Stream:
 
 async def received(peer: Peer, stopping: asyncio.Future[None]) -> AsyncGenerator[Any, None]:
     """The messages of a client as they come, until it or the server has no more wish for them."""
+    loop = asyncio.get_running_loop()
     while not stopping.done():
-        reading = asyncio.ensure_future(peer.read())
-        try:
-            await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            reading.cancel()  # does nothing where it is done
-        if stopping.done() or (message := await reading) is None:
+        start = Start(peer.read(), loop)  # what has come already needs no task
+        message, reading = start.result, start.task
+        if start.fault is not None:
+            raise start.fault
+        if reading is not None:
+            try:
+                await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                reading.cancel()  # does nothing where it is done
+            message = None if stopping.done() else await reading
+        if message is None:
             return
         yield message
 

@@ -1,8 +1,10 @@
 """One HTTP/2 connection without its socket: bytes come in, streams are told, and frames go out (RFC 9113)."""
 
+import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from dragoman.transports.http2 import frames
@@ -13,6 +15,8 @@ from dragoman.transports.http2.frames import ConnectionFault, StreamFault
 from dragoman.transports.http2.request import Head, check_trailers
 from dragoman.transports.http2.stream import Buffer, Stream, Streams
 from dragoman.transports.http2.terms import Terms
+
+log = logging.getLogger("dragoman.http2")
 
 # Less than this of a body goes through the common buffer.
 _DIRECT = 1 << 13
@@ -179,10 +183,13 @@ class Connection(Control):
         self._begin(stream, head, ended)
 
     def _begin(self, stream: Stream, head: Head | None, ended: bool) -> None:
-        if head is not None:
-            stream.listener = self._streams.open(stream, head, ended)
-        else:
+        if head is None:
             stream.head(_TOO_LARGE, ended=True)
+            return
+        try:
+            stream.listener = self._streams.open(stream, head, ended)
+        except Exception as fault:
+            self._failed(stream, fault)
 
     def _trailers(self, stream: Stream, ended: bool, block: bytes) -> None:
         fields = self._blocks.fields(block)
@@ -191,8 +198,9 @@ class Connection(Control):
         if not ended or fields is None:
             raise StreamFault(frames.PROTOCOL_ERROR, "expected one block of fields after a body, which ends it")
         check_trailers(fields)
-        self._heard(stream, 0, True)
-        stream.listener.receive(b"", 0, 0, True)
+        self._ends = True
+        self._data = stream
+        self._go_on(b"", 0, 0)
 
     # --- bodies --------------------------------------------------------------------------------------------------
 
@@ -266,6 +274,8 @@ class Connection(Control):
                     stream.listener.receive(data, at, stop, ended)
                 except StreamFault as fault:
                     self.fail_stream(stream.number, fault)
+                except Exception as fault:
+                    self._failed(stream, fault)
         skipped = min(end - stop, self._padding) if not self._left else 0
         self._padding -= skipped
         return stop + skipped
@@ -279,6 +289,16 @@ class Connection(Control):
                 raise StreamFault(frames.PROTOCOL_ERROR, "the body is not as long as its content-length")
         if ended:
             stream.heard_all = True
+
+    def _failed(self, stream: Stream, fault: Exception) -> None:
+        """Whoever answers this stream has failed; the others have nothing to do with it."""
+        if isinstance(fault, ConnectionFault):
+            raise fault
+        log.error("a stream failed", exc_info=fault)
+        self.reset(stream, frames.INTERNAL_ERROR)
+        if stream.listener is not None:
+            with suppress(Exception):
+                stream.listener.broken(frames.INTERNAL_ERROR)
 
     def _forget(self, stream: Stream) -> None:
         if stream is self._data:
@@ -310,3 +330,5 @@ class Connection(Control):
             stream.listener.filled(size, ended)
         except StreamFault as fault:
             self.fail_stream(stream.number, fault)
+        except Exception as fault:
+            self._failed(stream, fault)

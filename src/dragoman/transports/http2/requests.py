@@ -1,6 +1,7 @@
 """Requests over HTTP/2, for the application that answers those over HTTP/1.1."""
 
 import asyncio
+import logging
 import time
 from email.utils import formatdate
 from functools import lru_cache
@@ -16,6 +17,8 @@ from dragoman.transports.http2.fields import encoded
 from dragoman.transports.http2.request import Head
 from dragoman.transports.http2.stream import Buffer, Stream
 from dragoman.transports.routing import Match
+
+log = logging.getLogger("dragoman.http")
 
 # RFC 9113, 8.2.2: of no use here, and forbidden.
 _OF_CONNECTIONS = frozenset(("connection", "keep-alive", "transfer-encoding"))
@@ -125,12 +128,15 @@ class Request:
         if start.task is not None:
             start.task.add_done_callback(self._done)
         else:
-            self._finished()
             if start.fault is not None:
-                raise start.fault
+                log.error("a request failed", exc_info=start.fault)
+            self._finished()
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._task = None
+        fault = None if task.cancelled() else task.exception()
+        if fault is not None:
+            log.error("a request failed", exc_info=fault)
         self._finished()
 
     def _finished(self) -> None:
