@@ -190,6 +190,13 @@ async def test_calls_over_the_wire(house: House) -> None:
     assert last["choices"][0]["finish_reason"] == "tool_calls"
 
 
+async def test_one_call_alone(house: House) -> None:
+    both = '<tool_call>{"name":"time","arguments":{}}</tool_call>' * 2
+    for parallel, count in ((True, 2), (False, 1)):
+        told = await chat(house, messages=saying(both), tools=TOOLS, parallel_tool_calls=parallel)
+        assert len(told["choices"][0]["message"]["tool_calls"]) == count
+
+
 async def test_calls_that_are_required(house: House) -> None:
     await chat(house, tools=TOOLS, tool_choice="required")
     grammar = house.model().calls[-1].sampling.grammar

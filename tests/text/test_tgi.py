@@ -112,8 +112,9 @@ async def test_info_and_health(house: House) -> None:
     assert (told["model_id"], told["max_total_tokens"], told["max_input_tokens"]) == ("speaker", 64, 63)
     assert (told["max_best_of"], told["max_stop_sequences"], told["max_client_batch_size"]) == (2, 4, 4)
     assert (await house.ask("GET", "/models/Speaker/info")).json == told
-    health = await house.ask("GET", "/health")
-    assert (health.status, health.body) == (200, b"")
+    for path in ("/health", "/"):
+        health = await house.ask("GET", path)
+        assert (health.status, health.body) == (200, b"")
     unhealthy = await house.ask("GET", "/models/nobody/health")
     assert unhealthy.status == 404
 

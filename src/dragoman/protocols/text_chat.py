@@ -1,6 +1,7 @@
 """OpenAI's chat: a request becomes Generate on a conversation, for whichever protocol takes chats."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -59,6 +60,8 @@ def conversation(body: Mapping[str, Any]) -> tuple[Chat, Tools]:
     if not isinstance(messages, list) or not 0 < len(messages) <= _MOST_MESSAGES:
         raise InvalidInput(f"`messages` must be a list of 1 to {_MOST_MESSAGES} messages; got {shown(messages)}")
     tools = tools_of(body.get("tools"), body.get("tool_choice"))
+    if body.get("parallel_tool_calls") is False:
+        tools = replace(tools, single=True)
     prompt = body.get("add_generation_prompt")
     generation_prompt = True if prompt is None else checked("add_generation_prompt", prompt, flag())
     options = object_in(body, "chat_template_kwargs")

@@ -41,11 +41,15 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools that a chat offers, as the template takes them, and which the model has to call: any, or one."""
+    """The tools that a chat offers, as the template takes them, and which the model has to call: any, or one.
+
+    `single`: of several calls the first alone is told.
+    """
 
     offered: tuple[dict[str, Any], ...] = ()
     required: bool = False
     only: str = ""
+    single: bool = False
 
     @property
     def names(self) -> frozenset[str]:
@@ -80,7 +84,7 @@ class Tools:
             content, found = read(text)
             calls = [_made(name, arguments) for name, arguments in found if name in self.names]
             if calls:
-                return content.strip(), calls
+                return content.strip(), calls[:1] if self.single else calls
         return text, []
 
 

@@ -181,7 +181,7 @@ def _span(token: TokenSpan) -> dict[str, Any]:
 def protocol(policy: Policy) -> HttpProtocol:
     """The protocol's table."""
     at = Tgi(policy)
-    routes = [Route("POST", "/", at.either), Route("POST", "/models/{model}", at.either)]
+    routes = [Route("POST", "/", at.either), Route("POST", "/models/{model}", at.either), Route("GET", "/", at.health)]
     for base in ("", "/models/{model}"):
         routes += [
             Route("POST", f"{base}/generate", at.generate),
