@@ -11,8 +11,19 @@ import dragoman
 
 
 @pytest.fixture
-def served_address() -> Iterator[Callable[[Any], str]]:
+def served_address(in_background: Callable[..., str]) -> Callable[[Any], str]:
     """Serves a model until the test ends, and gives its address."""
+    return in_background
+
+
+@pytest.fixture
+def serve_trusted(in_background: Callable[..., str]) -> Callable[[Any], str]:
+    """The same for files that may run code when they are loaded."""
+    return lambda model: in_background(model, allow_pickle=True)
+
+
+@pytest.fixture
+def in_background() -> Iterator[Callable[..., str]]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -21,8 +32,8 @@ def served_address() -> Iterator[Callable[[Any], str]]:
     def run(coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
 
-    def serve(model: Any) -> str:
-        server = dragoman.Server(model, http_port=0, grpc_port=-1, placement="thread")
+    def serve(model: Any, **settings: Any) -> str:
+        server = dragoman.Server(model, http_port=0, grpc_port=-1, placement="thread", **settings)
         servers.append(server)
         run(server.__aenter__())
         return str(server.http_url)

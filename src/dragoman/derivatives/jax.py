@@ -42,9 +42,9 @@ class JaxFunction(Traced):
         with _float64():
             if not inputs or inputs[0].ndim < 2:
                 return tuple(map(np.asarray, actions.evaluate(*inputs)))
-            rows = len(inputs[0])
-            padded = [_padded(x) for x in inputs]
-            return tuple(np.asarray(y)[:rows] for y in actions.rows(*padded))
+            if len(inputs[0]):
+                return actions.rows(inputs)
+        return tuple(np.zeros((0, size)) for size in self.output_sizes(config))
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
         weights = _alone(sens, output, self.output_sizes(config))
@@ -97,8 +97,20 @@ class _Actions:
             return jax.jvp(lambda *at: pull(at, weights), x, direction)[1]
 
         self.evaluate = _compiled(function)
-        self.rows = _compiled(jax.vmap(function))
+        self._mapped: Callable[..., Any] | None = jax.jit(jax.vmap(function))
         self.pull, self.push, self.curve = _compiled(pull), _compiled(push), _compiled(curve)
+
+
+    def rows(self, inputs: Vectors) -> tuple[Any, ...]:
+        """The outputs at many points, one a row: together, or one after another where vmap cannot follow."""
+        if self._mapped is not None:
+            try:
+                padded = [_padded(x) for x in inputs]
+                return tuple(np.asarray(y)[: len(inputs[0])] for y in self._mapped(*padded))
+            except _NOT_COMPILED:
+                self._mapped = None
+        points = zip(*inputs, strict=True)
+        return tuple(np.stack(each) for each in zip(*(self.evaluate(*point) for point in points), strict=True))
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,7 +146,7 @@ def _put(x: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
 def _padded(rows: Vector) -> Vector:
     """As many rows as the next power of two, by repeating the last: each number of rows is compiled once."""
     wanted = 1 << max(0, len(rows) - 1).bit_length()
-    return np.concatenate([rows, np.repeat(rows[-1:], wanted - len(rows), axis=0)]) if len(rows) else rows
+    return np.concatenate([rows, np.repeat(rows[-1:], wanted - len(rows), axis=0)])
 
 
 def _float64() -> AbstractContextManager[Any]:

@@ -28,7 +28,7 @@ class TorchFunction(Traced):
         super().__init__(author)
         self._made: OfConfig[Function] = OfConfig(self._of_config)
         self.vectorised = bool(author.declared.vectorised)
-        _ready()
+        ready()
 
     def _of_config(self, config: Config) -> Function:
         def function(*x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -79,7 +79,7 @@ def push_through(function: Callable[..., Any], arguments: Vectors, index: int, v
 
 
 @cache
-def _ready() -> None:
+def ready() -> None:
     """PyTorch makes its forward mode when that is first used; it warns there of a way of its own that is deprecated."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=DeprecationWarning)

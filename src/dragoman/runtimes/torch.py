@@ -2,16 +2,19 @@
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dragoman.core.calls import Infer
-from dragoman.core.datatypes import BF16, BYTES, DATATYPES, Array, Datatype
+from dragoman import plugins
+from dragoman.core.calls import ApplyHessian, ApplyJacobian, DerivativeCall, Gradient, Infer
+from dragoman.core.datatypes import BF16, BYTES, DATATYPES, FP32, Array, Datatype
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.model import Model, Result
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.tensor import Tensor
+from dragoman.core.vector_binding import face
 from dragoman.runtimes.files import check_pickle, is_torchscript, model_path, package
 
 # PyTorch's name of a dtype -> ours.
@@ -51,6 +54,7 @@ class TorchModel(Model):
             self._module = _scripted(self._torch, path)
             self._signature = _script_signature(self._module, path, self.spec)
             self._positional = 0
+        self._offer_derivatives()
 
     def signature(self) -> Signature:
         return self._signature
@@ -61,10 +65,64 @@ class TorchModel(Model):
         # Names that the operator has given to the inputs stand in the program's order.
         if not given.keys() <= set(known):
             given = dict(zip(known, given.values(), strict=False))
-        names = known[: self._positional]
-        arguments = [given.pop(name) for name in names]
         with self._torch.inference_mode():
-            return self._result(self._module(*arguments, **given))
+            return self._result(self._called(given))
+
+    def _called(self, given: dict[str, Any]) -> Any:
+        arguments = [given.pop(spec.name) for spec in self._signature.inputs[: self._positional]]
+        return self._module(*arguments, **given)
+
+    # --- as a function of vectors, where it is one --------------------------------------------------------------
+
+    def _offer_derivatives(self) -> None:
+        """The derivatives of a module of float vectors of known lengths, which the operator may have told."""
+        told = replace(
+            self._signature,
+            inputs=self.spec.inputs or self._signature.inputs,
+            outputs=self.spec.outputs or self._signature.outputs,
+        )
+        self._face = face(told)
+        if self._face is None or len(told.inputs) != len(self._signature.inputs):
+            return
+        shapes = [spec.shape for spec in self._face.inputs]
+        dtypes = [self._torch.float32 if spec.datatype is FP32 else self._torch.float64 for spec in self._face.inputs]
+        made = plugins.resolve("dragoman.derivatives.torch_module:ModuleDerivatives")
+        self._derivatives = made(self._forward, shapes, dtypes, scripted=self.platform == "pytorch_torchscript")
+        for name in ("gradient", "apply_jacobian", "apply_hessian"):
+            setattr(self, name, getattr(self, f"_{name}"))
+
+    def details(self) -> Mapping[str, Any]:
+        if "gradient" not in vars(self):
+            return {}
+        single = any(spec.datatype is FP32 for spec in self._face.inputs) if self._face else False
+        source = "torch (float32)" if single else "torch"
+        return {"derivatives": dict.fromkeys(("gradient", "apply_jacobian", "apply_hessian"), source)}
+
+    def _forward(self, *tensors: Any) -> tuple[Any, ...]:
+        """The outputs in order, of inputs in order."""
+        names = [spec.name for spec in self._signature.inputs]
+        result = self._called(dict(zip(names, tensors, strict=True)))
+        if isinstance(result, dict) and self._face:
+            return tuple(result[spec.name] for spec in self._face.outputs)
+        return (result,) if isinstance(result, self._torch.Tensor) else tuple(result)
+
+    def _gradient(self, call: Gradient) -> Any:
+        return self._derivatives.gradient(*self._where(call, call.input), call.sens.data)
+
+    def _apply_jacobian(self, call: ApplyJacobian) -> Any:
+        return self._derivatives.apply_jacobian(*self._where(call, call.input), call.vec.data)
+
+    def _apply_hessian(self, call: ApplyHessian) -> Any:
+        return self._derivatives.apply_hessian(
+            *self._where(call, call.input1, call.input2), call.sens.data, call.vec.data
+        )
+
+    def _where(self, call: DerivativeCall, *inputs: str | int) -> tuple[Any, ...]:
+        """The places of the output and of the inputs, and the inputs themselves, in order."""
+        assert self._face is not None
+        names, outputs = [s.name for s in self._face.inputs], [s.name for s in self._face.outputs]
+        vectors = [call.inputs[name].data for name in names]
+        return (outputs.index(str(call.output)), *(names.index(str(name)) for name in inputs), vectors)
 
     def _fed(self, name: str, tensor: Tensor) -> Any:
         if tensor.datatype is BYTES:

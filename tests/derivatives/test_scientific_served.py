@@ -1,0 +1,56 @@
+"""The folder of scientific examples is served by its names, to the client of the umbridge package."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+import umbridge
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "scientific"
+NAMES = {"banana", "donut", "funnel", "mixture", "deconvolution", "beam", "heat", "posterior"}
+
+
+def test_the_examples_are_served_by_name(served_address: Callable[[Any], str]) -> None:
+    url = served_address(str(EXAMPLES))
+    assert set(umbridge.supported_models(url)) == NAMES
+    rng = np.random.default_rng(5)
+    for name in NAMES:
+        model = umbridge.HTTPModel(url, name)
+        assert model.supports_evaluate(), name
+        assert model.supports_gradient(), name
+        assert model.supports_apply_jacobian(), name
+        assert model.supports_apply_hessian(), name
+        point = [(rng.normal(size=n) + (10 if name == "beam" else 0)).tolist() for n in model.get_input_sizes()]
+        values = model(point)
+        assert [len(each) for each in values] == model.get_output_sizes()
+        for o, value in enumerate(values):
+            sens = rng.normal(size=len(value)).tolist()
+            for i, x in enumerate(point):
+                vec = rng.normal(size=len(x)).tolist()
+                pulled, pushed = model.gradient(o, i, point, sens), model.apply_jacobian(o, i, point, vec)
+                assert np.dot(pulled, vec) == pytest.approx(np.dot(pushed, sens), rel=1e-8, abs=1e-9), name
+                curved = model.apply_hessian(o, i, i, point, sens, vec)
+                assert len(curved) == len(x)
+                assert np.isfinite(curved).all()
+
+
+def test_configs_and_published_values_over_the_wire(served_address: Callable[[Any], str]) -> None:
+    banana = umbridge.HTTPModel(served_address(str(EXAMPLES / "banana")), "banana")
+    assert banana([[0.0, 0.0]])[0][0] == pytest.approx(-5.534036030183454, rel=1e-14)
+    assert banana.gradient(0, 0, [[2.0, 0.0]], [1.0]) == pytest.approx([1.84, 52 / 15], rel=1e-12)
+    curved = banana.apply_hessian(0, 0, 0, [[2.0, 0.0]], [2.0], [1.0, -1.0])
+    assert curved == pytest.approx([2 * (-97 / 75 + 3.6), 2 * (-3.6 + 16 / 3)], rel=1e-12)
+    assert banana([[0.0, 0.0]], {"scale": 2.0})[0][0] == pytest.approx(-3.84 / 2 - np.log(2 * np.pi * 2 * 0.75**0.5))
+    url = served_address(str(EXAMPLES / "deconvolution"))
+    deconvolution = umbridge.HTTPModel(url, "deconvolution")
+    exact_config = {"prior": "ExactSolution"}
+    assert deconvolution.get_input_sizes(exact_config) == [0]
+    assert deconvolution.get_output_sizes(exact_config) == [128]
+    exact = deconvolution([[]], exact_config)
+    assert np.linalg.norm(exact[0]) == pytest.approx(4.242640687119285, rel=1e-15)
+    assert deconvolution(exact, {"prior": "CMRF"})[0][0] == pytest.approx(828.4505233852567, rel=1e-12)
+    told = requests.get(f"{url}/v2/models/deconvolution", timeout=60).json()
+    assert told["details"]["derivatives"]["gradient"] == "author"
