@@ -13,7 +13,7 @@ from dragoman.core.calls import Request, Response
 from dragoman.core.eager import Start
 from dragoman.core.errors import DragomanError, NotReady, ServerError
 from dragoman.protocols.wire import Buffer, GrpcMethod, GrpcProtocol, GrpcRequest, GrpcStreamMethod
-from dragoman.transports.aside import Aside
+from dragoman.transports.aside import LARGE, Aside, weight
 
 A = TypeVar("A")
 log = logging.getLogger("dragoman.grpc")
@@ -110,9 +110,16 @@ class Unary:
         """A client that leaves cancels this coroutine."""
         request_id = ""
         try:
-            exchange = await self.aside.read(self.method.endpoint, request, len(request.body))
+            size = len(request.body)
+            if size <= LARGE:
+                exchange = self.method.endpoint(request)
+            else:
+                exchange = await self.aside.read(self.method.endpoint, request, size)
             request_id = exchange.request.id
-            return await self.aside.write(exchange.reply, await self.engine.call(exchange.request))
+            response = await self.engine.call(exchange.request)
+            if weight(response.answer) <= LARGE:
+                return exchange.reply(response)
+            return await self.aside.write(exchange.reply, response)
         except Exception as fault:
             raise refusal(self.protocol, told(fault, request_id)) from fault
 

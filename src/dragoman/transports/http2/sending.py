@@ -123,8 +123,9 @@ class Sending:
 
     def pump(self) -> None:
         """Send what waits, stream by stream in turns, as far as the windows and the transport allow."""
-        stuck = 0
-        waiting = self._waiting
+        stuck, waiting = 0, self._waiting
+        if not waiting:
+            return
         held, self.holding = self.holding, True
         while waiting and stuck < len(waiting) and self.window_out > 0 and not self.paused:
             stream = waiting.popleft()
