@@ -256,6 +256,20 @@ def test_jax_with_control_flow_on_numbers_is_not_compiled_but_right() -> None:
         assert np.asarray(found) == pytest.approx([slope, 0], rel=1e-15)
 
 
+def test_jax_with_control_flow_on_numbers_takes_rows_of_points_one_by_one() -> None:
+    def turning(x: Any, y: Any) -> Any:
+        return (2 * x if x[0] > 0 else -(x**2)), y[0]
+
+    function = made(turning, inputs=[2, 1], derivatives="jax")
+    assert function.vectorised
+    x, y = np.array([[1.0, 2.0], [-1.0, 3.0], [2.0, 0.0]]), np.array([[1.0], [2.0], [3.0]])
+    for _ in range(2):  # the second time it is known that they cannot be taken together
+        turned, same = function.evaluate([x, y], {})
+        assert turned.tolist() == [[2.0, 4.0], [-1.0, -9.0], [4.0, 0.0]]
+        assert same.tolist() == [[1.0], [2.0], [3.0]]
+    assert [each.shape for each in function.evaluate([x[:0], y[:0]], {})] == [(0, 2), (0, 1)]
+
+
 def test_jax_takes_rows_of_points() -> None:
     function = made(lambda x, y: (x.sum() * y, x[0]), inputs=[2, 3], derivatives="jax")
     assert function.vectorised

@@ -100,7 +100,6 @@ class _Actions:
         self._mapped: Callable[..., Any] | None = jax.jit(jax.vmap(function))
         self.pull, self.push, self.curve = _compiled(pull), _compiled(push), _compiled(curve)
 
-
     def rows(self, inputs: Vectors) -> tuple[Any, ...]:
         """The outputs at many points, one a row: together, or one after another where vmap cannot follow."""
         if self._mapped is not None:
