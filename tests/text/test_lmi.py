@@ -268,6 +268,13 @@ async def test_tgis_own_client_with_that(tmp_path: Path) -> None:
         assert pieces[-1].generated_text == "b a"
 
 
+async def test_nothing_but_the_text(tmp_path: Path) -> None:
+    async with speaking(folder(tmp_path, output_formatter="none")) as house:
+        for stream in (False, True):
+            answer = await house.post("/invocations", {"inputs": "a b", "stream": stream})
+            assert (answer.body, answer.headers["content-type"]) == (b"b a", "text/plain; charset=utf-8")
+
+
 async def test_the_operators_formatter(tmp_path: Path) -> None:
     async with speaking(folder(tmp_path, output_formatter="jsonlines")) as house:
         assert len(lines((await house.post("/invocations", {"inputs": "a b"})).body)) == 3

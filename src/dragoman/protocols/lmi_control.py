@@ -3,13 +3,14 @@
 from typing import Any
 from urllib.parse import parse_qs
 
-from dragoman.core.calls import Call, IndexEntry, Load, ModelDescription, Request, Response, States, Unload
+from dragoman.core.calls import Call, IndexEntry, Load, ModelDescription, Ready, Request, Response, States, Unload
 from dragoman.core.errors import InvalidInput, ModelNotFound, NotSupported
 from dragoman.protocols.text import bearer_token, object_body
 from dragoman.protocols.wire import (
     Exchange,
     HttpRequest,
     HttpResponse,
+    Inquiry,
     Policy,
     Route,
     json_response,
@@ -37,17 +38,19 @@ def routes(policy: Policy) -> list[Route]:
     ]
 
 
-def _ping(http: HttpRequest) -> Exchange[tuple[IndexEntry, ...], HttpResponse]:
+def _ping(http: HttpRequest) -> Inquiry[bool]:
     """SageMaker looks at the status alone: 200 once every model is there, 500 where one failed, else 503."""
 
-    def reply(response: Response[tuple[IndexEntry, ...]]) -> HttpResponse:
-        entries = response.answer
-        told = {e.name: {"status": _HEALTH.get(e.state, "FAILED")} for e in entries}
-        states = {e.state for e in entries}
-        status = 200 if states <= {"READY"} else 500 if "UNAVAILABLE" in states else 503
-        return json_response(told, status)
+    def then(ready: Response[bool]) -> Exchange[tuple[IndexEntry, ...], HttpResponse]:
+        def reply(response: Response[tuple[IndexEntry, ...]]) -> HttpResponse:
+            told = {e.name: {"status": _HEALTH.get(e.state, "FAILED")} for e in response.answer}
+            failed = any(e.state == "UNAVAILABLE" for e in response.answer)
+            # Without a model, as before the first of several is loaded, the server is well all the same.
+            return json_response(told, 200 if ready.answer or not told else 500 if failed else 503)
 
-    return Exchange(Request(States()), reply)
+        return Exchange(Request(States()), reply)
+
+    return Inquiry(Request(Ready()), then)
 
 
 def _models(http: HttpRequest) -> Exchange[tuple[IndexEntry, ...], HttpResponse]:

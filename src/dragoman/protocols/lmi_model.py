@@ -10,6 +10,8 @@ from dragoman.core.calls import ModelDescription
 from dragoman.core.errors import InvalidInput, ModelFailed
 
 FORMATS = ("json", "jsonlines", "sse")
+# LMI's formatters of chats; a chat is answered as OpenAI's clients expect it, whatever is chosen for the rest.
+_CHATS = {"json_chat": "json", "jsonlines_chat": "jsonlines"}
 _SETTINGS = (
     "output_formatter",
     "input_formatter",
@@ -55,12 +57,15 @@ def lmi_model(told: ModelDescription) -> LmiModel:
     if strange:
         raise ModelFailed(f"model '{told.name}': there is no setting '{strange[0]}'; there are {', '.join(_SETTINGS)}")
     formatter = str(given.get("output_formatter") or "")
-    custom = None
-    if ":" in formatter:
+    custom: Callable[[Any], Any] | None = None
+    formatter = _CHATS.get(formatter, formatter)
+    if formatter == "none":
+        custom, formatter = _bare, ""
+    elif ":" in formatter:
         custom, formatter = _function(formatter, told, "output_formatter"), ""
     elif formatter and formatter not in FORMATS:
         raise ModelFailed(
-            f"model '{told.name}': output_formatter must be one of {', '.join(FORMATS)} or file.py:function; "
+            f"model '{told.name}': output_formatter must be one of {', '.join(FORMATS)}, none or file.py:function; "
             f"got '{formatter}'"
         )
     reads = str(given.get("input_formatter") or "")
@@ -74,6 +79,15 @@ def lmi_model(told: ModelDescription) -> LmiModel:
         streams=_flag(given, "enable_streaming", told.name),
         infer_do_sample=_flag(given, "infer_do_sample", told.name),
     )
+
+
+def _bare(answer: Any) -> Any:
+    """LMI's formatter `none`: nothing but the text."""
+    if isinstance(answer, list):
+        return "\n".join(_bare(each) for each in answer)
+    if "outputs" in answer:
+        return "".join(answer["outputs"])
+    return answer["token"]["text"] if "token" in answer else answer.get("generated_text", "")
 
 
 def _flag(given: Mapping[str, Any], name: str, model: str) -> bool:
