@@ -15,8 +15,9 @@ from dragoman.core.calls import Describe, Request, SignatureFor
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors
 from dragoman.engine.engine import Engine
 from dragoman.engine.repository import Repository
+from dragoman.protocols.umbridge import support
 from simulators.conftest import SIMULATORS
-from simulators.models.simulators import Faulty, Points, forward
+from simulators.models.simulators import Faulty, Forward, Points, forward
 
 
 def vector(*values: float) -> Tensor:
@@ -190,6 +191,26 @@ class Regressor(dragoman.Model):
         x = call.inputs["x"].data
         assert x.dtype == np.float32
         return {"y": x.sum(axis=1)}
+
+
+class Demanding(Forward):
+    """Has no sizes unless the config tells them."""
+
+    def get_input_sizes(self, config: dict[str, Any]) -> list[int]:
+        return [config["n"], 3]
+
+
+async def test_a_model_may_have_no_sizes_without_a_config(caplog: pytest.LogCaptureFixture) -> None:
+    async with dragoman.open_engine(Demanding()) as engine:
+        assert "has no sizes without a config: KeyError: 'n'" in caplog.text
+        assert support(await answer(engine, "forward", Describe()))["Gradient"]
+        assert await evaluated(engine, "forward", [1, 2, 3], [0, 0, 0], n=3) == [[1.0, 4.0, 9.0], [6.0]]
+        at = (vector(1, 2, 3), vector(0, 0, 0))
+        gradient = Gradient(positional=at, sens=vector(1, 1, 1), config={"n": 3})
+        assert (await answer(engine, "forward", gradient)).data.tolist() == [2.0, 4.0, 6.0]
+        for call in (SignatureFor({}), Infer({}, positional=at), Gradient(positional=at, sens=vector(1))):
+            with pytest.raises(errors.ModelFailed, match="KeyError: 'n'"):
+                await answer(engine, "forward", call)
 
 
 class Cubic(dragoman.Model):

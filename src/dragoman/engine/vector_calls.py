@@ -68,9 +68,9 @@ class VectorCalls:
 
     def depends(self, call: Any) -> bool:
         """Whether the sizes that hold for a call have to be looked up: it has a config, or asks for the sizes."""
-        if not self._configurable:
+        if not self._configurable or isinstance(call, SignatureFor):
             return isinstance(call, SignatureFor)
-        return isinstance(call, SignatureFor) or bool(getattr(call, "config", None))
+        return bool(getattr(call, "config", None)) or self._usual.face is None
 
     def bound(self, call: Any, sized: Sized | None = None) -> Any:
         """The call with its positions named and its sizes checked, by default those without a config."""
@@ -84,7 +84,7 @@ class VectorCalls:
     async def sized(self, request: Request[Any], ask: Ask) -> Sized:
         """The model under the request's config, as `ask` tells or as it is remembered."""
         config: Config = getattr(request.call, "config", NONE)
-        if not config or not self._configurable:
+        if not self._configurable or not (config or self._usual.face is None):
             return self._usual
         key = config_key(config)
         found = self._known.get(key)

@@ -206,7 +206,8 @@ def refusal(name: str, verb: str, fault: InvalidInput) -> Inquiry[ModelDescripti
 
 def support(model: ModelDescription) -> dict[str, bool]:
     """Which verbs a model answers: none where it is no function of vectors."""
-    known = face(model.signature) is not None
+    # One that answers SignatureFor may have sizes under some config only.
+    known = SignatureFor in model.calls or face(model.signature) is not None
     return {verb: known and call in model.calls for verb, (call, _) in VERBS.items()}
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +15,15 @@ from dragoman.core.calls import ApplyHessian, ApplyJacobian, DerivativeCall, Gra
 from dragoman.core.datatypes import FP64
 from dragoman.core.errors import InvalidOutput, ModelFailed
 from dragoman.core.model import Model
-from dragoman.core.signature import Signature, TensorSpec
+from dragoman.core.signature import OPEN, Signature, TensorSpec
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.tensor import NONE, Tensor
 from dragoman.core.vector_answers import as_vector, as_vectors, number_array
 from dragoman.core.vector_binding import config_key
 from dragoman.core.vectors import ABILITIES, Ability, Config, Vector, VectorFunction, Vectors, carried_by
 from dragoman.derivatives.authoring import is_vector_function, prepared
+
+log = logging.getLogger("dragoman.model")
 
 _REMEMBERED = 256
 # Calls of UM-Bridge are single points; so many that wait for a vectorised function are asked of it at once.
@@ -80,7 +83,14 @@ class VectorModel(Model):
     # --- what it tells ---------------------------------------------------------------------------------------
 
     def signature(self) -> Signature:
-        return self._under(NONE).signature
+        """The signature without a config; open where a model of the umbridge package has no sizes without one."""
+        try:
+            return self._under(NONE).signature
+        except Exception as fault:
+            if not isinstance(self.function, Theirs) or not self.function.sources():
+                raise
+            log.warning("model '%s' has no sizes without a config: %s: %s", self.spec.name, type(fault).__name__, fault)
+            return OPEN
 
     def signature_for(self, call: SignatureFor) -> Signature:
         return self._under(call.config).signature
