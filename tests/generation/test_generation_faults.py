@@ -1,0 +1,200 @@
+"""One text's fault is its own, who leaves frees what it held, and no more are taken than there is room for."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.core.calls import Generate
+from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, Overloaded, WorkerLost
+from dragoman.core.spec import ModelSpec
+from dragoman.core.text import Sampling
+from dragoman.generation.runner import Row
+from dragoman.runtimes.llm import LanguageModel
+from generation.house import generation, ids, opened, prompts, text
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def model(llama_folder: Path) -> Iterator[LanguageModel]:
+    made = opened(llama_folder, max_batch=8)
+    yield made
+    asyncio.run(made.close())
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": 0.0, "do_sample": True}, "temperature: expected more than 0, got 0.0"),
+    ({"temperature": float("nan")}, "temperature: expected more than 0, got nan"),
+    ({"top_p": 1.5}, "top_p: expected more than 0 and at most 1, got 1.5"),
+    ({"top_k": -1}, "top_k: expected at least 0"),
+    ({"n": 9}, "n, best_of and num_beams: expected at most 8, got 9"),
+    ({"n": 3, "best_of": 2}, "best_of: expected at least n"),
+    ({"num_beams": 2, "do_sample": True}, "num_beams: beam search does not sample"),
+    ({"stop_token_ids": (9999,)}, "stop_token_ids: expected token ids from 0 to 699, got 9999"),
+    ({"max_new_tokens": 600}, "at most 512, the context of the model"),
+    ({"max_new_tokens": 0}, "max_new_tokens: expected at least 1"),
+    ({"min_new_tokens": 9, "max_new_tokens": 5}, "min_new_tokens: expected at most max_new_tokens, 5"),
+    ({"adapter": "x"}, "adapter: there is no 'x'"),
+    ({"top_logprobs": 101}, "top_logprobs: expected from 0 to 100"),
+]
+
+
+async def test_one_bad_and_seven_good(model: LanguageModel) -> None:
+    asked = prompts(7, 20)
+    alone = [await text(model, prompt, max_new_tokens=10) for prompt in asked]
+    for parameters, message in BAD:
+        bad = asyncio.create_task(text(model, "The", **parameters))
+        good = await asyncio.gather(*(text(model, prompt, max_new_tokens=10) for prompt in asked))
+        assert [ids(each) for each in good] == [ids(each) for each in alone]
+        with pytest.raises(InvalidInput) as told:
+            await bad
+        assert message in told.value.message
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ((), "at least one token"),
+        ((1, 5000), "token ids from 0 to 699, got 5000"),
+        ("word " * 600, "expected less than 512 tokens, the context of the model"),
+    ],
+    ids=["empty", "unknown", "long"],
+)
+async def test_bad_prompts(model: LanguageModel, prompt: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        await text(model, prompt, max_new_tokens=3)
+
+
+async def test_a_wrong_grammar_is_the_callers_fault(model: LanguageModel) -> None:
+    from dragoman.core.text import Grammar
+
+    wrong: list[tuple[Any, str]] = [("regex", "("), ("json_schema", "{"), ("choice", "[]"), ("lark", "start: x")]
+    for kind, source in wrong:
+        with pytest.raises(InvalidInput, match=r"^grammar: "):
+            await text(model, "The", max_new_tokens=3, grammar=Grammar(kind, source))
+
+
+async def test_what_fails_in_computing_ends_alone(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner: Any = model._loaded.engine._runner
+    run = runner.run
+
+    def failing(cache: Any, rows: list[Row]) -> Any:
+        if any(999 in row.tokens or 13 in row.tokens for row in rows):
+            raise RuntimeError("out of memory")
+        return run(cache, rows)
+
+    asked = [prompt for prompt in prompts(12, 20) if 13 not in model._loaded.intake.vocabulary.encode(prompt)[1]][:5]
+    alone = [await text(model, prompt, max_new_tokens=8, logit_bias={13: -1000.0}) for prompt in asked]
+    monkeypatch.setattr(runner, "run", failing)
+    good = [asyncio.create_task(text(model, p, max_new_tokens=8, logit_bias={13: -1000.0})) for p in asked]
+    with pytest.raises(ModelFailed, match="out of memory"):
+        await text(model, (0, 13, 20), max_new_tokens=8)
+    assert [ids(each) for each in await asyncio.gather(*good)] == [ids(each) for each in alone]
+
+
+async def test_who_leaves_frees_what_it_held(model: LanguageModel) -> None:
+    async def leaver(number: int) -> None:
+        call = Generate(prompts=(prompts(1, 10, number)[0],), sampling=Sampling(max_new_tokens=200), stream=True)
+        stream = model.generate(call)
+        async for _ in stream:
+            break
+        await stream.aclose()
+
+    await asyncio.gather(*(leaver(number) for number in range(200)))
+    await text(model, "The", max_new_tokens=1)  # a step later
+    scheduler = model._loaded.engine.scheduler
+    assert (scheduler.active, len(scheduler.waiting), model._loaded.service.active) == (0, 0, 0)
+    assert sorted(scheduler._free) == list(range(8))
+
+
+async def test_cancelled_before_its_turn(model: LanguageModel) -> None:
+    tasks = [asyncio.create_task(text(model, "The", max_new_tokens=100)) for _ in range(40)]
+    await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    assert all(
+        isinstance(each, asyncio.CancelledError) for each in await asyncio.gather(*tasks, return_exceptions=True)
+    )
+    assert (await text(model, "The", max_new_tokens=2)).generated == 2
+    assert model._loaded.engine.scheduler.active == 0
+
+
+async def test_more_than_the_queue_are_refused(llama_folder: Path) -> None:
+    given = {"threads": 1, "max_batch": 1}
+    model = LanguageModel(ModelSpec(name="m", uri=str(llama_folder), parameters=given, max_queue=3))
+    model.load()
+    found = await asyncio.gather(*(text(model, "The", max_new_tokens=5) for _ in range(5)), return_exceptions=True)
+    assert [type(each).__name__ for each in found] == ["Text"] * 3 + ["Overloaded"] * 2
+    with pytest.raises(Overloaded, match="maximum queue size of 3"):
+        async for _ in model.generate(Generate(prompts=("a",) * 4)):
+            pass
+    await model.close()
+
+
+async def test_closing_ends_what_runs(llama_folder: Path) -> None:
+    model = opened(llama_folder)
+    running = asyncio.create_task(text(model, "The", max_new_tokens=400))
+    await text(model, "The", max_new_tokens=2)
+    await model.close()
+    with pytest.raises(WorkerLost, match="stopped"):
+        await running
+    with pytest.raises(WorkerLost):
+        await text(model, "The", max_new_tokens=2)
+
+
+async def test_several_prompts_in_one_call(model: LanguageModel) -> None:
+    call = Generate(prompts=("The", (5, 6, 7)), sampling=Sampling(max_new_tokens=4, n=2, do_sample=True, seed=2))
+    (found,) = [piece async for piece in model.generate(call)]
+    assert [(each.prompt, each.choice) for each in found.texts] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [info.tokens for info in found.prompts] == [2, 3]
+    assert all(each.whole == each.text for each in found.texts)
+
+
+def test_parameters_are_checked(llama_folder: Path) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"batch": 3}, "unknown parameter 'batch'; a text model knows max_batch, max_context, dtype"),
+        ({"max_batch": 0}, "'max_batch': expected at least 1, got 0"),
+        ({"max_batch": "8"}, "'max_batch': expected int, got '8'"),
+        ({"dtype": "int4"}, "'dtype': expected one of auto, float32, bfloat16, float16"),
+        ({"max_context": 10_000}, "max_context: expected at most 512"),
+    ]
+    for parameters, message in wrong:
+        with pytest.raises(DragomanError, match=message):
+            opened(llama_folder, **parameters)
+
+
+def test_folders_that_are_no_text_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
+    with pytest.raises(ModelFailed, match="cannot be loaded as a text model"):
+        opened(tmp_path)
+
+
+async def test_tokens_of_a_text(model: LanguageModel) -> None:
+    from dragoman.core.calls import Tokenize
+
+    found = await model.tokenize(Tokenize("Grüße, 世界"))
+    assert found.text == "Grüße, 世界"
+    inner = [token for token in found.tokens if token.stop > token.start]
+    assert {found.text[token.start : token.stop] for token in inner} == {token.text for token in inner}
+    assert [token.id for token in found.tokens] == model._loaded.intake.vocabulary.encode("Grüße, 世界")[1]
+    same = await model.tokenize(Tokenize(tuple(token.id for token in found.tokens)))
+    assert same.text.endswith("Grüße, 世界")
+
+
+async def test_the_first_text_is_not_starved_by_long_prompts(llama_folder: Path) -> None:
+    model = opened(llama_folder, prefill_chunk=8, prefix_cache=0)
+    stream = model.generate(Generate(prompts=("The",), sampling=Sampling(max_new_tokens=60), stream=True))
+    first = await anext(stream)
+    long = asyncio.create_task(generation(model, tuple(range(7, 407)), max_new_tokens=1))
+    count = len(first.texts[0].tokens)
+    async for piece in stream:
+        count += len(piece.texts[0].tokens)
+        if count >= 40:
+            break
+    assert not long.done(), "400 tokens in chunks of 8 take 50 steps, and each gave the first text a token"
+    await stream.aclose()
+    assert (await long).prompts[0].tokens == 400
+    await model.close()

@@ -1,0 +1,199 @@
+"""Drawn texts: the distribution, the seed, and the rules that narrow it."""
+
+import asyncio
+import json
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dragoman.core.errors import InvalidInput
+from dragoman.core.text import Chat, Grammar
+from dragoman.generation import rules
+from dragoman.runtimes.llm import LanguageModel
+from generation.house import Reference, generation, ids, prompts, text
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+async def test_tokens_follow_the_distribution(llama: LanguageModel, reference: Reference) -> None:
+    prompt, temperature, top_k, count = "The value of the", 0.7, 12, 1500
+    logits = reference.logprobs(reference.tokenizer(prompt).input_ids)[-1].numpy() / temperature
+    likely = np.argsort(-logits)[:top_k]
+    shares = np.exp(logits[likely] - logits[likely].max())
+    shares /= shares.sum()
+    drawn: Counter[int] = Counter()
+    for first in range(0, count, 300):
+        found = await asyncio.gather(
+            *(
+                generation(
+                    llama,
+                    prompt,
+                    max_new_tokens=1,
+                    do_sample=True,
+                    seed=seed,
+                    temperature=temperature,
+                    top_k=top_k,
+                    n=10,
+                )
+                for seed in range(first, first + 300, 10)
+            )
+        )
+        drawn.update(ids(each)[0] for one in found for each in one.texts)
+    assert set(drawn) <= set(likely.tolist())
+    expected = shares * count
+    chi_square = sum((drawn[int(token)] - mean) ** 2 / mean for token, mean in zip(likely, expected, strict=True))
+    # 99.99 % of a chi-square distribution with 11 degrees of freedom lie below 37.4; the seeds are fixed besides.
+    assert chi_square < 37.4
+
+
+async def test_a_seed_gives_the_same_text_alone_and_in_a_crowd(llama: LanguageModel) -> None:
+    wanted: dict[str, Any] = {"max_new_tokens": 24, "do_sample": True, "temperature": 1.2, "top_p": 0.95, "seed": 11}
+    asked = prompts(10, 20, seed=6)
+    alone = [await text(llama, prompt, **wanted) for prompt in asked]
+    crowd = await asyncio.gather(
+        *(text(llama, prompt, **wanted) for prompt in asked),
+        *(text(llama, prompt, **{**wanted, "seed": i}) for i, prompt in enumerate(prompts(30, 40, seed=7))),
+    )
+    assert [ids(each) for each in alone] == [ids(each) for each in crowd[:10]]
+    assert all(each.seed == 11 for each in alone)
+
+
+async def test_a_seed_is_drawn_and_told(llama: LanguageModel) -> None:
+    first = await text(llama, "The", max_new_tokens=12, do_sample=True)
+    assert first.seed is not None
+    again = await text(llama, "The", max_new_tokens=12, do_sample=True, seed=first.seed)
+    assert ids(first) == ids(again)
+    assert (await text(llama, "The", max_new_tokens=2)).seed is None
+
+
+async def test_each_of_several_texts_can_be_had_alone_by_its_seed(llama: LanguageModel) -> None:
+    found = await generation(llama, "An object", max_new_tokens=10, do_sample=True, seed=2**64 - 1, n=3)
+    assert [each.choice for each in found.texts] == [0, 1, 2]
+    assert [each.seed for each in found.texts] == [2**64 - 1, 0, 1]
+    for each in found.texts:
+        assert ids(await text(llama, "An object", max_new_tokens=10, do_sample=True, seed=each.seed)) == ids(each)
+
+
+async def test_the_best_of_several_come_in_their_order(llama: LanguageModel) -> None:
+    found = await generation(llama, "An object", max_new_tokens=8, do_sample=True, seed=1, n=6)
+    best = await generation(llama, "An object", max_new_tokens=8, do_sample=True, seed=1, n=2, best_of=6)
+    means = sorted((sum(t.logprob or 0 for t in each.tokens) / len(each.tokens) for each in found.texts), reverse=True)
+    told = [sum(t.logprob or 0 for t in each.tokens) / len(each.tokens) for each in best.texts]
+    assert told == pytest.approx(means[:2])
+    assert [each.choice for each in best.texts] == [0, 1]
+
+
+PROCESSORS: list[tuple[str, dict[str, Any], Any]] = [
+    ("TopKLogitsWarper", {"top_k": 7}, lambda row: rules.top_k(row, 7)),
+    ("TopPLogitsWarper", {"top_p": 0.8}, lambda row: rules.top_p(row, 0.8)),
+    ("TopPLogitsWarper", {"top_p": 0.05}, lambda row: rules.top_p(row, 0.05)),
+    ("MinPLogitsWarper", {"min_p": 0.1}, lambda row: rules.min_p(row, 0.1)),
+    ("TypicalLogitsWarper", {"mass": 0.6}, lambda row: rules.typical_p(row, 0.6)),
+    ("TemperatureLogitsWarper", {"temperature": 0.3}, lambda row: rules.temperature(row, 0.3)),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "ours"), PROCESSORS, ids=lambda value: str(value))
+@pytest.mark.parametrize("size", [50, 5000])
+def test_rules_equal_the_processors_of_transformers(name: str, options: dict[str, Any], ours: Any, size: int) -> None:
+    import torch
+    import transformers
+
+    for seed in range(5):
+        row = (np.random.default_rng(seed).normal(size=size) * 2).astype(np.float32)
+        theirs: Any = getattr(transformers, name)(**options)(
+            torch.zeros(1, 1, dtype=torch.long), torch.tensor(row[None])
+        )
+        ours(row)
+        np.testing.assert_allclose(row, theirs[0].numpy(), rtol=1e-6)
+
+
+def test_penalties_as_openai_has_them() -> None:
+    row = np.zeros(5, np.float32)
+    rules.count_penalties(row, {1: 3, 4: 1}, presence=0.5, frequency=0.25)
+    assert row.tolist() == [0, -1.25, 0, 0, -0.75]
+
+
+async def test_bias_bad_words_and_penalties_change_texts(llama: LanguageModel) -> None:
+    plain = ids(await text(llama, "The", max_new_tokens=6))
+    forbidden = await text(llama, "The", max_new_tokens=6, logit_bias={plain[0]: -100.0})
+    assert plain[0] not in ids(forbidden)
+    forced = await text(llama, "The", max_new_tokens=3, logit_bias={42: 1000.0})
+    assert ids(forced) == [42, 42, 42]
+    penalised = await text(llama, "The", max_new_tokens=12, frequency_penalty=2.0, presence_penalty=2.0)
+    assert len(set(ids(penalised))) > len(set(ids(await text(llama, "The", max_new_tokens=12))))
+    without = await text(llama, "The", max_new_tokens=30, bad_words=("the", "class"), do_sample=True, seed=3)
+    assert not {" the", "the", " class", "class"} & {token.text for token in without.tokens}
+
+
+async def test_what_ends_a_text(llama: LanguageModel) -> None:
+    whole = await text(llama, "The import", max_new_tokens=20, do_sample=True, seed=9)
+    assert whole.finish == "length"
+    stop = whole.whole[8:11]
+    cut = await text(llama, "The import", max_new_tokens=20, do_sample=True, seed=9, stop=("§§", stop))
+    assert (cut.finish, cut.stop) == ("stop_sequence", stop)
+    assert cut.whole == whole.whole[: whole.whole.index(stop)]
+    kept = await text(llama, "The import", max_new_tokens=20, do_sample=True, seed=9, stop=(stop,), include_stop=True)
+    assert kept.whole == cut.whole + stop
+    token = ids(whole)[4]
+    ended = await text(llama, "The import", max_new_tokens=20, do_sample=True, seed=9, stop_token_ids=(token,))
+    assert (ended.finish, ended.stop) == ("stop_sequence", token)
+    assert ids(ended) == ids(whole)[: ids(whole).index(token) + 1]
+    end = await text(llama, "The import", max_new_tokens=20, logit_bias={1: 1000.0}, min_new_tokens=3)
+    assert (end.finish, end.generated, end.stop) == ("eos_token", 4, 1)
+    on = await text(llama, "The import", max_new_tokens=5, logit_bias={1: 1000.0}, ignore_eos=True)
+    assert (on.finish, ids(on)) == ("length", [1] * 5)
+    assert (on.whole, all(token.special for token in on.tokens)) == ("", True)
+    shown = await text(
+        llama, "The import", max_new_tokens=2, logit_bias={1: 1000.0}, ignore_eos=True, skip_special_tokens=False
+    )
+    assert shown.whole == "<|end|><|end|>"
+
+
+@pytest.mark.parametrize(
+    ("grammar", "fits"),
+    [
+        (Grammar("regex", "[a-c]{5}"), lambda found: len(found) == 5 and set(found) <= set("abc")),
+        (Grammar("choice", '["grün", "blau"]'), lambda found: found in ("grün", "blau")),
+        (Grammar("lark", 'start: "x" "y" "z"'), lambda found: found == "xyz"),
+        (
+            Grammar(
+                "json_schema",
+                '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"],'
+                '"additionalProperties": false, "x-guidance": {"whitespace_flexible": false}}',
+            ),
+            lambda found: json.loads(found)["a"] in (1, 2),
+        ),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+async def test_grammars(llama: LanguageModel, grammar: Grammar, fits: Any) -> None:
+    for options in ({"do_sample": True, "seed": 3}, {}, {"num_beams": 2}):
+        found = await text(llama, "Say", max_new_tokens=60, grammar=grammar, **options)
+        assert fits(found.whole), (options, found.whole)
+
+
+async def test_conversations_and_truncation(llama: LanguageModel, reference: Reference) -> None:
+    chat = Chat(({"role": "user", "content": "hi"},), tools=({"name": "f"},))
+    found = await generation(llama, chat, max_new_tokens=3)
+    said = found.prompts[0].text
+    assert said == '<|start|><|system|>Tools: [{"name": "f"}]\n<|user|>hi\n<|assistant|>'
+    assert found.prompts[0].tokens == len(reference.tokenizer(said, add_special_tokens=False).input_ids)
+    with pytest.raises(InvalidInput, match="unknown role robot"):
+        await generation(llama, Chat(({"role": "robot", "content": ""},)), max_new_tokens=3)
+    tokens = tuple(reference.tokenizer(prompts(1)[0]).input_ids)
+    cut = await generation(llama, tokens, max_new_tokens=6, truncate=5)
+    assert cut.prompts[0].tokens == 5
+    assert ids(cut.texts[0]) == ids(await text(llama, tokens[-5:], max_new_tokens=6))
+
+
+async def test_log_probabilities_are_the_models_own(llama: LanguageModel) -> None:
+    plain = (await text(llama, "The", max_new_tokens=1)).tokens[0]
+    drawn = await text(llama, "The", max_new_tokens=1, do_sample=True, temperature=0.01, seed=1, top_logprobs=1)
+    assert drawn.tokens[0].logprob == pytest.approx(plain.logprob)
+    assert drawn.tokens[0].top[0].logprob == pytest.approx(plain.logprob)
+    assert plain.logprob is not None
+    assert math.exp(plain.logprob) < 1

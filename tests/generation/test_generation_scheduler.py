@@ -1,0 +1,131 @@
+"""Who takes part in a step: first come, first served, and nobody waits for a long prompt."""
+
+from dataclasses import dataclass, field
+
+from dragoman.generation.prefixes import BLOCK, Prefixes
+from dragoman.generation.scheduler import Scheduler
+from dragoman.generation.sequence import Sequence
+
+
+@dataclass(eq=False)
+class Prompt:
+    length: int
+    width: int = 1
+    recalls: bool = True
+    sequences: list[Sequence] = field(default_factory=list)
+    spare: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sequences = [Sequence([1] * self.length, self.length)]
+
+    def restart(self) -> None:
+        self.__post_init__()
+
+
+@dataclass
+class Memory:
+    budget: int
+    known: int = 0
+    moves: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def fits(self, slots: int, length: int) -> bool:
+        return slots * length <= self.budget
+
+    def reserve(self, slots: int, length: int) -> None:
+        assert self.fits(slots, length)
+
+    def move(self, source: int, target: int, length: int) -> None:
+        self.moves.append((source, target, length))
+
+    def recall(self, sequence: Sequence) -> int:
+        return min(self.known, len(sequence.tokens) - 1)
+
+
+def step(scheduler: Scheduler) -> list[tuple[int, int]]:
+    """Do the step's work; gives (slot, count) of each."""
+    works = scheduler.plan()
+    for work in works:
+        work.sequence.computed += work.count
+        if not work.sequence.pending:
+            work.sequence.tokens.append(1)
+    return [(work.sequence.slot, work.count) for work in works]
+
+
+def test_texts_go_on_beside_chunks_of_prompts() -> None:
+    scheduler = Scheduler(Memory(10_000), max_batch=4, chunk=8)
+    scheduler.add(Prompt(3))
+    scheduler.add(Prompt(20))
+    assert step(scheduler) == [(0, 3), (1, 5)]
+    assert step(scheduler) == [(0, 1), (1, 8)]
+    scheduler.add(Prompt(2))
+    assert step(scheduler) == [(0, 1), (2, 1), (1, 7)], "the long prompt's rest, and the start of the next"
+    assert step(scheduler) == [(0, 1), (1, 1), (2, 1)]
+
+
+def test_no_more_than_fit_and_nobody_overtakes() -> None:
+    scheduler = Scheduler(Memory(100), max_batch=2, chunk=1000)
+    first, second, third = Prompt(40), Prompt(10, width=2), Prompt(10)
+    for each in (first, second, third):
+        scheduler.add(each)
+    step(scheduler)
+    assert scheduler.running == [first]
+    assert list(scheduler.waiting) == [second, third]
+    scheduler.remove(first)
+    step(scheduler)
+    assert scheduler.running == [second]
+    assert second.spare == [1]
+
+
+def test_the_last_to_come_gives_way() -> None:
+    scheduler = Scheduler(Memory(44), max_batch=4, chunk=1000)
+    first, second = Prompt(20), Prompt(20)
+    scheduler.add(first)
+    scheduler.add(second)
+    for _ in range(5):
+        step(scheduler)
+    assert scheduler.running == [first]
+    assert list(scheduler.waiting) == [second]
+    assert second.sequences[0].slot == -1
+    assert scheduler.preempted == 1
+    scheduler.remove(first)
+    step(scheduler)
+    assert scheduler.running == [second]
+
+
+def test_holes_are_filled_and_high_slots_come_down() -> None:
+    memory = Memory(10_000)
+    scheduler = Scheduler(memory, max_batch=8, chunk=1000)
+    tasks = [Prompt(4) for _ in range(8)]
+    for each in tasks:
+        scheduler.add(each)
+    step(scheduler)
+    for each in tasks[1:7]:
+        scheduler.remove(each)
+    step(scheduler)
+    assert [task.sequences[0].slot for task in scheduler.running] == [0, 1]
+    assert memory.moves == [(7, 1, 4)]
+    new = Prompt(4)
+    scheduler.add(new)
+    step(scheduler)
+    assert new.sequences[0].slot == 2
+    assert scheduler.active == 3
+
+
+def test_known_beginnings_need_not_be_computed() -> None:
+    scheduler = Scheduler(Memory(1000, known=6), max_batch=8, chunk=1000)
+    scheduler.add(Prompt(10))
+    assert step(scheduler) == [(0, 4)]
+
+
+def test_a_beginning_is_found_by_its_tokens_and_its_adapter() -> None:
+    prefixes = Prefixes(4)
+    tokens = list(range(3 * BLOCK + 5))
+    prefixes.add(tokens, "", lambda start, stop: (start, stop))
+    assert len(prefixes) == 3
+    assert prefixes.find(tokens, "") == [(0, 16), (16, 32), (32, 48)]
+    assert prefixes.find(tokens[: 2 * BLOCK], "") == [(0, 16)], "never of all tokens"
+    assert prefixes.find(tokens, "other") == []
+    assert prefixes.find([5, *tokens], "") == []
+    prefixes.add([*tokens[:BLOCK], *[9] * 2 * BLOCK], "", lambda start, stop: ("b", start, stop))
+    assert len(prefixes) == 4, "the least used is dropped"
+    assert prefixes.find(tokens, "") == [(0, 16), (16, 32)]

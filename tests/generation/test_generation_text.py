@@ -1,0 +1,111 @@
+"""Tokens become characters: the pieces add up to the whole, and a stop string never shows by halves."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.generation.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
+from dragoman.generation.stopping import StopStrings
+
+BYTES = {token: bytes([token]) for token in range(256)}
+texts = st.text(max_size=30) | st.sampled_from(["🙂🌍🎉 naïve café", "こんにちは、世界。", "\ufffd", ""])
+
+
+def lossy(tokens: list[int]) -> str:
+    return bytes(tokens).decode("utf-8", "replace")
+
+
+def metaspace() -> Any:
+    """A tokenizer as those of Llama 2 are: words begin with ▁, unknown characters are bytes, the first space goes."""
+    import tokenizers
+
+    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁Hello", "▁wor", "ld", "é"]
+    made: Any = tokenizers.Tokenizer(
+        tokenizers.models.BPE({word: i for i, word in enumerate(words)}, [], unk_token="<unk>", byte_fallback=True)
+    )
+    parts = tokenizers.decoders
+    made.decoder = parts.Sequence(
+        [parts.Replace("▁", " "), parts.ByteFallback(), parts.Fuse(), parts.Strip(content=" ", left=1)]
+    )
+    return made
+
+
+MAKERS: list[tuple[Callable[[list[int]], Detokenizer], Callable[[list[int]], str], int]] = [
+    (lambda before: BytesDetokenizer(BYTES, before), lossy, 256),
+    (lambda before: WindowDetokenizer(lossy, before), lossy, 256),
+    (lambda before: WindowDetokenizer(metaspace().decode, before), metaspace().decode, 262),
+]
+
+
+@pytest.mark.parametrize(("make", "decode", "size"), MAKERS, ids=["bytes", "window", "metaspace"])
+@given(data=st.data())
+def test_pieces_add_up_to_the_whole(
+    make: Callable[[list[int]], Detokenizer], decode: Callable[[list[int]], str], size: int, data: st.DataObject
+) -> None:
+    if data.draw(st.booleans()):
+        tokens = [byte + (1 if size > 256 else 0) for byte in data.draw(texts).encode()]
+    else:
+        tokens = data.draw(st.lists(st.integers(0, size - 1), max_size=12))
+    writer = make([])
+    pieces = [writer.add(token) for token in tokens]
+    pieces.append(writer.rest())
+    if size == 256 or "\ufffd" not in decode(tokens):  # a broken byte takes back characters before it, in this one
+        assert "".join(pieces) == decode(tokens)
+
+
+@pytest.mark.parametrize(("make", "decode", "size"), MAKERS, ids=["bytes", "window", "metaspace"])
+@given(before=texts, after=texts)
+def test_a_text_goes_on_from_its_prompt(
+    make: Callable[[list[int]], Detokenizer], decode: Callable[[list[int]], str], size: int, before: str, after: str
+) -> None:
+    shift = 1 if size > 256 else 0
+    first, then = ([byte + shift for byte in part.encode()] for part in ("x" + before, after))
+    writer = make(first)
+    assert "".join([*map(writer.add, then), writer.rest()]) == after
+
+
+def test_no_half_characters() -> None:
+    for make, _, size in MAKERS:
+        writer = make([])
+        shown = [writer.add(byte + (1 if size > 256 else 0)) for byte in "🙂é".encode()]
+        assert [piece for piece in shown if piece] == ["🙂", "é"]
+
+
+def test_spaces_at_the_start_of_words_stay() -> None:
+    made = metaspace()
+    writer = WindowDetokenizer(made.decode, [258])
+    assert [writer.add(token) for token in (258, 259, 260)] == [" Hello", " wor", "ld"]
+
+
+@given(st.lists(st.text("abc", max_size=3), max_size=12), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
+def test_stop_strings_are_found_and_never_shown(pieces: list[str], stops: list[str]) -> None:
+    watch = StopStrings(stops, keep=False)
+    shown, fed = "", ""
+    for piece in pieces:
+        fed += piece
+        shown += watch.add(piece)
+        assert not any(stop in shown for stop in stops)
+        if watch.found:
+            break
+    found = [fed.index(stop) for stop in stops if stop in fed]
+    if found:
+        assert watch.found in stops
+        assert shown == fed[: min(found)]
+    else:
+        assert not watch.found
+        assert shown + watch.rest() == "".join(pieces)
+
+
+def test_only_what_may_become_a_stop_string_is_held_back() -> None:
+    watch = StopStrings(["\nUser:"], keep=True)
+    assert [watch.add(piece) for piece in ("Hi", "\n", "Us", "ual", "\nUser", ": x")] == [
+        "Hi",
+        "",
+        "",
+        "\nUsual",
+        "",
+        "\nUser:",
+    ]
