@@ -99,13 +99,18 @@ def test_the_command_tells_what_is_wrong(
     assert "is not there; expected a graph's file" in capsys.readouterr().err
 
 
-def test_models_that_a_graph_names_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_that_a_graph_names_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "inner.graph.toml").write_text("[nodes]\na = { builtin = 'exp', dim = 2 }")
     (tmp_path / "outer.graph.toml").write_text(
         "edges = ['a -> b']\n[nodes]\na = { served = 'inner' }\nb = { builtin = 'sin' }"
     )
     assert main(["graph", str(tmp_path / "outer.graph.toml"), "--with", str(tmp_path / "inner.graph.toml")]) == 0
     assert "│  inner  │" in capsys.readouterr().out
+    monkeypatch.setenv("DRAGOMAN_PLACEMENT", "nowhere")  # they are loaded under the server's settings
+    assert main(["graph", str(tmp_path / "outer.graph.toml"), "--with", str(tmp_path / "inner.graph.toml")]) == 2
+    assert "'placement': expected one of " in capsys.readouterr().err
 
 
 def test_what_is_missing_is_shown() -> None:

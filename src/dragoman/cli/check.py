@@ -18,6 +18,7 @@ from dragoman.core.vectors import Config, Vector
 from dragoman.derivatives.checks import Finding, Tolerance, check
 from dragoman.derivatives.plot import Curve, as_svg, as_text
 from dragoman.server import make_engine, settings_for
+from dragoman.settings import from_environment
 
 _EPILOG = """\
 what is checked, for every output by every input at every point, along random directions v, u and weights s:
@@ -67,7 +68,8 @@ def _run(given: argparse.Namespace) -> int:
     if ":" in given.path and not given.path.rpartition(":")[0].endswith(".py"):
         sys.path.append(os.getcwd())  # as `dragoman serve` finds modules
     with asyncio.Runner() as runner:
-        settings = settings_for([given.path] if Path(given.path).is_dir() else [], {"placement": "thread"})
+        folders = [given.path] if Path(given.path).is_dir() else []
+        settings = settings_for(folders, from_environment(os.environ), {"placement": "thread"})
         remote = given.path.startswith(("http://", "https://"))
         live = [_remote(given.path, given.model)] if remote else []
         engine = make_engine([] if remote else [given.path], live, settings)

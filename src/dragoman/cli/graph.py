@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from dragoman.graphs.draw_text import text
 from dragoman.graphs.function import GraphFunction
 from dragoman.graphs.picture import picture, summary
 from dragoman.server import open_engine
+from dragoman.settings import from_environment
 
 _EPILOG = """\
 FILE is a graph.toml, any.graph.toml (or .json, .yaml), a folder with one, or file.py:object or module:object of a
@@ -46,7 +48,7 @@ def _run(given: argparse.Namespace) -> int:
 
 async def _beside(given: argparse.Namespace) -> int:
     """With the models that it asks loaded in this process, as a server would."""
-    async with open_engine(*given.models) as engine:
+    async with open_engine(*given.models, **from_environment(os.environ)) as engine:
         graph = await asyncio.to_thread(_loaded, given.file, engine.peers("graph"))
         return await asyncio.to_thread(_show, graph, given)
 
