@@ -8,7 +8,7 @@ import pytest
 from e2e.served import Served, serving
 
 SIMULATORS = Path(__file__).parent / "models" / "simulators.py"
-NAMES = ("forward", "Points", "Faulty", "Slow", "Double")
+NAMES = ("forward", "Points", "Faulty", "Slow", "Double", "shout")
 
 
 @pytest.fixture(scope="session")

@@ -146,3 +146,8 @@ class Double(VectorFunction):
 
     def evaluate(self, inputs: Vectors, config: Config) -> Any:
         return 2 * inputs[0]
+
+
+def shout(text: list[str]) -> list[str]:
+    """No function of vectors."""
+    return [t.upper() for t in text]
