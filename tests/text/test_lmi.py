@@ -428,9 +428,11 @@ async def test_adapters_are_named_by_field_or_header(house: House) -> None:
     assert house.model().calls[-1].sampling.adapter == "two"
 
 
-async def test_conversations_are_answered_as_chats(house: House) -> None:
+async def test_openais_bodies_are_answered_as_openai_does(house: House) -> None:
     answer = await house.post("/invocations", {"messages": [{"role": "user", "content": "a b"}]})
     assert answer.json["choices"][0]["message"]["content"] == "b a user:"
+    completed = await house.post("/invocations", {"prompt": "a b", "max_tokens": 1})
+    assert completed.json["choices"][0]["text"] == "b"
 
 
 # --- health and management -----------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ async def house() -> AsyncIterator[House]:
 
 
 async def _until(happened: Any) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not happened():
             await asyncio.sleep(0.001)
 
@@ -43,7 +43,7 @@ async def test_pieces_flow_as_they_come(house: House, path: str, body: Any) -> N
     chunks = read_chunks(reader)
     text = b""
     while b"now" not in text:  # it is here while the model still waits with the next
-        text += await asyncio.wait_for(anext(chunks), 10)
+        text += await asyncio.wait_for(anext(chunks), 60)
     assert b"!wait" not in text
     assert house.model().active == 1
     house.model().gate.set()

@@ -201,13 +201,13 @@ async def read_answer(reader: asyncio.StreamReader) -> Answer:
 
 
 async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
-    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
     first, *lines = head.decode("latin-1").split("\r\n")[:-2]
     return int(first.split()[1]), {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
 
 
 async def read_chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    while size := int(await asyncio.wait_for(reader.readuntil(b"\r\n"), 20), 16):
+    while size := int(await asyncio.wait_for(reader.readuntil(b"\r\n"), 60), 16):
         yield (await reader.readexactly(size + 2))[:-2]
     await reader.readexactly(2)
 

@@ -24,6 +24,7 @@ from dragoman.protocols.lmi_model import lmi_model
 from dragoman.protocols.lmi_request import Asked, asked, model_name
 from dragoman.protocols.text import inquiry, retry_after
 from dragoman.protocols.text_chat import chat_asked
+from dragoman.protocols.text_completions import completion_asked
 from dragoman.protocols.wire import (
     JSON_TYPE,
     Exchange,
@@ -72,8 +73,9 @@ class Lmi:
         def then(response: Response[ModelDescription]) -> Answered:
             model = lmi_model(response.answer)
             found = asked(http, model, self._policy)
-            if isinstance(found, Mapping):
-                return chat_asked(found, http, self._policy, model.name)
+            if isinstance(found, Mapping):  # as TGI and vLLM take OpenAI's bodies at this path
+                answers = chat_asked if "messages" in found else completion_asked
+                return answers(found, http, self._policy, model.name)
             return self._generate(found, http, Formatter(found, model), model.name)
 
         told = inquiry(Generate(prompts=()), http, self._policy, model_name(http))

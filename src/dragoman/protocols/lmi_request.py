@@ -41,7 +41,7 @@ class Asked:
 
 
 def asked(http: HttpRequest, model: LmiModel, policy: Policy) -> Asked | Mapping[str, Any]:
-    """The request, or its body as it is where that is a conversation. Raises InvalidInput, in LMI's words where the
+    """The request, or its body as it is where that is one of OpenAI's. Raises InvalidInput, in LMI's words where the
     payload is none."""
     try:
         body = _body(http, policy)
@@ -49,7 +49,7 @@ def asked(http: HttpRequest, model: LmiModel, policy: Policy) -> Asked | Mapping
             body = model.reads(body)
         if not isinstance(body, dict):
             raise InvalidInput(_NO_OBJECT + shown(body))
-        if "messages" in body:
+        if "messages" in body or ("prompt" in body and "inputs" not in body):
             return body
         inputs, listed = _inputs(body)
         values = _values(body, http)

@@ -5,10 +5,10 @@ from typing import Any
 
 from dragoman.core.calls import DescribeModels, Embed, Generate, ModelDescription, Request, Response
 from dragoman.core.errors import DragomanError, ModelNotFound
-from dragoman.protocols.openai_completions import completion_asked
 from dragoman.protocols.openai_embeddings import embedding_asked
 from dragoman.protocols.text import object_body, retry_after
 from dragoman.protocols.text_chat import chat_asked
+from dragoman.protocols.text_completions import completion_asked
 from dragoman.protocols.text_openai import status_of, told_fault
 from dragoman.protocols.wire import (
     Asked,

@@ -45,9 +45,9 @@ _PARAMETERS: Mapping[str, Parameter] = {
 }
 
 
-def completion_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy) -> Asked:
-    """What the body of a completion asks."""
-    name = http.params.get("model", "") or checked_model(body)
+def completion_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str = "") -> Asked:
+    """What the body of a completion asks, of `model` where the path has chosen one already."""
+    name = model or http.params.get("model", "") or checked_model(body)
     if name in PLACEHOLDERS and name:
         return Inquiry(Request(DescribeModels()), lambda told: _completion(body, http, policy, known(name, told)))
     return _completion(body, http, policy, name)
