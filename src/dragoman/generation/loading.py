@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dragoman.core.errors import ModelFailed
+from dragoman.generation import adapters
 from dragoman.generation.engine import Engine, Limits
 from dragoman.generation.intake import Intake
 from dragoman.generation.memory import Memory
@@ -29,6 +30,7 @@ class Options:
     prefix_cache: tokens of beginnings of prompts that are kept (-1: an eighth of the cache's; 0: none).
     cache_memory: GiB for keys and values (0: a quarter of what is free, of a GPU four fifths).
     packed: whether weights are reordered for the CPU's kernels.
+    adapters: folders of LoRA adapters by name, beside those in the model's own folder `adapters`.
     """
 
     max_batch: int = 32
@@ -40,6 +42,7 @@ class Options:
     prefix_cache: int = -1
     cache_memory: float = 0.0
     packed: bool = True
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {"dtype": ("auto", *DTYPES)}
@@ -60,7 +63,7 @@ def options(given: Mapping[str, Any]) -> Options:
     values: dict[str, Any] = {}
     for name, value in given.items():
         if name not in known:
-            raise ModelFailed(f"unknown parameter '{name}'; a text model knows {', '.join(known)} and adapters")
+            raise ModelFailed(f"unknown parameter '{name}'; a text model knows {', '.join(known)}")
         wanted: Any = type(getattr(defaults, name))
         if wanted is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
@@ -99,7 +102,8 @@ def loaded(folder: Path, chosen: Options, capacity: int, name: str) -> Loaded:
 def _engine(folder: Path, chosen: Options) -> tuple[Engine, Intake, Mapping[str, Any]]:
     device = ("cuda" if torch.cuda.is_available() else "cpu") if chosen.device == "auto" else chosen.device
     try:
-        runner = Runner(folder, chosen.dtype, device, packed=chosen.packed)
+        found = adapters.folders(folder, chosen.adapters)
+        runner = Runner(folder, chosen.dtype, device, packed=chosen.packed, adapters=found)
     except NotImplementedError as fault:
         raise ModelFailed(f"the text engine cannot run this architecture: {fault}") from fault
     limits, budget, prefix = _room(runner, chosen)
@@ -107,7 +111,7 @@ def _engine(folder: Path, chosen: Options) -> tuple[Engine, Intake, Mapping[str,
     vocabulary = Vocabulary(folder, runner.config.vocab_size)
     ends = _ends(runner, vocabulary)
     threads = runner.set_threads(chosen.threads) if runner.device.type == "cpu" else 0
-    intake = Intake(vocabulary, limits, budget, ends, frozenset())
+    intake = Intake(vocabulary, limits, budget, ends, frozenset(found))
     details = {
         "max_context": limits.max_context,
         "max_batch": limits.max_batch,
@@ -119,6 +123,7 @@ def _engine(folder: Path, chosen: Options) -> tuple[Engine, Intake, Mapping[str,
         "vocabulary": runner.config.vocab_size,
         "end_tokens": sorted(ends),
         "chat_template": vocabulary.has_template,
+        "adapters": sorted(found),
     }
     return Engine(runner, memory, vocabulary, limits, ends), intake, details
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
+from dragoman.generation.adapters import attach
 from dragoman.generation.attention import NAME, Attend, Shapes, Span, Step, attention
 from dragoman.generation.cache import Cache, CacheShape
 from dragoman.generation.packing import pack, packs
@@ -19,6 +20,7 @@ DTYPES: Mapping[str, torch.dtype] = {
     "float16": torch.float16,
 }
 
+_NONE: Mapping[str, Path] = {}
 # Twice the threads have to take less than this share of the time.
 _PAYS = 0.9
 
@@ -40,7 +42,9 @@ class Row:
 class Runner:
     """A decoder in memory, all of whose work is done in the one thread that calls it."""
 
-    def __init__(self, folder: Path, dtype: str, device: str, *, packed: bool = True) -> None:
+    def __init__(
+        self, folder: Path, dtype: str, device: str, *, packed: bool = True, adapters: Mapping[str, Path] = _NONE
+    ) -> None:
         AttentionInterface.register(NAME, attention)
         self.device = torch.device(device)
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -56,6 +60,7 @@ class Runner:
         )
         self.model.eval().to(self.device)
         self.config: Any = self.model.config.get_text_config(decoder=True)
+        self._adapted = attach(self.model, adapters, self.dtype, self.device) if adapters else None
         self.packed = packed and packs(self.dtype, self.device)
         if self.packed:
             pack(self.model)
@@ -78,6 +83,9 @@ class Runner:
         ]
         tokens = [token for row in rows for token in row.tokens]
         places = [place for span in spans for place in range(span.start, span.stop)]
+        if self._adapted is not None:
+            names = [row.adapter for row in rows for _ in row.tokens]
+            self._adapted.assign(names, self.device)
         with torch.inference_mode():
             return self._forward(tokens, places, wanted, Step(cache, spans[:count], spans[count:]))
 

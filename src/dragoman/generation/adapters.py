@@ -1,0 +1,120 @@
+"""LoRA adapters as PEFT saves them, each applied to the rows of a step that ask for it."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from dragoman.core.errors import ModelFailed
+
+_PREFIX = "base_model.model."
+# Layers whose rows are not those of the step: embeddings read tokens, the head reads the wanted rows alone.
+_ELSEWHERE = ("lm_head", "embed_tokens", "wte", "wpe")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One layer's part of an adapter: `up` [out, rank], scaled, times `down` [rank, in]."""
+
+    down: torch.Tensor
+    up: torch.Tensor
+
+
+class Rows:
+    """Which rows of the running step each adapter has; layers look here, and find nothing where none is asked for."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, torch.Tensor] = {}
+
+    def assign(self, names: Sequence[str], device: torch.device) -> None:
+        """The adapter of each row, "" for none."""
+        used = set(names) - {""}
+        self.of = {
+            used_name: torch.tensor([i for i, name in enumerate(names) if name == used_name], device=device)
+            for used_name in used
+        }
+
+
+class AdaptedLinear(nn.Module):
+    """A linear layer, with what adapters add to their rows."""
+
+    def __init__(self, base: nn.Module, rows: Rows, parts: Mapping[str, Part]) -> None:
+        super().__init__()
+        self.base = base
+        self._rows, self._parts = rows, parts
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.base(states)
+        for name, rows in self._rows.of.items():
+            part = self._parts.get(name)
+            if part is not None:
+                found[:, rows] += states[:, rows] @ part.down.t() @ part.up.t()
+        return found
+
+
+def attach(model: nn.Module, folders: Mapping[str, Path], dtype: torch.dtype, device: torch.device) -> Rows:
+    """Put the adapters of these folders, by name, on the model. Raises ModelFailed saying what cannot be applied."""
+    rows = Rows()
+    by_layer: dict[str, dict[str, Part]] = {}
+    for name, folder in folders.items():
+        for path, part in read(name, folder).items():
+            moved = Part(part.down.to(device, dtype), part.up.to(device, dtype))
+            by_layer.setdefault(path, {})[name] = moved
+    layers = dict(model.named_modules())
+    for path, parts in by_layer.items():
+        layer = layers.get(path)
+        if layer is None or path.rpartition(".")[2] in _ELSEWHERE:
+            raise ModelFailed(f"adapter '{next(iter(parts))}' is for the layer '{path}', which cannot be adapted")
+        above, _, last = path.rpartition(".")
+        setattr(layers[above], last, AdaptedLinear(layer, rows, parts))
+    return rows
+
+
+def read(name: str, folder: Path) -> dict[str, Part]:
+    """An adapter's parts by layer, from `adapter_config.json` and `adapter_model.safetensors`."""
+    try:
+        config: dict[str, Any] = json.loads((folder / "adapter_config.json").read_bytes())
+        weights = load_file(folder / "adapter_model.safetensors")
+    except (OSError, ValueError) as fault:
+        raise ModelFailed(f"adapter '{name}' cannot be read: {fault}") from fault
+    _refuse(name, config)
+    found = {}
+    for key, down in weights.items():
+        path, _, kind = key.removeprefix(_PREFIX).partition(".lora_A.")
+        if kind != "weight":
+            if ".lora_B.weight" in key:
+                continue
+            raise ModelFailed(f"adapter '{name}' holds '{key}'; expected weights lora_A and lora_B alone")
+        up = weights.get(key.replace(".lora_A.", ".lora_B."))
+        if up is None:
+            raise ModelFailed(f"adapter '{name}' lacks lora_B for '{path}'")
+        found[path] = Part(down.float(), up.float() * _scale(config, path, down.shape[0]))
+    return found
+
+
+def _refuse(name: str, config: Mapping[str, Any]) -> None:
+    wanted = {"use_dora": (None, False), "bias": (None, "none"), "modules_to_save": (None, []), "peft_type": ("LORA",)}
+    for key, allowed in wanted.items():
+        if config.get(key) not in allowed:
+            raise ModelFailed(f"adapter '{name}': {key} is {config.get(key)!r}; expected plain LoRA")
+
+
+def _scale(config: Mapping[str, Any], path: str, rank: int) -> float:
+    """alpha / rank (Hu et al. 2021), or alpha / sqrt(rank) for rank-stabilised ones (Kalajdzievski 2023)."""
+    patterns = config.get("alpha_pattern") or {}
+    alpha = next((value for end, value in patterns.items() if path.endswith(end)), config.get("lora_alpha", rank))
+    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def folders(model: Path, named: Mapping[str, str]) -> dict[str, Path]:
+    """Where adapters lie: those that are named, beside the model or anywhere, and those in its folder `adapters`."""
+    inside = model / "adapters"
+    found = {each.name: each for each in sorted(inside.iterdir())} if inside.is_dir() else {}
+    found = {name: folder for name, folder in found.items() if (folder / "adapter_config.json").is_file()}
+    return found | {name: model / path for name, path in named.items()}

@@ -1,0 +1,85 @@
+"""LoRA adapters: each text gets its own, and what it gets is what merged weights would give."""
+
+import asyncio
+import json
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+
+from dragoman.core.errors import ModelFailed
+from generation.house import Reference, generation, ids, opened, prompts, text
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+LAYERS = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj")
+
+
+def save(folder: Path, model: Any, seed: int, **config: Any) -> dict[str, Any]:
+    """Write an adapter of rank 4 as PEFT does; gives what it adds to the weight of each layer."""
+    import torch
+    from safetensors.torch import save_file
+
+    torch.manual_seed(seed)
+    folder.mkdir(parents=True)
+    given = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"], **config}
+    (folder / "adapter_config.json").write_text(json.dumps(given))
+    weights, added = {}, {}
+    for layer in LAYERS:
+        out, inner = model.get_submodule(layer).weight.shape
+        down, up = torch.randn(4, inner) * 0.3, torch.randn(out, 4) * 0.3
+        weights[f"base_model.model.{layer}.lora_A.weight"] = down
+        weights[f"base_model.model.{layer}.lora_B.weight"] = up
+        added[layer] = up @ down * (8 / 4)
+    save_file(weights, folder / "adapter_model.safetensors")
+    return added
+
+
+def merged(folder: Path, added: dict[str, Any]) -> Reference:
+    reference = Reference(folder)
+    for layer, more in added.items():
+        reference.model.get_submodule(layer).weight.data += more
+    return reference
+
+
+async def test_every_text_has_its_own_adapter(llama_folder: Path, tmp_path: Path, reference: Reference) -> None:
+    folder = tmp_path / "llama"
+    copytree(llama_folder, folder)
+    first = merged(folder, save(folder / "adapters" / "first", reference.model, 1))
+    second = merged(folder, save(tmp_path / "elsewhere", reference.model, 2))
+    model = opened(folder, adapters={"second": "../elsewhere"}, prefill_chunk=32)
+    assert model.details()["adapters"] == ["first", "second"]
+    of = {"": reference, "first": first, "second": second}
+    asked = [(prompt, name) for prompt in prompts(4, 20, seed=2) for name in of]
+    found = await asyncio.gather(*(text(model, prompt, max_new_tokens=10, adapter=name) for prompt, name in asked))
+    for (prompt, name), each in zip(asked, found, strict=True):
+        assert ids(each) == of[name].generate(prompt, 10)[0][0]
+    assert ids(found[0]) != ids(found[1]) != ids(found[2])
+    long = prompts(2, 60)[1] + " and more of it"
+    await generation(model, long, max_new_tokens=1, adapter="first")
+    assert (await generation(model, long, max_new_tokens=1, adapter="first")).prompts[0].cached
+    assert not (await generation(model, long, max_new_tokens=1, adapter="second")).prompts[0].cached
+    await model.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"use_dora": True}, "use_dora is True; expected plain LoRA"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save is"),
+    ],
+    ids=["dora", "ia3", "modules"],
+)
+def test_what_is_no_plain_lora_is_refused(
+    llama_folder: Path, tmp_path: Path, reference: Reference, config: dict[str, Any], message: str
+) -> None:
+    save(tmp_path / "bad", reference.model, 1, **config)
+    with pytest.raises(ModelFailed, match=message):
+        opened(llama_folder, adapters={"bad": str(tmp_path / "bad")})
+
+
+def test_an_adapter_that_is_missing(llama_folder: Path) -> None:
+    with pytest.raises(ModelFailed, match="adapter 'gone' cannot be read"):
+        opened(llama_folder, adapters={"gone": "nowhere"})
