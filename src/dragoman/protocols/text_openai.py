@@ -1,5 +1,6 @@
 """What OpenAI's chats and completions share: parameters, reasons, usage, and how an answer's chunks are framed."""
 
+import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -160,12 +161,14 @@ def counted(token: Token) -> dict[str, Any]:
 
 # --- faults ------------------------------------------------------------------------------------------------
 
+_CALLERS = "invalid_request_error"
+_NAMED = re.compile(r"`?([\w\[\]]+)(?:`|: )")
 _FAULTS: Sequence[tuple[type[DragomanError], int, str, str | None]] = (
-    (InvalidInput, 400, "invalid_request_error", None),
-    (NotSupported, 400, "invalid_request_error", "unsupported"),
-    (ModelNotFound, 404, "invalid_request_error", "model_not_found"),
-    (Unauthorized, 401, "invalid_request_error", "invalid_api_key"),
-    (Forbidden, 403, "invalid_request_error", None),
+    (InvalidInput, 400, _CALLERS, None),
+    (NotSupported, 400, _CALLERS, "unsupported"),
+    (ModelNotFound, 404, _CALLERS, "model_not_found"),
+    (Unauthorized, 401, _CALLERS, "invalid_api_key"),
+    (Forbidden, 403, _CALLERS, None),
     (NotReady, 503, "service_unavailable", None),
     (Overloaded, 503, "service_unavailable", "overloaded"),
     (DeadlineExceeded, 504, "timeout", None),
@@ -179,10 +182,8 @@ def status_of(fault: DragomanError) -> int:
 def told_fault(fault: DragomanError) -> dict[str, Any]:
     """The object that tells of a fault; `param` is the name that the message begins with."""
     kind, code = next((row[2:] for row in _FAULTS if isinstance(fault, row[0])), ("server_error", None))
-    named = fault.message.split("`", 2)
-    param = named[1] if len(named) == 3 and not named[0] else None
-    if isinstance(fault, ModelNotFound):
-        param = "model"
+    named = _NAMED.match(fault.message)
+    param = "model" if isinstance(fault, ModelNotFound) else named[1] if named and kind == _CALLERS else None
     message = fault.message.encode(errors="replace").decode()
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
