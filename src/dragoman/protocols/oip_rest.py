@@ -91,7 +91,7 @@ class OpenInferenceRest:
     def infer_stream(self, http: HttpRequest) -> HttpStream[Inference]:
         """Not in the specification: the answers of a streaming model as server-sent events."""
         request, wanted = read_infer(http, self._policy)
-        if wanted.binary or any(wanted.forms.values()):
+        if wanted.binary or any(wanted.outputs.values()):
             raise InvalidInput("a stream of events carries JSON; expected no binary outputs")
 
         def piece(response: Response[Inference]) -> bytes:
