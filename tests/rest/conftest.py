@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 import uvloop
+
 from rest.rest_house import DEFAULTS
 
 Loops = Mapping[str, Callable[[], asyncio.AbstractEventLoop]]

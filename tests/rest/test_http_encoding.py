@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable
 import numpy as np
 import pytest
 import pytest_asyncio
-from rest.rest_house import Answer, House, binary, blobs, encoded, inputs, outputs, serving, tensor
 
 from dragoman.protocols.wire import HttpFault
 from dragoman.transports.encoding import accepted, decoded
+from rest.rest_house import Answer, House, binary, blobs, encoded, inputs, outputs, serving, tensor
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("http_server")]
 ROWS = np.arange(1000, dtype=np.int32)

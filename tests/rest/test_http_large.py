@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+
 from rest.rest_house import House, binary, blobs, inputs, outputs, read_answer, request, serving, tensor
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("http_server")]

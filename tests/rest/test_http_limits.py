@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+
+import dragoman
 from rest.rest_house import (
     Answer,
     Gate,
@@ -25,8 +27,6 @@ from rest.rest_house import (
     serving,
     tensor,
 )
-
-import dragoman
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("http_server")]
 INFER = "/v2/models/Identity/infer"

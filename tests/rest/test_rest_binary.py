@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from rest.rest_house import MODELS, Answer, House, binary, blobs, inputs, outputs, serving, tensor
 
 import dragoman
 from dragoman import Infer, Inference
@@ -16,6 +15,7 @@ from dragoman.core.calls import Response
 from dragoman.protocols.oip_body import read_infer
 from dragoman.protocols.oip_rest import OpenInferenceRest
 from dragoman.protocols.wire import HttpRequest, Policy
+from rest.rest_house import MODELS, Answer, House, binary, blobs, inputs, outputs, serving, tensor
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 HEADER = "Inference-Header-Content-Length"

@@ -10,6 +10,8 @@ import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from dragoman.core.datatypes import DATATYPES
 from rest.rest_house import (
     Adder,
     Answer,
@@ -25,8 +27,6 @@ from rest.rest_house import (
     serving,
     tensor,
 )
-
-from dragoman.core.datatypes import DATATYPES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

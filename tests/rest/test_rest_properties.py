@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from rest.rest_house import binary, encoded, inputs, tensor
 
 from dragoman.core.calls import Infer, Inference, Response
 from dragoman.core.datatypes import BF16, BOOL, BYTES, DATATYPES, Datatype, bf16_to_fp32
 from dragoman.core.tensor import object_array
 from dragoman.protocols.oip_rest import OpenInferenceRest
 from dragoman.protocols.wire import HttpRequest, HttpResponse, Policy
+from rest.rest_house import binary, encoded, inputs, tensor
 
 quick = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from rest.rest_house import Gate, House, binary, inputs, outputs, request, serving, tensor
 
 import dragoman
+from rest.rest_house import Gate, House, binary, inputs, outputs, request, serving, tensor
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
