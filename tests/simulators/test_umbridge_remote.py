@@ -37,12 +37,21 @@ umbridge.serve_models([Odd()], int(sys.argv[1]))
 
 
 @contextmanager
+def running(port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """The server of the umbridge package in a process of its own, whether it listens yet or not."""
+    command = [sys.executable, "-c", REFERENCE, str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
 def reference() -> Iterator[str]:
-    """The server of the umbridge package in a process of its own."""
+    """The same, once it listens."""
     (port,) = free_ports(1)
-    process = subprocess.Popen(
-        [sys.executable, "-c", REFERENCE, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
 
     def listens() -> bool:
         try:
@@ -51,12 +60,15 @@ def reference() -> Iterator[str]:
             return False
         return True
 
-    try:
+    with running(port):
         until(listens, "the reference server listens")
         yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
+
+
+def model_of(engine: Engine) -> Any:
+    """The model itself, which runs in this process."""
+    pool: Any = engine.deployments()[0]._pool
+    return pool._executor.model
 
 
 @pytest.fixture(scope="module")
@@ -140,10 +152,7 @@ async def test_a_server_that_comes_back_is_used_again() -> None:
     try:
         with pytest.raises(errors.NotReady, match=r"no server of .* answers: cannot reach"):
             await evaluated(far)
-        port = int(url.rpartition(":")[2])
-        with subprocess.Popen(
-            [sys.executable, "-c", REFERENCE, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        ) as process:
+        with running(int(url.rpartition(":")[2])) as process:
             for _ in range(1000):
                 try:
                     assert await evaluated(far) == [[1.0, 4.0], [53.0]]
@@ -153,7 +162,26 @@ async def test_a_server_that_comes_back_is_used_again() -> None:
                     await asyncio.sleep(0.02)
             else:
                 raise AssertionError("it never came back")
-            process.kill()
+    finally:
+        await far.close()
+
+
+async def test_one_of_several_that_comes_back_is_used_again(theirs: str) -> None:
+    with reference() as url:
+        far = engine(theirs, url)
+        await far.start()
+    try:
+        servers = model_of(far).function._servers._servers
+        while not any(server.failed for server in servers):  # both are asked by turns
+            assert await evaluated(far) == [[1.0, 4.0], [53.0]]
+        with running(int(url.rpartition(":")[2])):
+            for _ in range(1000):
+                assert await evaluated(far) == [[1.0, 4.0], [53.0]]
+                if not any(server.failed for server in servers):
+                    break
+                await asyncio.sleep(0.02)
+            else:
+                raise AssertionError("it was never asked again")
     finally:
         await far.close()
 

@@ -59,6 +59,7 @@ class Server:
     def __init__(self, address: Address) -> None:
         self.place = address.place + address.base
         self.in_flight = 0
+        self.checked = False  # somebody looks whether it is there again
         self.rests_until_s = 0.0
         self._rest_s = 0.0
         self._address = address
@@ -96,6 +97,7 @@ class Servers:
 
     def call(self, ask: Callable[[Server], T]) -> T:
         """What `ask` gives for the first server that answers. Raises NotReady where none does."""
+        self._look_for_the_lost()
         tried: list[Server] = []
         fault: Exception | None = None
         for _ in range(max(2, len(self._servers))):  # a lone one gets a second chance: its connection may be old
@@ -119,7 +121,7 @@ class Servers:
         with self._lock:
             now_s = time.monotonic()
             server = min(
-                self._servers, key=lambda s: (s in tried, max(0.0, s.rests_until_s - now_s), s.failed, s.in_flight)
+                self._servers, key=lambda s: (s in tried, s.failed, max(0.0, s.rests_until_s - now_s), s.in_flight)
             )
             server.in_flight += 1
             # Of equally busy ones the next call takes another.
@@ -131,9 +133,34 @@ class Servers:
             with self._lock:
                 server.in_flight -= 1
 
+    def _look_for_the_lost(self) -> None:
+        """See aside whether those that failed, and have rested, are there again; calls go to the others meanwhile."""
+        if not any(server.failed for server in self._servers):
+            return
+        with self._lock:
+            now_s = time.monotonic()
+            well = any(not server.failed for server in self._servers)
+            rested = [s for s in self._servers if well and s.failed and s.rests_until_s <= now_s and not s.checked]
+            for server in rested:
+                server.checked = True
+        for server in rested:
+            threading.Thread(target=_see, args=(server,), name="umbridge-check", daemon=True).start()
+
     def close(self) -> None:
         for server in self._servers:
             server.close()
+
+
+def _see(server: Server) -> None:
+    """Whether a server that failed is there again; it rests for longer where it is not."""
+    try:
+        _check(server)
+    except DragomanError:
+        server.rest()
+    else:
+        server.recovered()
+    finally:
+        server.checked = False
 
 
 def _check(server: Server) -> None:
