@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from dragoman.core.errors import InvalidInput, NotSupported
+from dragoman.core.threads import DaemonThreads
 from dragoman.core.vectors import ABILITIES, Ability, Config, Vector, VectorFunction, Vectors
 from dragoman.graphs import answers, plan
 from dragoman.graphs.plan import SENS, Plan, Step, Terms
@@ -42,7 +42,7 @@ class GraphFunction(VectorFunction):
         self._abilities = {n: frozenset(node.function.sources()) for n, node in wiring.nodes.items()}
         self._evaluation = self._plan("evaluate")
         self.vectorised = all(wiring.nodes[s.node].function.vectorised for s in self._evaluation[0].steps)
-        self._pool = ThreadPoolExecutor(threads, "graph") if threads else None
+        self._pool = DaemonThreads(threads, "graph") if threads else None
 
     def sizes(self, config: Config) -> Sizes:
         """The sizes of the whole and of each node under a config. Raises InvalidInput where they do not fit."""

@@ -4,7 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import suppress
 from typing import Any
 
@@ -57,7 +57,7 @@ class Order:
         return False
 
 
-def take(order: Order, do: Do, pool: ThreadPoolExecutor | None) -> list[Any]:
+def take(order: Order, do: Do, pool: Executor | None) -> list[Any]:
     """The results of all steps. `do(step, results)` takes one; an error of one ends the others that have not begun.
 
     Sums are added up by whoever takes a step, in the plan's order: results do not depend on which thread was first.
@@ -82,7 +82,7 @@ def _timed(order: Order, i: int, do: Do, results: Sequence[Any]) -> Any:
 class _Taking:
     """One plan on its way. The caller's thread takes steps too; the others get a ticket for each step that is left."""
 
-    def __init__(self, order: Order, do: Do, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, order: Order, do: Do, pool: Executor) -> None:
         self._order = order
         self._do = do
         self._pool = pool

@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from dragoman.core.calls import ApplyHessian, ApplyJacobian, Gradient, Infer, SignatureFor
 from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.tensor import Tensor
+from dragoman.core.threads import DaemonThreads
 from dragoman.core.vectors import Vector, VectorFunction
 from dragoman.runtimes.vectors import VectorModel
 
@@ -24,7 +24,7 @@ class WaitingModel(VectorModel):
         self, spec: ModelSpec, function: VectorFunction, concurrency: int, placement: Placement = "inline"
     ) -> None:
         super().__init__(spec, function, placement)
-        self._threads = ThreadPoolExecutor(concurrency, f"{type(self).__name__}-{spec.name}")
+        self._threads = DaemonThreads(concurrency, f"{type(self).__name__}-{spec.name}")
 
     def close(self) -> Any:
         self._threads.shutdown(wait=False, cancel_futures=True)

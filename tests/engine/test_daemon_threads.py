@@ -1,0 +1,83 @@
+"""Threads that do not keep a process from ending."""
+
+import gc
+import subprocess
+import sys
+import threading
+from concurrent.futures import CancelledError
+
+import pytest
+
+from dragoman.core.threads import DaemonThreads
+from e2e.served import until
+
+
+def test_jobs_run_on_at_most_so_many_threads() -> None:
+    threads = DaemonThreads(3, "few")
+    meeting = threading.Barrier(3)
+    names = {f.result(20) for f in [threads.submit(_met, meeting) for _ in range(9)]}
+    assert names == {"few-1", "few-2", "few-3"}
+    threads.shutdown()
+
+
+def _met(meeting: threading.Barrier) -> str:
+    meeting.wait(20)
+    return threading.current_thread().name
+
+
+def test_an_idle_thread_is_used_again() -> None:
+    threads = DaemonThreads(8, "again")
+    for _ in range(20):
+        threads.submit(int).result(20)
+        until(lambda: threads._idle._value > 0, "the thread waits")
+    assert threads._started == 1
+    threads.shutdown()
+
+
+def test_faults_reach_whoever_waits() -> None:
+    threads = DaemonThreads(1, "faults")
+    with pytest.raises(ZeroDivisionError):
+        threads.submit(lambda: 1 / 0).result(20)
+    with pytest.raises(SystemExit):
+        threads.submit(sys.exit, 3).result(20)
+    assert threads.submit(lambda: 4).result(20) == 4
+    threads.shutdown()
+
+
+def _waited(begun: threading.Event, go: threading.Event) -> bool:
+    begun.set()
+    return go.wait(20)
+
+
+def test_what_waits_when_it_is_shut_down_is_cancelled_or_done() -> None:
+    for cancel in (True, False):
+        threads = DaemonThreads(1, "ends")
+        begun, go = threading.Event(), threading.Event()
+        first = threads.submit(_waited, begun, go)
+        second = threads.submit(lambda: 2)
+        assert begun.wait(20)
+        threads.shutdown(cancel_futures=cancel)
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            threads.submit(int)
+        go.set()
+        assert first.result(20)
+        if cancel:
+            with pytest.raises(CancelledError):
+                second.result(20)
+        else:
+            assert second.result(20) == 2
+
+
+def test_threads_end_with_their_executor() -> None:
+    threads = DaemonThreads(2, "collected")
+    threads.submit(int).result(20)
+    del threads
+    gc.collect()
+    until(lambda: not any(t.name.startswith("collected") for t in threading.enumerate()), "the thread ends")
+
+
+def test_a_process_ends_though_a_thread_waits() -> None:
+    code = "import threading\nfrom dragoman.core.threads import DaemonThreads\nt = DaemonThreads(1, 'x')\n"
+    code += "e = threading.Event()\nt.submit(lambda: (e.set(), threading.Event().wait()))\ne.wait()\nprint('done')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "done\n"
