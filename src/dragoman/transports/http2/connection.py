@@ -4,7 +4,6 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from dragoman.transports.http2 import frames
@@ -13,7 +12,7 @@ from dragoman.transports.http2.control import Control
 from dragoman.transports.http2.fields import encoded
 from dragoman.transports.http2.frames import ConnectionFault, StreamFault
 from dragoman.transports.http2.request import Head, check_trailers
-from dragoman.transports.http2.stream import Buffer, Stream, Streams
+from dragoman.transports.http2.stream import Buffer, Listener, Stream, Streams
 from dragoman.transports.http2.terms import Terms
 
 log = logging.getLogger("dragoman.http2")
@@ -187,9 +186,12 @@ class Connection(Control):
             stream.head(_TOO_LARGE, ended=True)
             return
         try:
-            stream.listener = self._streams.open(stream, head, ended)
+            listener = self._streams.open(stream, head, ended)
         except Exception as fault:
             self._failed(stream, fault)
+        else:
+            if not stream.told_all:
+                stream.listener = listener
 
     def _trailers(self, stream: Stream, ended: bool, block: bytes) -> None:
         fields = self._blocks.fields(block)
@@ -295,15 +297,12 @@ class Connection(Control):
         if isinstance(fault, ConnectionFault):
             raise fault
         log.error("a stream failed", exc_info=fault)
-        self.reset(stream, frames.INTERNAL_ERROR)
-        if stream.listener is not None:
-            with suppress(Exception):
-                stream.listener.broken(frames.INTERNAL_ERROR)
+        self.give_up(stream, frames.INTERNAL_ERROR)
 
-    def _forget(self, stream: Stream) -> None:
+    def _forget(self, stream: Stream) -> Listener | None:
         if stream is self._data:
             self._data = None
-        super()._forget(stream)
+        return super()._forget(stream)
 
     # --- large bodies, written where they belong -----------------------------------------------------------------
 

@@ -1,14 +1,16 @@
 """The frames that steer a connection, with bounds on those that bring nothing, and how streams and it end."""
 
+import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.fields import TABLE_BYTES
 from dragoman.transports.http2.frames import ConnectionFault, StreamFault
 from dragoman.transports.http2.sending import Sending
-from dragoman.transports.http2.stream import Buffer, Stream
+from dragoman.transports.http2.stream import Buffer, Listener, Stream
 from dragoman.transports.http2.terms import Allowance, Terms
+
+log = logging.getLogger("dragoman.http2")
 
 # Streams that a client may reset soon after their begin, or make us reset: at once, and a second; each frame of an
 # answer earns one more. What it resets later, at a deadline say, is bounded by how many streams may be open.
@@ -181,8 +183,7 @@ class Control(Sending):
         if stream is None or self.now_s - stream.began_s < _SOON_S:
             self._spend_reset()
         if stream is not None:
-            self._forget(stream)
-            stream.listener.broken(code)
+            self._tell_broken(self._forget(stream), code)
 
     def must_be_known(self, number: int) -> None:
         """Raises ConnectionFault where a stream has not been opened."""
@@ -198,13 +199,30 @@ class Control(Sending):
         else:
             self.reset(stream, frames.NO_ERROR)  # 8.1: the rest of the request is not wanted
 
-    def _forget(self, stream: Stream) -> None:
+    def give_up(self, stream: Stream, code: int) -> None:
+        """Reset a stream, and tell whoever answers it."""
+        listener = stream.listener
+        self.reset(stream, code)
+        self._tell_broken(listener, code)
+
+    def _tell_broken(self, listener: Listener | None, code: int) -> None:
+        if listener is not None:
+            try:
+                listener.broken(code)
+            except Exception:
+                log.exception("a stream failed")
+
+    def _forget(self, stream: Stream) -> Listener | None:
+        """The stream is over; gives who answered it, who hears no more of it."""
         stream.told_all = stream.heard_all = True
+        listener: Listener | None = stream.listener
+        stream.listener = None  # they know each other; this lets both go at once
         if stream.pending:
             self.drop(stream)
         self.open.pop(stream.number, None)
         if self.draining:
             self._close_if_done()
+        return listener
 
     def reset(self, stream: Stream, code: int) -> None:
         """Give a stream up."""
@@ -219,9 +237,7 @@ class Control(Sending):
         self.control(frames.rst_stream(number, fault.code))
         stream = self.open.get(number)
         if stream is not None:
-            self._forget(stream)
-            if stream.listener is not None:
-                stream.listener.broken(fault.code)
+            self._tell_broken(self._forget(stream), fault.code)
         self._spend_reset()
 
     def _spend_reset(self) -> None:
@@ -253,10 +269,7 @@ class Control(Sending):
         self.flush()
         self.over = True
         for stream in list(self.open.values()):
-            self._forget(stream)
-            if stream.listener is not None:
-                with suppress(Exception):
-                    stream.listener.broken(frames.CANCEL)
+            self._tell_broken(self._forget(stream), frames.CANCEL)
         self._out.clear()
         self._close()
 

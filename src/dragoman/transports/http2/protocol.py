@@ -139,7 +139,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def cut(self) -> None:
         for stream in list(self.connection.open.values()):
-            stream.listener.cut()
+            if stream.listener is not None:
+                stream.listener.cut()
         self.connection.last_call()
 
     # --- times ---------------------------------------------------------------------------------------------------
@@ -178,9 +179,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
         for stream in list(connection.open.values()):
             if stream.pending and now_s - stream.sent_s > self._limits.write_timeout_s:
                 log.warning("a client did not make room for its answer for %s s", self._limits.write_timeout_s)
-                connection.reset(stream, frames.CANCEL)
-                stream.listener.broken(frames.CANCEL)
-            elif not stream.heard_all:
+                connection.give_up(stream, frames.CANCEL)
+            elif not stream.heard_all and stream.listener is not None:
                 stream.listener.watch(now_s)
 
     def _check_alive(self, now_s: float) -> None:

@@ -91,7 +91,7 @@ class Stream:
         self.window_out = window_out
         self.heard_all = False
         self.told_all = False
-        self.listener: Any = None
+        self.listener: Any = None  # a Listener, while the stream is open
         self.pending: deque[memoryview] | None = None
         self.pending_bytes = 0
         self.trailers: bytes | None = None
