@@ -326,7 +326,16 @@ async def test_other_types(house: House, kind: str, body: bytes, wanted: Any) ->
 
 @pytest.mark.parametrize(
     ("kind", "body"),
-    [("text/csv", b"id\n1\n"), ("text/plain", b"\xff"), ("text/plain", b""), ("multipart/form-data; boundary=x", b"")],
+    [
+        ("text/csv", b"id\n1\n"),
+        ("text/csv", b'inputs\n"' + b"x" * 200000 + b'"\n'),
+        ("text/plain", b"\xff"),
+        ("text/plain", b""),
+        ("application/x-www-form-urlencoded", b"=&=&"),
+        ("multipart/form-data; boundary=x", b""),
+        ("multipart/form-data", b"--x\r\n\r\na"),
+        ("multipart/form-data; boundary=x", b"--y\r\n\r\na"),
+    ],
 )
 async def test_broken_bodies_of_other_types(house: House, kind: str, body: bytes) -> None:
     answer = await house.post("/invocations", body, {"content-type": kind})

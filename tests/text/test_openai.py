@@ -1,6 +1,7 @@
 """OpenAI's answers: shapes, tools, formats, limits and errors."""
 
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -188,6 +189,15 @@ async def test_calls_over_the_wire(house: House) -> None:
     delta = last["choices"][0]["delta"]["tool_calls"][0]
     assert (delta["index"], delta["type"], delta["function"]["name"]) == (0, "function", "time")
     assert last["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_long_runs_of_space_cost_no_time() -> None:
+    from dragoman.protocols.text_tools import tools_of
+
+    began_s = time.monotonic()
+    for text in ("<tool_call>{", "<function=time>{", "[TOOL_CALLS]time[ARGS]{", "[TOOL_CALLS]", "{"):
+        assert tools_of(TOOLS, None).parsed(text + " " * 100_000)[1] == []
+    assert time.monotonic() - began_s < 10  # it would take minutes
 
 
 async def test_one_call_alone(house: House) -> None:

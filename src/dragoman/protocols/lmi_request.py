@@ -106,7 +106,10 @@ def _plain(http: HttpRequest) -> Any:
 
 def _table(http: HttpRequest) -> Any:
     """Rows under a line of names, of which one is `inputs`."""
-    rows = list(csv.DictReader(io.StringIO(_text(http.body))))
+    try:
+        rows = list(csv.DictReader(io.StringIO(_text(http.body))))
+    except csv.Error as fault:
+        raise InvalidInput(f"the request body is not valid CSV: {fault}") from fault
     if not rows or "inputs" not in rows[0]:
         raise InvalidInput("expected text/csv with a first line of names, of which one is 'inputs', and rows below")
     return {"inputs": [row["inputs"] or "" for row in rows]}

@@ -21,9 +21,10 @@ from dragoman.core.text import Grammar
 _MOST_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}", re.ASCII)
 _OPENERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
-_HERMES = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
-_FUNCTION = re.compile(r"<function=([^>\s]+)>\s*(.*?)\s*(?:</function>|\Z)", re.DOTALL)
-_MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*([A-Za-z0-9_.\-]+)\s*\[ARGS\]\s*(\{.*?\})\s*(?=\[TOOL_CALLS\]|\Z)", re.DOTALL)
+# Space around the JSON is left to its parser: a pattern would try each way to share a long run of it.
+_HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
+_MISTRAL = re.compile(r"\[TOOL_CALLS\] ?([A-Za-z0-9_.\-]+) ?\[ARGS\](.*?)(?=\[TOOL_CALLS\]|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ _Found = tuple[str, list[tuple[str, str]]]
 
 
 def _made(name: str, arguments: str) -> ToolCall:
-    return ToolCall(name, arguments, f"call_{uuid.uuid4().hex[:24]}")
+    return ToolCall(name, arguments.strip(), f"call_{uuid.uuid4().hex[:24]}")
 
 
 def _hermes(text: str) -> _Found:
