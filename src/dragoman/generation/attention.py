@@ -51,15 +51,17 @@ def attention(
 
 
 class Shapes:
-    """Attends to nothing, and notes what the cache has to hold."""
+    """Attends to nothing, and notes what the cache has to hold and how layers attend."""
 
     def __init__(self) -> None:
         self.seen: dict[int, tuple[int, int, int]] = {}
+        self.forms: dict[int, Form] = {}
 
     def __call__(
         self, layer: int, form: Form, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         self.seen[layer] = (key.shape[0], key.shape[2], value.shape[2])
+        self.forms[layer] = form
         return value.new_zeros(query.shape[1], query.shape[0], value.shape[2])
 
     def shape(self, layers: int) -> CacheShape:

@@ -1,5 +1,6 @@
 """Loads a decoder by transformers and runs one step of it: tokens in, logits out."""
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,10 +10,13 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
-from dragoman.generation.adapters import attach
+from dragoman.generation.adapters import Rows, attach
 from dragoman.generation.attention import NAME, Attend, Shapes, Span, Step, attention
-from dragoman.generation.cache import Cache, CacheShape
+from dragoman.generation.cache import Cache
+from dragoman.generation.compact import Compact, suits
 from dragoman.generation.packing import pack, packs
+
+log = logging.getLogger("dragoman.generation")
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -20,6 +24,8 @@ DTYPES: Mapping[str, torch.dtype] = {
     "float16": torch.float16,
 }
 
+# How far logits of the same weights may differ by rounding alone, of the largest one.
+_SAME = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 _NONE: Mapping[str, Path] = {}
 # Twice the threads have to take less than this share of the time.
 _PAYS = 0.9
@@ -47,6 +53,8 @@ class Runner:
     ) -> None:
         AttentionInterface.register(NAME, attention)
         self.device = torch.device(device)
+        self._compact: Compact | None = None
+        self._adapted: Rows | None = None
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         self.dtype = DTYPES[dtype] if dtype != "auto" else _natural(config, self.device)
         self.model: Any = AutoModelForCausalLM.from_pretrained(
@@ -60,11 +68,14 @@ class Runner:
         )
         self.model.eval().to(self.device)
         self.config: Any = self.model.config.get_text_config(decoder=True)
-        self._adapted = attach(self.model, adapters, self.dtype, self.device) if adapters else None
+        if adapters:
+            self._adapted = attach(self.model, adapters, self.dtype, self.device)
+        shapes = self._probed()
+        self.shape = shapes.shape(self.config.num_hidden_layers)
         self.packed = packed and packs(self.dtype, self.device)
-        if self.packed:
+        self._compact = None if adapters else self._shortened(shapes)
+        if self._compact is None and self.packed:
             pack(self.model)
-        self.shape = self._probe()
 
     def run(self, cache: Cache, rows: Sequence[Row]) -> torch.Tensor:
         """The logits that the rows want, in their order: [wanted, vocabulary], FP32, on the model's device.
@@ -118,6 +129,8 @@ class Runner:
 
     def _forward(self, tokens: list[int], places: list[int], wanted: list[int], step: Attend) -> torch.Tensor:
         kept = self._integers(wanted) if len(wanted) != len(tokens) else 0
+        if self._compact is not None:
+            return self._compact(self._integers(tokens), self._integers(places), kept, step).float()
         found = self.model(
             input_ids=self._integers(tokens)[None],
             position_ids=self._integers(places)[None],
@@ -131,12 +144,29 @@ class Runner:
     def _integers(self, numbers: list[int]) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.long, device=self.device)
 
-    def _probe(self) -> CacheShape:
-        """What the cache has to hold, told by a run on one token. Raises NotImplementedError."""
+    def _probed(self) -> Shapes:
+        """What the model's own code asks of attention, in a run on one token."""
         shapes = Shapes()
         with torch.inference_mode():
             self._forward([0], [0], [0], shapes)
-        return shapes.shape(self.config.num_hidden_layers)
+        return shapes
+
+    def _shortened(self, shapes: Shapes) -> Compact | None:
+        """The shorter way through the model, if there is one and it leads to the same logits; it takes over then."""
+        if not suits(self.model):
+            return None
+        cache = Cache(self.shape, 64, self.dtype, self.device)
+        cache.reserve(1, 64)
+        rows = [Row(0, 0, list(range(min(16, self.config.vocab_size))), wanted=4)]
+        expected = self.run(cache, rows)
+        with torch.inference_mode():
+            self._compact = Compact(self.model, shapes.forms, self.packed)
+        error = (self.run(cache, rows) - expected).abs().max() / expected.abs().max()
+        if not error < _SAME[self.dtype]:
+            log.warning("the short way differs by %.2g from the model's own code, which is taken", error)
+            return None
+        self.model.model.layers = torch.nn.ModuleList()  # their weights have been taken over
+        return self._compact
 
 
 def _natural(config: Any, device: torch.device) -> torch.dtype:
