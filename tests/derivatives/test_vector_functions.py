@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -100,6 +100,20 @@ def test_names_and_sizes_as_they_are_given() -> None:
     starred = made(lambda *xs: sum(x.sum() for x in xs), inputs=[1, 2, 3])
     assert list(starred.input_sizes({})) == [1, 2, 3]
     assert value(starred, [1], [2, 3], [4, 5, 6]) == [[21.0]]
+
+
+def test_sizes_as_annotations_tell_them() -> None:
+    sizes: Any = [Annotated[Any, dragoman.Shape(n)] for n in (1, 2)]
+
+    def function(x, y, config):  # type: ignore[no-untyped-def]
+        return x.sum(), y
+
+    function.__annotations__ = {"x": sizes[1], "y": sizes[0], "return": tuple[sizes[0], sizes[0]]}
+    found = made(function)
+    assert (list(found.input_sizes({})), list(found.output_sizes({}))) == ([2, 1], [1, 1])
+    function.__annotations__.pop("y")
+    with pytest.raises(ModelFailed, match=r"or annotations with Shape\(n\); got none for \['y'\]"):
+        made(function)
 
 
 def test_sizes_that_depend_on_the_config() -> None:
@@ -232,6 +246,69 @@ def test_a_jacobian_of_a_wrong_shape_is_told() -> None:
     function = made(lambda x: x, inputs=[2], jacobian=lambda x: np.ones((3, 2)), derivatives=None)
     with pytest.raises(InvalidOutput, match=r"jacobian: expected a matrix of shape \[2, 2\], got \[3, 2\]"):
         function.gradient(0, 0, [X], np.ones(2), {})
+
+
+class Quadratic(dragoman.VectorFunction):
+    """<x, A x> y, of which the gradient is written."""
+
+    input_names = ("x", "y")
+    derivatives: str | None = "auto"
+    matrix = np.array([[2.0, 1.0], [1.0, 3.0]])
+
+    def input_sizes(self, config: Mapping[str, Any]) -> list[int]:
+        return [2, 1]
+
+    def output_sizes(self, config: Mapping[str, Any]) -> list[int]:
+        return [1]
+
+    def evaluate(self, inputs: Any, config: Mapping[str, Any]) -> Any:
+        x, y = inputs
+        return x @ self.matrix @ x * y
+
+    def gradient(self, output: int, input: int, inputs: Any, sens: Any, config: Mapping[str, Any]) -> Any:  # noqa: A002
+        x, y = inputs
+        return (2 * self.matrix @ x * y if input == 0 else x @ self.matrix @ x) * sens[0]
+
+
+def test_a_class_asks_for_what_is_missing() -> None:
+    function = prepared(Quadratic)
+    assert function.sources() == {
+        "evaluate": "author",
+        "gradient": "author",
+        "apply_jacobian": "gradient (author)",
+        "apply_hessian": "complex step of gradient (author)",
+    }
+    assert function.input_names == ("x", "y")
+    point, v = [X, np.array([2.0])], np.array([1.0, -1.0])
+    found = function.apply_hessian(0, 0, 0, point, np.array([3.0]), v, {})
+    assert found == pytest.approx(12 * Quadratic.matrix @ v, rel=1e-14)
+    assert function.apply_hessian(0, 1, 0, point, ONE, v, {}) == pytest.approx([2 * X @ Quadratic.matrix @ v])
+    assert function.apply_jacobian(0, 1, point, ONE, {}) == pytest.approx([X @ Quadratic.matrix @ X])
+
+
+def test_a_class_in_jax() -> None:
+    class InJax(Quadratic):
+        derivatives = "jax"
+
+        def evaluate(self, inputs: Any, config: Mapping[str, Any]) -> Any:
+            x, y = inputs
+            return jnp.dot(x, self.matrix @ x) * y
+
+        gradient = dragoman.VectorFunction.gradient
+
+    function = prepared(InJax())
+    assert set(function.sources().values()) == {"author", "jax"}
+    point = [X, np.array([2.0])]
+    wanted = 4 * Quadratic.matrix @ X
+    assert np.asarray(function.gradient(0, 0, point, ONE, {})) == pytest.approx(wanted, rel=1e-14)
+
+
+def test_a_class_that_asks_for_nothing_is_left_alone() -> None:
+    class Alone(Quadratic):
+        derivatives = None
+
+    alone = Alone()
+    assert prepared(alone) is alone
 
 
 # --- JAX and PyTorch --------------------------------------------------------------------------------------

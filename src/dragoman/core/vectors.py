@@ -32,11 +32,13 @@ class VectorFunction:
     (Source: the UM-Bridge interface.) Vectors that come in are read-only; what an author gives back may be arrays,
     lists or scalars, and is checked by whoever calls. Methods may be called from several threads at a time.
     `vectorised`: `evaluate` also takes matrices whose rows are points, and gives matrices with as many rows.
+    `derivatives`: what is added where it is missing, as `@vector_function` says it ("auto", "jax", ...); None: nothing.
     """
 
     input_names: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()
     vectorised: bool = False
+    derivatives: str | None = None
 
     def input_sizes(self, config: Config) -> Sequence[int]:
         raise NotImplementedError

@@ -1,6 +1,6 @@
 """A plain function as a `VectorFunction`, with the derivatives that its author has written."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +9,9 @@ import numpy as np
 from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed
 from dragoman.core.vector_answers import number_array, parts
 from dragoman.core.vectors import ABILITIES, Ability, Config, Vector, VectorFunction, Vectors
+from dragoman.derivatives.annotated import annotated_inputs, annotated_outputs
 from dragoman.derivatives.callee import Callee, callee, derivative_callee
+from dragoman.derivatives.of_config import OfConfig
 
 # Sizes as an author gives them: numbers, names with numbers, or what a config makes of them.
 Sizes = Sequence[int] | Mapping[str, int] | Callable[[Config], Sequence[int]]
@@ -36,33 +38,53 @@ class Authored(VectorFunction):
     def __init__(self, function: Callable[..., Any], declared: Declared) -> None:
         self.declared = declared
         self.callee = callee(function)
+        self.name = self.callee.name
         self.vectorised = bool(declared.vectorised)
         self._inputs = _input_sizes(self.callee, declared)
-        self._outputs: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._declared_outputs = declared.outputs if declared.outputs is not None else annotated_outputs(function)
+        self._tried = OfConfig(lambda config: self.tried_outputs(self.evaluate, config))
         self.input_names = _names(declared.inputs) or self.callee.vectors
         self.output_names = _names(declared.outputs)
         if self.callee.open_ended and not _names(declared.inputs):
             self.input_names = ()
-        self.written = _written(declared.written, self._count())
-        self._methods = _methods(self.written)
+        written = _written(declared.written, self._count())
+        self.written: Collection[str] = written
+        self._methods = _methods(written)
 
     def input_sizes(self, config: Config) -> tuple[int, ...]:
         sizes = self._inputs(config) if callable(self._inputs) else self._inputs
         return tuple(int(size) for size in sizes)
 
     def output_sizes(self, config: Config) -> tuple[int, ...]:
-        return self.output_sizes_by(self.evaluate, config)
+        declared = self.declared_outputs(config)
+        return self._tried(config) if declared is None else declared
 
-    def output_sizes_by(self, evaluate: Callable[[Vectors, Config], Any], config: Config) -> tuple[int, ...]:
-        """The sizes that are declared; else those of what `evaluate` gives at a point, which is tried once."""
-        declared = self.declared.outputs
+    def declared_outputs(self, config: Config) -> tuple[int, ...] | None:
+        """The sizes of the outputs, where the author has said them."""
+        declared = self._declared_outputs
         if callable(declared):
             return tuple(int(size) for size in declared(config))
-        if declared is not None:
-            return tuple(declared.values() if isinstance(declared, Mapping) else declared)
-        return self._tried_sizes(evaluate, config)
+        if declared is None:
+            return None
+        return tuple(declared.values() if isinstance(declared, Mapping) else declared)
 
-    def evaluate(self, inputs: Vectors, config: Config) -> Any:
+    def tried_outputs(self, evaluate: Callable[[Vectors, Config], Any], config: Config) -> tuple[int, ...]:
+        """The sizes of what `evaluate` gives at a point."""
+        try:
+            answer = evaluate(self.point(config), config)
+        except DragomanError:
+            raise
+        except Exception as fault:
+            raise ModelFailed(
+                f"function '{self.name}' raised {type(fault).__name__} where it was tried for the sizes of its "
+                f"outputs: {fault}; declare outputs=[...], or a point where it can be tried, at=[...]"
+            ) from fault
+        found = [number_array(each, f"output {i}") for i, each in enumerate(parts(answer))]
+        if any(each.ndim > 1 for each in found):
+            raise InvalidOutput(f"expected output vectors, got shapes {[list(each.shape) for each in found]}")
+        return tuple(each.size for each in found)
+
+    def evaluate(self, inputs: Sequence[Any], config: Config) -> Any:
         return self.callee(inputs, config)
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
@@ -98,29 +120,6 @@ class Authored(VectorFunction):
     def _count(self) -> int:
         return len(self.callee.vectors) or len(self.input_sizes({}))
 
-    def _tried(self, evaluate: Callable[[Vectors, Config], Any], config: Config) -> Any:
-        try:
-            return evaluate(self.point(config), config)
-        except DragomanError:
-            raise
-        except Exception as fault:
-            raise ModelFailed(
-                f"function '{self.callee.name}' raised {type(fault).__name__} where it was tried for the sizes of its "
-                f"outputs: {fault}; declare outputs=[...], or a point where it can be tried, at=[...]"
-            ) from fault
-
-    def _tried_sizes(self, evaluate: Callable[[Vectors, Config], Any], config: Config) -> tuple[int, ...]:
-        """The sizes of the outputs at a point, for these sizes of inputs."""
-        sizes = self.input_sizes(config)
-        key = (*sizes, hash(repr(sorted(config.items()))) if config else 0)
-        if key not in self._outputs:
-            answer = self._tried(evaluate, config)
-            found = [number_array(each, f"output {i}") for i, each in enumerate(parts(answer))]
-            if any(each.ndim > 1 for each in found):
-                raise InvalidOutput(f"expected output vectors, got shapes {[list(each.shape) for each in found]}")
-            self._outputs[key] = tuple(each.size for each in found)
-        return self._outputs[key]
-
 
 def _names(sizes: Sizes | None) -> tuple[str, ...]:
     return tuple(sizes) if isinstance(sizes, Mapping) else ()
@@ -134,10 +133,7 @@ def _input_sizes(function: Callee, declared: Declared) -> Sequence[int] | Callab
     elif declared.at is not None:
         sizes = tuple(np.size(each) for each in declared.at)
     else:
-        raise ModelFailed(
-            f"function '{function.name}': the sizes of its input vectors are not known; expected inputs=[...], a "
-            "function of the config, or a point at=[...]"
-        )
+        sizes = annotated_inputs(function)
     if not all(isinstance(size, int | np.integer) and size >= 0 for size in sizes):
         raise ModelFailed(f"function '{function.name}': inputs: expected sizes, got {list(sizes)}")
     if not function.open_ended and len(sizes) != len(function.vectors):

@@ -8,6 +8,7 @@ from dragoman.core.errors import ModelFailed
 from dragoman.core.vectors import MARK, Ability, Config, Vector, VectorFunction, Vectors, carried_by
 from dragoman.derivatives.authored import Authored, Declared
 from dragoman.derivatives.choice import METHODS, derived
+from dragoman.derivatives.instance import Instance
 
 F = TypeVar("F", bound=Callable[..., Any])
 Written = Callable[..., Any]
@@ -149,4 +150,6 @@ def prepared(target: Any) -> VectorFunction:
     found = carried_by(target() if is_vector_function(target) and isinstance(target, type) else target)
     if found is None:
         raise ModelFailed(f"{type(target).__name__} is no function of vectors; expected one marked @vector_function")
-    return found.made() if isinstance(found, Deferred) else found
+    if isinstance(found, Deferred):
+        return found.made()
+    return found if found.derivatives is None else derived(Instance(found))

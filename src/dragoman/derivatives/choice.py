@@ -36,9 +36,9 @@ def _auto(author: Authored) -> Parts:
     try:
         framework = _framework(author)
     except Exception as fault:
-        if author.declared.outputs is None:
+        if author.declared_outputs({}) is None:
             raise  # there is nothing else to tell its sizes from
-        log.warning("no derivatives are added: '%s' raised where it was tried: %r; %s", author.callee.name, fault, _AT)
+        log.warning("no derivatives are added: '%s' raised where it was tried: %r; %s", author.name, fault, _AT)
         return (author,)
     if framework:
         return METHODS[framework](author)

@@ -13,7 +13,8 @@ from dragoman.derivatives.analytic import NotAnalytic, watched
 from dragoman.derivatives.authored import Authored
 from dragoman.derivatives.differences import derivative
 from dragoman.derivatives.exact import Of, OfGradient
-from dragoman.derivatives.traced import OfConfig, only
+from dragoman.derivatives.of_config import OfConfig
+from dragoman.derivatives.traced import only
 
 # So small that h² is nothing beside any number that is not nearly zero, and far from the smallest float.
 # Source: Squire and Trapp, Using complex variables to estimate derivatives of real functions, SIAM Review 40 (1998).
@@ -65,7 +66,7 @@ class ComplexStep(Of):
         self._checked(config)
 
     def _along(self, inputs: Vectors, index: int, vec: Vector, config: Config) -> tuple[Vector, ...]:
-        found = _moved(lambda *x: self._author.evaluate(x, config), inputs, index, vec, self._author.callee.name)
+        found = _moved(lambda *x: self._author.evaluate(x, config), inputs, index, vec, self._author.name)
         sizes = self.output_sizes(config)
         if tuple(map(len, found)) != tuple(sizes):
             raise InvalidOutput(f"expected output vectors of {list(sizes)} numbers, got {[*map(len, found)]}")
@@ -78,7 +79,7 @@ class ComplexStep(Of):
             return self._author.evaluate(x, config)
 
         for index in range(len(point)):
-            check_analytic(values, point, index, sizes, self._author.callee.name)
+            check_analytic(values, point, index, sizes, self._author.name)
         return True
 
 
@@ -86,7 +87,7 @@ class AnalyticGradient(OfGradient):
     """The Hessian action as the complex step of the gradient that the author has written, where that is analytic."""
 
     def __init__(self, author: Authored) -> None:
-        what = f"gradient of {author.callee.name}"
+        what = f"gradient of {author.name}"
         super().__init__(author, lambda f, given, i, vec: _moved(f, given, i, vec, what)[0], NAME)
         self._author = author
 
@@ -101,7 +102,7 @@ class AnalyticGradient(OfGradient):
                     return author.gradient(output, first, given[:-1], given[-1], config)
 
                 for second in range(len(point)):
-                    what = f"gradient of {author.callee.name}"
+                    what = f"gradient of {author.name}"
                     check_analytic(gradient, (*point, np.ones(size)), second, (len(x),), what)
 
 

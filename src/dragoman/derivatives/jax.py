@@ -11,7 +11,8 @@ import numpy as np
 from dragoman.core.vector_answers import parts
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors
 from dragoman.derivatives.authored import Authored
-from dragoman.derivatives.traced import Lifted, OfConfig, Traced, only
+from dragoman.derivatives.of_config import OfConfig
+from dragoman.derivatives.traced import Lifted, Traced, only
 
 # Control flow in Python on the numbers themselves cannot be compiled; it is followed anew in each call instead.
 _NOT_COMPILED = (
@@ -34,7 +35,7 @@ class JaxFunction(Traced):
 
     def __init__(self, author: Authored) -> None:
         super().__init__(author)
-        self._made = OfConfig(lambda config: _Actions(lambda *x: _vectors(author.callee(x, config))))
+        self._made = OfConfig(lambda config: _Actions(lambda *x: _vectors(author.evaluate(x, config))))
         self.vectorised = author.declared.vectorised is not False
 
     def evaluate(self, inputs: Vectors, config: Config) -> Any:

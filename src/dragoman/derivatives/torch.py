@@ -11,7 +11,8 @@ import torch
 from dragoman.core.vector_answers import parts
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors
 from dragoman.derivatives.authored import Authored
-from dragoman.derivatives.traced import Lifted, OfConfig, Traced, only
+from dragoman.derivatives.of_config import OfConfig
+from dragoman.derivatives.traced import Lifted, Traced, only
 
 Function = Callable[..., tuple[torch.Tensor, ...]]
 
@@ -32,14 +33,14 @@ class TorchFunction(Traced):
 
     def _of_config(self, config: Config) -> Function:
         def function(*x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return _vectors(self.author.callee(x, config))
+            return _vectors(self.author.evaluate(x, config))
 
         return function
 
     def evaluate(self, inputs: Vectors, config: Config) -> Any:
         with torch.no_grad():
             if inputs and inputs[0].ndim > 1:
-                return self.author.callee(_tensors(inputs), config)
+                return self.author.evaluate(_tensors(inputs), config)
             return tuple(each.numpy() for each in self._made(config)(*_tensors(inputs)))
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002

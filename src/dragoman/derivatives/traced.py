@@ -1,39 +1,13 @@
 """Functions that a framework differentiates: what those of JAX and of PyTorch have in common."""
 
-import json
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from threading import Lock
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from dragoman.core.errors import InvalidOutput
 from dragoman.core.vectors import ABILITIES, Ability, Config, Vector, VectorFunction, Vectors
 from dragoman.derivatives.authored import Authored
-
-T = TypeVar("T")
-
-# How many configs of a function are kept made; the one that was not asked for longest goes first.
-_CONFIGS = 32
-
-
-class OfConfig(Generic[T]):
-    """Something made once for each config, such as a compiled function."""
-
-    def __init__(self, make: Callable[[Config], T]) -> None:
-        self._make = make
-        self._made: OrderedDict[str, T] = OrderedDict()
-        self._lock = Lock()
-
-    def __call__(self, config: Config) -> T:
-        key = json.dumps(config, sort_keys=True, default=repr) if config else ""
-        with self._lock:
-            if key not in self._made:
-                self._made[key] = self._make(dict(config))
-            self._made.move_to_end(key)
-            if len(self._made) > _CONFIGS:
-                self._made.popitem(last=False)
-            return self._made[key]
+from dragoman.derivatives.of_config import OfConfig
 
 
 class Traced(VectorFunction):
@@ -43,13 +17,15 @@ class Traced(VectorFunction):
 
     def __init__(self, author: Authored) -> None:
         self.author = author
+        self._tried = OfConfig(lambda config: author.tried_outputs(self.evaluate, config))
         self.input_names, self.output_names = author.input_names, author.output_names
 
     def input_sizes(self, config: Config) -> Sequence[int]:
         return self.author.input_sizes(config)
 
     def output_sizes(self, config: Config) -> Sequence[int]:
-        return self.author.output_sizes_by(self.evaluate, config)
+        declared = self.author.declared_outputs(config)
+        return self._tried(config) if declared is None else declared
 
     def sources(self) -> Mapping[Ability, str]:
         return {ability: self.source for ability in ABILITIES if ability != "evaluate"} | {"evaluate": "author"}
