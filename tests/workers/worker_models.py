@@ -215,3 +215,12 @@ class ReusesInPieces(Reuses):
 class AsyncReuses(Reuses):
     async def infer(self, call: Infer) -> Any:
         return self.write(number(call))
+
+
+class Threads(Model):
+    """Tells how many threads its linear algebra takes, at most."""
+
+    def infer(self, call: Infer) -> Any:
+        from threadpoolctl import threadpool_info
+
+        return {"n": np.array([max([library["num_threads"] for library in threadpool_info()], default=1)])}

@@ -13,6 +13,7 @@ from typing import Any
 from dragoman.core.calls import Request
 from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.core.spec import ModelSpec
+from dragoman.workers.cores import keep_to_share
 from dragoman.workers.execute import Executor
 from dragoman.workers.inline import GRACE_S, InlinePool, stopped
 from dragoman.workers.owned import owned
@@ -153,6 +154,7 @@ class ThreadPool:
     # --- in the model's thread ---------------------------------------------------------------------------
 
     def _work(self, executor: Executor) -> None:
+        keep_to_share(self._spec.replicas)
         while (job := self._jobs.get()) is not None:
             self._answer(executor, job)
             del job  # an idle thread keeps nobody's tensors

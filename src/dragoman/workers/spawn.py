@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from dragoman.workers.cores import share
+
 # The path is taken from the parent, so that the child finds what the parent finds, and nothing that merely lies in
 # the working directory under a name that we import.
 _START = (
@@ -33,14 +35,9 @@ def spawn(fd: int, replicas: int, memory: Sequence[int] = ()) -> subprocess.Pope
 def _environment(replicas: int) -> dict[str, str]:
     environment = dict(os.environ)
     if replicas > 1:  # each would start a thread for every core
-        share = str(max(1, _cores() // replicas))
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-            environment.setdefault(name, share)
+            environment.setdefault(name, str(share(replicas)))
     return environment
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 async def exit_of(process: subprocess.Popen[bytes], eof: asyncio.Event) -> None:
