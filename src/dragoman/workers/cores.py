@@ -15,13 +15,13 @@ def share(replicas: int) -> int:
     return max(1, cores() // replicas)
 
 
-def keep_to_share(replicas: int) -> None:
-    """Have the linear algebra of this thread keep to its share; needs threadpoolctl, which scikit-learn brings.
+def keep_to_share(replicas: int, *, of_thread: bool = False) -> None:
+    """Have the linear algebra of this process keep to its share; needs threadpoolctl, which scikit-learn brings.
 
-    OpenMP counts by thread, so each calls this for itself; OpenBLAS by process.
+    OpenMP counts by thread, so each thread that computes asks for itself; OpenBLAS listens to one thread alone.
     """
     if replicas > 1:
         with suppress(ImportError):
             from threadpoolctl import threadpool_limits
 
-            threadpool_limits(limits=share(replicas))
+            threadpool_limits(limits=share(replicas), user_api="openmp" if of_thread else None)

@@ -78,6 +78,7 @@ class ThreadPool:
             return self._inline.hold(executors[0])
         if self._spec.target is None:
             executors += [await Executor.load(self._spec, "thread") for _ in range(self._spec.replicas - 1)]
+        keep_to_share(self._spec.replicas)
         for number, executor in enumerate(executors):
             name = f"{self._spec.name}-{number}"
             thread = threading.Thread(target=self._work, args=(executor,), name=name, daemon=True)
@@ -154,7 +155,7 @@ class ThreadPool:
     # --- in the model's thread ---------------------------------------------------------------------------
 
     def _work(self, executor: Executor) -> None:
-        keep_to_share(self._spec.replicas)
+        keep_to_share(self._spec.replicas, of_thread=True)
         while (job := self._jobs.get()) is not None:
             self._answer(executor, job)
             del job  # an idle thread keeps nobody's tensors
