@@ -88,6 +88,16 @@ async def test_names_that_mean_whatever_is_there(house: House, name: str | None)
     assert (await house.post("/v1/embeddings", {"model": name, "input": "a"})).status == 200
 
 
+async def test_adapters_are_models_of_their_own(house: House) -> None:
+    cards = (await house.ask("GET", "/v1/models")).json["data"]
+    assert [(card["id"], card["parent"]) for card in cards] == [("Speaker", None), ("Speaker:pirate", "Speaker")]
+    assert (await house.ask("GET", "/v1/models/Speaker:pirate")).json == cards[1]
+    for path, body in (("chat/completions", {"messages": HELLO}), ("completions", {"prompt": "a"})):
+        answer = await house.post(f"/v1/{path}", {"model": "Speaker:pirate", **body})
+        assert answer.json["model"] == "Speaker"
+        assert house.model().calls[-1].sampling.adapter == "pirate"
+
+
 async def test_the_path_goes_before_the_body(house: House) -> None:
     answer = await house.post("/models/Speaker/v1/chat/completions", {"model": "whatever", "messages": HELLO})
     assert answer.json["model"] == "Speaker"
@@ -316,7 +326,8 @@ class Other(Speaker):
 
 async def test_several_models() -> None:
     async with speaking(Speaker, Other) as house:
-        assert [m["id"] for m in (await house.ask("GET", "/v1/models")).json["data"]] == ["Other", "Speaker"]
+        cards = (await house.ask("GET", "/v1/models")).json["data"]
+        assert [card["id"] for card in cards if card["parent"] is None] == ["Other", "Speaker"]
         lost = await house.post("/v1/completions", {"prompt": "a"})
         assert lost.status == 400
         assert "Other, Speaker" in lost.json["error"]["message"]

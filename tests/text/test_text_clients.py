@@ -177,7 +177,7 @@ async def test_openai_from_a_thread(house: House) -> None:
 
 
 async def test_openai_models(client: openai.AsyncOpenAI) -> None:
-    assert [m.id async for m in client.models.list()] == ["Speaker"]
+    assert [m.id async for m in client.models.list()] == ["Speaker", "Speaker:pirate"]
     assert (await client.models.retrieve("Speaker")).object == "model"
     with pytest.raises(openai.NotFoundError):
         await client.models.retrieve("nobody")

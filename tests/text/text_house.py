@@ -31,7 +31,13 @@ class Speaker(dragoman.Model):
         self.cancelled = 0
 
     def details(self) -> dict[str, Any]:
-        return {"max_context": CONTEXT, "model_id": "speaker", "device": "cpu", "dtype": "float32"}
+        return {
+            "max_context": CONTEXT,
+            "model_id": "speaker",
+            "device": "cpu",
+            "dtype": "float32",
+            "adapters": ["pirate"],
+        }
 
     async def generate(self, call: Generate) -> AsyncIterator[Generation]:
         self.calls.append(call)

@@ -32,7 +32,7 @@ class OpenAi:
 
     def models(self, http: HttpRequest) -> Exchange[tuple[ModelDescription, ...], HttpResponse]:
         def reply(response: Response[tuple[ModelDescription, ...]]) -> HttpResponse:
-            cards = [self._card(model) for model in response.answer if model.calls & {Generate, Embed}]
+            cards = [card for model in response.answer for card in self._cards(model)]
             return json_response({"object": "list", "data": cards})
 
         return Exchange(Request(DescribeModels()), reply)
@@ -41,15 +41,19 @@ class OpenAi:
         name = http.params["name"]
 
         def reply(response: Response[tuple[ModelDescription, ...]]) -> HttpResponse:
-            found = next((m for m in response.answer if m.name == name and m.calls & {Generate, Embed}), None)
+            cards = (card for model in response.answer for card in self._cards(model))
+            found = next((card for card in cards if card["id"] == name), None)
             if found is None:
                 raise ModelNotFound(f"the model '{name[:256]}' does not exist")
-            return json_response(self._card(found))
+            return json_response(found)
 
         return Exchange(Request(DescribeModels()), reply)
 
-    def _card(self, model: ModelDescription) -> dict[str, Any]:
-        return {
+    def _cards(self, model: ModelDescription) -> list[dict[str, Any]]:
+        """A model's card, and one for each of its adapters, as `model:adapter`."""
+        if not model.calls & {Generate, Embed}:
+            return []
+        card: dict[str, Any] = {
             "id": model.name,
             "object": "model",
             "created": self._since,
@@ -59,6 +63,8 @@ class OpenAi:
             "max_model_len": model.details.get("max_context"),
             "permission": [],
         }
+        named = model.details.get("adapters") or ()
+        return [card, *({**card, "id": f"{model.name}:{name}", "parent": model.name} for name in named)]
 
     def chat(self, http: HttpRequest) -> Asked:
         return chat_asked(object_body(http.body, self._policy), http, self._policy)

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import orjson
 
-from dragoman.core.calls import DescribeModels, Embed, Embedded, Request, Response
+from dragoman.core.calls import Embed, Embedded, Response
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import Kind, Unfit, integer, shown
 from dragoman.protocols.text import Parameter, given, inquiry, option
-from dragoman.protocols.text_chat import checked_model, known
-from dragoman.protocols.text_openai import PLACEHOLDERS, anything
-from dragoman.protocols.wire import JSON_TYPE, Asked, Exchange, HttpRequest, HttpResponse, Inquiry, Policy
+from dragoman.protocols.text_openai import addressed, anything
+from dragoman.protocols.wire import JSON_TYPE, Asked, Exchange, HttpRequest, HttpResponse, Policy
 
 _MOST_INPUTS = 2048
 
@@ -38,10 +37,7 @@ _PARAMETERS: Mapping[str, Parameter] = {
 
 def embedding_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy) -> Asked:
     """What the body asks."""
-    name = http.params.get("model", "") or checked_model(body)
-    if name in PLACEHOLDERS and name:
-        return Inquiry(Request(DescribeModels()), lambda told: _embedding(body, http, policy, known(name, told)))
-    return _embedding(body, http, policy, name)
+    return addressed(body, http, lambda name: _embedding(body, http, policy, name))
 
 
 def _embedding(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> Asked:

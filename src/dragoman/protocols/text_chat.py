@@ -6,15 +6,15 @@ from typing import Any
 
 import orjson
 
-from dragoman.core.calls import DescribeModels, Generate, ModelDescription, Request, Response
+from dragoman.core.calls import Generate
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import MOST_TOP, checked, flag, integer, shown
 from dragoman.core.text import Chat
 from dragoman.protocols.text import Given, Parameter, given, inquiry, object_in, option, sets
 from dragoman.protocols.text_chat_answer import ChatAnswer
-from dragoman.protocols.text_openai import COMMON, DONE, PLACEHOLDERS, anything, error_event, settle
+from dragoman.protocols.text_openai import COMMON, DONE, addressed, anything, error_event, settle
 from dragoman.protocols.text_tools import Tools, tools_of
-from dragoman.protocols.wire import Asked, Exchange, HttpRequest, HttpStream, Inquiry, Policy
+from dragoman.protocols.wire import Asked, Exchange, HttpRequest, HttpStream, Policy
 
 _MOST_MESSAGES = 4096
 _ROLES = {"developer": "system"}  # templates do not know OpenAI's newer word for it
@@ -35,23 +35,7 @@ _PARAMETERS: Mapping[str, Parameter] = {
 
 def chat_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str = "") -> Asked:
     """What a chat's body asks, of `model` where the path has chosen one already."""
-    name = model or http.params.get("model", "") or checked_model(body)
-    if name in PLACEHOLDERS and name:
-        return Inquiry(Request(DescribeModels()), lambda told: _chat(body, http, policy, known(name, told)))
-    return _chat(body, http, policy, name)
-
-
-def checked_model(body: Mapping[str, Any]) -> str:
-    """The model that a body names, "" where it names none."""
-    name = body.get("model")
-    if name is not None and not isinstance(name, str):
-        raise InvalidInput(f"`model` must be the name of a model; got {shown(name)}")
-    return name or ""
-
-
-def known(name: str, told: Response[tuple[ModelDescription, ...]]) -> str:
-    """A placeholder is no name, unless a model is called so."""
-    return name if any(model.name == name for model in told.answer) else ""
+    return addressed(body, http, lambda name: _chat(body, http, policy, name), model)
 
 
 def conversation(body: Mapping[str, Any]) -> tuple[Chat, Tools]:

@@ -3,19 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dragoman.core.calls import DescribeModels, Generate, Request, Response
+from dragoman.core.calls import Generate, Response
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import MOST_TOP, flag, integer, shown
 from dragoman.core.text import Generation, Prompt, PromptInfo, Text, Token
 from dragoman.protocols.text import EVENT_STREAM, Parameter, given, inquiry, option, sets, spread
-from dragoman.protocols.text_chat import checked_model, known
 from dragoman.protocols.text_openai import (
     COMMON,
     DONE,
-    PLACEHOLDERS,
     REASONS,
     Envelope,
     Usage,
+    addressed,
     anything,
     error_event,
     event,
@@ -28,7 +27,6 @@ from dragoman.protocols.wire import (
     HttpRequest,
     HttpResponse,
     HttpStream,
-    Inquiry,
     Policy,
     json_response,
 )
@@ -47,10 +45,7 @@ _PARAMETERS: Mapping[str, Parameter] = {
 
 def completion_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str = "") -> Asked:
     """What the body of a completion asks, of `model` where the path has chosen one already."""
-    name = model or http.params.get("model", "") or checked_model(body)
-    if name in PLACEHOLDERS and name:
-        return Inquiry(Request(DescribeModels()), lambda told: _completion(body, http, policy, known(name, told)))
-    return _completion(body, http, policy, name)
+    return addressed(body, http, lambda name: _completion(body, http, policy, name), model)
 
 
 def _completion(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> Asked:

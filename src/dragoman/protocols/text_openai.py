@@ -3,12 +3,13 @@
 import re
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
+from dragoman.core.calls import DescribeModels, ModelDescription, Request, Response
 from dragoman.core.errors import (
     DeadlineExceeded,
     DragomanError,
@@ -20,10 +21,11 @@ from dragoman.core.errors import (
     Overloaded,
     Unauthorized,
 )
-from dragoman.core.sampling import Kind, Unfit, flag, integer, number
+from dragoman.core.sampling import Kind, Unfit, flag, integer, number, shown
 from dragoman.core.text import FinishReason, Generation, PromptInfo, Token
 from dragoman.protocols.text import Parameter, option, sets
 from dragoman.protocols.text_grammar import GUIDED, RESPONSE_FORMAT
+from dragoman.protocols.wire import Asked, HttpRequest, Inquiry
 
 # Names that clients send where they mean whatever model is there.
 PLACEHOLDERS = frozenset({"", "tgi", "dummy", "default"})
@@ -96,8 +98,32 @@ def settle(fields: dict[str, Any], options: Mapping[str, Any]) -> None:
         fields.pop("temperature", None)
     else:
         fields["do_sample"] = True
+    adapter = str(options.get("model", "")).partition(":")[2]
+    if adapter:
+        fields.setdefault("adapter", adapter)
     if "stream_options" in options and not options.get("stream"):
         raise InvalidInput("`stream_options` must only be given with `stream`: true")
+
+
+def addressed(body: Mapping[str, Any], http: HttpRequest, then: Callable[[str], Asked], model: str = "") -> Asked:
+    """What `then` makes of the name of the model that is meant: `model`, else that of the path, else the body's.
+
+    A placeholder is no name, unless a model is called so; behind a colon stands an adapter.
+    """
+    name = model or http.params.get("model", "") or _named(body.get("model")).partition(":")[0]
+    if not name or name not in PLACEHOLDERS:
+        return then(name)
+
+    def told(response: Response[tuple[ModelDescription, ...]]) -> Asked:
+        return then(name if any(found.name == name for found in response.answer) else "")
+
+    return Inquiry(Request(DescribeModels()), told)
+
+
+def _named(name: Any) -> str:
+    if name is not None and not isinstance(name, str):
+        raise InvalidInput(f"`model` must be the name of a model; got {shown(name)}")
+    return name or ""
 
 
 # --- answers -----------------------------------------------------------------------------------------------
