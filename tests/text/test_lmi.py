@@ -435,6 +435,7 @@ async def test_adapters_are_named_by_field_or_header(house: House) -> None:
     assert house.model().calls[-1].sampling.adapter == "one"
     await house.post("/invocations", {"inputs": "a"}, {"x-amzn-sagemaker-adapter-identifier": "two"})
     assert house.model().calls[-1].sampling.adapter == "two"
+    assert (await house.ask("GET", "/models/Speaker/adapters")).json == {"adapters": [{"name": "pirate"}]}
 
 
 async def test_openais_bodies_are_answered_as_openai_does(house: House) -> None:

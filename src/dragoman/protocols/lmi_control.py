@@ -3,7 +3,7 @@
 from typing import Any
 from urllib.parse import parse_qs
 
-from dragoman.core.calls import Call, IndexEntry, Load, ModelDescription, Ready, Request, Response, States, Unload
+from dragoman.core.calls import Call, Describe, IndexEntry, Load, ModelDescription, Ready, Request, Response, States, Unload
 from dragoman.core.errors import InvalidInput, ModelNotFound, NotSupported
 from dragoman.protocols.text import bearer_token, object_body
 from dragoman.protocols.wire import (
@@ -31,6 +31,7 @@ def routes(policy: Policy) -> list[Route]:
         Route("GET", "/models", _models),
         Route("POST", "/models", register),
         Route("GET", "/models/{model}", _model),
+        Route("GET", "/models/{model}/adapters", _adapters),
         Route("GET", "/models/{model}/{version}", _model),
         Route("PUT", "/models/{model}", _scale),
         Route("DELETE", "/models/{model}", _unregister),
@@ -92,6 +93,14 @@ def _model(http: HttpRequest) -> Exchange[tuple[IndexEntry, ...], HttpResponse]:
         return json_response([{**_entry(e), "reason": e.reason} for e in found])
 
     return Exchange(Request(States()), reply)
+
+
+def _adapters(http: HttpRequest) -> Exchange[ModelDescription, HttpResponse]:
+    def reply(response: Response[ModelDescription]) -> HttpResponse:
+        names = response.answer.details.get("adapters") or ()
+        return json_response({"adapters": [{"name": name} for name in names]})
+
+    return Exchange(Request(Describe(), http.params["model"]), reply)
 
 
 def _register(http: HttpRequest, policy: Policy) -> Exchange[None, HttpResponse]:
