@@ -19,7 +19,7 @@ def owned(answer: Any, call: Call[Any]) -> Any:
     It holds none that owns its memory and that nothing else refers to; the arrays of the call are not its own.
     """
     if isinstance(answer, Tensor):
-        return replace(answer, data=answer.data.copy())
+        return Tensor(answer.data.copy(), answer.datatype, answer.parameters)
     if not isinstance(answer, Inference):
         return answer
     kept: list[str] = []
