@@ -13,7 +13,7 @@ import grpclib.exceptions
 import pytest
 import uvloop
 from grpc_fakes import LIMITS, SERVICE, TABLE, FakeEngine, infer_message, make_server
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.payload import oip_messages as m
@@ -157,6 +157,7 @@ def test_the_talk_is_answered(loop: asyncio.AbstractEventLoop) -> None:
     assert whole.count(b"grpc-status\x010") == 1
 
 
+@settings(deadline=None)
 @given(places=st.lists(st.integers(0, len(SAID)), max_size=30))
 def test_any_cut_gives_the_same_answers(loop: asyncio.AbstractEventLoop, places: list[int]) -> None:
     at = [0, *sorted(places), len(SAID)]

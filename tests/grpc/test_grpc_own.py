@@ -245,6 +245,36 @@ async def test_a_client_that_makes_no_room_is_not_awaited(hasty: Raw) -> None:
     assert len(heard.body) == 65_535
 
 
+async def test_a_client_that_makes_room_drop_by_drop_is_not_awaited(hasty: Raw) -> None:
+    hasty.h2.update_settings({4: 0})
+    hasty.takes = False
+    number = hasty.ask("ModelInfer", framed(MESSAGE))
+
+    async def drip() -> None:
+        while hasty.streams[number].reset is None:
+            hasty.h2.increment_flow_control_window(1, number)
+            hasty.flush()
+            await asyncio.sleep(0.02)
+
+    dripping = asyncio.ensure_future(drip())
+    assert (await hasty.answer(number)).reset == 8
+    await dripping
+
+
+async def test_messages_that_nobody_reads_stay_with_the_client(raw: Raw, engine: FakeEngine) -> None:
+    assert await answers(raw)  # the server's settings have come
+    number = raw.ask("ModelStreamInfer", framed(infer_message("slow").SerializeToString()), end=False)
+    await engine.started.wait()
+    piece = framed(bytes(15_000))
+    sent = 0
+    while raw.h2.local_flow_control_window(number) >= len(piece):
+        raw.say(number, piece)
+        sent += len(piece)
+    assert await answers(raw)  # others go on meanwhile
+    assert raw.h2.local_flow_control_window(number) < len(piece)
+    assert sent > 1 << 19
+
+
 async def test_a_client_that_says_nothing_is_asked_and_stays(hasty: Raw) -> None:
     assert await answers(hasty)
     pings = 0

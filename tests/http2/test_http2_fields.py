@@ -3,7 +3,7 @@
 import pytest
 from hpack import Decoder as LibraryDecoder
 from hpack import Encoder as LibraryEncoder
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.transports.http2.fields import Decoder, encoded
@@ -17,6 +17,7 @@ VALUES = st.one_of(st.sampled_from([b"", b"POST", b"200", b"trailers"]), st.bina
 FIELDS = st.lists(st.tuples(NAMES, VALUES), max_size=12)
 
 
+@settings(deadline=None)
 @given(blocks=st.lists(st.tuples(FIELDS, st.booleans(), st.none() | st.integers(0, 4096)), max_size=8))
 def test_what_the_library_writes_is_read(blocks: list[tuple[list[tuple[bytes, bytes]], bool, int | None]]) -> None:
     encoder, decoder = LibraryEncoder(), Decoder(1 << 20)
@@ -30,6 +31,7 @@ def test_what_the_library_writes_is_read(blocks: list[tuple[list[tuple[bytes, by
             assert decoder.decode(block) == fields
 
 
+@settings(deadline=None)
 @given(fields=FIELDS)
 def test_what_is_written_the_library_reads(fields: list[tuple[bytes, bytes]]) -> None:
     decoder = LibraryDecoder()
@@ -38,6 +40,7 @@ def test_what_is_written_the_library_reads(fields: list[tuple[bytes, bytes]]) ->
     assert not decoder.header_table.dynamic_entries
 
 
+@settings(deadline=None)
 @given(block=st.binary(max_size=200), before=FIELDS)
 def test_garbage_is_a_fault_or_what_the_library_reads(block: bytes, before: list[tuple[bytes, bytes]]) -> None:
     encoder, decoder, library = LibraryEncoder(), Decoder(1 << 16), LibraryDecoder()

@@ -10,7 +10,7 @@ import h2.events
 import h2.settings
 from hpack import Encoder
 from http2_fakes import GET, POST, House, Wire
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.transports.http2 import frames
@@ -62,6 +62,7 @@ def test_the_talk_is_understood() -> None:
     assert not closed
 
 
+@settings(deadline=None)
 @given(places=st.lists(st.integers(0, len(TALK)), max_size=40))
 def test_any_cut_of_the_bytes_gives_the_same(places: list[int]) -> None:
     assert outcome(cut(TALK, places)) == WHOLE
@@ -71,6 +72,7 @@ def test_byte_by_byte_gives_the_same() -> None:
     assert outcome([TALK[n : n + 1] for n in range(len(TALK))]) == WHOLE
 
 
+@settings(deadline=None)
 @given(data=st.binary(max_size=400))
 def test_garbage_never_fails(data: bytes) -> None:
     wire = Wire().headers(1)
@@ -82,6 +84,7 @@ def test_garbage_never_fails(data: bytes) -> None:
 KINDS = st.tuples(st.integers(0, 11), st.integers(0, 255), st.integers(0, 9), st.binary(max_size=60))
 
 
+@settings(deadline=None)
 @given(said=st.lists(KINDS, max_size=30))
 def test_any_frames_never_fail(said: list[tuple[int, int, int, bytes]]) -> None:
     wire = Wire(House(answering=False), Terms(max_streams=3, stream_window=100))
@@ -92,6 +95,7 @@ def test_any_frames_never_fail(said: list[tuple[int, int, int, bytes]]) -> None:
     assert not wire.connection.open
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_a_good_talk_with_a_few_wrong_bytes_never_fails(seed: int) -> None:
     dice = random.Random(seed)
@@ -103,6 +107,7 @@ def test_a_good_talk_with_a_few_wrong_bytes_never_fails(seed: int) -> None:
     assert not wire.connection.open
 
 
+@settings(deadline=None)
 @given(
     bodies=st.lists(st.binary(max_size=3000).map(lambda b: b * 50), min_size=1, max_size=4),
     window=st.integers(1, 100_000),

@@ -153,6 +153,66 @@ async def test_grpc_on_the_same_port(server: dragoman.Server) -> None:
             assert list(reply.outputs[0].contents.fp64_contents) == ANSWER
 
 
+class Waits(dragoman.Model):
+    """A model that never answers, and tells what became of a call."""
+
+    inputs = (dragoman.TensorSpec("x", dragoman.FP64, (-1,)),)
+    outputs = (dragoman.TensorSpec("y", dragoman.FP64, (-1,)),)
+    placement = "inline"
+
+    def __init__(self) -> None:
+        self.began, self.left = asyncio.Event(), asyncio.Event()
+
+    async def infer(self, call: dragoman.Infer) -> dragoman.Tensor:
+        self.began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.left.set()
+        raise AssertionError
+
+
+@pytest.mark.parametrize("leave", ["reset", "hang up", "stop"])
+async def test_who_leaves_is_noticed(leave: str) -> None:
+    model = Waits()
+    server = dragoman.Server(model, http_port=0, grpc_port=-1)
+    async with server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.http_ports[0])
+        client = Client(reader, writer)
+        asking = asyncio.ensure_future(client.ask("POST", "/v2/models/Waits/infer", json.dumps(QUESTION).encode()))
+        await asyncio.wait_for(model.began.wait(), 20)
+        if leave == "reset":
+            client.h2.reset_stream(1, 8)
+            writer.write(client.h2.data_to_send())
+        elif leave == "hang up":
+            writer.transport.abort()
+        else:
+            await server.stop(0.05)
+        await asyncio.wait_for(model.left.wait(), 20)
+        asking.cancel()
+        await asyncio.wait([asking])
+        writer.transport.abort()
+
+
+async def test_a_body_that_comes_too_slowly_is_refused() -> None:
+    async with dragoman.Server(double, http_port=0, grpc_port=-1, body_timeout_s=0.2) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.http_ports[0])
+        client = Client(reader, writer)
+        number = client.h2.get_next_available_stream_id()
+        path = "/v2/models/double/infer"
+        client.h2.send_headers(number, [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "x")])
+        client.h2.send_data(number, b"{")
+        writer.write(client.h2.data_to_send())
+        status = ""
+        while not status:
+            for event in client.h2.receive_data(await asyncio.wait_for(reader.read(1 << 16), 20)):
+                if isinstance(event, h2.events.ResponseReceived):
+                    status = dict(event.headers)[":status"]
+        assert status == "408"
+        assert (await client.ask("GET", "/v2/health/live"))[0][":status"] == "200"
+        writer.transport.abort()
+
+
 def curl(*arguments: str) -> str:
     found = shutil.which("curl")
     if found is None or b"HTTP2" not in subprocess.run([found, "--version"], capture_output=True, check=True).stdout:

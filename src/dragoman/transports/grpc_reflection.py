@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from functools import cached_property
 from typing import Any
 
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
@@ -26,10 +27,6 @@ class Reflection:
     ) -> None:
         self._services = sorted(services)
         self._files = {file.name: file for file in files}
-        # Apart from protobuf's common pool, which may hold others so named.
-        self._pool: Any = DescriptorPool()
-        for file in self._files.values():
-            self._pool.Add(file)
         self._stopping = stopping
         self._answers: dict[str, Callable[[Any, Any], Any]] = {
             "list_services": self._list,
@@ -38,6 +35,14 @@ class Reflection:
             "file_containing_extension": self._file_of_extension,
             "all_extension_numbers_of_type": self._extension_numbers,
         }
+
+    @cached_property
+    def _pool(self) -> Any:
+        """Apart from protobuf's common pool, which may hold others so named; most servers are never asked."""
+        pool: Any = DescriptorPool()
+        for file in self._files.values():
+            pool.Add(file)
+        return pool
 
     def handlers(self) -> dict[str, Handler]:
         return {f"/{service}/ServerReflectionInfo": StreamHandler(self.talk) for service in SERVICES}

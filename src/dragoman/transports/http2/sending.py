@@ -11,6 +11,8 @@ from dragoman.transports.http2.stream import Buffer, Stream
 _BATCH = 1 << 18
 # A piece of one stream, so that others have their turn.
 _TURN = 1 << 18
+# A client that makes less room than this at a time does not read.
+_STEP = 1 << 8
 # Up to so many bytes are put together, which is cheaper than to hand them on apart.
 _SMALL = 1 << 14
 
@@ -148,7 +150,7 @@ class Sending:
     def _turn(self, stream: Stream) -> None:
         """Send one stream's next pieces."""
         assert stream.pending is not None
-        left = min(_TURN, self.window_out, stream.window_out)
+        most = left = min(_TURN, self.window_out, stream.window_out)
         out, number = self._out, stream.number
         while left and stream.pending:
             size = min(left, stream.pending_bytes, self.max_frame_out)
@@ -161,7 +163,8 @@ class Sending:
             self._out_bytes += size + frames.HEAD_BYTES
             self.heads_sent += 1
             self.bytes_sent += size
-        stream.sent_s = self.now_s
+        if most - left >= _STEP or not stream.pending:
+            stream.sent_s = self.now_s
 
     def _emptied(self, stream: Stream) -> None:
         if stream.trailers is not None:
