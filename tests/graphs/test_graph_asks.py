@@ -1,8 +1,10 @@
 """Which nodes a graph asks, and when: no more than are needed, independent ones at the same time."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -221,6 +223,57 @@ def test_a_node_that_is_said_to_be_linear_needs_no_hessian() -> None:
     # -½ |2 x²|²: its second derivative is -24 x².
     found = graph.apply_hessian(0, 0, 0, [np.array([1.0, 2.0])], np.ones(1), np.ones(2), {})
     np.testing.assert_allclose(found, [-24, -96])
+
+
+def test_a_node_may_keep_its_last_evaluations() -> None:
+    ridge, end = Ridge([2], [2], ["sin"], 1), Ridge([2], [1], ["exp"], 2)
+    g = Graph()
+    g.output(g.add(end, "end")(g.add(ridge, "kept", cache=2)(g.input("x"))))
+    graph = g.build()
+    points = [np.array([0.1 * i, 1.0]) for i in range(3)]
+    plain = [end.evaluate(ridge.evaluate([p], {}), {})[0] for p in points]
+    asked(ridge, end)
+    for p, wanted in zip(points, plain, strict=True):
+        assert graph.evaluate([p], {})[0].tolist() == wanted.tolist()
+        graph.gradient(0, 0, [p], np.ones(1), {})
+    assert asked(ridge, end) == [{"evaluate": 3, "gradient": 3}, {"evaluate": 3, "gradient": 3}]
+    graph.evaluate([points[2]], {})
+    graph.evaluate([points[0]], {})  # forgotten: the last two are kept
+    assert asked(ridge)[0] == {"evaluate": 1}
+    graph.evaluate([points[0]], {"level": 1})  # another config is another question
+    assert asked(ridge)[0] == {"evaluate": 1}
+
+
+def test_who_asks_for_what_is_under_way_waits_for_it() -> None:
+    begun, go = threading.Event(), threading.Event()
+    count = 0
+
+    class Slow(Doubles):
+        def evaluate(self, inputs: Vectors, config: Config) -> Any:
+            nonlocal count
+            count += 1
+            begun.set()
+            assert go.wait(20)
+            if count == 1:
+                raise ValueError("the first time")
+            return 2 * inputs[0]
+
+    g = Graph(threads=0)
+    g.output(g.add(Slow(), "slow", cache=4)(g.input("x")))
+    graph = g.build()
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(graph.evaluate, [np.ones(2)], {})
+        assert begun.wait(20)
+        second = threads.submit(graph.evaluate, [np.ones(2)], {})
+        go.set()
+        with pytest.raises(ModelFailed, match="the first time"):
+            first.result(20)
+        with contextlib.suppress(ModelFailed):  # it shares that fault, or came too late for it
+            second.result(20)
+    assert graph.evaluate([np.ones(2)], {})[0].tolist() == [2, 2]  # faults are not kept
+    found = count
+    assert graph.evaluate([np.ones(2)], {})[0].tolist() == [2, 2]
+    assert count == found
 
 
 # --- config ----------------------------------------------------------------------------------------------

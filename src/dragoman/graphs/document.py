@@ -28,6 +28,7 @@ class NodeText:
     passes: tuple[str, ...] | None = None
     linear: bool = False
     concurrency: int = 0
+    cache: int = 0
     options: Mapping[str, Any] = NONE
 
     @property
@@ -90,12 +91,10 @@ def _node(name: str, given: Any) -> NodeText:
     passes = table.pop("passes", None)
     if passes is not None and (not isinstance(passes, list) or not all(isinstance(p, str) for p in passes)):
         raise InvalidInput(f"{where}: passes: expected a list of keys of the config, got {passes!r}")
-    concurrency = table.pop("concurrency", 0)
-    if not isinstance(concurrency, int) or isinstance(concurrency, bool) or concurrency < 0:
-        raise InvalidInput(f"{where}: concurrency: expected a whole number from 0, got {concurrency!r}")
+    bounds = {key: _size(table.pop(key, 0), f"{where}: {key}") for key in ("concurrency", "cache")}
     config = _table(table.pop("config", {}), f"{where}: config")
     kept = None if passes is None else tuple(passes)
-    return NodeText(name, kind, what, config, kept, is_linear, concurrency, table)
+    return NodeText(name, kind, what, config, kept, is_linear, **bounds, options=table)
 
 
 def _edges(given: Any) -> Iterator[tuple[Ends, Ends]]:
@@ -152,7 +151,7 @@ def _end(given: Any, where: str) -> Ends:
 
 def _size(given: Any, where: str) -> int:
     if not isinstance(given, int) or isinstance(given, bool) or given < 0:
-        raise InvalidInput(f"{where}: expected a size from 0, got {given!r}")
+        raise InvalidInput(f"{where}: expected a whole number from 0, got {given!r}")
     return given
 
 

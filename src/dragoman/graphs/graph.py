@@ -10,6 +10,7 @@ import numpy as np
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import NONE
 from dragoman.core.vectors import Config, Vector, VectorFunction, carried_by
+from dragoman.graphs.around import Limited, Remembered
 from dragoman.graphs.builtin import BUILT_IN, built_in
 from dragoman.graphs.builtin_form import BuiltIn, numbers
 from dragoman.graphs.function import GraphFunction
@@ -54,16 +55,20 @@ class Graph:
         config: Config = NONE,
         passes: Sequence[str] | None = None,
         linear: bool = False,
+        concurrency: int = 0,
+        cache: int = 0,
     ) -> "Part":
         """A function that can be applied to values of this graph; each time it is, it becomes a node.
 
         function: a VectorFunction, or a function marked `@dragoman.vector_function`. config: is fixed, and goes before
         the caller's, of which `passes` names the keys that reach the node (None: all). linear: its second derivatives
-        are zero, and its first ones the same everywhere, whether or not it tells so itself.
+        are zero, and its first ones the same everywhere, whether or not it tells so itself. concurrency: how many calls
+        it gets at a time (0: any number). cache: how many of its last evaluations are kept (0: none).
         """
         known = vector_function(function)
         called = name or _called(function)
-        node = made_node(called, known, config=config, passes=passes, linear=linear)
+        told: dict[str, Any] = {"linear": linear, "concurrency": concurrency, "cache": cache}
+        node = made_node(called, known, config=config, passes=passes, **told)
         return Part(self, node)
 
     def output(self, value: "Value", name: str = "") -> None:
@@ -203,21 +208,33 @@ def made_node(
     config: Config = NONE,
     passes: Sequence[str] | None = None,
     linear: bool = False,
+    concurrency: int = 0,
+    cache: int = 0,
     label: str = "",
 ) -> Node:
-    """A node, with what its function tells of itself. Raises InvalidInput where its name may not be one."""
+    """A node, with what its function tells of itself and what `Graph.add` says of the rest.
+
+    Raises InvalidInput where its name may not be one.
+    """
     if not _NAME.fullmatch(name):
         raise InvalidInput(
             f"node name {name!r} is not allowed; expected letters, digits, '_' and '-', beginning with no digit"
         )
+    affine = linear or getattr(function, "affine", False) or function.sources().get("apply_hessian") == "linear"
+    is_built_in = isinstance(function, BuiltIn)
+    kind = type(function).__name__.lower()
+    if concurrency and not is_built_in:
+        function = Limited(function, concurrency)
+    if cache and not is_built_in:
+        function = Remembered(function, cache)
     return Node(
         name=name,
         function=function,
         config=config,
         passes=None if passes is None else tuple(passes),
-        affine=linear or getattr(function, "affine", False) or function.sources().get("apply_hessian") == "linear",
-        cheap=isinstance(function, BuiltIn),
-        label=label or (type(function).__name__.lower() if isinstance(function, BuiltIn) else ""),
+        affine=affine,
+        cheap=is_built_in,
+        label=label or (kind if is_built_in else ""),
     )
 
 

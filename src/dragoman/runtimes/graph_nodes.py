@@ -1,21 +1,18 @@
 """The nodes that a graph's file names become functions of vectors: in Python, of a server, built in."""
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from dragoman import plugins
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.peers import Peers
 from dragoman.core.spec import ModelSpec
-from dragoman.core.vectors import ABILITIES, Config, VectorFunction
+from dragoman.core.vectors import Config, VectorFunction
 from dragoman.derivatives.authored import Declared
 from dragoman.derivatives.authoring import Deferred, is_vector_function, prepared
 from dragoman.derivatives.choice import METHODS
 from dragoman.graphs.builtin import built_in
-from dragoman.graphs.builtin_form import BuiltIn
 from dragoman.graphs.document import NodeText
 from dragoman.graphs.graph import made_node
 from dragoman.graphs.wiring import Node
@@ -41,9 +38,16 @@ def load_node(text: NodeText, place: Place) -> Node:
         function = _MAKERS[text.kind](text, place)
     except DragomanError as fault:
         raise type(fault)(f"node '{text.name}': {fault.message}") from fault
-    if text.concurrency and not isinstance(function, BuiltIn):
-        function = Limited(function, text.concurrency)
-    return made_node(text.name, function, config=text.config, passes=text.passes, linear=text.linear, label=text.label)
+    return made_node(
+        text.name,
+        function,
+        config=text.config,
+        passes=text.passes,
+        linear=text.linear,
+        concurrency=text.concurrency,
+        cache=text.cache,
+        label=text.label,
+    )
 
 
 def _python(text: NodeText, place: Place) -> VectorFunction:
@@ -111,32 +115,6 @@ _MAKERS: Mapping[str, Callable[[NodeText, Place], VectorFunction]] = {
     "linear": _linear,
     "served": _served,
 }
-
-
-class Limited(VectorFunction):
-    """A function of which at most so many calls are under way at a time; further ones wait."""
-
-    def __init__(self, function: VectorFunction, most: int) -> None:
-        self._function = function
-        self._free = threading.BoundedSemaphore(most)
-        self.input_names, self.output_names = function.input_names, function.output_names
-        self.vectorised = function.vectorised
-        self.input_sizes = function.input_sizes  # type: ignore[method-assign]
-        self.output_sizes = function.output_sizes  # type: ignore[method-assign]
-        self.sources = function.sources  # type: ignore[method-assign]
-        self.notes = function.notes  # type: ignore[method-assign]
-        for ability in ABILITIES:
-            setattr(self, ability, self._waiting(getattr(function, ability)))
-
-    def _waiting(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def ask(*arguments: Any) -> Any:
-            with self._free:
-                return method(*arguments)
-
-        return ask
-
-    def close(self) -> None:
-        self._function.close()
 
 
 def _text(text: NodeText) -> str:
