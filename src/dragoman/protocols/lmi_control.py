@@ -3,7 +3,18 @@
 from typing import Any
 from urllib.parse import parse_qs
 
-from dragoman.core.calls import Call, Describe, IndexEntry, Load, ModelDescription, Ready, Request, Response, States, Unload
+from dragoman.core.calls import (
+    Call,
+    Describe,
+    IndexEntry,
+    Load,
+    ModelDescription,
+    Ready,
+    Request,
+    Response,
+    States,
+    Unload,
+)
 from dragoman.core.errors import InvalidInput, ModelNotFound, NotSupported
 from dragoman.protocols.text import bearer_token, object_body
 from dragoman.protocols.wire import (
