@@ -10,16 +10,14 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import load, machine
-from benchmarks.ask import ask
-from benchmarks.identity import Cores, Plan, Row, Subject, _row
+from benchmarks import machine
+from benchmarks.identity import Cores, Plan, Row, Subject, _rows
 from benchmarks.processes import RESULTS, ROOT, dragoman, free_port, http_ready, listens, started
 from benchmarks.workloads import Answer, Workload
 
@@ -92,19 +90,6 @@ def _subjects(running: contextlib.ExitStack, cores: Cores, folder: Path) -> Iter
     process = running.enter_context(started(command, folder / "umbridge.log", cores.server))
     process.until(partial(listens, port))
     yield Subject(THEIRS, {"http": (process, port)})
-
-
-def _rows(plan: Plan, workload: Workload, subjects: Sequence[Subject], cores: Cores, folder: Path) -> Iterator[Row]:
-    run = load.choose("http", plan.generator)
-    asked = [(s, ask(workload, s.wires["http"][1], echo=False)) for s in subjects]
-    for count in plan.connections:
-        loads = [(s, load.Load(a, count, plan.seconds, cores.load, folder)) for s, a in asked]
-        if plan.warm_up_s:
-            for _, interval in loads:
-                run(replace(interval, seconds=plan.warm_up_s))
-        for turn in range(plan.rounds):  # by turns, so that a drift of the machine falls on all alike
-            for subject, interval in loads:
-                yield _row(subject, run, interval, turn)
 
 
 def table(rows: Sequence[Row]) -> str:
