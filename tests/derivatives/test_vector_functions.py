@@ -2,6 +2,7 @@
 
 import logging
 import math
+import tracemalloc
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
@@ -464,6 +465,46 @@ def test_a_branch_that_is_not_analytic_is_refused_when_it_is_taken() -> None:
     assert function.gradient(0, 0, [X], np.ones(2), {}) == pytest.approx(2 * X)
     with pytest.raises(ModelFailed, match=r"it uses np\.absolute"):
         function.gradient(0, 0, [-X], np.ones(2), {})
+
+
+def test_a_vectorised_function_is_asked_once_for_its_gradient() -> None:
+    shapes = []
+
+    def rosenbrock(x: Any, y: Any) -> Any:
+        shapes.append((x.shape, y.shape))
+        first, second = x[..., :-1], x[..., 1:]
+        value = (100 * (second - first**2) ** 2 + (1 - first) ** 2).sum(axis=-1, keepdims=True)
+        return value * y, x**3
+
+    function = made(rosenbrock, inputs=[200, 1], outputs=[1, 200], vectorised=True)
+    alone = made(rosenbrock, inputs=[200, 1], outputs=[1, 200])
+    at = [np.linspace(-1, 1, 200), np.array([0.5])]
+    for output, size in ((0, 1), (1, 200)):
+        for i in (0, 1):
+            sens = np.arange(1.0, size + 1)
+            wanted = alone.gradient(output, i, at, sens, {})
+            function.gradient(output, i, at, sens, {})
+            shapes.clear()
+            assert function.gradient(output, i, at, sens, {}) == pytest.approx(wanted, rel=1e-14, abs=1e-14)
+            assert len(shapes) == 1
+
+
+def test_a_function_that_is_not_vectorised_as_it_says_is_told() -> None:
+    with pytest.raises(ModelFailed, match="is said to be vectorised; expected the same of rows of points"):
+        made(lambda x: x**2 + x.sum(), inputs=[3], vectorised=True, derivatives="complex step")
+
+
+def test_long_vectors_take_no_square_memory() -> None:
+    n = 20_000
+    function = made(lambda x: (x**2).sum(axis=-1, keepdims=True), inputs=[n], outputs=[1], vectorised=True)
+    x = np.linspace(0, 1, n)
+    tracemalloc.start()
+    try:
+        pulled = function.apply_jacobian(0, 0, [x], np.ones(n), {})
+        assert tracemalloc.get_traced_memory()[1] < 40 * 8 * n
+    finally:
+        tracemalloc.stop()
+    assert pulled == pytest.approx([2 * x.sum()])
 
 
 def test_a_function_that_cannot_be_tried_is_served_without_derivatives(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from dragoman.core.vectors import Ability, Config, Vector, Vectors
 from dragoman.derivatives.analytic import NotAnalytic, watched
 from dragoman.derivatives.authored import Authored
 from dragoman.derivatives.differences import derivative
-from dragoman.derivatives.exact import Of, OfGradient
+from dragoman.derivatives.exact import Of, OfGradient, units
 from dragoman.derivatives.of_config import OfConfig
 from dragoman.derivatives.traced import only
 
@@ -22,11 +22,15 @@ _STEP = 1e-40
 # How far from central differences, relative to the largest number, a derivative may be where the function is analytic.
 _CLOSE = 1e-6
 
+# How many numbers of points a vectorised function gets in one call.
+_NUMBERS = 1 << 20
+
 NAME = "complex step"
 
 
 class ComplexStep(Of):
-    """Derivatives of an analytic function of complex128 arrays: one evaluation for J v, one a number for Jᵀ s.
+    """Derivatives of an analytic function of complex128 arrays: one evaluation for J v, one a number for Jᵀ s, or
+    one for all where the function is vectorised.
 
     Whether it is analytic is checked for each config before the first call, against central differences at a point, and
     in each call by what NumPy is asked to do. Raises ModelFailed, saying what is not analytic.
@@ -36,7 +40,7 @@ class ComplexStep(Of):
 
     def __init__(self, author: Authored, curvature: bool = False) -> None:
         super().__init__(author)
-        self._author, self._curvature = author, curvature
+        self._author, self._curvature, self.vectorised = author, curvature, author.vectorised
         self._checked = OfConfig(self._check)
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
@@ -45,8 +49,13 @@ class ComplexStep(Of):
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
         self._checked(config)
-        units = np.eye(len(inputs[input]))
-        return np.array([sens @ only(self._along(inputs, input, unit, config), output) for unit in units])
+        size = len(inputs[input])
+        if not self.vectorised:
+            return np.array([sens @ only(self._along(inputs, input, unit, config), output) for unit in units(size)])
+        step = max(1, _NUMBERS // (size or 1))
+        spans = (range(start, min(start + step, size)) for start in range(0, size, step))
+        found = [self._columns(inputs, output, input, span, config) @ sens for span in spans]
+        return np.concatenate([np.zeros(0), *found])
 
     def apply_hessian(
         self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
@@ -72,6 +81,28 @@ class ComplexStep(Of):
             raise InvalidOutput(f"expected output vectors of {list(sizes)} numbers, got {[*map(len, found)]}")
         return found
 
+    def _columns(self, inputs: Vectors, output: int, index: int, span: range, config: Config) -> Vector:
+        """The derivatives of an output by some numbers of an input, a row each, by one call for all."""
+        rows = len(span)
+        points = [np.repeat(x[None], rows, axis=0) for x in inputs]
+        moved = points[index].astype(np.complex128)
+        moved[np.arange(rows), span] += 1j * _STEP
+        points[index] = watched(moved)
+        sizes = self.output_sizes(config)
+        answer = self._watching(lambda: self._author.evaluate(points, config))
+        several = isinstance(answer, tuple | list) and len(answer) == len(sizes)
+        found = _array(answer[output] if several else answer)
+        if found.size != rows * sizes[output]:
+            shape = [rows, sizes[output]]
+            raise InvalidOutput(f"output {output}: expected shape {shape} for {rows} points, got {list(found.shape)}")
+        return np.asarray(np.imag(found.reshape(rows, sizes[output])) / _STEP)
+
+    def _watching(self, act: Callable[[], Any]) -> Any:
+        try:
+            return act()
+        except NotAnalytic as fault:
+            raise _no_complex_step(self._author.name, str(fault)) from fault
+
     def _check(self, config: Config) -> bool:
         point, sizes = self._author.point(config), self.output_sizes(config)
 
@@ -80,7 +111,25 @@ class ComplexStep(Of):
 
         for index in range(len(point)):
             check_analytic(values, point, index, sizes, self._author.name)
+            if self.vectorised:
+                self._check_rows(point, index, sizes, config)
         return True
+
+    def _check_rows(self, point: Vectors, index: int, sizes: Sequence[int], config: Config) -> None:
+        """ModelFailed where rows of points give other derivatives than each point alone."""
+        vec = np.cos(1.0 + np.arange(len(point[index])))
+        alone = self._along(point, index, vec, config)
+        span = range(min(len(vec), max(1, _NUMBERS // len(vec)))) if len(vec) else range(0)
+        if len(span) < len(vec):
+            return  # long vectors: one call would be too large
+        for output in range(len(sizes)):
+            together = vec @ self._columns(point, output, index, span, config)
+            gap = np.max(np.abs(together - alone[output]), initial=0.0)
+            if not gap <= 1e-9 * max(1.0, float(np.max(np.abs(alone[output]), initial=0.0))):
+                raise ModelFailed(
+                    f"'{self._author.name}' is said to be vectorised; expected the same of rows of points as of each "
+                    f"alone, got derivatives of output {output} that differ by {gap:.3g}"
+                )
 
 
 class AnalyticGradient(OfGradient):

@@ -8,7 +8,7 @@ import numpy as np
 from dragoman.core.vector_answers import as_vectors
 from dragoman.core.vectors import Ability, Config, Vector, Vectors
 from dragoman.derivatives.authored import Authored
-from dragoman.derivatives.exact import Of
+from dragoman.derivatives.exact import Of, units
 
 _EPS = float(np.finfo(np.float64).eps)
 # Steps in units of the scale where what is cut off (h⁴) and what is rounded (eps/h, eps/h²) are about as large.
@@ -75,7 +75,7 @@ class Differences(Of):
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
         function, x = self._moved(output, input, inputs, config), inputs[input]
-        return np.array([sens @ derivative(function, x, unit)[0] for unit in np.eye(len(x))])
+        return np.array([sens @ derivative(function, x, unit)[0] for unit in units(len(x))])
 
     def apply_hessian(
         self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
@@ -93,7 +93,7 @@ class Differences(Of):
             moved = _put(_put(inputs, input1, x + s), input2, (x + s if input1 == input2 else y) + t)
             return float(sens @ self._values(moved, config)[output])
 
-        return np.array([mixed(weighed, x, y, unit, vec) for unit in np.eye(len(x))])
+        return np.array([mixed(weighed, x, y, unit, vec) for unit in units(len(x))])
 
     def sources(self) -> Mapping[Ability, str]:
         return {

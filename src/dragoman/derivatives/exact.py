@@ -1,6 +1,6 @@
 """Derivatives that follow exactly from those that are there: by rows, by columns, of a gradient, of a linear map."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,11 +31,11 @@ class ByUnitVectors(Of):
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
         size, act = len(inputs[input]), self.base.apply_jacobian
-        return [_dot(sens, act(output, input, inputs, unit, config), "apply_jacobian") for unit in np.eye(size)]
+        return [_dot(sens, act(output, input, inputs, unit, config), "apply_jacobian") for unit in units(size)]
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
         size, act = self.output_sizes(config)[output], self.base.gradient
-        return [_dot(vec, act(output, input, inputs, unit, config), "gradient") for unit in np.eye(size)]
+        return [_dot(vec, act(output, input, inputs, unit, config), "gradient") for unit in units(size)]
 
     def sources(self) -> Mapping[Ability, str]:
         known = self.base.sources()
@@ -83,6 +83,14 @@ class Linear(Of):
 
     def sources(self) -> Mapping[Ability, str]:
         return {"apply_jacobian": "linear", "apply_hessian": "linear"}
+
+
+def units(size: int) -> Iterator[Vector]:
+    """The unit vectors, one at a time: of a long vector they are a large matrix."""
+    for i in range(size):
+        unit = np.zeros(size)
+        unit[i] = 1.0
+        yield unit
 
 
 def _dot(weights: Vector, answer: Any, what: str) -> float:
