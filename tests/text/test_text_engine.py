@@ -172,13 +172,10 @@ def test_openai(served: Running, greedy: str) -> None:
             model="story", messages=messages, extra_body={"structured_outputs": {"choice": ["yes", "no"]}}
         )
         assert only.choices[0].message.content in ("yes", "no")
-        schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
-        shaped: Any = {
-            "type": "json_schema",
-            "json_schema": {"name": "n", "schema": {**schema, "additionalProperties": False}},
-        }
+        # A text, and no object: a model that has learnt little may put any number of spaces between the parts of one.
+        shaped: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["one", "two"]}}}
         told = client.chat.completions.create(model="story", messages=messages, response_format=shaped, max_tokens=60)
-        assert json.loads(told.choices[0].message.content or "")["n"] in (1, 2)
+        assert json.loads(told.choices[0].message.content or "") in ("one", "two")
         vectors = client.embeddings.create(model="encoder", input=["one", "one two"])
         assert np.linalg.norm(vectors.data[0].embedding) == pytest.approx(1, abs=1e-5)
         with pytest.raises(openai.BadRequestError, match="does not support"):
