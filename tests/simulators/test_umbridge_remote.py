@@ -166,6 +166,15 @@ async def test_a_server_that_comes_back_is_used_again() -> None:
         await far.close()
 
 
+async def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
+    (port,) = free_ports(1)
+    with running(port):
+        async with engine(f"http://127.0.0.1:{port}", wait_s=60) as far:
+            assert await evaluated(far) == [[1.0, 4.0], [53.0]]
+    async with engine(f"http://127.0.0.1:{port}") as far:
+        assert "no server of" in far.deployments()[0].reason
+
+
 async def test_one_of_several_that_comes_back_is_used_again(theirs: str) -> None:
     with reference() as url:
         far = engine(theirs, url)

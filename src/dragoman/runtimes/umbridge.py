@@ -1,10 +1,11 @@
 """Models that UM-Bridge servers compute, served as our own: `runtime: umbridge`."""
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from dragoman.client.address import Address, address
-from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.errors import InvalidInput, ModelFailed, NotReady
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.runtimes.umbridge_remote import Remote
 from dragoman.runtimes.vectors_waiting import WaitingModel
@@ -15,18 +16,21 @@ _KEYS: Mapping[str, type | tuple[type, ...]] = {
     "model": str,
     "config": dict,
     "timeout_s": (int, float),
+    "wait_s": (int, float),
     "concurrency": int,
     "token": str,
     "headers": dict,
     "tls_ca": str,
 }
 _CONCURRENCY = 16
+_AGAIN_S = 0.2
 
 
 class UmBridgeModel(WaitingModel):
     """A remote model. Its parameters: `urls`, one or several (or its uri is one); `model`, its name there; `config`,
-    what goes with every call; `timeout_s` of a call; `concurrency`, how many calls are under way at a time (16);
-    `token`, `headers` and `tls_ca` for the servers."""
+    what goes with every call; `timeout_s` of a call; `wait_s`, how long to wait when it is loaded for a server that is
+    not there yet; `concurrency`, how many calls are under way at a time (16); `token`, `headers` and `tls_ca` for the
+    servers."""
 
     placement: Placement = "inline"
     platform = "umbridge"
@@ -37,11 +41,22 @@ class UmBridgeModel(WaitingModel):
 
     def load(self) -> Any:
         try:
-            self.function.connect()
+            self._connect()
         except Exception:
             self.close()  # nobody closes what was never loaded
             raise
         super().load()
+
+    def _connect(self) -> None:
+        end_s = time.monotonic() + self.spec.parameters.get("wait_s", 0)
+        while True:
+            try:
+                self.function.connect()
+                return
+            except NotReady:
+                if time.monotonic() > end_s:
+                    raise
+            time.sleep(_AGAIN_S)
 
 
 def remote(spec: ModelSpec) -> Remote:

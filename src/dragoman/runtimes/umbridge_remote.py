@@ -257,7 +257,7 @@ class Remote(VectorFunction):
         return self._sizes[known]
 
     def _json(self, path: str, body: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        text = self._posted(path, None if body is None else orjson.dumps(body))
+        text = self._posted(path, None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY))
         try:
             found = json.loads(text)
         except ValueError as fault:
