@@ -177,3 +177,12 @@ def test_http_benchmarks_tell_of_each_server(name: str, flags: tuple[str, ...], 
     for server in told:
         (row,) = (line for line in lines if line[:1] == [server])
         assert all(float(cell.rstrip("x").replace(",", "")) > 0 for cell in row[1:4])
+
+
+def test_generation_writes_as_many_tokens_as_were_asked_for() -> None:
+    pytest.importorskip("transformers")
+    shown = run("generation", "--dtype", "float32")
+    rows = results("generation")["rows"]
+    assert {(row["side"], row["clients"]) for row in rows} == {(s, c) for s in ("dragoman", "generate") for c in (1, 4)}
+    assert all(row["tokens_per_s"] > 0 and row["first_ms"] > 0 for row in rows)
+    assert len(rows_of(shown)) == 2 + len(rows)

@@ -1,0 +1,163 @@
+"""One side of the benchmark of text generation, in a process of its own: asked by lines of JSON, it answers in them.
+
+usage: python -m benchmarks.generation_side SIDE FOLDER DTYPE
+"""
+
+import asyncio
+import json
+import os
+import random
+import resource
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+PROMPT = 64
+
+# The times, in seconds from the start of a round, at which each client got its tokens.
+Times = list[list[float]]
+
+
+def prompts(clients: int, seed: int) -> list[list[int]]:
+    """Prompts of 64 tokens, alike with no other."""
+    draw = random.Random(seed)
+    return [[draw.randrange(7, 600) for _ in range(PROMPT)] for _ in range(clients)]
+
+
+def ours(folder: str, dtype: str) -> Callable[[list[list[int]], int], Times]:
+    """Our engine, behind the model class that the server holds."""
+    from dragoman.core.calls import Generate
+    from dragoman.core.spec import ModelSpec
+    from dragoman.core.text import Sampling
+    from dragoman.runtimes.llm import LanguageModel
+
+    parameters = {"dtype": dtype, **json.loads(os.environ.get("LLM_PARAMETERS", "{}"))}
+    model = LanguageModel(ModelSpec(name="m", uri=folder, parameters=parameters))
+    model.load()
+
+    async def client(prompt: list[int], new: int, began_s: float) -> list[float]:
+        sampling = Sampling(max_new_tokens=new, ignore_eos=True)
+        times: list[float] = []
+        async for piece in model.generate(Generate(prompts=(tuple(prompt),), sampling=sampling, stream=True)):
+            times += [time.perf_counter() - began_s] * len(piece.texts[0].tokens)
+        return times
+
+    async def together(asked: list[list[int]], new: int) -> Times:
+        began_s = time.perf_counter()
+        return list(await asyncio.gather(*(client(prompt, new, began_s) for prompt in asked)))
+
+    return lambda asked, new: asyncio.run(together(asked, new))
+
+
+def _transformers(folder: str, dtype: str) -> Any:
+    import torch
+    import transformers
+
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    return torch, model
+
+
+def one(folder: str, dtype: str) -> Callable[[list[list[int]], int], Times]:
+    """transformers' generate, one prompt after another."""
+    torch, model = _transformers(folder, dtype)
+
+    class Clock:
+        """Called by `generate` with the prompt, then with each token."""
+
+        def __init__(self, began_s: float) -> None:
+            self.times: list[float] = []
+            self._began_s, self._prompt = began_s, True
+
+        def put(self, _: Any) -> None:
+            if not self._prompt:
+                self.times.append(time.perf_counter() - self._began_s)
+            self._prompt = False
+
+        def end(self) -> None:
+            pass
+
+    def ask(asked: list[list[int]], new: int) -> Times:
+        began_s, found = time.perf_counter(), []
+        for prompt in asked:
+            clock = Clock(began_s)
+            length = {"max_new_tokens": new, "min_new_tokens": new}
+            model.generate(torch.tensor([prompt]), do_sample=False, streamer=clock, pad_token_id=2, **length)
+            found.append(clock.times)
+        return found
+
+    return ask
+
+
+def static(folder: str, dtype: str) -> Callable[[list[list[int]], int], Times]:
+    """transformers' generate on one batch of all prompts: every client waits for the end."""
+    torch, model = _transformers(folder, dtype)
+
+    def ask(asked: list[list[int]], new: int) -> Times:
+        began_s = time.perf_counter()
+        model.generate(torch.tensor(asked), do_sample=False, max_new_tokens=new, min_new_tokens=new, pad_token_id=2)
+        return [[time.perf_counter() - began_s] * new for _ in asked]
+
+    return ask
+
+
+def continuous(folder: str, dtype: str) -> Callable[[list[list[int]], int], Times]:
+    """transformers' continuous batching."""
+    _, model = _transformers(folder, dtype)
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    settings = ContinuousBatchingConfig(num_blocks=512, max_batch_tokens=512)
+
+    def ask(asked: list[list[int]], new: int) -> Times:
+        config = GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=2)
+        manager = model.init_continuous_batching(generation_config=config, continuous_batching_config=settings)
+        manager.start()
+        began_s = time.perf_counter()
+        names = [manager.add_request(prompt, max_new_tokens=new, record_timestamps=True) for prompt in asked]
+        left, found = set(names), []
+        while left:
+            result = manager.get_result(timeout=1)
+            if result is None or not result.is_finished():
+                continue
+            left.discard(result.request_id)
+            found.append([moment - began_s for moment in result.timestamps])
+        manager.stop(block=True)
+        return found
+
+    return ask
+
+
+SIDES = {"dragoman": ours, "generate": one, "static batch": static, "continuous batching": continuous}
+
+
+def measured(ask: Callable[[list[list[int]], int], Times], clients: int, new: int, seed: int) -> dict[str, float]:
+    """Tokens a second, medians of the first token and the gaps, and the most memory so far."""
+    began_s = time.perf_counter()
+    times = ask(prompts(clients, seed), new)
+    taken_s = time.perf_counter() - began_s
+    assert [len(each) for each in times] == [new] * clients, [len(each) for each in times]
+    gaps = [after - before for each in times for before, after in pairwise(each)]
+    return {
+        "tokens_per_s": clients * new / taken_s,
+        "first_ms": 1e3 * statistics.median(each[0] for each in times),
+        "gap_ms": 1e3 * statistics.median(gaps),
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def main(side: str, folder: str, dtype: str) -> None:
+    warnings.simplefilter("ignore")
+    out, sys.stdout = sys.stdout, sys.stderr
+    ask = SIDES[side](str(Path(folder)), dtype)
+    print("ready", file=out, flush=True)
+    for line in sys.stdin:
+        given = json.loads(line)
+        print(json.dumps(measured(ask, given["clients"], given["new"], given["seed"])), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
