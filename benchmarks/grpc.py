@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpack import Encoder
-
 from benchmarks import machine, workloads
 from benchmarks.ask import ask
+from benchmarks.grpc_load import write_question
 from benchmarks.identity import Cores
-from benchmarks.processes import RESULTS, ROOT, Process, dragoman, free_port, http_ready, listens, pin, started
-from benchmarks.workloads import GRPC_PATH, Workload
+from benchmarks.load import built
+from benchmarks.processes import RESULTS, Process, dragoman, free_port, http_ready, listens, pin, started
+from benchmarks.workloads import Workload
 
 Row = dict[str, Any]
 ECHOES = ("aio", "aio-uvloop", "sync", "own")
@@ -75,40 +75,19 @@ def subjects(core: int | None, wanted: Callable[[str], bool]) -> Iterator[list[S
         yield found
 
 
-def generator() -> Path:
-    """The load generator, compiled where that has not been done yet."""
-    source, binary = ROOT / "benchmarks" / "grpc_load.c", RESULTS / "grpc_load"
-    if not binary.exists() or binary.stat().st_mtime < source.stat().st_mtime:
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["cc", "-O2", "-o", str(binary), str(source)], check=True)
-    return binary
-
-
-def write_question(folder: Path, subject: Subject, workload: Workload) -> None:
-    """What the generator sends and expects; the answer has been checked."""
-    answer = ask(workload, subject.port, echo=subject.echo).body
-    fields = [
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":path", GRPC_PATH),
-        (":authority", f"127.0.0.1:{subject.port}"),
-        ("te", "trailers"),
-        ("content-type", "application/grpc"),
-        ("user-agent", "grpc-c/load"),
-        ("grpc-accept-encoding", "identity, deflate, gzip"),
-    ]
-    encoder = Encoder()
-    for name in ("first", "next"):
-        (folder / name).write_bytes(encoder.encode(fields))
-    (folder / "question").write_bytes(workload.body)
-    (folder / "answer").write_bytes(answer)
-
-
 def measure(subject: Subject, workload: Workload, plan: Plan, connections: int, core: int | None) -> dict[str, float]:
     """One interval: answers a second, latencies, and CPU time of the server an answer."""
     with tempfile.TemporaryDirectory() as name:
-        write_question(Path(name), subject, workload)
-        command = [str(generator()), str(subject.port), str(connections), str(plan.streams), str(plan.seconds), name]
+        answer = ask(workload, subject.port, echo=subject.echo).body
+        write_question(Path(name), subject.port, workload.body, answer)
+        command = [
+            str(built("grpc_load")),
+            str(subject.port),
+            str(connections),
+            str(plan.streams),
+            str(plan.seconds),
+            name,
+        ]
         began_s = subject.process.cpu_s()
         run = subprocess.run(command, preexec_fn=pin(core), capture_output=True, text=True, check=True, timeout=120)
         cpu_s = subject.process.cpu_s() - began_s
