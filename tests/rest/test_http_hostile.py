@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -175,6 +176,38 @@ async def test_a_reset_in_a_stream_closes_it(caplog: pytest.LogCaptureFixture) -
         await asyncio.wait_for(house.model("Counter").closed.wait(), 10)
         await still_serves(house)
     assert silent(caplog)
+
+
+@pytest.mark.parametrize("size", [1, 20_000])
+async def test_a_stream_that_never_waits_lets_others_live(size: int) -> None:
+    class Endless(dragoman.Model):
+        placement = "inline"
+
+        def load(self) -> None:
+            self.running = 0
+
+        async def infer(self, call: dragoman.Infer) -> AsyncIterator[dict[str, Any]]:
+            self.running += 1
+            try:
+                while True:
+                    yield {"y": np.zeros(size, np.int8)}
+            finally:
+                self.running -= 1
+
+    async with asyncio.timeout(30), serving(Endless, Identity) as house:
+        raw = request("POST", "/v2/models/Endless/infer_stream", inputs(tensor()))
+        clients = [await peer(house) for _ in range(4)]
+        for client in clients:
+            await client.send(raw)
+        for reset, client in enumerate(clients):
+            await client.reader.readexactly(300_000)
+            await still_serves(house)
+            if reset % 2:
+                client.reset()
+            else:
+                client.writer.close()
+        while house.model("Endless").running:
+            await still_serves(house)
 
 
 async def test_who_says_that_nothing_more_comes_is_answered_at_once_or_has_left() -> None:

@@ -12,8 +12,8 @@ log = logging.getLogger("dragoman.http")
 
 # Parts up to this size are put together, which is cheaper than to send several.
 _SMALL = 1 << 14
-# So much of a stream is sent without waiting for the end of the turn.
-_TURN = 1 << 16
+# So much of a stream, and of so many parts, is written before others have a turn of the loop.
+_TURN, _TURN_PARTS = 1 << 16, 48
 # Over TLS each byte is copied on its way, so large answers go in pieces.
 _PIECE = 1 << 18
 
@@ -125,6 +125,8 @@ class Outlet:
             self._chunk(part, b"\r\n")
         if self.choked:
             await self._has_room()
+        elif part and not 0 < len(self._parts) < _TURN_PARTS:
+            await asyncio.sleep(0)  # a model that never waits would not let anybody else
 
     async def end(self, part: Buffer) -> None:
         self._check_there()
@@ -175,7 +177,9 @@ class Outlet:
         self._transport.abort()
 
     def _check_there(self) -> None:
-        if self.left:
+        """Whoever writes on without ever waiting is told nothing else than this."""
+        if self.left or self._transport.is_closing():
+            self.left = True
             raise asyncio.CancelledError
 
     async def _has_room(self) -> None:
