@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dragoman.core.errors import InvalidInput
+from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors
 from dragoman.graphs.builtin import built_in
 from dragoman.graphs.function import GraphFunction
 from dragoman.graphs.graph import Graph, made_node
@@ -154,6 +155,25 @@ def test_a_graph_is_a_function_that_may_be_a_node() -> None:
     found = g.build().apply_hessian(0, 0, 0, [np.array([1.0, 0.5])], np.ones(2), np.ones(2), {})
     x = np.array([1.0, 0.5])
     np.testing.assert_allclose(found, np.exp(x**2) * (2 + 4 * x**2))
+
+
+def test_a_class_that_asks_for_derivatives_gets_them() -> None:
+    class Cubes(VectorFunction):
+        derivatives = "complex step"
+
+        def input_sizes(self, config: Config) -> list[int]:
+            return [2]
+
+        output_sizes = input_sizes
+
+        def evaluate(self, inputs: Vectors, config: Config) -> Vector:
+            found: Vector = inputs[0] ** 3
+            return found
+
+    g = Graph()
+    g.output(2 * g.add(Cubes)(g.input("x")))
+    found = g.build().gradient(0, 0, [np.array([1.0, 2.0])], np.ones(2), {})
+    np.testing.assert_allclose(found, [6, 24])
 
 
 def test_an_input_may_be_an_output() -> None:

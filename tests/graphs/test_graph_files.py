@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ import dragoman
 from dragoman import Gradient, Infer, ModelSpec, Tensor, errors
 from dragoman.core.calls import Describe, Request
 from dragoman.core.errors import InvalidInput
+from dragoman.core.vectors import Config, VectorFunction, Vectors
 from dragoman.engine.repository import DiskRepository
 from dragoman.graphs.document import document
 from dragoman.graphs.function import GraphFunction
@@ -317,6 +319,28 @@ async def test_a_server_that_is_gone_is_named(tmp_path: Path) -> None:
             await asyncio.wait_for(engine.call(Request(call, "g")), 20)
     finally:
         await engine.close()
+
+
+async def test_a_graph_built_in_python_answers_many_calls_at_a_time() -> None:
+    """Each evaluation waits for another one, of another call."""
+    meeting = threading.Barrier(2)
+
+    class Meets(VectorFunction):
+        input_sizes = output_sizes = lambda self, config: [1]
+
+        def evaluate(self, inputs: Vectors, config: Config) -> Any:
+            meeting.wait(20)
+            return inputs[0]
+
+    g = dragoman.Graph("built")
+    g.output(g.exp(g.add(Meets(), "meets")(g.input("x"))), "y")
+    async with dragoman.open_engine(g.build()) as engine:
+        call = Infer({}, positional=(vector(0),))
+        async with asyncio.timeout(30):
+            answers = await asyncio.gather(*(engine.call(Request(call, "built")) for _ in range(4)))
+        assert [a.answer.outputs["y"].data.tolist() for a in answers] == [[1.0]] * 4
+        told = (await engine.call(Request(Describe(), "built"))).answer
+        assert told.details["graph"]["missing"]["gradient"] == "'meets' has no gradient"
 
 
 async def test_parameters_of_a_graph(tmp_path: Path) -> None:

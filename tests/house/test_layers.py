@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "workers": {"core", "plugins"},
     "compat": {"core", "plugins", "payload", "codecs"},
     "derivatives": {"core"},
-    "graphs": {"core"},
+    "graphs": {"core", "plugins"},
     "generation": {"core"},
     "runtimes": {"core", "plugins", "payload", "codecs", "client", "compat", "derivatives", "graphs", "generation"},
     "engine": {"core", "plugins", "workers", "_version"},

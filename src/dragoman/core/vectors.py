@@ -32,12 +32,14 @@ class VectorFunction:
     (Source: the UM-Bridge interface.) Vectors that come in are read-only; what an author gives back may be arrays,
     lists or scalars, and is checked by whoever calls. Methods may be called from several threads at a time.
     `vectorised`: `evaluate` also takes matrices whose rows are points, and gives matrices with as many rows.
+    `concurrency`: how many calls are worth a thread each; more than one for what waits for others.
     `derivatives`: what is added where it is missing, as `@vector_function` says it ("auto", "jax", ...); None: nothing.
     """
 
     input_names: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()
     vectorised: bool = False
+    concurrency: int = 1
     derivatives: str | None = None
 
     def input_sizes(self, config: Config) -> Sequence[int]:

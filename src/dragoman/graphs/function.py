@@ -17,6 +17,8 @@ from dragoman.graphs.sizes import Sizes, infer
 from dragoman.graphs.wiring import Bound, GraphInput, Node, Port, Source, Wiring
 
 _CONFIGS = 64  # for so many configs sizes are kept
+# How many calls of a graph are under way at a time, unless somebody says otherwise.
+CONCURRENCY = 16
 
 
 class GraphFunction(VectorFunction):
@@ -42,6 +44,7 @@ class GraphFunction(VectorFunction):
         self._abilities = {n: frozenset(node.function.sources()) for n, node in wiring.nodes.items()}
         self._evaluation = self._plan("evaluate")
         self.vectorised = all(wiring.nodes[s.node].function.vectorised for s in self._evaluation[0].steps)
+        self.concurrency = 1 if all(node.cheap for node in wiring.nodes.values()) else CONCURRENCY
         self._pool = DaemonThreads(threads, "graph") if threads else None
 
     def sizes(self, config: Config) -> Sizes:

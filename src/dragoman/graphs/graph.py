@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dragoman import plugins
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import NONE
 from dragoman.core.vectors import Config, Vector, VectorFunction, carried_by
@@ -250,7 +251,10 @@ def vector_function(function: Any) -> VectorFunction:
             f"{type(function).__name__} is no function of vectors; expected one marked @dragoman.vector_function, or a "
             "VectorFunction"
         )
-    return found
+    if found.derivatives is None:
+        return found
+    prepared: Callable[[Any], VectorFunction] = plugins.resolve("dragoman.derivatives.authoring:prepared")
+    return prepared(found)
 
 
 def _called(function: Any) -> str:

@@ -9,14 +9,11 @@ from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.vectors import VectorFunction
 from dragoman.graphs.builtin_form import numbers
 from dragoman.graphs.document import Document
-from dragoman.graphs.function import GraphFunction
+from dragoman.graphs.function import CONCURRENCY, GraphFunction
 from dragoman.graphs.wiring import Node, wire
 from dragoman.runtimes.graph_files import array, read_graph
 from dragoman.runtimes.graph_nodes import Place, load_node
 from dragoman.runtimes.vectors_waiting import WaitingModel
-
-# How many calls of one graph are under way at a time, unless `concurrency` says otherwise.
-_CONCURRENCY = 16
 
 
 class GraphModel(WaitingModel):
@@ -74,7 +71,7 @@ def _concurrency(spec: ModelSpec) -> int:
     for key in spec.parameters:
         if key != "concurrency":
             raise ModelFailed(f"there is no parameter '{key}' of a graph; there is concurrency")
-    found = spec.parameters.get("concurrency", _CONCURRENCY)
+    found = spec.parameters.get("concurrency", CONCURRENCY)
     if not isinstance(found, int) or isinstance(found, bool) or found < 1:
         raise ModelFailed(f"parameter 'concurrency': expected a whole number from 1, got {found!r}")
     return found

@@ -15,6 +15,7 @@ from dragoman.core.model import Model
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.runtimes.vectors import check_returns, is_vectors, vector_model
+from dragoman.runtimes.vectors_waiting import WaitingModel
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -83,7 +84,9 @@ def load(spec: ModelSpec) -> Model:
 def as_model(target: Any, spec: ModelSpec) -> Model:
     """A Model subclass, a Model, a function of vectors or a callable, as a Model with this spec."""
     if is_vectors(target):
-        return vector_model(target, spec)
+        made = vector_model(target, spec)
+        calls = made.function.concurrency
+        return made if calls == 1 else WaitingModel(spec, made.function, calls, made.placement)
     if isinstance(target, type):
         if not issubclass(target, Model):
             raise ModelFailed(f"class {target.__name__} is no model; expected a subclass of dragoman.Model")
