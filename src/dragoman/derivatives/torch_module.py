@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from dragoman.core.vectors import Vector, Vectors
+from dragoman.derivatives import torch_reverse
 from dragoman.derivatives.torch import pull, push, ready
-from dragoman.derivatives.traced import only
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -24,7 +24,7 @@ class ModuleDerivatives:
         self, forward: Callable[..., Tensors], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any], scripted: bool
     ) -> None:
         self._forward, self._forms = forward, tuple(zip(shapes, dtypes, strict=True))
-        self._pull, self._push = (_pull, _push) if scripted else (pull, _ready_push)
+        self._pull, self._push = (torch_reverse.pull, torch_reverse.push) if scripted else (pull, _ready_push)
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector) -> Vector:  # noqa: A002
         return _array(self._pull(self._vectors, output, input, _tensors(inputs), torch.tensor(sens)))
@@ -52,31 +52,6 @@ def _ready_push(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tenso
     """The forward mode is made when it is first needed: most files are never asked for derivatives."""
     ready()
     return push(function, x, vec)
-
-
-# --- without torch.func -----------------------------------------------------------------------------------
-
-
-def _pull(function: Callable[..., Tensors], output: int, input: int, x: Tensors, sens: torch.Tensor) -> torch.Tensor:  # noqa: A002
-    """Jᵀ sens, itself differentiable by x."""
-    at = x[input] if x[input].requires_grad else x[input].detach().requires_grad_()
-    return _slope(only(function(*_put(x, input, at)), output), at, sens)
-
-
-def _push(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, vec: torch.Tensor) -> torch.Tensor:
-    """J vec: the derivative by s of <vec, Jᵀ s>."""
-    at = x.detach().requires_grad_()
-    value = function(at)
-    weights = torch.zeros_like(value, requires_grad=True)
-    return _slope(_slope(value, at, weights), weights, vec)
-
-
-def _slope(value: torch.Tensor, by: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The gradient of <weights, value>; zeros where the one does not depend on the other."""
-    if not value.requires_grad:
-        return torch.zeros_like(by)
-    (found,) = torch.autograd.grad(value, by, weights, create_graph=True, allow_unused=True)
-    return torch.zeros_like(by) if found is None else found
 
 
 def _array(tensor: torch.Tensor) -> Vector:
