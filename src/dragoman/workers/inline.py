@@ -15,6 +15,8 @@ from dragoman.workers.pool import CONCURRENT, A, Loaded
 
 # How long calls may take to end when their pool is closed.
 GRACE_S = 1.0
+# After so many pieces the event loop gets a turn, also where an `async` model never waits.
+_TURN = 16
 
 
 class InlinePool:
@@ -61,8 +63,12 @@ class InlinePool:
     async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
         if self._executor is None:
             raise stopped(self._spec)
+        given = 0
         async with aclosing(self._executor.pieces_async(request)) as pieces:
             while self._executor is not None:
+                given += 1
+                if not given % _TURN:
+                    await asyncio.sleep(0)
                 try:
                     with self._interrupted_by_close():
                         piece = await anext(pieces)
