@@ -284,6 +284,15 @@ async def test_a_graph_of_built_in_nodes_runs_in_the_server(tmp_path: Path) -> N
         np.testing.assert_allclose(found.data, [1, 10 * np.e])
 
 
+async def test_a_graph_without_inputs_is_a_constant(tmp_path: Path) -> None:
+    (tmp_path / "c.graph.toml").write_text(
+        "edges = ['c -> e']\n[nodes]\nc = { builtin = 'constant', value = [0.0, 1.0] }\ne = { builtin = 'exp' }"
+    )
+    async with dragoman.open_engine(tmp_path / "c.graph.toml") as engine:
+        found = (await engine.call(Request(Infer({}, positional=()), "c"))).answer
+        np.testing.assert_allclose(found.outputs["e"].data, [1, np.e])
+
+
 async def test_what_is_missing_is_told(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text(CODE)
     (tmp_path / "g.graph.toml").write_text(

@@ -43,7 +43,8 @@ class GraphFunction(VectorFunction):
         self.sizes({})
         self._abilities = {n: frozenset(node.function.sources()) for n, node in wiring.nodes.items()}
         self._evaluation = self._plan("evaluate")
-        self.vectorised = all(wiring.nodes[s.node].function.vectorised for s in self._evaluation[0].steps)
+        nodes = [wiring.nodes[step.node] for step in self._evaluation[0].steps]
+        self.vectorised = bool(wiring.input_names) and all(node.function.vectorised for node in nodes)
         self.concurrency = 1 if all(node.cheap for node in wiring.nodes.values()) else CONCURRENCY
         self._pool = DaemonThreads(threads, "graph") if threads else None
 

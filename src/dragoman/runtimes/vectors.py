@@ -56,9 +56,11 @@ class Sides:
     @classmethod
     def of(cls, function: VectorFunction, config: Config) -> "Sides":
         sizes = tuple(function.output_sizes(config))
-        inputs = _specs(function.input_sizes(config), function.input_names, "input", function.vectorised)
-        outputs = _specs(sizes, function.output_names, "output", function.vectorised)
-        signature = Signature(inputs, outputs, batched=function.vectorised and bool(inputs))
+        taken = function.input_sizes(config)
+        rows = function.vectorised and bool(taken)  # without inputs there is nothing to count rows by
+        inputs = _specs(taken, function.input_names, "input", rows)
+        outputs = _specs(sizes, function.output_names, "output", rows)
+        signature = Signature(inputs, outputs, batched=rows)
         return cls(signature, tuple(spec.name for spec in outputs), tuple(int(size) for size in sizes))
 
 
