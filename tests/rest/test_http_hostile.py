@@ -321,6 +321,8 @@ async def test_whatever_is_sent_ends_with_an_answer_or_a_close(half: bool) -> No
             with suppress(ConnectionError):
                 while piece := client.recv(1 << 16):
                     text += piece
+            if raw.startswith(PREFACE):
+                return  # that is HTTP/2
             assert not text or re.match(rb"HTTP/1\.1 (200|400|404|405|408|413|431) ", text)
 
     async with serving(Identity, header_timeout_s=0.04, body_timeout_s=0.04, keep_alive_timeout_s=0.04) as house:
