@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dragoman
+from dragoman.transports.listener import PREFACE
 from rest.rest_house import (
     Counter,
     Gate,
