@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.text import Chat, Grammar
 from dragoman.generation import rules
 from dragoman.runtimes.llm import LanguageModel
-from generation.house import Reference, generation, ids, prompts, text
+from generation.house import Reference, generation, ids, opened, prompts, text
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -59,6 +60,21 @@ async def test_a_seed_gives_the_same_text_alone_and_in_a_crowd(llama: LanguageMo
     )
     assert [ids(each) for each in alone] == [ids(each) for each in crowd[:10]]
     assert all(each.seed == 11 for each in alone)
+
+
+async def test_numbers_do_not_depend_on_the_crowd_even_in_bfloat16(llama_folder: Path) -> None:
+    model = opened(llama_folder, dtype="bfloat16", prefill_chunk=32, prefix_cache=0)
+    asked = prompts(8, 50, seed=12)
+    wanted: dict[str, Any] = {"max_new_tokens": 20, "do_sample": True, "seed": 5}
+    alone = [await text(model, prompt, **wanted) for prompt in asked]
+    crowd = await asyncio.gather(
+        *(text(model, prompt, max_new_tokens=30) for prompt in prompts(20, 50, seed=13)),
+        *(text(model, prompt, **wanted) for prompt in asked),
+    )
+    for one, other in zip(alone, crowd[20:], strict=True):
+        assert ids(one) == ids(other)
+        assert [token.logprob for token in one.tokens] == pytest.approx([token.logprob for token in other.tokens])
+    await model.close()
 
 
 async def test_a_seed_is_drawn_and_told(llama: LanguageModel) -> None:

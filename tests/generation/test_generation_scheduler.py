@@ -55,10 +55,11 @@ def test_texts_go_on_beside_chunks_of_prompts() -> None:
     scheduler = Scheduler(Memory(10_000), max_batch=4, chunk=8)
     scheduler.add(Prompt(3))
     scheduler.add(Prompt(20))
-    assert step(scheduler) == [(0, 3), (1, 5)]
+    assert step(scheduler) == [(0, 3)], "a chunk of 8 does not fit beside the first prompt"
+    assert step(scheduler) == [(0, 1), (1, 8)]
     assert step(scheduler) == [(0, 1), (1, 8)]
     scheduler.add(Prompt(2))
-    assert step(scheduler) == [(0, 1), (2, 1), (1, 7)], "the long prompt's rest, and the start of the next"
+    assert step(scheduler) == [(0, 1), (1, 4), (2, 2)], "the long prompt's rest, and the next one"
     assert step(scheduler) == [(0, 1), (1, 1), (2, 1)]
 
 

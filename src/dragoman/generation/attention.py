@@ -10,9 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from dragoman.generation.cache import Cache, CacheShape
 
 NAME = "dragoman"
-# From so many decoding rows on, plain products of matrices over all slots beat the attention kernel row by row.
-_TOGETHER = 4
-# ... unless the slots' lengths differ so much that this would read so many times more than needed.
+# Decoding rows attend all at once, unless the slots' lengths differ so much that so many times too much would be read.
 _RAGGED = 3.0
 
 
@@ -112,7 +110,7 @@ class Step:
 
     def _together(self) -> None:
         """Decide whether the decoding rows attend at once, over all slots up to the last one of theirs."""
-        if len(self.decodes) < _TOGETHER:
+        if not self.decodes:
             return
         used = [span.slot for span in self.decodes]
         slots, length = max(used) + 1, max(span.stop for span in self.decodes)
@@ -185,19 +183,23 @@ def _alone(span: Span, form: Form, query: torch.Tensor, keys: torch.Tensor, valu
     """One sequence's queries [heads, rows, size] against its slot: [heads, rows, value size]."""
     begin = max(0, span.start + 1 - form.window) if form.window else 0
     keys, values = keys[:, begin : span.stop], values[:, begin : span.stop]
+    if span.count == 1:  # to the last bit as the rows that attend together: nobody's text depends on a crowd
+        scores = torch.bmm(query.reshape(len(keys), -1, query.shape[-1]), keys.transpose(1, 2))
+        weights = _weights(scores, form, scores.new_zeros(()))
+        return torch.bmm(weights, values).view(len(query), 1, -1)
     if form.softcap:
         groups = query.shape[0] // keys.shape[0]
         scores = query @ keys.repeat_interleave(groups, 0).transpose(1, 2)
         mask = torch.zeros_like(scores[0]).masked_fill_(~_seen(span, begin, form.window, query), float("-inf"))
         return _weights(scores, form, mask) @ values.repeat_interleave(groups, 0)
-    plain = span.count == 1 or (span.start == 0 and not form.window)
+    plain = span.start == 0 and not form.window
     found: torch.Tensor = scaled_dot_product_attention(
         query[None],
         keys[None],
         values[None],
         None if plain else _seen(span, begin, form.window, query),
         scale=form.scaling,
-        is_causal=plain and span.count > 1,
+        is_causal=plain,
         enable_gqa=True,
     )
     return found[0]

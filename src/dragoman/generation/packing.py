@@ -21,8 +21,21 @@ class PackedLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _ROWS)
         self.bias = None if bias is None else bias.detach()
+        self._pairs = self._depends_on_count(weight.dtype)
+
+    def _depends_on_count(self, dtype: torch.dtype) -> bool:
+        """Whether one row alone is computed by another kernel, which rounds differently, than among others."""
+        rows = torch.randn(2, self.in_features, generator=torch.Generator().manual_seed(0)).to(dtype)
+        self._pairs = False
+        return not torch.equal(self(rows[:1])[0], self(rows)[0])
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """A row's result is the same to the last bit whatever rows are beside it."""
+        if self._pairs and rows.numel() == self.in_features:
+            return self._product(rows.expand(*rows.shape[:-2], 2, -1))[..., :1, :]
+        return self._product(rows)
+
+    def _product(self, rows: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
         return found
 

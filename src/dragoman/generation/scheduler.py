@@ -92,8 +92,9 @@ class Scheduler:
         left = self._chunk
         for task in self.running:
             for sequence in task.sequences:
-                if left > 0 and not sequence.decoding:
-                    count = min(left, sequence.pending)
+                # A prompt is always cut at the same places, so that its numbers do not depend on who is beside it.
+                count = min(self._chunk - sequence.computed % self._chunk, sequence.pending)
+                if not sequence.decoding and count <= left:
                     works.append(Work(task, sequence, count))
                     left -= count
         # Rows of one token come first, as one of a prompt may be.
