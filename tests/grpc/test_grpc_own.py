@@ -275,6 +275,36 @@ async def test_messages_that_nobody_reads_stay_with_the_client(raw: Raw, engine:
     assert sent > 1 << 19
 
 
+async def test_what_all_calls_hold_is_bounded(engine: FakeEngine) -> None:
+    server = make_server("own", engine, replace(LIMITS, max_bodies_bytes=300_000))
+    async with Raw.to(await server.start("127.0.0.1", 0)) as raw:
+        assert await answers(raw)
+        half = framed(bytes(200_000))[:150_000]
+        numbers = [raw.ask("ModelInfer", end=False) for _ in range(3)]
+        for number in numbers[:2]:
+            for at in range(0, len(half), 15_000):
+                raw.say(number, half[at : at + 15_000])
+        assert await answers(raw)  # small ones have room beside
+        for at in range(0, len(half), 15_000):
+            raw.say(numbers[2], half[at : at + 15_000])
+        code, told = (await raw.answer(numbers[2])).status
+        assert code == EXHAUSTED
+        assert told.startswith("the requests under way hold all of the 300000 bytes")
+        raw.h2.reset_stream(numbers[0], 8)
+        assert await answers(raw)
+        large = infer_message()
+        large.raw_input_contents[0] = bytes(100_000)
+        large.inputs[0].datatype, large.inputs[0].shape[0] = "UINT8", 100_000
+        data = framed(large.SerializeToString())
+        stream = raw.ask("ModelStreamInfer", end=False)
+        for n in range(9):  # what has been read is held no more
+            for at in range(0, len(data), 15_000):
+                raw.say(stream, data[at : at + 15_000], end=n == 8 and at + 15_000 >= len(data))
+            await raw.until(lambda n=n: len(raw.streams[stream].body) > 3 * (n + 1) * 100_000)
+        assert (await raw.answer(stream)).status[0] == OK
+    await server.stop(0)
+
+
 async def test_a_client_that_says_nothing_is_asked_and_stays(hasty: Raw) -> None:
     assert await answers(hasty)
     pings = 0

@@ -37,7 +37,7 @@ class Call:
     """One call. It is over for the client once its status is sent, and for the server once its task has ended."""
 
     __slots__ = (
-        "_began_s", "_begun", "_counted", "_gone", "_heard", "_house", "_left",
+        "_began_s", "_begun", "_counted", "_gone", "_heard", "_held", "_house", "_left",
         "_messages", "_stream", "_task", "_timer", "deadline_s", "head",
     )  # fmt: skip
 
@@ -50,8 +50,8 @@ class Call:
         self._task: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._begun = self._gone = self._left = False
-        self._counted = 0
-        self._heard = 0
+        self._held = self._counted = 0
+        self._heard = 0  # of the message that is coming in
         self._began_s = 0.0
         house.enter(self)
 
@@ -102,15 +102,19 @@ class Call:
         """The client has said all."""
 
     def _count(self, size: int) -> None:
-        """Count what this call holds among all bodies, where it is large."""
         self._heard += size
-        held = self._heard
-        if held > _SMALL:
+        self.hold(size)
+
+    def hold(self, size: int) -> None:
+        """Count so many bytes more, or fewer, that this call holds among all bodies; little is not counted."""
+        self._held += size
+        counted = self._held if self._held > _SMALL else 0
+        if counted != self._counted:
             try:
-                self._house.bodies.take(held - self._counted)
+                self._house.bodies.take(counted - self._counted)
             except HttpFault as fault:
                 raise Refusal("RESOURCE_EXHAUSTED", fault.message) from fault
-            self._counted = held
+            self._counted = counted
 
     async def unpacked(self, message: Buffer) -> Buffer:
         """A packed message. Raises Refusal."""

@@ -18,10 +18,10 @@ _SMALL: Final = 1 << 14
 class Messages:
     """The messages of one call. `ready` holds those that are whole, each with whether it is packed.
 
-    `awaited` is how many bytes of the one under way are still to come, `held` how many of it are here.
+    `awaited` is how many bytes of the one under way are still to come.
     """
 
-    __slots__ = ("_filled", "_flag", "_limit", "_place", "_prefix", "_small", "awaited", "held", "ready")
+    __slots__ = ("_filled", "_flag", "_limit", "_place", "_prefix", "_small", "awaited", "ready")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -31,7 +31,6 @@ class Messages:
         self._place: Any = None
         self._filled = 0
         self.awaited = 0
-        self.held = 0
         self.ready: deque[tuple[int, Buffer]] = deque()
 
     @property
@@ -66,7 +65,7 @@ class Messages:
         if not length:
             self.ready.append((flag, b""))
             return
-        self._flag, self.awaited, self.held = flag, length, 0
+        self._flag, self.awaited = flag, length
         if length > _SMALL:
             # Not zeroed, which would take about as long as to receive it; the system gives pages as they are filled.
             self._place = np.empty(length, np.uint8).data
@@ -80,7 +79,6 @@ class Messages:
             return at + size
         piece = data[at : at + size]
         self.awaited -= size
-        self.held += size
         if self.awaited:
             self._small += piece
         else:
@@ -100,11 +98,9 @@ class Messages:
         """So many bytes were written there."""
         self._filled += size
         self.awaited -= size
-        self.held += size
         if not self.awaited:
             place, self._place = self._place, None
             self._done(place.toreadonly())
 
     def _done(self, message: Buffer) -> None:
-        self.held = 0
         self.ready.append((self._flag, message))

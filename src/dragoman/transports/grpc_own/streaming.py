@@ -58,10 +58,9 @@ class StreamCall(Call):
         messages = self._messages
         flag, message = messages.ready.popleft()
         self._stream.take(PREFIX_BYTES + len(message))
-        if not messages.ready:
-            self._heard = messages.held
-            if messages.awaited:
-                self._stream.expect(messages.awaited)
+        self.hold(-PREFIX_BYTES - len(message))
+        if not messages.ready and messages.awaited:
+            self._stream.expect(messages.awaited)
         return await self.unpacked(message) if flag else message
 
     # --- out -----------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ class Terms:
     `connection_window` is at least 65,535.
     """
 
-    max_streams: int = 256
+    max_streams: int = 1000
     stream_window: int = 1 << 20
     connection_window: int = 16 << 20
     max_frame: int = 1 << 20
