@@ -96,7 +96,7 @@ async def test_models_that_wait_for_each_other_are_told(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("served", "message"),
     [
-        ("nobody", "node 's': Request for unknown model: 'nobody' is not found"),
+        ("nobody", "node 's': served: there is no model 'nobody' on this server; serve it beside the graph"),
         ("broken", "node 's': model 'broken' is not there: failed to load 'broken'"),
         ("words", "node 's': model 'words' is no function of vectors: not all its tensors are float vectors"),
         ("wrong", "node 's': models wait for each other: wrong -> wrong"),

@@ -16,7 +16,7 @@ from dragoman.core.calls import (
     SignatureFor,
 )
 from dragoman.core.datatypes import FP64
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import InvalidInput, ModelNotFound
 from dragoman.core.peers import Peers
 from dragoman.core.signature import Signature
 from dragoman.core.tensor import Tensor
@@ -37,7 +37,13 @@ class Served(VectorFunction):
     def __init__(self, name: str, peers: Peers) -> None:
         self._name = name
         self._peers = peers
-        told = peers.describe(name)
+        try:
+            told = peers.describe(name)
+        except ModelNotFound as fault:
+            raise InvalidInput(
+                f"served: there is no model '{name}' on this server; serve it beside the graph, as in "
+                "dragoman serve GRAPH PATH"
+            ) from fault
         self._face = _face(told.signature, name)
         self._configurable = SignatureFor in told.calls
         self._sources = {ability: f"served by '{name}'" for call, ability in _CALLS.items() if call in told.calls}
