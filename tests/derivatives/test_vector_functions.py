@@ -489,9 +489,21 @@ def test_a_vectorised_function_is_asked_once_for_its_gradient() -> None:
             assert len(shapes) == 1
 
 
-def test_a_function_that_is_not_vectorised_as_it_says_is_told() -> None:
-    with pytest.raises(ModelFailed, match="is said to be vectorised; expected the same of rows of points"):
-        made(lambda x: x**2 + x.sum(), inputs=[3], vectorised=True, derivatives="complex step")
+@pytest.mark.parametrize("derivatives", ["auto", "complex step", None])
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (lambda x: x**2 + x.sum(), "expected the same numbers as for each alone for three rows .* got a difference of"),
+        (lambda x: x.sum(), r"expected shape \[3, 1\] for three rows of points in output 0, got \[\]"),
+        (lambda x: x[0] * x[1] * x[2], r"expected shape \[3, 1\] .* got \[3\]|expected the same numbers"),
+        (lambda x: [x[0], x @ np.ones((3, 3)) @ x], "got InvalidOutput"),
+    ],
+)
+def test_a_function_that_is_not_vectorised_as_it_says_is_told(
+    function: Callable[..., Any], told: str, derivatives: str | None
+) -> None:
+    with pytest.raises(ModelFailed, match=f"is said to be vectorised; .*({told})"):
+        made(function, inputs=[3], vectorised=True, derivatives=derivatives)
 
 
 def test_long_vectors_take_no_square_memory() -> None:

@@ -14,6 +14,7 @@ from dragoman.derivatives.complex_step import AnalyticGradient, ComplexStep
 from dragoman.derivatives.differences import Differences
 from dragoman.derivatives.exact import ByUnitVectors, Linear, OfGradient
 from dragoman.derivatives.first_of import FirstOf
+from dragoman.derivatives.rows import check_rows
 
 log = logging.getLogger("dragoman.derivatives")
 
@@ -29,6 +30,8 @@ def derived(author: Authored) -> VectorFunction:
     if author.declared.linear:
         parts = (*parts, Linear(parts[0]))
     found = FirstOf(*parts)
+    if author.declared.vectorised and len(author.input_sizes({})):
+        check_rows(found, author.point({}), author.name)
     return FirstOf(found, ByUnitVectors(found)) if author.declared.derivatives or author.declared.linear else found
 
 

@@ -111,25 +111,7 @@ class ComplexStep(Of):
 
         for index in range(len(point)):
             check_analytic(values, point, index, sizes, self._author.name)
-            if self.vectorised:
-                self._check_rows(point, index, sizes, config)
         return True
-
-    def _check_rows(self, point: Vectors, index: int, sizes: Sequence[int], config: Config) -> None:
-        """ModelFailed where rows of points give other derivatives than each point alone."""
-        vec = np.cos(1.0 + np.arange(len(point[index])))
-        alone = self._along(point, index, vec, config)
-        span = range(min(len(vec), max(1, _NUMBERS // len(vec)))) if len(vec) else range(0)
-        if len(span) < len(vec):
-            return  # long vectors: one call would be too large
-        for output in range(len(sizes)):
-            together = vec @ self._columns(point, output, index, span, config)
-            gap = np.max(np.abs(together - alone[output]), initial=0.0)
-            if not gap <= 1e-9 * max(1.0, float(np.max(np.abs(alone[output]), initial=0.0))):
-                raise ModelFailed(
-                    f"'{self._author.name}' is said to be vectorised; expected the same of rows of points as of each "
-                    f"alone, got derivatives of output {output} that differ by {gap:.3g}"
-                )
 
 
 class AnalyticGradient(OfGradient):
