@@ -1,0 +1,79 @@
+"""Server reflection of both versions: what tools ask before they call."""
+
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from grpc_reflection.v1alpha import reflection_pb2
+
+from dragoman.payload import oip_messages as m
+
+VERSIONS = ("v1", "v1alpha")
+
+
+async def asked(channel: Any, version: str, **question: Any) -> Any:
+    """The answer to one question; the messages of both versions are the same on the wire."""
+    path = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+    call = channel.stream_stream(path)()
+    await call.write(reflection_pb2.ServerReflectionRequest(**question).SerializeToString())
+    answer: Any = reflection_pb2.ServerReflectionResponse.FromString(await call.read())
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+    assert await call.code() is grpc.StatusCode.OK
+    return answer
+
+
+def files(answer: Any) -> dict[str, FileDescriptorProto]:
+    found = map(FileDescriptorProto.FromString, answer.file_descriptor_response.file_descriptor_proto)
+    return {file.name: file for file in found}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_every_service_can_be_described(channel: Any, version: str) -> None:
+    answer = await asked(channel, version, list_services="")
+    names = [service.name for service in answer.list_services_response.service]
+    assert names == sorted(names)
+    assert m.SERVICE in names
+    for name in names:
+        described = files(await asked(channel, version, file_containing_symbol=name))
+        services = {f"{file.package}.{s.name}" for file in described.values() for s in file.service}
+        assert name in services
+        for file in described.values():
+            again = files(await asked(channel, version, file_by_filename=file.name))
+            assert again[file.name] == file
+            assert set(file.dependency) <= set(again)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_the_first_version_names_its_own_messages(channel: Any, version: str) -> None:
+    symbol = f"grpc.reflection.{version}.ServerReflectionRequest"
+    (file,) = files(await asked(channel, version, file_containing_symbol=symbol)).values()
+    assert file.package == f"grpc.reflection.{version}"
+    types = {field.type_name for message in file.message_type for field in message.field if field.type_name}
+    types |= {kind for service in file.service for me in service.method for kind in (me.input_type, me.output_type)}
+    assert all(kind.startswith(f".grpc.reflection.{version}.") for kind in types)
+
+
+@pytest.mark.parametrize(
+    ("question", "code"),
+    [
+        ({"file_containing_symbol": "no.Such"}, 5),
+        ({"file_by_filename": "no.proto"}, 5),
+        ({"all_extension_numbers_of_type": "no.Such"}, 5),
+        ({"file_containing_extension": {"containing_type": "inference.ModelInferRequest"}}, 5),
+        ({}, 3),
+    ],
+)
+async def test_what_is_not_there_is_said_and_the_stream_goes_on(channel: Any, question: Any, code: int) -> None:
+    answer = await asked(channel, "v1", host="here", **question)
+    assert answer.error_response.error_code == code
+    assert answer.error_response.error_message
+    assert answer.valid_host == answer.original_request.host == "here"
+
+
+async def test_types_without_extensions_have_none(channel: Any) -> None:
+    name = "inference.ModelInferRequest"
+    answer = await asked(channel, "v1", all_extension_numbers_of_type=name)
+    assert answer.all_extension_numbers_response.base_type_name == name
+    assert list(answer.all_extension_numbers_response.extension_number) == []
