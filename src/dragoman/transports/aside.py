@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from math import prod
 from typing import Any, TypeVar
 
 from dragoman.core.calls import Inference
@@ -42,6 +43,6 @@ def weight(answer: Any) -> int:
     if isinstance(answer, Inference):
         total = 0
         for tensor in answer.outputs.values():
-            total += tensor.data.size * _ELEMENT if tensor.datatype is BYTES else tensor.data.nbytes
+            total += prod(tensor.shape) * _ELEMENT if tensor.datatype is BYTES else tensor.data.nbytes
         return total
     return answer.data.nbytes if isinstance(answer, Tensor) else 0
