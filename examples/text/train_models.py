@@ -1,9 +1,10 @@
 """Trains small language models on Python's own documentation, and saves them as Hugging Face folders.
 
-    python examples/text/train_models.py models
+    python examples/text/train_models.py [FOLDER]
 
-writes `models/small-llama` and `models/small-gpt2` (a minute or two each on two cores): weights as safetensors, a
-byte-level BPE tokenizer and a chat template. Their texts are no wisdom, but they are no noise either.
+writes `small-llama` and `small-gpt2` into the folder, `models` beside this file by default (about a minute each on two
+cores), unless they are there: weights as safetensors, a byte-level BPE tokenizer and a chat template. Their texts are
+no wisdom, but they are no noise either.
 """
 
 import sys
@@ -115,7 +116,7 @@ def network(kind: Kind, size: Size, ids: Any) -> Any:
     return LlamaForCausalLM(config)
 
 
-def learn(model: Any, tokens: torch.Tensor, steps: int, limit_s: float, rows: int = 16, length: int = 64) -> float:
+def learn(model: Any, tokens: torch.Tensor, steps: int, limit_s: float, rows: int = 8, length: int = 64) -> float:
     """Train on rows cut out of the tokens, until the steps are done or the time is over; gives the last loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
@@ -132,7 +133,7 @@ def learn(model: Any, tokens: torch.Tensor, steps: int, limit_s: float, rows: in
         if time.monotonic() > end_s:
             break
     model.eval()
-    return float(loss)
+    return float(loss.detach())
 
 
 def train(folder: Path, kind: Kind, size: Size = Size(), steps: int = 600, limit_s: float = 120.0) -> float:
@@ -145,12 +146,15 @@ def train(folder: Path, kind: Kind, size: Size = Size(), steps: int = 600, limit
     )
     model = network(kind, size, made)
     loss = learn(model, tokens, steps, limit_s)
-    model.save_pretrained(folder)
     made.save_pretrained(folder)
+    model.save_pretrained(folder)  # last, so that a folder with a model in it is whole
     return loss
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1] if len(sys.argv) > 1 else "models")
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "models"
     for each in ("llama", "gpt2"):
-        print(f"small-{each}: loss {train(target / f'small-{each}', each):.2f}")
+        made = target / f"small-{each}"
+        if not (made / "config.json").exists():
+            print(f"training {made.name}, a minute or two ...", flush=True)
+            print(f"{made.name}: loss {train(made, each, limit_s=100.0):.2f}", flush=True)
