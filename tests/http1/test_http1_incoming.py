@@ -280,7 +280,7 @@ def test_large_bodies_grow_into_place() -> None:
 
 
 def test_what_a_head_tells() -> None:
-    found = desk().heads.read(
+    found, _ = desk().heads.read(
         b"POST /a/%62?x=%20 HTTP/1.1\r\nHost: x\r\nACCEPT: a\r\nAccept:  b \r\nTransfer-Encoding: CHUNKED\r\n"
         b"Expect: 100-Continue\r\nConnection: Upgrade, close\r\nUpgrade: h2c\r\n\r\n"
     )
@@ -297,16 +297,21 @@ def test_what_a_head_tells() -> None:
 )
 def test_connections_are_kept_where_that_is_wanted(version: str, connection: str, kept: bool) -> None:
     line = f"connection: {connection}\r\n" if connection else ""
-    found = desk().heads.read(f"GET /a HTTP/{version}\r\nhost: x\r\n{line}\r\n".encode())
+    found, _ = desk().heads.read(f"GET /a HTTP/{version}\r\nhost: x\r\n{line}\r\n".encode())
     assert found.keep_alive is kept
 
 
-def test_heads_with_secrets_are_not_kept() -> None:
-    heads = desk().heads
+def test_heads_with_secrets_are_known_to_their_connection_alone() -> None:
+    shared = desk()
+    heads, incoming = shared.heads, Incoming(shared)
     for secret in ("authorization", "cookie"):
         raw = head("GET", "/a", **{secret: "s3"})
-        heads.read(raw)
+        assert [found.path for found in put([raw, raw], incoming)] == ["GET /a?", "GET /a?"]
         assert heads.known(raw) is None
+        assert incoming._last is not None
+    assert put([head("GET", "/a", cookie="s4"), head("GET", "/nowhere", cookie="s4")], incoming)[1].kind == "refused"
+    incoming.drop()
+    assert incoming._last is None
     heads.read(head("GET", "/a"))
     assert heads.known(head("GET", "/a")) is not None
 

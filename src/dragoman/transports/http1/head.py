@@ -17,10 +17,10 @@ _DIGITS = re.compile(r"[0-9]{1,18}", re.ASCII)
 # What a proxy is told to give whole: the path begins behind the authority.
 _ABSOLUTE = re.compile(r"https?://[^/?]*", re.ASCII | re.IGNORECASE)
 
-# Clients that keep their connection send the same head again and again.
+# Clients that keep their connection send the same head again and again. So many are kept, none longer than this.
 _KNOWN = 512
-_KNOWN_BYTES = 2048
-_SECRET = ("authorization", "cookie", "proxy-authorization")  # heads that hold one are not kept
+KNOWN_BYTES = 2048
+_SECRET = ("authorization", "cookie", "proxy-authorization")  # heads that hold one are for one connection to know
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -167,18 +167,22 @@ class Heads:
         self._known: dict[bytes, Head] = {}
         self.known = self._known.get
 
-    def read(self, raw: bytes) -> Head:
-        """The head in these bytes, up to and with its empty line. Raises HttpFault 400 or 431."""
+    def read(self, raw: bytes) -> tuple[Head, bool]:
+        """The head in these bytes, up to and with its empty line, and whether it is known from now on.
+
+        Raises HttpFault 400 or 431.
+        """
         if len(raw) > self._limits.max_header_bytes:
             raise self.too_large()
         reading = self.reading()
         reading.feed(raw)
         head = self.finished(reading)
-        if len(raw) <= _KNOWN_BYTES and not any(name in head.headers for name in _SECRET):
-            if len(self._known) >= _KNOWN:
-                self._known.clear()
-            self._known[raw] = head
-        return head
+        if len(raw) > KNOWN_BYTES or any(name in head.headers for name in _SECRET):
+            return head, False
+        if len(self._known) >= _KNOWN:
+            self._known.clear()
+        self._known[raw] = head
+        return head, True
 
     def reading(self) -> Reading:
         """For a head that comes in pieces."""

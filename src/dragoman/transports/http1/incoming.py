@@ -6,7 +6,7 @@ from dragoman.protocols.wire import Buffer, HttpFault
 from dragoman.transports.application import Application
 from dragoman.transports.http1.body import Body, GrowingBody, too_large
 from dragoman.transports.http1.chunks import Chunks
-from dragoman.transports.http1.head import CHUNKED, Head, Heads, Reading
+from dragoman.transports.http1.head import CHUNKED, KNOWN_BYTES, Head, Heads, Reading
 
 # What is read at a time where it is not a body's own place: a small request whole, and little of a large one.
 _SCRATCH = 16 << 10
@@ -65,6 +65,7 @@ class Incoming:
         "_fed",
         "_growing",
         "_head",
+        "_last",
         "_over",
         "_reading",
     )
@@ -80,6 +81,7 @@ class Incoming:
         self._growing: GrowingBody | None = None
         self._chunks: Chunks | None = None
         self._over = 0  # bytes of a body to pass over
+        self._last: tuple[bytes, Head] | None = None  # a head with secrets, which this connection alone may know
         self._fault: HttpFault | None = None
 
     # --- in ----------------------------------------------------------------------------------------------------
@@ -147,10 +149,17 @@ class Incoming:
             return None
         if self._reading is None:
             raw = data[at:end]
-            found = heads.known(raw) or heads.read(raw)
+            found = heads.known(raw) or self._read(raw)
         else:
             found = self._finished(self._reading, data[at + self._fed : end], end - at)
         self._at = end
+        return found
+
+    def _read(self, raw: bytes) -> Head:
+        if self._last is not None and self._last[0] == raw:
+            return self._last[1]
+        found, kept = self._desk.heads.read(raw)
+        self._last = None if kept or len(raw) > KNOWN_BYTES else (raw, found)
         return found
 
     def _behind_empty_lines(self) -> int:
@@ -242,5 +251,5 @@ class Incoming:
     def drop(self) -> None:
         """Let go of everything: the connection is over."""
         self._desk.bodies.give_back(self.held)
-        self._head = self._body = self._growing = self._chunks = self._reading = None
+        self._head = self._body = self._growing = self._chunks = self._reading = self._last = None
         self._data, self._at, self._over = b"", 0, 0
