@@ -110,7 +110,7 @@ def continuous(folder: str, dtype: str) -> Callable[[list[list[int]], int], Time
     _, model = _transformers(folder, dtype)
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
-    settings = ContinuousBatchingConfig(num_blocks=512, max_batch_tokens=512)
+    settings = ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=512)
 
     def ask(asked: list[list[int]], new: int) -> Times:
         config = GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=2)
