@@ -115,6 +115,22 @@ async def test_a_model_that_cannot_be_a_node(folder: Path, served: str, message:
         assert message in wrong.reason
 
 
+async def test_versions_of_a_graph_may_wait_at_the_same_time(folder: Path) -> None:
+    for version in ("1", "2"):
+        (folder / "versions" / version).mkdir(parents=True)
+        text = "[nodes]\ns = { served = 'squares' }\n"
+        (folder / "versions" / version / "graph.toml").write_text(text)
+    async with dragoman.open_engine(folder, version_policy="all") as engine:
+        assert engine.ready(), [d.reason for d in engine.deployments()]
+        assert await values(engine, 2.0, 3.0, model="versions") == [[4.0, 9.0], [5.0]]
+
+
+async def test_nobody_asks_on_the_event_loop(folder: Path) -> None:
+    async with dragoman.open_engine(folder) as engine:
+        with pytest.raises(errors.ModelFailed, match="model 'me' would wait for itself"):
+            engine.peers("me").describe("squares")
+
+
 async def test_a_graph_in_a_process_of_its_own_asks_nobody(folder: Path) -> None:
     async with dragoman.open_engine(folder / "posterior.graph.toml", placement="process") as engine:
         (deployment,) = engine.deployments()

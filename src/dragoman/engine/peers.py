@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
@@ -53,7 +54,7 @@ class Neighbourhood:
                 raise InvalidInput(f"models wait for each other: {' -> '.join(chain)}")
             return await self._described(name)
         finally:
-            del self._waits[asks]
+            self._waits.pop(asks, None)  # two versions of a model may ask at the same time
             await self._gate.acquire()
 
     async def _described(self, name: str) -> ModelDescription:
@@ -85,6 +86,7 @@ class Neighbours:
         self._all = all_
         self._name = name
         self._loop = loop
+        self._thread = threading.get_ident()  # the event loop's
 
     def describe(self, name: str) -> ModelDescription:
         return self._waited(self._all.describe(name, self._name))
@@ -93,7 +95,7 @@ class Neighbours:
         return self._waited(self._all.call(request))
 
     def _waited(self, work: Coroutine[Any, Any, A]) -> A:
-        if asyncio._get_running_loop() is self._loop:
+        if threading.get_ident() == self._thread:
             work.close()
             raise ModelFailed(f"model '{self._name}' would wait for itself: it asks another model on the event loop")
         try:
