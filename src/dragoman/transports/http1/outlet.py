@@ -69,7 +69,6 @@ class Outlet:
 
     async def send(self, response: HttpResponse) -> None:
         self._check_there()
-        self.started = True
         parts = response.body
         size = sum(map(len, parts))
         if size > _PIECE and not self._transport.can_write_eof():  # TLS
@@ -105,8 +104,10 @@ class Outlet:
         head = self._head
         http10 = head is not None and head.http10
         close = close or self.draining or (head is not None and not head.keep_alive) or (http10 and size is None)
+        text = self._outgoing.head(status, headers, size, close=close, http10=http10)
         self.close = close or (bool(headers) and ("connection", "close") in headers)
-        return self._outgoing.head(status, headers, size, close=close, http10=http10)
+        self.started = True
+        return text
 
     def go_on(self) -> None:
         """Tell a client that it may send its body."""
@@ -116,7 +117,6 @@ class Outlet:
 
     async def start(self, status: int, headers: Headers) -> None:
         self._check_there()
-        self.started = True
         self._put(self._start(status, headers, None, False))
 
     async def write(self, part: Buffer) -> None:

@@ -1,0 +1,83 @@
+"""Mistakes of our own cost one answer, and never anybody else's."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from dragoman.protocols.wire import HttpProtocol, HttpRequest, HttpResponse, Route, json_response
+from dragoman.transports.http import http_server
+from dragoman.transports.limits import Limits
+
+
+def _answers(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(200, (request.body,), (("x-path", request.path),))
+
+
+def _breaks_its_line(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(200, (b"a",), (("x", "a\r\ncontent-length: 7"),))
+
+
+def _raises(request: HttpRequest) -> HttpResponse:
+    raise RuntimeError("a secret")
+
+
+def _no_bytes(request: HttpRequest) -> HttpResponse:
+    parts: Any = (None,)
+    return HttpResponse(200, parts)
+
+
+def _error(fault: Any) -> HttpResponse:
+    if "worst" in str(fault):
+        raise RuntimeError("even this")
+    return json_response({"error": str(fault)}, getattr(fault, "status", 500))
+
+
+TABLE = HttpProtocol(
+    "test",
+    tuple(
+        Route(method, path, endpoint)
+        for path, endpoint in (("/", _answers), ("/line", _breaks_its_line), ("/raises", _raises), ("/none", _no_bytes))
+        for method in ("GET", "POST")
+    ),
+    _error,
+)
+
+
+@pytest_asyncio.fixture
+async def port() -> AsyncIterator[int]:
+    engine: Any = None  # nothing is asked of it
+    server = http_server(engine, (TABLE,), limits=Limits())
+    (found,) = await server.start([("127.0.0.1", 0)])
+    yield found
+    await server.stop(0.0)
+
+
+async def told(port: int, path: str) -> bytes:
+    """All that a client is told until the server hangs up."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+    try:
+        return await asyncio.wait_for(reader.read(), 10)
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("path", ["/line", "/raises", "/none"])
+async def test_a_mistake_is_told_blandly(port: int, path: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.CRITICAL, "dragoman.http"):
+        text = await told(port, path)
+    assert text.startswith(b"HTTP/1.1 500 ")
+    assert text.count(b"content-length") == 1
+    assert b"request id" in text
+    assert b"secret" not in text
+    assert (await told(port, "/")).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_where_nothing_can_be_told_the_connection_ends(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    assert await told(port, "/worst") == b""
+    assert "a connection failed" in caplog.text
+    assert (await told(port, "/")).startswith(b"HTTP/1.1 200 ")
