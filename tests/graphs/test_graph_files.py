@@ -352,6 +352,39 @@ async def test_a_graph_built_in_python_answers_many_calls_at_a_time() -> None:
         assert told.details["graph"]["missing"]["gradient"] == "'meets' has no gradient"
 
 
+@pytest.mark.parametrize("threads", [0, 4])
+async def test_when_the_caller_leaves_no_further_node_is_asked(threads: int) -> None:
+    begun, go, ended = threading.Event(), threading.Event(), threading.Event()
+    further: list[Any] = []
+
+    class First(VectorFunction):
+        input_sizes = output_sizes = lambda self, config: [1]
+
+        def evaluate(self, inputs: Vectors, config: Config) -> Any:
+            begun.set()
+            assert go.wait(20)
+            ended.set()
+            return inputs[0]
+
+    class Second(First):
+        def evaluate(self, inputs: Vectors, config: Config) -> Any:
+            further.append(inputs)
+            return inputs[0]
+
+    g = dragoman.Graph("two", threads=threads)
+    x = g.input("x")
+    g.output(g.sum(*(g.add(Second())(g.add(First())(x)) for _ in range(2))), "y")
+    async with dragoman.open_engine(g.build()) as engine:
+        asked = asyncio.ensure_future(engine.call(Request(Infer({}, positional=(vector(0),)), "two")))
+        assert await asyncio.to_thread(begun.wait, 20)
+        asked.cancel()
+        await asyncio.wait({asked})
+        go.set()
+        assert await asyncio.to_thread(ended.wait, 20)
+        await engine.call(Request(Infer({}, positional=(vector(1),)), "two"))
+    assert [x[0].tolist() for x in further] == [[1.0], [1.0]]  # of the second call alone
+
+
 async def test_parameters_of_a_graph(tmp_path: Path) -> None:
     path = tmp_path / "g.graph.toml"
     path.write_text(TOML)

@@ -8,6 +8,8 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from typing import Any
 
+from dragoman.core.errors import WorkerLost
+from dragoman.core.leaving import watch
 from dragoman.graphs.plan import Plan, Step
 
 Do = Callable[[Step, Sequence[Any]], Any]
@@ -65,9 +67,16 @@ def take(order: Order, do: Do, pool: Executor | None) -> list[Any]:
     if pool is not None and order.parallel:
         return _Taking(order, do, pool).results()
     results: list[Any] = []
+    left = watch()
     for i in range(len(order.steps)):
+        if left():
+            raise _unwanted()
         results.append(_timed(order, i, do, results))
     return results
+
+
+def _unwanted() -> WorkerLost:
+    return WorkerLost("nobody waits for this call any more")
 
 
 def _timed(order: Order, i: int, do: Do, results: Sequence[Any]) -> Any:
@@ -88,10 +97,11 @@ class _Taking:
         self._pool = pool
         self._results: list[Any] = [None] * len(order.steps)
         self._waits = [*order.waits]
-        self._left = len(order.steps)
+        self._open = len(order.steps)
         self._ready: deque[int] = deque()
         self._changed = threading.Condition()
         self._fault: BaseException | None = None
+        self._left = watch()
 
     def results(self) -> list[Any]:
         mine: list[int] = []
@@ -99,10 +109,10 @@ class _Taking:
         self._go(mine)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._ready or self._left == 0 or self._fault is not None)
+                self._changed.wait_for(lambda: self._ready or self._open == 0 or self._fault is not None)
                 if self._fault is not None:
                     raise self._fault
-                if self._left == 0:
+                if self._open == 0:
                     return self._results
             self._ticket()
 
@@ -118,6 +128,8 @@ class _Taking:
         while mine and self._fault is None:
             step = mine.pop()
             try:
+                if self._left():
+                    raise _unwanted()
                 self._results[step] = _timed(self._order, step, self._do, self._results)
             except BaseException as fault:  # whoever waits raises it
                 with self._changed:
@@ -128,8 +140,8 @@ class _Taking:
 
     def _finished(self, step: int) -> list[int]:
         with self._changed:
-            self._left -= 1
-            if self._left == 0:
+            self._open -= 1
+            if self._open == 0:
                 self._changed.notify_all()
             ready = []
             for other in self._order.followers[step]:

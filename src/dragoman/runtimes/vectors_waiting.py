@@ -1,10 +1,12 @@
 """Functions of vectors that wait for others: for servers elsewhere, or for models beside them."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from dragoman.core.calls import ApplyHessian, ApplyJacobian, Gradient, Infer, SignatureFor
+from dragoman.core.leaving import until_left
 from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.tensor import Tensor
@@ -46,4 +48,9 @@ class WaitingModel(VectorModel):
         return await self._waited(super().signature_for, call)
 
     async def _waited(self, method: Callable[[C], A], call: C) -> A:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, method, call)
+        left = threading.Event()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, until_left, left, method, call)
+        except asyncio.CancelledError:
+            left.set()  # a graph asks nobody else then
+            raise
