@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from grpc_fakes import LIMIT, LIMITS, FakeEngine, infer_message, make_server
 from raw_client import Raw, framed
@@ -391,6 +392,25 @@ def test_large_messages_are_written_to_their_place() -> None:
     assert bytes(found[:51_000]) == bytes(1000) + b"x" * 50_000
     assert isinstance(found, memoryview)
     assert found.readonly
+
+
+async def test_large_raw_contents_reach_the_model_where_they_were_received(raw: Raw, engine: FakeEngine) -> None:
+    for size in (100_000, 100_004, 100_008):
+        message = m.ModelInferRequest(model_name="echo", id="x" * (size % 64))
+        message.inputs.add(name="x", datatype="FP32", shape=[size // 4])
+        message.raw_input_contents.append(bytes(size))
+        data = framed(message.SerializeToString())
+        number = raw.ask("ModelInfer", end=False)
+        for at in range(0, len(data), 16_000):
+            if raw.h2.local_flow_control_window(number) < 16_000:
+                await raw.until(lambda n=number: raw.h2.local_flow_control_window(n) >= 16_000)
+            raw.say(number, data[at : at + 16_000], end=at + 16_000 >= len(data))
+        assert (await raw.answer(number)).status[0] == OK
+        owner = engine.seen[-1].call.inputs["x"].data  # type: ignore[attr-defined]
+        assert owner.flags.aligned
+        while isinstance(owner, np.ndarray):
+            owner = owner.base
+        assert isinstance(owner, memoryview)
 
 
 def test_a_message_beyond_the_limit_is_refused_by_its_prefix() -> None:
