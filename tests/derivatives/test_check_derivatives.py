@@ -163,7 +163,7 @@ def test_the_command_tells_what_is_right(model: Path, tmp_path: Path, capsys: py
     assert run(f"{model}:right", "--config", '{"power": 4}', "--plot", drawn) == 0
     told = capsys.readouterr().out
     assert "gradient by complex step" in told
-    assert told.count(" ok\n") == 3
+    assert told.count(" ok\n") == 5
     assert "all is well, at 2 points" in told
     root = ET.parse(drawn).getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"

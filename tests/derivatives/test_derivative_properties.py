@@ -111,7 +111,7 @@ def agree(case: Drawn, method: str, by: str, loose: float) -> None:
                 close(found, wanted, loose)
             for j, w in enumerate(direction):
                 found, wanted = (second(f, o, i, j, at, sens, w) for f in (function, reference))
-                close(found, wanted, max(loose, 1e-7 if "complex step" in (method, by) else 0))
+                close(found, wanted, loose)
 
 
 def identities(case: Drawn, method: str, relative: float) -> None:
@@ -163,7 +163,7 @@ def test_identities_of_torch(case: Drawn) -> None:
 @QUICK
 @given(case=drawn)
 def test_identities_of_the_complex_step(case: Drawn) -> None:
-    identities(case, "complex step", 1e-6)
+    identities(case, "complex step", 1e-11)
 
 
 @cache

@@ -63,8 +63,9 @@ class VectorFunction:
         raise NotImplementedError
 
     def sources(self) -> Mapping[Ability, str]:
-        """What it can do, and where that comes from: "author", "torch", "jax", "complex step", "finite differences",
-        "graph", ... Without an override: every method that the class, or the instance, overrides is the author's."""
+        """What it can do, and where that comes from: "author", "torch", "jax", "complex step", "dual numbers",
+        "finite differences", "graph", ... Without an override: every method that the class, or the instance, overrides
+        is the author's."""
         return {
             name: "author"
             for name in ABILITIES

@@ -46,9 +46,10 @@ def vector_function(function: Any = None, **options: Any) -> Any:
     inputs: the sizes of the vectors, `[2]` or by name `{"x": 2}`, or a function of the config that gives them.
     outputs: likewise; without them the function is tried once at a point.
     at: a point, one vector an input, where the function may be tried; it tells the sizes of inputs too.
-    derivatives: "jax" and "torch" for functions written in them; "complex step" for NumPy functions that are analytic;
-        "finite differences" for any; "auto" takes the first of jax, torch and complex step that suits the function, and
-        is none where none does; None adds nothing. What the author has written is always preferred.
+    derivatives: "jax" and "torch" for functions written in them; "complex step" for NumPy functions that are analytic,
+        with Hessian actions by dual numbers where these come through; "finite differences" for any; "auto" takes the
+        first of jax, torch and complex step that suits the function, and is none where none does; None adds nothing.
+        What the author has written is always preferred.
     vectorised: the function takes matrices, whose rows are points, as well (for "jax": through jax.vmap, by default).
     linear: the function is A x + b; its derivatives follow.
     gradient, apply_jacobian, apply_hessian: functions of the same vectors, and by name of those of `sens`, `vec`,

@@ -12,6 +12,7 @@ from dragoman.core.vectors import VectorFunction
 from dragoman.derivatives.authored import Authored
 from dragoman.derivatives.complex_step import AnalyticGradient, ComplexStep
 from dragoman.derivatives.differences import Differences
+from dragoman.derivatives.dual_numbers import DualNumbers
 from dragoman.derivatives.exact import ByUnitVectors, Linear, OfGradient
 from dragoman.derivatives.first_of import FirstOf
 from dragoman.derivatives.rows import check_rows
@@ -58,10 +59,8 @@ def _complex_step(author: Authored) -> Parts:
 
 def _analytic(author: Authored, log_why: bool) -> Parts:
     """What is exact, of the function or, where that is written, of its gradient; checked."""
-    if "gradient" in author.sources():
-        found: ComplexStep | AnalyticGradient = AnalyticGradient(author)
-    else:
-        found = ComplexStep(author)
+    written = "gradient" in author.sources()
+    found: ComplexStep | AnalyticGradient = AnalyticGradient(author) if written else ComplexStep(author)
     if found.sources().keys() <= author.sources().keys():
         return ()
     try:
@@ -70,6 +69,17 @@ def _analytic(author: Authored, log_why: bool) -> Parts:
         if not log_why:
             raise
         log.info("no derivatives are added: %s", fault.message)
+        return ()
+    return (found,) if written else (found, *_curvature(author, found))
+
+
+def _curvature(author: Authored, exact: VectorFunction) -> Parts:
+    """Dual numbers, where they come through the function."""
+    found = DualNumbers(author, exact)
+    try:
+        found.check({})
+    except ModelFailed as fault:
+        log.info("no Hessian action is added: %s", fault.message)
         return ()
     return (found,)
 
