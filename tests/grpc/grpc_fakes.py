@@ -49,7 +49,7 @@ def method(name: str) -> GrpcMethod | GrpcStreamMethod:
     return next(row for row in TABLE.methods if row.name == name)
 
 
-def ask(name: str, body: bytes, metadata: Mapping[str, str] | None = None) -> Exchange[Any, bytes]:
+def ask(name: str, body: bytes, metadata: Mapping[str, str] | None = None) -> Exchange[Any, Any]:
     row = method(name)
     assert isinstance(row, GrpcMethod)
     return row.endpoint(GrpcRequest(body, metadata or {}))
@@ -72,7 +72,7 @@ def infer_message(model: str = "echo", raw: bool = True, **fields: Any) -> Any:
     return message
 
 
-def call_of(asked: Exchange[Any, bytes] | GrpcStream[Any]) -> Any:
+def call_of(asked: Exchange[Any, Any] | GrpcStream[Any]) -> Any:
     """The call that was read, of whichever kind it is."""
     return asked.request.call
 

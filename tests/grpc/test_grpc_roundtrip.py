@@ -15,6 +15,7 @@ from dragoman.core.tensor import Tensor, object_array
 from dragoman.payload import oip_messages as m
 from dragoman.payload.oip_contents import FIELDS
 from dragoman.payload.raw import raw_from_tensor
+from dragoman.transports.grpc_calls import whole
 
 SHAPES = st.one_of(
     st.just(()),
@@ -59,7 +60,7 @@ def same(one: Tensor, other: Tensor, exact: bool) -> bool:
 def passed_through(tensor: Tensor, raw: bool) -> tuple[Tensor, Any]:
     exchange = ask("ModelInfer", asked(tensor, raw).SerializeToString())
     read: Tensor = call_of(exchange).inputs["x"]
-    reply = m.ModelInferResponse.FromString(exchange.reply(Response(Inference({"y": read}), "echo", "1")))
+    reply = m.ModelInferResponse.FromString(whole(exchange.reply(Response(Inference({"y": read}), "echo", "1"))))
     return read, reply
 
 

@@ -34,11 +34,12 @@ from dragoman.payload import oip_messages as m
 from dragoman.protocols import oip, oip_repository
 from dragoman.protocols.oip_derivatives import derivative, told
 from dragoman.protocols.oip_exchange import exchange
-from dragoman.protocols.oip_inference import FINAL, Form, named, read_infer, write_infer
+from dragoman.protocols.oip_inference import FINAL, Form, named, read_infer, write_infer, write_parts
 from dragoman.protocols.wire import (
     Exchange,
     GrpcMethod,
     GrpcProtocol,
+    GrpcReply,
     GrpcRequest,
     GrpcStream,
     GrpcStreamMethod,
@@ -147,12 +148,12 @@ def _written_spec(spec: TensorSpec) -> Any:
 # --- inference -------------------------------------------------------------------------------------------
 
 
-def _infer(policy: Policy, request: GrpcRequest) -> Exchange[Any, bytes]:
+def _infer(policy: Policy, request: GrpcRequest) -> Exchange[Any, bytes] | Exchange[Any, GrpcReply]:
     asked, form = read_infer(request, policy)
     derived = derivative(asked)
     if derived is not None:
         return Exchange(derived, lambda response: write_infer(told(asked, response), form))
-    return Exchange(asked, partial(write_infer, form=form))
+    return Exchange(asked, partial(write_parts, form=form))
 
 
 def _stream_infer(policy: Policy, request: GrpcRequest) -> GrpcStream[Inference]:

@@ -70,6 +70,12 @@ def read_infer(request: GrpcRequest, policy: Policy) -> tuple[Request[Inference]
 
 def write_infer(response: Response[Inference], form: Form) -> bytes:
     """The ModelInferResponse of an answer; raw elements are copied once, straight from their arrays."""
+    written = write_parts(response, form)
+    return written if isinstance(written, bytes) else b"".join(written)
+
+
+def write_parts(response: Response[Inference], form: Form) -> bytes | Sequence[Buffer]:
+    """The same; where its raw elements are many, in parts, of which they are views."""
     answer = oip.classified(response.answer, form.classes)
     outputs = answer.outputs
     message = ModelInferResponse(model_name=response.model, model_version=response.version, id=form.id)
@@ -93,7 +99,7 @@ def write_infer(response: Response[Inference], form: Form) -> bytes:
     parts: list[Buffer] = [message.SerializeToString()]
     for blob in blobs:
         parts += length_delimited(_RAW_OUTPUT_CONTENTS, blob)
-    return b"".join(parts)
+    return parts
 
 
 def named(model: str) -> str:

@@ -145,12 +145,16 @@ class GrpcStream(msgspec.Struct, Generic[A], frozen=True):
     end: bytes | None = None
 
 
+# A message to send; the parts of a large one follow one another on the wire.
+GrpcReply = bytes | Sequence[Buffer]
+
+
 @dataclass(frozen=True, slots=True)
 class GrpcMethod:
     """A unary method: one message in, one out."""
 
     name: str
-    endpoint: Callable[[GrpcRequest], Exchange[Any, bytes]]
+    endpoint: Callable[[GrpcRequest], Exchange[Any, bytes] | Exchange[Any, GrpcReply]]
 
 
 @dataclass(frozen=True, slots=True)
