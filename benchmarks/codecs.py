@@ -58,7 +58,8 @@ def measured(interpreters: dict[str, Path], rounds: int, times: int) -> Iterator
 @contextlib.contextmanager
 def asked(side: str, interpreter: Path) -> Iterator[Any]:
     """A process that measures one side whenever it is asked."""
-    command = [str(interpreter), "-W", "ignore", str(_TIMES), side]
+    # Without -P its folder would come first, where files are called as modules of Python are.
+    command = [str(interpreter), "-P", "-W", "ignore", str(_TIMES), side]
     with subprocess.Popen(command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdin is not None
         assert child.stdout is not None
