@@ -166,6 +166,18 @@ def test_parameters_are_checked(llama_folder: Path) -> None:
             opened(llama_folder, **parameters)
 
 
+async def test_models_loaded_at_the_same_time_do_not_spoil_each_other(
+    folders: Path, llama_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    several = [llama_folder, folders / "tiny-gpt2"] * 2
+    made = await asyncio.gather(*(asyncio.to_thread(opened, folder) for folder in several))
+    said = [await text(model, "The", max_new_tokens=3) for model in made]
+    assert said[:2] == said[2:]
+    assert "LOAD REPORT" not in capfd.readouterr().err
+    for model in made:
+        await model.close()
+
+
 def test_folders_that_are_no_text_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
     with pytest.raises(ModelFailed, match="cannot be loaded as a text model"):

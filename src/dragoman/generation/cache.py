@@ -49,14 +49,12 @@ class Cache:
         """Have at least so many slots of at least that length; `fits` must have said so."""
         if slots <= self.slots and length <= self.length:
             return
-        slots = max(slots, min(self.slots, self.budget // _rounded(max(length, self.length))))
-        length = max(_rounded(length), self.length)
-        if length > self.length:  # half as much again, where there is room, so that it seldom grows
-            ample = _rounded(max(length, self.length * 3 // 2))
-            length = ample if slots * ample <= self.budget else length
-        if not self.fits(slots, length):
-            length = self.budget // slots // PORTION * PORTION
-        self._resize(slots, length)
+        length = _rounded(length)
+        # Twice the slots and half as much length again, where there is room, so that it seldom grows.
+        ample_slots = max(slots, 2 * self.slots if slots > self.slots else self.slots)
+        ample_length = max(length, _rounded(self.length * 3 // 2) if length > self.length else self.length)
+        sizes = ((ample_slots, ample_length), (slots, ample_length), (ample_slots, length), (slots, length))
+        self._resize(*next((size for size in sizes if self.fits(*size)), (slots, length)))
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Write what one slot holds of the first `length` tokens into another."""

@@ -173,6 +173,12 @@ def _natural(config: Any, device: torch.device) -> torch.dtype:
     """The type of the saved weights where the device computes in it, else FP32."""
     named = getattr(config, "dtype", None)
     saved = named if isinstance(named, torch.dtype) else DTYPES.get(str(named), torch.float32)
-    if device.type == "cpu" and saved is torch.float16:
+    if device.type == "cpu" and (saved is torch.float16 or not _computes_bfloat16()):
         return torch.float32
     return saved
+
+
+def _computes_bfloat16() -> bool:
+    """Whether this CPU multiplies BF16 by instructions of its own; without, it is slower than FP32."""
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "amx", "bf16"))

@@ -99,7 +99,10 @@ class Service:
                 continue
             if order is None:
                 return False
-            order(engine)
+            try:
+                order(engine)
+            except Exception:  # the thread must outlive whatever it meets
+                log.exception("an order to the text engine failed")
         return True
 
     def _begin(self, engine: Engine, jobs: Sequence[Job]) -> None:

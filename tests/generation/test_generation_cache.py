@@ -1,0 +1,43 @@
+"""The cache keeps what it holds when it grows, stays within its budget, and has no NaN anywhere."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from dragoman.generation.cache import Cache, CacheShape  # noqa: E402
+
+
+def filled(cache: Cache, slot: int, length: int) -> None:
+    cache.keys[:, slot, :, :length] = slot + 1
+    cache.values[:, slot, :, :length] = -slot - 1
+
+
+def test_growing_keeps_what_is_held_and_stays_within_the_budget() -> None:
+    cache = Cache(CacheShape(2, 3, 4, 5), 1024, torch.float32, torch.device("cpu"))
+    assert (cache.slots, cache.length) == (0, 0)
+    for slots, length in ((1, 10), (2, 70), (3, 70), (5, 100), (4, 200), (16, 64)):
+        assert cache.fits(slots, length)
+        cache.reserve(slots, length)
+        assert cache.slots >= slots
+        assert cache.length >= length
+        assert cache.slots * cache.length <= 1024
+        filled(cache, slots - 1, 8)
+        assert bool((cache.keys[:, slots - 1, :, :8] == slots).all())
+    assert not cache.fits(16, 65)
+    assert bool(torch.isfinite(cache.keys).all())
+    cache.release()
+    assert cache.keys.numel() == 0
+
+
+def test_slots_are_copied_and_reordered() -> None:
+    cache = Cache(CacheShape(1, 1, 2, 2), 1024, torch.float32, torch.device("cpu"))
+    cache.reserve(3, 64)
+    for slot in range(3):
+        filled(cache, slot, 4)
+    cache.gather([2, 0, 0], [0, 1, 2], 4)
+    assert [int(cache.keys[0, slot, 0, 0, 0]) for slot in range(3)] == [3, 1, 1]
+    cache.copy(0, 2, 2)
+    assert cache.values[0, 2, 0, :4, 0].tolist() == [-3, -3, -1, -1]
+    block = cache.read(0, 1, 3)
+    cache.write(1, 0, block)
+    assert cache.keys[0, 1, 0, :3, 0].tolist() == [3, 3, 1]
