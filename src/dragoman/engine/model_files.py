@@ -98,13 +98,7 @@ def checked(table: Any, path: Path) -> dict[str, Any]:
             "the model"
         )
     for key, value in table.items():
-        wanted = _KEYS.get(key)
-        if wanted is None:
-            raise InvalidInput(f"{path}: there is no model setting '{key}'; there are {', '.join(_KEYS)}")
-        if not isinstance(value, wanted) or isinstance(value, bool):
-            raise InvalidInput(f"{path}: '{key}' has the wrong kind of value: {value!r}")
-        if key in _LEAST and not table[key] >= _LEAST[key]:
-            raise InvalidInput(f"{path}: '{key}' expects at least {_LEAST[key]}, got {value!r}")
+        _check(key, value, path)
     for name, told in result.get("protocols", {}).items():
         if not isinstance(told, dict):
             raise InvalidInput(f"{path}: 'protocols.{name}' expects a table, got {told!r}")
@@ -114,6 +108,16 @@ def checked(table: Any, path: Path) -> dict[str, Any]:
         if key in result:
             result[key] = tuple(_tensor(t, f"{path}: '{key}'") for t in result[key])
     return result
+
+
+def _check(key: str, value: Any, path: Path) -> None:
+    wanted = _KEYS.get(key)
+    if wanted is None:
+        raise InvalidInput(f"{path}: there is no model setting '{key}'; there are {', '.join(_KEYS)}")
+    if not isinstance(value, wanted) or isinstance(value, bool):
+        raise InvalidInput(f"{path}: '{key}' has the wrong kind of value: {value!r}")
+    if key in _LEAST and not value >= _LEAST[key]:
+        raise InvalidInput(f"{path}: '{key}' expects at least {_LEAST[key]}, got {value!r}")
 
 
 def _tensor(given: Any, where: str) -> TensorSpec:
