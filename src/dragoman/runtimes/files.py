@@ -1,12 +1,18 @@
 """What the runtimes share: the file that a spec names, and the package that reads it."""
 
 import importlib
+import os
+import threading
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dragoman.core.errors import ModelFailed
 from dragoman.core.spec import ModelSpec
+
+_TRANSFORMERS_LOADS = threading.Lock()
 
 
 def package(name: str, extra: str) -> Any:
@@ -18,6 +24,23 @@ def package(name: str, extra: str) -> Any:
             f"this model needs the package '{name}', which cannot be imported ({fault}); "
             f"pip install 'dragoman[{extra}]'"
         ) from fault
+
+
+@contextmanager
+def transformers_alone(extra: str) -> Iterator[Any]:
+    """The package transformers, for one model at a time and without lines of its own beside our log.
+
+    While it loads a model it changes PyTorch for the whole process (no tied weights, tensors without memory), so that
+    two models at a time would spoil each other.
+    """
+    # The library would otherwise report its use to its makers.
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    with _TRANSFORMERS_LOADS:
+        transformers = package("transformers", extra)
+        transformers.utils.logging.disable_progress_bar()
+        if "TRANSFORMERS_VERBOSITY" not in os.environ:
+            transformers.utils.logging.set_verbosity_error()
+        yield transformers
 
 
 def model_path(spec: ModelSpec) -> Path:

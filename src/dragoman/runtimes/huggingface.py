@@ -1,7 +1,6 @@
 """Hugging Face models by task, through transformers' pipelines."""
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor, object_array
-from dragoman.runtimes.files import check_pickle, package
+from dragoman.runtimes.files import check_pickle, package, transformers_alone
 from dragoman.runtimes.huggingface_answers import Reader
 from dragoman.runtimes.huggingface_images import decoded, of_pixels
 from dragoman.runtimes.huggingface_tasks import ALIASES, Task, options_of, task_called, task_of
@@ -43,10 +42,11 @@ class HuggingFaceModel(Model):
 
     def load(self) -> None:
         self._refuse()
-        # The library would otherwise report its use to its makers.
-        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-        self._transformers, self._torch = package("transformers", "huggingface"), package("torch", "huggingface")
-        self._transformers.utils.logging.disable_progress_bar()
+        self._torch = package("torch", "huggingface")
+        with transformers_alone("huggingface") as self._transformers:
+            self._load_all()
+
+    def _load_all(self) -> None:
         place = self._place(str(self.spec.parameters.get("pretrained_model") or self.spec.uri))
         tokenizer_place = self._place(str(self.spec.parameters.get("pretrained_tokenizer") or place))
         try:

@@ -14,7 +14,7 @@ from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.text import Chat, Generation, Prompt, Tokenized, joined
 from dragoman.runtimes import llm_infer
-from dragoman.runtimes.files import model_path, package
+from dragoman.runtimes.files import model_path, package, transformers_alone
 
 # Prompts of more characters are cut into tokens aside, so that others are answered meanwhile.
 _LONG = 20_000
@@ -38,9 +38,11 @@ class LanguageModel(Model):
         # Threads that wait for each other spin no longer than this: where others need the cores, as this server's own
         # event loop does, spinning takes ten times what it saves. It is read when PyTorch is first imported.
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
-        transformers = package("transformers", "text")
         package("torch", "text")
-        transformers.utils.logging.disable_progress_bar()
+        with transformers_alone("text"):
+            self._load()
+
+    def _load(self) -> None:
         from dragoman.generation import loading
 
         chosen = loading.options(self.spec.parameters)
