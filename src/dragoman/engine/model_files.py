@@ -111,12 +111,12 @@ def checked(table: Any, path: Path) -> dict[str, Any]:
 
 
 def _check(key: str, value: Any, path: Path) -> None:
-    wanted = _KEYS.get(key)
+    wanted, number = _KEYS.get(key), value
     if wanted is None:
         raise InvalidInput(f"{path}: there is no model setting '{key}'; there are {', '.join(_KEYS)}")
     if not isinstance(value, wanted) or isinstance(value, bool):
         raise InvalidInput(f"{path}: '{key}' has the wrong kind of value: {value!r}")
-    if key in _LEAST and not value >= _LEAST[key]:
+    if key in _LEAST and not number >= _LEAST[key]:
         raise InvalidInput(f"{path}: '{key}' expects at least {_LEAST[key]}, got {value!r}")
 
 
