@@ -18,6 +18,7 @@ from dragoman import plugins
 from dragoman.core import logs
 from dragoman.core.errors import InvalidInput
 from dragoman.core.spec import ModelSpec, check_name
+from dragoman.core.vectors import carried_by
 from dragoman.engine.engine import Engine, Identity
 from dragoman.engine.model_files import server_settings
 from dragoman.engine.model_metrics import FOLDER as METRICS_FOLDER
@@ -284,7 +285,7 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def _live_spec(target: Any, settings: Settings) -> ModelSpec:
-    declared = getattr(target, "__dragoman__", None)
+    declared = getattr(target, "__dragoman__", None) or getattr(carried_by(target), "declared", None)
     name = getattr(declared, "name", "") or getattr(target, "name", "") or getattr(target, "__name__", "")
     if not isinstance(name, str) or not name:
         name = type(target).__name__

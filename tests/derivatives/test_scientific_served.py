@@ -9,6 +9,8 @@ import pytest
 import requests
 import umbridge
 
+import dragoman
+
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scientific"
 NAMES = {"banana", "donut", "funnel", "mixture", "deconvolution", "beam", "heat", "posterior"}
 
@@ -55,3 +57,13 @@ def test_configs_and_published_values_over_the_wire(served_address: Callable[[An
     assert deconvolution(exact, {"prior": "CMRF"})[0][0] == pytest.approx(828.4505233852567, rel=1e-12)
     told = requests.get(f"{url}/v2/models/deconvolution", timeout=60).json()
     assert told["details"]["derivatives"]["gradient"] == "author"
+
+
+def test_a_name_that_is_declared_is_the_name_of_a_live_function(served_address: Callable[[Any], str]) -> None:
+    @dragoman.vector_function(inputs=[2], name="energy")
+    def unnamed(x: Any) -> Any:
+        return (x**2).sum()
+
+    url = served_address(unnamed)
+    assert umbridge.supported_models(url) == ["energy"]
+    assert umbridge.HTTPModel(url, "energy").apply_hessian(0, 0, 0, [[1.0, 2.0]], [1.0], [1.0, 3.0]) == [2.0, 6.0]
