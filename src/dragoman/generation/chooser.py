@@ -73,8 +73,7 @@ class Chooser:
             raise ValueError("no token is left that the parameters allow")
         if self._random is None:
             return int(logits.argmax())
-        self._narrow(logits)
-        return rules.draw(logits, self._random.random())
+        return self._drawn(logits, self._random.random())
 
     def rule(self, logits: rules.Logits) -> None:
         """The rules that hold whether or not tokens are drawn."""
@@ -91,18 +90,24 @@ class Chooser:
         if self._guide is not None:
             logits[~self._guide.allowed()] = -np.inf
 
-    def _narrow(self, logits: rules.Logits) -> None:
+    def _drawn(self, logits: rules.Logits, uniform: float) -> int:
+        """A token drawn from what is left of the distribution; after top_k only that much of it is looked at."""
         given = self.sampling
         if given.temperature != 1:
             rules.temperature(logits, given.temperature)
-        if given.top_k > 0:
+        tokens = None
+        if 0 < given.top_k < len(logits):
             rules.top_k(logits, given.top_k)
+            tokens = np.flatnonzero(logits > -np.inf)
+            logits = logits[tokens]
         if given.top_p < 1:
             rules.top_p(logits, given.top_p)
         if given.min_p > 0:
             rules.min_p(logits, given.min_p)
         if given.typical_p < 1:
             rules.typical_p(logits, given.typical_p)
+        drawn = rules.draw(logits, uniform)
+        return drawn if tokens is None else int(tokens[drawn])
 
     def took(self, token: int) -> None:
         """The token that was chosen."""

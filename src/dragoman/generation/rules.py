@@ -14,8 +14,6 @@ Logits = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int64]
 
 _NEVER = np.float32(-np.inf)
-# So many likeliest tokens are looked at before all are sorted.
-_LIKELY = 512
 
 
 def repetition_penalty(logits: Logits, seen: Tokens, penalty: float) -> None:
@@ -53,12 +51,13 @@ def top_k(logits: Logits, count: int) -> None:
 
 
 def top_p(logits: Logits, mass: float) -> None:
-    """Leave the likeliest tokens that make up the mass, at least one (Holtzman et al. 2020)."""
-    shares = probabilities(logits)
-    order = _likeliest(shares, mass)
-    before = np.cumsum(shares[order]) - shares[order]
-    kept = order[before < mass]
-    _leave(logits, kept if len(kept) else order[:1])
+    """Leave the likeliest tokens that make up the mass, at least one, and those equal to the least of them (Holtzman et
+    al. 2020)."""
+    ordered = np.sort(logits)[::-1]
+    powers = np.exp(ordered - ordered[0])
+    before = np.cumsum(powers, dtype=np.float64) - powers
+    kept = max(1, int((before < mass * powers.sum(dtype=np.float64)).sum()))
+    logits[logits < ordered[kept - 1]] = _NEVER
 
 
 def min_p(logits: Logits, share: float) -> None:
@@ -69,21 +68,15 @@ def min_p(logits: Logits, share: float) -> None:
 
 def typical_p(logits: Logits, mass: float) -> None:
     """Leave the tokens whose surprise is nearest to the expected one and make up the mass (Meister et al. 2022)."""
-    shares = probabilities(logits)
-    with np.errstate(divide="ignore"):
-        surprise = -np.log(shares)
-    possible = shares > 0
-    expected = (shares[possible] * surprise[possible]).sum()
-    order = np.argsort(np.abs(surprise - expected), kind="stable")
-    last = int((np.cumsum(shares[order]) < mass).sum())
-    _leave(logits, order[: last + 1])
-
-
-def probabilities(logits: Logits) -> npt.NDArray[np.float64]:
-    """Their softmax."""
-    powers = np.exp(logits - logits.max(), dtype=np.float64)
-    found: npt.NDArray[np.float64] = powers / powers.sum()
-    return found
+    possible = np.flatnonzero(logits > _NEVER)
+    left = logits[possible]
+    powers = np.exp(left - left.max(), dtype=np.float64)
+    shares = powers / powers.sum()
+    surprise = np.log(powers.sum()) - (left - left.max())
+    distance = np.abs(surprise - (shares * surprise).sum())
+    order = np.argsort(distance)
+    last = min(int((np.cumsum(shares[order]) < mass).sum()), len(order) - 1)
+    logits[possible[distance > distance[order[last]]]] = _NEVER
 
 
 def draw(logits: Logits, uniform: float) -> int:
@@ -91,18 +84,3 @@ def draw(logits: Logits, uniform: float) -> int:
     sums = np.cumsum(np.exp(logits - logits.max()), dtype=np.float64)
     place = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
     return min(place, len(logits) - 1)
-
-
-def _likeliest(shares: npt.NDArray[np.float64], mass: float) -> npt.NDArray[np.intp]:
-    """Tokens by falling probability: all, or so many of the first as make up the mass."""
-    if len(shares) > 4 * _LIKELY:
-        some = np.argpartition(shares, len(shares) - _LIKELY)[-_LIKELY:]
-        if shares[some].sum() > mass:
-            return some[np.argsort(-shares[some], kind="stable")]
-    return np.argsort(-shares, kind="stable")
-
-
-def _leave(logits: Logits, kept: npt.NDArray[np.intp]) -> None:
-    left = logits[kept]
-    logits[:] = _NEVER
-    logits[kept] = left
