@@ -112,7 +112,8 @@ def _reader(workload: Workload) -> Callable[[], Any]:
 
 def _answer(workload: Workload, written: Any) -> workloads.Answer:
     if workload.wire == "grpc":
-        return workloads.Answer({}, bytes(written))
+        parts = [written] if isinstance(written, bytes) else written
+        return workloads.Answer({}, b"".join(parts))
     return workloads.Answer(dict(written.headers), b"".join(written.body))
 
 
