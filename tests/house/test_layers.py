@@ -83,7 +83,7 @@ def test_the_engine_knows_only_the_interface_of_pools() -> None:
 
 
 def test_transports_know_of_protocols_only_the_vocabulary() -> None:
-    for path in (ROOT / "transports").glob("*.py"):
+    for path in (ROOT / "transports").rglob("*.py"):
         assert {m for m in imports(path) if m.startswith("protocols")} <= {"protocols.wire"}, path.name
 
 
