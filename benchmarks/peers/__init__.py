@@ -1,0 +1,149 @@
+"""Other model servers: what each needs installed, and how it is started with an identity or a classifier."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.processes import RESULTS, Process, free_port, http_ready, listens, started
+from benchmarks.subjects import Form, Subject
+from benchmarks.workloads import Wire
+
+HERE = Path(__file__).resolve().parent
+CLASSIFIER = "Classifier"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Where a peer shall listen, which models it shall serve, and a folder of its own."""
+
+    folder: Path
+    models: Sequence[str]
+    batching: bool = False
+    http: int = field(default_factory=free_port)
+    grpc: int = field(default_factory=free_port)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A server: its packages, the form of its questions, the command that starts it, and what it must be told."""
+
+    packages: tuple[str, ...]
+    form: Form
+    command: Callable[[Served], list[str]]
+    environment: tuple[tuple[str, str], ...] = ()
+    speaks_grpc: bool = False
+
+
+def python(name: str) -> Path:
+    """The interpreter of a peer's own environment."""
+    return RESULTS / "venvs" / name / "bin" / "python"
+
+
+def _mlserver(defaults: bool, served: Served) -> list[str]:
+    """A folder of models with its settings; the quickest ones take out what they allow to."""
+    settings = {"host": "127.0.0.1", "http_port": served.http, "grpc_port": served.grpc, "metrics_port": free_port()}
+    if not defaults:
+        settings |= {"parallel_workers": 0, "debug": False, "gzip_enabled": False, "metrics_endpoint": None}
+    for name in served.models:
+        home = served.folder / name
+        home.mkdir(parents=True)
+        described: dict[str, object] = {"name": name, "implementation": "mlserver_models.Identity"}
+        if name == CLASSIFIER:
+            described["implementation"] = "mlserver_sklearn.SKLearnModel"
+            described["parameters"] = {"uri": str(trained("mlserver", served.folder))}
+        if served.batching:
+            described |= {"max_batch_size": 32, "max_batch_time": 0.002}
+        (home / "model-settings.json").write_text(json.dumps(described))
+    (served.folder / "settings.json").write_text(json.dumps(settings))
+    return [str(python("mlserver").parent / "mlserver"), "start", str(served.folder)]
+
+
+def trained(peer: str, folder: Path) -> Path:
+    """The classifier, trained with the peer's own scikit-learn: its files are no good to another version."""
+    target = folder / "classifier.joblib"
+    subprocess.run([str(python(peer)), str(HERE / "train.py"), str(target)], check=True)
+    return target
+
+
+def _script(peer: str, served: Served) -> list[str]:
+    arguments = [str(served.http), str(served.grpc), *served.models]
+    return [str(python(peer)), str(HERE / f"{peer}_server.py"), *arguments]
+
+
+def _bentoml(served: Served) -> list[str]:
+    command = [str(python("bentoml")), "-m", "bentoml", "serve", "bentoml_server:Identity"]
+    return [*command, "--host", "127.0.0.1", "--port", str(served.http), "--working-dir", str(HERE)]
+
+
+# Bounds that a release needs and does not state itself.
+_MLSERVER = ("mlserver==1.7.1", "mlserver-sklearn==1.7.1", "uvloop==0.21.0", "pandas<3", "httptools")
+
+PEERS = {
+    "mlserver": Peer(_MLSERVER, "oip", lambda s: _mlserver(False, s), speaks_grpc=True),
+    "mlserver-defaults": Peer(_MLSERVER, "oip", lambda s: _mlserver(True, s), speaks_grpc=True),
+    "kserve": Peer(("kserve==0.21.0",), "oip", lambda s: _script("kserve", s), speaks_grpc=True),
+    "litserve": Peer(("litserve",), "plain", lambda s: _script("litserve", s)),
+    "bentoml": Peer(("bentoml",), "plain", _bentoml, (("BENTOML_DO_NOT_TRACK", "True"),)),
+    "ray": Peer(("ray[serve]",), "plain", lambda s: _script("ray", s), (("RAY_USAGE_STATS_ENABLED", "0"),)),
+    "pytriton": Peer(("nvidia-pytriton",), "oip", lambda s: _script("pytriton", s), speaks_grpc=True),
+}
+
+
+def home_of(name: str) -> str:
+    """The environment that a peer runs in: one for all settings of a server."""
+    return name.partition("-")[0]
+
+
+def installed() -> list[str]:
+    return [name for name in PEERS if (python(home_of(name)).parent.parent / "installed").exists()]
+
+
+def install(name: str) -> None:
+    """An environment of its own, from the package registry; what is there already is brought up to what is needed."""
+    home = python(home_of(name)).parent.parent
+    packages = PEERS[name].packages
+    stamp = home / "installed"
+    if stamp.exists() and stamp.read_text() == "\n".join(packages):
+        return
+    if not python(home_of(name)).exists():
+        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+    subprocess.run([str(python(home_of(name))), "-m", "pip", "install", "-q", *packages], check=True)
+    stamp.write_text("\n".join(packages))
+
+
+def version(name: str) -> str:
+    """Of the server that is installed."""
+    distribution = {"pytriton": "nvidia-pytriton"}.get(name, home_of(name))
+    code = f"from importlib.metadata import version; print(version({distribution!r}))"
+    return subprocess.run([str(python(home_of(name))), "-c", code], capture_output=True, text=True).stdout.strip()
+
+
+@contextlib.contextmanager
+def running(name: str, served: Served, core: int | None) -> Iterator[Subject]:
+    """A peer that is ready. RuntimeError with what it said where it never is."""
+    peer = PEERS[name]
+    served.folder.mkdir(parents=True, exist_ok=True)
+    command = ["env", f"PYTHONPATH={HERE}", *(f"{k}={v}" for k, v in peer.environment), *peer.command(served)]
+    with started(command, served.folder / "log", core, cwd=served.folder) as process:
+        ready_s = process.until(lambda: _answers(peer, served), limit_s=120)
+        ports: dict[Wire, int] = {"http": served.http}
+        if peer.speaks_grpc:
+            ports["grpc"] = served.grpc
+        yield Subject(name, process, ports, peer.form, ready_s)
+        _end(process)
+
+
+def _answers(peer: Peer, served: Served) -> bool:
+    return http_ready(served.http) if peer.form == "oip" else listens(served.http)
+
+
+def _end(process: Process) -> None:
+    """Its workers too, by their ids."""
+    for pid in reversed(process.pids()):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, 15)

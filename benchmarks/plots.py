@@ -1,0 +1,64 @@
+"""Bar charts as SVG, drawn with nothing but text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+_WIDTH, _BAR, _GAP, _LABELS, _VALUES, _TOP = 720, 18, 6, 190, 90, 58
+_COLOURS = {"own": "#2a6fb0", "echo": "#8a8f98", "peer": "#c9803a"}
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One server: its figure as a length and as text, and what kind of server it is."""
+
+    label: str
+    length: float
+    text: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Bars on one scale, under a heading."""
+
+    heading: str
+    bars: Sequence[Bar]
+
+
+def chart(title: str, subtitle: str, groups: Sequence[Group]) -> str:
+    """Groups of horizontal bars, each group on a scale of its own."""
+    lines, y = [], _TOP
+    for group in groups:
+        lines.append(_text(16, y + 4, group.heading, 13, "600"))
+        y += 16
+        longest = max(bar.length for bar in group.bars)
+        for bar in group.bars:
+            lines += _drawn(bar, y, longest)
+            y += _BAR + _GAP
+        y += 22
+    head = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {y}" width="{_WIDTH}" height="{y}" role="img"'
+        ' font-family="system-ui, sans-serif">',
+        f"<title>{escape(title)}</title>",
+        f'<rect width="{_WIDTH}" height="{y}" fill="#ffffff"/>',
+        _text(16, 24, title, 16, "600"),
+        _text(16, 42, subtitle, 12, "400", colour="#5c636e"),
+    ]
+    return "\n".join([*head, *lines, "</svg>", ""])
+
+
+def _drawn(bar: Bar, y: int, longest: float) -> list[str]:
+    room = _WIDTH - _LABELS - _VALUES - 16
+    length = max(1.0, room * bar.length / longest) if longest else 1.0
+    middle = y + _BAR - 5
+    return [
+        _text(_LABELS - 8, middle, bar.label, 12, "400", anchor="end"),
+        f'<rect x="{_LABELS}" y="{y}" width="{length:.1f}" height="{_BAR}" rx="2" fill="{_COLOURS[bar.kind]}"/>',
+        _text(_LABELS + length + 6, middle, bar.text, 12, "400"),
+    ]
+
+
+def _text(x: float, y: float, text: str, size: int, weight: str, anchor: str = "start", colour: str = "#1d2128") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" font-weight="{weight}" text-anchor="{anchor}"'
+    return f'<text {place} fill="{colour}">{escape(text)}</text>'

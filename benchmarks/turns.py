@@ -1,0 +1,87 @@
+"""Subjects that take turns under the same load, and what is kept of it: medians, and ratios within each round."""
+
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import load
+from benchmarks.ask import Asked
+from benchmarks.identity import Cores
+from benchmarks.subjects import Subject
+from benchmarks.workloads import Workload
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long each is measured, how often, and over how many connections."""
+
+    connections: Sequence[int] = (1, 16, 64)
+    rounds: int = 3
+    seconds: float = 2.0
+    warm_up_s: float = 0.5
+    quick: bool = False
+
+
+QUICK = Plan(connections=(16,), rounds=1, seconds=0.3, warm_up_s=0.0, quick=True)
+
+
+def rounds(plan: Plan, workload: Workload, subjects: Sequence[Subject], cores: Cores, folder: Path) -> Iterator[Row]:
+    """A row for each subject, number of connections and round. Servers that cannot answer the question are left out."""
+    able = [(subject, asked) for subject in subjects if (asked := subject.checked(workload))]
+    for count in plan.connections:
+        for turn in range(plan.rounds):  # by turns, so that a drift of the machine falls on all alike
+            for subject, asked in able:
+                if turn == 0 and plan.warm_up_s:
+                    run(subject, asked, load.Load(asked, count, plan.warm_up_s, cores.load, folder), 0)
+                yield run(subject, asked, load.Load(asked, count, plan.seconds, cores.load, folder), turn)
+
+
+def run(subject: Subject, asked: Asked, interval: load.Load, turn: int) -> Row:
+    """One interval of load. RuntimeError where an answer was not the one that was checked."""
+    generate = load.choose(asked.workload.wire, "auto")
+    interval = replace(interval, asked=asked)
+    began_s = subject.process.cpu_s()
+    measured = generate(interval)
+    cpu_us = (subject.process.cpu_s() - began_s) / max(1, measured.answers) * 1e6
+    if measured.faults or not measured.answers:
+        raise RuntimeError(f"{subject.name}: {measured.faults} of {measured.answers} answers were not right")
+    row: Row = {"workload": asked.workload.name, "connections": interval.connections, "server": subject.name}
+    row |= {"round": turn, "rate": measured.rate, "cpu_us": cpu_us, **asdict(measured)}
+    line = f"{row['workload']:18} c={row['connections']:<3} {subject.name:18} {row['rate']:10.1f}/s"
+    print(f"{line}  p99 {row['p99_ms']:8.2f} ms  cpu {cpu_us:8.1f} us", file=sys.stderr, flush=True)
+    return row
+
+
+def summary(rows: Sequence[Row]) -> list[Row]:
+    """One row for each subject: medians of its rounds, and medians of the rounds' ratios to each other subject.
+
+    `ratios` are those of the rates, `cpu_ratios` those of answers by CPU time of the server.
+    """
+    found = []
+    for key in dict.fromkeys((r["workload"], r["connections"], r["server"]) for r in rows):
+        mine = _of(rows, *key)
+        row: Row = dict(zip(("workload", "connections", "server"), key, strict=True))
+        row |= {k: _rounded(statistics.median(r[k] for r in mine)) for k in ("rate", "p50_ms", "p99_ms", "cpu_us")}
+        others = {r["server"] for r in rows if (r["workload"], r["connections"]) == key[:2]} - {key[2]}
+        row["ratios"], row["cpu_ratios"] = {}, {}
+        for other in sorted(others):
+            pairs = list(zip(mine, _of(rows, *key[:2], other), strict=False))
+            row["ratios"][other] = _rounded(statistics.median(a["rate"] / b["rate"] for a, b in pairs))
+            if all(a["cpu_us"] for a, _ in pairs):
+                row["cpu_ratios"][other] = _rounded(statistics.median(b["cpu_us"] / a["cpu_us"] for a, b in pairs))
+        found.append(row)
+    return found
+
+
+def _of(rows: Sequence[Row], *key: object) -> list[Row]:
+    found = [r for r in rows if (r["workload"], r["connections"], r["server"]) == key]
+    return sorted(found, key=lambda r: int(r["round"]))
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.4g}")
