@@ -1,11 +1,13 @@
 """One text's fault is its own, who leaves frees what it held, and no more are taken than there is room for."""
 
 import asyncio
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from dragoman.core.calls import Generate
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, Overloaded, WorkerLost
@@ -182,6 +184,15 @@ def test_folders_that_are_no_text_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
     with pytest.raises(ModelFailed, match="cannot be loaded as a text model"):
         opened(tmp_path)
+
+
+def test_weights_that_are_not_there_are_not_drawn_at_random(llama_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(llama_folder, tmp_path / "lacking")
+    weights = load_file(folder / "model.safetensors")
+    lost = next(name for name in weights if name.endswith("mlp.up_proj.weight"))
+    save_file({k: v for k, v in weights.items() if k != lost}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelFailed, match=f"the files of weights lack {lost}$"):
+        opened(folder)
 
 
 async def test_tokens_of_a_text(model: LanguageModel) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
+from dragoman.core.errors import ModelFailed
 from dragoman.generation.adapters import Rows, attach
 from dragoman.generation.attention import NAME, Attend, Shapes, Span, Step, attention
 from dragoman.generation.cache import Cache
@@ -57,7 +58,7 @@ class Runner:
         self._adapted: Rows | None = None
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         self.dtype = DTYPES[dtype] if dtype != "auto" else _natural(config, self.device)
-        self.model: Any = AutoModelForCausalLM.from_pretrained(
+        loaded, told = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=self.dtype,
@@ -65,7 +66,10 @@ class Runner:
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
+            output_loading_info=True,
         )
+        _check_whole(told)
+        self.model: Any = loaded
         self.model.eval().to(self.device)
         self.config: Any = self.model.config.get_text_config(decoder=True)
         if adapters:
@@ -167,6 +171,14 @@ class Runner:
             return None
         self.model.model.layers = torch.nn.ModuleList()  # their weights have been taken over
         return self._compact
+
+
+def _check_whole(told: Mapping[str, Any]) -> None:
+    """ModelFailed where weights are not in the files, or of another shape: transformers would draw them at random."""
+    missing = sorted(told["missing_keys"])
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ModelFailed(f"the files of weights lack {', '.join(missing[:3])}{more}")
 
 
 def _natural(config: Any, device: torch.device) -> torch.dtype:
