@@ -5,7 +5,7 @@ usage: python -m benchmarks [w1 w4 ...] [--quick] [--peers mlserver,kserve] [--i
 
 import argparse
 import json
-import os
+import resource
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
@@ -25,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = peers.installed() if given.peers is None else [n for n in given.peers.split(",") if n]
     if missing := set(wanted) - set(peers.installed()):
         raise SystemExit(f"not installed: {sorted(missing)}; python -m benchmarks.peers install {' '.join(missing)}")
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the servers inherit it, and some do not see to it
     given.into.mkdir(parents=True, exist_ok=True)
     print(machine.described())
     for name in given.names or SUITE:
@@ -36,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measured(name: str, plan: Plan, wanted: Sequence[str]) -> dict[str, Any]:
     """What is written down of a workload: on what, when, beside what else, how long, and its rows."""
-    busy_before = os.getloadavg()[0]
+    busy = machine.busy_cores()
     rows = SUITE[name].rows(plan, wanted)
     return {
         "name": name,
@@ -45,7 +47,7 @@ def measured(name: str, plan: Plan, wanted: Sequence[str]) -> dict[str, Any]:
         "versions": machine.versions() | {peer: peers.version(peer) for peer in wanted},
         "pinned": Cores.of_this_machine().server is not None,
         "generators": {wire: load.choose(wire, "auto").__name__ for wire in ("http", "grpc")},
-        "load_before": round(busy_before, 1),
+        "others_busy_cores": busy,
         "plan": asdict(plan),
         "rows": rows,
     }

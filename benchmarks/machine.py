@@ -4,6 +4,7 @@ import datetime
 import os
 import platform
 import sysconfig
+import time
 from importlib import metadata
 from pathlib import Path
 
@@ -40,3 +41,17 @@ def described() -> str:
     line = f"{m['processor']}, {m['cores']} cores, {m['memory_gib']} GiB, {m['system']}"
     line += f", Python {m['python']}, {m['python_build']}"
     return line + "\n" + ", ".join(f"{name} {version}" for name, version in versions().items())
+
+
+def busy_cores(seconds: float = 1.0) -> float:
+    """How many cores were busy meanwhile: asked before anything is measured, it tells what else the machine does."""
+    began, began_s = _busy_ticks(), time.monotonic()
+    time.sleep(seconds)
+    ticks = (_busy_ticks() - began) / (time.monotonic() - began_s)
+    return round(ticks / os.sysconf("SC_CLK_TCK"), 2)
+
+
+def _busy_ticks() -> int:
+    """All but idle, and waiting for disks."""
+    times = [int(n) for n in Path("/proc/stat").read_text().split(maxsplit=9)[1:9]]
+    return sum(times) - times[3] - times[4]

@@ -21,7 +21,7 @@ MODELS = tuple(f"{ROOT / 'benchmarks' / 'models.py'}:{name}" for name in ("Ident
 ECHOES = {"echo": "http", "buffered echo": "http-buffered", "echo grpc.aio": "grpc"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Subject:
     """A server that is ready: `form` is that of the questions it takes, `ready_s` how long its start took."""
 

@@ -1,6 +1,7 @@
 """Subjects that take turns under the same load, and what is kept of it: medians, and ratios within each round."""
 
 import statistics
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -8,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import load
-from benchmarks.ask import Asked
 from benchmarks.identity import Cores
+from benchmarks.peers import PEERS
 from benchmarks.subjects import Subject
 from benchmarks.workloads import Workload
 
@@ -32,19 +33,26 @@ QUICK = Plan(connections=(16,), rounds=1, seconds=0.3, warm_up_s=0.0, quick=True
 
 def rounds(plan: Plan, workload: Workload, subjects: Sequence[Subject], cores: Cores, folder: Path) -> Iterator[Row]:
     """A row for each subject, number of connections and round. Servers that cannot answer the question are left out."""
-    able = [(subject, asked) for subject in subjects if (asked := subject.checked(workload))]
+    able = {subject: asked for subject in subjects if (asked := subject.checked(workload))}
     for count in plan.connections:
         for turn in range(plan.rounds):  # by turns, so that a drift of the machine falls on all alike
-            for subject, asked in able:
-                if turn == 0 and plan.warm_up_s:
-                    run(subject, asked, load.Load(asked, count, plan.warm_up_s, cores.load, folder), 0)
-                yield run(subject, asked, load.Load(asked, count, plan.seconds, cores.load, folder), turn)
+            for subject, asked in list(able.items()):
+                interval = load.Load(asked, count, plan.seconds, cores.load, folder)
+                try:
+                    if turn == 0 and plan.warm_up_s:
+                        run(subject, replace(interval, seconds=plan.warm_up_s), 0)
+                    yield run(subject, interval, turn)
+                except (RuntimeError, subprocess.TimeoutExpired) as fault:
+                    if subject.name not in PEERS:
+                        raise
+                    print(f"{subject.name} is left out from here on: {fault}", file=sys.stderr)
+                    del able[subject]
 
 
-def run(subject: Subject, asked: Asked, interval: load.Load, turn: int) -> Row:
+def run(subject: Subject, interval: load.Load, turn: int) -> Row:
     """One interval of load. RuntimeError where an answer was not the one that was checked."""
+    asked = interval.asked
     generate = load.choose(asked.workload.wire, "auto")
-    interval = replace(interval, asked=asked)
     began_s = subject.process.cpu_s()
     measured = generate(interval)
     cpu_us = (subject.process.cpu_s() - began_s) / max(1, measured.answers) * 1e6
@@ -70,7 +78,10 @@ def summary(rows: Sequence[Row]) -> list[Row]:
         others = {r["server"] for r in rows if (r["workload"], r["connections"]) == key[:2]} - {key[2]}
         row["ratios"], row["cpu_ratios"] = {}, {}
         for other in sorted(others):
-            pairs = list(zip(mine, _of(rows, *key[:2], other), strict=False))
+            theirs = {r["round"]: r for r in _of(rows, *key[:2], other)}
+            pairs = [(r, theirs[r["round"]]) for r in mine if r["round"] in theirs]
+            if not pairs:
+                continue
             row["ratios"][other] = _rounded(statistics.median(a["rate"] / b["rate"] for a, b in pairs))
             if all(a["cpu_us"] for a, _ in pairs):
                 row["cpu_ratios"][other] = _rounded(statistics.median(b["cpu_us"] / a["cpu_us"] for a, b in pairs))
@@ -79,8 +90,7 @@ def summary(rows: Sequence[Row]) -> list[Row]:
 
 
 def _of(rows: Sequence[Row], *key: object) -> list[Row]:
-    found = [r for r in rows if (r["workload"], r["connections"], r["server"]) == key]
-    return sorted(found, key=lambda r: int(r["round"]))
+    return [r for r in rows if (r["workload"], r["connections"], r["server"]) == key]
 
 
 def _rounded(number: float) -> float:
