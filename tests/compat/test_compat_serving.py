@@ -99,6 +99,7 @@ def test_the_doctor_tells_of_properties(folder: Path) -> None:
     (folder / "serving.properties").write_text("option.dtype=bf16\noption.quantize=awq\nengine=Python")
     found = {remark.subject: remark.effect for remark in survey(folder) if remark.place == "serving.properties"}
     assert found == {"option.dtype": "same", "option.quantize": "missing", "engine": "unused"}
+    assert "settings.json" not in {remark.place for remark in survey(folder)}  # there is none
 
 
 def test_sagemakers_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ def _server(folder: Path) -> Iterator[Remark]:
     if path.is_file():
         yield from _fields(_read(path), SERVER, "settings.json")
     if "host" not in (_read(path) if path.is_file() else {}):
-        yield Remark("settings.json", "host", "different", SERVER["host"].told)
+        yield Remark("settings.json" if path.is_file() else ".", "host", "different", SERVER["host"].told)
 
 
 def _model(path: Path, root: Path) -> Iterator[Remark]:
