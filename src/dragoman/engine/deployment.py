@@ -161,10 +161,11 @@ class Deployment:
         finally:
             self._leave()
 
-    async def _answer(self, request: Request[A], pool: Pool) -> A:
+    def _answer(self, request: Request[A], pool: Pool) -> Coroutine[Any, Any, A]:
+        """The way of an answer, with no step in between that not every call needs."""
         if self._vectors is not None and self._vectors.depends(request.call):
-            return await self._configured(request, pool, self._vectors)
-        return await self._computed(request, pool)
+            return self._configured(request, pool, self._vectors)
+        return self._computed(request, pool) if self._batcher is not None else pool.call(request)
 
     async def _configured(self, request: Request[A], pool: Pool, vectors: VectorCalls) -> A:
         """The answer of a model whose sizes depend on the call's config, checked against those."""

@@ -17,38 +17,56 @@ OK = "ok"
 class Tally:
     """The counts of one deployment; a few additions a call."""
 
-    __slots__ = ("_buckets", "_ended", "_sums")
+    __slots__ = ("_rows",)
 
     def __init__(self) -> None:
-        self._ended: Counter[tuple[str, str]] = Counter()
-        self._buckets: dict[str, list[int]] = {}
-        self._sums: dict[str, float] = {}
+        self._rows: dict[type[Any], _Row] = {}
 
     def ended(self, call: Any, began_s: float, fault: BaseException | None = None) -> None:
         """One call has ended; `began_s` is a reading of the monotonic clock."""
-        took_s = time.monotonic() - began_s
-        name = type(call).__name__
-        self._ended[name, OK if fault is None else outcome(fault)] += 1
-        buckets = self._buckets.get(name)
-        if buckets is None:
-            buckets = self._buckets[name] = [0] * (len(BOUNDS_S) + 1)
-            self._sums[name] = 0.0
-        buckets[bisect_left(BOUNDS_S, took_s)] += 1
-        self._sums[name] += took_s
+        row = self._rows.get(type(call))
+        if row is None:
+            row = self._rows[type(call)] = _Row()
+        row.add(time.monotonic() - began_s, fault)
 
     def counts(self, labels: Mapping[str, str]) -> Iterable[Sample]:
-        for (call, end), count in sorted(self._ended.items()):
-            yield Sample("dragoman_calls_total", {**labels, "call": call, "outcome": end}, count)
+        for call, row in self._sorted():
+            for end, count in sorted({OK: row.well, **row.failed}.items()):
+                if count:
+                    yield Sample("dragoman_calls_total", {**labels, "call": call, "outcome": end}, count)
 
     def durations(self, labels: Mapping[str, str]) -> Iterable[Sample]:
         name = "dragoman_call_duration_seconds"
-        for call, buckets in sorted(self._buckets.items()):
+        for call, row in self._sorted():
             own, count = {**labels, "call": call}, 0
-            for bound, inside in zip((*map(str, BOUNDS_S), "+Inf"), buckets, strict=True):
+            for bound, inside in zip((*map(str, BOUNDS_S), "+Inf"), row.buckets, strict=True):
                 count += inside
                 yield Sample(f"{name}_bucket", {**own, "le": bound}, count)
-            yield Sample(f"{name}_sum", own, self._sums[call])
+            yield Sample(f"{name}_sum", own, row.sum_s)
             yield Sample(f"{name}_count", own, count)
+
+    def _sorted(self) -> list[tuple[str, "_Row"]]:
+        return sorted((kind.__name__, row) for kind, row in self._rows.items())
+
+
+class _Row:
+    """The calls of one type: how many went well, how the others ended, and how long they all took."""
+
+    __slots__ = ("buckets", "failed", "sum_s", "well")
+
+    def __init__(self) -> None:
+        self.well = 0
+        self.failed: Counter[str] = Counter()
+        self.buckets = [0] * (len(BOUNDS_S) + 1)
+        self.sum_s = 0.0
+
+    def add(self, took_s: float, fault: BaseException | None) -> None:
+        if fault is None:
+            self.well += 1
+        else:
+            self.failed[outcome(fault)] += 1
+        self.buckets[bisect_left(BOUNDS_S, took_s)] += 1
+        self.sum_s += took_s
 
 
 def outcome(fault: BaseException) -> str:
