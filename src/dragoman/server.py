@@ -152,6 +152,7 @@ class Server:
             for task in (loading, telling, waiting):
                 if task is not None:
                     task.cancel()
+            log.info("stopping: calls under way may take %g s; another signal ends them", self.settings.drain_s)
             await self.stop(self.settings.drain_s)
 
 

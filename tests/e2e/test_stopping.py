@@ -96,6 +96,7 @@ def test_ctrl_c_stops_as_sigterm_does() -> None:
         served.process.send_signal(signal.SIGINT)
         assert served.ended() == 0
         assert "Traceback" not in served.log()
+        assert "stopping: calls under way may take 30 s" in served.log()
 
 
 def test_killing_the_server_ends_its_workers() -> None:
