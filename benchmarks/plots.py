@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-_WIDTH, _BAR, _GAP, _LABELS, _VALUES, _TOP = 720, 18, 6, 190, 90, 58
+_WIDTH, _BAR, _GAP, _LABELS, _VALUES, _TOP = 720, 18, 6, 220, 90, 58
 _COLOURS = {"own": "#2a6fb0", "echo": "#8a8f98", "peer": "#c9803a"}
 
 

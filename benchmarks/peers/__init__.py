@@ -5,11 +5,12 @@ import json
 import os
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.processes import RESULTS, Process, free_port, http_ready, listens, started
+from benchmarks.processes import RESULTS, Process, free_port, started
 from benchmarks.subjects import Form, Subject
 from benchmarks.workloads import Wire
 
@@ -30,11 +31,12 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A server: its packages, the form of its questions, the command that starts it, and what it must be told."""
+    """A server: its packages, the form of its questions, the command that starts it, and where it says it is ready."""
 
     packages: tuple[str, ...]
     form: Form
     command: Callable[[Served], list[str]]
+    health: str = "/v2/health/ready"
     environment: tuple[tuple[str, str], ...] = ()
     speaks_grpc: bool = False
 
@@ -87,9 +89,11 @@ PEERS = {
     "mlserver": Peer(_MLSERVER, "oip", lambda s: _mlserver(False, s), speaks_grpc=True),
     "mlserver-defaults": Peer(_MLSERVER, "oip", lambda s: _mlserver(True, s), speaks_grpc=True),
     "kserve": Peer(("kserve==0.21.0",), "oip", lambda s: _script("kserve", s), speaks_grpc=True),
-    "litserve": Peer(("litserve",), "plain", lambda s: _script("litserve", s)),
-    "bentoml": Peer(("bentoml",), "plain", _bentoml, (("BENTOML_DO_NOT_TRACK", "True"),)),
-    "ray": Peer(("ray[serve]",), "plain", lambda s: _script("ray", s), (("RAY_USAGE_STATS_ENABLED", "0"),)),
+    "litserve": Peer(("litserve",), "plain", lambda s: _script("litserve", s), "/health"),
+    "bentoml": Peer(("bentoml",), "plain", _bentoml, "/readyz", (("BENTOML_DO_NOT_TRACK", "True"),)),
+    "ray": Peer(
+        ("ray[serve]",), "plain", lambda s: _script("ray", s), "/-/healthz", (("RAY_USAGE_STATS_ENABLED", "0"),)
+    ),
     "pytriton": Peer(("nvidia-pytriton",), "oip", lambda s: _script("pytriton", s), speaks_grpc=True),
 }
 
@@ -139,7 +143,14 @@ def running(name: str, served: Served, core: int | None) -> Iterator[Subject]:
 
 
 def _answers(peer: Peer, served: Served) -> bool:
-    return http_ready(served.http) if peer.form == "oip" else listens(served.http)
+    """Whether the server says that it is ready, and of its last model too where it can."""
+    paths = [peer.health, *([f"/v2/models/{served.models[-1]}/ready"] if peer.form == "oip" else [])]
+    return all(_fine(f"http://127.0.0.1:{served.http}{path}") for path in paths)
+
+
+def _fine(url: str) -> bool:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return bool(answer.status == 200)
 
 
 def _end(process: Process) -> None:

@@ -20,8 +20,9 @@ def identity(INPUT0: Any) -> Any:  # noqa: N803 it is the tensor's name
 
 
 if __name__ == "__main__":
-    ports = {"http_port": int(sys.argv[1]), "grpc_port": int(sys.argv[2])}
-    with Triton(config=TritonConfig(allow_metrics=False, log_verbose=0, **ports)) as triton:
+    places: dict[str, Any] = {"http_port": int(sys.argv[1]), "grpc_port": int(sys.argv[2])}
+    places |= {"http_address": "127.0.0.1", "grpc_address": "127.0.0.1"}
+    with Triton(config=TritonConfig(allow_metrics=False, log_verbose=0, **places)) as triton:
         for name in sys.argv[3:]:
             shape = SHAPES[name]
             triton.bind(

@@ -1,0 +1,121 @@
+"""The suite runs, its ratios are those of one round, and its page says what its results say."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import page, plots, subjects, turns, workloads  # noqa: E402
+from benchmarks.aims import AIMS, Most, Ratio  # noqa: E402
+from benchmarks.processes import RESULTS  # noqa: E402
+from benchmarks.suite import SUITE  # noqa: E402
+
+
+@pytest.mark.skipif(shutil.which("cc") is None and shutil.which("wrk") is None, reason="no load generator")
+def test_the_suite_runs_and_its_page_says_what_it_found(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks", "w1", "w4", "w7", "--quick", "--peers", "", "--seconds", "0.2"]
+    done = subprocess.run([*command, "--into", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = page.read(tmp_path)
+    assert set(found) == {"w1", "w4", "w7"}
+    assert {row["server"] for row in found["w4"]["rows"]} == {"dragoman", "echo grpc.aio"}
+    assert all(row["rate"] > 0 for name in ("w1", "w4") for row in found[name]["rows"])
+    assert all(row["ready_s"] > 0 and row["pss_mib"] > 0 for row in found["w7"]["rows"])
+    target = tmp_path / "performance.md"
+    target.write_text("before\n<!-- from results: w1 -->\nold\n<!-- end -->\nafter\n")
+    page.main(["--results", str(tmp_path), "--page", str(target)])
+    text = target.read_text()
+    assert "old" not in text
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert page.table(found["w1"]) in done.stdout
+    assert page.table(found["w1"]) in text
+    for picture in (tmp_path / "performance").iterdir():
+        assert ElementTree.fromstring(picture.read_text()).tag.endswith("svg")
+    assert {p.stem for p in (tmp_path / "performance").iterdir()} == set(found)
+
+
+def test_the_page_in_the_documentation_is_that_of_its_results() -> None:
+    results = page.read(RESULTS)
+    text = page.PAGE.read_text()
+    assert page.filled(text, results) == text
+    for name, found in results.items():
+        if drawn := page.picture(found):
+            assert (page.PAGE.with_suffix("") / f"{name}.svg").read_text() == drawn
+
+
+def test_ratios_are_those_of_one_round() -> None:
+    rates = {("dragoman", 0): 50.0, ("echo", 0): 100.0, ("dragoman", 1): 10.0, ("echo", 1): 40.0, ("mlserver", 1): 5.0}
+    rows: list[dict[str, Any]] = [
+        {"workload": "w", "connections": 16, "server": server, "round": turn, "rate": rate}
+        | {"p50_ms": 1.0, "p99_ms": 2.0, "cpu_us": 1e6 / rate}
+        for (server, turn), rate in rates.items()
+    ]
+    ours = next(row for row in turns.summary(rows) if row["server"] == "dragoman")
+    assert ours["ratios"] == ours["cpu_ratios"] == {"echo": 0.375, "mlserver": 2.0}
+    assert ours["rate"] == 30
+
+
+def test_aims_name_what_the_suite_measures() -> None:
+    asked = {w.name for w in workloads.identity()} | {"sklearn", "startup", "idle"}
+    for aim in AIMS:
+        assert aim.bench in SUITE
+        assert aim.workload in asked
+
+
+@pytest.mark.parametrize(
+    ("busy", "rate", "cpu", "verdict"),
+    [(0.0, 0.6, 0.4, "yes"), (0.0, 0.4, 0.6, "missed"), (1.5, 0.4, 0.6, "yes, busy"), (1.5, 0.6, 0.4, "missed, busy")],
+)
+def test_cpu_time_decides_where_the_machine_was_busy(busy: float, rate: float, cpu: float, verdict: str) -> None:
+    row = {"workload": "rest-json-small", "connections": 16, "server": "dragoman"}
+    row |= {"ratios": {"echo": rate}, "cpu_ratios": {"echo": cpu}}
+    table = page.aims({"w1": {"rows": [row], "others_busy_cores": busy}})
+    cells = [cell.strip() for cell in table.splitlines()[2].split("|")[1:-1]]
+    assert cells == ["W1", "rest-json-small, c = 16", "0.5 of echo", f"{rate:.2f}", f"{cpu:.2f}", verdict]
+    assert table.count("not measured") == len(AIMS) - 1
+
+
+def test_an_aim_at_most_is_met_from_below() -> None:
+    aim = Most("w7", "startup", "ready_s", "s", 1.0)
+    assert aim.met(0.9)
+    assert not aim.met(1.1)
+    assert Ratio("w1", "w", "echo", 0.5).met(0.5)
+
+
+@pytest.mark.parametrize("name", ["rest-json-small", "rest-binary-small", "grpc-raw-small"])
+def test_a_question_with_an_id_is_the_same_question(name: str) -> None:
+    (workload,) = (w for w in workloads.identity() if w.name == name)
+    asked = subjects.with_id(workload)
+    assert len(workload.body) < len(asked.body) < len(workload.body) + 12
+    if name == "rest-binary-small":
+        size = int(asked.headers["inference-header-content-length"])
+        assert json.loads(asked.body[:size])["id"] == "1"
+        assert asked.body[size:] == workload.body[-64:]
+
+
+def test_plain_servers_are_asked_in_json_alone() -> None:
+    found = {w.name: subjects.plain(w) for w in workloads.identity()}
+    assert {name for name, asked in found.items() if asked} == {"rest-json-small", "rest-json-large"}
+    asked = found["rest-json-small"]
+    assert asked is not None
+    numbers = json.loads(asked.body)["input"]
+    assert asked.right(workloads.Answer({}, json.dumps({"output": numbers}).encode()))
+    assert not asked.right(workloads.Answer({}, json.dumps({"output": [[0.0] * 16]}).encode()))
+
+
+def test_bars_are_as_long_as_their_figures() -> None:
+    bars = [plots.Bar("<one>", 4.0, "4", "own"), plots.Bar("two", 1.0, "1", "peer")]
+    drawn = plots.chart("a & b", "", [plots.Group("g", bars)])
+    ElementTree.fromstring(drawn)
+    long, short = (float(w) for w in re.findall(r'width="([\d.]+)" height="18"', drawn))
+    assert long == pytest.approx(4 * short, rel=0.01)
