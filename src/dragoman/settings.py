@@ -126,7 +126,9 @@ class Settings:
     cors_max_age_s: int = _setting(600, "seconds that a browser may remember what it may ask", "browsers")
     server_name: str = _setting("dragoman", "the server's name in its metadata", "wire")
     default_model: str = _setting(
-        "", "the model that answers calls which name none; without it the only one that can answer them", "wire"
+        "",
+        "the model that answers calls which name none; where it cannot, and without it, the only one that can",
+        "wire",
     )
     metrics_path: str = _setting(
         "/metrics", 'path where measurements are told in Prometheus\' format; "" switches them off', "wire"

@@ -34,6 +34,22 @@ async def test_a_plain_method_streams_in_one_piece() -> None:
         assert [c["text"] for c in both.json["choices"]] == ["ayes", "byes"]
 
 
+class Encoder(dragoman.Model):
+    placement = "inline"
+
+    def embed(self, call: Embed) -> Embedded:
+        return Embedded(Tensor.of(np.ones((len(call.inputs), 2), np.float32)), 1)
+
+
+async def test_where_the_default_cannot_answer_the_only_one_that_can_does() -> None:
+    async with speaking(Plain, Encoder, default_model="Plain") as house:
+        assert (await house.post("/v1/completions", {"prompt": "a"})).json["model"] == "Plain"
+        assert (await house.post("/v1/embeddings", {"input": "a"})).json["model"] == "Encoder"
+    async with speaking(Plain, default_model="Plain") as house:
+        answer = await house.post("/v1/embeddings", {"input": "a"})
+        assert (answer.status, answer.json["error"]["code"]) == (400, "unsupported")
+
+
 class Wrong(dragoman.Model):
     placement = "inline"
 

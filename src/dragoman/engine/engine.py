@@ -192,16 +192,20 @@ class Engine:
 
     def _named(self, model: str, version: str, able: type[Call[Any]]) -> Deployment:
         """The deployment by name; without one the default, or the only model that answers such calls."""
-        name = model or self._identity.default_model
-        if not name:
-            names = sorted({d.spec.name for d in self._registry.all() if d.answers(able)})
-            if not names and any(d.state == "LOADING" for d in self._registry.all()):
-                raise NotReady("no model that can answer is loaded yet")
-            if len(names) != 1:
-                there = f"one of {', '.join(names)}" if names else "a model that can answer, and there is none"
-                raise Unaddressed(f"the request names no model; expected {there}")
-            name = names[0]
-        return self._registry.find(name, version)
+        return self._registry.find(model or self._unnamed(able), version)
+
+    def _unnamed(self, able: type[Call[Any]]) -> str:
+        """The model of calls that name none: the default, or the only one that answers them where that does not."""
+        names = sorted({d.spec.name for d in self._registry.all() if d.answers(able)})
+        default = self._identity.default_model
+        if default and (len(names) != 1 or not self._registry.find(default).is_loaded):
+            return default
+        if not names and any(d.state == "LOADING" for d in self._registry.all()):
+            raise NotReady("no model that can answer is loaded yet")
+        if len(names) != 1:
+            there = f"one of {', '.join(names)}" if names else "a model that can answer, and there is none"
+            raise Unaddressed(f"the request names no model; expected {there}")
+        return names[0]
 
     async def _server_call(self, request: Request[Any]) -> object:
         match request.call:
