@@ -22,7 +22,7 @@ from dragoman.protocols import lmi_control
 from dragoman.protocols.lmi_formats import Formatter, dynamic_fault, to_json
 from dragoman.protocols.lmi_model import lmi_model
 from dragoman.protocols.lmi_request import Asked, asked, model_name
-from dragoman.protocols.text import inquiry, retry_after
+from dragoman.protocols.text import inquiry
 from dragoman.protocols.text_chat import chat_asked
 from dragoman.protocols.text_completions import completion_asked
 from dragoman.protocols.wire import (
@@ -37,6 +37,8 @@ from dragoman.protocols.wire import (
     Inquiry,
     Policy,
     Route,
+    retry_after,
+    row_of,
 )
 from dragoman.protocols.wire import Asked as Answered
 
@@ -117,10 +119,11 @@ def write_error(fault: DragomanError | HttpFault) -> HttpResponse:
     if isinstance(fault, HttpFault):
         kind = _HTTP_TYPES.get(fault.status, "BadRequestException" if fault.status < 500 else "InternalServerException")
         return _json({"code": fault.status, "type": kind, "message": fault.message}, fault.status, fault.headers)
-    for kind_of, status, name in _TYPES:
-        if isinstance(fault, kind_of):
-            return _json({"code": status, "type": name, "message": fault.message}, status, retry_after(fault))
-    return _json({"error": fault.message, "code": 424}, 424)
+    row = row_of(fault, _TYPES)
+    if row is None:
+        return _json({"error": fault.message, "code": 424}, 424)
+    status, name = row
+    return _json({"code": status, "type": name, "message": fault.message}, status, retry_after(fault))
 
 
 def _json(value: Any, status: int, headers: Headers = ()) -> HttpResponse:

@@ -16,7 +16,7 @@ from dragoman.core.calls import (
     Unload,
 )
 from dragoman.core.errors import InvalidInput, ModelNotFound, NotSupported
-from dragoman.protocols.text import bearer_token, object_body
+from dragoman.protocols.text import object_body
 from dragoman.protocols.wire import (
     Exchange,
     HttpRequest,
@@ -24,6 +24,7 @@ from dragoman.protocols.wire import (
     Inquiry,
     Policy,
     Route,
+    bearer_token,
     json_response,
 )
 
@@ -123,13 +124,13 @@ def _register(http: HttpRequest, policy: Policy) -> Exchange[None, HttpResponse]
         raise InvalidInput("`model_name` must be the name of a model in the repository")
     if url.rstrip("/").rpartition("/")[2] not in ("", name):
         raise NotSupported(f"`url`: models are loaded from the server's own repository; expected none or '{name}'")
-    return _controlled(Load(bearer_token(http)), name, "", f'Model "{name}" registered.')
+    return _controlled(Load(bearer_token(http.headers)), name, "", f'Model "{name}" registered.')
 
 
 def _unregister(http: HttpRequest) -> Exchange[None, HttpResponse]:
     name = http.params["model"]
     told = f'Model "{name}" unregistered'
-    return _controlled(Unload(bearer_token(http)), name, http.params.get("version", ""), told)
+    return _controlled(Unload(bearer_token(http.headers)), name, http.params.get("version", ""), told)
 
 
 def _controlled(call: Call[None], name: str, version: str, told: str) -> Exchange[None, HttpResponse]:

@@ -30,7 +30,6 @@ from dragoman.protocols.text import (
     object_in,
     option,
     refuse_unknown,
-    retry_after,
     sets,
 )
 from dragoman.protocols.text_grammar import GRAMMAR, RESPONSE_FORMAT
@@ -45,6 +44,9 @@ from dragoman.protocols.wire import (
     Policy,
     Route,
     json_response,
+    retry_after,
+    row_of,
+    sendable,
 )
 
 _MOST_NEW = 20  # the extension: unless the request says otherwise
@@ -155,7 +157,7 @@ def _event(value: Any) -> bytes:
 
 
 def _error_event(fault: DragomanError) -> bytes:
-    return _event({"error": fault.message.encode(errors="replace").decode()})
+    return _event({"error": sendable(fault.message)})
 
 
 def protocol(policy: Policy) -> HttpProtocol:
@@ -172,6 +174,5 @@ def write_error(fault: DragomanError | HttpFault) -> HttpResponse:
     """OIP: `{"error": message}`; 422 what was asked wrongly, 424 generation, 429 overloaded, 500 anything else."""
     if isinstance(fault, HttpFault):
         return json_response({"error": fault.message}, fault.status, fault.headers)
-    status = next((status for kind, status in _STATUS if isinstance(fault, kind)), 500)
-    message = fault.message.encode(errors="replace").decode()
-    return json_response({"error": message}, status, retry_after(fault))
+    (status,) = row_of(fault, _STATUS) or (500,)
+    return json_response({"error": sendable(fault.message)}, status, retry_after(fault))

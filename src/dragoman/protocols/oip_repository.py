@@ -7,7 +7,7 @@ from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.spec import check_name
 from dragoman.payload import oip_messages as m
 from dragoman.protocols.oip_exchange import exchange
-from dragoman.protocols.wire import Exchange, GrpcRequest
+from dragoman.protocols.wire import Exchange, GrpcRequest, bearer_token
 
 
 def index(request: GrpcRequest) -> Exchange[tuple[IndexEntry, ...], bytes]:
@@ -18,17 +18,23 @@ def index(request: GrpcRequest) -> Exchange[tuple[IndexEntry, ...], bytes]:
 
     message = m.parsed(m.RepositoryIndexRequest, request.body)
     _check_repository(message)
-    return exchange(Request(Index(_token(request), message.ready), deadline_s=request.deadline_s), written)
+    return exchange(
+        Request(Index(bearer_token(request.metadata), message.ready), deadline_s=request.deadline_s), written
+    )
 
 
 def load(request: GrpcRequest) -> Exchange[None, bytes]:
     message = m.parsed(m.RepositoryModelLoadRequest, request.body)
-    return exchange(_asked(Load(_token(request)), message, request), lambda _: m.RepositoryModelLoadResponse())
+    return exchange(
+        _asked(Load(bearer_token(request.metadata)), message, request), lambda _: m.RepositoryModelLoadResponse()
+    )
 
 
 def unload(request: GrpcRequest) -> Exchange[None, bytes]:
     message = m.parsed(m.RepositoryModelUnloadRequest, request.body)
-    return exchange(_asked(Unload(_token(request)), message, request), lambda _: m.RepositoryModelUnloadResponse())
+    return exchange(
+        _asked(Unload(bearer_token(request.metadata)), message, request), lambda _: m.RepositoryModelUnloadResponse()
+    )
 
 
 def _asked(call: Call[None], message: Any, request: GrpcRequest) -> Request[None]:
@@ -51,9 +57,3 @@ def _asked(call: Call[None], message: Any, request: GrpcRequest) -> Request[None
 def _check_repository(message: Any) -> None:
     if message.repository_name:
         raise NotSupported(f"there is one repository; expected no repository_name, got '{message.repository_name}'")
-
-
-def _token(request: GrpcRequest) -> str:
-    """The token of `authorization: Bearer <token>`, "" where there is none."""
-    scheme, _, token = request.metadata.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""

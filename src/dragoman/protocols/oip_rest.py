@@ -1,6 +1,5 @@
 """Open Inference Protocol over REST, with the binary tensor data extension."""
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -50,7 +49,11 @@ from dragoman.protocols.wire import (
     HttpStream,
     Policy,
     Route,
+    bearer_token,
     json_response,
+    retry_after,
+    row_of,
+    sendable,
 )
 
 _JSON_HEADERS: Headers = (JSON_TYPE,)
@@ -159,7 +162,7 @@ class OpenInferenceRest:
     # --- model control ---------------------------------------------------------------------------------------
 
     def index(self, http: HttpRequest) -> Exchange[Any, HttpResponse]:
-        call = Index(_token(http), read_control(http, self._policy).ready)
+        call = Index(bearer_token(http.headers), read_control(http, self._policy).ready)
         return Exchange(
             Request(call),
             lambda r: json_response(
@@ -172,10 +175,12 @@ class OpenInferenceRest:
         for key in parameters:
             if key == "config" or key.startswith("file:"):
                 raise NotSupported(f"parameter '{key}': models are loaded from the server's own disk as they lie there")
-        return self._control(Load(_token(http)), http, parameters)
+        return self._control(Load(bearer_token(http.headers)), http, parameters)
 
     def unload(self, http: HttpRequest) -> Exchange[None, HttpResponse]:
-        return self._control(Unload(_token(http)), http, read_control(http, self._policy).parameters or {})
+        return self._control(
+            Unload(bearer_token(http.headers)), http, read_control(http, self._policy).parameters or {}
+        )
 
     def _control(
         self, call: Load | Unload, http: HttpRequest, parameters: Mapping[str, Any]
@@ -210,23 +215,12 @@ def write_error(fault: DragomanError | HttpFault) -> HttpResponse:
     """OIP: a 4xx or 5xx status and the body `{"error": message}`, on every path."""
     if isinstance(fault, HttpFault):
         return json_response({"error": fault.message}, fault.status, fault.headers)
-    status = next((s for kind, s in _STATUS if isinstance(fault, kind)), 500)
-    headers: Headers = ()
-    if fault.retry_after_s is not None:
-        headers = (("retry-after", str(math.ceil(fault.retry_after_s))),)
-    if status == 401:
-        headers = (("www-authenticate", "Bearer"),)
-    # A model may quote a file name, say, whose text no UTF-8 can hold.
-    text = fault.message.encode(errors="replace").decode()
-    return json_response({"error": text}, status, headers)
+    (status,) = row_of(fault, _STATUS) or (500,)
+    headers = (("www-authenticate", "Bearer"),) if status == 401 else retry_after(fault)
+    return json_response({"error": sendable(fault.message)}, status, headers)
 
 
 # --- small readers and writers ---------------------------------------------------------------------------------
-
-
-def _token(http: HttpRequest) -> str:
-    scheme, _, token = http.headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def _envelope(response: Response[Inference], id_: str | None, outputs: list[Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 from dragoman.core.calls import DescribeModels, Embed, Generate, ModelDescription, Request, Response
 from dragoman.core.errors import DragomanError, ModelNotFound
 from dragoman.protocols.openai_embeddings import embedding_asked
-from dragoman.protocols.text import object_body, retry_after
+from dragoman.protocols.text import object_body
 from dragoman.protocols.text_chat import chat_asked
 from dragoman.protocols.text_completions import completion_asked
 from dragoman.protocols.text_openai import status_of, told_fault
@@ -20,6 +20,7 @@ from dragoman.protocols.wire import (
     Policy,
     Route,
     json_response,
+    retry_after,
 )
 
 

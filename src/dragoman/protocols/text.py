@@ -9,7 +9,7 @@ from urllib.parse import quote
 import orjson
 
 from dragoman.core.calls import Answer, ModelCall, Request
-from dragoman.core.errors import DragomanError, InvalidInput
+from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import KINDS, Kind, checked, sampling
 from dragoman.core.text import Sampling, Text, Token
 from dragoman.payload.body import check_depth
@@ -63,17 +63,6 @@ def inquiry(call: ModelCall[Answer], http: HttpRequest, policy: Policy, model: s
     metadata = policy.forwarded(http.headers) if policy.forward_headers else {}
     name, version = http.params.get("model", model), http.params.get("version", "")
     return Request(call, name, version, http.headers.get("x-request-id", ""), None, metadata)
-
-
-def bearer_token(http: HttpRequest) -> str:
-    """The token of `authorization: Bearer <token>`, "" where there is none."""
-    scheme, _, token = http.headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""
-
-
-def retry_after(fault: DragomanError) -> Headers:
-    """The header that says when to try again, where that is of use."""
-    return () if fault.retry_after_s is None else (("retry-after", str(math.ceil(fault.retry_after_s))),)
 
 
 # --- parameters ------------------------------------------------------------------------------------------

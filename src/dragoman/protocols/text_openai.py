@@ -25,7 +25,7 @@ from dragoman.core.sampling import Kind, Unfit, flag, integer, number, shown
 from dragoman.core.text import FinishReason, Generation, PromptInfo, Token
 from dragoman.protocols.text import Parameter, option, sets
 from dragoman.protocols.text_grammar import GUIDED, RESPONSE_FORMAT
-from dragoman.protocols.wire import Asked, HttpRequest, Inquiry
+from dragoman.protocols.wire import Asked, HttpRequest, Inquiry, row_of, sendable
 
 # Names that clients send where they mean whatever model is there.
 PLACEHOLDERS = frozenset({"", "tgi", "dummy", "default"})
@@ -202,16 +202,20 @@ _FAULTS: Sequence[tuple[type[DragomanError], int, str, str | None]] = (
 
 
 def status_of(fault: DragomanError) -> int:
-    return next((status for kind, status, _, _ in _FAULTS if isinstance(fault, kind)), 500)
+    return _row(fault)[0]
+
+
+def _row(fault: DragomanError) -> tuple[int, str, str | None]:
+    status, kind, code = row_of(fault, _FAULTS) or (500, "server_error", None)
+    return status, kind, code
 
 
 def told_fault(fault: DragomanError) -> dict[str, Any]:
     """The object that tells of a fault; `param` is the name that the message begins with."""
-    kind, code = next((row[2:] for row in _FAULTS if isinstance(fault, row[0])), ("server_error", None))
+    _, kind, code = _row(fault)
     named = _NAMED.match(fault.message)
     param = "model" if isinstance(fault, ModelNotFound) else named[1] if named and kind == _CALLERS else None
-    message = fault.message.encode(errors="replace").decode()
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"error": {"message": sendable(fault.message), "type": kind, "param": param, "code": code}}
 
 
 def error_event(fault: DragomanError) -> bytes:

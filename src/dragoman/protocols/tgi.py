@@ -31,7 +31,7 @@ from dragoman.core.errors import (
     WorkerLost,
 )
 from dragoman.core.text import Tokenized, TokenSpan
-from dragoman.protocols.text import EVENT_STREAM, inquiry, object_body, retry_after
+from dragoman.protocols.text import EVENT_STREAM, inquiry, object_body
 from dragoman.protocols.text_chat import conversation
 from dragoman.protocols.tgi_answer import Answer, event
 from dragoman.protocols.tgi_request import (
@@ -54,6 +54,9 @@ from dragoman.protocols.wire import (
     Policy,
     Route,
     json_response,
+    retry_after,
+    row_of,
+    sendable,
 )
 
 _TYPES: Sequence[tuple[type[DragomanError], int, str]] = (
@@ -206,14 +209,14 @@ def write_error(fault: DragomanError | HttpFault) -> HttpResponse:
 
 
 def _row(fault: DragomanError) -> tuple[int, str]:
-    return next(((status, kind) for of, status, kind in _TYPES if isinstance(fault, of)), (500, "generation"))
+    status, kind = row_of(fault, _TYPES) or (500, "generation")
+    return status, kind
 
 
 def _told(fault: DragomanError) -> dict[str, str]:
     kind = _row(fault)[1]
     heads = {"validation": "Input validation error: ", "generation": "Request failed during generation: "}
-    message = (heads.get(kind, "") + fault.message).encode(errors="replace").decode()
-    return {"error": message, "error_type": kind}
+    return {"error": sendable(heads.get(kind, "") + fault.message), "error_type": kind}
 
 
 def _error_event(fault: DragomanError) -> bytes:

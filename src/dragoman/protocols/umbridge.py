@@ -1,6 +1,5 @@
 """UM-Bridge over HTTP: simulators as functions of vectors, with their derivatives."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -55,6 +54,9 @@ from dragoman.protocols.wire import (
     Policy,
     Route,
     json_response,
+    retry_after,
+    row_of,
+    sendable,
 )
 
 PROTOCOL_VERSION = 1.0
@@ -216,11 +218,8 @@ def write_error(fault: DragomanError | HttpFault) -> HttpResponse:
     if isinstance(fault, HttpFault):
         kind = "InvalidInput" if fault.status < 500 else "ServerError"
         return _error(kind, fault.message, fault.status, fault.headers)
-    status, kind = next(((s, k) for error, s, k in _FAULTS if isinstance(fault, error)), (500, "ServerError"))
-    headers: Headers = ()
-    if fault.retry_after_s is not None:
-        headers = (("retry-after", str(math.ceil(fault.retry_after_s))),)
-    return _error(kind, fault.message, status, headers)
+    status, kind = row_of(fault, _FAULTS) or (500, "ServerError")
+    return _error(kind, fault.message, status, retry_after(fault))
 
 
 def _unsupported(verb: str, fault: DragomanError) -> HttpResponse:
@@ -231,8 +230,7 @@ def _unsupported(verb: str, fault: DragomanError) -> HttpResponse:
 
 
 def _error(kind: str, message: str, status: int, headers: Headers = ()) -> HttpResponse:
-    text = message.encode(errors="replace").decode()  # a model may quote a text that no UTF-8 can hold
-    return json_response({"error": {"type": kind, "message": text}}, status, headers)
+    return json_response({"error": {"type": kind, "message": sendable(message)}}, status, headers)
 
 
 def protocol(policy: Policy) -> HttpProtocol:

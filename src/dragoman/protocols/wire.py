@@ -7,7 +7,8 @@ binary, say) is closed over in `reply`.
 What is made for each request is a struct of msgspec: frozen like a dataclass, and made ten times as fast.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -120,6 +121,27 @@ class HttpProtocol:
 
 
 JSON_TYPE = ("content-type", "application/json")
+
+
+def bearer_token(headers: Mapping[str, str]) -> str:
+    """The token of `authorization: Bearer <token>`, "" where there is none."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def retry_after(fault: DragomanError) -> Headers:
+    """The header that says when to try again, where that is of use."""
+    return () if fault.retry_after_s is None else (("retry-after", str(math.ceil(fault.retry_after_s))),)
+
+
+def row_of(fault: DragomanError, table: Iterable[tuple[Any, ...]]) -> tuple[Any, ...] | None:
+    """What a protocol's table says of a fault: the rest of the first row whose class of error it is."""
+    return next((row[1:] for row in table if isinstance(fault, row[0])), None)
+
+
+def sendable(text: str) -> str:
+    """The text as UTF-8 can hold it: a model may quote a file name, say, that it cannot."""
+    return text.encode(errors="replace").decode()
 
 
 def json_response(value: Any, status: int = 200, headers: Headers = ()) -> HttpResponse:
