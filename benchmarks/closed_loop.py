@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import httptools
 import uvloop
+
+from benchmarks.messages import Answers, question
 
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
@@ -42,33 +43,24 @@ class Tally:
         return now_s < self.end_s
 
 
-class Asker(asyncio.Protocol):
+class Asker(Answers):
     """One connection over HTTP."""
 
-    def __init__(self, question: bytes, tally: Tally) -> None:
-        self.question = question
+    def __init__(self, asking: bytes, tally: Tally) -> None:
+        super().__init__()
+        self.asking = asking
         self.tally = tally
-        self.pieces: list[bytes] = []
-        self.parser = httptools.HttpResponseParser(self)
         self.over = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self.transport = transport
+        super().connection_made(transport)
         self._ask()
 
     def _ask(self) -> None:
         self.began_s = time.perf_counter()
-        self.transport.write(self.question)
+        self.transport.write(self.asking)
 
-    def data_received(self, data: bytes) -> None:
-        self.parser.feed_data(data)
-
-    def on_body(self, piece: bytes) -> None:
-        self.pieces.append(piece)
-
-    def on_message_complete(self) -> None:
-        body = b"".join(self.pieces)
-        self.pieces.clear()
+    def answered(self, body: bytes) -> None:
         if self.tally.note(body, self.began_s):
             self._ask()
         else:
@@ -81,12 +73,10 @@ class Asker(asyncio.Protocol):
 
 
 async def over_http(asked: Mapping[str, Any], body: bytes, tally: Tally) -> None:
-    head = [f"POST {asked['path']} HTTP/1.1", "host: localhost", f"content-length: {len(body)}"]
-    head += [f"{name}: {value}" for name, value in asked["headers"].items()]
-    question = "\r\n".join([*head, "", ""]).encode() + body
+    asking = question(asked, body)
     loop = asyncio.get_running_loop()
     connections = [
-        await loop.create_connection(lambda: Asker(question, tally), "127.0.0.1", asked["port"])
+        await loop.create_connection(lambda: Asker(asking, tally), "127.0.0.1", asked["port"])
         for _ in range(asked["connections"])
     ]
     await asyncio.gather(*(asker.over for _, asker in connections))

@@ -20,26 +20,16 @@ from typing import Any
 from benchmarks import machine, workloads
 from benchmarks.ask import ask
 from benchmarks.grpc_load import write_question
+from benchmarks.http import MODELS, Subject
 from benchmarks.identity import Cores
 from benchmarks.load import built
-from benchmarks.processes import RESULTS, Process, dragoman, free_port, http_ready, listens, pin, started
+from benchmarks.processes import RESULTS, dragoman, free_port, http_ready, listens, pin, started
 from benchmarks.workloads import Workload
 
 Row = dict[str, Any]
 ECHOES = ("aio", "aio-uvloop", "sync", "own")
 SERVERS = ("own", "grpcio")
 BASE = "echo aio"
-MODELS = ("benchmarks.models:Identity", "benchmarks.models:IdentityImage")
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A server that is measured. An echo answers with the question."""
-
-    name: str
-    process: Process
-    port: int
-    echo: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-import httptools
 import uvloop
+
+from benchmarks.messages import Answers, question
 
 _CONNECTIONS = 256
 _PATIENCE_S = 20.0
@@ -47,38 +48,24 @@ class Clients:
             self.free.append(connection)
 
 
-class Connection(asyncio.Protocol):
+class Connection(Answers):
     def __init__(self, clients: Clients) -> None:
+        super().__init__()
         self.clients = clients
-        self.pieces: list[bytes] = []
-        self.parser = httptools.HttpResponseParser(self)
         self.due_s = 0.0
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self.transport = transport
 
     def ask(self, due_s: float) -> None:
         self.due_s = due_s
         self.transport.write(self.clients.question)
 
-    def data_received(self, data: bytes) -> None:
-        self.parser.feed_data(data)
-
-    def on_body(self, piece: bytes) -> None:
-        self.pieces.append(piece)
-
-    def on_message_complete(self) -> None:
-        body = b"".join(self.pieces)
-        self.pieces.clear()
+    def answered(self, body: bytes) -> None:
         self.clients.answered(self, body)
 
 
 async def run(folder: Path) -> dict[str, float]:
     asked: dict[str, Any] = json.loads((folder / "question.json").read_text())
     body = (folder / "question").read_bytes()
-    head = [f"POST {asked['path']} HTTP/1.1", "host: localhost", f"content-length: {len(body)}"]
-    head += [f"{name}: {value}" for name, value in asked["headers"].items()]
-    clients = Clients("\r\n".join([*head, "", ""]).encode() + body, (folder / "answer").read_bytes())
+    clients = Clients(question(asked, body), (folder / "answer").read_bytes())
     loop = asyncio.get_running_loop()
     for _ in range(_CONNECTIONS):
         _, connection = await loop.create_connection(lambda: Connection(clients), "127.0.0.1", asked["port"])

@@ -1,9 +1,15 @@
 """What becomes of every field of settings.json and model-settings.json: one table for the server, doctor and docs."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
+
+from dragoman.core.errors import InvalidInput
+
+log = logging.getLogger("dragoman.compat")
 
 # same: it does here what it did. different: it is honoured in a way that is worth knowing. unused: nothing is lost
 # by going on without it. missing: what it asks for is not there, and the rest works. refused: nothing starts.
@@ -118,6 +124,16 @@ def findings(given: Mapping[str, Any], table: Mapping[str, Field], prefix: str =
             yield own if table is PARAMETERS else Finding("unused", prefix + name, "no such field is known")
         elif known.effect in ("same", "different") or not _as_unset(value, known.default):
             yield Finding(known.effect, prefix + name, known.told)
+
+
+def tell(found: Iterable[Finding], path: Path) -> None:
+    """Log what is passed over of the fields in a file; InvalidInput refuses one that nothing may start with."""
+    for each in found:
+        if each.effect == "refused":
+            raise InvalidInput(f"{path}: '{each.field}' is not supported: {each.told}")
+        if each.effect in ("unused", "missing"):
+            level = logging.WARNING if each.effect == "missing" else logging.INFO
+            log.log(level, "%s: '%s' is passed over: %s", path, each.field, each.told)
 
 
 def _as_unset(value: Any, default: Any) -> bool:

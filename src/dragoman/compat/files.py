@@ -1,22 +1,19 @@
 """What settings.json and model-settings.json, with the environment, mean as settings of ours."""
 
-import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dragoman.compat.environment import model_variables, server_variables, variables
-from dragoman.compat.fields import CONVERTED, MODEL, PARAMETERS, SERVER, Finding, findings
+from dragoman.compat.fields import CONVERTED, MODEL, PARAMETERS, SERVER, findings, tell
 from dragoman.compat.implementations import implementation
 from dragoman.core.errors import InvalidInput
-
-log = logging.getLogger("dragoman.compat")
 
 
 def server_table(given: Mapping[str, Any] | None, folder: Path) -> dict[str, Any]:
     """Our settings in a folder's settings.json (None: it has none) and environment; InvalidInput refuses a field."""
     found = {**server_variables(variables(folder)), **(given or {})}
-    _tell(findings(found, SERVER), folder / "settings.json")
+    tell(findings(found, SERVER), folder / "settings.json")
     result: dict[str, Any] = {}
     for name, value in found.items():
         if value is None or name not in SERVER or not SERVER[name].setting:
@@ -29,7 +26,7 @@ def model_table(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Our fields of a model in its model-settings.json and environment; InvalidInput refuses a field."""
     whole = with_environment(given, path.parent)
     parameters = whole["parameters"]
-    _tell([*findings(whole, MODEL), *findings(parameters, PARAMETERS, "parameters.")], path)
+    tell([*findings(whole, MODEL), *findings(parameters, PARAMETERS, "parameters.")], path)
     found: dict[str, Any] = {
         "name": whole.get("name") or "",
         "platform": whole.get("platform") or "",
@@ -71,12 +68,3 @@ def _number(value: Any, kind: type[int] | type[float], where: str) -> float:
         return kind(value)
     except (TypeError, ValueError) as fault:
         raise InvalidInput(f"{where} has the wrong kind of value: {value!r}") from fault
-
-
-def _tell(found: Iterable[Finding], path: Path) -> None:
-    for each in found:
-        if each.effect == "refused":
-            raise InvalidInput(f"{path}: '{each.field}' is not supported: {each.told}")
-        if each.effect in ("unused", "missing"):
-            level = logging.WARNING if each.effect == "missing" else logging.INFO
-            log.log(level, "%s: '%s' is passed over: %s", path, each.field, each.told)

@@ -1,16 +1,13 @@
 """What serving.properties, and the environment of an LMI container, mean as settings of ours."""
 
-import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from dragoman.compat.fields import Field, Finding, findings
+from dragoman.compat.fields import Field, Finding, findings, tell
 from dragoman.core.errors import InvalidInput
-
-log = logging.getLogger("dragoman.compat")
 
 FILE = "serving.properties"
 _OPTION = "OPTION_"
@@ -180,7 +177,7 @@ def _read(path: Path) -> dict[str, str]:
 
 
 def _table(given: Mapping[str, str], folder: Path) -> dict[str, Any]:
-    _tell(findings(given, PROPERTIES), folder)
+    tell(findings(given, PROPERTIES), folder / FILE)
     result: dict[str, Any] = {}
     for name, value in given.items():
         if value and name in _CONVERTED:
@@ -197,10 +194,3 @@ def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:
             _merge(into.setdefault(name, {}), value)
         else:
             into[name] = value
-
-
-def _tell(found: Iterable[Finding], folder: Path) -> None:
-    for each in found:
-        if each.effect in ("unused", "missing"):
-            level = logging.WARNING if each.effect == "missing" else logging.INFO
-            log.log(level, "%s: '%s' is passed over: %s", folder / FILE, each.field, each.told)
