@@ -4,7 +4,7 @@ This is the form that the rooms of derivatives and of graphs work on; a runtime 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,8 @@ Config = Mapping[str, Any]
 
 Ability = Literal["evaluate", "gradient", "apply_jacobian", "apply_hessian"]
 ABILITIES: tuple[Ability, ...] = ("evaluate", "gradient", "apply_jacobian", "apply_hessian")
+
+T = TypeVar("T")
 
 # The attribute under which a plain function carries the VectorFunction that it was declared to be.
 MARK = "__vector_function__"
@@ -84,3 +86,8 @@ def carried_by(target: Any) -> VectorFunction | None:
     """The VectorFunction that an object is, or carries because it was declared to be one; None where it is none."""
     found = target if isinstance(target, VectorFunction) else getattr(target, "__dict__", {}).get(MARK)
     return found if isinstance(found, VectorFunction) else None
+
+
+def put(inputs: Sequence[T], index: int, value: T) -> tuple[T, ...]:
+    """The inputs with another value in one place."""
+    return (*inputs[:index], value, *inputs[index + 1 :])

@@ -10,7 +10,7 @@ import numpy as np
 
 from dragoman.core.errors import DragomanError
 from dragoman.core.vector_answers import as_vector, as_vectors
-from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors
+from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, put
 
 # The steps of central differences, in units of the largest number of the point: half a decade each.
 STEPS = tuple(10 ** (-1 - k / 2) for k in range(10))
@@ -172,14 +172,14 @@ class _Trial:
     # --- the function --------------------------------------------------------------------------------------
 
     def _value(self, output: int, i: int, at: Vector) -> Vector:
-        return as_vectors(self.function.evaluate(_put(self.point, i, at), self.config), self.sizes)[output]
+        return as_vectors(self.function.evaluate(put(self.point, i, at), self.config), self.sizes)[output]
 
     def _jacobian(self, output: int, i: int, vec: Vector) -> Vector:
         answer = self.function.apply_jacobian(output, i, self.point, vec, self.config)
         return as_vector(answer, self.sizes[output], "apply_jacobian")
 
     def _gradient(self, output: int, i: int, moved: int, at: Vector, sens: Vector) -> Vector:
-        answer = self.function.gradient(output, i, _put(self.point, moved, at), sens, self.config)
+        answer = self.function.gradient(output, i, put(self.point, moved, at), sens, self.config)
         return as_vector(answer, len(self.point[i]), "gradient")
 
     def _hessian(self, output: int, i: int, j: int, sens: Vector, vec: Vector) -> Vector:
@@ -209,7 +209,3 @@ def _direction(rng: np.random.Generator, size: int) -> Vector:
 
 def _norm(vector: Vector) -> float:
     return float(np.linalg.norm(vector))
-
-
-def _put(inputs: Vectors, index: int, value: Vector) -> Vectors:
-    return (*inputs[:index], value, *inputs[index + 1 :])

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.core.vector_answers import as_vectors
-from dragoman.core.vectors import Ability, Config, Vector, Vectors
+from dragoman.core.vectors import Ability, Config, Vector, Vectors, put
 from dragoman.derivatives.authored import Authored
 from dragoman.derivatives.exact import Of, units
 
@@ -84,13 +84,13 @@ class Differences(Of):
         if "gradient" in self._author.sources():
 
             def gradient(at: Vector) -> Vector:
-                found = self._author.gradient(output, input1, _put(inputs, input2, at), sens, config)
+                found = self._author.gradient(output, input1, put(inputs, input2, at), sens, config)
                 return np.asarray(found, np.float64)
 
             return derivative(gradient, y, vec)[0]
 
         def weighed(s: Vector, t: Vector) -> float:
-            moved = _put(_put(inputs, input1, x + s), input2, (x + s if input1 == input2 else y) + t)
+            moved = put(put(inputs, input1, x + s), input2, (x + s if input1 == input2 else y) + t)
             return float(sens @ self._values(moved, config)[output])
 
         return np.array([mixed(weighed, x, y, unit, vec) for unit in units(len(x))])
@@ -120,11 +120,7 @@ class Differences(Of):
         return worst
 
     def _moved(self, output: int, index: int, inputs: Vectors, config: Config) -> Callable[[Vector], Vector]:
-        return lambda at: self._values(_put(inputs, index, at), config)[output]
+        return lambda at: self._values(put(inputs, index, at), config)[output]
 
     def _values(self, inputs: Vectors, config: Config) -> tuple[Vector, ...]:
         return as_vectors(self.base.evaluate(inputs, config), self.output_sizes(config))
-
-
-def _put(inputs: Vectors, index: int, value: Vector) -> Vectors:
-    return (*inputs[:index], value, *inputs[index + 1 :])

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dragoman.core.vector_answers import parts
-from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors
+from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, put
 from dragoman.derivatives.authored import Authored
 from dragoman.derivatives.of_config import OfConfig
 from dragoman.derivatives.traced import Lifted, Traced, only
@@ -76,8 +76,8 @@ def push_through(function: Callable[..., Any], arguments: Vectors, index: int, v
     """The derivative of a function of JAX arrays by one argument, applied to vec."""
     with _float64():
         x = tuple(map(jnp.asarray, arguments))
-        put = jax.jvp(lambda at: jnp.atleast_1d(function(*_put(x, index, at))), (x[index],), (jnp.asarray(vec),))
-        return np.asarray(put[1])
+        pushed = jax.jvp(lambda at: jnp.atleast_1d(function(*put(x, index, at))), (x[index],), (jnp.asarray(vec),))
+        return np.asarray(pushed[1])
 
 
 class _Actions:
@@ -137,10 +137,6 @@ def _vectors(answer: Any) -> tuple[Any, ...]:
 def _alone(vector: Vector, index: int, sizes: Sequence[int]) -> tuple[Vector, ...]:
     """The vector at its place, and zeros at all others."""
     return tuple(vector if i == index else np.zeros(size) for i, size in enumerate(sizes))
-
-
-def _put(x: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
-    return (*x[:index], value, *x[index + 1 :])
 
 
 def _padded(rows: Vector) -> Vector:

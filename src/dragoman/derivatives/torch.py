@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dragoman.core.vector_answers import parts
-from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors
+from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, put
 from dragoman.derivatives import torch_reverse
 from dragoman.derivatives.authored import Authored
 from dragoman.derivatives.of_config import OfConfig
@@ -53,7 +53,7 @@ class TorchFunction(Traced):
         x, function = _tensors(inputs), self._made(config)
 
         def one(at: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = only(function(*_put(x, input, at)), output)
+            found: torch.Tensor = only(function(*put(x, input, at)), output)
             return found
 
         return push(one, x[input], _tensor(vec)).detach().numpy()
@@ -64,7 +64,7 @@ class TorchFunction(Traced):
         x, weight, function = _tensors(inputs), _tensor(sens), self._made(config)
 
         def gradient(at: torch.Tensor) -> torch.Tensor:
-            return pull(function, output, input1, _put(x, input2, at), weight)
+            return pull(function, output, input1, put(x, input2, at), weight)
 
         return push(gradient, x[input2], _tensor(vec)).detach().numpy()
 
@@ -78,8 +78,8 @@ def written_in_torch(author: Authored) -> tuple[VectorFunction, TorchFunction]:
 def push_through(function: Callable[..., Any], arguments: Vectors, index: int, vec: Vector) -> Any:
     """The derivative of a function of tensors by one argument, applied to vec."""
     x = _tensors(arguments)
-    put = push(lambda at: _at_least_1d(_joined(function(*_put(x, index, at)))), x[index], _tensor(vec))
-    return put.detach().numpy()
+    pushed = push(lambda at: _at_least_1d(_joined(function(*put(x, index, at)))), x[index], _tensor(vec))
+    return pushed.detach().numpy()
 
 
 @cache
@@ -92,7 +92,7 @@ def ready() -> None:
 
 def pull(function: Function, output: int, input: int, x: tuple[torch.Tensor, ...], sens: torch.Tensor) -> torch.Tensor:  # noqa: A002
     """Jᵀ sens."""
-    back = torch.func.vjp(lambda at: only(function(*_put(x, input, at)), output), x[input])[1]
+    back = torch.func.vjp(lambda at: only(function(*put(x, input, at)), output), x[input])[1]
     found: torch.Tensor = back(sens)[0]
     return found
 
@@ -131,7 +131,3 @@ def _tensor(vector: Vector) -> torch.Tensor:
 
 def _tensors(vectors: Vectors) -> tuple[torch.Tensor, ...]:
     return tuple(map(_tensor, vectors))
-
-
-def _put(x: tuple[torch.Tensor, ...], index: int, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return (*x[:index], value, *x[index + 1 :])

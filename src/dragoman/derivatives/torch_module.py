@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from dragoman.core.vectors import Vector, Vectors
+from dragoman.core.vectors import Vector, Vectors, put
 from dragoman.derivatives import torch_reverse
 from dragoman.derivatives.torch import pull, push, ready
 
@@ -31,7 +31,7 @@ class ModuleDerivatives:
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector) -> Vector:  # noqa: A002
         x = _tensors(inputs)
-        return _array(self._push(lambda at: self._vectors(*_put(x, input, at))[output], x[input], torch.tensor(vec)))
+        return _array(self._push(lambda at: self._vectors(*put(x, input, at))[output], x[input], torch.tensor(vec)))
 
     def apply_hessian(
         self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector
@@ -39,7 +39,7 @@ class ModuleDerivatives:
         x, weight = _tensors(inputs), torch.tensor(sens)
 
         def gradient(at: torch.Tensor) -> torch.Tensor:
-            return self._pull(self._vectors, output, input1, _put(x, input2, at), weight)
+            return self._pull(self._vectors, output, input1, put(x, input2, at), weight)
 
         return _array(self._push(gradient, x[input2], torch.tensor(vec)))
 
@@ -61,7 +61,3 @@ def _array(tensor: torch.Tensor) -> Vector:
 
 def _tensors(vectors: Vectors) -> Tensors:
     return tuple(torch.tensor(vector) for vector in vectors)
-
-
-def _put(x: Tensors, index: int, value: torch.Tensor) -> Tensors:
-    return (*x[:index], value, *x[index + 1 :])

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from dragoman.core.vectors import put
 from dragoman.derivatives.traced import only
 
 Tensors = tuple[torch.Tensor, ...]
@@ -19,7 +20,7 @@ def pull(
 ) -> torch.Tensor:
     """Jᵀ sens; it can be differentiated `again` by x."""
     at = x[input] if x[input].requires_grad else x[input].detach().requires_grad_()
-    return _slope(only(function(*_put(x, input, at)), output), at, sens, again)
+    return _slope(only(function(*put(x, input, at)), output), at, sens, again)
 
 
 def push(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, vec: torch.Tensor) -> torch.Tensor:
@@ -36,7 +37,3 @@ def _slope(value: torch.Tensor, by: torch.Tensor, weights: torch.Tensor, again: 
         return torch.zeros_like(by)
     (found,) = torch.autograd.grad(value, by, weights, create_graph=again, allow_unused=True)
     return torch.zeros_like(by) if found is None else found
-
-
-def _put(x: Tensors, index: int, value: torch.Tensor) -> Tensors:
-    return (*x[:index], value, *x[index + 1 :])
