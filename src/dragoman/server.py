@@ -89,8 +89,8 @@ class Server:
 
     async def _listen(self) -> None:
         settings = self.settings
-        names = settings.protocols.split(",") + ["umbridge_shmem"] * settings.umbridge_shared_memory
-        tables = [plugins.find("protocols", name.strip())(policy(settings)) for name in names]
+        names = [*_listed(settings.protocols), *["umbridge_shmem"] * settings.umbridge_shared_memory]
+        tables = [plugins.find("protocols", name)(policy(settings)) for name in names]
         http = [t for t in tables if hasattr(t, "routes")]
         grpc = [t for t in tables if hasattr(t, "methods")]
         tls = _tls_context(settings)
@@ -256,7 +256,7 @@ def policy(settings: Settings) -> Any:
 
 def _forwarded(text: str) -> tuple[str, ...]:
     """The patterns of the headers that models see."""
-    patterns = tuple(p.strip().lower() for p in text.split(",") if p.strip())
+    patterns = _listed(text.lower())
     for secret in plugins.resolve("dragoman.payload.policy:CREDENTIALS") & {*patterns}:
         raise InvalidInput(f"setting 'forward_headers': models never see '{secret}'; name only other headers")
     return patterns
@@ -297,7 +297,7 @@ def _addresses(settings: Settings) -> list[tuple[str, int]]:
     addresses = [(settings.host, settings.http_port)]
     if settings.umbridge_port >= 0:
         addresses.append((settings.host, settings.umbridge_port))
-    for text in filter(None, (t.strip() for t in settings.http_also.split(","))):
+    for text in _listed(settings.http_also):
         host, _, port = text.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
             raise InvalidInput(f"setting 'http_also': expected host:port, got {text!r}")

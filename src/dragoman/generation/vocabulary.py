@@ -127,12 +127,6 @@ class Vocabulary:
         writer = self.detokenizer(self._anchor, skip_special=False, spaces=False)
         return writer.add(token) or writer.rest()
 
-    def bytes_of(self, token: int) -> bytes:
-        """The bytes of a token's text; of a token that is part of a character, just these where they are known."""
-        if self._bytes is not None:
-            return self._bytes.get(token, b"")
-        return self.text(token).encode()
-
     @cached_property
     def _anchor(self) -> list[int]:
         """A token before others, so that they do not stand at the start of a text."""

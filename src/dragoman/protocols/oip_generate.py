@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from dragoman.core.calls import Generate, Response
 from dragoman.core.errors import (
     DeadlineExceeded,
@@ -24,6 +22,7 @@ from dragoman.protocols.text import (
     EVENT_STREAM,
     Given,
     Parameter,
+    event,
     given,
     inquiry,
     object_body,
@@ -122,7 +121,7 @@ class OpenGenerate:
 
         def piece(response: Response[Generation]) -> bytes:
             return b"".join(
-                _event({**_head(response, id_), "text_output": each.text, "done": bool(each.finish)})
+                event({**_head(response, id_), "text_output": each.text, "done": bool(each.finish)})
                 for each in response.answer.texts
                 if each.text or each.finish
             )
@@ -152,12 +151,8 @@ def _head(response: Response[Generation], id_: str) -> dict[str, Any]:
     return {**({"id": id_} if id_ else {}), "model_name": response.model, **version}
 
 
-def _event(value: Any) -> bytes:
-    return b"data: " + orjson.dumps(value) + b"\n\n"
-
-
 def _error_event(fault: DragomanError) -> bytes:
-    return _event({"error": sendable(fault.message)})
+    return event({"error": sendable(fault.message)})
 
 
 def protocol(policy: Policy) -> HttpProtocol:

@@ -10,7 +10,7 @@ import orjson
 from dragoman.core.calls import Embed, Embedded, Response
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import Kind, Unfit, integer, shown
-from dragoman.protocols.text import Parameter, given, inquiry, option
+from dragoman.protocols.text import Parameter, given, inquiry, is_token_id, option
 from dragoman.protocols.text_openai import addressed, anything
 from dragoman.protocols.wire import JSON_TYPE, Asked, Exchange, HttpRequest, HttpResponse, Policy
 
@@ -64,7 +64,7 @@ def _inputs(given: Any) -> tuple[str | tuple[int, ...], ...]:
         case str() if given:
             return (given,)
         case [*items] if items:
-            if all(map(_is_id, items)):
+            if all(map(is_token_id, items)):
                 return (tuple(items),)
             if len(items) <= _MOST_INPUTS and all(_is_input(item) for item in items):
                 return tuple(item if isinstance(item, str) else tuple(item) for item in items)
@@ -75,11 +75,7 @@ def _inputs(given: Any) -> tuple[str | tuple[int, ...], ...]:
 
 
 def _is_input(item: Any) -> bool:
-    return isinstance(item, str | list) and bool(item) and (isinstance(item, str) or all(map(_is_id, item)))
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
+    return isinstance(item, str | list) and bool(item) and (isinstance(item, str) or all(map(is_token_id, item)))
 
 
 def _shortened(vectors: Any, size: int) -> Any:

@@ -65,6 +65,15 @@ def inquiry(call: ModelCall[Answer], http: HttpRequest, policy: Policy, model: s
     return Request(call, name, version, http.headers.get("x-request-id", ""), None, metadata)
 
 
+def event(value: Any) -> bytes:
+    """A value as a server-sent event."""
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def is_token_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
+
+
 # --- parameters ------------------------------------------------------------------------------------------
 
 

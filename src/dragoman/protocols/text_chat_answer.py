@@ -5,8 +5,8 @@ from typing import Any
 
 from dragoman.core.calls import Response
 from dragoman.core.text import Generation, Text, Token
-from dragoman.protocols.text import EVENT_STREAM
-from dragoman.protocols.text_openai import REASONS, Envelope, Usage, counted, event
+from dragoman.protocols.text import EVENT_STREAM, event
+from dragoman.protocols.text_openai import REASONS, Envelope, Usage, counted
 from dragoman.protocols.text_tools import ToolCall, Tools, ToolStream
 from dragoman.protocols.wire import Headers, HttpResponse, json_response
 

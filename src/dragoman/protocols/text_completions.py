@@ -7,7 +7,7 @@ from dragoman.core.calls import Generate, Response
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import MOST_TOP, flag, integer, shown
 from dragoman.core.text import Generation, Prompt, PromptInfo, Text, Token
-from dragoman.protocols.text import EVENT_STREAM, Parameter, given, inquiry, option, sets, spread
+from dragoman.protocols.text import EVENT_STREAM, Parameter, event, given, inquiry, is_token_id, option, sets, spread
 from dragoman.protocols.text_openai import (
     COMMON,
     DONE,
@@ -17,7 +17,6 @@ from dragoman.protocols.text_openai import (
     addressed,
     anything,
     error_event,
-    event,
     settle,
 )
 from dragoman.protocols.wire import (
@@ -78,20 +77,16 @@ def _prompts(given: Any) -> tuple[Prompt, ...]:
         case [*items] if items and len(items) <= _MOST_PROMPTS * 1024:
             if all(isinstance(item, str) for item in items) and len(items) <= _MOST_PROMPTS:
                 return tuple(items)
-            if all(_is_id(item) for item in items):
+            if all(is_token_id(item) for item in items):
                 return (tuple(items),)
             if len(items) <= _MOST_PROMPTS and all(
-                isinstance(item, list) and item and all(map(_is_id, item)) for item in items
+                isinstance(item, list) and item and all(map(is_token_id, item)) for item in items
             ):
                 return tuple(tuple(item) for item in items)
     raise InvalidInput(
         f"`prompt` must be a text, a list of at most {_MOST_PROMPTS} texts, token ids or lists of them; "
         f"got {shown(given)}"
     )
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
 
 
 class CompletionAnswer:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from dragoman.core.calls import DescribeModels, ModelDescription, Request, Response
 from dragoman.core.errors import (
     DeadlineExceeded,
@@ -23,7 +21,7 @@ from dragoman.core.errors import (
 )
 from dragoman.core.sampling import Kind, Unfit, flag, integer, number, shown
 from dragoman.core.text import FinishReason, Generation, PromptInfo, Token
-from dragoman.protocols.text import Parameter, option, sets
+from dragoman.protocols.text import Parameter, event, option, sets
 from dragoman.protocols.text_grammar import GUIDED, RESPONSE_FORMAT
 from dragoman.protocols.wire import Asked, HttpRequest, Inquiry, row_of, sendable
 
@@ -172,10 +170,6 @@ class Envelope:
     def around(self, model: str, choices: Sequence[Any], **more: Any) -> dict[str, Any]:
         head = {"id": self.id, "object": self.kind, "created": self.created, "model": model}
         return {**head, "system_fingerprint": "fp_dragoman", "choices": choices, **more}
-
-
-def event(value: Any) -> bytes:
-    return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
 def counted(token: Token) -> dict[str, Any]:
