@@ -47,6 +47,13 @@ def test_a_page_of_an_allowed_site_may_ask(served: Served, origin: str, path: st
     assert "origin" in got.headers["vary"]
 
 
+def test_a_path_that_only_the_model_knows_is_asked_about_like_any_other(served: Served) -> None:
+    url = f"http://{served.url}/a/path/of/its/own"
+    asked = requests.options(url, headers={"origin": "https://a.org", **PREFLIGHT}, timeout=30)
+    assert asked.status_code == 204
+    assert asked.headers["access-control-allow-origin"] == "https://a.org"
+
+
 def test_faults_may_be_read_too(served: Served) -> None:
     url = f"http://{served.url}/v2/models/half/infer"
     got = requests.post(url, json={}, headers={"origin": "https://b.org"}, timeout=30)

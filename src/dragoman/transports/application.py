@@ -95,10 +95,12 @@ class Application:
 
         Cancelling it cancels the work. A caller that has not left is then told that the server stops.
         """
-        if self.limits.cors.on and "origin" in request.headers:
-            caller = _OtherSite(caller, self.limits.cors.added(request.headers))
+        cors, preflight = self.limits.cors, None
+        if cors.on and "origin" in request.headers:
+            caller = _OtherSite(caller, cors.added(request.headers))
+            preflight = cors.preflight(request.method, request.headers)
         try:
-            await self._answer(match, request, caller)
+            await (caller.send(preflight) if preflight is not None else self._answer(match, request, caller))
         except asyncio.CancelledError:
             if not caller.left:
                 await self._give_up(match.protocol, request, caller, NotReady("the server is shutting down"))
@@ -107,8 +109,7 @@ class Application:
 
     async def _answer(self, match: Match, request: HttpRequest, caller: Caller) -> None:
         if match.endpoint is None:
-            preflight = self.limits.cors.preflight(request.method, request.headers)
-            await caller.send(preflight or HttpResponse(204, (), (("allow", match.allow),)))
+            await caller.send(HttpResponse(204, (), (("allow", match.allow),)))
             return
         held = 0
         try:
