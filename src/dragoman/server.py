@@ -218,6 +218,7 @@ def make_engine(paths: Sequence[str], live: Sequence[ModelSpec], settings: Setti
             default_model=settings.default_model,
             load_at_start=settings.load_at_start,
         ),
+        sources,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import dragoman
 from dragoman.compat.survey import survey
 from dragoman.core.errors import InvalidInput
 from dragoman.engine.model_files import model_settings, server_settings
@@ -93,6 +94,15 @@ def test_what_is_passed_over_is_told(folder: Path, caplog: pytest.LogCaptureFixt
     model_settings(folder)
     assert "'option.tensor_parallel_degree' is passed over: a model runs on one device" in caplog.text
     assert "'option.quantize' is passed over" in caplog.text
+
+
+async def test_it_is_told_once_at_the_start(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "serving.properties").write_text("option.quantize=awq")
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    async with dragoman.open_engine(str(folder)) as engine:
+        (deployment,) = engine.deployments()
+        assert deployment.state == "UNAVAILABLE"
+    assert caplog.text.count("'option.quantize' is passed over") == 1
 
 
 def test_the_doctor_tells_of_properties(folder: Path) -> None:

@@ -92,11 +92,17 @@ def test_a_pretrained_model_needs_its_configuration_and_weights(tmp_path: Path) 
     assert recognise(tmp_path) == "python"
 
 
-def test_a_decoder_with_its_tokenizer_continues_texts(tmp_path: Path) -> None:
+def test_a_decoder_continues_texts_and_its_runtime_tells_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
+    assert recognise(tmp_path) == "llm"
+    (tmp_path / "onnx").mkdir()
+    (tmp_path / "onnx" / "model.onnx").touch()  # as exporters leave it
+    assert recognise(tmp_path) is None
     (tmp_path / "model.safetensors").touch()
-    assert recognise(tmp_path) == "huggingface"
+    assert recognise(tmp_path) == "llm"
     (tmp_path / "tokenizer.json").touch()
+    assert recognise(tmp_path) == "llm"
+    (tmp_path / "config.json").write_text("{")
     assert recognise(tmp_path) == "llm"
     assert model_file(tmp_path) == tmp_path
     (tmp_path / "config.json").write_text('{"architectures": ["BertForMaskedLM"], "model_type": "bert"}')

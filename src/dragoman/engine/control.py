@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 
 from dragoman.core.calls import IndexEntry
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed
@@ -22,7 +22,8 @@ class Control:
     """What a registry holds, and how that changes. Its work goes on when whoever asked for it has left.
 
     `changed` is called whenever the readiness of anything may have changed. `peers` gives a model of that name the
-    others to ask. `gate` bounds how many models load at the same time when the server starts.
+    others to ask. `gate` bounds how many models load at the same time when the server starts. `found` is what a scan
+    has just given, so that the start reads, and tells of, no file twice.
     """
 
     def __init__(
@@ -32,19 +33,21 @@ class Control:
         changed: Callable[[], None],
         peers: Callable[[str], Peers] | None = None,
         gate: asyncio.Semaphore | None = None,
+        found: Mapping[str, Source] | None = None,
     ) -> None:
         self._repository = repository
         self._registry = registry
         self._changed = changed
         self._peers = peers
         self._gate = gate or asyncio.Semaphore(LOADING_AT_ONCE)
+        self._found = found
         self._gone: dict[str, IndexEntry] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._retiring: set[asyncio.Task[None]] = set()
 
     def leave(self) -> None:
         """Load nothing; what the repository has is UNAVAILABLE until somebody loads it."""
-        for name in self._repository.scan():
+        for name in self._first():
             self._gone[name] = IndexEntry(name, "", "UNAVAILABLE", "not loaded at the start")
         self._changed()
 
@@ -59,7 +62,7 @@ class Control:
                     log.error("%s", fault.message)
 
         waiting: list[asyncio.Task[None]] = []
-        for name, source in self._repository.scan().items():
+        for name, source in self._first().items():
             versions = self._made(source)
             self._registry.put(name, versions, source.default_version)  # LOADING from now on
             work = asyncio.get_running_loop().create_task(load(name, list(versions.values())))
@@ -127,6 +130,10 @@ class Control:
         await asyncio.gather(*(d.close() for d in self._registry.all()))
 
     # ----------------------------------------------------------------------------------------------------------
+
+    def _first(self) -> Mapping[str, Source]:
+        found, self._found = self._found, None
+        return self._repository.scan() if found is None else found
 
     def _made(self, source: Source) -> dict[str, Deployment]:
         return {spec.version: Deployment(spec, self._changed, self._peers) for spec in source.specs()}

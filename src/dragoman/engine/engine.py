@@ -42,7 +42,7 @@ from dragoman.engine.control import LOADING_AT_ONCE, Control
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.peers import Neighbourhood
 from dragoman.engine.registry import Registry
-from dragoman.engine.repository import Repository
+from dragoman.engine.repository import Repository, Source
 
 A = TypeVar("A")
 log = logging.getLogger("dragoman.engine")
@@ -66,15 +66,18 @@ class Engine:
     """Answers calls with the models of a repository.
 
     Use it as `async with Engine(repository) as engine`: models are loaded on entering (one that fails is
-    UNAVAILABLE, the others serve) and closed on leaving. `started` tells whether all have been tried.
+    UNAVAILABLE, the others serve) and closed on leaving. `started` tells whether all have been tried. `found` is what
+    the repository was found to hold, where somebody has looked already.
     """
 
-    def __init__(self, repository: Repository, identity: Identity | None = None) -> None:
+    def __init__(
+        self, repository: Repository, identity: Identity | None = None, found: Mapping[str, Source] | None = None
+    ) -> None:
         self._identity = identity or Identity()
         self._registry = Registry()
         gate = asyncio.Semaphore(LOADING_AT_ONCE)
         self._neighbourhood = Neighbourhood(self._registry, self.changed, gate)
-        self._control = Control(repository, self._registry, self._changed, self._neighbourhood.of, gate)
+        self._control = Control(repository, self._registry, self._changed, self._neighbourhood.of, gate, found)
         self._draining = False
         self.started = False
         self._change: asyncio.Event = asyncio.Event()

@@ -13,6 +13,7 @@ from dragoman.core.model import Model
 from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.text import Chat, Generation, Prompt, Tokenized, joined
+from dragoman.generation import folder as folders
 from dragoman.runtimes import llm_infer
 from dragoman.runtimes.files import model_path, package, transformers_alone
 
@@ -38,21 +39,22 @@ class LanguageModel(Model):
         # Threads that wait for each other spin no longer than this: where others need the cores, as this server's own
         # event loop does, spinning takes ten times what it saves. It is read when PyTorch is first imported.
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+        folder = Path(model_path(self.spec)).resolve()
+        folders.check(folder)
         package("torch", "text")
         with transformers_alone("text"):
-            self._load()
+            self._load(folder)
 
-    def _load(self) -> None:
+    def _load(self, folder: Path) -> None:
         from dragoman.generation import loading
 
         chosen = loading.options(self.spec.parameters)
-        folder = Path(model_path(self.spec)).resolve()
         try:
             self._loaded = loading.loaded(folder, chosen, self.spec.max_queue, f"text-{self.spec.name}")
         except DragomanError:
             raise
         except Exception as fault:  # transformers promises no class of error
-            raise ModelFailed(f"'{folder.name}' cannot be loaded as a text model: {fault}") from fault
+            raise ModelFailed(folders.explained(fault, folder)) from fault
 
     def details(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self._loaded.details

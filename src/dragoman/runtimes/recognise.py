@@ -73,23 +73,35 @@ def _boosted(path: Path) -> str | None:
 
 def _pretrained(folder: Path) -> str | None:
     """The runtime of a folder that transformers' save_pretrained wrote: a configuration of a known form, with its
-    weights. A decoder that comes with its tokenizer is there to continue texts."""
+    weights. A decoder is there to continue texts, and its runtime tells what is missing, be it the weights."""
     config = folder / "config.json"
-    if not config.is_file() or not any((folder / name).is_file() for name in _PRETRAINED_WEIGHTS):
+    if not config.is_file():
         return None
+    weights = any((folder / name).is_file() for name in _PRETRAINED_WEIGHTS)
     try:
         found = json.loads(config.read_bytes())
-    except ValueError:
-        return None
+    except (ValueError, RecursionError):
+        return "llm" if weights and _has_tokenizer(folder) else None
     if not isinstance(found, dict) or not ("architectures" in found or "model_type" in found):
         return None
-    return "llm" if _continues(found, folder) else "huggingface"
+    if not weights:
+        return "llm" if _continues(found) and not _holds_others(folder) else None
+    return "llm" if _continues(found) else "huggingface"
 
 
-def _continues(config: Mapping[str, Any], folder: Path) -> bool:
+def _continues(config: Mapping[str, Any]) -> bool:
     names = config.get("architectures") or []
-    decoder = any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names)
-    return decoder and any((folder / name).is_file() for name in _TOKENIZERS)
+    return isinstance(names, list) and any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names)
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _TOKENIZERS)
+
+
+def _holds_others(folder: Path) -> bool:
+    """Whether there is a model in another form in the folder, or in one below it, as exporters put it."""
+    below = [entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    return any(_is_candidate(entry) for place in (folder, *below) for entry in place.iterdir())
 
 
 def _torch(path: Path) -> str | None:

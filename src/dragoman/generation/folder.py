@@ -1,0 +1,158 @@
+"""What a folder must hold to be a text model, told in one line where something is missing."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dragoman.core.errors import ModelFailed
+
+_WEIGHTS = "model.safetensors"
+_INDEX = f"{_WEIGHTS}.index.json"
+_TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+)
+# Weights in forms that this engine does not read, and what to do about each.
+_CONVERT = "save it anew as safetensors, by save_pretrained of transformers on a machine where you trust it"
+_OTHERS: Mapping[str, str] = {
+    "pytorch_model*.bin": f"PyTorch's pickles, which can run code when they are loaded; {_CONVERT}",
+    "consolidated*.pth": f"PyTorch's pickles, which can run code when they are loaded; {_CONVERT}",
+    "*.gguf": "GGUF, which is not read; serve the folder that it was made from",
+    "tf_model*.h5": f"TensorFlow's; {_CONVERT}",
+    "flax_model*.msgpack": f"Flax's; {_CONVERT}",
+}
+_POINTER = b"version https://git-lfs"
+_HEAD_BYTES = 1 << 27  # safetensors: no header is larger than 100 MB
+
+
+def check(folder: Path) -> None:
+    """Raises ModelFailed naming what is missing in a folder, or not whole, and what to do; reads no weights."""
+    if not (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
+        raise ModelFailed(
+            f"'{folder.name}' is a LoRA adapter, not a model; put it into the folder 'adapters' of its base model and "
+            "serve that"
+        )
+    _check_configuration(folder)
+    _check_weights(folder)
+    _check_tokenizer(folder)
+
+
+def explained(fault: Exception, folder: Path) -> str:
+    """Why a folder that holds what it must cannot be loaded, in one line."""
+    config = _object(folder / "config.json", "its configuration")
+    lines = str(fault).strip().splitlines()
+    reason = f"{lines[0] if lines else type(fault).__name__}"
+    quantization = config.get("quantization_config")
+    if isinstance(quantization, dict):
+        method = quantization.get("quant_method", "unknown")
+        return (
+            f"'{folder.name}' has weights quantized by '{method}' (quantization_config in config.json), which cannot "
+            f"be run here: {reason}; serve the folder that it was made from"
+        )
+    if "auto_map" in config and "trust_remote_code" in str(fault):
+        return (
+            f"'{folder.name}' needs code of its own (auto_map in config.json), and no code of a model is run; serve a "
+            "model that transformers knows by itself"
+        )
+    if "does not recognize this architecture" in str(fault):
+        return (
+            f"'{folder.name}' is of the model_type '{config.get('model_type')}', which the installed transformers does "
+            "not know; install a newer one, or mend config.json"
+        )
+    return f"'{folder.name}' cannot be loaded as a text model: {reason}"
+
+
+def _check_configuration(folder: Path) -> None:
+    config = _object(folder / "config.json", "its configuration")
+    if not config.get("model_type"):
+        raise ModelFailed(
+            f"config.json in '{folder.name}' has no 'model_type', so it is not known what the model is; take the file "
+            "that save_pretrained wrote"
+        )
+
+
+# --- weights -----------------------------------------------------------------------------------------------
+
+
+def _check_weights(folder: Path) -> None:
+    if (folder / _WEIGHTS).is_file():
+        _check_whole(folder / _WEIGHTS)
+    elif (folder / _INDEX).is_file():
+        _check_parts(folder)
+    elif shards := sorted(folder.glob("model-*-of-*.safetensors")):
+        raise ModelFailed(f"'{folder.name}' has {shards[0].name} but no {_INDEX}; copy that file beside the weights")
+    else:
+        for pattern, told in _OTHERS.items():
+            if found := next(iter(sorted(folder.glob(pattern))), None):
+                raise ModelFailed(f"'{folder.name}' has no {_WEIGHTS}; the weights in {found.name} are {told}")
+        raise ModelFailed(f"there are no weights in '{folder.name}'; copy {_WEIGHTS} beside config.json")
+
+
+def _check_parts(folder: Path) -> None:
+    named = _object(folder / _INDEX, "its list of weights").get("weight_map")
+    files = sorted({str(name) for name in named.values()}) if isinstance(named, dict) else []
+    missing = [name for name in files if not (folder / name).is_file()]
+    if missing or not files:
+        told = f"lacks {missing[0]}, one of {len(missing)} missing files of" if missing else "names no files in"
+        raise ModelFailed(f"'{folder.name}' {told} {_INDEX}; copy the folder anew")
+    for name in files:
+        _check_whole(folder / name)
+
+
+def _check_whole(path: Path) -> None:
+    """The size of a safetensors file follows from its header: https://github.com/huggingface/safetensors, Format."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(len(_POINTER))
+        if start == _POINTER:
+            raise ModelFailed(
+                f"{path.name} in '{path.parent.name}' is a pointer of Git LFS, no weights; run `git lfs pull` there"
+            )
+        length = int.from_bytes(start[:8], "little")
+        file.seek(8)
+        header = file.read(length) if len(start) >= 8 and 2 <= length <= min(size, _HEAD_BYTES) else b""
+    try:
+        told: Mapping[str, Any] = json.loads(header)
+        ends = [each["data_offsets"][1] for name, each in told.items() if name != "__metadata__"]
+        expected = 8 + length + max(ends, default=0)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        expected = -1
+    if size != expected:
+        wanted = f"expected {expected} bytes, got {size}" if expected >= 0 else "its header cannot be read"
+        raise ModelFailed(f"{path.name} in '{path.parent.name}' is not whole: {wanted}; copy it anew")
+
+
+# --- tokenizer ---------------------------------------------------------------------------------------------
+
+
+def _check_tokenizer(folder: Path) -> None:
+    found = [name for name in _TOKENIZERS if (folder / name).is_file()]
+    if not found:
+        raise ModelFailed(
+            f"there is no tokenizer in '{folder.name}'; copy tokenizer.json, or tokenizer.model, and "
+            "tokenizer_config.json beside config.json"
+        )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if (folder / name).is_file():
+            _object(folder / name, "its tokenizer")
+
+
+def _object(path: Path, what: str) -> Mapping[str, Any]:
+    """The JSON object in a file."""
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError as fault:
+        raise ModelFailed(f"there is no {path.name} in '{path.parent.name}', {what}; copy it from the model") from fault
+    except (OSError, ValueError, RecursionError) as fault:
+        raise ModelFailed(
+            f"{path.name} in '{path.parent.name}' cannot be read ({fault}); copy it from the model anew"
+        ) from fault
+    if not isinstance(found, dict):
+        raise ModelFailed(f"{path.name} in '{path.parent.name}' is no JSON object; copy it from the model anew")
+    return found

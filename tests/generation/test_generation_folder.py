@@ -1,0 +1,120 @@
+"""Folders that are no text model as they lie there: one line says what is missing and what to do."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dragoman
+from dragoman.core.calls import Load, Request
+from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.generation.folder import explained
+from e2e.served import Served
+
+INDEX = "model.safetensors.index.json"
+
+
+def _config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | changes))
+
+
+def _write(name: str, text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(text)
+
+
+def _without(*names: str) -> Callable[[Path], None]:
+    def remove(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return remove
+
+
+def _only(name: str) -> Callable[[Path], None]:
+    def rename(folder: Path) -> None:
+        (folder / "model.safetensors").rename(folder / name)
+
+    return rename
+
+
+def _halved(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _parts(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    files = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / INDEX).write_text(json.dumps({"weight_map": files}))
+
+
+SPOILT: list[tuple[Callable[[Path], object], str]] = [
+    (_without("model.safetensors"), "there are no weights in 'spoilt'; copy model.safetensors beside config.json"),
+    (_only("pytorch_model.bin"), "the weights in pytorch_model.bin are PyTorch's pickles, .* save it anew"),
+    (_only("spoilt-q4.gguf"), "the weights in spoilt-q4.gguf are GGUF, .* serve the folder that it was made from"),
+    (_only("model-00001-of-00002.safetensors"), f"has model-00001-of-00002.safetensors but no {INDEX}"),
+    (_parts, f"lacks model-00002-of-00002.safetensors, one of 1 missing files of {INDEX}"),
+    (_halved, r"model.safetensors in 'spoilt' is not whole: expected \d+ bytes, got \d+; copy it anew"),
+    (
+        _write("model.safetensors", "version https://git-lfs.github.com/spec/v1\n"),
+        "is a pointer of Git LFS.*`git lfs pull`",
+    ),
+    (_write("model.safetensors", "x" * 99), "model.safetensors in 'spoilt' is not whole: its header cannot be read"),
+    (_without("tokenizer.json", "tokenizer_config.json"), "there is no tokenizer in 'spoilt'; copy tokenizer.json"),
+    (_write("tokenizer.json", "{"), "tokenizer.json in 'spoilt' cannot be read"),
+    (_write("config.json", '{"architectures": ["Ll'), r"config.json in 'spoilt' cannot be read \(.*line 1.*\)"),
+    (lambda f: _config(f, model_type=""), "config.json in 'spoilt' has no 'model_type'"),
+    (lambda f: _config(f, model_type="nosuch"), "'spoilt' is of the model_type 'nosuch', which the installed transfor"),
+    (
+        lambda f: _config(f, quantization_config={"quant_method": "awq", "bits": 4}),
+        "has weights quantized by 'awq' .quantization_config in config.json., which cannot be run here: .*; serve the",
+    ),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), SPOILT)
+async def test_what_is_missing_is_told(
+    llama_folder: Path, tmp_path: Path, spoil: Callable[[Path], object], message: str
+) -> None:
+    folder = tmp_path / "spoilt"
+    shutil.copytree(llama_folder, folder)
+    spoil(folder)
+    async with dragoman.open_engine(str(tmp_path), control_token="t") as engine:
+        (deployment,) = engine.deployments()
+        assert deployment.state == "UNAVAILABLE"
+        assert re.search(message, deployment.reason)
+        assert "\n" not in deployment.reason
+        with pytest.raises(InvalidInput) as refused:
+            await engine.call(Request(Load("t"), "spoilt"))
+        assert re.search(message, refused.value.message)
+
+
+def test_the_command_line_tells_it_at_once(llama_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "spoilt"
+    shutil.copytree(llama_folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    served = Served("--http-port", "0", "--grpc-port", "-1", str(folder))
+    try:
+        told = "spoilt: failed to load 'spoilt', there are no weights in 'spoilt'; copy model.safetensors"
+        served.until_logged(told)
+    finally:
+        served.reap()
+
+
+def test_an_adapter_alone_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    spec = dragoman.ModelSpec(name="a", runtime="llm", uri=str(tmp_path))
+    from dragoman.runtimes.llm import LanguageModel
+
+    with pytest.raises(ModelFailed, match="is a LoRA adapter, not a model; put it into the folder 'adapters'"):
+        LanguageModel(spec).load()
+
+
+def test_code_of_a_models_own_is_not_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}')
+    fault = ValueError("contains custom code ... pass `trust_remote_code=True`\nand more")
+    assert "needs code of its own (auto_map in config.json), and no code" in explained(fault, tmp_path)
