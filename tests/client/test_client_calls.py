@@ -266,3 +266,19 @@ def test_headers_go_along(house: House, server: dragoman.Server, kind: Kind) -> 
     wire, twin = kind
     with house.client(twin, url_of(server, wire), headers={"X-Trace": "1", "x-bytes": "a b"}) as client:
         assert client.ready()
+
+
+def test_a_client_that_blocks_may_be_used_where_an_event_loop_runs(server: dragoman.Server) -> None:
+    """As in a notebook: it leaves the loop nothing to end for it."""
+
+    async def cell(url: str) -> list[int]:
+        with dragoman.Client(url) as client:
+            with closing(client.stream("Counter", X, parameters={"n": -1})) as results:
+                assert next(results)["i"].tolist() == [0]
+            left = client.stream("Counter", X, parameters={"n": -1})
+            assert next(left)["i"].tolist() == [0]
+            del left
+            return [int(r["i"][0]) for r in client.stream("Counter", X, parameters={"n": 3})]
+
+    for wire in ("rest", "grpc"):
+        assert asyncio.run(cell(url_of(server, wire)), debug=True) == [0, 1, 2]

@@ -1,20 +1,22 @@
-"""How each call goes, step by step, whether a thread or an event loop takes the steps."""
+"""How each call goes, whether a thread that blocks or an event loop takes it from one wait to the next."""
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from dragoman.client import inputs as given
-from dragoman.client.address import Address
-from dragoman.client.exchange import Ask, Deadline, Exchange, Open, Steps, StreamExchange, Wait
+from dragoman.client.exchange import Deadline, Exchange, StreamExchange
 from dragoman.client.faults import ServerUnreachable
+from dragoman.client.result import Result
 from dragoman.core.calls import IndexEntry, ModelDescription, ServerDescription
 from dragoman.core.errors import DragomanError, InvalidInput, ModelNotFound
 from dragoman.core.tensor import Scalar
 from dragoman.payload.message import InferenceRequest, InferenceResponse
 
 T = TypeVar("T")
+Opened = tuple[list[InferenceResponse], AsyncGenerator[InferenceResponse, None]]
 
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 10.0
@@ -35,93 +37,118 @@ class Wire(Protocol):
     def unload(self, model: str) -> Exchange[None]: ...
 
 
-def wire(address: Address) -> Wire:
-    """The form that a URL asks for; gRPC's library is imported for gRPC alone."""
-    if address.over_grpc:
-        from dragoman.client.rpc import Rpc
+class Transport(Protocol):
+    """What carries questions to one server and their answers back.
 
-        return Rpc()
-    from dragoman.client.rest import Rest
+    That of a client that blocks never suspends a coroutine: it has its answers by the time it comes back.
+    """
 
-    return Rest(address)
+    async def ask(self, question: Any, deadline: Deadline) -> Any: ...
+    def stream(self, question: Any, deadline: Deadline) -> AsyncGenerator[Any, None]: ...
+    async def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Inferring:
     """A question for a model as the caller put it; see `Client.infer`."""
 
     model: str
     inputs: Any
-    version: str = ""
-    outputs: given.Wanted = None
-    parameters: Mapping[str, Scalar] | None = None
-    id: str = ""
-    timeout_s: float | None = None
+    version: str
+    outputs: given.Wanted
+    parameters: Mapping[str, Scalar] | None
+    id: str
+    timeout_s: float | None
+    decode: bool
 
 
 class Calls:
     """The calls to one server. What models told of themselves is remembered until it does not fit any more."""
 
-    def __init__(self, wire: Wire, timeout_s: float | None, retries: int) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        transport: Transport,
+        sleep: Callable[[float], Awaitable[None]],
+        timeout_s: float | None,
+        retries: int,
+    ) -> None:
         self._wire = wire
+        self._transport = transport
+        self._sleep = sleep
         self._timeout_s = timeout_s
         self._retries = retries
         self._known: dict[tuple[str, str], ModelDescription] = {}
 
-    def infer(self, asked: Inferring) -> Steps[InferenceResponse]:
-        return self._fitting(asked, self._infer(asked))
+    async def infer(self, asked: Inferring) -> Result:
+        deadline = self._deadline(asked.timeout_s)
+        with self._fitting(asked):
+            exchange = self._wire.infer(asked.model, asked.version, await self._request(asked, deadline))
+            return Result(await self._asked(exchange, deadline), asked.decode)
 
-    def stream(self, asked: Inferring) -> Steps[Any]:
-        return self._fitting(asked, self._stream(asked))
+    async def stream(self, asked: Inferring) -> AsyncGenerator[Result, None]:
+        deadline = self._deadline(asked.timeout_s)
+        with self._fitting(asked):
+            exchange = self._wire.stream(asked.model, asked.version, await self._request(asked, deadline))
+            first, rest = await self._retried(lambda: self._opened(exchange, deadline), deadline)
+        async with aclosing(rest):
+            for response in first:
+                yield Result(response, asked.decode)
+            async for response in rest:
+                yield Result(response, asked.decode)
 
-    def live(self) -> Steps[bool]:
-        return self._health(self._wire.live())
+    async def live(self) -> bool:
+        return await self._health(self._wire.live())
 
-    def ready(self, model: str | None, version: str) -> Steps[bool]:
-        return self._health(self._wire.ready(model or "", version))
+    async def ready(self, model: str | None, version: str) -> bool:
+        return await self._health(self._wire.ready(model or "", version))
 
-    def metadata(self, model: str | None, version: str) -> Steps[Any]:
-        return self._asked(self._wire.model(model, version) if model else self._wire.server())
+    async def metadata(self, model: str | None, version: str) -> Any:
+        return await self._asked(self._wire.model(model, version) if model else self._wire.server())
 
-    def models(self) -> Steps[list[str]]:
-        return self._asked(self._wire.models())
+    async def models(self) -> list[str]:
+        return await self._asked(self._wire.models())
 
-    def index(self, ready: bool) -> Steps[list[IndexEntry]]:
-        return self._asked(self._wire.index(ready))
+    async def index(self, ready: bool) -> list[IndexEntry]:
+        return await self._asked(self._wire.index(ready))
 
-    def load(self, model: str, timeout_s: float | None) -> Steps[None]:
+    async def load(self, model: str, timeout_s: float | None) -> None:
         self._known.clear()
-        return self._asked(self._wire.load(model), timeout_s)
+        await self._asked(self._wire.load(model), self._deadline(timeout_s))
 
-    def unload(self, model: str, timeout_s: float | None) -> Steps[None]:
+    async def unload(self, model: str, timeout_s: float | None) -> None:
         self._known.clear()
-        return self._asked(self._wire.unload(model), timeout_s)
+        await self._asked(self._wire.unload(model), self._deadline(timeout_s))
 
-    # --- the steps that these share ----------------------------------------------------------------------------
+    async def close(self) -> None:
+        await self._transport.close()
 
-    def _deadline(self, timeout_s: float | None) -> Deadline:
+    # --- what these share --------------------------------------------------------------------------------------
+
+    def _deadline(self, timeout_s: float | None = None) -> Deadline:
         return Deadline.after(self._timeout_s if timeout_s is None else timeout_s)
 
-    def _asked(self, exchange: Exchange[T], timeout_s: float | None = None) -> Steps[T]:
-        deadline = self._deadline(timeout_s)
-        found: T = yield from self._retried(lambda: Ask(exchange, deadline), deadline)
-        return found
+    async def _once(self, exchange: Exchange[T], deadline: Deadline) -> T:
+        return exchange.read(await self._transport.ask(exchange.question, deadline))
 
-    def _health(self, exchange: Exchange[bool]) -> Steps[bool]:
+    async def _asked(self, exchange: Exchange[T], deadline: Deadline | None = None) -> T:
+        until = deadline or self._deadline()
+        return await self._retried(lambda: self._once(exchange, until), until)
+
+    async def _health(self, exchange: Exchange[bool]) -> bool:
         """Asked once: whoever waits for a server asks again; one that does not listen is neither live nor ready."""
         try:
-            found: bool = yield Ask(exchange, self._deadline(None))
+            return await self._once(exchange, self._deadline())
         except ServerUnreachable as fault:
             if fault.refused:
                 return False
             raise
-        return found
 
-    def _retried(self, step: Callable[[], Ask | Open], deadline: Deadline) -> Steps[Any]:
-        """Take a step, again after a wait where the server did not take it on and asks for that."""
+    async def _retried(self, attempt: Callable[[], Awaitable[T]], deadline: Deadline) -> T:
+        """Attempt it, again after a wait where the server did not take it on and asks for that."""
         for wait_s in waits(self._retries):
             try:
-                return (yield step())
+                return await attempt()
             except DragomanError as fault:
                 refused = isinstance(fault, ServerUnreachable) and fault.refused
                 if fault.retry_after_s is None and not refused:
@@ -129,39 +156,38 @@ class Calls:
                 wait_s += fault.retry_after_s or 0.0
                 if not deadline.allows(wait_s):
                     raise  # it tells more than that the time is over
-            yield Wait(wait_s)
-        return (yield step())
+            await self._sleep(wait_s)
+        return await attempt()
 
-    # --- the steps of inference --------------------------------------------------------------------------------
+    # --- inference ---------------------------------------------------------------------------------------------
 
-    def _infer(self, asked: Inferring) -> Steps[InferenceResponse]:
-        deadline = self._deadline(asked.timeout_s)
-        request = yield from self._request(asked, deadline)
-        exchange = self._wire.infer(asked.model, asked.version, request)
-        found: InferenceResponse = yield from self._retried(lambda: Ask(exchange, deadline), deadline)
-        return found
-
-    def _stream(self, asked: Inferring) -> Steps[Any]:
-        deadline = self._deadline(asked.timeout_s)
-        request = yield from self._request(asked, deadline)
-        exchange = self._wire.stream(asked.model, asked.version, request)
-        return (yield from self._retried(lambda: Open(exchange, deadline), deadline))
-
-    def _request(self, asked: Inferring, deadline: Deadline) -> Steps[InferenceRequest]:
+    async def _request(self, asked: Inferring, deadline: Deadline) -> InferenceRequest:
         signature = None
         if given.needs_signature(asked.inputs):
             key = asked.model, asked.version
             if key not in self._known:
-                exchange = self._wire.model(*key)
-                self._known[key] = yield from self._retried(lambda: Ask(exchange, deadline), deadline)
+                self._known[key] = await self._asked(self._wire.model(*key), deadline)
             signature = self._known[key].signature
         made = given.request(asked.inputs, signature, asked.model)
         return given.completed(made, asked.outputs, asked.parameters, asked.id)
 
-    def _fitting(self, asked: Inferring, steps: Steps[T]) -> Steps[T]:
-        """The steps; what was known of the model is asked anew after a refusal, for it may have been replaced."""
+    async def _opened(self, exchange: StreamExchange, deadline: Deadline) -> Opened:
+        """A stream whose first answer, if there is one, is there: a fault before it may be worth another try."""
+        pieces = self._pieces(exchange, deadline)
+        return [p for p in [await anext(pieces, None)] if p is not None], pieces
+
+    async def _pieces(self, exchange: StreamExchange, deadline: Deadline) -> AsyncGenerator[InferenceResponse, None]:
+        read = exchange.reader()
+        async with aclosing(self._transport.stream(exchange.question, deadline)) as chunks:
+            async for chunk in chunks:
+                for piece in read(chunk):
+                    yield piece
+
+    @contextmanager
+    def _fitting(self, asked: Inferring) -> Iterator[None]:
+        """What was known of the model is asked anew after a refusal, for it may have been replaced."""
         try:
-            return (yield from steps)
+            yield
         except (InvalidInput, ModelNotFound):
             self._known.pop((asked.model, asked.version), None)
             raise

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -85,31 +85,3 @@ class StreamExchange:
 
     question: Any
     reader: Callable[[], Callable[[Buffer], Iterator[InferenceResponse]]]
-
-
-# --- the steps of a call, which a client takes one by one ----------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """Send the question, and come back with its answer or raise what it tells."""
-
-    exchange: Exchange[Any]
-    deadline: Deadline
-
-
-@dataclass(frozen=True, slots=True)
-class Open:
-    """Send the question, and come back with the stream of its answers, the first of which is there."""
-
-    exchange: StreamExchange
-    deadline: Deadline
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    wait_s: float
-
-
-# A call as a generator of its steps: what a step came to is sent back in, or thrown.
-Steps = Generator[Ask | Open | Wait, Any, T]

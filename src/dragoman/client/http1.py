@@ -97,6 +97,7 @@ class AnswerReader:
 
     def answer(self) -> HttpAnswer:
         body = self.taken() if self._body is None else self._body
+        self._body = None  # a connection that is kept holds on to no answer
         encoding = self.headers.get("content-encoding", "identity").lower()
         if encoding != "identity":
             body = _unpacked(body, encoding)

@@ -12,9 +12,10 @@ import numpy as np
 import orjson
 
 from dragoman.client.address import Address
+from dragoman.client.blocking import done
 from dragoman.client.exchange import Deadline, HttpQuestion
 from dragoman.client.faults import ServerUnreachable
-from dragoman.client.http_sync import HttpTransport
+from dragoman.client.http_sync import transport
 from dragoman.core.errors import (
     DeadlineExceeded,
     DragomanError,
@@ -63,7 +64,7 @@ class Server:
         self.rests_until_s = 0.0
         self._rest_s = 0.0
         self._address = address
-        self._transport = HttpTransport(address)
+        self._transport = transport(address)
 
     @property
     def failed(self) -> bool:
@@ -73,7 +74,7 @@ class Server:
     def ask(self, method: str, path: str, body: Sequence[Buffer], deadline: Deadline) -> tuple[int, bytes]:
         """Status and body of the answer. Raises ServerUnreachable and DeadlineExceeded."""
         question = HttpQuestion(method, self._address.base + path, self._address.headers, body)
-        answer = self._transport.ask(question, deadline)
+        answer = done(self._transport.ask(question, deadline))
         return answer.status, bytes(answer.body)
 
     def rest(self) -> None:
@@ -85,7 +86,7 @@ class Server:
         self._rest_s = self.rests_until_s = 0.0
 
     def close(self) -> None:
-        self._transport.close()
+        done(self._transport.close())
 
 
 class Servers:
