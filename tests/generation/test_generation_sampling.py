@@ -192,6 +192,39 @@ async def test_grammars(llama: LanguageModel, grammar: Grammar, fits: Any) -> No
         assert fits(found.whole), (options, found.whole)
 
 
+async def test_a_model_that_writes_nothing_but_space_gets_through_a_schema(llama: LanguageModel) -> None:
+    known = llama._loaded.intake.vocabulary
+    space = {t: 100.0 for t in range(known.size) if known.text(t).strip(" \t\r\n") == "" and known.text(t)}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"const": 1}, "b": {"type": "array", "maxItems": 2, "items": {"enum": [2]}}},
+    }
+    for made in (schema | {"required": ["a", "b"], "additionalProperties": False}, {"enum": [{"c": None}]}):
+        grammar = Grammar("json_schema", json.dumps(made))
+        found = await text(llama, "Say", max_new_tokens=250, grammar=grammar, logit_bias=space)
+        assert found.finish == "eos_token"
+        assert json.loads(found.whole)
+        assert "\n\n" not in found.whole
+
+
+def test_json_may_be_indented_as_programs_write_it(llama: LanguageModel) -> None:
+    grammars, cut = llama._loaded.intake._grammars, llama._loaded.intake.vocabulary.cut
+    value = {"a": [1, {"b": "x y"}], "c": {}}
+    for indent in (None, 2, 4, "\t"):
+        guide = grammars.guide(Grammar("json_object"))
+        for token in cut(json.dumps(value, indent=indent)):
+            assert guide.allowed()[token]
+            guide.took(token)
+        assert guide.ended
+
+
+async def test_a_grammar_that_cannot_be_followed_is_told(llama: LanguageModel) -> None:
+    grammar = Grammar("regex", "((a{1,100}){1,100}){1,100}")
+    with pytest.raises(InvalidInput, match=r"^grammar: too complex to follow: lexer error"):
+        await text(llama, "Say", max_new_tokens=200, grammar=grammar)
+    assert (await text(llama, "Say", max_new_tokens=2)).generated == 2
+
+
 async def test_conversations_and_truncation(llama: LanguageModel, reference: Reference) -> None:
     chat = Chat(({"role": "user", "content": "hi"},), tools=({"name": "f"},))
     found = await generation(llama, chat, max_new_tokens=3)

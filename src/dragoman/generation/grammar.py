@@ -10,6 +10,9 @@ import numpy.typing as npt
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.text import Grammar
 
+# White space between the parts of JSON: none, a space, or a line break and what indents the next line. More would be
+# allowed by JSON, and a small model that has lost its way writes nothing else to the end.
+_SPACE = r"(?: |\r?\n(?: {0,16}|\t{0,8}))?"
 _KINDS = ("json_schema", "json_object", "regex", "lark", "choice")
 
 
@@ -17,7 +20,8 @@ class Guide(Protocol):
     """Follows one text through its grammar."""
 
     def allowed(self) -> npt.NDArray[np.bool_]:
-        """Which tokens may come next, one answer for each of the vocabulary."""
+        """Which tokens may come next, one answer for each of the vocabulary. Raises InvalidInput where that cannot be
+        told within bounds."""
 
     def took(self, token: int) -> None:
         """The token that came. Raises ValueError if it must not."""
@@ -65,8 +69,8 @@ class Grammars:
 def _compiled(matcher: Any, grammar: Grammar) -> str:
     """The grammar in llguidance's own form; ValueError where it cannot be read."""
     made: Mapping[str, Any] = {
-        "json_schema": matcher.grammar_from_json_schema,
-        "json_object": lambda _: matcher.grammar_from_json_schema('{"type": "object"}'),
+        "json_schema": lambda text: matcher.grammar_from_json_schema(_spaced(text)),
+        "json_object": lambda _: matcher.grammar_from_json_schema(_spaced('{"type": "object"}')),
         "regex": matcher.grammar_from_regex,
         "lark": matcher.grammar_from_lark,
         "choice": lambda text: matcher.grammar_from_lark(_choice(text)),
@@ -75,6 +79,17 @@ def _compiled(matcher: Any, grammar: Grammar) -> str:
         raise ValueError(f"expected one of {', '.join(_KINDS)}, got {grammar.kind!r}")
     compiled: str = made[grammar.kind](grammar.text)
     return compiled
+
+
+def _spaced(text: str) -> str:
+    """The schema with bounds on white space, unless it says itself how JSON is to be written."""
+    try:
+        schema = json.loads(text)
+    except RecursionError:
+        raise ValueError("the schema is nested too deeply") from None
+    if not isinstance(schema, dict):
+        return text
+    return json.dumps({"x-guidance": {"whitespace_pattern": _SPACE}, **schema})
 
 
 def _choice(text: str) -> str:
@@ -90,10 +105,12 @@ class _Follower:
 
     def allowed(self) -> npt.NDArray[np.bool_]:
         found = np.zeros(self._size, np.bool_)
-        if self.ended:
+        if self.ended and not self._matcher.is_error():
             found[self._ends] = True
             return found
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error():  # it ends itself where following it would take too long
+            raise InvalidInput(f"grammar: too complex to follow: {self._matcher.get_error().partition(chr(10))[0]}")
         bits = np.unpackbits(mask, bitorder="little")[: self._size]
         found[: len(bits)] = bits
         return found
@@ -107,5 +124,5 @@ class _Follower:
 
     @property
     def ended(self) -> bool:
-        stopped: bool = self._matcher.is_stopped()
+        stopped: bool = self._matcher.is_stopped() and not self._matcher.is_error()
         return stopped

@@ -14,7 +14,7 @@ def _schema(value: Any) -> Grammar:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Unfit from None
     if not isinstance(value, dict):
         raise Unfit
