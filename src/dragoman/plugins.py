@@ -46,13 +46,17 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "openai": "dragoman.protocols.openai:protocol",
         "metrics": "dragoman.protocols.metrics:protocol",
     },
+    # What looks at a model's settings of a protocol when the model is loaded.
+    "protocol_settings": {
+        "lmi": "dragoman.protocols.lmi_model:check",
+    },
 }
 # Two models of one file may load at the same time.
 _IMPORTING = threading.RLock()
 
 
 def find(room: str, name: str) -> Any:
-    """The object called `name` in a room: `runtimes`, `pools` or `protocols`.
+    """The object called `name` in a room: `runtimes`, `pools`, `protocols` or `protocol_settings`.
 
     Further ones come from entry points of the group `dragoman.<room>`, or directly as `module:attribute`.
     Raises ModelFailed where there is none, or where it cannot be imported, saying why.

@@ -72,6 +72,16 @@ def _model(value: str, folder: Path) -> dict[str, Any]:
     return {"uri": str(place.resolve())}
 
 
+def _formatter(name: str) -> Callable[[str, Path], dict[str, Any]]:
+    """A formatter; one of the operator's own lies beside the properties, wherever the model is."""
+
+    def read(value: str, folder: Path) -> dict[str, Any]:
+        own = {"formatter_folder": str(folder.resolve())} if ":" in value else {}
+        return {"protocols": {"lmi": {name: value, **own}}}
+
+    return read
+
+
 def _flag(value: str, _: Path) -> bool:
     words = {"true": True, "false": False, "1": True, "0": False}
     return words[value.strip().lower()]
@@ -94,8 +104,8 @@ _CONVERTED: Mapping[str, Callable[[str, Path], dict[str, Any]]] = {
     "option.dtype": _parameter("dtype", lambda value: _DTYPES.get(value, value)),
     "option.max_rolling_batch_size": _parameter("max_batch", int),
     "option.max_model_len": _parameter("max_context", int),
-    "option.output_formatter": _protocol("output_formatter", _text),
-    "option.input_formatter": _protocol("input_formatter", _text),
+    "option.output_formatter": _formatter("output_formatter"),
+    "option.input_formatter": _formatter("input_formatter"),
     "option.rolling_batch": _protocol("rolling_batch", _text),
     "option.tgi_compat": _protocol("tgi_compat", _flag),
     "option.enable_streaming": _protocol("enable_streaming", _flag),

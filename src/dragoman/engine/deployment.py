@@ -11,7 +11,7 @@ from dragoman import plugins
 from dragoman.core import eager
 from dragoman.core.binding import bind
 from dragoman.core.calls import Call, Infer, Inference, Request, SignatureFor
-from dragoman.core.errors import DeadlineExceeded, NotReady, NotSupported, Overloaded
+from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady, NotSupported, Overloaded
 from dragoman.core.peers import Peers
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.engine.batching import Batcher, mergeable, rows
@@ -50,6 +50,8 @@ class Deployment:
     async def start(self) -> None:
         """Load the model. Raises ModelFailed, and is UNAVAILABLE then."""
         try:
+            if self.spec.protocols:
+                await asyncio.to_thread(_check_protocols, self.spec)
             self._pool, self._loaded = await self._placed()
         except BaseException as fault:
             self.state, self.reason = "UNAVAILABLE", str(fault) or type(fault).__name__
@@ -255,6 +257,15 @@ class Deployment:
         self._in_flight -= 1
         if not self._in_flight:
             self._idle.set()
+
+
+def _check_protocols(spec: ModelSpec) -> None:
+    """Raises ModelFailed where what the operator says of a model to a protocol makes no sense."""
+    for name in spec.protocols:
+        try:
+            plugins.find("protocol_settings", name)(spec)
+        except ModelFailed as fault:
+            raise ModelFailed(f"failed to load '{spec.name}', {fault.message}") from fault
 
 
 async def _within(deadline_s: float, answering: Coroutine[Any, Any, A]) -> A:

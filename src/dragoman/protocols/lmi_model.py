@@ -1,5 +1,6 @@
 """What a model's settings say of how LMI's API answers for it: formatters, batching and compatibility."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 from dragoman import plugins
 from dragoman.core.calls import ModelDescription
 from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.spec import ModelSpec
 
 FORMATS = ("json", "jsonlines", "sse")
 # LMI's formatters of chats; a chat is answered as OpenAI's clients expect it, whatever is chosen for the rest.
@@ -19,6 +21,8 @@ _SETTINGS = (
     "rolling_batch",
     "enable_streaming",
     "infer_do_sample",
+    "bedrock_compat",
+    "formatter_folder",
 )
 _WORDS = {"true": True, "false": False, "1": True, "0": False}
 
@@ -38,6 +42,7 @@ class LmiModel:
     rolling: bool = True
     streams: bool = False
     infer_do_sample: bool = False
+    bedrock: bool = False
 
     def format(self, asked: str, stream: bool) -> str:
         """The name of the formatter: as asked for, as the operator chose, else by whether it streams."""
@@ -52,32 +57,42 @@ class LmiModel:
 
 def lmi_model(told: ModelDescription) -> LmiModel:
     """The settings under a model's `protocols.lmi`. Raises ModelFailed where one makes no sense."""
-    given = told.protocols.get("lmi", {})
+    return _read(told.name, told.protocols.get("lmi", {}), told.place)
+
+
+def check(spec: ModelSpec) -> None:
+    """What `lmi_model` raises, when the model is loaded rather than asked; functions of the operator's are imported."""
+    _read(spec.name, spec.protocols.get("lmi", {}), spec.uri)
+
+
+def _read(name: str, given: Mapping[str, Any], place: str) -> LmiModel:
     strange = sorted(given.keys() - set(_SETTINGS))
     if strange:
-        raise ModelFailed(f"model '{told.name}': there is no setting '{strange[0]}'; there are {', '.join(_SETTINGS)}")
+        raise ModelFailed(f"model '{name}': there is no setting '{strange[0]}'; there are {', '.join(_SETTINGS)}")
     formatter = str(given.get("output_formatter") or "")
     custom: Callable[[Any], Any] | None = None
     formatter = _CHATS.get(formatter, formatter)
+    folder = _folder(given, place, name)
     if formatter == "none":
         custom, formatter = _bare, ""
     elif ":" in formatter:
-        custom, formatter = _function(formatter, told, "output_formatter"), ""
+        custom, formatter = _function(formatter, folder, name, "output_formatter"), ""
     elif formatter and formatter not in FORMATS:
         raise ModelFailed(
-            f"model '{told.name}': output_formatter must be one of {', '.join(FORMATS)}, none or file.py:function; "
+            f"model '{name}': output_formatter must be one of {', '.join(FORMATS)}, none or file.py:function; "
             f"got '{formatter}'"
         )
     reads = str(given.get("input_formatter") or "")
     return LmiModel(
-        told.name,
+        name,
         formatter,
         custom,
-        _function(reads, told, "input_formatter") if reads else None,
-        tgi_compat=_flag(given, "tgi_compat", told.name),
+        _function(reads, folder, name, "input_formatter") if reads else None,
+        tgi_compat=_flag(given, "tgi_compat", name),
         rolling=str(given.get("rolling_batch") or "auto") != "disable",
-        streams=_flag(given, "enable_streaming", told.name),
-        infer_do_sample=_flag(given, "infer_do_sample", told.name),
+        streams=_flag(given, "enable_streaming", name),
+        infer_do_sample=_flag(given, "infer_do_sample", name),
+        bedrock=_flag(given, "bedrock_compat", name),
     )
 
 
@@ -98,20 +113,47 @@ def _flag(given: Mapping[str, Any], name: str, model: str) -> bool:
     return found
 
 
-def _function(name: str, told: ModelDescription, what: str) -> Callable[[Any], Any]:
-    """The function `file.py:name` in the model's own folder."""
+def _folder(given: Mapping[str, Any], place: str, model: str) -> Path | None:
+    """Where formatters lie: in the model's own folder unless the settings name one, as those beside another file do."""
+    own = given.get("formatter_folder")
+    if own is not None and not (isinstance(own, str) and Path(own).is_dir()):
+        raise ModelFailed(f"model '{model}': formatter_folder must be a folder; got {own!r}")
+    found = Path(own or place.partition(":")[0]) if own or place else None
+    return found and (found if found.is_dir() else found.parent).resolve()
+
+
+def _function(name: str, folder: Path | None, model: str, what: str) -> Callable[[Any], Any]:
+    """The function `file.py:name` in the model's own folder. Raises ModelFailed saying why it cannot be used."""
     file, _, attribute = name.partition(":")
-    place = Path(told.place.partition(":")[0])
-    folder = (place if place.is_dir() else place.parent).resolve()
-    path = (folder / file).resolve()
-    if not told.place or not file.endswith(".py") or not attribute or not path.is_relative_to(folder):
+    path = (folder / file).resolve() if folder else None
+    if not folder or not path or not file.endswith(".py") or not attribute or not path.is_relative_to(folder):
         raise ModelFailed(
-            f"model '{told.name}': {what} must be file.py:function, with a file in the model's folder; got '{name}'"
+            f"model '{model}': {what} must be file.py:function, with a file in the model's folder; got '{name}'"
         )
-    found: Any = plugins.resolve(f"{path}:{attribute}")
+    if not path.is_file():
+        raise ModelFailed(f"model '{model}': {what} '{name}': there is no file '{file}' in '{folder.name}'")
+    try:
+        found: Any = plugins.resolve(f"{path}:{attribute}")
+    except Exception as fault:  # whatever the file does when it is imported
+        told = fault.message if isinstance(fault, ModelFailed) else f"{type(fault).__name__}: {fault}"
+        raise ModelFailed(f"model '{model}': {what} '{name}' cannot be imported: {told}") from fault
+    _check_function(found, f"model '{model}': {what} '{name}'")
+    return _guarded(found, f"model '{model}': its {what} failed")
+
+
+def _check_function(found: Any, told: str) -> None:
     if not callable(found):
-        raise ModelFailed(f"model '{told.name}': {what} '{name}' is no function")
-    return _guarded(found, f"model '{told.name}': its {what} failed")
+        raise ModelFailed(f"{told} is no function; got {type(found).__name__}")
+    if inspect.iscoroutinefunction(found) or inspect.isgeneratorfunction(found):
+        raise ModelFailed(f"{told} must be a plain function; got one with async or yield")
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):  # of some that are written in C nothing is known
+        return
+    try:
+        signature.bind(None)
+    except TypeError as fault:
+        raise ModelFailed(f"{told} must take one argument; it takes {signature}") from fault
 
 
 def _guarded(function: Callable[[Any], Any], failed: str) -> Callable[[Any], Any]:
