@@ -6,9 +6,10 @@ import numpy as np
 import torch
 
 from dragoman.core.text import Text
+from dragoman.generation.choice import Choice
 from dragoman.generation.chooser import Chooser
 from dragoman.generation.job import Asked
-from dragoman.generation.sampler import Choice, likeliest
+from dragoman.generation.sampler import likeliest
 from dragoman.generation.vocabulary import Vocabulary
 from dragoman.generation.writer import Ends, Writer
 

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -13,6 +12,7 @@ from dragoman.generation import sampler
 from dragoman.generation.beams import Beams
 from dragoman.generation.chooser import Chooser
 from dragoman.generation.job import Job
+from dragoman.generation.limits import Limits
 from dragoman.generation.memory import Memory
 from dragoman.generation.runner import Row, Runner
 from dragoman.generation.scheduler import Scheduler, Work
@@ -21,15 +21,6 @@ from dragoman.generation.vocabulary import Vocabulary
 from dragoman.generation.writer import Ends, Writer
 
 log = logging.getLogger("dragoman.generation")
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much at a time: sequences, tokens of one prompt and text, tokens of prompts in a step."""
-
-    max_batch: int = 32
-    max_context: int = 2048
-    prefill_chunk: int = 256
 
 
 class Engine:

@@ -7,9 +7,9 @@ from dragoman.core.calls import Generate
 from dragoman.core.errors import InvalidInput
 from dragoman.core.text import Prompt, Sampling
 from dragoman.generation.checks import check
-from dragoman.generation.engine import Limits
 from dragoman.generation.grammar import Grammars, Guide
 from dragoman.generation.job import Asked
+from dragoman.generation.limits import Limits
 from dragoman.generation.vocabulary import Vocabulary
 
 

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 from dragoman.core.errors import DragomanError
 from dragoman.core.text import PromptInfo, Sampling, Text, Token
+from dragoman.generation.choice import Choice
 from dragoman.generation.grammar import Guide
-from dragoman.generation.sampler import Choice
 from dragoman.generation.sequence import Sequence
 from dragoman.generation.writer import Writer
 

@@ -1,17 +1,22 @@
 """From a folder to a service: weights, memory and limits, as much as the machine has room for."""
 
+import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dragoman.core.calls import Generate
 from dragoman.core.errors import ModelFailed
+from dragoman.core.text import Generation, Prompt, TokenSpan
 from dragoman.generation import adapters
-from dragoman.generation.engine import Engine, Limits
+from dragoman.generation.engine import Engine
 from dragoman.generation.intake import Intake
+from dragoman.generation.job import Asked
+from dragoman.generation.limits import Limits
 from dragoman.generation.memory import Memory
 from dragoman.generation.runner import DTYPES, Runner
 from dragoman.generation.service import Service
@@ -79,12 +84,28 @@ def options(given: Mapping[str, Any]) -> Options:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A text model at work, and what it tells of itself."""
+    """A text model at work on our engine, and what it tells of itself: a `TextEngine`."""
 
     service: Service
     engine: Engine
     intake: Intake
     details: Mapping[str, Any]
+
+    @property
+    def active(self) -> int:
+        return self.service.active
+
+    def asked(self, call: Generate) -> list[Asked]:
+        return self.intake.asked(call)
+
+    def generate(self, prompts: Sequence[Asked]) -> AsyncGenerator[Generation, None]:
+        return self.service.generate(prompts)
+
+    def spans(self, prompt: Prompt) -> tuple[str, tuple[TokenSpan, ...]]:
+        return self.intake.vocabulary.spans(prompt)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.service.close)
 
 
 def loaded(folder: Path, chosen: Options, capacity: int, name: str) -> Loaded:

@@ -1,21 +1,11 @@
 """Chooses the next tokens of all texts of a step from their logits, with the log-probabilities."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
+from dragoman.generation.choice import Choice
 from dragoman.generation.chooser import Chooser
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A token, its log-probability under the model, and the likeliest ones with theirs. `fault` in place of a token."""
-
-    token: int
-    logprob: float = 0.0
-    top: tuple[tuple[int, float], ...] = ()
-    fault: Exception | None = None
 
 
 def choose(logits: torch.Tensor, choosers: Sequence[Chooser]) -> list[Choice]:

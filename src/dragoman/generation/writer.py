@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dragoman.core.text import FinishReason, Sampling, Text, Token
+from dragoman.generation.choice import Choice
 from dragoman.generation.chooser import Chooser
-from dragoman.generation.sampler import Choice
 from dragoman.generation.stopping import StopStrings
 from dragoman.generation.vocabulary import Vocabulary
 

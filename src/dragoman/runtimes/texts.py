@@ -1,0 +1,95 @@
+"""What a text model answers, whichever engine computes its tokens: the shared vocabulary of the runtimes for texts."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from dragoman.core.calls import Generate, Infer, Inference, Tokenize
+from dragoman.core.errors import DragomanError, ModelFailed
+from dragoman.core.model import Model
+from dragoman.core.signature import Signature
+from dragoman.core.spec import ModelSpec, Placement
+from dragoman.core.text import Chat, Generation, Prompt, Tokenized, joined
+from dragoman.generation import folder as folders
+from dragoman.runtimes import llm_infer
+from dragoman.runtimes.files import model_path, transformers_alone
+
+# Prompts of more characters are cut into tokens aside, so that others are answered meanwhile.
+_LONG = 20_000
+
+
+class TextModel(Model):
+    """A folder with a tokenizer and what an engine computes texts with; a subclass says how to start that engine.
+
+    `extra` is the extra of this project that has the packages it needs. Nothing is downloaded, and no code of a model
+    is run.
+    """
+
+    placement: Placement = "thread"
+    extra = "text"
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self._loaded: Any = None
+
+    def load(self) -> None:
+        folder = Path(model_path(self.spec)).resolve()
+        self.check(folder)
+        with transformers_alone(self.extra):
+            try:
+                self._loaded = self.started(folder)
+            except DragomanError:
+                raise
+            except Exception as fault:  # the libraries promise no class of error
+                raise ModelFailed(folders.explained(fault, folder)) from fault
+
+    def check(self, folder: Path) -> None:
+        """ModelFailed saying what is missing: a file of the folder, or a package."""
+
+    def started(self, folder: Path) -> Any:
+        """The engine at work on the folder: a `dragoman.generation.text_engine.TextEngine`."""
+        raise NotImplementedError
+
+    def details(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self._loaded.details
+        return found
+
+    async def generate(self, call: Generate) -> AsyncGenerator[Generation, None]:
+        if call.sampling.grammar is not None or sum(map(_size, call.prompts)) > _LONG:
+            asked = await asyncio.to_thread(self._loaded.asked, call)
+        else:
+            asked = self._loaded.asked(call)
+        async with aclosing(self._loaded.generate(asked)) as pieces:
+            if call.stream:
+                async for piece in pieces:
+                    yield piece
+            else:
+                yield joined([piece async for piece in pieces])
+
+    def signature(self) -> Signature:
+        return llm_infer.SIGNATURE
+
+    async def infer(self, call: Infer) -> Inference:
+        return await llm_infer.whole(self.generate, call)
+
+    async def infer_stream(self, call: Infer) -> AsyncGenerator[Inference, None]:
+        async with aclosing(llm_infer.pieces(self.generate, call)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def tokenize(self, call: Tokenize) -> Tokenized:
+        spans = self._loaded.spans
+        cut = await asyncio.to_thread(spans, call.prompt) if _size(call.prompt) > _LONG else spans(call.prompt)
+        return Tokenized(*cut)
+
+    async def close(self) -> None:
+        if self._loaded is not None:
+            await self._loaded.close()
+
+
+def _size(prompt: Prompt) -> int:
+    if isinstance(prompt, Chat):
+        return sum(len(str(message)) for message in prompt.messages)
+    return len(prompt)
