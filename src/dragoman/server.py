@@ -3,9 +3,7 @@
 import asyncio
 import logging
 import os
-import re
 import signal
-import ssl
 import sys
 import tempfile
 import time
@@ -14,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from dragoman import plugins
+from dragoman import event_loop, plugins
 from dragoman.core import logs
 from dragoman.core.errors import InvalidInput
 from dragoman.core.spec import ModelSpec, check_name
@@ -23,14 +21,10 @@ from dragoman.engine.engine import Engine, Identity
 from dragoman.engine.model_files import server_settings
 from dragoman.engine.model_metrics import FOLDER as METRICS_FOLDER
 from dragoman.engine.repository import DiskRepository
+from dragoman.front import Front, addresses
 from dragoman.settings import Settings, merged, sagemaker_defaults
-from dragoman.transports.cors import Cors
-from dragoman.transports.limits import Limits
 
 log = logging.getLogger("dragoman.server")
-
-# How soon a thread that reads a large request lets the event loop answer others.
-_SWITCH_S = 0.0005
 
 
 class Server:
@@ -47,12 +41,7 @@ class Server:
         self.settings = settings or settings_for(paths, changes)
         live = [_live_spec(m, self.settings) for m in models if not isinstance(m, str | Path)]
         self.engine = make_engine(paths, live, self.settings)
-        self._http: Any = None
-        self._grpc: Any = None
-        self.http_ports: list[int] = []
-        self.grpc_port = -1
-        self.http_protocols: list[str] = []
-        self.grpc_protocols: list[str] = []
+        self._front = _front_of(self.engine, self.settings)
 
     @property
     def http_url(self) -> str:
@@ -63,13 +52,33 @@ class Server:
     def http_urls(self) -> list[str]:
         """Every address of HTTP, those of `http_also` included."""
         scheme = "https" if self.settings.tls_cert else "http"
-        hosts = [host for host, _ in _addresses(self.settings)]
+        hosts = [host for host, _ in addresses(self.settings)]
         return [f"{scheme}://{_host(h)}:{p}" for h, p in zip(hosts, self.http_ports, strict=False)]
 
     @property
     def grpc_url(self) -> str:
         """Where gRPC clients find it, e.g. `127.0.0.1:8081`; "" where gRPC is off."""
         return f"{_host(self.settings.host)}:{self.grpc_port}" if self.grpc_port >= 0 else ""
+
+    @property
+    def http_ports(self) -> list[int]:
+        """The ports of HTTP, in the order of the settings' addresses."""
+        return self._front.http_ports
+
+    @property
+    def grpc_port(self) -> int:
+        """The port of gRPC alone, -1 where there is none."""
+        return self._front.grpc_port
+
+    @property
+    def http_protocols(self) -> list[str]:
+        """What is spoken over HTTP, in words."""
+        return self._front.http_protocols
+
+    @property
+    def grpc_protocols(self) -> list[str]:
+        """The services over gRPC."""
+        return self._front.grpc_protocols
 
     async def __aenter__(self) -> Self:
         await self.listen()
@@ -82,40 +91,10 @@ class Server:
     async def listen(self) -> None:
         """Open the ports; the server is live and not ready until `engine.start()` has loaded its models."""
         try:
-            await self._listen()
+            await self._front.start()
         except BaseException:
             await self.stop(0.0)
             raise
-
-    async def _listen(self) -> None:
-        settings = self.settings
-        names = [*_listed(settings.protocols), *["umbridge_shmem"] * settings.umbridge_shared_memory]
-        tables = [plugins.find("protocols", name)(policy(settings)) for name in names]
-        http = [t for t in tables if hasattr(t, "routes")]
-        grpc = [t for t in tables if hasattr(t, "methods")]
-        tls = _tls_context(settings)
-        self.http_protocols = [t.name for t in http]
-        self.grpc_protocols = [t.service for t in grpc]
-        if http:
-            from dragoman.transports.http import http_server
-
-            kind = settings.http_server
-            also = grpc if settings.grpc_server == "own" and settings.grpc_port >= 0 else ()
-            self._http = http_server(self.engine, http, limits=limits(settings), tls=tls, kind=kind, grpc=also)
-            self.http_ports = await self._http.start(_addresses(settings))
-        if grpc and settings.grpc_port >= 0:
-            self._grpc = self._grpc_server(grpc)
-            self.grpc_port = await self._grpc.start(settings.host, settings.grpc_port)
-
-    def _grpc_server(self, tables: Sequence[Any]) -> Any:
-        settings = self.settings
-        if settings.grpc_server == "grpcio":
-            from dragoman.transports.grpc import GrpcServer
-
-            return GrpcServer(self.engine, tables, max_message_bytes=settings.max_body_bytes, tls=_tls_bytes(settings))
-        from dragoman.transports.grpc_own.server import OwnGrpcServer
-
-        return OwnGrpcServer(self.engine, tables, limits=limits(settings), tls=_tls_context(settings))
 
     async def stop(self, grace_s: float) -> None:
         """Be not ready, finish what is under way for at most `grace_s` seconds in all, then stop."""
@@ -128,7 +107,7 @@ class Server:
                 log.warning("calls were still under way after %s s and are cut off", grace_s)
             await self.engine.close()
         left_s = max(0.0, end_s - time.monotonic())
-        await asyncio.gather(*(t.stop(left_s) for t in (self._http, self._grpc) if t is not None))
+        await self._front.stop(left_s)
         await self.engine.close()
 
     async def run(self, started: Callable[["Server"], Any] | None = None) -> None:
@@ -178,9 +157,8 @@ def serve(*models: Any, **settings: Any) -> None:
 
 def run(server: Server, started: Callable[[Server], Any] | None = None) -> None:
     """Run a server in a new event loop, the fastest that is installed."""
-    sys.setswitchinterval(_SWITCH_S)
-    with _measuring(server.settings), asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(server.run(started))
+    with _measuring(server.settings):
+        event_loop.run(server.run(started))
 
 
 @contextmanager
@@ -246,44 +224,13 @@ def settings_for(paths: Sequence[str], *layers: dict[str, Any]) -> Settings:
     return merged(sagemaker_defaults(os.environ), files, *layers) if made.sagemaker else made
 
 
-def policy(settings: Settings) -> Any:
-    """What the protocols need of the settings."""
-    names = ["nonfinite", "health_json", "metrics_path"]
-    names += ["max_json_depth", "max_rank", "max_elements", "max_bytes_elements", "max_tensors"]
-    names += ["strict_parameters", "max_sequences"]
-    kind = plugins.resolve("dragoman.payload.policy:Policy")
-    return kind(**{n: getattr(settings, n) for n in names}, forward_headers=_forwarded(settings.forward_headers))
+def _front_of(engine: Engine, settings: Settings) -> Front:
+    """What clients see of an engine, in this process or in several others."""
+    if settings.front_ends == 1:
+        return Front(engine, settings)
+    from dragoman.front_ends.processes import front_of
 
-
-def _forwarded(text: str) -> tuple[str, ...]:
-    """The patterns of the headers that models see."""
-    patterns = _listed(text.lower())
-    for secret in plugins.resolve("dragoman.payload.policy:CREDENTIALS") & {*patterns}:
-        raise InvalidInput(f"setting 'forward_headers': models never see '{secret}'; name only other headers")
-    return patterns
-
-
-def limits(settings: Settings) -> Limits:
-    """What the transports need of the settings."""
-    names = [n for n in Limits.__slots__ if hasattr(settings, n)]
-    return Limits(**{n: getattr(settings, n) for n in names}, cors=_cors(settings))
-
-
-def _cors(settings: Settings) -> Cors:
-    lists = {n: _listed(getattr(settings, f"cors_{n}")) for n in ("origins", "methods", "headers", "expose")}
-    try:
-        return Cors(
-            **lists,
-            origin_regex=settings.cors_origin_regex,
-            credentials=settings.cors_credentials,
-            max_age_s=settings.cors_max_age_s,
-        )
-    except re.error as fault:
-        raise InvalidInput(f"setting 'cors_origin_regex': no regular expression: {fault}") from fault
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, (part.strip() for part in text.split(","))))
+    return front_of(engine, settings)
 
 
 def _live_spec(target: Any, settings: Settings) -> ModelSpec:
@@ -294,46 +241,6 @@ def _live_spec(target: Any, settings: Settings) -> ModelSpec:
     return ModelSpec(**settings.model_defaults(), name=check_name(name), runtime="python", target=target)
 
 
-def _addresses(settings: Settings) -> list[tuple[str, int]]:
-    addresses = [(settings.host, settings.http_port)]
-    if settings.umbridge_port >= 0:
-        addresses.append((settings.host, settings.umbridge_port))
-    for text in _listed(settings.http_also):
-        host, _, port = text.rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 65535:
-            raise InvalidInput(f"setting 'http_also': expected host:port, got {text!r}")
-        addresses.append((host.strip("[]"), int(port)))
-    return addresses
-
-
 def _host(host: str) -> str:
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - where a client on this machine finds it
     return f"[{shown}]" if ":" in shown else shown
-
-
-def _tls_context(settings: Settings) -> ssl.SSLContext | None:
-    if not settings.tls_cert:
-        if settings.tls_key:
-            raise InvalidInput("setting 'tls_key' needs 'tls_cert' beside it; without it nothing would be encrypted")
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(settings.tls_cert, settings.tls_key or None)
-    except OSError as fault:
-        key = settings.tls_key or settings.tls_cert
-        raise InvalidInput(f"cannot use certificate '{settings.tls_cert}' with key '{key}': {fault}") from fault
-    return context
-
-
-def _tls_bytes(settings: Settings) -> tuple[bytes, bytes, bytes | None] | None:
-    if not settings.tls_cert:
-        return None
-    return Path(settings.tls_key or settings.tls_cert).read_bytes(), Path(settings.tls_cert).read_bytes(), None
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

@@ -48,6 +48,12 @@ class Settings:
     grpc_server: Literal["own", "grpcio"] = _setting(
         "own", "what serves gRPC: own, or grpcio for its C library", "addresses"
     )
+    front_ends: int = _setting(
+        1,
+        "processes that accept connections, read requests and write answers, around one engine; 0: one a core",
+        "addresses",
+        most=256,
+    )
     umbridge_port: int = _setting(
         -1,
         "further port of HTTP, for clients that look for UM-Bridge at 4242; 0 picks a free one, -1: none",

@@ -26,7 +26,10 @@ MAY_IMPORT = {
     "runtimes": {"core", "plugins", "payload", "codecs", "client", "compat", "derivatives", "graphs", "generation"},
     "engine": {"core", "plugins", "workers", "_version"},
     "transports": {"core", "protocols", "engine"},
-    "server": {"core", "plugins", "engine", "transports", "settings"},
+    "event_loop": set(),
+    "front": {"core", "plugins", "engine", "transports", "settings"},
+    "front_ends": {"core", "engine", "event_loop", "front", "settings", "workers"},
+    "server": {"core", "plugins", "engine", "event_loop", "front", "front_ends", "settings"},
     "memory": set(),
     "open_files": set(),
     "cli": {
@@ -45,7 +48,7 @@ MAY_IMPORT = {
 }
 # Neighbours of these rooms never import each other, except for the vocabulary that a prefix names.
 APART = {
-    "runtimes": ("files", "recognise", "vectors"),
+    "runtimes": ("files", "recognise", "texts", "vectors"),
     "codecs": ("conversions", "strings"),
     "protocols": ("wire", "text"),
 }

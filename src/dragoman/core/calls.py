@@ -75,9 +75,10 @@ class Infer(ModelCall[Inference]):
     content_types: Mapping[str, Any] = NONE
 
     def __reduce__(self) -> tuple[type["Infer"], tuple[Any, ...]]:
-        if self.config is NONE and not self.content_types:
-            return Infer, (self.inputs, self.outputs, self.parameters)
-        return Infer, (self.inputs, self.outputs, self.parameters, None, None, self.config, self.content_types)
+        plain = (self.inputs, self.outputs, self.parameters)
+        if self.raw is None and self.positional is None and self.config is NONE and not self.content_types:
+            return Infer, plain
+        return Infer, (*plain, self.raw, self.positional, self.config, self.content_types)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from dragoman.core.calls import Response
 from dragoman.core.eager import in_task
 from dragoman.core.errors import DragomanError, NotReady
-from dragoman.engine.engine import Engine
+from dragoman.engine.answers import AnswersNow
 from dragoman.protocols.wire import (
     Buffer,
     Endpoint,
@@ -70,7 +70,7 @@ class Caller(Protocol):
 class Application:
     """Routes requests to protocols and their calls to the engine. `bodies` counts what all of them hold."""
 
-    def __init__(self, engine: Engine, protocols: Sequence[HttpProtocol], limits: Limits) -> None:
+    def __init__(self, engine: AnswersNow, protocols: Sequence[HttpProtocol], limits: Limits) -> None:
         self.limits = limits
         self.bodies = Bodies(limits.max_bodies_bytes)
         self._engine = engine

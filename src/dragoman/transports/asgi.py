@@ -75,9 +75,9 @@ class UvicornServer:
         self._server = _Server(config)
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self, addresses: Sequence[tuple[str, int]]) -> list[int]:
+    async def start(self, addresses: Sequence[tuple[str, int]], *, shared: bool = False) -> list[int]:
         """Listen; gives the bound ports. Raises OSError where an address cannot be bound."""
-        sockets = bound_to(addresses)
+        sockets = bound_to(addresses, shared=shared)
         self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets))
         while not self._server.started:
             if self._task.done():

@@ -8,8 +8,9 @@ from typing import Any, NoReturn
 
 import grpc
 
+from dragoman.engine.answers import Answers
 from dragoman.protocols.wire import GrpcProtocol, GrpcRequest
-from dragoman.transports.grpc_calls import Answers, Handler, Refusal, Reply, StreamHandler, UnaryHandler, whole
+from dragoman.transports.grpc_calls import Handler, Refusal, Reply, StreamHandler, UnaryHandler, whole
 from dragoman.transports.grpc_services import handlers
 
 log = logging.getLogger("dragoman.grpc")
@@ -37,13 +38,14 @@ class GrpcServer:
         self._server: Any = None
         self._stopping: asyncio.Future[None] | None = None
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, host: str, port: int, *, shared: bool = False) -> int:
         """Listens and returns the port, which the system chooses where 0 is asked for.
 
         Raises OSError where that cannot be, e.g. because another server has the port.
         """
         stopping = asyncio.get_running_loop().create_future()
-        server = grpc.aio.server(options=self._options, maximum_concurrent_rpcs=_MAX_CALLS)
+        options = (*self._options, ("grpc.so_reuseport", int(shared)))  # else a busy port is an error
+        server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MAX_CALLS)
         server.add_generic_rpc_handlers([self._handlers(stopping)])
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         bound = _bind(server, address, self._tls)
@@ -81,7 +83,6 @@ def _options(max_message_bytes: int) -> tuple[tuple[str, int], ...]:
     return (
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
-        ("grpc.so_reuseport", 0),  # a busy port is an error, not a second server
         # Clients may ask every ten seconds whether the connection lives, also between calls.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),

@@ -7,15 +7,14 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-from dragoman.core.calls import Request, Response
 from dragoman.core.eager import Start
 from dragoman.core.errors import DragomanError, NotReady, ServerError
+from dragoman.engine.answers import Answers
 from dragoman.protocols.wire import Buffer, GrpcMethod, GrpcProtocol, GrpcRequest, GrpcStreamMethod
 from dragoman.transports.aside import LARGE, Aside, weight
 
-A = TypeVar("A")
 log = logging.getLogger("dragoman.grpc")
 
 # A message; where it comes in parts, these follow one another on the wire.
@@ -23,18 +22,6 @@ Reply = Buffer | Sequence[Buffer]
 
 # A status travels in headers, of which clients take about 8 KiB; a byte may become three there.
 _MAX_MESSAGE_BYTES = 2000
-
-
-class Answers(Protocol):
-    """What this transport needs of the engine."""
-
-    async def call(self, request: Request[A]) -> Response[A]: ...
-
-    def stream(self, request: Request[A]) -> AsyncGenerator[Response[A], None]: ...
-
-    def ready(self) -> bool: ...
-
-    async def changed(self) -> None: ...
 
 
 class Refusal(Exception):

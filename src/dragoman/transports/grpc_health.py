@@ -7,8 +7,9 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
+from dragoman.engine.answers import Answers
 from dragoman.protocols.wire import Buffer, GrpcRequest
-from dragoman.transports.grpc_calls import Answers, Handler, Peer, Refusal, StreamHandler, UnaryHandler
+from dragoman.transports.grpc_calls import Handler, Peer, Refusal, StreamHandler, UnaryHandler
 
 SERVICE = "grpc.health.v1.Health"
 DESCRIPTOR: bytes = health_pb2.DESCRIPTOR.serialized_pb

@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 
+from dragoman.engine.answers import Answers
 from dragoman.protocols.wire import GrpcProtocol
 from dragoman.transports import grpc_health
-from dragoman.transports.grpc_calls import Answers, Handler, table_handlers
+from dragoman.transports.grpc_calls import Handler, table_handlers
 from dragoman.transports.grpc_health import Health
 from dragoman.transports.grpc_reflection import reflection
 

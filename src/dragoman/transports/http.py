@@ -4,7 +4,7 @@ import ssl
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-from dragoman.engine.engine import Engine
+from dragoman.engine.answers import AnswersNow
 from dragoman.protocols.wire import GrpcProtocol, HttpProtocol
 from dragoman.transports.application import Application
 from dragoman.transports.grpc_own.calls import Calls
@@ -22,7 +22,7 @@ Kind = Literal["own", "uvicorn"]
 class HttpServer(Protocol):
     """What serves HTTP on some addresses."""
 
-    async def start(self, addresses: Sequence[tuple[str, int]]) -> list[int]:
+    async def start(self, addresses: Sequence[tuple[str, int]], *, shared: bool = False) -> list[int]:
         """Listen; gives the bound ports. Raises OSError where an address cannot be bound."""
 
     async def stop(self, grace_s: float) -> None:
@@ -30,7 +30,7 @@ class HttpServer(Protocol):
 
 
 def http_server(
-    engine: Engine,
+    engine: AnswersNow,
     protocols: Sequence[HttpProtocol],
     *,
     limits: Limits,
@@ -51,7 +51,7 @@ class OwnServer:
     """Our own connections, on one or more addresses: HTTP/1.1, HTTP/2 and, where there are tables for it, gRPC."""
 
     def __init__(
-        self, engine: Engine, application: Application, tls: ssl.SSLContext | None, grpc: Sequence[GrpcProtocol]
+        self, engine: AnswersNow, application: Application, tls: ssl.SSLContext | None, grpc: Sequence[GrpcProtocol]
     ) -> None:
         self._engine = engine
         self._application = application
@@ -60,14 +60,14 @@ class OwnServer:
         self._calls: Calls | None = None
         self._listener: Listener | None = None
 
-    async def start(self, addresses: Sequence[tuple[str, int]]) -> list[int]:
+    async def start(self, addresses: Sequence[tuple[str, int]], *, shared: bool = False) -> list[int]:
         application, limits = self._application, self._application.limits
         streams: Requests | Calls = Requests(application)
         if self._grpc:
             streams = self._calls = Calls(self._engine, self._grpc, limits, application.bodies, streams)
         wires = http1(Desk(application)), http2(streams, terms(limits))
         self._listener = Listener(*wires, limits=limits, tls=self._tls)
-        return await self._listener.start(addresses)
+        return await self._listener.start(addresses, shared=shared)
 
     async def stop(self, grace_s: float) -> None:
         if self._listener is None:

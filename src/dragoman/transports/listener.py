@@ -71,9 +71,9 @@ class Listener:
         self._open: set[Connection] = set()
         self._empty = asyncio.Event()
 
-    async def start(self, addresses: Sequence[tuple[str, int]]) -> list[int]:
+    async def start(self, addresses: Sequence[tuple[str, int]], *, shared: bool = False) -> list[int]:
         """Listen; gives the bound ports. Raises OSError where an address cannot be bound."""
-        sockets = bound_to(addresses)
+        sockets = bound_to(addresses, shared=shared)
         options: dict[str, Any] = {}
         if self._tls is not None:
             options = {"ssl": self._tls, "ssl_handshake_timeout": self.limits.header_timeout_s}
@@ -221,13 +221,16 @@ def _abort(connection: Connection) -> None:
     connection.abort()
 
 
-def bound_to(addresses: Sequence[tuple[str, int]]) -> list[socket.socket]:
-    """Sockets that listen there, all or none. Raises OSError where that cannot be."""
+def bound_to(addresses: Sequence[tuple[str, int]], *, shared: bool = False) -> list[socket.socket]:
+    """Sockets that listen there, all or none. Raises OSError where that cannot be.
+
+    With `shared`, other processes of the same user may listen there as well; the system spreads what connects.
+    """
     sockets: list[socket.socket] = []
     try:
         for host, port in addresses:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            bound = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+            bound = socket.create_server((host, port), family=family, backlog=_BACKLOG, reuse_port=shared)
             # The connections inherit it; asyncio forgets it, and a body would then wait 40 ms for word that its head
             # came.
             bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -9,9 +9,9 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 from dragoman.core import errors, logs
 from dragoman.core.calls import Request
@@ -31,6 +31,15 @@ def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
 
     `memory` are the files that both share: what the parent writes, and what it reads.
     """
+    begin(parent, (fd, *memory))
+    with socket.socket(fileno=fd) as sock:
+        first = receive(sock)
+        if first is not None:
+            asyncio.run(_serve(sock, first, memory))
+
+
+def begin(parent: int, descriptors: Sequence[int]) -> None:
+    """Settle in as a child of that process, which has handed down these descriptors."""
     _end_with(parent)
     del sys.argv[1:]  # they are ours; a model's own parser of arguments must not trip over them
     _leave_signals_to_the_parent()
@@ -38,12 +47,8 @@ def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
     with contextlib.suppress(AttributeError):  # where something else stands in for stdout
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     logs.set_up_from_environment()
-    for descriptor in (fd, *memory):
+    for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
-    with socket.socket(fileno=fd) as sock:
-        first = receive(sock)
-        if first is not None:
-            asyncio.run(_serve(sock, first, memory))
 
 
 async def _serve(sock: socket.socket, first: Frame, memory: Sequence[int]) -> None:
@@ -55,7 +60,9 @@ async def _serve(sock: socket.socket, first: Frame, memory: Sequence[int]) -> No
     except Exception as fault:
         sock.sendall(b"".join(encode(Kind.ERROR, 0, _crossing(fault, "failed to load"))))
         return
-    await Worker(executor, sock, (memory[1], memory[0]) if memory else None).serve()
+    worker = Worker(executor, sock, (memory[1], memory[0]) if memory else None, executor.loaded.concurrent)
+    worker.tell(Kind.LOADED, executor.loaded)
+    await worker.serve()
     await executor.close()
 
 
@@ -71,11 +78,36 @@ class _Job:
         self.task: asyncio.Task[None] | None = None
 
 
-class Worker:
-    """Answers calls: those of an `async` model side by side, those of any other one after the other, in order."""
+class Answering(Protocol):
+    """Who answers the calls that come: a model's `Executor`, for one. Each raises what the caller is told."""
 
-    def __init__(self, executor: Executor, sock: socket.socket, memory: tuple[int, int] | None = None) -> None:
+    name: str
+
+    def one(self, request: Request[Any]) -> Any:
+        """The answer, of what does one call at a time."""
+
+    async def one_async(self, request: Request[Any]) -> Any:
+        """The answer."""
+
+    def pieces_async(self, request: Request[Any]) -> AsyncGenerator[Any, None]:
+        """The answers as they come."""
+
+
+class Worker:
+    """Answers calls that come through a socket: side by side where they are `concurrent`, as those of an `async` model
+    are, else one after the other, in order. `told` gets the frames that are about no call."""
+
+    def __init__(
+        self,
+        executor: Answering,
+        sock: socket.socket,
+        memory: tuple[int, int] | None = None,
+        concurrent: bool = True,
+        told: Callable[[Frame], None] | None = None,
+    ) -> None:
         self._executor = executor
+        self._concurrent = concurrent
+        self._told = told
         self._loop = asyncio.get_running_loop()
         self._jobs: dict[int, _Job] = {}
         self._waiting: deque[_Job] = deque()
@@ -83,10 +115,13 @@ class Worker:
         self._gone = asyncio.Event()
         self._channel = Channel(sock, self._received, self._lost, self._work, memory)
         shared.close(memory or ())
-        self._channel.send(encode(Kind.LOADED, 0, executor.loaded))
+
+    def tell(self, kind: Kind, value: object = None) -> None:
+        """Say something that is about no call."""
+        self._channel.send(encode(kind, 0, value))
 
     async def serve(self) -> None:
-        """Until the other end of the socket is gone."""
+        """Until the other end of the socket is gone; what is in hand then is cancelled."""
         await self._gone.wait()
         tasks = [job.task for job in self._jobs.values() if job.task is not None]
         for task in tasks:
@@ -106,6 +141,13 @@ class Worker:
                 job.cancelled = True
                 if job.task is not None:
                     job.task.cancel()
+            case _ if self._told is not None:
+                self._told(frame)
+
+    def close(self) -> None:
+        """Let go of the socket; `serve` ends."""
+        self._channel.close()
+        self._lost()
 
     def _lost(self) -> None:
         self._waiting.clear()
@@ -114,7 +156,7 @@ class Worker:
     # --- the calls that wait ---------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        if self._executor.loaded.concurrent:
+        if self._concurrent:
             while self._waiting:
                 job = self._waiting.popleft()
                 job.task = self._loop.create_task(self._run(job))
@@ -167,7 +209,7 @@ class Worker:
     async def _stream(self, job: _Job, request: Request[Any]) -> None:
         async with aclosing(self._executor.pieces_async(request)) as pieces:
             async for piece in pieces:
-                if self._executor.loaded.concurrent:  # other calls may write into it while it waits to be sent
+                if self._concurrent:  # other calls may write into it while it waits to be sent
                     piece = owned(piece, request.call)
                 self._channel.send(self._encoded(Kind.PIECE, job, piece))
                 await self._channel.drain()  # before the model may write into the same array again

@@ -32,7 +32,8 @@ _PADS = [bytes(n) for n in range(_ALIGN)]
 class Kind(enum.IntEnum):
     """What a frame says. To the worker: SPEC, CALL, STREAM, CREDIT, CANCEL. To the server: the others.
 
-    UNUSED goes both ways: shared memory that the other side may write again.
+    UNUSED goes both ways: shared memory that the other side may write again. A front end is spawned as a worker is, and
+    asks as the server does: CALL and so on go from it to the server, which tells it READY (or not) and STOP.
 
     SPEC is answered by LOADED, by ELSEWHERE (the model would be in another place), or by ERROR.
     Every CALL and STREAM is ended by exactly one ANSWER, END or ERROR, also where it was cancelled.
@@ -50,6 +51,8 @@ class Kind(enum.IntEnum):
     ERROR = 9
     ELSEWHERE = 10
     UNUSED = 11
+    READY = 12
+    STOP = 13
 
 
 class Frame(NamedTuple):

@@ -4,9 +4,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
 from dragoman.core.errors import DragomanError
-from dragoman.workers.replica import Replica
 
 log = logging.getLogger("dragoman.worker")
 
@@ -18,14 +18,29 @@ _PROVEN_S = 10.0
 _HOPELESS = 3
 
 
-class Place:
+class Kept(Protocol):
+    """A process: `gone` is set when it has ended, `answered` tells whether it was of any use, `overdue` whether it was
+    killed on purpose."""
+
+    gone: asyncio.Event
+    answered: bool
+    overdue: bool
+
+    async def start(self) -> object:
+        """Start it. Raises DragomanError; nothing is left behind then."""
+
+
+K = TypeVar("K", bound=Kept)
+
+
+class Place(Generic[K]):
     """Keeps one process alive. `lost` and `gained` are told of each that dies and comes, `failed` of vain attempts."""
 
     def __init__(
         self,
-        make: Callable[[], Replica],
-        lost: Callable[[Replica], None],
-        gained: Callable[[Replica], None],
+        make: Callable[[], K],
+        lost: Callable[[K], None],
+        gained: Callable[[K], None],
         failed: Callable[[], None],
     ) -> None:
         self._make = make
@@ -41,7 +56,7 @@ class Place:
         """Whether there is no sense in waiting for this place to answer again."""
         return self._unloadable or self._deaths >= _HOPELESS
 
-    async def keep(self, replica: Replica) -> None:
+    async def keep(self, replica: K) -> None:
         """Own the place, for good."""
         while True:
             began_s = time.monotonic()
@@ -54,7 +69,7 @@ class Place:
             replica = await self._restarted()
             self._gained(replica)
 
-    async def _restarted(self) -> Replica:
+    async def _restarted(self) -> K:
         while True:
             await asyncio.sleep(self._delay_s)
             self._delay_s = min(2 * self._delay_s, _LONGEST_DELAY_S)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.core.calls import Infer, Inference, Tensors
+from dragoman.core.calls import Infer, Inference, Response, Tensors
 from dragoman.core.datatypes import BYTES, DATATYPES
 from dragoman.core.tensor import NONE, Parameters, Tensor
 
@@ -24,11 +24,12 @@ class _NotPlain(Exception):
 
 
 def dumps(value: Any) -> tuple[bytes, Arrays] | None:
-    """A call with the words of its request, or an answer, and the memory of its arrays; None for all else."""
+    """A call with the words of its request, or an answer, alone or with the words of its response, and the memory of
+    its arrays; None for all else."""
     arrays: Arrays = []
     try:
         match value:
-            case (Infer() as call, *words) if not (call.config or call.content_types):
+            case (Infer() as call, *words) if _is_bare(call):
                 _check(words)
                 _check(call.outputs)
                 plain: Any = (
@@ -39,6 +40,9 @@ def dumps(value: Any) -> tuple[bytes, Arrays] | None:
                 )
             case Inference() if not value.metadata:
                 plain = (_rows(value.outputs, arrays), _parameters(value.parameters))
+            case Response(Inference() as answer, model, version) if not answer.metadata:
+                _check((model, version))
+                plain = (_rows(answer.outputs, arrays), _parameters(answer.parameters), (model, version))
             case _:
                 return None
     except _NotPlain:
@@ -48,15 +52,22 @@ def dumps(value: Any) -> tuple[bytes, Arrays] | None:
 
 def loads(part: Any, arrays: Arrays) -> Any:
     """What `dumps` was given; the arrays are views of the memory in `arrays`."""
-    rows, parameters, *call = marshal.loads(part)  # noqa: S302 (from our own child, or parent, alone)
+    rows, parameters, *rest = marshal.loads(part)  # noqa: S302 (from our own child, or parent, alone)
     tensors = {
         name: Tensor(np.ndarray(shape, dtype, memory), DATATYPES[datatype], told or NONE)
         for (name, datatype, dtype, shape, told), memory in zip(rows, arrays, strict=True)
     }
-    if not call:
-        return Inference(tensors, parameters or NONE)
-    outputs, words = call
-    return (Infer(tensors, outputs, parameters or NONE), *words)
+    match rest:
+        case [outputs, words]:
+            return (Infer(tensors, outputs, parameters or NONE), *words)
+        case [words]:
+            return Response(Inference(tensors, parameters or NONE), *words)
+    return Inference(tensors, parameters or NONE)
+
+
+def _is_bare(call: Infer) -> bool:
+    """Whether it is nothing but named inputs, names of outputs and parameters."""
+    return call.raw is None and call.positional is None and not (call.config or call.content_types)
 
 
 def _rows(tensors: Tensors, arrays: Arrays) -> list[tuple[Any, ...]]:

@@ -36,7 +36,7 @@ class ProcessPool:
         self._queue: deque[Job] = deque()
         self._replicas: list[Replica] = []
         self._keepers: list[asyncio.Task[None]] = []
-        self._places: list[Place] = []
+        self._places: list[Place[Replica]] = []
         self._hopeless = False
         self._concurrent = False
         self._open = False

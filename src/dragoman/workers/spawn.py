@@ -13,19 +13,21 @@ from dragoman.workers.cores import share
 # The path is taken from the parent, so that the child finds what the parent finds, and nothing that merely lies in
 # the working directory under a name that we import.
 _START = (
-    "import sys; sys.path[:] = sys.argv[4:]; from dragoman.workers.child import main; "
-    "main(*map(int, sys.argv[1:3]), [int(n) for n in sys.argv[3].split(',') if n])"
+    "import sys, importlib; sys.path[:] = sys.argv[5:]; "
+    "importlib.import_module(sys.argv[1]).main(*map(int, sys.argv[2:4]), [int(n) for n in sys.argv[4].split(',') if n])"
 )
 
 
-def spawn(fd: int, replicas: int, memory: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """A new Python process that runs `child.main` with its end of a socket and what it shares. Raises OSError.
+def spawn(
+    fd: int, replicas: int, memory: Sequence[int] = (), module: str = "dragoman.workers.child"
+) -> subprocess.Popen[bytes]:
+    """A new Python process that runs `main` of a module, with its end of a socket and what it shares. Raises OSError.
 
     Not a fork: the server has threads, and the model must not meet what they hold.
     """
     # On this thread: PR_SET_PDEATHSIG means the death of the thread that started the process.
     return subprocess.Popen(  # noqa: S603
-        [sys.executable, "-c", _START, str(fd), str(os.getpid()), ",".join(map(str, memory)), *sys.path],
+        [sys.executable, "-c", _START, module, str(fd), str(os.getpid()), ",".join(map(str, memory)), *sys.path],
         pass_fds=[fd, *memory],
         stdin=subprocess.DEVNULL,
         env=_environment(replicas),

@@ -12,10 +12,13 @@ class Stream:
     """The pieces that have come and are not read yet.
 
     `credit` is told how many pieces further the worker may go, `step` at a time. `stop` is called when the reader
-    holds the worker up for too long: other calls wait for that worker.
+    holds the worker up for too long: other calls wait for that worker, unless it is `patient`.
     """
 
-    def __init__(self, credit: Callable[[int], None], stop: Callable[[], None], step: int = 1) -> None:
+    def __init__(
+        self, credit: Callable[[int], None], stop: Callable[[], None], step: int = 1, *, patient: bool = False
+    ) -> None:
+        self._patient = patient
         self._credit = credit
         self._stop = stop
         self._step = step
@@ -30,7 +33,7 @@ class Stream:
         self._arrived.put_nowait((value, error, last))
         self._sent += 1
         self._move_on()
-        if not last and error is None and self._sent > self._allowed:
+        if not last and error is None and self._sent > self._allowed and not self._patient:
             self._stalled = asyncio.get_running_loop().call_later(pool.STALL_S, self._give_up)
 
     async def pieces(self) -> AsyncGenerator[Any, None]:

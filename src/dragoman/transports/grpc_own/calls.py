@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
+from dragoman.engine.answers import Answers
 from dragoman.protocols.wire import GrpcProtocol
 from dragoman.transports.bodies import Bodies
-from dragoman.transports.grpc_calls import Answers, Handler, Refusal, UnaryHandler
+from dragoman.transports.grpc_calls import Handler, Refusal, UnaryHandler
 from dragoman.transports.grpc_own.call import Call
 from dragoman.transports.grpc_own.head import CallHead, call_head, is_grpc
 from dragoman.transports.grpc_own.status import trailers_only

@@ -4,9 +4,9 @@ import errno
 import ssl
 from collections.abc import Sequence
 
+from dragoman.engine.answers import Answers
 from dragoman.protocols.wire import GrpcProtocol
 from dragoman.transports.bodies import Bodies
-from dragoman.transports.grpc_calls import Answers
 from dragoman.transports.grpc_own.calls import Calls
 from dragoman.transports.http2.protocol import http2
 from dragoman.transports.http2.terms import terms
@@ -41,7 +41,7 @@ class OwnGrpcServer:
         """What answers the calls."""
         return Calls(self._engine, self._protocols, self._limits, self._bodies)
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, host: str, port: int, *, shared: bool = False) -> int:
         """Listens and returns the port, which the system chooses where 0 is asked for.
 
         Raises OSError where that cannot be, e.g. because another server has the port.
@@ -52,7 +52,7 @@ class OwnGrpcServer:
         if self._tls is not None:
             self._tls.set_alpn_protocols(["h2"])
         try:
-            (bound,) = await listener.start([(host, port)])
+            (bound,) = await listener.start([(host, port)], shared=shared)
         except OSError as fault:
             why = "" if fault.errno == errno.EACCES else "; is the port taken, or the host another one's?"
             raise OSError(f"cannot listen for gRPC on {host}:{port}{why}") from fault

@@ -1,0 +1,164 @@
+"""What clients see of a server: the protocols that it speaks, on its addresses, around any engine."""
+
+import asyncio
+import re
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dragoman import plugins
+from dragoman.core.errors import InvalidInput
+from dragoman.engine.answers import AnswersNow
+from dragoman.settings import Settings
+from dragoman.transports.cors import Cors
+from dragoman.transports.limits import Limits
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where to listen: for HTTP, and for gRPC alone. With `shared`, other processes of ours listen there as well."""
+
+    http: tuple[Address, ...]
+    grpc: tuple[Address, ...]
+    shared: bool = False
+
+
+class Front:
+    """The transports of one process, which ask `engine` whatever their clients ask them."""
+
+    def __init__(self, engine: AnswersNow, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._http: Any = None
+        self._grpc: Any = None
+        self.http_ports: list[int] = []
+        self.grpc_port = -1
+        self.http_protocols: list[str] = []
+        self.grpc_protocols: list[str] = []
+
+    async def start(self, where: Places | None = None) -> None:
+        """Listen there, by default where the settings say.
+
+        Raises OSError where a port is taken, InvalidInput where a setting is wrong.
+        """
+        settings, (http, grpc) = self._settings, tables(self._settings)
+        where = where or places(settings, http, grpc)
+        tls = tls_context(settings)
+        self.http_protocols = [t.name for t in http]
+        self.grpc_protocols = [t.service for t in grpc]
+        if where.http:
+            from dragoman.transports.http import http_server
+
+            kind = settings.http_server
+            also = grpc if settings.grpc_server == "own" and settings.grpc_port >= 0 else ()
+            self._http = http_server(self._engine, http, limits=limits(settings), tls=tls, kind=kind, grpc=also)
+            self.http_ports = await self._http.start(where.http, shared=where.shared)
+        for host, port in where.grpc:
+            self._grpc = self._grpc_server(grpc)
+            self.grpc_port = await self._grpc.start(host, port, shared=where.shared)
+
+    def _grpc_server(self, tables: Sequence[Any]) -> Any:
+        settings = self._settings
+        if settings.grpc_server == "grpcio":
+            from dragoman.transports.grpc import GrpcServer
+
+            return GrpcServer(self._engine, tables, max_message_bytes=settings.max_body_bytes, tls=_tls_bytes(settings))
+        from dragoman.transports.grpc_own.server import OwnGrpcServer
+
+        return OwnGrpcServer(self._engine, tables, limits=limits(settings), tls=tls_context(settings))
+
+    async def stop(self, grace_s: float) -> None:
+        """Accept nothing new and let requests under way finish, for at most `grace_s` seconds."""
+        await asyncio.gather(*(t.stop(grace_s) for t in (self._http, self._grpc) if t is not None))
+
+
+def tables(settings: Settings) -> tuple[list[Any], list[Any]]:
+    """The tables of the protocols to speak: those over HTTP, and those over gRPC."""
+    names = [*listed(settings.protocols), *["umbridge_shmem"] * settings.umbridge_shared_memory]
+    found = [plugins.find("protocols", name)(policy(settings)) for name in names]
+    return [t for t in found if hasattr(t, "routes")], [t for t in found if hasattr(t, "methods")]
+
+
+def places(settings: Settings, http: Sequence[Any], grpc: Sequence[Any]) -> Places:
+    """Where the settings say to listen, as far as there is a protocol to speak there."""
+    alone = ((settings.host, settings.grpc_port),) if grpc and settings.grpc_port >= 0 else ()
+    return Places(tuple(addresses(settings)) if http else (), alone)
+
+
+def addresses(settings: Settings) -> list[Address]:
+    """Every address of HTTP."""
+    found = [(settings.host, settings.http_port)]
+    if settings.umbridge_port >= 0:
+        found.append((settings.host, settings.umbridge_port))
+    for text in listed(settings.http_also):
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise InvalidInput(f"setting 'http_also': expected host:port, got {text!r}")
+        found.append((host.strip("[]"), int(port)))
+    return found
+
+
+def policy(settings: Settings) -> Any:
+    """What the protocols need of the settings."""
+    names = ["nonfinite", "health_json", "metrics_path"]
+    names += ["max_json_depth", "max_rank", "max_elements", "max_bytes_elements", "max_tensors"]
+    names += ["strict_parameters", "max_sequences"]
+    kind = plugins.resolve("dragoman.payload.policy:Policy")
+    return kind(**{n: getattr(settings, n) for n in names}, forward_headers=_forwarded(settings.forward_headers))
+
+
+def _forwarded(text: str) -> tuple[str, ...]:
+    """The patterns of the headers that models see."""
+    patterns = listed(text.lower())
+    for secret in plugins.resolve("dragoman.payload.policy:CREDENTIALS") & {*patterns}:
+        raise InvalidInput(f"setting 'forward_headers': models never see '{secret}'; name only other headers")
+    return patterns
+
+
+def limits(settings: Settings) -> Limits:
+    """What the transports need of the settings."""
+    names = [n for n in Limits.__slots__ if hasattr(settings, n)]
+    return Limits(**{n: getattr(settings, n) for n in names}, cors=_cors(settings))
+
+
+def _cors(settings: Settings) -> Cors:
+    lists = {n: listed(getattr(settings, f"cors_{n}")) for n in ("origins", "methods", "headers", "expose")}
+    try:
+        return Cors(
+            **lists,
+            origin_regex=settings.cors_origin_regex,
+            credentials=settings.cors_credentials,
+            max_age_s=settings.cors_max_age_s,
+        )
+    except re.error as fault:
+        raise InvalidInput(f"setting 'cors_origin_regex': no regular expression: {fault}") from fault
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The words of a setting that lists some."""
+    return tuple(filter(None, (part.strip() for part in text.split(","))))
+
+
+def tls_context(settings: Settings) -> ssl.SSLContext | None:
+    """The server's side of TLS; None where it is off. Raises InvalidInput where the files are of no use."""
+    if not settings.tls_cert:
+        if settings.tls_key:
+            raise InvalidInput("setting 'tls_key' needs 'tls_cert' beside it; without it nothing would be encrypted")
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key or None)
+    except OSError as fault:
+        key = settings.tls_key or settings.tls_cert
+        raise InvalidInput(f"cannot use certificate '{settings.tls_cert}' with key '{key}': {fault}") from fault
+    return context
+
+
+def _tls_bytes(settings: Settings) -> tuple[bytes, bytes, bytes | None] | None:
+    if not settings.tls_cert:
+        return None
+    return Path(settings.tls_key or settings.tls_cert).read_bytes(), Path(settings.tls_cert).read_bytes(), None

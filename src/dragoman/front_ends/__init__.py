@@ -1,0 +1,1 @@
+"""Processes that speak with clients, and ask the one engine."""
