@@ -241,9 +241,11 @@ class DescribeServer(ServerCall[ServerDescription]):
 
 @dataclass(frozen=True, slots=True)
 class Describe(ServerCall[ModelDescription]):
-    """What is the model that the request names, or, without a name, the one that answers calls of type `able`?"""
+    """What is the model that the request names, or, without a name, the one that answers calls of type `able`, or
+    where no model does, or the default model does not, of type `otherwise`?"""
 
     able: type[ModelCall[Any]] | None = None
+    otherwise: type[ModelCall[Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

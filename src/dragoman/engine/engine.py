@@ -197,6 +197,13 @@ class Engine:
         """The deployment by name; without one the default, or the only model that answers such calls."""
         return self._registry.find(model or self._unnamed(able), version)
 
+    def _preferred(self, able: type[Call[Any]], otherwise: type[Call[Any]]) -> type[Call[Any]]:
+        """Of two types of call the one that a model that nobody has named is asked for."""
+        default = self._identity.default_model
+        if default and self._registry.find(default).is_loaded:
+            return able if self._registry.find(default).answers(able) else otherwise
+        return able if any(d.answers(able) for d in self._registry.all()) else otherwise
+
     def _unnamed(self, able: type[Call[Any]]) -> str:
         """The model of calls that name none: the default, or the only one that answers them where that does not."""
         names = sorted({d.spec.name for d in self._registry.all() if d.answers(able)})
@@ -216,8 +223,11 @@ class Engine:
                 return True
             case Ready():
                 return self._ready(request)
-            case Describe(able):
-                return self._description(self._named(request.model, request.version, able or Call))
+            case Describe(able, otherwise):
+                wanted: type[Call[Any]] = able or Call
+                if otherwise is not None and not request.model:
+                    wanted = self._preferred(wanted, otherwise)
+                return self._description(self._named(request.model, request.version, wanted))
             case DescribeModels():
                 return tuple(self._description(d) for d in self._registry.served() if d.is_loaded)
             case ListModels():

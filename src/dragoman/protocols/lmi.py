@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dragoman.core.calls import Describe, Generate, ModelDescription, Request, Response
+from dragoman.core.calls import Describe, Generate, Infer, ModelDescription, Request, Response
 from dragoman.core.errors import (
     DeadlineExceeded,
     DragomanError,
@@ -19,6 +19,7 @@ from dragoman.core.errors import (
 )
 from dragoman.core.text import Generation
 from dragoman.protocols import lmi_control
+from dragoman.protocols.lmi_arrays import arrays_asked
 from dragoman.protocols.lmi_formats import Formatter, dynamic_fault, to_json
 from dragoman.protocols.lmi_model import lmi_model
 from dragoman.protocols.lmi_request import Asked, asked, model_name
@@ -73,6 +74,8 @@ class Lmi:
         """An inference: the model is asked for first, since it has a say in what the body and the answer look like."""
 
         def then(response: Response[ModelDescription]) -> Answered:
+            if Generate not in response.answer.calls and Infer in response.answer.calls:
+                return arrays_asked(http, response.answer, self._policy)
             model = lmi_model(response.answer)
             found = asked(http, model, self._policy)
             if isinstance(found, Mapping):  # as TGI and vLLM take OpenAI's bodies at this path
@@ -81,7 +84,7 @@ class Lmi:
             return self._generate(found, http, Formatter(found, model), model.name)
 
         told = inquiry(Generate(prompts=()), http, self._policy, model_name(http))
-        return Inquiry(Request(Describe(Generate), told.model, told.version), then)
+        return Inquiry(Request(Describe(Generate, Infer), told.model, told.version), then)
 
     def _generate(self, found: Asked, http: HttpRequest, formatter: Formatter, model: str) -> Answered:
         # LMI: of several texts the best is known at the end, so a stream of it holds all back until then.

@@ -1,0 +1,271 @@
+"""What a model that is not one of text takes and gives at LMI's paths: arrays as JSON, CSV, NumPy's files or bytes."""
+
+import csv
+import io
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dragoman.core.calls import Infer, Inference, ModelDescription, Request, Response
+from dragoman.core.datatypes import BF16, BYTES, Array, bf16_to_fp32
+from dragoman.core.errors import InvalidInput, NotSupported
+from dragoman.core.sampling import shown
+from dragoman.core.signature import TensorSpec
+from dragoman.core.tensor import Tensor
+from dragoman.protocols.lmi_numpy import from_npy, from_npz, to_npy, to_npz
+from dragoman.protocols.text import inquiry, json_body, object_in
+from dragoman.protocols.wire import Buffer, Exchange, HttpRequest, HttpResponse, Policy, json_response
+
+_VALUES = ("inputs", "instances", "data")  # the names that clients give to what is asked
+_ANSWERS = "predictions"
+_TENSOR = {"name", "shape", "datatype"}
+
+
+def arrays_asked(http: HttpRequest, model: ModelDescription, policy: Policy) -> Exchange[Inference, HttpResponse]:
+    """The inference that a body asks of a model. Raises InvalidInput naming what does not fit."""
+    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    read = _READERS.get(kind, _from_json)
+    if not len(http.body):
+        raise InvalidInput("the request body is empty")
+    call = read(http, model, policy)
+    write = _writer(http.headers.get("accept", ""))
+    request: Request[Inference] = inquiry(call, http, policy, model.name)
+    return Exchange(request, lambda response: write(response, policy))
+
+
+# --- what comes ----------------------------------------------------------------------------------------------
+
+
+def _from_json(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
+    body = json_body(http.body, policy)
+    if not isinstance(body, dict):
+        return Infer(_of_one(body, model))
+    names = {spec.name for spec in model.signature.inputs}
+    given = next((name for name in _VALUES if name in body), None)
+    if given is None:
+        if body and body.keys() <= names:
+            return Infer(_named(body, model))
+        told = ", ".join(f"'{name}'" for name in sorted(names)) or "the model's inputs"
+        raise InvalidInput(f"expected an object with 'inputs', or with {told}; got {shown(body)}")
+    parameters = object_in(body, "parameters")
+    strange = [name for name, value in parameters.items() if not isinstance(value, bool | int | float | str)]
+    if strange:
+        raise InvalidInput(f"parameter '{strange[0]}' must be a text, a number, true or false")
+    return Infer(_values(body[given], model), parameters=parameters)
+
+
+def _values(value: Any, model: ModelDescription) -> Mapping[str, Tensor]:
+    if isinstance(value, dict):
+        return _named(value, model)
+    rows = isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
+    if not rows:
+        return _of_one(value, model)
+    if value[0].keys() >= _TENSOR:
+        raise InvalidInput(f"tensors of Open Inference are answered at /v2/models/{model.name}/infer")
+    if any(row.keys() != value[0].keys() for row in value):
+        raise InvalidInput("'inputs' must be objects that all have the same names")
+    return _named({name: [row[name] for row in value] for name in value[0]}, model)
+
+
+def _named(values: Mapping[str, Any], model: ModelDescription) -> Mapping[str, Tensor]:
+    specs = {spec.name: spec for spec in model.signature.inputs}
+    return {name: _tensor(value, specs.get(name), name) for name, value in values.items()}
+
+
+def _of_one(value: Any, model: ModelDescription) -> Mapping[str, Tensor]:
+    spec = _only(model)
+    return {spec.name: _tensor(value, spec, spec.name)}
+
+
+def _only(model: ModelDescription) -> TensorSpec:
+    """The model's one input that has to be there; where none is told, any name does."""
+    needed = [spec for spec in model.signature.inputs if not spec.optional] or list(model.signature.inputs)
+    if len(needed) > 1:
+        names = ", ".join(f"'{spec.name}'" for spec in needed)
+        raise InvalidInput(
+            f"model '{model.name}' takes {names}; expected 'inputs' to be an object with a value for each"
+        )
+    return needed[0] if needed else TensorSpec("inputs")
+
+
+def _tensor(value: Any, spec: TensorSpec | None, name: str) -> Tensor:
+    """The array in nested lists, in the datatype that the model takes; one row may come without its axis."""
+    try:
+        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+        if array.dtype.kind in "USO" and not isinstance(value, np.ndarray):
+            array = np.array(value, dtype=object)
+        whole = spec is not None and spec.datatype is not None and array.dtype.kind not in "USO"
+        keep = not whole or spec is None or _is_taken(array, spec)
+        made = Tensor.of(array) if keep or spec is None else Tensor.of(array, spec.datatype)
+    except (ValueError, TypeError, OverflowError, InvalidInput) as fault:
+        raise InvalidInput(f"input '{name}': {fault}") from fault
+    wanted = len(spec.shape) if spec is not None and spec.shape is not None else None
+    if wanted is not None and made.data.ndim == wanted - 1:
+        return Tensor(made.data.reshape(1, *made.shape), made.datatype)
+    return made
+
+
+def _is_taken(array: Array, spec: TensorSpec) -> bool:
+    found = Tensor.of(array).datatype
+    return found is spec.datatype or found in spec.accepts
+
+
+def _from_csv(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
+    rows = _rows(_text(http.body))
+    several = len([spec for spec in model.signature.inputs if not spec.optional]) > 1
+    head = rows[0] if several or (len(rows) > 1 and not _numbers(rows[:1]) and _numbers(rows[1:])) else None
+    rows = rows[1:] if head else rows
+    if not rows:
+        raise InvalidInput("expected text/csv with rows of values below the line of names")
+    if several and head:
+        return Infer(_named({name: _column(rows, i, name, model) for i, name in enumerate(head)}, model))
+    return Infer(_of_one(_cells(rows), model))
+
+
+def _column(rows: Sequence[Sequence[str]], at: int, name: str, model: ModelDescription) -> Array:
+    """A column as a vector, or as the model's input has it: rows of one value."""
+    cells = _cells([row[at : at + 1] for row in rows])
+    wide = any(spec.name == name and spec.shape is not None and len(spec.shape) == 2 for spec in model.signature.inputs)
+    return cells if wide else cells[:, 0]
+
+
+def _rows(text: str) -> list[list[str]]:
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text)) if row]
+    except csv.Error as fault:
+        raise InvalidInput(f"the request body is not valid CSV: {fault}") from fault
+    ragged = next((i for i, row in enumerate(rows) if len(row) != len(rows[0])), 0)
+    if ragged or not rows:
+        told = (
+            f"row {ragged + 1} has {len(rows[ragged])} values, the first {len(rows[0])}" if rows else "there is no row"
+        )
+        raise InvalidInput(f"expected text/csv with as many values in each row; {told}")
+    return rows
+
+
+def _numbers(rows: Sequence[Sequence[str]]) -> bool:
+    return _cells(rows).dtype.kind == "f"
+
+
+def _cells(rows: Sequence[Sequence[str]]) -> Array:
+    """The cells as numbers, an empty one as NaN, or as texts where one of them is no number."""
+    try:
+        return np.array([[float(cell or "nan") for cell in row] for row in rows])
+    except ValueError:
+        return np.array(rows, dtype=object)
+
+
+def _from_text(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
+    return Infer(_of_one(np.array([_text(http.body)], dtype=object), model))
+
+
+def _from_bytes(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
+    spec = _only(model)
+    if spec.datatype is BYTES:
+        return Infer({spec.name: _tensor(np.array([bytes(http.body)], dtype=object), spec, spec.name)})
+    return Infer({}, raw=bytes(http.body))
+
+
+def _from_npy(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
+    return Infer(_of_one(from_npy(bytes(http.body)), model))
+
+
+def _from_npz(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
+    found = from_npz(bytes(http.body))
+    names = {spec.name for spec in model.signature.inputs}
+    if len(found) == 1 and not found.keys() <= names:  # NumPy calls what has no name arr_0
+        return Infer(_of_one(next(iter(found.values())), model))
+    return Infer(_named(found, model))
+
+
+def _from_ndlist(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
+    raise NotSupported("tensor/ndlist is DJL's own form; expected tensor/npz, application/x-npy, JSON or CSV")
+
+
+def _text(body: Buffer) -> str:
+    try:
+        return bytes(body).decode()
+    except UnicodeDecodeError as fault:
+        raise InvalidInput(f"the request body is not valid UTF-8: {fault.reason}") from fault
+
+
+_READERS: Mapping[str, Callable[[HttpRequest, ModelDescription, Policy], Infer]] = {
+    "text/csv": _from_csv,
+    "text/plain": _from_text,
+    "application/octet-stream": _from_bytes,
+    "application/x-npy": _from_npy,
+    "tensor/npz": _from_npz,
+    "application/x-npz": _from_npz,
+    "tensor/ndlist": _from_ndlist,
+}
+
+
+# --- what goes -----------------------------------------------------------------------------------------------
+
+
+def _writer(accept: str) -> Callable[[Response[Inference], Policy], HttpResponse]:
+    """What writes the first type that a client accepts and that there is, JSON where it does not care."""
+    kinds = (part.partition(";")[0].strip().lower() for part in accept.split(","))
+    return next((_WRITERS[kind] for kind in kinds if kind in _WRITERS), _to_json)
+
+
+def _to_json(response: Response[Inference], policy: Policy) -> HttpResponse:
+    told = {name: _nested(name, tensor, policy) for name, tensor in response.answer.outputs.items()}
+    return json_response({_ANSWERS: next(iter(told.values())) if len(told) == 1 else told})
+
+
+def _nested(name: str, tensor: Tensor, policy: Policy) -> Any:
+    array = _plain(tensor)
+    if tensor.datatype is BYTES:
+        try:
+            return np.array([each.decode() for each in array.flat], dtype=object).reshape(array.shape).tolist()
+        except UnicodeDecodeError as fault:
+            raise NotSupported(f"output '{name}' holds bytes that are no text; ask with accept: tensor/npz") from fault
+    refused = np.isinf if policy.nonfinite != "error" else lambda values: ~np.isfinite(values)
+    if tensor.datatype.kind == "float" and refused(array).any():
+        raise NotSupported(f"output '{name}' holds NaN or infinity, which JSON cannot; ask with accept: tensor/npz")
+    return array.tolist()  # JSON has null for NaN
+
+
+def _to_csv(response: Response[Inference], policy: Policy) -> HttpResponse:
+    columns = [_columns(name, tensor) for name, tensor in response.answer.outputs.items()]
+    if len({len(each) for each in columns}) > 1:
+        raise NotSupported("the outputs have different numbers of rows, which no CSV can hold; ask for JSON")
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(itertools.chain(*row) for row in zip(*columns, strict=True))
+    return HttpResponse(200, (text.getvalue().encode(errors="replace"),), (("content-type", "text/csv"),))
+
+
+def _columns(name: str, tensor: Tensor) -> list[list[Any]]:
+    array = _plain(tensor)
+    if array.ndim > 2:
+        raise NotSupported(f"output '{name}' has {array.ndim} axes, more than CSV can hold; ask for JSON")
+    table = array.reshape(len(array) if array.ndim else 1, -1).tolist()
+    return [[each.decode(errors="replace") if isinstance(each, bytes) else each for each in row] for row in table]
+
+
+def _to_npy(response: Response[Inference], policy: Policy) -> HttpResponse:
+    if len(response.answer.outputs) > 1:
+        return _to_npz(response, policy)
+    (tensor,) = response.answer.outputs.values()
+    return HttpResponse(200, (to_npy(_plain(tensor)),), (("content-type", "application/x-npy"),))
+
+
+def _to_npz(response: Response[Inference], policy: Policy) -> HttpResponse:
+    arrays = {name: _plain(tensor) for name, tensor in response.answer.outputs.items()}
+    return HttpResponse(200, (to_npz(arrays),), (("content-type", "tensor/npz"),))
+
+
+def _plain(tensor: Tensor) -> Array:
+    return bf16_to_fp32(tensor.data) if tensor.datatype is BF16 else tensor.data
+
+
+_WRITERS: Mapping[str, Callable[[Response[Inference], Policy], HttpResponse]] = {
+    "application/json": _to_json,
+    "text/csv": _to_csv,
+    "application/x-npy": _to_npy,
+    "tensor/npz": _to_npz,
+    "application/x-npz": _to_npz,
+}

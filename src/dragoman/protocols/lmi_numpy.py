@@ -1,0 +1,80 @@
+"""NumPy's own files, `.npy` and `.npz`, read without trusting what they say of their size and never as pickles."""
+
+import io
+import math
+import zipfile
+import zlib
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.lib import format as npy
+
+from dragoman.core.datatypes import Array
+from dragoman.core.errors import InvalidInput
+
+# How much the arrays of a compressed file may hold together.
+_MOST_BYTES = 1 << 28
+_MOST_ARRAYS = 1024
+
+
+def from_npy(data: bytes) -> Array:
+    """The array of a `.npy`; a view where it can be. Raises InvalidInput where it is none, or holds Python objects."""
+    file = io.BytesIO(data)
+    try:
+        version = npy.read_magic(file)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+    except (ValueError, OSError, SyntaxError, TypeError) as fault:
+        raise InvalidInput(f"the request body is no .npy file: {fault}") from fault
+    if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
+        raise InvalidInput(f"a .npy file must hold numbers, booleans or texts; got {dtype}")
+    count, start = math.prod(shape), file.tell()
+    needed, there = count * dtype.itemsize, len(data) - start
+    if needed != there:
+        raise InvalidInput(f"a .npy file of shape {list(shape)} and {dtype} needs {needed} bytes, got {there}")
+    flat: Array = np.frombuffer(data, dtype, count, start) if count and dtype.itemsize else np.empty(count, dtype)
+    try:
+        array = flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
+    except (ValueError, OverflowError) as fault:
+        raise InvalidInput(f"a .npy file of shape {str(shape)[:80]}: {fault}") from fault
+    native: Array = np.ascontiguousarray(array).astype(dtype.newbyteorder("="), copy=False)
+    return native.reshape(shape)
+
+
+def from_npz(data: bytes) -> Mapping[str, Array]:
+    """The arrays of a `.npz` by name. Raises InvalidInput as `from_npy`, and where they are too large together."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            members = [each for each in archive.infolist() if each.filename.endswith(".npy")]
+            if not members or len(members) > _MOST_ARRAYS:
+                raise InvalidInput(f"a .npz file must hold 1 to {_MOST_ARRAYS} arrays; got {len(members)}")
+            if sum(each.file_size for each in members) > max(_MOST_BYTES, len(data)):
+                raise InvalidInput(f"the arrays of a .npz file may hold {_MOST_BYTES} bytes together")
+            return {each.filename.removesuffix(".npy"): from_npy(_member(archive, each)) for each in members}
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, OSError, EOFError) as fault:
+        raise InvalidInput(f"the request body is no .npz file: {fault}") from fault
+
+
+def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    with archive.open(member) as file:
+        return file.read(member.file_size)
+
+
+def to_npy(array: Array) -> bytes:
+    """The array as a `.npy`; BYTES as NumPy's texts of fixed length, since objects would be pickled."""
+    file = io.BytesIO()
+    npy.write_array(file, _storable(array), allow_pickle=False)
+    return file.getvalue()
+
+
+def to_npz(arrays: Mapping[str, Array]) -> bytes:
+    """The arrays as a `.npz`, not compressed."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            archive.writestr(f"{name}.npy", to_npy(array))
+    return file.getvalue()
+
+
+def _storable(array: Array) -> Array:
+    return array.astype(np.bytes_) if array.dtype.hasobject else array

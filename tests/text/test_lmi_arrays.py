@@ -1,0 +1,198 @@
+"""LMI's paths of models that are not of text: arrays come and go as DJL-Serving's and SageMaker's users send them."""
+
+import io
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn import datasets
+from sklearn.linear_model import LogisticRegression
+
+import dragoman
+from dragoman.core.datatypes import BYTES
+
+from .text_house import House, Speaker, speaking
+
+
+def double(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    return x * 2
+
+
+def joined(a: NDArray[np.int64], b: NDArray[np.float64]) -> dict[str, Any]:
+    return {"sum": a + b, "wide": np.stack([a, b], axis=-1)}
+
+
+class Upper(dragoman.Model):
+    """Takes texts and gives them in capitals."""
+
+    placement = "inline"
+
+    def signature(self) -> dragoman.Signature:
+        spec = dragoman.TensorSpec("text", BYTES, (-1,))
+        return dragoman.Signature((spec,), (spec,))
+
+    def infer(self, call: dragoman.Infer) -> dragoman.Inference:
+        texts = call.inputs["text"].data
+        return dragoman.Inference({"text": dragoman.Tensor.of(np.array([t.upper() for t in texts], dtype=object))})
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    async with speaking(double, joined, Upper, placement="inline") as made:
+        yield made
+
+
+def npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def npz(*, compressed: bool = False, **arrays: Any) -> bytes:
+    file = io.BytesIO()
+    (np.savez_compressed if compressed else np.savez)(file, **arrays)
+    return file.getvalue()
+
+
+ROWS = [[1.5, 2.0], [3.0, 4.0]]
+TWICE = {"predictions": [[3.0, 4.0], [6.0, 8.0]]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "wanted"),
+    [
+        ("application/json", json.dumps({"inputs": ROWS}), TWICE),
+        ("application/json", json.dumps({"instances": ROWS}), TWICE),
+        ("application/json", json.dumps({"data": ROWS}), TWICE),
+        ("application/json", json.dumps(ROWS), TWICE),
+        ("application/json", json.dumps({"x": ROWS}), TWICE),
+        ("application/json", json.dumps({"inputs": {"x": ROWS}, "parameters": {"a": 1}}), TWICE),
+        (
+            "application/json",
+            json.dumps({"instances": [{"x": [1, 2]}, {"x": [3, 4]}]}),
+            {"predictions": [[2, 4], [6, 8]]},
+        ),
+        ("", json.dumps(ROWS), TWICE),
+        ("text/csv", "1.5,2\n3,4\n", TWICE),
+        ("text/csv; charset=utf-8", "a,b\n1.5,2\n3,4", TWICE),
+        ("text/csv", "1.5,\n", {"predictions": [[3.0, None]]}),
+        ("application/x-npy", npy(np.array(ROWS)), TWICE),
+        ("application/x-npy", npy(np.asfortranarray(np.array(ROWS, ">f4"))), TWICE),
+        ("tensor/npz", npz(x=np.array(ROWS, np.float32)), TWICE),
+        ("tensor/npz", npz(compressed=True, arr_0=np.array(ROWS, np.float16)), TWICE),
+    ],
+)
+async def test_arrays_come_in_every_form(house: House, kind: str, body: Any, wanted: Any) -> None:
+    data = body if isinstance(body, bytes) else body.encode()
+    headers = {"content-type": kind} if kind else {}
+    for path in ("/predictions/double", "/invocations?model_name=double", "/models/double/invoke"):
+        answer = await house.post(path, data, headers)
+        assert (answer.status, answer.json) == (200, wanted)
+
+
+async def test_several_inputs_and_outputs(house: House) -> None:
+    wanted = {"predictions": {"sum": [11.5, 22.5], "wide": [[1.0, 10.5], [2.0, 20.5]]}}
+    values: dict[str, Any] = {"a": [1, 2], "b": [10.5, 20.5]}
+    path = "/predictions/joined"
+    assert (await house.post(path, {"inputs": values})).json == wanted
+    assert (await house.post(path, values)).json == wanted
+    assert (await house.post(path, {"instances": [{"a": 1, "b": 10.5}, {"a": 2, "b": 20.5}]})).json == wanted
+    assert (await house.post(path, b"a,b\n1,10.5\n2,20.5\n", {"content-type": "text/csv"})).json == wanted
+    assert (await house.post(path, npz(**values), {"content-type": "tensor/npz"})).json == wanted
+    table = await house.post(path, values, {"accept": "text/csv"})
+    assert (table.headers["content-type"], table.body) == ("text/csv", b"11.5,1.0,10.5\n22.5,2.0,20.5\n")
+    arrays = await house.post(path, values, {"accept": "application/x-npy"})
+    assert arrays.headers["content-type"] == "tensor/npz"
+    assert np.load(io.BytesIO(arrays.body))["wide"].tolist() == wanted["predictions"]["wide"]
+
+
+async def test_answers_in_the_form_that_is_accepted(house: House) -> None:
+    file = await house.post("/predictions/double", ROWS, {"accept": "image/png, application/x-npy;q=0.9"})
+    assert file.headers["content-type"] == "application/x-npy"
+    assert np.load(io.BytesIO(file.body)).tolist() == TWICE["predictions"]
+    assert (await house.post("/predictions/double", ROWS, {"accept": "*/*"})).json == TWICE
+    assert (await house.post("/predictions/double", [1, float("1e39")])).status == 424
+
+
+async def test_texts_and_bytes(house: House) -> None:
+    for kind, body in (("text/plain", b"ab"), ("application/octet-stream", b"ab"), ("application/json", b'["ab"]')):
+        answer = await house.post("/predictions/Upper", body, {"content-type": kind})
+        assert answer.json == {"predictions": ["AB"]}
+    picture = await house.post("/predictions/Upper", b"\xff", {"content-type": "application/octet-stream"})
+    assert (picture.status, "no text" in picture.json["message"]) == (400, True)
+    stored = await house.post("/predictions/Upper", ["ab", "c"], {"accept": "application/x-npy"})
+    assert np.load(io.BytesIO(stored.body)).tolist() == [b"AB", b"C"]
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "body", "message"),
+    [
+        ("double", "application/json", b"", "the request body is empty"),
+        ("double", "application/json", b"[1", "not valid JSON"),
+        ("double", "application/json", b"[" * 99 + b"]" * 99, "nests too deep"),
+        ("double", "application/json", b'{"y": 1}', "expected an object with 'inputs', or with 'x'; got"),
+        ("double", "application/json", b'{"inputs": [[1], [2, 3]]}', "input 'x': "),
+        ("double", "application/json", b'["a"]', "input 'x'"),
+        ("double", "application/json", b'{"inputs": {"y": 1}}', "'y'"),
+        ("double", "application/json", b'{"inputs": [1], "parameters": {"a": {}}}', "parameter 'a' must be"),
+        ("double", "application/json", b'{"instances": [{"x": 1}, {"z": 1}]}', "all have the same names"),
+        (
+            "double",
+            "application/json",
+            b'{"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]}',
+            "tensors of Open Inference are answered at /v2/models/double/infer",
+        ),
+        ("joined", "application/json", b"[1]", "model 'joined' takes 'a', 'b'; expected 'inputs' to be an object"),
+        ("joined", "application/json", b'{"a": [1.5], "b": [1]}', "input 'a': 1.5 does not fit into INT64"),
+        ("double", "text/csv", b"1,2\n3\n", "row 2 has 1 values, the first 2"),
+        ("double", "text/csv", b"\n\n", "there is no row"),
+        ("double", "text/csv", b"\xff", "not valid UTF-8"),
+        ("double", "text/plain", b"x", "input 'x'"),
+        ("double", "application/x-npy", b"x", "no .npy file"),
+        ("double", "application/x-npy", npy(np.zeros(3))[:-1], "needs 24 bytes, got 23"),
+        ("double", "application/x-npy", npy(np.array([{}])), "must hold numbers, booleans or texts; got object"),
+        ("double", "tensor/npz", b"PK", "no .npz file"),
+        ("double", "tensor/npz", npz(compressed=True, x=np.zeros(1 << 26)), "may hold 268435456 bytes together"),
+        ("double", "tensor/ndlist", b"x", "tensor/ndlist is DJL's own form"),
+        ("double", "application/octet-stream", b"x", "'x'"),
+    ],
+)
+async def test_what_does_not_fit_is_named(house: House, path: str, kind: str, body: bytes, message: str) -> None:
+    answer = await house.post(f"/predictions/{path}", body, {"content-type": kind})
+    told = answer.json
+    assert answer.status in (400, 424)
+    assert told["code"] == answer.status
+    assert message in told.get("error", told.get("message"))
+
+
+async def test_which_model_answers_where_none_is_named(house: House) -> None:
+    several = await house.post("/invocations", ROWS)
+    assert several.status == 400
+    assert "expected one of Upper, double, joined" in several.json["message"]
+    async with speaking(double, placement="inline") as only:
+        assert (await only.post("/invocations", ROWS)).json == TWICE
+    async with speaking(double, Speaker, placement="inline") as both:
+        assert (await both.post("/invocations", {"inputs": "a b"})).json == {"generated_text": "b a"}
+    async with speaking(double, Speaker, placement="inline", default_model="double") as chosen:
+        assert (await chosen.post("/invocations", ROWS)).json == TWICE
+
+
+async def test_a_classifier(tmp_path: Path) -> None:
+    rows, kinds = datasets.load_iris(return_X_y=True)
+    made = LogisticRegression(max_iter=300).fit(rows, kinds)
+    joblib.dump(made, tmp_path / "iris.joblib")
+    async with speaking(str(tmp_path / "iris.joblib"), allow_pickle=True, placement="inline") as house:
+        for body, kind in (
+            (json.dumps({"inputs": rows[::30].tolist()}).encode(), "application/json"),
+            ("\n".join(",".join(map(str, row)) for row in rows[::30]).encode(), "text/csv"),
+            (npy(rows[::30]), "application/x-npy"),
+        ):
+            answer = await house.post("/invocations", body, {"content-type": kind})
+            assert answer.json == {"predictions": made.predict(rows[::30]).tolist()}
+        one = await house.post("/invocations", {"inputs": rows[70].tolist()})  # a row without its axis
+        assert one.json == {"predictions": made.predict(rows[70:71]).tolist()}
