@@ -91,7 +91,8 @@ class Start(Generic[T]):
         except StopIteration as end:
             self.result = end.value
         except (Exception, asyncio.CancelledError) as fault:
-            self.fault = fault
+            # Without the frame of this call, which would keep itself and all that the coroutine had in its hands.
+            self.fault = fault.with_traceback(fault.__traceback__ and fault.__traceback__.tb_next)
         else:
             self.task = loop.create_task(_Rest(coroutine, waiting), context=context)
 

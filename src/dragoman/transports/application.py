@@ -76,7 +76,7 @@ class Application:
         self._engine = engine
         self._router = Router(protocols)
         self._default = protocols[0]
-        self._aside = Aside()
+        self._aside = Aside(self.bodies)
 
     def match(self, method: str, raw_path: str) -> Match:
         """What answers a path, still percent-encoded. Raises HttpFault 404 or 405."""
@@ -124,6 +124,8 @@ class Application:
             await self._give_up(match.protocol, request, caller, _internal())
         else:
             if done is not None:
+                if self.bodies.over and sum(map(len, done.body)) > LARGE:
+                    done = match.protocol.error(self.bodies.unread)
                 await caller.send(await self._packed(done, request) if self._long(done) else done)
         finally:
             self.bodies.give_back(held)
@@ -147,7 +149,7 @@ class Application:
                 return None
             response = await self._engine.call(asked.request)
             size = weight(response.answer)
-            return asked.reply(response) if size <= LARGE else await self._aside.read(asked.reply, response, size)
+            return asked.reply(response) if size <= LARGE else await self._aside.write(asked.reply, response, size)
         except DragomanError as fault:
             if asked.fault is None or caller.started:
                 raise

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from dragoman.core.calls import Inference
 from dragoman.core.datatypes import BYTES
 from dragoman.core.tensor import Tensor
+from dragoman.transports.bodies import Bodies
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -24,7 +25,8 @@ _ELEMENT = 64
 class Aside:
     """Runs pure functions, where what they are given is large in a thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies = bodies
         self._threads = ThreadPoolExecutor(_THREADS, "dragoman-aside")
 
     async def read(self, function: Callable[[A], B], given: A, size: int) -> B:
@@ -33,9 +35,21 @@ class Aside:
             return function(given)
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, given)
 
-    async def write(self, function: Callable[[A], B], answer: A) -> B:
-        """`function(response)`, in a thread where the response's answer is large."""
-        return await self.read(function, answer, weight(getattr(answer, "answer", None)))
+    async def write(self, function: Callable[[A], B], answer: A, size: int = -1) -> B:
+        """`function(response)`, in a thread where the response's answer is large; it counts among the bodies there.
+
+        Raises Overloaded where those take too much already.
+        """
+        size = weight(getattr(answer, "answer", None)) if size < 0 else size
+        if size <= LARGE:
+            return function(answer)
+        if self._bodies.over:
+            raise self._bodies.unread
+        self._bodies.keep(size)
+        try:
+            return await self.read(function, answer, size)
+        finally:
+            self._bodies.keep(-size)
 
 
 def weight(answer: Any) -> int:

@@ -14,6 +14,7 @@ from dragoman.core.errors import DragomanError, NotReady, ServerError
 from dragoman.engine.answers import Answers
 from dragoman.protocols.wire import Buffer, GrpcMethod, GrpcProtocol, GrpcRequest, GrpcStreamMethod
 from dragoman.transports.aside import LARGE, Aside, weight
+from dragoman.transports.bodies import Bodies
 
 log = logging.getLogger("dragoman.grpc")
 
@@ -68,10 +69,10 @@ Handler = UnaryHandler | StreamHandler
 
 
 def table_handlers(
-    engine: Answers, protocols: Sequence[GrpcProtocol], stopping: asyncio.Future[None]
+    engine: Answers, protocols: Sequence[GrpcProtocol], stopping: asyncio.Future[None], bodies: Bodies
 ) -> dict[str, Handler]:
     """The methods of tables, by their paths."""
-    aside = Aside()
+    aside = Aside(bodies)
     found: dict[str, Handler] = {}
     for protocol in protocols:
         for method in protocol.methods:

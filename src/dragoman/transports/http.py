@@ -65,7 +65,7 @@ class OwnServer:
         streams: Requests | Calls = Requests(application)
         if self._grpc:
             streams = self._calls = Calls(self._engine, self._grpc, limits, application.bodies, streams)
-        wires = http1(Desk(application)), http2(streams, terms(limits))
+        wires = http1(Desk(application)), http2(streams, terms(limits), application.bodies)
         self._listener = Listener(*wires, limits=limits, tls=self._tls)
         return await self._listener.start(addresses, shared=shared)
 

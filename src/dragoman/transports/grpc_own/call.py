@@ -16,7 +16,7 @@ from dragoman.transports.http2.stream import Buffer, Stream
 from dragoman.transports.limits import Limits
 
 # Messages up to this size are not counted among the bodies, only bounded by how many calls there may be.
-_SMALL = 1 << 16
+SMALL = 1 << 16
 # How much later than its deadline a call is ended here, where the engine did not do it.
 _GRACE_S = 0.05
 
@@ -108,7 +108,7 @@ class Call:
     def hold(self, size: int) -> None:
         """Count so many bytes more, or fewer, that this call holds among all bodies; little is not counted."""
         self._held += size
-        counted = self._held if self._held > _SMALL else 0
+        counted = self._held if self._held > SMALL else 0
         if counted != self._counted:
             try:
                 self._house.bodies.take(counted - self._counted)
@@ -204,3 +204,8 @@ class Call:
 
     def drained(self) -> None:
         """All that was written has been sent."""
+
+
+def unread(bodies: Bodies) -> Refusal:
+    """Clients do not take their answers, so there is no room for another."""
+    return Refusal("RESOURCE_EXHAUSTED", bodies.unread.message)

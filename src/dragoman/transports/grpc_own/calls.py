@@ -42,7 +42,7 @@ class Calls:
         self.bodies = bodies
         self.others = others
         self.stopping: asyncio.Future[None] = self.loop.create_future()
-        self.handlers: Mapping[str, Handler] = handlers(engine, protocols, self.stopping)
+        self.handlers: Mapping[str, Handler] = handlers(engine, protocols, self.stopping, bodies)
         self._calls: set[Call] = set()
         self._idle: asyncio.Future[None] | None = None
 

@@ -47,7 +47,7 @@ class OwnGrpcServer:
         Raises OSError where that cannot be, e.g. because another server has the port.
         """
         calls = self.made()
-        wire = http2(calls, terms(self._limits))
+        wire = http2(calls, terms(self._limits), self._bodies)
         listener = Listener(wire, limits=self._limits, tls=self._tls)
         if self._tls is not None:
             self._tls.set_alpn_protocols(["h2"])

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dragoman.transports.grpc_calls import Refusal, Reply, StreamHandler, parts_of, told
-from dragoman.transports.grpc_own.call import Call, House
+from dragoman.transports.grpc_own.call import SMALL, Call, House, unread
 from dragoman.transports.grpc_own.head import CallHead
 from dragoman.transports.grpc_own.messages import PREFIX_BYTES, Messages, prefix
 from dragoman.transports.grpc_own.status import HEAD, OK
@@ -46,7 +46,12 @@ class StreamCall(Call):
         _wake(self._reader)
 
     async def read(self) -> Any:
-        """The next message, None after the last."""
+        """The next message, None after the last. It comes later where the client does not take its answers."""
+        backlog = self._stream.connection.backlog
+        if backlog.size > backlog.most:
+            went_on = self._house.loop.create_future()
+            backlog.park(lambda: _wake(went_on))
+            await went_on
         while self._messages is None or not self._messages.ready:
             if self._ended:
                 return None
@@ -55,6 +60,8 @@ class StreamCall(Call):
                 await self._reader
             finally:
                 self._reader = None
+        if self._house.bodies.over:
+            raise unread(self._house.bodies)
         messages = self._messages
         flag, message = messages.ready.popleft()
         self._stream.take(PREFIX_BYTES + len(message))
@@ -73,7 +80,10 @@ class StreamCall(Call):
             self._begun = True
             self._stream.head(HEAD)
         parts = parts_of(message)
-        self._stream.data(prefix.pack(0, sum(map(len, parts))), *parts)
+        size = sum(map(len, parts))
+        if self._house.bodies.over and size > SMALL:
+            raise unread(self._house.bodies)
+        self._stream.data(prefix.pack(0, size), *parts)
         while self._stream.pending:
             self._writer = self._house.loop.create_future()
             try:

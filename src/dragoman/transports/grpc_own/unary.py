@@ -8,7 +8,7 @@ from typing import Any
 from dragoman.core.eager import Start
 from dragoman.protocols.wire import Buffer, GrpcRequest
 from dragoman.transports.grpc_calls import Refusal, Reply, UnaryHandler, parts_of, told
-from dragoman.transports.grpc_own.call import Call, House
+from dragoman.transports.grpc_own.call import SMALL, Call, House, unread
 from dragoman.transports.grpc_own.head import CallHead
 from dragoman.transports.grpc_own.messages import Messages, prefix
 from dragoman.transports.grpc_own.status import HEAD, OK
@@ -68,7 +68,21 @@ class UnaryCall(Call):
     def _start(self, message: Buffer) -> None:
         handler = self.head.handler
         assert isinstance(handler, UnaryHandler)
+        if self._house.bodies.over:
+            self.refuse(unread(self._house.bodies))
+            return
+        backlog = self._stream.connection.backlog
+        if backlog.size > backlog.most:
+            self._message = message
+            backlog.park(self._go_on)
+            return
         self._begin(handler.answer(GrpcRequest(message, self.head.metadata, self.deadline_s)))
+
+    def _go_on(self) -> None:
+        """The client has made room."""
+        message, self._message = self._message, None
+        if not self._gone and message is not None:
+            self._start(message)
 
     async def _answer_packed(self, packed: Buffer) -> Reply:
         handler = self.head.handler
@@ -94,13 +108,17 @@ class UnaryCall(Call):
             return
         if self._gone:
             return
-        self._gone = True
-        if isinstance(reply, bytes):
+        if isinstance(reply, bytes) and len(reply) <= SMALL:
+            self._gone = True
             size = len(reply)
             self._stream.answer(HEAD, (_pack(0, size), reply), size + 5, OK)
             return
         parts = [memoryview(part).cast("B") for part in parts_of(reply)]
         size = sum(map(len, parts))
+        if self._house.bodies.over and size > SMALL:
+            self.refuse(unread(self._house.bodies))
+            return
+        self._gone = True
         self._stream.answer(HEAD, (_pack(0, size), *parts), size + 5, OK)
 
 

@@ -38,6 +38,7 @@ class Connection(asyncio.BufferedProtocol):
         "_stage",
         "_task",
         "_transport",
+        "_unread",
         "slot",
     )
 
@@ -53,6 +54,7 @@ class Connection(asyncio.BufferedProtocol):
         self._asking = False  # a request is under way,
         self._task: asyncio.Task[None] | None = None  # in this task, unless it is answered at once,
         self._held = 0  # and its body has so many bytes
+        self._unread = 0  # bytes of its answer that are counted, as the client does not take them
         self._later = False  # `_advance` will be called
         self._over = False  # nothing that comes is looked at any more
         self._reading = True
@@ -81,15 +83,22 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._out.pause()
+        self._count(max(0, self._out.size - self._held))  # all of it, for a part that is left keeps the whole
         self._listener.wheel.watch(self, self._listener.loop.time() + self._desk.limits.write_timeout_s)
 
     def resume_writing(self) -> None:
         self._out.resume()
+        self._count(0)
         if not self._asking and not self._over:
             self._since_s = self._listener.loop.time()
             self._soon()
 
+    def _count(self, unread: int) -> None:
+        self._desk.bodies.keep(unread - self._unread)
+        self._unread = unread
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self._count(0)
         self._stop_listening()
         self._stage = Stage.GONE
         self._listener.wheel.forget(self)

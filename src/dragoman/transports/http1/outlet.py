@@ -38,6 +38,7 @@ class Outlet:
         "close",
         "draining",
         "left",
+        "size",
         "started",
     )
 
@@ -47,6 +48,7 @@ class Outlet:
         self.choked = False
         self.close = False
         self.draining = False
+        self.size = 0  # bytes that were written last
         self._outgoing = outgoing
         self._loop = loop
         self._transport: Any = None
@@ -81,6 +83,7 @@ class Outlet:
     def write_whole(self, response: HttpResponse, size: int, *, close: bool) -> None:
         """The whole answer at once, whatever room there is."""
         text = self._start(response.status, response.headers, size, close)
+        self.size = size
         parts, transport = response.body, self._transport
         if not size or (self._head is not None and self._head.method == "HEAD"):
             transport.write(text)
@@ -91,6 +94,7 @@ class Outlet:
 
     async def _send_in_pieces(self, response: HttpResponse, size: int) -> None:
         self._transport.write(self._start(response.status, response.headers, size, False))
+        self.size = size
         if self._head is not None and self._head.method == "HEAD":
             return
         for part in response.body:
@@ -160,6 +164,7 @@ class Outlet:
 
     def _flush(self) -> None:
         parts, size = self._parts, self._parts_size
+        self.size = size
         if not parts:
             return
         self._parts, self._parts_size = [], 0

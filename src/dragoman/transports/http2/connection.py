@@ -26,8 +26,15 @@ _TOO_LARGE = encoded([(b":status", b"431")])
 _unpack = frames.head.unpack_from
 
 
+def _keep_nothing(_size: int) -> None:
+    """For connections without a budget."""
+
+
 class Connection(Control):
-    """The server's side. `sink` takes what is to be sent, `close` is called once when nothing more will be."""
+    """The server's side. `sink` takes what is to be sent, `close` is called once when nothing more will be.
+
+    `keep` hears how many bytes more, or fewer, of answers are held for a client that has no room for them.
+    """
 
     def __init__(
         self,
@@ -36,8 +43,9 @@ class Connection(Control):
         sink: Callable[[list[Buffer]], None],
         close: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        keep: Callable[[int], None] = _keep_nothing,
     ) -> None:
-        super().__init__(terms, sink, close, clock)
+        super().__init__(terms, sink, close, clock, keep)
         self._streams = streams
         self._blocks = Blocks(terms.max_header_bytes, terms.max_headers)
         self._rest = bytearray()

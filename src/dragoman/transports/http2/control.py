@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from dragoman.transports.http2 import frames
+from dragoman.transports.http2.backlog import Backlog
 from dragoman.transports.http2.fields import TABLE_BYTES
 from dragoman.transports.http2.frames import ConnectionFault, StreamFault
 from dragoman.transports.http2.sending import Sending
@@ -32,9 +33,14 @@ class Control(Sending):
     """
 
     def __init__(
-        self, terms: Terms, sink: Callable[[list[Buffer]], None], close: Callable[[], None], clock: Callable[[], float]
+        self,
+        terms: Terms,
+        sink: Callable[[list[Buffer]], None],
+        close: Callable[[], None],
+        clock: Callable[[], float],
+        keep: Callable[[int], None],
     ) -> None:
-        super().__init__(sink)
+        super().__init__(sink, Backlog(terms.max_unsent, keep))
         self.terms = terms
         self.open: dict[int, Stream] = {}
         self.last = 0
@@ -219,9 +225,10 @@ class Control(Sending):
         stream.told_all = stream.heard_all = True
         listener: Listener | None = stream.listener
         stream.listener = None  # they know each other; this lets both go at once
+        self.open.pop(stream.number, None)
         if stream.pending:
             self.drop(stream)
-        self.open.pop(stream.number, None)
+            self.backlog.changed()
         if self.draining:
             self._close_if_done()
         return listener
@@ -270,6 +277,7 @@ class Control(Sending):
     def _shut(self) -> None:
         self.flush()
         self.over = True
+        self.backlog.end()
         for stream in list(self.open.values()):
             self._tell_broken(self._forget(stream), frames.CANCEL)
         self._out.clear()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from dragoman.transports.bodies import Bodies
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.connection import Connection
 from dragoman.transports.http2.stream import Buffer, Streams
@@ -27,7 +28,9 @@ _ANSWER_S = 20.0
 class Http2Protocol(asyncio.BufferedProtocol):
     """One connection. `scratch` is where it reads to; as that is used at once, one may serve all connections."""
 
-    def __init__(self, listener: Listener, streams: Streams, terms: Terms, scratch: memoryview) -> None:
+    def __init__(
+        self, listener: Listener, streams: Streams, terms: Terms, scratch: memoryview, keep: Callable[[int], None]
+    ) -> None:
         self.slot = 0
         self._listener = listener
         self._limits = limits = listener.limits
@@ -40,7 +43,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._heard = False
         self._asked = False
         self._shortest_s = min(limits.header_timeout_s, limits.body_timeout_s, limits.write_timeout_s) / 5
-        self.connection = Connection(streams, terms, self._write, self._close, self._loop.time)
+        self.connection = Connection(streams, terms, self._write, self._close, self._loop.time, keep)
 
     # --- the socket ----------------------------------------------------------------------------------------------
 
@@ -194,7 +197,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self.connection.ask()
 
 
-def http2(streams: Streams, terms: Terms) -> Callable[[Listener], Http2Protocol]:
-    """The wire, for a listener."""
+def http2(streams: Streams, terms: Terms, bodies: Bodies) -> Callable[[Listener], Http2Protocol]:
+    """The wire, for a listener; answers that clients do not take are counted among the bodies."""
     scratch = memoryview(bytearray(_READ_BYTES))
-    return lambda listener: Http2Protocol(listener, streams, terms, scratch)
+    return lambda listener: Http2Protocol(listener, streams, terms, scratch, bodies.keep)

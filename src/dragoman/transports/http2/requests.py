@@ -106,10 +106,17 @@ class Request:
         self._heard(size, ended)
 
     def _heard(self, size: int, ended: bool) -> None:
-        if ended:
-            self._ask()
-        else:
+        if not ended:
             self._stream.take(size)
+        elif (backlog := self._stream.connection.backlog).size > backlog.most:
+            backlog.park(self._go_on)
+        else:
+            self._ask()
+
+    def _go_on(self) -> None:
+        """The client has made room."""
+        if not self._over:
+            self._ask()
 
     def watch(self, now_s: float) -> None:
         limits = self._house.application.limits
@@ -163,7 +170,9 @@ class Request:
     async def send(self, response: HttpResponse) -> None:
         self._check_there()
         self._send(response)
-        await self._has_room()
+        if self._stream.pending:
+            self._release()  # the answer is counted now
+            await self._has_room()
 
     def _send(self, response: HttpResponse) -> None:
         self.started = True

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from dragoman.transports.http2 import frames
+from dragoman.transports.http2.backlog import Backlog
 from dragoman.transports.http2.fields import NO_TABLE
 from dragoman.transports.http2.stream import Buffer, Stream
 
@@ -22,8 +23,9 @@ _pack = frames.head.pack
 class Sending:
     """The sending half. `sink` takes buffers in order; while `paused` no body goes there."""
 
-    def __init__(self, sink: Callable[[list[Buffer]], None]) -> None:
+    def __init__(self, sink: Callable[[list[Buffer]], None], backlog: Backlog) -> None:
         self._sink = sink
+        self.backlog = backlog
         self._out: list[Buffer] = []
         self._out_bytes = 0
         self._waiting: deque[Stream] = deque()
@@ -103,6 +105,8 @@ class Sending:
             if len(part):
                 stream.pending.append(memoryview(part).cast("B"))
                 stream.pending_bytes += len(stream.pending[-1])
+                stream.kept += len(stream.pending[-1])
+                self.backlog.size += len(stream.pending[-1])
         self._wait(stream)
         self.pump()
 
@@ -119,6 +123,7 @@ class Sending:
 
     def drop(self, stream: Stream) -> None:
         """Forget what waits to be sent."""
+        self._let_go(stream)
         stream.pending, stream.pending_bytes = None, 0
         if stream in self._waiting:
             self._waiting.remove(stream)
@@ -127,6 +132,7 @@ class Sending:
         """Send what waits, stream by stream in turns, as far as the windows and the transport allow."""
         stuck, waiting = 0, self._waiting
         if not waiting:
+            self.backlog.changed()
             return
         held, self.holding = self.holding, True
         while waiting and stuck < len(waiting) and self.window_out > 0 and not self.paused:
@@ -143,6 +149,7 @@ class Sending:
                 self._emptied(stream)
             if self._out_bytes > _BATCH:
                 self.flush()  # this may pause us
+        self.backlog.changed()
         self.holding = held
         if not held:
             self.flush()
@@ -166,7 +173,13 @@ class Sending:
         if most - left >= _STEP or not stream.pending:
             stream.sent_s = self.now_s
 
+    def _let_go(self, stream: Stream) -> None:
+        """All of it counts until the last byte is sent, for a part keeps the whole."""
+        self.backlog.size -= stream.kept
+        stream.kept = 0
+
     def _emptied(self, stream: Stream) -> None:
+        self._let_go(stream)
         if stream.trailers is not None:
             self._end(stream)
         elif stream.listener is not None:

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from dragoman.transports.http2.backlog import Backlog
 from dragoman.transports.http2.request import Head
 
 Buffer = bytes | bytearray | memoryview
@@ -44,6 +45,8 @@ class Streams(Protocol):
 class Outlet(Protocol):
     """Where a stream's frames go: its connection."""
 
+    backlog: Backlog
+
     def send_head(self, stream: "Stream", block: bytes, ended: bool) -> None: ...
 
     def send_data(self, stream: "Stream", parts: Sequence[Buffer]) -> None: ...
@@ -68,6 +71,7 @@ class Stream:
         "began_s",
         "connection",
         "heard_all",
+        "kept",
         "length",
         "listener",
         "number",
@@ -94,6 +98,7 @@ class Stream:
         self.listener: Any = None  # a Listener, while the stream is open
         self.pending: deque[memoryview] | None = None
         self.pending_bytes = 0
+        self.kept = 0  # bytes of what is or was pending, since nothing was
         self.trailers: bytes | None = None
         self.untaken = 0
         self.sent_s = 0.0

@@ -14,13 +14,15 @@ class Terms:
     A client may send `stream_window` bytes of a stream and `connection_window` of all before it hears that they were
     taken. `max_header_bytes` bounds the fields of a request, each counted as its name, value and 32 bytes more,
     and `max_headers` their number.
-    `connection_window` is at least 65,535.
+    `connection_window` is at least 65,535. While more than `max_unsent` bytes of answers wait for the client to make
+    room, further requests wait too.
     """
 
     max_streams: int = 1000
     stream_window: int = 1 << 20
     connection_window: int = 16 << 20
     max_frame: int = 1 << 20
+    max_unsent: int = 16 << 20
     max_header_bytes: int = 16 << 10
     max_headers: int = 256
     # Between pings where nothing was sent to the client meanwhile, and how many may come sooner (gRPC: A8).

@@ -1,0 +1,253 @@
+"""Answers that clients do not take are bounded: on each connection, and on all together; looked at through sockets."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import h2.config
+import h2.connection
+import h2.events
+import numpy as np
+import pytest
+from h2.settings import SettingCodes
+
+import dragoman
+from dragoman.payload import oip_messages as m
+from e2e.served import Served, serving
+
+MIB = 1 << 20
+STREAMS = 60
+
+
+class Grown(dragoman.Model):
+    """A MiB for one byte."""
+
+    inputs = (dragoman.TensorSpec("n", dragoman.UINT8, (1,)),)
+    outputs = (dragoman.TensorSpec("y", dragoman.UINT8, (-1,)),)
+    placement = "inline"
+    asked = 0
+
+    def infer(self, call: dragoman.Infer) -> dict[str, Any]:
+        self.asked += 1
+        return {"y": np.full(MIB, call.inputs["n"].data[0], np.uint8)}
+
+
+ASKED = json.dumps(
+    {
+        "inputs": [{"name": "n", "datatype": "UINT8", "shape": [1], "data": [7]}],
+        "parameters": {"binary_data_output": True},
+    }
+).encode()
+CALLED = m.ModelInferRequest(
+    model_name="Grown",
+    inputs=[{"name": "n", "datatype": "UINT8", "shape": [1], "contents": {"uint_contents": [7]}}],
+).SerializeToString()
+QUESTIONS = {
+    "rest": ("/v2/models/Grown/infer", "application/json", ASKED),
+    "grpc": (
+        "/inference.GRPCInferenceService/ModelInfer",
+        "application/grpc",
+        b"\0" + len(CALLED).to_bytes(4) + CALLED,
+    ),
+    "grpc stream": (
+        "/inference.GRPCInferenceService/ModelStreamInfer",
+        "application/grpc",
+        b"\0" + len(CALLED).to_bytes(4) + CALLED,
+    ),
+}
+
+
+class Slow:
+    """A connection that makes room for nothing until it is told to."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+        self.h2.local_settings = type(self.h2.local_settings)(
+            client=True, initial_values={SettingCodes.INITIAL_WINDOW_SIZE: 0, SettingCodes.ENABLE_PUSH: 0}
+        )
+        self.h2.initiate_connection()
+        self.came: dict[int, int] = {}
+        self.heads: dict[int, dict[str, str]] = {}
+        self.ended: set[int] = set()
+
+    @classmethod
+    @asynccontextmanager
+    async def to(cls, port: int) -> AsyncIterator["Slow"]:
+        made = cls(*await asyncio.open_connection("127.0.0.1", port))
+        try:
+            yield made
+        finally:
+            made.writer.transport.abort()
+            await asyncio.sleep(0)
+
+    def ask(self, kind: str) -> int:
+        path, content_type, body = QUESTIONS[kind]
+        number: int = self.h2.get_next_available_stream_id()
+        fields = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "x")]
+        self.h2.send_headers(number, [*fields, ("content-type", content_type), ("te", "trailers")])
+        self.h2.send_data(number, body, end_stream=True)
+        self.came[number] = 0
+        self.writer.write(self.h2.data_to_send())
+        return number
+
+    def make_room(self) -> None:
+        self.h2.increment_flow_control_window(1 << 30)
+        for number in self.came:
+            if number not in self.ended:
+                self.h2.increment_flow_control_window(1 << 30, number)
+        self.writer.write(self.h2.data_to_send())
+
+    async def pong(self) -> None:
+        """Returns once the server has seen all that was sent."""
+        self.h2.ping(b"whatever")
+        self.writer.write(self.h2.data_to_send())
+        await self._until(h2.events.PingAckReceived)
+
+    async def until_told(self, number: int) -> None:
+        while number not in self.heads:
+            await self.pong()
+
+    async def all_ended(self) -> None:
+        while len(self.ended) < len(self.came):
+            await self._until(h2.events.StreamEnded)
+
+    async def _until(self, kind: type) -> None:
+        async with asyncio.timeout(30):
+            seen = False
+            while not seen:
+                data = await self.reader.read(1 << 18)
+                assert data, "the server has hung up"
+                for event in self.h2.receive_data(data):
+                    seen = seen or isinstance(event, kind)
+                    self._hear(event)
+
+    def _hear(self, event: h2.events.Event) -> None:
+        match event:
+            case h2.events.ResponseReceived() | h2.events.TrailersReceived():
+                self.heads.setdefault(event.stream_id, {}).update(event.headers)
+            case h2.events.DataReceived():
+                self.came[event.stream_id] += len(event.data)
+            case h2.events.StreamEnded():
+                self.ended.add(event.stream_id)
+
+
+@asynccontextmanager
+async def house(**settings: Any) -> AsyncIterator[tuple[Grown, dragoman.Server]]:
+    async with dragoman.Server(Grown, http_port=0, grpc_port=0, compress_responses=False, **settings) as server:
+        (deployment,) = server.engine.deployments()
+        pool: Any = deployment._pool
+        yield pool._executor.model, server
+        http: Any = server._front._http
+        async with asyncio.timeout(10):
+            while http._application.bodies._held:  # what was counted is given back
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", QUESTIONS)
+async def test_who_makes_no_room_is_not_answered_beyond_a_bound_and_then_gets_it_all(kind: str) -> None:
+    async with house() as (model, server), Slow.to(server.http_ports[0]) as client:
+        for _ in range(STREAMS):
+            client.ask(kind)
+        await client.pong()
+        assert 16 <= model.asked <= 18
+        client.make_room()
+        await client.all_ended()
+        assert model.asked == STREAMS
+        assert min(client.came.values()) >= MIB
+        assert max(client.came.values()) < MIB + 1000
+
+
+async def test_who_gives_up_what_waits_leaves_nothing_behind() -> None:
+    async with house() as (model, server), Slow.to(server.http_ports[0]) as client:
+        numbers = [client.ask("grpc") for _ in range(STREAMS)]
+        await client.pong()
+        for number in reversed(numbers):
+            client.h2.reset_stream(number)
+            client.ended.add(number)
+        await client.pong()
+        assert model.asked < STREAMS  # what waited was never begun
+        client.ask("grpc")
+        client.make_room()
+        await client.all_ended()
+
+
+@pytest.mark.parametrize("kind", ["rest", "grpc"])
+async def test_all_connections_together_have_a_bound(kind: str) -> None:
+    async with house(max_bodies_bytes=20 * MIB) as (_, server):
+        port = server.http_ports[0]
+        async with Slow.to(port) as first, Slow.to(port) as second, Slow.to(port) as third:
+            for client in (first, second):
+                for _ in range(20):
+                    client.ask(kind)
+                await client.pong()
+            number = third.ask(kind)
+            await third.until_told(number)
+            refused = third.heads[number]
+            if kind == "rest":
+                third.make_room()
+                await third.all_ended()
+                assert (refused[":status"], refused["retry-after"]) == ("503", "1")
+            else:
+                assert refused["grpc-status"] == "8"
+                assert "answers that clients do not read" in refused["grpc-message"]
+        async with Slow.to(port) as fourth:  # what was held has been given back
+            async with asyncio.timeout(10):
+                while True:
+                    number = fourth.ask(kind)
+                    fourth.make_room()
+                    await fourth.all_ended()
+                    if fourth.came[number] >= MIB:
+                        break
+
+
+MODEL = """
+import numpy as np
+import dragoman
+
+class Grown(dragoman.Model):
+    inputs = (dragoman.TensorSpec("n", dragoman.UINT8, (1,)),)
+    placement = "inline"
+
+    def infer(self, call):
+        return {"y": np.full(2 << 20, 7, np.uint8)}
+"""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    file: Path = tmp_path_factory.mktemp("grown") / "grown.py"
+    file.write_text(MODEL)
+    with serving(f"{file}:Grown", "--max-bodies-bytes", str(32 * MIB)) as found:
+        yield found
+
+
+def peak_mib(served: Served) -> float:
+    status = Path(f"/proc/{served.process.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+@pytest.mark.parametrize("kind", QUESTIONS)
+async def test_memory_stays_bounded_beside_streams_that_nobody_reads(served: Served, kind: str) -> None:
+    before = peak_mib(served)
+    async with Slow.to(served.http_port) as client:
+        for _ in range(500):  # a GiB
+            client.ask(kind)
+        await client.pong()
+    assert peak_mib(served) - before < 200
+
+
+async def test_memory_stays_bounded_beside_pipelines_that_nobody_reads(served: Served) -> None:
+    before = peak_mib(served)
+    head = f"POST {QUESTIONS['rest'][0]} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(ASKED)}\r\n\r\n".encode()
+    clients = [await asyncio.open_connection("127.0.0.1", served.http_port) for _ in range(300)]
+    for reader, writer in clients:
+        writer.write((head + ASKED) * 50)
+        assert await reader.readline()
+    for _, writer in clients:
+        writer.transport.abort()
+    assert peak_mib(served) - before < 200  # 600 MiB if each had one answer, 30 GiB if each had all
+    assert served.status("/v2/health/ready") == 200
