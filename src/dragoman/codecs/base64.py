@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from dragoman.codecs.codec import InputCodec
-from dragoman.codecs.strings import decoded, encoded
+from dragoman.codecs.strings import decoded, encoded, is_one_or_more
 from dragoman.core.datatypes import BYTES
 from dragoman.core.tensor import Tensor
 
@@ -21,9 +21,7 @@ class Base64Codec(InputCodec):
 
     @classmethod
     def can_encode(cls, value: Any) -> bool:
-        return isinstance(value, bytes) or (
-            isinstance(value, list) and bool(value) and all(isinstance(v, bytes) for v in value)
-        )
+        return is_one_or_more(value, bytes)
 
     @classmethod
     def to_tensor(cls, value: Any, **options: Any) -> Tensor:

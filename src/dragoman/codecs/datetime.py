@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from dragoman.codecs.codec import InputCodec
-from dragoman.codecs.strings import decoded, encoded
+from dragoman.codecs.strings import decoded, encoded, is_one_or_more
 from dragoman.core.datatypes import BYTES
 from dragoman.core.tensor import Tensor
 
@@ -25,9 +25,7 @@ class DatetimeCodec(InputCodec):
 
     @classmethod
     def can_encode(cls, value: Any) -> bool:
-        return isinstance(value, datetime) or (
-            isinstance(value, list) and bool(value) and all(isinstance(v, datetime) for v in value)
-        )
+        return is_one_or_more(value, datetime)
 
     @classmethod
     def to_tensor(cls, value: Any, **options: Any) -> Tensor:

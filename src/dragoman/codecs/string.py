@@ -3,7 +3,7 @@
 from typing import Any
 
 from dragoman.codecs.codec import FirstTensorCodec, InputCodec
-from dragoman.codecs.strings import decoded, encoded
+from dragoman.codecs.strings import decoded, encoded, is_one_or_more
 from dragoman.core.datatypes import BYTES
 from dragoman.core.tensor import Tensor
 
@@ -19,9 +19,7 @@ class StringCodec(InputCodec):
 
     @classmethod
     def can_encode(cls, value: Any) -> bool:
-        return isinstance(value, str) or (
-            isinstance(value, list) and bool(value) and all(isinstance(v, str) for v in value)
-        )
+        return is_one_or_more(value, str)
 
     @classmethod
     def to_tensor(cls, value: Any, **options: Any) -> Tensor:

@@ -33,6 +33,12 @@ def _broken(element: bytes) -> bool:
     return False
 
 
+def is_one_or_more(value: Any, kind: type) -> bool:
+    """Whether a value is of that type, or a list of such."""
+    listed = isinstance(value, list) and bool(value)
+    return isinstance(value, kind) or (listed and all(isinstance(v, kind) for v in value))
+
+
 def fault(where: str, content_type: str, text: str) -> InvalidInput:
     """What is wrong with a tensor, for whoever sent it."""
     return InvalidInput(f"{where}: content type '{content_type}' {text}")

@@ -47,7 +47,7 @@ class NamedTensor:
             "name": self.name,
             "datatype": self.datatype,
             "shape": self.shape,
-            "data": _plain(self.tensor),
+            "data": elements(self.tensor),
         }
         return found | ({"parameters": dict(self.parameters)} if self.parameters else {})
 
@@ -193,16 +193,17 @@ class InferenceResponse:
         }
 
 
-def _plain(tensor: Tensor) -> list[Any]:
+def elements(tensor: Tensor, text: type[str] = str) -> list[Any]:
+    """The elements, flat: `text` for those of BYTES that are UTF-8, None for NaN."""
     if tensor.datatype is BYTES:
-        return [_text(element) for element in tensor.data.flat]
+        return [_text(element, text) for element in tensor.data.flat]
     array = bf16_to_fp32(tensor.data) if tensor.datatype is BF16 else tensor.data
     values: list[Any] = array.reshape(-1).tolist()
     return [None if v != v else v for v in values] if tensor.datatype.kind == "float" else values
 
 
-def _text(element: bytes) -> str | bytes:
+def _text(element: bytes, text: type[str]) -> str | bytes:
     try:
-        return element.decode()
+        return text(element.decode())
     except UnicodeDecodeError:
         return element

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.core.datatypes import BF16, BYTES, bf16_to_fp32, datatype, fp32_to_bf16
+from dragoman.core.datatypes import BF16, BYTES, datatype, fp32_to_bf16
 from dragoman.core.tensor import Parameters, Tensor, object_array
+from dragoman.payload import message
 
 
 class Text(str):
@@ -20,12 +21,8 @@ class Text(str):
 
 
 def elements(tensor: Tensor) -> list[Any]:
-    """The elements, flat, as their code expects them: text for BYTES where it is UTF-8, None for NaN."""
-    if tensor.datatype is BYTES:
-        return [_text(element) for element in tensor.data.flat]
-    array = bf16_to_fp32(tensor.data) if tensor.datatype is BF16 else tensor.data
-    values: list[Any] = array.reshape(-1).tolist()
-    return [None if v != v else v for v in values] if tensor.datatype.kind == "float" else values
+    """The elements, flat, as their code expects them."""
+    return message.elements(tensor, Text)
 
 
 def tensor_of(data: Any, name: str, shape: Sequence[int], parameters: Parameters) -> Tensor:
@@ -51,13 +48,6 @@ def _flat(data: Any) -> Iterator[Any]:
             yield from _flat(each) if isinstance(each, list | tuple) else (each,)
     else:
         yield data
-
-
-def _text(element: bytes) -> str | bytes:
-    try:
-        return Text(element.decode())
-    except UnicodeDecodeError:
-        return element
 
 
 def _bytes(element: Any) -> bytes:
