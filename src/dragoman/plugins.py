@@ -26,6 +26,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "tensorflow": "dragoman.runtimes.tensorflow:TensorFlowModel",
         "huggingface": "dragoman.runtimes.huggingface:HuggingFaceModel",
         "llm": "dragoman.runtimes.llm:LanguageModel",
+        "vllm": "dragoman.runtimes.vllm:VllmModel",
+        "openvino_genai": "dragoman.runtimes.openvino_genai:OpenVinoModel",
         "mlserver": "dragoman.runtimes.mlserver:load",
         "umbridge": "dragoman.runtimes.umbridge:UmBridgeModel",
         "graph": "dragoman.runtimes.graph:GraphModel",

@@ -18,6 +18,7 @@ from dragoman.generation.intake import Intake
 from dragoman.generation.job import Asked
 from dragoman.generation.limits import Limits
 from dragoman.generation.memory import Memory
+from dragoman.generation.options import checked
 from dragoman.generation.runner import DTYPES, Runner
 from dragoman.generation.service import Service
 from dragoman.generation.vocabulary import Vocabulary
@@ -63,23 +64,7 @@ _LEAST: Mapping[str, float] = {
 
 def options(given: Mapping[str, Any]) -> Options:
     """Checked options. Raises ModelFailed naming one that is unknown, or its value wrong."""
-    defaults = Options()
-    known = list(Options.__dataclass_fields__)
-    values: dict[str, Any] = {}
-    for name, value in given.items():
-        if name not in known:
-            raise ModelFailed(f"unknown parameter '{name}'; a text model knows {', '.join(known)}")
-        wanted: Any = type(getattr(defaults, name))
-        if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if type(value) is not wanted:
-            raise ModelFailed(f"parameter '{name}': expected {wanted.__name__}, got {value!r}")
-        if name in _LEAST and value < _LEAST[name]:
-            raise ModelFailed(f"parameter '{name}': expected at least {_LEAST[name]}, got {value!r}")
-        if name in _CHOICES and value not in _CHOICES[name]:
-            raise ModelFailed(f"parameter '{name}': expected one of {', '.join(_CHOICES[name])}, got {value!r}")
-        values[name] = value
-    return Options(**values)
+    return checked(Options, given, _LEAST, _CHOICES, "a text model")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """What a text model answers, whichever engine computes its tokens: the shared vocabulary of the runtimes for texts."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from pathlib import Path
@@ -93,3 +94,12 @@ def _size(prompt: Prompt) -> int:
     if isinstance(prompt, Chat):
         return sum(len(str(message)) for message in prompt.messages)
     return len(prompt)
+
+
+def described(folder: Path) -> Mapping[str, Any]:
+    """What the folder's config.json says. Raises ModelFailed where there is none that can be read."""
+    try:
+        found: Mapping[str, Any] = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError) as fault:
+        raise ModelFailed(f"'{folder.name}' has no config.json that can be read: {fault}") from fault
+    return found

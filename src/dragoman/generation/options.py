@@ -1,0 +1,36 @@
+"""What an operator says of an engine: checked against the fields of a dataclass."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from dragoman.core.errors import ModelFailed
+
+Options = TypeVar("Options")
+Choices = Mapping[str, tuple[str, ...]]
+
+
+def checked(
+    kind: type[Options], given: Mapping[str, Any], least: Mapping[str, float], choices: Choices, what: str
+) -> Options:
+    """The options of that kind, whose fields all have defaults: a value has the type of its default.
+
+    `least` are the least values of numbers, `choices` what a text may be. Raises ModelFailed naming an option that is
+    unknown to `what`, or its value wrong.
+    """
+    defaults: Any = kind()
+    known = list(defaults.__dataclass_fields__)
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in known:
+            raise ModelFailed(f"unknown parameter '{name}'; {what} knows {', '.join(known)}")
+        wanted: Any = type(getattr(defaults, name))
+        if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if type(value) is not wanted:
+            raise ModelFailed(f"parameter '{name}': expected {wanted.__name__}, got {value!r}")
+        if name in least and value < least[name]:
+            raise ModelFailed(f"parameter '{name}': expected at least {least[name]}, got {value!r}")
+        if name in choices and value not in choices[name]:
+            raise ModelFailed(f"parameter '{name}': expected one of {', '.join(choices[name])}, got {value!r}")
+        values[name] = value
+    return kind(**values)

@@ -1,0 +1,109 @@
+"""Language models that continue texts, on OpenVINO GenAI: folders that optimum-intel exported."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dragoman.core.errors import ModelFailed
+from dragoman.generation.intake import Intake
+from dragoman.generation.limits import Limits
+from dragoman.generation.options import checked
+from dragoman.generation.outside import OutsideEngine, end_tokens
+from dragoman.generation.vocabulary import Vocabulary
+from dragoman.runtimes.files import package
+from dragoman.runtimes.openvino_tokens import OpenVinoTokens
+from dragoman.runtimes.texts import TextModel, described
+
+_MODEL = "openvino_model.xml"
+_PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+# Room for so many tokens: each text waits by itself until there is some, so that there is nothing to refuse.
+_BOUNDLESS = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What an operator may say of a model on OpenVINO.
+
+    max_batch, max_context, dtype, threads, prefill_chunk: as of our own engine. device: as OpenVINO names it.
+    prefix_cache: 0 keeps no beginnings of prompts. cache_memory: whole GiB for keys and values (0: as much as the texts
+    need). properties: any further property of the device, by OpenVINO's names.
+    """
+
+    max_batch: int = 32
+    max_context: int = 0
+    dtype: str = "auto"
+    device: str = "CPU"
+    threads: int = 0
+    prefill_chunk: int = 256
+    prefix_cache: int = -1
+    cache_memory: int = 0
+    properties: dict[str, Any] = field(default_factory=dict)
+
+
+_CHOICES = {"dtype": ("auto", *_PRECISIONS)}
+_LEAST = {"max_batch": 1, "max_context": 0, "threads": 0, "prefill_chunk": 1, "prefix_cache": -1, "cache_memory": 0}
+
+
+class OpenVinoModel(TextModel):
+    """A folder that `optimum-cli export openvino` wrote. Of the spec's parameters: those of `Options`."""
+
+    platform = "openvino_generation"
+    extra = "openvino"
+
+    def check(self, folder: Path) -> None:
+        if not (folder / _MODEL).is_file():
+            raise ModelFailed(
+                f"there is no {_MODEL} in '{folder.name}'; make such a folder of it: pip install "
+                "'optimum-intel[openvino]', then optimum-cli export openvino --task text-generation-with-past "
+                f"--model {folder.name} --weight-format fp16 {folder.name}-openvino"
+            )
+        package("openvino_genai", self.extra)
+
+    def started(self, folder: Path) -> OutsideEngine:
+        chosen = checked(Options, self.spec.parameters, _LEAST, _CHOICES, "a text model on OpenVINO")
+        config = described(folder)
+        positions = int(config.get("max_position_embeddings") or 2048)
+        if chosen.max_context > positions:
+            raise ModelFailed(
+                f"max_context: expected at most {positions}, what the model knows, got {chosen.max_context}"
+            )
+        vocabulary = Vocabulary(folder, int(config["vocab_size"]))
+        ends = end_tokens(folder, vocabulary)
+        limits = Limits(chosen.max_batch, chosen.max_context or positions, chosen.prefill_chunk)
+        intake = Intake(vocabulary, limits, _BOUNDLESS, ends, frozenset())
+        genai = package("openvino_genai", self.extra)
+        details = {
+            "engine": f"openvino_genai {genai.__version__}",
+            "max_context": limits.max_context,
+            "max_batch": limits.max_batch,
+            "dtype": chosen.dtype,
+            "device": chosen.device,
+            "model_type": str(config.get("model_type")),
+            "vocabulary": vocabulary.size,
+            "end_tokens": sorted(ends),
+            "chat_template": vocabulary.has_template,
+            "adapters": [],
+        }
+        engine = OpenVinoTokens(lambda: _pipeline(genai, folder, chosen), f"openvino-{self.spec.name}")
+        return OutsideEngine(engine, intake, ends, self.spec.max_queue, details)
+
+
+def _pipeline(genai: Any, folder: Path, chosen: Options) -> Any:
+    schedule = genai.SchedulerConfig()
+    schedule.max_num_seqs = chosen.max_batch
+    schedule.max_num_batched_tokens = max(chosen.prefill_chunk, chosen.max_batch)
+    schedule.enable_prefix_caching = chosen.prefix_cache != 0
+    schedule.cache_size = chosen.cache_memory
+    return genai.ContinuousBatchingPipeline(str(folder), schedule, chosen.device, dict(_properties(chosen)))
+
+
+def _properties(chosen: Options) -> Mapping[str, Any]:
+    found: dict[str, Any] = {}
+    if chosen.dtype != "auto":
+        # Keys and values would be rounded to 8 bits otherwise, which changes words.
+        precision = _PRECISIONS[chosen.dtype]
+        found |= {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
+    if chosen.threads:
+        found["INFERENCE_NUM_THREADS"] = chosen.threads
+    return found | chosen.properties

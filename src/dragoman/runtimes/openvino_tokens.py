@@ -1,0 +1,184 @@
+"""A continuous-batching pipeline of OpenVINO GenAI's in a thread of its own, and its tokens as asynchronous streams."""
+
+import asyncio
+import itertools
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, WorkerLost
+from dragoman.core.text import Sampling
+from dragoman.generation.choice import Choice
+from dragoman.generation.outside import Tokens, Wanted
+from dragoman.runtimes import openvino_sampling
+
+log = logging.getLogger("dragoman.generation")
+
+
+class OpenVinoTokens:
+    """A `TokenEngine`. `make` makes the pipeline, in the thread that then calls all of it."""
+
+    def __init__(self, make: Callable[[], Any], name: str) -> None:
+        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._open: dict[_Text, Any] = {}
+        self._numbers = itertools.count()
+        self._closed = ""
+        ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, args=(make, ready), name=name, daemon=True)
+        self._thread.start()
+        fault = ready.get()
+        if fault is not None:
+            raise fault
+
+    def refuse(self, sampling: Sampling) -> None:
+        openvino_sampling.refuse(sampling)
+
+    async def tokens(self, wanted: Wanted) -> AsyncGenerator[Tokens, None]:
+        if self._closed:
+            raise WorkerLost(self._closed)
+        text = _Text(wanted)
+        self._orders.put(lambda: self._begin(text))
+        try:
+            over = False
+            while not over:
+                await text.news.wait()
+                text.news.clear()
+                over = text.over  # looked at first: what came before the end is there then
+                if text.come:
+                    yield text.taken()
+                if text.fault is not None:
+                    raise text.fault
+        finally:
+            self._orders.put(lambda: self._end(text))
+
+    async def close(self) -> None:
+        self._closed = "the text engine is stopped"
+        self._orders.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    # --- in the pipeline's thread ------------------------------------------------------------------------
+
+    def _work(self, make: Callable[[], Any], ready: "queue.SimpleQueue[BaseException | None]") -> None:
+        try:
+            self._pipeline = make()
+        except BaseException as fault:
+            ready.put(fault)
+            return
+        ready.put(None)
+        while self._obeyed():
+            try:
+                self._pipeline.step()
+                self._deal()
+            except Exception as fault:
+                self._broken(fault)
+        self._abandon(WorkerLost("the text engine is stopped"))
+        del self._pipeline
+
+    def _obeyed(self) -> bool:
+        """Do what was ordered, waiting for an order where there is nothing else to do; False at the end."""
+        while not (self._pipeline.has_non_finished_requests() and self._orders.empty()):
+            order = self._orders.get()
+            if order is None:
+                return False
+            order()
+        return True
+
+    def _begin(self, text: "_Text") -> None:
+        from openvino import Tensor
+        from openvino_genai import GenerationConfig
+
+        try:
+            config = GenerationConfig()
+            for name, value in openvino_sampling.fields(text.wanted).items():
+                setattr(config, name, value)
+            tokens = Tensor(np.array([text.wanted.asked.tokens], np.int64))
+            self._open[text] = self._pipeline.add_request(next(self._numbers), tokens, config)
+        except Exception as fault:
+            text.end(InvalidInput(f"OpenVINO refuses it: {_line(fault)}"))
+
+    def _end(self, text: "_Text") -> None:
+        handle = self._open.pop(text, None)
+        if handle is not None:
+            handle.cancel()
+
+    def _deal(self) -> None:
+        """Give each text what has come of it."""
+        from openvino_genai import GenerationStatus
+
+        touched: dict[asyncio.AbstractEventLoop, list[_Text]] = {}
+        for text, handle in list(self._open.items()):
+            while handle.can_read():
+                for found in handle.read().values():
+                    text.take(found.generated_ids, found.generated_log_probs)
+                touched.setdefault(text.loop, []).append(text)
+            status = handle.get_status()
+            if status != GenerationStatus.RUNNING:
+                del self._open[text]
+                lost = None if status == GenerationStatus.FINISHED else ModelFailed(f"generation failed: {status.name}")
+                text.end(lost)
+        for loop, texts in touched.items():
+            _call(loop, _wake, texts)
+
+    def _broken(self, fault: Exception) -> None:
+        """A step has failed, and nobody knows for which text: all of them end, and the next ones begin anew."""
+        log.exception("OpenVINO failed in a step; its texts end")
+        self._abandon(ModelFailed(f"generation failed: {_line(fault)}"))
+        try:
+            while self._pipeline.has_non_finished_requests():
+                self._pipeline.step()
+        except Exception:
+            log.exception("OpenVINO does not recover; the model must be loaded anew")
+            self._closed = "OpenVINO has failed; the model must be loaded anew"
+            self._orders.put(None)
+
+    def _abandon(self, fault: DragomanError) -> None:
+        opened, self._open = self._open, {}
+        for text, handle in opened.items():
+            handle.cancel()
+            text.end(fault)
+
+
+class _Text:
+    """What has come for one text: written by the pipeline's thread, read on the loop."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+        self.loop = asyncio.get_running_loop()
+        self.news = asyncio.Event()
+        self.come: deque[Choice] = deque()
+        self.over = False
+        self.fault: DragomanError | None = None
+
+    def take(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+        self.come.extend(Choice(token, logprob) for token, logprob in zip(tokens, logprobs, strict=True))
+
+    def taken(self) -> Tokens:
+        return Tokens([self.come.popleft() for _ in range(len(self.come))])
+
+    def end(self, fault: DragomanError | None) -> None:
+        self.fault = fault
+        self.over = True
+        _call(self.loop, _wake, [self])
+
+
+def _wake(texts: Sequence[_Text]) -> None:
+    for text in texts:
+        text.news.set()
+
+
+def _call(loop: asyncio.AbstractEventLoop, act: Callable[[Sequence[_Text]], None], texts: Sequence[_Text]) -> None:
+    try:
+        loop.call_soon_threadsafe(act, texts)
+    except RuntimeError:  # the loop is closed: nobody waits any more
+        log.debug("a loop has gone with %d texts", len(texts))
+
+
+def _line(fault: Exception) -> str:
+    """What a fault says, without where in OpenVINO's sources it came from."""
+    lines = [line for line in str(fault).splitlines() if line and "failed at /" not in line]
+    return lines[-1] if lines else type(fault).__name__

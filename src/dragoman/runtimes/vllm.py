@@ -1,0 +1,215 @@
+"""Language models that continue texts, on vLLM's engine: what it computes behind all that our APIs promise."""
+
+import asyncio
+import itertools
+import json
+import os
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, WorkerLost
+from dragoman.core.text import Sampling
+from dragoman.generation import folder as folders
+from dragoman.generation.checks import MOST_LIKELY
+from dragoman.generation.choice import Choice
+from dragoman.generation.intake import Intake
+from dragoman.generation.job import Asked
+from dragoman.generation.limits import Limits
+from dragoman.generation.options import checked
+from dragoman.generation.outside import OutsideEngine, Tokens, Wanted, end_tokens
+from dragoman.generation.vocabulary import Vocabulary
+from dragoman.runtimes import vllm_sampling
+from dragoman.runtimes.files import package
+from dragoman.runtimes.texts import TextModel
+
+# Room for so many tokens: each text waits by itself until there is some, so that there is nothing to refuse.
+_BOUNDLESS = 2**62
+# The ranks of LoRA adapters that vLLM has kernels for.
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What an operator may say of a model on vLLM.
+
+    max_batch, max_context, dtype, prefill_chunk: as of our own engine. prefix_cache: 0 keeps no beginnings of prompts.
+    cache_memory: GiB for keys and values (0: what vLLM takes). adapters: folders of LoRA adapters by name.
+    arguments: any further argument of vLLM's engine, as `tensor_parallel_size` or `quantization`.
+    """
+
+    max_batch: int = 32
+    max_context: int = 0
+    dtype: str = "auto"
+    prefill_chunk: int = 0
+    prefix_cache: int = -1
+    cache_memory: float = 0.0
+    adapters: dict[str, str] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+_CHOICES = {"dtype": ("auto", "float32", "bfloat16", "float16")}
+_LEAST = {"max_batch": 1, "max_context": 0, "prefill_chunk": 0, "prefix_cache": -1, "cache_memory": 0}
+
+
+class VllmModel(TextModel):
+    """A Hugging Face decoder's folder on vLLM. Of the spec's parameters: those of `Options`."""
+
+    platform = "vllm_generation"
+    extra = "vllm"
+
+    def check(self, folder: Path) -> None:
+        folders.check(folder)
+        package("vllm", self.extra)
+
+    def started(self, folder: Path) -> OutsideEngine:
+        chosen = checked(Options, self.spec.parameters, _LEAST, _CHOICES, "a text model on vLLM")
+        adapters = _adapters(folder, chosen.adapters)
+        engine = _started(_arguments(folder, chosen, adapters))
+        config = engine.vllm_config.model_config
+        vocabulary = Vocabulary(folder, config.get_vocab_size())
+        ends = end_tokens(folder, vocabulary)
+        limits = Limits(chosen.max_batch, config.max_model_len)
+        intake = Intake(vocabulary, limits, _BOUNDLESS, ends, frozenset(adapters))
+        details = {
+            "engine": f"vllm {package('vllm', self.extra).__version__}",
+            "max_context": limits.max_context,
+            "max_batch": limits.max_batch,
+            "dtype": str(config.dtype).removeprefix("torch."),
+            "device": engine.vllm_config.device_config.device_type,
+            "model_type": str(config.hf_config.model_type),
+            "vocabulary": vocabulary.size,
+            "end_tokens": sorted(ends),
+            "chat_template": vocabulary.has_template,
+            "adapters": sorted(adapters),
+        }
+        return OutsideEngine(VllmTokens(engine, vocabulary, adapters), intake, ends, self.spec.max_queue, details)
+
+
+class VllmTokens:
+    """A `TokenEngine`: tokens from an `AsyncLLM` of vLLM's."""
+
+    def __init__(self, engine: Any, vocabulary: Vocabulary, adapters: Mapping[str, str]) -> None:
+        self._engine, self._vocabulary = engine, vocabulary
+        self._adapters = {name: (number, path) for number, (name, path) in enumerate(adapters.items(), 1)}
+        self._numbers = itertools.count()
+
+    def refuse(self, sampling: Sampling) -> None:
+        vllm_sampling.refuse(sampling, self._vocabulary.cut)
+
+    async def tokens(self, wanted: Wanted) -> AsyncGenerator[Tokens, None]:
+        from vllm.sampling_params import VLLMValidationError
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        asked = wanted.asked
+        prompt, name = {"prompt_token_ids": list(asked.tokens)}, f"dragoman-{next(self._numbers)}"
+        try:
+            source = self._engine.generate(prompt, _sampling(wanted), name, lora_request=self._adapter(asked.sampling))
+            async with aclosing(source) as found:
+                first = True
+                async for piece in found:
+                    yield _tokens(piece, asked, first)
+                    first = False
+        except DragomanError:
+            raise
+        except VLLMValidationError as fault:
+            raise InvalidInput(f"vLLM refuses it: {fault}") from fault
+        except EngineDeadError as fault:
+            raise WorkerLost("vLLM's engine has ended; its log says why") from fault
+        except Exception as fault:
+            raise ModelFailed(f"generation failed: {type(fault).__name__}: {fault}") from fault
+
+    def _adapter(self, given: Sampling) -> Any:
+        if not given.adapter:
+            return None
+        from vllm.lora.request import LoRARequest
+
+        number, path = self._adapters[given.adapter]
+        return LoRARequest(given.adapter, number, path)
+
+    async def close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await asyncio.to_thread(engine.shutdown)
+
+
+def _started(arguments: Mapping[str, Any]) -> Any:
+    # Its processes are started anew: a fork of a server with many threads may wait for ever. Nothing is reported home.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    known = AsyncEngineArgs.__dataclass_fields__
+    strange = [name for name in arguments if name not in known]
+    if strange:
+        raise ModelFailed(f"parameter 'arguments': this vLLM's engine knows no '{strange[0]}'")
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+
+def _arguments(folder: Path, chosen: Options, adapters: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments of vLLM's engine."""
+    found: dict[str, Any] = {
+        "model": str(folder),
+        "dtype": chosen.dtype,
+        "max_num_seqs": chosen.max_batch,
+        "max_logprobs": MOST_LIKELY,
+        "enable_prefix_caching": chosen.prefix_cache != 0,
+        "generation_config": "vllm",  # what a request does not say is not filled in from the folder
+        "structured_outputs_config": {"backend": "guidance"},  # the library that our own engine takes
+        "disable_log_stats": True,
+        "trust_remote_code": False,
+    }
+    if chosen.max_context:
+        found["max_model_len"] = chosen.max_context
+    if chosen.prefill_chunk:
+        found["max_num_batched_tokens"] = chosen.prefill_chunk
+    if chosen.cache_memory:
+        found["kv_cache_memory_bytes"] = int(chosen.cache_memory * 2**30)
+    if adapters:
+        found |= {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": _rank(adapters)}
+    return found | chosen.arguments
+
+
+def _adapters(folder: Path, named: Mapping[str, str]) -> dict[str, str]:
+    """The folders of LoRA adapters by name: those in the model's own folder `adapters`, and those that are named."""
+    own = sorted(path.parent for path in (folder / "adapters").glob("*/adapter_config.json"))
+    return {path.name: str(path) for path in own} | {name: str(Path(path).resolve()) for name, path in named.items()}
+
+
+def _rank(adapters: Mapping[str, str]) -> int:
+    ranks = [int(json.loads((Path(path) / "adapter_config.json").read_bytes())["r"]) for path in adapters.values()]
+    return next((rank for rank in _RANKS if rank >= max(ranks)), max(ranks))
+
+
+def _sampling(wanted: Wanted) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+    asked = wanted.asked
+    found = vllm_sampling.parameters(wanted)
+    if asked.sampling.grammar is not None:
+        found["structured_outputs"] = StructuredOutputsParams(**vllm_sampling.structure(asked.sampling.grammar))
+    # Who does not look at a text on its way gets it as one.
+    whole = not asked.stream and not asked.sampling.stop
+    return SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY if whole else RequestOutputKind.DELTA, **found)
+
+
+def _tokens(piece: Any, asked: Asked, first: bool) -> Tokens:
+    """Of an output of vLLM's, with one text."""
+    (text,), given = piece.outputs, asked.sampling
+    found = zip(text.token_ids, text.logprobs or (), strict=True)
+    choices = [_choice(token, beside, given.top_logprobs) for token, beside in found]
+    if not first:
+        return Tokens(choices)
+    seen = list(zip(asked.tokens, piece.prompt_logprobs or (), strict=False))[1:]
+    prefill = [_choice(token, beside, given.prompt_logprobs or 0) for token, beside in seen]
+    return Tokens(choices, prefill, piece.num_cached_tokens or 0)
+
+
+def _choice(token: int, beside: Mapping[int, Any], likeliest: int) -> Choice:
+    """`beside` has the token itself and the likeliest ones, in no order but that of their ranks."""
+    ranked = sorted((found.rank, each, found.logprob) for each, found in beside.items())[:likeliest]
+    return Choice(token, beside[token].logprob, tuple((each, logprob) for _, each, logprob in ranked))

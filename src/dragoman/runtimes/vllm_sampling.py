@@ -1,0 +1,89 @@
+"""How a text is to be sampled, as vLLM's SamplingParams say it; what they cannot say is refused by name."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dragoman.core.errors import InvalidInput
+from dragoman.core.text import Grammar, Sampling
+from dragoman.generation.outside import Wanted
+
+# https://docs.vllm.ai, SamplingParams: a lower temperature is raised to this one.
+_LEAST_TEMPERATURE = 0.01
+
+# The parameters that there are not, or not in our sense: when, and what is said of them.
+_REFUSED: Mapping[str, tuple[Callable[[Sampling], bool], str]] = {
+    "num_beams": (lambda given: given.num_beams > 1, "vLLM's engine has no beam search; expected 1"),
+    "typical_p": (lambda given: given.do_sample and given.typical_p < 1, "vLLM does not have it; expected 1"),
+    "temperature": (
+        lambda given: given.do_sample and not _LEAST_TEMPERATURE <= given.temperature <= 2,
+        f"vLLM takes {_LEAST_TEMPERATURE} to 2",
+    ),
+    "presence_penalty": (lambda given: abs(given.presence_penalty) > 2, "vLLM takes -2 to 2"),
+    "frequency_penalty": (lambda given: abs(given.frequency_penalty) > 2, "vLLM takes -2 to 2"),
+    "min_new_tokens": (
+        lambda given: bool(given.min_new_tokens and given.ignore_eos and given.stop_token_ids),
+        "with ignore_eos and stop_token_ids vLLM would also hold back the model's own end of text; expected 0",
+    ),
+}
+
+
+def refuse(given: Sampling, cut: Callable[[str], list[int]]) -> None:
+    """Raises InvalidInput naming the parameter. `cut` makes tokens of a text."""
+    for name, (unfit, told) in _REFUSED.items():
+        if unfit(given):
+            raise InvalidInput(f"{name}: {told}, got {getattr(given, name)!r}")
+    for word in given.bad_words:
+        if not _forbids(word, cut):
+            raise InvalidInput(
+                f"bad_words: vLLM would forbid {word!r} at the start of a text or after a space, not both; expected "
+                "words of as many tokens in either place"
+            )
+
+
+def _forbids(word: str, cut: Callable[[str], list[int]]) -> bool:
+    """Whether vLLM forbids a word wherever we do: it passes over the form after a space if that is no token for token
+    likeness of the other."""
+    alone, spaced = cut(word), cut(" " + word.lstrip())
+    same = len(alone) == len(spaced) and alone[0] != spaced[0]
+    return bool(alone) and word == word.lstrip() and (same or alone == spaced)
+
+
+def parameters(wanted: Wanted) -> dict[str, Any]:
+    """The arguments of SamplingParams but `output_kind` and `structured_outputs`.
+
+    Texts are written, and stop strings found, on our side; the tokens that end a text are told one by one, so that what
+    the folder's generation_config says changes nothing.
+    """
+    given, ends = wanted.asked.sampling, wanted.ends
+    tokens = sorted(ends.own | ends.asked)
+    found: dict[str, Any] = {
+        "max_tokens": ends.length,
+        "min_tokens": min(given.min_new_tokens, ends.length) if tokens else 0,
+        "ignore_eos": True,
+        "stop_token_ids": tokens,
+        "temperature": given.temperature if given.do_sample else 0.0,
+        "repetition_penalty": given.repetition_penalty,
+        "presence_penalty": given.presence_penalty,
+        "frequency_penalty": given.frequency_penalty,
+        "logprobs": given.top_logprobs,
+        "prompt_logprobs": given.prompt_logprobs,
+        "bad_words": list(given.bad_words),
+        "logit_bias": dict(given.logit_bias) or None,
+        "detokenize": False,
+    }
+    if given.do_sample:
+        found |= {"top_k": given.top_k, "top_p": given.top_p, "min_p": given.min_p, "seed": wanted.seed}
+    return found
+
+
+def structure(grammar: Grammar) -> dict[str, Any]:
+    """The arguments of StructuredOutputsParams."""
+    made: Mapping[str, Callable[[str], dict[str, Any]]] = {
+        "json_schema": lambda text: {"json": text},
+        "json_object": lambda _: {"json_object": True},
+        "regex": lambda text: {"regex": text},
+        "lark": lambda text: {"grammar": text},
+        "choice": lambda text: {"choice": json.loads(text)},
+    }
+    return made[grammar.kind](grammar.text)
