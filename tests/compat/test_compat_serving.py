@@ -118,3 +118,20 @@ def test_sagemakers_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("SAGEMAKER_BIND_TO_PORT", "9001")
     assert settings_for([str(tmp_path)], {"sagemaker": True}).http_port == 9001
     assert settings_for([str(tmp_path)], {"sagemaker": True}, {"http_port": 5}).http_port == 5
+
+
+@pytest.mark.parametrize(
+    ("value", "installed", "runtime"), [("vllm", True, "vllm"), ("vllm", False, "llm"), ("auto", True, "llm")]
+)
+def test_vllm_goes_on_where_it_is_installed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, value: str, installed: bool, runtime: str
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if installed and name == "vllm" else None)
+    (folder / "serving.properties").write_text(f"option.rolling_batch={value}\noption.max_rolling_batch_size=4")
+    (folder / "tokenizer.json").write_text("{}")
+    found = spec(folder)
+    assert (found.runtime, found.parameters, found.protocols) == (
+        runtime,
+        {"max_batch": 4},
+        {"lmi": {"rolling_batch": value}},
+    )

@@ -120,3 +120,11 @@ def test_the_one_model_of_a_folder(tmp_path: Path) -> None:
         model_file(tmp_path)
     (tmp_path / "model.py").touch()
     assert model_file(tmp_path) == tmp_path / "model.py"
+
+
+def test_a_decoder_that_was_exported_to_openvino(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (tmp_path / "openvino_model.xml").write_text("<net/>")
+    assert recognise(tmp_path) == "openvino_genai"
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert recognise(tmp_path) == "llm"

@@ -1,5 +1,6 @@
 """What serving.properties, and the environment of an LMI container, mean as settings of ours."""
 
+import importlib.util
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ _NAMED: Mapping[str, str] = {
     "TENSOR_PARALLEL_DEGREE": "option.tensor_parallel_degree",
     "MAX_CONCURRENT_REQUESTS": "job_queue_size",
 }
-_ENGINES = "the text engine is our own; there is no other to choose"
+_ENGINES = "the text engine is our own; another one is chosen by `runtime`: see the page on text generation"
 _ONE_DEVICE = "a model runs on one device; choose it by parameters.device"
 _STATIC = "lists of inputs are answered as lists; there is no batch to size"
 
@@ -34,7 +35,10 @@ PROPERTIES: Mapping[str, Field] = {
     "option.tgi_compat": Field("same"),
     "option.enable_streaming": Field("same"),
     "option.infer_do_sample": Field("same"),
-    "option.rolling_batch": Field("different", "'disable' chooses the dynamic-batch schema; every other is our engine"),
+    "option.rolling_batch": Field(
+        "different",
+        "'disable' chooses the dynamic-batch schema, 'vllm' takes vLLM where it is installed; others are our engine",
+    ),
     "option.predict_timeout": Field("same"),
     "job_queue_size": Field("same"),
     "engine": Field("unused", _ENGINES),
@@ -59,6 +63,8 @@ PROPERTIES: Mapping[str, Field] = {
     "maxworkers": Field("unused", "one engine works on all requests at the same time"),
 }
 
+# Engines other than ours: the runtime, and the package that it needs.
+_ROLLING = {"vllm": ("vllm", "vllm"), "openvino": ("openvino_genai", "openvino_genai")}
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -99,6 +105,13 @@ def _text(value: str, _: Path) -> str:
     return value
 
 
+def _rolling(value: str, _: Path) -> dict[str, Any]:
+    """Whoever had vLLM chosen, and has it here, goes on with it; the others lose nothing by our own engine."""
+    runtime, package = _ROLLING.get(value.strip().lower(), ("", ""))
+    chosen = {"runtime": runtime} if runtime and importlib.util.find_spec(package) is not None else {}
+    return {"protocols": {"lmi": {"rolling_batch": value}}, **chosen}
+
+
 _CONVERTED: Mapping[str, Callable[[str, Path], dict[str, Any]]] = {
     "option.model_id": _model,
     "option.dtype": _parameter("dtype", lambda value: _DTYPES.get(value, value)),
@@ -106,7 +119,7 @@ _CONVERTED: Mapping[str, Callable[[str, Path], dict[str, Any]]] = {
     "option.max_model_len": _parameter("max_context", int),
     "option.output_formatter": _formatter("output_formatter"),
     "option.input_formatter": _formatter("input_formatter"),
-    "option.rolling_batch": _protocol("rolling_batch", _text),
+    "option.rolling_batch": _rolling,
     "option.tgi_compat": _protocol("tgi_compat", _flag),
     "option.enable_streaming": _protocol("enable_streaming", _flag),
     "option.infer_do_sample": _protocol("infer_do_sample", _flag),

@@ -85,6 +85,8 @@ def _pretrained(folder: Path) -> str | None:
     if not isinstance(found, dict) or not ("architectures" in found or "model_type" in found):
         return None
     if not weights:
+        if _continues(found) and (folder / "openvino_model.xml").is_file():
+            return "openvino_genai"
         return "llm" if _continues(found) and not _holds_others(folder) else None
     return "llm" if _continues(found) else "huggingface"
 
