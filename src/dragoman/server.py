@@ -26,6 +26,9 @@ from dragoman.settings import Settings, merged, sagemaker_defaults
 
 log = logging.getLogger("dragoman.server")
 
+# How long the answers that say that a call was cut off may take.
+_LAST_WORDS_S = 0.5
+
 
 class Server:
     """A server for some models: paths, `module:object`, or Python objects (a Model, its class, a function).
@@ -106,6 +109,7 @@ class Server:
             if grace_s > 0:
                 log.warning("calls were still under way after %s s and are cut off", grace_s)
             await self.engine.close()
+            end_s = time.monotonic() + (_LAST_WORDS_S if grace_s > 0 else 0.0)
         left_s = max(0.0, end_s - time.monotonic())
         await self._front.stop(left_s)
         await self.engine.close()

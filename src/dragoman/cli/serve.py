@@ -74,6 +74,32 @@ def _add_flag(group: Any, name: str, line: str, default: Any) -> None:
 
 def _run(given: argparse.Namespace) -> int:
     began_s = time.monotonic()
+    server = _server(given)
+    failed = False
+
+    async def started(server: Server) -> None:
+        nonlocal failed
+        await progress(server)
+        states = [d.state for d in server.engine.deployments()]
+        if states and set(states) == {"UNAVAILABLE"}:  # one that somebody has unloaded meanwhile is no failure
+            failed = True
+            os.kill(os.getpid(), 15)
+        tell = startup_table if server.settings.log_format == "text" else startup_line
+        tell(server, time.monotonic() - began_s)
+
+    try:
+        run(server, started)
+    except OSError as fault:
+        hint = " (--http-port and --grpc-port choose others)" if fault.errno in (None, errno.EADDRINUSE) else ""
+        print(f"dragoman: {fault}{hint}", file=sys.stderr)
+        return 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return 130
+    return 1 if failed else 0
+
+
+def _server(given: argparse.Namespace) -> Server:
+    """The server that the flags and the environment ask for; the process is made ready for it."""
     if any(":" in path and not path.rpartition(":")[0].endswith(".py") for path in given.paths):
         sys.path.append(os.getcwd())  # `module:object` finds modules of the folder one is in, after all installed ones
     flags = {name: getattr(given, name) for name in FIELDS if getattr(given, name) is not None}
@@ -87,25 +113,4 @@ def _run(given: argparse.Namespace) -> int:
         memory.keep()
     open_files.allow()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what its C core prints beside the log, we tell in words
-    server = Server(*paths, settings=settings)
-    failed = False
-
-    async def started(server: Server) -> None:
-        nonlocal failed
-        await progress(server)
-        states = [d.state for d in server.engine.deployments()]
-        if states and set(states) == {"UNAVAILABLE"}:  # one that somebody has unloaded meanwhile is no failure
-            failed = True
-            os.kill(os.getpid(), 15)
-        tell = startup_table if settings.log_format == "text" else startup_line
-        tell(server, time.monotonic() - began_s)
-
-    try:
-        run(server, started)
-    except OSError as fault:
-        hint = " (--http-port and --grpc-port choose others)" if fault.errno in (None, errno.EADDRINUSE) else ""
-        print(f"dragoman: {fault}{hint}", file=sys.stderr)
-        return 1
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        return 130
-    return 1 if failed else 0
+    return Server(*paths, settings=settings)
