@@ -54,6 +54,9 @@ class _Nothing:
     async def call(self, request: Any) -> Any:
         raise NotImplementedError
 
+    def now(self, request: Any) -> Any:
+        raise NotImplementedError
+
     async def stream(self, request: Any) -> AsyncGenerator[Any, None]:
         nothing: tuple[Any, ...] = ()
         for piece in nothing:

@@ -75,7 +75,7 @@ class Path:
         """The way of a workload's request, once gone to the end: its answer is right."""
 
         def engined(exchange: Any) -> Any:
-            return stepped(engine.call(exchange.request))
+            return engine.now(exchange.request)
 
         def written(exchange: Any, response: Any) -> Any:
             return exchange.reply(response)
@@ -87,15 +87,6 @@ class Path:
     def whole(self) -> Any:
         exchange = self.read()
         return self.write(exchange, self.engine(exchange))
-
-
-def stepped(coroutine: Any) -> Any:
-    """The result of a coroutine that does not wait for anything."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        return end.value
-    raise AssertionError("an inline model answers without a turn of the event loop")
 
 
 def _reader(workload: Workload) -> Callable[[], Any]:

@@ -83,6 +83,8 @@ def test_rows_out_must_be_rows_in(shape: tuple[int, ...]) -> None:
 class RecordingPool:
     """A pool of one worker that doubles `x`, fails on negative numbers, and works only while it is let."""
 
+    now = None
+
     def __init__(self) -> None:
         self.batches: list[int] = []
         self.gate = asyncio.Event()

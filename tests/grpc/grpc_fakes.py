@@ -111,6 +111,9 @@ class FakeEngine:
         self._ready = True
         self._change = asyncio.Event()
 
+    def now(self, request: Request[Any]) -> None:
+        """Whoever asks has to wait."""
+
     def ready(self) -> bool:
         return self._ready
 

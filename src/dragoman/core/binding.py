@@ -18,6 +18,8 @@ def bind(call: Infer, signature: Signature, model: str) -> Infer:
 
     Each message names the tensor, what was expected and what came.
     """
+    if fits(call, signature):
+        return call
     if call.raw is not None:
         call = replace(call, inputs=_from_raw(call.raw, signature, model), raw=None)
     if signature.unchecked:
@@ -35,6 +37,24 @@ def bind(call: Infer, signature: Signature, model: str) -> Infer:
         _check_rows(call)
     _check_outputs(call, signature, model)
     return _in_order(call, signature)
+
+
+def fits(call: Infer, signature: Signature) -> bool:
+    """Whether all is plainly as the signature has it, so that there is nothing to do or to say; most calls are so."""
+    inputs, outputs = call.inputs, call.outputs
+    if not signature.plain or len(inputs) != len(signature.inputs) or call.raw is not None:
+        return False
+    if call.parameters and signature.decodes:
+        return False
+    if outputs and (len(outputs) > 1 or signature.output(outputs[0]) is None):
+        return False
+    for spec, name in zip(signature.inputs, inputs, strict=True):
+        tensor = inputs[name]
+        if name != spec.name or tensor.datatype is not spec.datatype or tensor.parameters:
+            return False
+        if not spec.fits(tensor.shape):
+            return False
+    return not signature.batched or len(inputs) == 1
 
 
 def check_tensor(tensor: Tensor, spec: TensorSpec, what: str) -> None:

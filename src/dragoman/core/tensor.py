@@ -8,6 +8,7 @@ import numpy as np
 
 from dragoman.core.datatypes import BF16, BYTES, NUMERIC, Array, Datatype, datatype_of, fp32_to_bf16
 from dragoman.core.errors import InvalidInput
+from dragoman.core.quick import quick
 
 Scalar = str | bool | int | float
 Parameters = Mapping[str, Scalar]
@@ -31,6 +32,7 @@ class _None(dict[str, Scalar]):
 NONE: Parameters = _None()
 
 
+@quick
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
     """An array with its datatype.

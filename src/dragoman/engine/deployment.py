@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from dragoman import plugins
 from dragoman.core import eager
-from dragoman.core.binding import bind
+from dragoman.core.binding import bind, fits
 from dragoman.core.calls import Call, Infer, Inference, Request, SignatureFor
 from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady, NotSupported, Overloaded
 from dragoman.core.peers import Peers
@@ -40,7 +40,9 @@ class Deployment:
         self._loaded: Loaded | None = None
         self._batcher: Batcher | None = None
         self._merges = 0  # to how many rows, where only the model wants it
-        self._vectors: VectorCalls | None = None
+        self._vectors: VectorCalls
+        self._sized_by_config = False  # whether what it takes and gives may depend on the config of a call
+        self._now: Callable[[Request[Any]], Any] | None = None  # what answers without waiting, while it may
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -59,6 +61,8 @@ class Deployment:
             raise
         self._batcher = self._made_batcher(self._pool, self._loaded)
         self._vectors = VectorCalls(self._loaded, self.spec.name)
+        self._sized_by_config = SignatureFor in self._loaded.calls
+        self._now = self._pool.now if self._batcher is None and not self.spec.timeout_s else None
         self.state = "READY"
         self._changed()
 
@@ -90,6 +94,7 @@ class Deployment:
 
     async def drain(self) -> None:
         """Take no more calls and wait for those in flight."""
+        self._now = None
         if self.state == "READY":
             self.state = "UNLOADING"
             self._changed()
@@ -97,6 +102,7 @@ class Deployment:
 
     async def close(self) -> None:
         """Stop at once; calls in flight fail."""
+        self._now = None
         self.state = "UNAVAILABLE"
         self.reason = self.reason or "unloaded"
         if self._batcher is not None:
@@ -147,6 +153,21 @@ class Deployment:
 
     # --- calls -------------------------------------------------------------------------------------------------
 
+    def now(self, request: Request[A]) -> A | None:
+        """The answer of `call`, where nobody has to wait for it and nothing else is under way; None elsewhere."""
+        call: Any = request.call
+        loaded = self._loaded
+        if self._now is None or self._in_flight or request.deadline_s is not None or loaded is None:
+            return None
+        if type(call) not in loaded.calls or (self._sized_by_config and self._vectors.depends(call)):
+            return None
+        plain = type(call) is Infer and call.positional is None and not self._sized_by_config
+        bound = call if plain and fits(call, loaded.signature) else self._bound(call, loaded)
+        if bound is not call:
+            request = Request(bound, request.model, request.version, request.id, None, request.metadata)
+        answer: A = self._now(request)
+        return answer
+
     async def call(self, request: Request[A], *, inside: bool = False) -> A:
         """The one answer to a model's call, checked against the signature.
 
@@ -165,7 +186,7 @@ class Deployment:
 
     def _answer(self, request: Request[A], pool: Pool) -> Coroutine[Any, Any, A]:
         """The way of an answer, with no step in between that not every call needs."""
-        if self._vectors is not None and self._vectors.depends(request.call):
+        if self._vectors.depends(request.call):
             return self._configured(request, pool, self._vectors)
         return self._computed(request, pool) if self._batcher is not None else pool.call(request)
 
@@ -200,8 +221,7 @@ class Deployment:
         request, pool = self._admit(request)
         self._enter()
         vectors = self._vectors
-        configured = vectors is not None and vectors.depends(request.call)
-        pieces = self._streamed(request, pool, vectors) if vectors and configured else pool.stream(request)
+        pieces = self._streamed(request, pool, vectors) if vectors.depends(request.call) else pool.stream(request)
         try:
             while True:
                 try:
@@ -244,7 +264,9 @@ class Deployment:
 
     def _bound(self, call: Any, loaded: Loaded) -> Any:
         """The call, checked against the signature, where that does not depend on the call."""
-        if self._vectors is not None and self._vectors.about(call):
+        if type(call) is Infer and call.positional is None and not self._sized_by_config:
+            return bind(call, loaded.signature, self.spec.name)
+        if self._vectors.about(call):
             call = self._vectors.opened(call)
             return call if self._vectors.depends(call) else self._vectors.bound(call)
         return bind(call, loaded.signature, self.spec.name) if isinstance(call, Infer) else call

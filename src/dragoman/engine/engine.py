@@ -141,6 +141,26 @@ class Engine:
 
     # --- calls -------------------------------------------------------------------------------------------------
 
+    def now(self, request: Request[A]) -> Response[A] | None:
+        """The answer of `call`, where it is there without anybody waiting, else None. Raises as `call`."""
+        call = request.call
+        if not isinstance(call, ModelCall):
+            found: Any = self._told(request)
+            return None if found is None else Response(found, request.model, request.version)
+        if self._draining or not request.model:
+            return None
+        deployment = self._registry.find(request.model, request.version)
+        began_s = time.monotonic()
+        try:
+            answer = deployment.now(request)
+        except BaseException as fault:
+            deployment.tally.ended(call, began_s, fault)
+            raise
+        if answer is None:
+            return None
+        deployment.tally.ended(call, began_s)
+        return Response(answer, deployment.spec.name, deployment.spec.version)
+
     async def call(self, request: Request[A]) -> Response[A]:
         """The one answer to any call. Raises the errors of `dragoman.core.errors`."""
         if isinstance(request.call, ModelCall):
@@ -155,7 +175,9 @@ class Engine:
                 raise
             deployment.tally.ended(request.call, began_s)
             return Response(answer, deployment.spec.name, deployment.spec.version)
-        found: Any = await self._server_call(request)
+        found: Any = self._told(request)
+        if found is None:
+            found = await self._control_call(request)
         return Response(found, request.model, request.version)
 
     async def stream(self, request: Request[A]) -> AsyncGenerator[Response[A], None]:
@@ -217,7 +239,8 @@ class Engine:
             raise Unaddressed(f"the request names no model; expected {there}")
         return names[0]
 
-    async def _server_call(self, request: Request[Any]) -> object:
+    def _told(self, request: Request[Any]) -> object | None:
+        """The answer about the server or its models; None of a call that does something to them."""
         match request.call:
             case Live():
                 return True
@@ -239,9 +262,7 @@ class Engine:
                 return self._measurements()
             case States():
                 return self._control.states()
-            case Index() | Load() | Unload():
-                return await self._control_call(request)
-        raise NotImplementedError(type(request.call).__name__)
+        return None
 
     async def _control_call(self, request: Request[Any]) -> object:
         match request.call:
@@ -254,6 +275,8 @@ class Engine:
             case Unload(token):
                 self._authorize(token)
                 await self._control.unload(check_name(request.model), request.version)
+            case _:
+                raise NotImplementedError(type(request.call).__name__)
         return None
 
     def _ready(self, request: Request[Any]) -> bool:

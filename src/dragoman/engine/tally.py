@@ -24,10 +24,16 @@ class Tally:
 
     def ended(self, call: Any, began_s: float, fault: BaseException | None = None) -> None:
         """One call has ended; `began_s` is a reading of the monotonic clock."""
+        took_s = time.monotonic() - began_s
         row = self._rows.get(type(call))
         if row is None:
             row = self._rows[type(call)] = _Row()
-        row.add(time.monotonic() - began_s, fault)
+        if fault is None:
+            row.well += 1
+        else:
+            row.failed[outcome(fault)] += 1
+        row.buckets[bisect_left(BOUNDS_S, took_s)] += 1
+        row.sum_s += took_s
 
     def counts(self, labels: Mapping[str, str]) -> Iterable[Sample]:
         for call, row in self._sorted():
@@ -59,14 +65,6 @@ class _Row:
         self.failed: Counter[str] = Counter()
         self.buckets = [0] * (len(BOUNDS_S) + 1)
         self.sum_s = 0.0
-
-    def add(self, took_s: float, fault: BaseException | None) -> None:
-        if fault is None:
-            self.well += 1
-        else:
-            self.failed[outcome(fault)] += 1
-        self.buckets[bisect_left(BOUNDS_S, took_s)] += 1
-        self.sum_s += took_s
 
 
 def outcome(fault: BaseException) -> str:

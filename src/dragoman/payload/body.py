@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from dragoman.core.datatypes import DATATYPES, Datatype, datatype
+from dragoman.core.datatypes import Datatype, datatype
 from dragoman.core.errors import DragomanError, InvalidInput, NotSupported
 from dragoman.core.tensor import Parameters, Scalar, Tensor
 from dragoman.payload.cut import Message, divided
@@ -23,6 +23,7 @@ Read = TypeVar("Read")
 HEADER_LENGTH = "inference-header-content-length"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _DEPTH = 3  # how deep data lies in a message
+_ROWS_DEPTH = _DEPTH + 2  # how deep that of two axes goes
 
 # --- the envelope, as it stands on the wire ------------------------------------------------------------------
 
@@ -61,6 +62,14 @@ class _Request(msgspec.Struct):
     outputs: list[Requested] | None = None
 
 
+class _PlainTensor(_RawTensor, forbid_unknown_fields=True):
+    pass
+
+
+class _PlainRequest(_Request, forbid_unknown_fields=True):
+    inputs: list[_PlainTensor]  # type: ignore[assignment]
+
+
 class _LiteralRequest(_Request):
     inputs: list[_Tensor]  # type: ignore[assignment]
 
@@ -77,6 +86,7 @@ class _LiteralResponse(_Response):
     outputs: list[_Tensor]  # type: ignore[assignment]
 
 
+_PLAIN = msgspec.json.Decoder(_PlainRequest)
 _REQUEST = msgspec.json.Decoder(_Request)
 _RESPONSE = msgspec.json.Decoder(_Response)
 
@@ -122,12 +132,34 @@ def divide(body: Buffer, header: str | None) -> tuple[Buffer, memoryview | None]
 
 def read_request(head: Buffer, rest: memoryview | None, policy: Policy) -> RequestBody:
     """The request in some JSON and the binary data behind it. Raises InvalidInput or NotSupported."""
-    return _once(bytes(head), rest, policy, _request)
+    plain = read_plain(head, policy) if rest is None else None
+    return _once(bytes(head), rest, policy, _request) if plain is None else plain
 
 
 def read_response(head: Buffer, rest: memoryview | None, policy: Policy) -> ResponseBody:
     """The answer in some JSON and the binary data behind it. Raises InvalidInput or NotSupported."""
     return _once(bytes(head), rest, policy, _response)
+
+
+def read_plain(text: Buffer, policy: Policy) -> RequestBody | None:
+    """A short request of small tensors of numbers with nothing unusual in it, as most are; None of any other.
+
+    Nothing in it can nest too deep: there is no field but those that are known.
+    """
+    if len(text) >= LONG or policy.max_json_depth < _ROWS_DEPTH:
+        return None
+    try:
+        found = _PLAIN.decode(text)
+    except PARSER_FAULTS:
+        return None
+    inputs: dict[str, Tensor] = {}
+    for one in found.inputs:
+        tensor = small_tensor(one.datatype, one.shape, one.data, policy)
+        if tensor is None or one.parameters or one.name in inputs:
+            return None
+        inputs[one.name] = tensor
+    parameters = told_parameters(found.parameters) if found.parameters else {}
+    return RequestBody(inputs, found.outputs or (), parameters, found.id)
 
 
 def _request(message: Message, rest: memoryview | None, policy: Policy) -> RequestBody:
@@ -247,8 +279,7 @@ def _tensors(
 
 def _small(one: _Tensor, policy: Policy) -> Tensor | None:
     """The tensor of a description with nothing unusual in it, which most are."""
-    kind = DATATYPES.get(one.datatype)
-    return small_tensor(kind, one.shape, one.data, policy) if kind is not None and not one.parameters else None
+    return None if one.parameters else small_tensor(one.datatype, one.shape, one.data, policy)
 
 
 def _from_json(one: _Tensor, where: str, kind: Datatype, parameters: Parameters, policy: Policy) -> Tensor:

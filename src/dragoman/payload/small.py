@@ -24,9 +24,10 @@ from dragoman.core.datatypes import (
     UINT16,
     UINT32,
     UINT64,
+    Array,
     Datatype,
 )
-from dragoman.core.tensor import NONE, Parameters, Tensor
+from dragoman.core.tensor import Tensor
 from dragoman.payload.policy import Policy
 
 SMALL = 2048  # bytes of JSON up to which it pays
@@ -36,43 +37,44 @@ _BOOLS, _INTEGERS, _FLOATS = (
     (msgspec.json.Decoder(list[kind]), msgspec.json.Decoder(list[list[kind]]))  # type: ignore[valid-type]
     for kind in (bool, int, float)
 )
-# What reads the elements, flat and as rows, and the code by which `struct` packs them and refuses what does not fit.
-_FORMS: Mapping[Datatype, tuple[tuple[Any, Any], str]] = {
-    BOOL: (_BOOLS, "?"),
-    UINT8: (_INTEGERS, "B"),
-    UINT16: (_INTEGERS, "H"),
-    UINT32: (_INTEGERS, "I"),
-    UINT64: (_INTEGERS, "Q"),
-    INT8: (_INTEGERS, "b"),
-    INT16: (_INTEGERS, "h"),
-    INT32: (_INTEGERS, "i"),
-    INT64: (_INTEGERS, "q"),
-    FP16: (_FLOATS, "e"),
-    FP32: (_FLOATS, "f"),
-    FP64: (_FLOATS, "d"),
+# By the name of a datatype: itself, what reads its elements flat and as rows, and the code by which `struct` packs them
+# and refuses what does not fit.
+_FORMS: Mapping[str, tuple[Datatype, Any, Any, str]] = {
+    kind.name: (kind, *readers, code)
+    for kind, readers, code in (
+        (BOOL, _BOOLS, "?"),
+        (UINT8, _INTEGERS, "B"),
+        (UINT16, _INTEGERS, "H"),
+        (UINT32, _INTEGERS, "I"),
+        (UINT64, _INTEGERS, "Q"),
+        (INT8, _INTEGERS, "b"),
+        (INT16, _INTEGERS, "h"),
+        (INT32, _INTEGERS, "i"),
+        (INT64, _INTEGERS, "q"),
+        (FP16, _FLOATS, "e"),
+        (FP32, _FLOATS, "f"),
+        (FP64, _FLOATS, "d"),
+    )
 }
-_FAULTS = (msgspec.DecodeError, UnicodeDecodeError, struct.error, OverflowError)
+# An axis of a negative length is a ValueError of the array.
+_FAULTS = (msgspec.DecodeError, UnicodeDecodeError, struct.error, OverflowError, ValueError)
 
 
-def small_tensor(
-    datatype: Datatype, shape: Sequence[int], data: Any, policy: Policy, parameters: Parameters = NONE
-) -> Tensor | None:
-    """The tensor in `data`, flat or in rows; None where there is anything else to be said of it."""
+def small_tensor(datatype: str, shape: Sequence[int], data: Any, policy: Policy) -> Tensor | None:
+    """The tensor of a named datatype in `data`, flat or in rows; None where there is anything else to be said of it."""
     form = _FORMS.get(datatype)
     if form is None or type(data) is not msgspec.Raw or not (2 < len(text := memoryview(data)) <= SMALL):
         return None
-    (flat, rows), code = form
+    kind, flat, rows, code = form
     try:
         values = _joined(rows.decode(data), shape) if text[1] == _NESTED else flat.decode(data)
         count = len(values)
-        if not (0 < count == math.prod(shape) <= policy.max_elements and 0 < len(shape) <= policy.max_rank):
+        if not (0 < count == math.prod(shape) <= policy.max_elements and len(shape) <= policy.max_rank):
             return None
-        if min(shape) < 1:
-            return None
-        packed = struct.pack(f"<{count}{code}", *values)
+        array: Array = np.ndarray(shape, kind.dtype, struct.pack(f"<{count}{code}", *values))
     except _FAULTS:
         return None
-    return Tensor(np.frombuffer(packed, datatype.dtype).reshape(shape), datatype, parameters)
+    return Tensor(array, kind)
 
 
 def _joined(rows: list[list[Any]], shape: Sequence[int]) -> list[Any]:

@@ -9,9 +9,11 @@ from dragoman.core.errors import InvalidInput
 from dragoman.payload.body import (
     HEADER_LENGTH,
     JsonParameters,
+    RequestBody,
     Requested,
     check_depth,
     divide,
+    read_plain,
     read_request,
     told_parameters,
 )
@@ -53,13 +55,16 @@ def address(http: HttpRequest) -> tuple[str, str]:
 def read_infer(http: HttpRequest, policy: Policy) -> tuple[Request[Inference], Wanted]:
     """The request for inference and how its answer is wanted; InvalidInput or NotSupported names what is wrong."""
     header = http.headers.get(HEADER_LENGTH)
+    plain = read_plain(http.body, policy) if header is None else None
+    if plain is not None and not (plain.parameters or plain.outputs):
+        return _plain(plain, http, policy), Wanted(plain.id, False)
     if header is None and not len(http.body):
         raise InvalidInput("the request body is empty; expected an inference request")
     head, rest = divide(http.body, header)
     if not len(head) and rest is not None:  # OIP, binary extension: the body is the one input's bytes
         return Request(Infer({}, raw=bytes(rest)), *address(http)), Wanted(None, True)
     try:
-        body = read_request(head, rest, policy)
+        body = plain or read_request(head, rest, policy)
     except InvalidInput as fault:
         if header is None and "octet-stream" in http.headers.get("content-type", ""):
             hint = "binary tensor data needs the header Inference-Header-Content-Length"
@@ -70,6 +75,16 @@ def read_infer(http: HttpRequest, policy: Policy) -> tuple[Request[Inference], W
     deadline = deadline_s(body.parameters)
     metadata = policy.forwarded(http.headers) if policy.forward_headers else {}
     return Request(check_counts(call, policy), *address(http), body.id or "", deadline, metadata), wanted
+
+
+def _plain(body: RequestBody, http: HttpRequest, policy: Policy) -> Request[Inference]:
+    """A request that says nothing but its inputs, as most do."""
+    metadata = policy.forwarded(http.headers) if policy.forward_headers else {}
+    params = http.params
+    call = Infer(body.inputs)
+    if len(body.inputs) > 1:
+        check_counts(call, policy)
+    return Request(call, params["model"], params.get("version", ""), body.id or "", None, metadata)
 
 
 def read_control(http: HttpRequest, policy: Policy) -> Control:

@@ -33,6 +33,7 @@ from dragoman.core.errors import (
 )
 from dragoman.core.signature import TensorSpec
 from dragoman.payload.body import HEADER_LENGTH, write_tensors
+from dragoman.payload.small_answer import write_answer
 from dragoman.protocols.oip import classified
 from dragoman.protocols.oip_body import Wanted, address, read_control, read_infer
 from dragoman.protocols.oip_custom import handle
@@ -86,7 +87,8 @@ class OpenInferenceRest:
         def reply(response: Response[Inference]) -> HttpResponse:
             return self._write(response, wanted)
 
-        asked = derivative(request)
+        call: Any = request.call
+        asked = derivative(request) if call.parameters else None
         if asked is not None:
             return Exchange(asked, lambda response: reply(told(request, response)))
         return Exchange(request, reply)
@@ -107,6 +109,10 @@ class OpenInferenceRest:
         return HttpStream(request, piece, error, headers=headers)
 
     def _write(self, response: Response[Inference], wanted: Wanted) -> HttpResponse:
+        if not (wanted.binary or wanted.outputs or wanted.classes):
+            text = write_answer(response.answer, response.model, response.version, wanted.id)
+            if text is not None:
+                return HttpResponse(200, (text,), _JSON_HEADERS)
         answer = classified(response.answer, wanted.classes)
         outputs, blobs = write_tensors(answer.outputs, wanted.is_binary, self._policy)
         head = orjson.dumps(_envelope(response, wanted.id, outputs), option=orjson.OPT_SERIALIZE_NUMPY)

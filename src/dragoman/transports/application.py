@@ -9,17 +9,21 @@ body unpacked, protocol's table, engine, reply, answer packed. Where the transpo
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
+
+import msgspec
 
 from dragoman.core.calls import Response
 from dragoman.core.eager import in_task
 from dragoman.core.errors import DragomanError, NotReady
 from dragoman.engine.answers import AnswersNow
 from dragoman.protocols.wire import (
+    Asked,
     Buffer,
     Endpoint,
+    Exchange,
     Headers,
     HttpFault,
     HttpProtocol,
@@ -67,6 +71,13 @@ class Caller(Protocol):
         """Cut the connection, or the stream in it, so that nobody takes what was sent for the whole."""
 
 
+class Done(msgspec.Struct, frozen=True):
+    """A question that has been answered; the answer is still to be written."""
+
+    exchange: Exchange[Any, HttpResponse]
+    response: Response[Any]
+
+
 class Application:
     """Routes requests to protocols and their calls to the engine. `bodies` counts what all of them hold."""
 
@@ -90,8 +101,42 @@ class Application:
         nearest = fault.protocol if isinstance(fault, HttpFault) else None
         return (protocol or nearest or self._default).error(fault)
 
-    async def answer(self, match: Match, request: HttpRequest, caller: Caller) -> None:
-        """Answer one request; it never raises.
+    def plain(self, match: Match | None, headers: Mapping[str, str]) -> bool:
+        """Whether a request with this head, and a body that is not long, needs nothing but its endpoint and the engine:
+        its answer may then be there at once, by `begin`."""
+        unusual = "content-encoding" in headers or (self.limits.cors.on and "origin" in headers)
+        return match is not None and match.endpoint is not None and not unusual
+
+    def begin(self, match: Match, request: HttpRequest, caller: Caller) -> HttpResponse | Coroutine[Any, Any, None]:
+        """The answer to a `plain` request, where it is there at once; else what answers the caller as `answer` does."""
+        assert match.endpoint is not None
+        fault_of: Callable[[DragomanError], HttpResponse] | None = None
+        try:
+            asked: Asked | Done = match.endpoint(request)
+            while type(asked) is Inquiry:
+                told = self._engine.now(asked.request)
+                if told is None:
+                    break
+                asked = asked.then(told)
+            if type(asked) is Exchange:
+                fault_of = asked.fault
+                response = self._engine.now(asked.request)
+                if response is not None:
+                    asked = asked.reply(response) if weight(response.answer) <= LARGE else Done(asked, response)
+            if type(asked) is HttpResponse and not self._long(asked):
+                return asked
+        except HttpFault as fault:
+            return match.protocol.error(fault)
+        except DragomanError as fault:
+            return match.protocol.error(fault) if fault_of is None else fault_of(fault)
+        except Exception:
+            return match.protocol.error(_internal())
+        return self.answer(match, request, caller, asked)
+
+    async def answer(
+        self, match: Match, request: HttpRequest, caller: Caller, asked: Asked | Done | None = None
+    ) -> None:
+        """Answer one request; it never raises. `asked` is what its endpoint has made of it, if that was run.
 
         Cancelling it cancels the work. A caller that has not left is then told that the server stops.
         """
@@ -100,14 +145,14 @@ class Application:
             caller = _OtherSite(caller, cors.added(request.headers))
             preflight = cors.preflight(request.method, request.headers)
         try:
-            await (caller.send(preflight) if preflight is not None else self._answer(match, request, caller))
+            await (caller.send(preflight) if preflight is not None else self._answer(match, request, caller, asked))
         except asyncio.CancelledError:
             if not caller.left:
                 await self._give_up(match.protocol, request, caller, NotReady("the server is shutting down"))
         except Exception:
             await self._give_up(match.protocol, request, caller, _internal())
 
-    async def _answer(self, match: Match, request: HttpRequest, caller: Caller) -> None:
+    async def _answer(self, match: Match, request: HttpRequest, caller: Caller, asked: Asked | Done | None) -> None:
         if match.endpoint is None:
             await caller.send(HttpResponse(204, (), (("allow", match.allow),)))
             return
@@ -117,7 +162,9 @@ class Application:
                 request = await self._unpacked(request)
                 self.bodies.take(len(request.body))
                 held = len(request.body)
-            done = await self._asked(match.endpoint, request, caller)
+            if asked is None:
+                asked = await self._read(match.endpoint, request)
+            done = await self._done(asked, request, caller)
         except (DragomanError, HttpFault) as fault:
             await self._give_up(match.protocol, request, caller, fault)
         except Exception:
@@ -134,10 +181,14 @@ class Application:
         body = await decoded(request.body, request.headers["content-encoding"], self.limits.max_body_bytes)
         return HttpRequest(request.method, request.path, request.params, request.headers, body, request.query)
 
-    async def _asked(self, endpoint: Endpoint, request: HttpRequest, caller: Caller) -> HttpResponse | None:
-        """The response, or None where it was a stream and has gone out."""
+    async def _read(self, endpoint: Endpoint, request: HttpRequest) -> Asked:
         size = len(request.body)
-        asked = endpoint(request) if size <= LARGE else await self._aside.read(endpoint, request, size)
+        return endpoint(request) if size <= LARGE else await self._aside.read(endpoint, request, size)
+
+    async def _done(self, asked: Asked | Done, request: HttpRequest, caller: Caller) -> HttpResponse | None:
+        """The response, or None where it was a stream and has gone out."""
+        if isinstance(asked, Done):
+            return await self._aside.read(asked.exchange.reply, asked.response, weight(asked.response.answer))
         while isinstance(asked, Inquiry):
             asked = await self._aside.read(asked.then, await self._engine.call(asked.request), len(request.body))
         if isinstance(asked, HttpResponse):

@@ -71,6 +71,8 @@ class Executor:
         # What holds whatever the config of a call: the sizes are checked by whoever looked them up.
         self._unsized = _unsized(self.loaded.signature) if SignatureFor in self.loaded.calls else None
         self._kinds = {call: kind_of(getattr(model, method)) for call, (method, _) in _VERBS.items()}
+        # What answers those calls that a plain method does, in one step.
+        self.plain = {call: self._made(call) for call in self.loaded.calls if self._kinds[call] == "value"}
 
     @classmethod
     async def load(cls, spec: ModelSpec, place: Placement, *, in_thread: bool = True) -> "Executor":
@@ -117,10 +119,7 @@ class Executor:
     def one(self, request: Request[Any]) -> Any:
         """The one answer. Raises NotSupported where a generator gives none or several."""
         if self._kind(request) == "value":
-            try:
-                return self._finish(self._method(request)(self._asked(request)), request)
-            except _FAULTS as fault:
-                raise self._failed(fault, request) from fault
+            return self.plain[type(request.call)](request)
         with closing(self.pieces(request)) as pieces:
             return self._only(list(islice(pieces, 2)))
 
@@ -186,6 +185,24 @@ class Executor:
         if call not in self.loaded.calls:
             raise NotSupported(f"model '{self.name}' does not support {call.__name__}")
         return self._kinds[call]
+
+    def _made(self, call: type[Call[Any]]) -> Callable[[Request[Any]], Any]:
+        """The plain method that answers such calls, and all that goes with it, in one step."""
+        name, finish = _VERBS[call]
+        method, takes_request = getattr(self.model, name), self.model.takes_request
+        signature, unsized = self.loaded.signature, self._unsized
+
+        def answer(request: Request[Any]) -> Any:
+            asked = request.call
+            try:
+                result = method(request if takes_request else asked)
+                if unsized is not None and getattr(asked, "config", None):
+                    return finish(result, asked, unsized)
+                return finish(result, asked, signature)
+            except _FAULTS as fault:
+                raise self._failed(fault, request) from fault
+
+        return answer
 
     def _method(self, request: Request[Any]) -> Callable[[Any], Any]:
         method: Callable[[Any], Any] = getattr(self.model, _VERBS[type(request.call)][0])

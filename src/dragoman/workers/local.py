@@ -52,6 +52,8 @@ class ThreadPool:
     An `async` model runs on the event loop instead, whatever was asked for.
     """
 
+    now = None  # whoever asks waits
+
     def __init__(self, spec: ModelSpec, changed: Callable[[], None]) -> None:
         self._spec = spec
         self._changed = changed

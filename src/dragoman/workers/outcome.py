@@ -21,24 +21,19 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
     `result` may be an `Inference`, a mapping of names, a tuple in the order of the signature, or one array.
     Raises InvalidOutput naming the output, what was expected and what came.
     """
+    sole = signature.sole
+    if sole is not None and not (call.outputs or call.content_types):  # what most models give, in few steps
+        if type(result) is Tensor and result.datatype is sole.datatype and sole.fits(result.data.shape):
+            return Inference({sole.name: result})
+        if type(result) is np.ndarray:
+            return Inference({sole.name: _checked(sole.name, result, signature)})
     if signature.unchecked:
         signature = OPEN
     parameters: Parameters = NONE
     metadata: Mapping[str, str] = {}
-    named: Mapping[str, Any]
-    match result:
-        case Tensor() | np.ndarray():
-            named = {signature.output_names[0] if signature.outputs else "output-0": result}
-        case Inference():
-            named, parameters, metadata = result.outputs, result.parameters, result.metadata
-        case Mapping():
-            named = result
-        case tuple():
-            named = dict(_positional(result, signature))
-        case None:
-            raise InvalidOutput("expected outputs, got None")
-        case _:
-            named = dict(_positional((result,), signature))
+    if isinstance(result, Inference):
+        parameters, metadata = result.parameters, result.metadata
+    named = _named(result, signature)
     wanted = call.outputs or signature.default_outputs
     every = signature.open_outputs and not call.outputs
     tensors = {name: _checked(name, value, signature) for name, value in named.items() if every or name in wanted}
@@ -50,6 +45,21 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
         written: Inference = plugins.resolve("dragoman.codecs.wanted:as_wanted")(answer, call.content_types)
         return written
     return answer
+
+
+def _named(result: Any, signature: Signature) -> Mapping[str, Any]:
+    match result:
+        case Tensor() | np.ndarray():
+            return {signature.output_names[0] if signature.outputs else "output-0": result}
+        case Inference():
+            return result.outputs
+        case Mapping():
+            return result
+        case tuple():
+            return dict(_positional(result, signature))
+        case None:
+            raise InvalidOutput("expected outputs, got None")
+    return dict(_positional((result,), signature))
 
 
 def derivative(result: Any, call: Gradient | ApplyJacobian | ApplyHessian, signature: Signature) -> Tensor:

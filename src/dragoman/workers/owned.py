@@ -20,7 +20,7 @@ def owned(answer: Any, call: Call[Any]) -> Any:
     """
     if isinstance(answer, Tensor):
         return Tensor(answer.data.copy(), answer.datatype, answer.parameters)
-    if not isinstance(answer, Inference):
+    if not isinstance(answer, Inference) or _is_fresh(answer.outputs):
         return answer
     kept: list[str] = []
     for name, found in _references(answer.outputs).items():
@@ -33,6 +33,28 @@ def owned(answer: Any, call: Call[Any]) -> Any:
         return answer
     copies = {name: replace(answer.outputs[name], data=answer.outputs[name].data.copy()) for name in kept}
     return replace(answer, outputs={**answer.outputs, **copies})
+
+
+def _is_fresh(outputs: Mapping[str, Tensor]) -> bool:
+    """Whether all is plainly new: arrays that own their memory and nothing else refers to, or that lie in bytes."""
+    for name in outputs:
+        tensor = outputs[name]
+        if type(tensor) is not Tensor:
+            return False
+        base: Any = tensor.data.base
+        if type(base) is bytes:
+            continue
+        if base is not None or sys.getrefcount(tensor) > _OWN[0] or sys.getrefcount(tensor.data) > _OWN[1]:
+            return False
+    return True
+
+
+def _counts(outputs: Mapping[str, Tensor]) -> tuple[int, int]:
+    """How many references `_is_fresh` sees to the first of these, and to its array."""
+    for name in outputs:
+        tensor = outputs[name]
+        return sys.getrefcount(tensor), sys.getrefcount(tensor.data)
+    return 0, 0
 
 
 def _roots(call: Call[Any]) -> list[Any]:
@@ -79,4 +101,5 @@ def _base_references(data: Array) -> int:
 
 # What is counted where nobody else holds anything; it differs between versions of Python.
 _FRESH = _references({"": Tensor(np.zeros(1), FP64)})[""]
+_OWN = _counts({"": Tensor(np.zeros(1), FP64)})
 _BASE = _base_references(np.zeros(2)[:1])

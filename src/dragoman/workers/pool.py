@@ -65,6 +65,10 @@ class Pool(Protocol):
     async def start(self) -> Loaded:
         """Load every replica. Raises ModelFailed, what the model's own checks raise, or Elsewhere."""
 
+    @property
+    def now(self) -> Callable[[Request[Any]], Any] | None:
+        """As `call`, without waiting: of a loaded model on the event loop that never waits. None of any other."""
+
     async def call(self, request: Request[A]) -> A:
         """The one answer. Raises NotSupported where the model gives none or several.
 

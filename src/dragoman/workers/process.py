@@ -29,6 +29,8 @@ _CREDIT = WINDOW // 2
 class ProcessPool:
     """Each replica of the model has a process of its own; a crash costs the calls that it was computing alone."""
 
+    now = None  # whoever asks waits
+
     def __init__(self, spec: ModelSpec, changed: Callable[[], None]) -> None:
         self._spec = spec
         self._changed = changed

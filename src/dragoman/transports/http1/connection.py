@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextvars import copy_context
 from typing import Any
 
 from dragoman.core.eager import Start
-from dragoman.protocols.wire import HttpRequest
+from dragoman.protocols.wire import HttpFault, HttpRequest, HttpResponse
+from dragoman.transports.http1.head import Head
 from dragoman.transports.http1.incoming import Asked, Continue, Desk, Incoming, Refused
 from dragoman.transports.http1.outgoing import Outgoing
 from dragoman.transports.http1.outlet import Outlet
@@ -26,6 +28,7 @@ class Connection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_asking",
+        "_calm",
         "_desk",
         "_held",
         "_incoming",
@@ -56,6 +59,7 @@ class Connection(asyncio.BufferedProtocol):
         self._held = 0  # and its body has so many bytes
         self._unread = 0  # bytes of its answer that are counted, as the client does not take them
         self._later = False  # `_advance` will be called
+        self._calm = False  # nothing is under way, and what comes next is the first byte of a request
         self._over = False  # nothing that comes is looked at any more
         self._reading = True
 
@@ -70,7 +74,14 @@ class Connection(asyncio.BufferedProtocol):
         return self._desk.scratch if self._over else self._incoming.room()
 
     def buffer_updated(self, nbytes: int) -> None:
-        if not self._over:
+        if self._calm:
+            data = bytes(self._desk.scratch[:nbytes])
+            if self._is_answered(data):
+                return
+            self._calm = False
+            self._incoming.put(data)
+            self._advance()
+        elif not self._over:
             self._incoming.came(nbytes)
             self._advance()
 
@@ -82,6 +93,7 @@ class Connection(asyncio.BufferedProtocol):
         return False  # the transport closes, when what was written is gone
 
     def pause_writing(self) -> None:
+        self._calm = False
         self._out.pause()
         self._count(max(0, self._out.size - self._held))  # all of it, for a part that is left keeps the whole
         self._listener.wheel.watch(self, self._listener.loop.time() + self._desk.limits.write_timeout_s)
@@ -144,12 +156,57 @@ class Connection(asyncio.BufferedProtocol):
             log.exception("a connection failed")
             self._hang_up()
 
+    def _is_answered(self, data: bytes) -> bool:
+        """Answer one whole, plain request in the fewest steps; False where these bytes are anything else.
+
+        Most are such: what a client on a kept connection sends again and again, answered without waiting.
+        """
+        end = data.find(b"\r\n\r\n") + 4
+        head = self._desk.heads.known(data[:end])
+        if head is None or not head.plain or len(data) - end != head.length:
+            return False
+        try:
+            self._answer_plain(head, data[end:])
+        except Exception:
+            log.exception("a connection failed")
+            self._hang_up()
+        return True
+
+    def _answer_plain(self, head: Head, body: bytes) -> None:
+        match: Any = head.match
+        out = self._out
+        out.begin(head)
+        request = HttpRequest(head.method, head.path, match.params, head.headers, body, head.query)
+        done = copy_context().run(self._desk.application.begin, match, request, out)
+        if isinstance(done, HttpResponse):
+            self._since_s = self._listener.loop.time()
+            out.write_plain(done)
+            if out.close:
+                self._turn_over(unread=False)
+        else:
+            self._calm = False
+            self._wait_for(done, len(body))
+
+    def _wait_for(self, answering: Coroutine[Any, Any, None], size: int) -> None:
+        """The answer to a request takes its time; its body of so many bytes counts from now on."""
+        try:
+            self._desk.bodies.take(size)
+        except HttpFault as fault:
+            answering.close()
+            self._refuse(Refused(None, fault, fatal=True))
+            return
+        self._asking, self._held = True, size
+        self._run(answering)
+        if not self._over:
+            self._settle(1)
+
     def _settle(self, turns: int) -> None:
         """Note what is awaited now, and read no further ahead than is good."""
         incoming = self._incoming
         if not (self._asking or self._later or self._out.choked):
             stage = Stage.BODY if incoming.in_body else Stage.HEAD if incoming.waiting else Stage.IDLE
             if stage is Stage.IDLE:
+                self._calm = not self._out.draining
                 if turns:
                     self._stage = stage
             elif turns or stage is not self._stage:
@@ -193,7 +250,10 @@ class Connection(asyncio.BufferedProtocol):
         self._asking, self._held = True, len(asked.body)
         out.begin(head)
         request = HttpRequest(head.method, head.path, match.params, head.headers, asked.body, head.query)
-        start = Start(self._desk.application.answer(match, request, out), self._listener.loop)
+        self._run(self._desk.application.answer(match, request, out))
+
+    def _run(self, answering: Coroutine[Any, Any, None]) -> None:
+        start = Start(answering, self._listener.loop)
         self._task = start.task
         if start.task is not None:
             start.task.add_done_callback(self._done)
@@ -240,7 +300,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def _stop_listening(self) -> None:
-        self._over = True
+        self._calm, self._over = False, True
         self._incoming.drop()
 
     def _hang_up(self) -> None:
@@ -268,6 +328,7 @@ class Connection(asyncio.BufferedProtocol):
         return 0.0
 
     def drain(self) -> None:
+        self._calm = False
         self._out.draining = True
         if not (self._asking or self._over or self._incoming.in_body):
             self._stop_listening()

@@ -26,7 +26,7 @@ _SECRET = ("authorization", "cookie", "proxy-authorization")  # heads that hold 
 class Head(msgspec.Struct, frozen=True):
     """A head that was understood. `length` is that of the body, or CHUNKED.
 
-    `match` is None where `fault` tells why nothing answers it.
+    `match` is None where `fault` tells why nothing answers it. `plain` where its answer may be there at once.
     """
 
     method: str
@@ -39,6 +39,7 @@ class Head(msgspec.Struct, frozen=True):
     expects_continue: bool
     match: Match | None
     fault: HttpFault | None
+    plain: bool = False
 
 
 def not_http(why: str = "") -> HttpFault:
@@ -97,18 +98,10 @@ class Reading:
         expects = headers.get("expect", "").lower() == "100-continue" and not http10 and length != 0
         # `Connection: upgrade` alone asks for no close.
         keep_alive = self._keep_alive and "close" not in headers.get("connection", "").lower()
-        return Head(
-            method,
-            unquote(path) if "%" in path else path,
-            query,
-            headers,
-            length,
-            keep_alive,
-            http10,
-            expects,
-            match,
-            fault,
-        )
+        short = method in ("GET", "POST") and 0 <= length <= application.limits.max_body_bytes
+        plain = short and keep_alive and not (http10 or expects) and application.plain(match, headers)
+        path = unquote(path) if "%" in path else path
+        return Head(method, path, query, headers, length, keep_alive, http10, expects, match, fault, plain)
 
 
 def _match(application: Application, method: str, path: str) -> tuple[Match | None, HttpFault | None]:

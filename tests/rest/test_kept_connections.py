@@ -1,0 +1,195 @@
+"""A connection that is kept: what a client sends again and again takes a shorter way, to the same answers."""
+
+import asyncio
+import contextvars
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+import dragoman
+from dragoman import Infer, TensorSpec
+from rest.rest_house import MODELS, Answer, Gate, House, binary, inputs, read_answer, request, serving, tensor
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("http_server")]
+
+_seen: contextvars.ContextVar[int] = contextvars.ContextVar("seen", default=0)
+
+
+class Context(dragoman.Model):
+    """Counts in a context variable, which belongs to one call alone."""
+
+    placement = "inline"
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        _seen.set(_seen.get() + 1)
+        return {"seen": np.array([_seen.get()])}
+
+
+class Same(dragoman.Model):
+    """The same array each time, which it goes on writing to."""
+
+    placement = "inline"
+    outputs = (TensorSpec("y", dragoman.FP32, (-1,)),)
+
+    def load(self) -> None:
+        self.array = np.zeros(30_000, np.float32)
+
+    def infer(self, call: Infer) -> Any:
+        self.array += 1
+        return self.array
+
+
+class Narrow(dragoman.Model):
+    """Gives what its one output does not allow."""
+
+    placement = "inline"
+    outputs = (TensorSpec("y", dragoman.INT32, (1,)),)
+
+    def infer(self, call: Infer) -> Any:
+        return np.zeros(2, np.int32) if call.parameters.get("long") else np.array([1.5])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house(http_server: str) -> AsyncIterator[House]:
+    async with serving(*MODELS, Context, Same, Narrow, Gate, control_token="secret") as house:
+        yield house
+
+
+def infer(model: str, body: Any, headers: Any = None) -> bytes:
+    return request("POST", f"/v2/models/{model}/infer", body, headers)
+
+
+_ONE, _TWO = (tensor(name, [1, 2], data=[1, 2]) for name in ("INPUT0", "INPUT1"))
+_X = tensor(shape=[2, 2], datatype="FP32", data=[1, 2, 3, 4.5])
+_IN_BINARY = inputs(tensor(), parameters={"binary_data_output": True})
+REQUESTS = {
+    "plain": infer("Identity", inputs(_X)),
+    "with an id": infer("Identity", inputs(_X, id='a"b')),
+    "in rows": infer("Identity", inputs({**_X, "data": [[1, 2], [3, 4]]})),
+    "with parameters": infer("Identity", inputs(_X, parameters={"k": 1})),
+    "two inputs": infer("Adder", inputs(_ONE, _TWO)),
+    "two inputs in the other order": infer("Adder", inputs(_TWO, _ONE)),
+    "text": infer("Identity", inputs(tensor(datatype="BYTES", data=["a"]))),
+    "binary answer": infer("Identity", _IN_BINARY),
+    "binary question": infer("Picture", *binary(inputs(tensor(shape=[1, 2], datatype="FP32")), b"")),
+    "large answer": infer("Same", {"inputs": []}, {"accept-encoding": "gzip"}),
+    "no such model": infer("Nobody", inputs(_X)),
+    "no such version": request("POST", "/v2/models/Identity/versions/7/infer", inputs(_X)),
+    "no JSON": infer("Identity", b"{"),
+    "wrong kind": infer("Identity", inputs(tensor(data=[1.5]))),
+    "too few": infer("Identity", inputs(tensor(shape=[3]))),
+    "negative axes": infer("Identity", inputs(tensor(shape=[-1, -1]))),
+    "unknown input": infer("Picture", inputs(tensor("z"))),
+    "unknown field": infer("Identity", {**inputs(_X), "more": [[1]]}),
+    "faulty": infer("Faulty", inputs(_X, parameters={"raise": "value"})),
+    "not supported": infer("Faulty", inputs(_X, parameters={"raise": "not supported"})),
+    "broken answer": infer("Faulty", inputs(_X, parameters={"raise": "parameter"})),
+    "wrong output": infer("Narrow", {"inputs": []}),
+    "output too long": infer("Narrow", {"inputs": [], "parameters": {"long": True}}),
+    "several answers": infer("Counter", inputs(_X)),
+    "deadline": infer("Identity", inputs(_X, parameters={"timeout": 10_000_000})),
+    "live": request("GET", "/v2/health/live"),
+    "ready": request("GET", "/v2/models/Identity/ready"),
+    "metadata": request("GET", "/v2/models/Adder"),
+    "index": request("POST", "/v2/repository/index", b"{}", {"authorization": "Bearer secret"}),
+    "index for nobody": request("POST", "/v2/repository/index", b"{}"),
+    "no such path": request("GET", "/v2/nowhere"),
+    "no such method": request("DELETE", "/v2/models/Adder"),
+    "preflight": request("OPTIONS", "/v2/models/Adder"),
+    "another site": infer("Identity", inputs(_X), {"origin": "https://a.org"}),
+}
+
+
+def _without_time(answer: Answer, name: str) -> Any:
+    body = answer.body
+    if name == "large answer":  # its numbers rise with each call
+        body = b""
+    elif b"request id" in body:
+        body = b"internal"
+    headers = {k: v for k, v in answer.headers.items() if k not in ("date", "content-length")}
+    return answer.status, headers, body
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_the_answer_is_the_same_each_time(house: House, name: str) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", house.port)
+    found = []
+    for _ in range(4):
+        writer.write(REQUESTS[name])
+        found.append(_without_time(await read_answer(reader), name))
+    writer.close()
+    assert found == [found[0]] * 4
+
+
+async def test_what_comes_in_pieces_or_in_one_is_answered_alike(house: House) -> None:
+    good, bad = REQUESTS["plain"], REQUESTS["wrong kind"]
+    reader, writer = await asyncio.open_connection("127.0.0.1", house.port)
+    statuses = []
+    for parts in ([good], [good], [good + bad], [good[:10], good[10:]], [good], [good + good[:50], good[50:]], [bad]):
+        for part in parts:
+            writer.write(part)
+            await asyncio.sleep(0.01)
+        statuses += [(await read_answer(reader)).status for _ in range(b"".join(parts).count(b"POST "))]
+    writer.close()
+    assert statuses == [200, 200, 200, 400, 200, 200, 200, 200, 400]
+
+
+async def test_a_context_is_one_calls_own(house: House) -> None:
+    answers = []
+    reader, writer = await asyncio.open_connection("127.0.0.1", house.port)
+    for _ in range(4):
+        writer.write(infer("Context", {"inputs": []}))
+        answers.append(await read_answer(reader))
+    writer.close()
+    assert [json.loads(a.body)["outputs"][0]["data"] for a in answers] == [[1]] * 4
+
+
+async def test_an_answer_is_what_the_model_gave_then(house: House) -> None:
+    """A model that writes on into the array that it gave changes no answer that is still on its way."""
+    body = {"inputs": [], "parameters": {"binary_data_output": True}}
+    reader, writer = await asyncio.open_connection("127.0.0.1", house.port)
+    writer.write(infer("Same", body))
+    answers = [await read_answer(reader)]
+    for _ in range(5):
+        writer.write(infer("Same", body))
+        answers.append(await read_answer(reader))
+    writer.write(infer("Same", body) * 20)
+    answers += [await read_answer(reader) for _ in range(20)]
+    writer.close()
+    for answer in answers:
+        numbers = np.frombuffer(answer.body[int(answer.headers["inference-header-content-length"]) :], np.float32)
+        assert len(set(numbers.tolist())) == 1
+    firsts = [np.frombuffer(a.body[-4:], np.float32)[0] for a in answers]
+    assert firsts == [firsts[0] + n for n in range(26)]
+
+
+async def test_one_that_waits_keeps_its_place(house: House) -> None:
+    gate: Gate = house.model("Gate")
+    reader, writer = await asyncio.open_connection("127.0.0.1", house.port)
+    writer.write(REQUESTS["plain"])
+    await read_answer(reader)
+    writer.write(infer("Gate", inputs(_X, id="waits")))
+    await asyncio.wait_for(gate.begun.wait(), 10)
+    writer.write(REQUESTS["with an id"])
+    gate.open.set()
+    answers = [await read_answer(reader), await read_answer(reader)]
+    writer.close()
+    assert [a.json["id"] for a in answers] == ["waits", 'a"b']
+
+
+async def test_the_calls_are_counted(house: House) -> None:
+    def count(text: bytes) -> float:
+        lines = [line for line in text.decode().splitlines() if line.startswith("dragoman_calls_total")]
+        return sum(float(line.rpartition(" ")[2]) for line in lines if 'model="Narrow"' in line)
+
+    reader, writer = await asyncio.open_connection("127.0.0.1", house.port)
+    before = count((await house.ask("GET", "/metrics")).body)
+    for _ in range(7):
+        writer.write(REQUESTS["wrong output"])
+        assert (await read_answer(reader)).status == 500
+    writer.close()
+    assert count((await house.ask("GET", "/metrics")).body) == before + 7
