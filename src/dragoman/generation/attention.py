@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from dragoman.generation.cache import Cache, CacheShape
+from dragoman.generation.cache import Cache, CacheShape, rounded
 
 NAME = "dragoman"
 # Decoding rows attend all at once, unless the slots' lengths differ so much that so many times too much would be read.
@@ -113,12 +113,21 @@ class Step:
         if not self.decodes:
             return
         used = [span.slot for span in self.decodes]
-        slots, length = max(used) + 1, max(span.stop for span in self.decodes)
+        slots, length = max(used) + 1, self._read(max(span.stop for span in self.decodes))
         if slots * length > _RAGGED * sum(span.stop for span in self.decodes):
             return
         self._slots, self._length = slots, length
         if used != list(range(slots)):
             self._order = torch.tensor(used, device=self.cache.keys.device)
+
+    def _read(self, length: int) -> int:
+        """How far slots are read for so many tokens: to their end, as one block, where that is not too much.
+
+        Blocks without gaps come from memory in a third of the time. Sums over any number of whole portions are the
+        same to the last bit.
+        """
+        least = rounded(length)
+        return self.cache.length if self.cache.length <= 2 * least else least
 
     def __call__(
         self, layer: int, form: Form, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -137,38 +146,62 @@ class Step:
             apart = (*self.decodes, *self.chunks)
         for span in apart:
             rows = slice(span.first, span.first + span.count)
-            found[rows] = _alone(span, form, query[:, rows], keys[span.slot], values[span.slot]).transpose(0, 1)
+            if span.count == 1:
+                found[rows] = self._single(span, form, query[:, rows], keys, values)
+            else:
+                found[rows] = _chunk(span, form, query[:, rows], keys[span.slot], values[span.slot]).transpose(0, 1)
         return found
 
     def _decoded(self, form: Form, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Each slot's one query against its own keys: [rows, heads, value size]."""
-        slots, length, heads = self._slots, self._length, keys.shape[1]
+        slots, length = self._slots, self._length
         rows = query.transpose(0, 1)
         if self._order is not None:
             placed = rows.new_zeros(slots, *rows.shape[1:])
             placed[self._order] = rows
             rows = placed
-        grouped = rows.reshape(slots * heads, -1, rows.shape[-1])
-        past = keys[:slots, :, :length].reshape(slots * heads, length, -1)
-        scores = torch.bmm(grouped, past.transpose(1, 2)).view(slots, -1, length)
-        weights = _weights(scores, form, self._mask(form.window)).view(slots * heads, -1, length)
-        found = torch.bmm(weights, values[:slots, :, :length].reshape(slots * heads, length, -1))
-        found = found.view(slots, -1, found.shape[-1])
+        found = _looked(form, rows, keys[:slots, :, :length], values[:slots, :, :length], self._mask(form.window))
         return found if self._order is None else found[self._order]
 
     def _mask(self, window: int) -> torch.Tensor:
         """What to add to the scores of each slot, [slots, 1, length]: nothing, or -inf where it must not look."""
         if window not in self._masks:
-            stops = torch.ones(self._slots, dtype=torch.long)  # a slot that does not decode sees one token, in vain
+            stops = [1] * self._slots  # a slot that does not decode sees one token, in vain
             for span in self.decodes:
                 stops[span.slot] = span.stop
-            places = torch.arange(self._length)
-            seen = places < stops[:, None]
-            if window:
-                seen &= places >= stops[:, None] - window
-            mask = torch.zeros(seen.shape).masked_fill_(~seen, float("-inf"))
-            self._masks[window] = mask[:, None].to(self.cache.keys.device, self.cache.keys.dtype)
+            self._masks[window] = _hidden(stops, self._length, window, self.cache.keys)
         return self._masks[window]
+
+    def _single(
+        self, span: Span, form: Form, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        """One query against its slot, to the last bit as if it attended together: nobody's text depends on a crowd."""
+        length = rounded(span.stop)
+        mask = _hidden([span.stop], length, form.window, keys)
+        slot = slice(span.slot, span.slot + 1)
+        return _looked(form, query.transpose(0, 1), keys[slot, :, :length], values[slot, :, :length], mask)
+
+
+def _looked(
+    form: Form, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """A query for each slot, [slots, heads, size], against what the mask leaves of it: [slots, heads, value size]."""
+    slots, heads, length, _ = keys.shape
+    grouped = rows.reshape(slots * heads, -1, rows.shape[-1])
+    scores = torch.bmm(grouped, keys.reshape(slots * heads, length, -1).transpose(1, 2)).view(slots, -1, length)
+    weights = _weights(scores, form, mask).view(slots * heads, -1, length)
+    found = torch.bmm(weights, values.reshape(slots * heads, length, -1))
+    return found.view(slots, -1, found.shape[-1])
+
+
+def _hidden(stops: Sequence[int], length: int, window: int, like: torch.Tensor) -> torch.Tensor:
+    """What to add to the scores of slots of those lengths, [slots, 1, length]: 0, and -inf where they must not look."""
+    places, ends = torch.arange(length), torch.tensor(stops)[:, None]
+    seen = places < ends
+    if window:
+        seen &= places >= ends - window
+    mask = torch.zeros(seen.shape).masked_fill_(~seen, float("-inf"))
+    return mask[:, None].to(like.device, like.dtype)
 
 
 def _weights(scores: torch.Tensor, form: Form, mask: torch.Tensor) -> torch.Tensor:
@@ -179,14 +212,10 @@ def _weights(scores: torch.Tensor, form: Form, mask: torch.Tensor) -> torch.Tens
     return torch.softmax(scores, -1, dtype=torch.float32).to(scores.dtype)
 
 
-def _alone(span: Span, form: Form, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def _chunk(span: Span, form: Form, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """One sequence's queries [heads, rows, size] against its slot: [heads, rows, value size]."""
     begin = max(0, span.start + 1 - form.window) if form.window else 0
     keys, values = keys[:, begin : span.stop], values[:, begin : span.stop]
-    if span.count == 1:  # to the last bit as the rows that attend together: nobody's text depends on a crowd
-        scores = torch.bmm(query.reshape(len(keys), -1, query.shape[-1]), keys.transpose(1, 2))
-        weights = _weights(scores, form, scores.new_zeros(()))
-        return torch.bmm(weights, values).view(len(query), 1, -1)
     if form.softcap:
         groups = query.shape[0] // keys.shape[0]
         scores = query @ keys.repeat_interleave(groups, 0).transpose(1, 2)

@@ -51,13 +51,12 @@ class Beams:
         """Take the logits of the running texts' next tokens, [texts, vocabulary]; gives the text that each new one
         continues."""
         given = self._asked.sampling
-        sums = torch.logsumexp(logits, -1)
-        logprobs = logits - sums[:, None]
+        logprobs = torch.log_softmax(logits, -1)
         ruled = self._ruled(logprobs)
         kept = max(2, 1 + len(self._ends.own | self._ends.asked)) * given.num_beams
         scores = ruled + np.array([beam.score for beam in self._beams], np.float32)[:, None]
         order = torch.from_numpy(scores.reshape(-1)).topk(min(kept, scores.size)).indices.tolist()
-        tops = likeliest(logits, sums, [given.top_logprobs] * len(self._beams))
+        tops = likeliest(logits, logprobs, [given.top_logprobs] * len(self._beams))
         self._length += 1
         candidates = []
         for place in order:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 # Slots are as long as the longest sequence, in portions of so many tokens.
-PORTION = 64
+PORTION = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,10 @@ class CacheShape:
 class Cache:
     """Keys and values, [layers, slots, heads, length, size] each, of `budget` tokens at most.
 
-    Slots lie side by side, so that attention of all sequences reads one block. Every slot is as long as the longest,
-    which is why the number of slots times that length must stay within the budget. Memory that no token has been
-    written to is zero, never NaN: masked positions are multiplied by 0.
+    Slots lie side by side, and are hardly longer than what they hold, so that attention of all sequences reads one
+    block without gaps. Every slot is as long as the longest, which is why the number of slots times that length must
+    stay within the budget. Memory that no token has been written to is zero, never NaN: masked positions are
+    multiplied by 0.
     """
 
     def __init__(self, shape: CacheShape, budget: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -43,16 +44,16 @@ class Cache:
 
     def fits(self, slots: int, length: int) -> bool:
         """Whether so many slots of that length are within the budget."""
-        return slots * _rounded(length) <= self.budget
+        return slots * rounded(length) <= self.budget
 
     def reserve(self, slots: int, length: int) -> None:
-        """Have at least so many slots of at least that length; `fits` must have said so."""
-        if slots <= self.slots and length <= self.length:
+        """Have at least so many slots of at least that length, which all that is held is within; `fits` must have said
+        so. Slots of more than twice that length become shorter."""
+        if slots <= self.slots and length <= self.length <= 2 * _ample(length):
             return
-        length = _rounded(length)
-        # Twice the slots and half as much length again, where there is room, so that it seldom grows.
+        # Twice the slots, and an eighth more length, where there is room, so that it seldom grows.
         ample_slots = max(slots, 2 * self.slots if slots > self.slots else self.slots)
-        ample_length = max(length, _rounded(self.length * 3 // 2) if length > self.length else self.length)
+        ample_length, length = _ample(length), rounded(length)
         sizes = ((ample_slots, ample_length), (slots, ample_length), (ample_slots, length), (slots, length))
         self._resize(*next((size for size in sizes if self.fits(*size)), (slots, length)))
 
@@ -89,5 +90,11 @@ class Cache:
         self.keys, self.values, self.slots, self.length = keys, values, slots, length
 
 
-def _rounded(length: int) -> int:
+def rounded(length: int) -> int:
+    """The length of slots for so many tokens."""
     return -(-length // PORTION) * PORTION
+
+
+def _ample(length: int) -> int:
+    """The same with room to grow: copying it all now and then must cost less than reading what is not used."""
+    return rounded(length) if length <= 8 * PORTION else rounded(length * 9 // 8)

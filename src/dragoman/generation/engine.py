@@ -110,10 +110,9 @@ class Engine:
             job.prefill.append(self._token(sequence.tokens[0], None))
         following = sequence.tokens[sequence.computed + 1 : min(sequence.computed + work.count + 1, sequence.prompt)]
         foreseen = logits[: len(following)]
-        sums = torch.logsumexp(foreseen, -1)
-        chosen = foreseen.gather(1, torch.tensor(following, device=logits.device, dtype=torch.long)[:, None])[:, 0]
-        tops = sampler.likeliest(foreseen, sums, [job.asked.sampling.prompt_logprobs or 0] * len(following))
-        for token, logprob, top in zip(following, (chosen - sums).tolist(), tops, strict=True):
+        logprobs = torch.log_softmax(foreseen, -1)
+        tops = sampler.likeliest(foreseen, logprobs, [job.asked.sampling.prompt_logprobs or 0] * len(following))
+        for token, logprob, top in zip(following, sampler.picked(logprobs, following), tops, strict=True):
             beside = tuple(self._token(each, found) for each, found in top)
             job.prefill.append(Token(token, known.text(token), logprob, token in known.special, beside))
 
