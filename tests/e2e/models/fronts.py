@@ -1,0 +1,123 @@
+"""Models by which a caller learns where, and with whom, its call was answered."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dragoman import BYTES, FP64, INT64, Infer, Inference, Model, Tensor, TensorSpec
+from dragoman.core.calls import Generate
+from dragoman.core.text import Generation, Text
+
+
+class Mirror(Model):
+    """Gives back what comes, and the number of its process."""
+
+    placement = "inline"
+
+    def infer(self, call: Infer) -> Inference:
+        return Inference(call.inputs, {**call.parameters, "pid": os.getpid()})
+
+
+class Apart(Mirror):
+    """The same in a process of its own."""
+
+    placement = "process"
+
+
+class Flat(Model):
+    """Twice a vector: what a raw body is enough for."""
+
+    inputs = (TensorSpec("x", FP64, (-1,)),)
+    outputs = (TensorSpec("y", FP64, (-1,)),)
+    placement = "inline"
+
+    def infer(self, call: Infer) -> Any:
+        return 2 * call.inputs["x"].data
+
+
+class Pair(Flat):
+    """Twice a vector of a known size, so for UM-Bridge, too."""
+
+    inputs = (TensorSpec("x", FP64, (2,)),)
+    outputs = (TensorSpec("y", FP64, (2,)),)
+
+
+class Together(Model):
+    """How many rows were computed at once. A negative number waits for the file `TEST_GATE`."""
+
+    inputs = (TensorSpec("x", FP64, (-1, 1)),)
+    outputs = (TensorSpec("rows", INT64, (-1,)),)
+    batched = True
+    placement = "thread"
+
+    def infer(self, call: Infer) -> Any:
+        x = call.inputs["x"].data
+        if (x < 0).any():
+            _wait()
+        return np.full(len(x), len(x))
+
+
+class Gate(Model):
+    """Makes the file `begun` in a folder, and answers when the file `go` is there."""
+
+    inputs = (TensorSpec("x", BYTES, (1,)),)
+    outputs = (TensorSpec("y", FP64, (1,)),)
+    placement = "thread"
+
+    def infer(self, call: Infer) -> Any:
+        folder = Path(call.inputs["x"].data[0].decode())
+        (folder / "begun").touch()
+        while not (folder / "go").exists():
+            time.sleep(0.005)
+        return np.ones(1)
+
+
+class Counts(Model):
+    """The numbers up to n, one an answer."""
+
+    inputs = (TensorSpec("n", INT64, (1,)),)
+    outputs = (TensorSpec("i", INT64, (1,)),)
+    placement = "inline"
+
+    def infer(self, call: Infer) -> Iterator[Any]:
+        for i in range(int(call.inputs["n"].data[0])):
+            yield {"i": Tensor.of(np.array([i]))}
+
+
+class Speaker(Model):
+    """Says the words of its prompt one by one. At `!wait` it waits; the file `TEST_GATE`.left tells that its caller
+    left meanwhile."""
+
+    placement = "inline"
+
+    async def generate(self, call: Generate) -> AsyncIterator[Generation]:
+        said = str(call.prompts[0]).split(" ")
+        if not call.stream:
+            yield _text("", " ".join(said), len(said))
+            return
+        for count, word in enumerate(said, 1):
+            if word == "!wait":
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    Path(os.environ["TEST_GATE"] + ".left").touch()
+                    raise
+            whole = " ".join(said) if count == len(said) else ""
+            yield _text(word if count == 1 else f" {word}", whole, count)
+
+
+def _text(part: str, whole: str, count: int) -> Generation:
+    end: dict[str, Any] = {"finish": "eos_token", "whole": whole} if whole else {}
+    return Generation((Text(0, 0, part or whole, (), count, **end),))
+
+
+def _wait() -> None:
+    gate = Path(os.environ["TEST_GATE"])
+    Path(f"{gate}.begun").touch()
+    while not gate.exists():
+        time.sleep(0.005)

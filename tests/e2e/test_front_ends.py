@@ -1,0 +1,392 @@
+"""Several front ends around one engine: clients find one server, whichever process their connection comes to."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import openai
+import pytest
+import requests
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+import umbridge
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
+
+import dragoman
+from dragoman.core.errors import InvalidInput
+from dragoman.front_ends.ports import held
+from e2e.served import MODELS, PATIENCE_S, Served, serving, started, until
+
+FRONTS = MODELS / "fronts.py"
+TOKEN = "open sesame"
+NAMES = ("Mirror", "Apart", "Flat", "Pair", "Together", "Gate", "Counts", "Speaker")
+
+
+def fronts(gate: Path, count: int, *flags: str) -> Any:
+    models = (f"{FRONTS}:{name}" for name in NAMES)
+    settings = ("--front-ends", str(count), "--control-token", TOKEN, "--max-batch-size", "64", *flags)
+    return serving(*models, *settings, environment={"TEST_GATE": str(gate)})
+
+
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gates") / "gate"
+
+
+@pytest.fixture(scope="module")
+def served(gate: Path) -> Iterator[Served]:
+    """Two front ends."""
+    with fronts(gate, 2) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def alone(gate: Path) -> Iterator[Served]:
+    """The same models behind one process."""
+    with fronts(gate, 1) as served:
+        yield served
+
+
+def told(served: Served, name: str) -> dict[str, float]:
+    """The samples of a metric, by the front end or the model that they are about."""
+    text = requests.get(f"http://{served.url}/metrics", timeout=PATIENCE_S).text
+    found = [s for family in text_string_to_metric_families(text) for s in family.samples if s.name == name]
+    return {s.labels.get("front_end") or s.labels.get("model", ""): s.value for s in found}
+
+
+def many(served: Served, model: str, count: int, value: float = 1.0) -> list[tuple[int, Any]]:
+    """As many questions at a time, each on a connection of its own."""
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(lambda _: served.infer(model, [value]), range(count)))
+
+
+# --- the same answers as of one process -------------------------------------------------------------------
+
+
+LARGE = np.random.default_rng(1).normal(size=(300, 100))
+TWO = {"name": "n", "datatype": "INT64", "shape": [1], "data": [2]}
+BODIES: dict[str, Any] = {
+    "a few numbers": [{"name": "x", "datatype": "FP64", "shape": [3], "data": [1.0, -2.5, 3e300]}],
+    "many numbers": [{"name": "x", "datatype": "FP64", "shape": [300, 100], "data": LARGE.tolist()}],
+    "text": [{"name": "t", "datatype": "BYTES", "shape": [2, 1], "data": ["ein Gruß", ""]}],
+    "much text": [{"name": "t", "datatype": "BYTES", "shape": [5000], "data": [f"no {i}" for i in range(5000)]}],
+    "small types": [
+        {"name": "b", "datatype": "BOOL", "shape": [2], "data": [True, False], "parameters": {"p": 1}},
+        {"name": "h", "datatype": "FP16", "shape": [1, 2], "data": [0.5, 2]},
+        {"name": "n", "datatype": "INT64", "shape": [0], "data": []},
+    ],
+    "wrong": [{"name": "x", "datatype": "FP64", "shape": [3], "data": [1.0]}],
+}
+
+
+@pytest.mark.parametrize("model", ["Mirror", "Apart"])
+@pytest.mark.parametrize("body", BODIES)
+def test_json_is_answered_as_by_one_process(served: Served, alone: Served, model: str, body: str) -> None:
+    question = {"id": "7", "inputs": BODIES[body], "parameters": {"text": "x", "flag": True}}
+    one, two = (s.ask("POST", f"/v2/models/{model}/infer", question)[:2] for s in (alone, served))
+    if one[0] == 200:
+        assert (one[1]["parameters"].pop("pid"), two[1]["parameters"].pop("pid")) > (0, 0)
+    assert one == two
+    assert one[0] == (400 if body == "wrong" else 200)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/v2", None),
+        ("GET", "/v2/models", None),
+        ("GET", "/v2/models/Flat", None),
+        ("GET", "/v2/models/Nobody", None),
+        ("GET", "/v2/health/live", None),
+        ("GET", "/v2/health/ready", None),
+        ("GET", "/v2/models/Flat/ready", None),
+        ("POST", "/v2/models/Flat/infer", {"inputs": []}),
+        ("POST", "/v2/models/Flat/infer", {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}),
+        ("POST", "/v2/models/Counts/infer_stream", {"inputs": [BODIES["a few numbers"][0] | {"name": "y"}]}),
+        ("POST", "/v2/repository/index", {}),
+        (
+            "POST",
+            "/v2/models/Counts/infer",
+            {"inputs": [{"name": "n", "datatype": "INT64", "shape": [1], "data": [2]}]},
+        ),
+        ("GET", "/nowhere", None),
+        ("POST", "/v1/chat/completions", {"messages": []}),
+        ("GET", "/v1/models/Speaker", None),
+    ],
+)
+def test_everything_else_is_told_as_by_one_process(
+    served: Served, alone: Served, method: str, path: str, body: Any
+) -> None:
+    one, two = (s.ask(method, path, body) for s in (alone, served))
+    kept = [{k: v for k, v in each[2].items() if k not in ("date", "content-length")} for each in (one, two)]
+    assert (one[0], kept[0]) == (two[0], kept[1])
+    for each in (one, two):
+        if isinstance(each[1], dict):
+            each[1].pop("created", None)
+    assert one[1] == two[1]
+
+
+def test_raw_bytes_are_bound_where_the_model_is(served: Served) -> None:
+    vector = np.arange(20_000.0)
+    status, body, headers = served.ask(
+        "POST", "/v2/models/Flat/infer", vector.tobytes(), {"inference-header-content-length": "0"}
+    )
+    assert status == 200
+    head = headers.get("inference-header-content-length")
+    values = body["outputs"][0]["data"] if head is None else np.frombuffer(body[int(head) :])
+    assert np.array_equal(values, 2 * vector)
+
+
+def test_tritonclient_over_http_and_grpc(served: Served) -> None:
+    for kind, url in ((triton_http, served.url), (triton_grpc, served.grpc_url), (triton_grpc, served.url)):
+        with kind.InferenceServerClient(url) as client:
+            for array in (np.arange(4.0), LARGE.astype(np.float32), np.array([b"a", b"\xff"], object)):
+                datatype = {"d": "FP64", "f": "FP32", "O": "BYTES"}[array.dtype.char]
+                given = kind.InferInput("x", list(array.shape), datatype)
+                given.set_data_from_numpy(array)
+                assert np.array_equal(client.infer("Mirror", [given]).as_numpy("x"), array)
+            assert client.is_server_ready()
+            assert client.is_model_ready("Flat")
+
+
+def test_a_grpc_stream_runs_further_than_its_window(served: Served) -> None:
+    came: list[int] = []
+    with triton_grpc.InferenceServerClient(served.grpc_url) as client:
+        client.start_stream(lambda result, error: came.append(-1 if error else int(result.as_numpy("i")[0])))
+        given = triton_grpc.InferInput("n", [1], "INT64")
+        given.set_data_from_numpy(np.array([100]))
+        client.async_stream_infer("Counts", [given])
+        until(lambda: len(came) >= 100, "the stream")
+        client.stop_stream()
+    assert came == list(range(100))
+
+
+def test_umbridge_client(served: Served) -> None:
+    assert umbridge.supported_models(f"http://{served.url}") == ["Pair"]
+    model = umbridge.HTTPModel(f"http://{served.url}", "Pair")
+    assert model([[1.0, 2.5]]) == [[2.0, 5.0]]
+
+
+def test_openai_client_reads_a_stream(served: Served) -> None:
+    with openai.OpenAI(base_url=f"http://{served.url}/v1", api_key="none", max_retries=0) as client:
+        said = " ".join(map(str, range(50)))
+        stream = client.completions.create(model="Speaker", prompt=said, stream=True)
+        assert "".join(chunk.choices[0].text for chunk in stream) == said
+        assert client.completions.create(model="Speaker", prompt="a b").choices[0].text == "a b"
+
+
+def test_who_leaves_a_stream_is_noticed_where_the_model_is(served: Served, gate: Path) -> None:
+    url = f"http://{served.url}/v1/completions"
+    body = {"model": "Speaker", "prompt": "a !wait", "stream": True}
+    with requests.post(url, json=body, stream=True, timeout=PATIENCE_S) as answer:
+        assert b"a" in next(answer.iter_lines())
+    until(Path(f"{gate}.left").exists, "the cancelled call")
+
+
+# --- one server ----------------------------------------------------------------------------------------------
+
+
+def test_calls_spread_over_processes_and_are_counted_once(served: Served) -> None:
+    before, model = told(served, "dragoman_front_end_calls_total"), told(served, "dragoman_calls_total").get("Flat", 0)
+    assert [status for status, _ in many(served, "Flat", 32)] == [200] * 32
+    after = told(served, "dragoman_front_end_calls_total")
+    assert all(after[number] > before[number] for number in ("0", "1"))
+    text = requests.get(f"http://{served.url}/metrics", timeout=PATIENCE_S).text
+    counted = sum(
+        s.value
+        for family in text_string_to_metric_families(text)
+        for s in family.samples
+        if (s.name, s.labels.get("model"), s.labels.get("outcome")) == ("dragoman_calls_total", "Flat", "ok")
+    )
+    assert counted >= model + 32
+
+
+def test_models_are_held_once(served: Served) -> None:
+    question = {"inputs": BODIES["a few numbers"]}
+    with ThreadPoolExecutor(16) as threads:
+        found = threads.map(
+            lambda m: served.ask("POST", f"/v2/models/{m}/infer", question)[1], ["Mirror", "Apart"] * 16
+        )
+    pids = {(answer["model_name"], answer["parameters"]["pid"]) for answer in found}
+    assert len(pids) == 2
+    assert ("Mirror", served.process.pid) in pids
+
+
+def test_a_batch_holds_calls_of_all_front_ends(served: Served, gate: Path) -> None:
+    def ask(value: float) -> int:
+        tensor = {"name": "x", "datatype": "FP64", "shape": [1, 1], "data": [value]}
+        return int(served.ask("POST", "/v2/models/Together/infer", {"inputs": [tensor]})[1]["outputs"][0]["data"][0])
+
+    before = told(served, "dragoman_front_end_calls_total")
+    with ThreadPoolExecutor(33) as threads:
+        first = threads.submit(ask, -1.0)
+        until(Path(f"{gate}.begun").exists, "the first call")
+        rest = [threads.submit(ask, 1.0) for _ in range(32)]
+        until(lambda: told(served, "dragoman_calls_in_flight")["Together"] == 33, "33 calls under way")
+        gate.touch()
+        assert first.result() == 1
+        assert {each.result() for each in rest} == {32}
+    after = told(served, "dragoman_front_end_calls_total")
+    assert all(after[number] > before[number] for number in ("0", "1"))
+
+
+def test_a_model_unloaded_over_one_is_gone_for_all(served: Served) -> None:
+    def control(verb: str, token: str = TOKEN) -> int:
+        path = f"/v2/repository/models/Flat/{verb}"
+        return served.ask("POST", path, {}, {"authorization": f"Bearer {token}"})[0]
+
+    assert control("unload", "a guess") == 401
+    assert control("unload") == 200
+    assert {status for status, _ in many(served, "Flat", 16)} == {404}
+    assert control("load") == 200
+    assert {status for status, _ in many(served, "Flat", 16)} == {200}
+
+
+def test_a_deadline_is_kept(served: Served, tmp_path: Path) -> None:
+    began_s = time.monotonic()
+    status, body = served.infer("Gate", [str(tmp_path)], "BYTES", timeout=200_000)
+    (tmp_path / "go").touch()
+    assert (status, body) == (504, {"error": "Request timeout expired"})
+    assert time.monotonic() - began_s < PATIENCE_S
+
+
+# --- what dies, and what ends --------------------------------------------------------------------------------
+
+
+def asked_until(served: Served, end: list[bool]) -> tuple[int, int]:
+    """How many questions were answered, and how many connections were lost, until somebody says that it is enough."""
+    well = lost = 0
+    session = requests.Session()
+    question = {"inputs": BODIES["a few numbers"]}
+    while not end:
+        try:
+            answer = session.post(f"http://{served.url}/v2/models/Mirror/infer", json=question, timeout=PATIENCE_S)
+            assert answer.status_code == 200, answer.text
+            well += 1
+        except requests.ConnectionError:
+            lost += 1
+            session = requests.Session()
+    return well, lost
+
+
+def test_a_front_end_that_is_killed_costs_its_connections_and_comes_back(served: Served) -> None:
+    model = served.ask("POST", "/v2/models/Apart/infer", {"inputs": BODIES["a few numbers"]})[1]["parameters"]["pid"]
+    fronts = [pid for pid in served.workers() if pid != model]
+    assert len(fronts) == 2
+    end: list[bool] = []
+    with grpc.insecure_channel(served.grpc_url) as channel, ThreadPoolExecutor(8) as threads:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        callers = [threads.submit(asked_until, served, end) for _ in range(8)]
+        calls = told(served, "dragoman_front_end_calls_total")
+        until(lambda: sum(told(served, "dragoman_front_end_calls_total").values()) > sum(calls.values()) + 100, "load")
+        os.kill(fronts[0], signal.SIGKILL)
+        until(lambda: max(told_or(served, "dragoman_front_end_restarts_total").values(), default=0) == 1, "its death")
+        served.until_ready()
+        end.append(True)
+        outcomes = [caller.result() for caller in callers]
+    assert all(well > 0 for well, _ in outcomes)
+    assert all(lost <= 2 for _, lost in outcomes)  # its connection; one that it had not accepted yet
+    assert fronts[1] in served.workers()
+    assert len(served.workers()) == 3
+    assert {status for status, _ in many(served, "Flat", 16)} == {200}
+    assert "a front end died (signal SIGKILL)" in served.log()
+
+
+def told_or(served: Served, name: str) -> dict[str, float]:
+    """As `told`; nothing where the connection came to the one that dies."""
+    try:
+        return told(served, name)
+    except requests.ConnectionError:
+        return {}
+
+
+def test_sigterm_finishes_what_is_under_way(tmp_path: Path) -> None:
+    with fronts(tmp_path / "gate", 2) as served, ThreadPoolExecutor(8) as threads:
+        folders = [tmp_path / str(i) for i in range(2)]
+        for folder in folders:
+            folder.mkdir()
+        answers = [threads.submit(served.infer, "Gate", [str(folder)], "BYTES") for folder in folders]
+        until((folders[0] / "begun").exists, "the request")
+        until(lambda: told(served, "dragoman_calls_in_flight")["Gate"] == 2, "both requests")
+        for pid in served.workers():
+            os.kill(pid, signal.SIGTERM)  # as a service manager does that signals every process
+        served.terminate()
+        served.until_status("/v2/health/ready", 400)
+        assert served.status("/v2/health/live") == 200
+        assert served.infer("Flat", [1.0]) == (503, {"error": "the server is shutting down"})
+        assert served.process.poll() is None
+        processes = served.workers()
+        for folder in folders:
+            (folder / "go").touch()
+        assert [answer.result(PATIENCE_S)[0] for answer in answers] == [200, 200]
+        assert served.ended() == 0
+        assert not any(Path(f"/proc/{pid}").exists() for pid in processes)
+        assert "Traceback" not in served.log()
+
+
+def test_front_ends_end_with_the_engine() -> None:
+    with started(f"{FRONTS}:Flat", "--front-ends", "2") as served:
+        served.until_ready()
+        processes = served.workers()
+        served.process.kill()
+        assert served.ended() == -signal.SIGKILL
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), "the end of the front ends")
+
+
+# --- ports ---------------------------------------------------------------------------------------------------
+
+
+async def test_port_0_is_one_port_for_all() -> None:
+    settings: Any = {"http_port": 0, "grpc_port": 0, "front_ends": 2, "umbridge_port": 0}
+    async with served_here(settings) as server:
+        assert len({*server.http_ports, server.grpc_port} - {0, -1}) == 3
+        for url in server.http_urls:
+            answer = await asyncio.to_thread(requests.get, f"{url}/v2/health/ready", timeout=PATIENCE_S)
+            assert answer.status_code == 200
+        with pytest.raises(OSError, match="in use"):
+            async with served_here(settings | {"http_port": server.http_ports[0]}):
+                raise AssertionError("two servers share a port")
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", server.grpc_port))
+    with pytest.raises(requests.ConnectionError):
+        requests.get(server.http_url, timeout=PATIENCE_S)
+
+
+def served_here(settings: dict[str, Any]) -> Any:
+    @dragoman.model
+    def half(x: float) -> float:
+        return x / 2
+
+    return dragoman.Server(half, **settings)
+
+
+def test_all_ports_are_held_or_none() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        first = held([("127.0.0.1", 0)])
+        port = first[0].getsockname()[1]
+        first[0].close()
+        with pytest.raises(OSError, match="in use"):
+            held([("127.0.0.1", port), ("127.0.0.1", taken.getsockname()[1])])
+        with socket.create_server(("127.0.0.1", port)):
+            pass
+    with pytest.raises(OSError, match="in use"):
+        held([("127.0.0.1", port), ("127.0.0.1", port)])
+
+
+async def test_what_is_set_wrongly_is_said_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "cert").write_text(json.dumps("no certificate"))
+    settings = {"http_port": 0, "grpc_port": 0, "front_ends": 2, "tls_cert": str(tmp_path / "cert")}
+    with pytest.raises(InvalidInput, match="cannot use certificate"):
+        async with served_here(settings):
+            raise AssertionError("it has started")
