@@ -99,7 +99,10 @@ async def failed(awaitable: Any) -> Any:
 
 
 class FakeEngine:
-    """Answers inference with its own inputs; the model `slow` never ends, `wide` negates, those in `faults` raise."""
+    """Answers inference with its own inputs.
+
+    The model `slow` never ends, `wide` negates, `headed` sets a header, those in `faults` raise.
+    """
 
     def __init__(self) -> None:
         self.faults: dict[str, Exception] = {}
@@ -160,6 +163,8 @@ def _answer(request: Request[Any]) -> object:
     match request.call:
         case Infer(inputs=inputs) if request.model == "wide":  # small negative numbers take ten bytes each
             return Inference({name: replace(t, data=-t.data) for name, t in inputs.items()})
+        case Infer(inputs=inputs, parameters=parameters) if request.model == "headed":
+            return Inference(inputs, metadata={str(parameters["name"]): str(parameters["value"])})
         case Infer(inputs=inputs):
             return Inference(inputs)
         case Live() | Ready():

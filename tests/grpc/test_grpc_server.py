@@ -60,6 +60,31 @@ async def test_a_caller_is_told_when_to_come_again(channel: Any, engine: FakeEng
     assert (told["retry-after"], told["grpc-retry-pushback-ms"]) == ("1", "1000")
 
 
+def headed(name: str, value: str, size: int = 4) -> bytes:
+    message = m.ModelInferRequest(model_name="headed")
+    message.parameters["name"].string_param, message.parameters["value"].string_param = name, value
+    message.inputs.add(name="x", datatype="UINT8", shape=[size])
+    message.raw_input_contents.append(bytes(size))
+    return bytes(message.SerializeToString())
+
+
+@pytest.mark.parametrize("size", [4, 800_000])
+async def test_headers_of_a_model_follow_its_answer(channel: Any, size: int) -> None:
+    call = channel.unary_unary(SERVICE + "ModelInfer")(headed("X-User", " alice and bob", size))
+    assert len(m.ModelInferResponse.FromString(await call).raw_output_contents[0]) == size
+    assert ("x-user", "alice and bob") in list(await call.trailing_metadata())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("x-user", "b\u00f6b"), ("x~", "1"), ("grpc-status", "0"), ("x-bin", "1"), ("te", "1"), ("x", "\n")],
+)
+async def test_headers_that_are_no_metadata_are_refused(channel: Any, name: str, value: str) -> None:
+    fault = await failed(channel.unary_unary(SERVICE + "ModelInfer")(headed(name, value)))
+    assert fault.code() == grpc.StatusCode.INTERNAL
+    assert fault.details().startswith("the model set the header")
+
+
 async def test_an_unknown_fault_is_logged_and_told_blandly(
     channel: Any, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -45,7 +45,8 @@ class ServerCall(Call[Answer]):
 class Inference:
     """The answer to Infer: named tensors in the model's order, and parameters of the answer as a whole.
 
-    `metadata` goes beside the answer to the one caller, where the wire has a place for it: headers over HTTP.
+    `metadata` goes beside the answer to the one caller, where the wire has a place for it: headers over HTTP, trailing
+    metadata over gRPC.
     """
 
     outputs: Tensors

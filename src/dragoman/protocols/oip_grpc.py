@@ -34,9 +34,11 @@ from dragoman.payload import oip_messages as m
 from dragoman.protocols import oip, oip_repository
 from dragoman.protocols.oip_derivatives import derivative, told
 from dragoman.protocols.oip_exchange import exchange
+from dragoman.protocols.oip_headers import checked_metadata
 from dragoman.protocols.oip_inference import FINAL, Form, named, read_infer, write_infer, write_parts
 from dragoman.protocols.wire import (
     Exchange,
+    GrpcAnswer,
     GrpcMethod,
     GrpcProtocol,
     GrpcReply,
@@ -153,7 +155,13 @@ def _infer(policy: Policy, request: GrpcRequest) -> Exchange[Any, bytes] | Excha
     derived = derivative(asked)
     if derived is not None:
         return Exchange(derived, lambda response: write_infer(told(asked, response), form))
-    return Exchange(asked, partial(write_parts, form=form))
+    return Exchange(asked, partial(_written, form=form))
+
+
+def _written(response: Response[Inference], form: Form) -> GrpcReply:
+    message = write_parts(response, form)
+    metadata = response.answer.metadata
+    return GrpcAnswer(message, checked_metadata(metadata)) if metadata else message
 
 
 def _stream_infer(policy: Policy, request: GrpcRequest) -> GrpcStream[Inference]:

@@ -14,10 +14,25 @@ _OURS = re.compile(
     re.ASCII,
 )
 
+# gRPC: what a name of metadata is made of; those that end so hold bytes, and those that begin so are gRPC's own.
+_METADATA_NAME = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)", re.ASCII)
+_METADATA_VALUE = re.compile(r"[\x20-\x7e]*")
+
 
 def checked_headers(metadata: Mapping[str, str]) -> Headers:
     """The headers, their names in lower case. Raises InvalidOutput naming one that is not sent."""
     return tuple(_checked(name, value) for name, value in metadata.items())
+
+
+def checked_metadata(metadata: Mapping[str, str]) -> Headers:
+    """The same as metadata of gRPC, which holds less."""
+    found = checked_headers(metadata)
+    for name, value in found:
+        if _METADATA_NAME.fullmatch(name) is None or _METADATA_VALUE.fullmatch(value) is None:
+            raise InvalidOutput(
+                f"the model set the header {name[:64]!r}, whose name or text gRPC's metadata cannot hold"
+            )
+    return found
 
 
 def _checked(name: str, value: str) -> tuple[str, str]:

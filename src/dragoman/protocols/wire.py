@@ -167,8 +167,15 @@ class GrpcStream(msgspec.Struct, Generic[A], frozen=True):
     end: bytes | None = None
 
 
+class GrpcAnswer(msgspec.Struct, frozen=True):
+    """A message to send, and the metadata that goes after it."""
+
+    message: bytes | Sequence[Buffer]
+    metadata: Headers
+
+
 # A message to send; the parts of a large one follow one another on the wire.
-GrpcReply = bytes | Sequence[Buffer]
+GrpcReply = bytes | Sequence[Buffer] | GrpcAnswer
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import grpc
 
 from dragoman.engine.answers import Answers
-from dragoman.protocols.wire import GrpcProtocol, GrpcRequest
+from dragoman.protocols.wire import GrpcAnswer, GrpcProtocol, GrpcRequest
 from dragoman.transports.grpc_calls import Handler, Refusal, Reply, StreamHandler, UnaryHandler, whole
 from dragoman.transports.grpc_services import handlers
 
@@ -131,7 +131,11 @@ def _method(handler: Handler) -> Any:
         assert isinstance(handler, UnaryHandler)
         request = GrpcRequest(body, _metadata(context), _deadline_s(context))
         try:
-            return whole(await handler.answer(request))
+            reply = await handler.answer(request)
+            if isinstance(reply, GrpcAnswer):
+                context.set_trailing_metadata(reply.metadata)
+                reply = reply.message
+            return whole(reply)
         except Refusal as fault:
             refused = fault
         return await _abort(context, refused)

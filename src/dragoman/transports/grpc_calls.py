@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from dragoman.core.eager import Start
 from dragoman.core.errors import DragomanError, NotReady, ServerError
 from dragoman.engine.answers import Answers
-from dragoman.protocols.wire import Buffer, GrpcMethod, GrpcProtocol, GrpcRequest, GrpcStreamMethod
+from dragoman.protocols.wire import Buffer, GrpcAnswer, GrpcMethod, GrpcProtocol, GrpcRequest, GrpcStreamMethod
 from dragoman.transports.aside import LARGE, Aside, weight
 from dragoman.transports.bodies import Bodies
 
@@ -55,7 +55,7 @@ class Peer(Protocol):
 class UnaryHandler:
     """Answers one message with one. Raises Refusal."""
 
-    answer: Callable[[GrpcRequest], Coroutine[Any, Any, Reply]]
+    answer: Callable[[GrpcRequest], Coroutine[Any, Any, Reply | GrpcAnswer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Unary:
     method: GrpcMethod
     aside: Aside
 
-    async def answer(self, request: GrpcRequest) -> Reply:
+    async def answer(self, request: GrpcRequest) -> Reply | GrpcAnswer:
         """A client that leaves cancels this coroutine."""
         request_id = ""
         try:

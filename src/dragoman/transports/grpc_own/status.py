@@ -4,6 +4,7 @@ from base64 import b64encode
 from typing import Final
 from urllib.parse import quote
 
+from dragoman.protocols.wire import Headers
 from dragoman.transports.grpc_calls import Refusal
 from dragoman.transports.http2.fields import Field, encoded
 
@@ -33,6 +34,11 @@ OK: Final = encoded([(b"grpc-status", b"0")])
 
 # The specification's percent-encoding: printable ASCII but the percent sign stays.
 _PLAIN: Final = "".join(chr(c) for c in range(0x20, 0x7F) if chr(c) != "%")
+
+
+def ok(metadata: Headers) -> bytes:
+    """The block that ends an answer with metadata."""
+    return encoded([(b"grpc-status", b"0"), *(_metadata(name, value) for name, value in metadata)])
 
 
 def trailers(fault: Refusal) -> bytes:

@@ -6,12 +6,12 @@ from collections.abc import Coroutine
 from typing import Any
 
 from dragoman.core.eager import Start
-from dragoman.protocols.wire import Buffer, GrpcRequest
+from dragoman.protocols.wire import Buffer, GrpcAnswer, GrpcRequest
 from dragoman.transports.grpc_calls import Refusal, Reply, UnaryHandler, parts_of, told
 from dragoman.transports.grpc_own.call import SMALL, Call, House, unread
 from dragoman.transports.grpc_own.head import CallHead
 from dragoman.transports.grpc_own.messages import Messages, prefix
-from dragoman.transports.grpc_own.status import HEAD, OK
+from dragoman.transports.grpc_own.status import HEAD, OK, ok
 from dragoman.transports.http2.stream import Stream
 
 log = logging.getLogger("dragoman.grpc")
@@ -84,13 +84,13 @@ class UnaryCall(Call):
         if not self._gone and message is not None:
             self._start(message)
 
-    async def _answer_packed(self, packed: Buffer) -> Reply:
+    async def _answer_packed(self, packed: Buffer) -> Reply | GrpcAnswer:
         handler = self.head.handler
         assert isinstance(handler, UnaryHandler)
         message = await self.unpacked(packed)
         return await handler.answer(GrpcRequest(message, self.head.metadata, self.deadline_s))
 
-    def _begin(self, answering: Coroutine[Any, Any, Reply]) -> None:
+    def _begin(self, answering: Coroutine[Any, Any, Reply | GrpcAnswer]) -> None:
         start = Start(answering, self._house.loop)
         if start.task is not None:
             self.run(start.task)
@@ -102,7 +102,7 @@ class UnaryCall(Call):
         fault = task.exception()
         self._send(None if fault is not None else task.result(), fault)
 
-    def _send(self, reply: Reply | None, fault: BaseException | None) -> None:
+    def _send(self, reply: Reply | GrpcAnswer | None, fault: BaseException | None) -> None:
         if fault is not None or reply is None:
             self.refuse(fault if isinstance(fault, Refusal) else _unexpected(fault))
             return
@@ -113,13 +113,14 @@ class UnaryCall(Call):
             size = len(reply)
             self._stream.answer(HEAD, (_pack(0, size), reply), size + 5, OK)
             return
-        parts = [memoryview(part).cast("B") for part in parts_of(reply)]
+        message, ending = (reply.message, ok(reply.metadata)) if isinstance(reply, GrpcAnswer) else (reply, OK)
+        parts = [memoryview(part).cast("B") for part in parts_of(message)]
         size = sum(map(len, parts))
         if self._house.bodies.over and size > SMALL:
             self.refuse(unread(self._house.bodies))
             return
         self._gone = True
-        self._stream.answer(HEAD, (_pack(0, size), *parts), size + 5, OK)
+        self._stream.answer(HEAD, (_pack(0, size), *parts), size + 5, ending)
 
 
 def _unexpected(fault: BaseException | None) -> Refusal:
