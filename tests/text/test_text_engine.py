@@ -217,7 +217,7 @@ def test_tensors_in_tensors_out(served: Running, greedy: str, wire: str) -> None
             "story",
             [_tensor(module, [PROMPT, "The"])],
             outputs=[module.InferRequestedOutput(n) for n in ("text_output", "finish_reason", "generated_tokens")],
-            parameters={"max_tokens": 10},
+            parameters={"max_tokens": 10, "m\u00e4rchen\u8a71": 1},  # what nobody knows is told in a header
         )
     assert answer.as_numpy("text_output")[0].decode() == greedy
     assert answer.as_numpy("finish_reason")[0] in (b"length", b"eos_token")

@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
@@ -46,6 +47,8 @@ _LISTS = ("stop", "stop_token_ids", "bad_words", "logit_bias")
 _WIRE = frozenset({"timeout", "priority", "sequence_id", "sequence_start", "sequence_end", "content_type", "headers"})
 _MOST_NEW = 20
 _MOST_SEQUENCES = 64
+# Unknown parameters that the answer names.
+_MOST_NAMED = 32
 
 
 async def whole(generates: Generates, call: Infer) -> Inference:
@@ -54,7 +57,8 @@ async def whole(generates: Generates, call: Infer) -> Inference:
     source: Any = generates(asked)
     async with aclosing(source) as found:
         generation = joined([piece async for piece in found])
-    told = {"x-ignored-parameters": ", ".join(ignored)} if ignored else {}
+    names = [quote(name[:64], safe=".-_") for name in ignored[:_MOST_NAMED]]
+    told = {"x-ignored-parameters": ", ".join(names)} if names else {}
     return Inference(_outputs(generation.texts, whole=True), metadata=told)
 
 
