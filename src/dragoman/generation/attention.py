@@ -101,11 +101,13 @@ class Step:
     def __post_init__(self) -> None:
         device = self.cache.keys.device
         heads, length = self.cache.shape.heads, self.cache.length
-        slots = [span.slot for span in (*self.decodes, *self.chunks) for _ in range(span.count)]
-        offsets = [place for span in (*self.decodes, *self.chunks) for place in range(span.start, span.stop)]
-        first = torch.tensor(slots, device=device) * (heads * length) + torch.tensor(offsets, device=device)
+        first = [span.slot * heads * length + span.start for span in self.decodes]
+        for span in self.chunks:
+            begin = span.slot * heads * length
+            first += range(begin + span.start, begin + span.stop)
         # Where each row's key goes among the cache's vectors of one layer, [heads * rows].
-        self.places = (first[None] + torch.arange(0, heads * length, length, device=device)[:, None]).reshape(-1)
+        each = torch.arange(0, heads * length, length, device=device)[:, None]
+        self.places = (each + torch.tensor(first, device=device)).view(-1)
         self._together()
 
     def _together(self) -> None:
@@ -200,8 +202,7 @@ def _hidden(stops: Sequence[int], length: int, window: int, like: torch.Tensor) 
     seen = places < ends
     if window:
         seen &= places >= ends - window
-    mask = torch.zeros(seen.shape).masked_fill_(~seen, float("-inf"))
-    return mask[:, None].to(like.device, like.dtype)
+    return torch.where(seen, 0.0, float("-inf"))[:, None].to(like.device, like.dtype)
 
 
 def _weights(scores: torch.Tensor, form: Form, mask: torch.Tensor) -> torch.Tensor:

@@ -38,6 +38,8 @@ class Chooser:
         self._seen = np.array(sorted(set(prompt)), np.int64) if sampling.repetition_penalty != 1 else None
         self._bias = np.array(list(sampling.logit_bias), np.int64)
         self._biases = np.array(list(sampling.logit_bias.values()), np.float32)
+        penalties = sampling.presence_penalty or sampling.frequency_penalty
+        self._ruled = bool(self._seen is not None or penalties or len(self._bias) or bad or guide is not None)
 
     def copy(self) -> "Chooser":
         """One that goes its own way from here, with the same random numbers before it."""
@@ -55,16 +57,7 @@ class Chooser:
     @property
     def ruled(self) -> bool:
         """Whether any rule but those of drawing may change the logits now."""
-        given = self.sampling
-        return bool(
-            self._seen is not None
-            or given.presence_penalty
-            or given.frequency_penalty
-            or len(self._bias)
-            or self._bad
-            or self._guide is not None
-            or len(self._text) < given.min_new_tokens
-        )
+        return self._ruled or len(self._text) < self.sampling.min_new_tokens
 
     def choose(self, logits: rules.Logits) -> int:
         """The next token. Raises ValueError where the rules leave none."""

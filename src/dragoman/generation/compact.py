@@ -37,7 +37,7 @@ class Compact:
     """
 
     def __init__(self, model: Any, forms: Mapping[int, Form], packed: bool) -> None:
-        self._multiply = (lambda *parts: PackedLinear(*_joined(parts))) if packed else (lambda *parts: _plain(parts))
+        self._multiply = _packed if packed else _plain
         self._eps = float(model.config.rms_norm_eps)
         self._embed = model.model.embed_tokens.weight
         self._rotary, self._norm = model.model.rotary_emb, model.model.norm.weight
@@ -118,6 +118,10 @@ def _joined(parts: tuple[nn.Linear, ...]) -> tuple[torch.Tensor, torch.Tensor | 
     )
 
 
-def _plain(parts: tuple[nn.Linear, ...]) -> Multiply:
+def _packed(*parts: nn.Linear) -> Multiply:
+    return PackedLinear(*_joined(parts)).forward
+
+
+def _plain(*parts: nn.Linear) -> Multiply:
     weight, bias = (parts[0].weight, parts[0].bias) if len(parts) == 1 else _joined(parts)
     return lambda rows: linear(rows, weight, bias)

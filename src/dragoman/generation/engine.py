@@ -22,6 +22,8 @@ from dragoman.generation.writer import Ends, Writer
 
 log = logging.getLogger("dragoman.generation")
 
+_Computed = tuple[list[Work], list[Row], torch.Tensor]
+
 
 class Engine:
     """Belongs to one thread, which adds jobs, cancels them and calls `step` as long as there is work."""
@@ -54,48 +56,42 @@ class Engine:
 
     def step(self) -> None:
         """One token more for every text under way, and a portion of the prompts that wait for their first."""
-        works = self.scheduler.plan()
-        ready: list[tuple[Job, Sequence, torch.Tensor]] = []
-        for work, logits in self._computed(works):
-            job = cast("Job", work.task)
-            sequence = work.sequence
-            if job.wants_prefill:
-                self._guarded(job, self._note, job, work, logits)
-            sequence.computed += work.count
-            if not sequence.pending and job in self.scheduler.running:
-                ready.append((job, sequence, logits[-1:]))
         searches: dict[Job, dict[Sequence, torch.Tensor]] = {}
-        texts: list[tuple[Job, Sequence, torch.Tensor]] = []
-        for job, sequence, logits in ready:
-            if job.asked.sampling.num_beams > 1:
-                searches.setdefault(job, {})[sequence] = logits
-            else:
-                texts += [(job, each, logits) for each in self._started(job, sequence)]
-        if texts:
-            self._write(texts)
+        for works, rows, logits in self._computed(self.scheduler.plan()):
+            texts: list[tuple[Job, Sequence, int]] = []
+            stop = 0
+            for work, row in zip(works, rows, strict=True):
+                job, sequence = cast("Job", work.task), work.sequence
+                start, stop = stop, stop + row.wanted
+                if job.wants_prefill:
+                    self._guarded(job, self._note, job, work, logits[start:stop])
+                sequence.computed += work.count
+                if sequence.pending or job not in self.scheduler.running:
+                    continue
+                if job.asked.sampling.num_beams > 1:
+                    searches.setdefault(job, {})[sequence] = logits[stop - 1 : stop]
+                else:
+                    texts += [(job, each, stop - 1) for each in self._started(job, sequence)]
+            self._write(texts, logits)
         for job, found in searches.items():
             self._guarded(job, self._search, job, torch.cat([found[each] for each in job.sequences]))
 
     # --- computing ---------------------------------------------------------------------------------------
 
-    def _computed(self, works: list[Work]) -> list[tuple[Work, torch.Tensor]]:
-        """Each work with its logits. What cannot be computed together is computed alone, and ends where that fails."""
+    def _computed(self, works: list[Work]) -> list[_Computed]:
+        """Works, what each brought and their logits. What cannot be computed together is computed alone, and ends where
+        that fails."""
         if not works:
             return []
         rows = [self._row(work) for work in works]
         try:
-            return list(zip(works, self._run(rows), strict=True))
+            return [(works, rows, self._runner.run(self._memory.cache, rows))]
         except Exception as fault:
             if len(works) == 1:
                 self._fail(cast("Job", works[0].task), fault)
                 return []
             log.exception("a step of %d sequences failed; they are computed one by one", len(works))
         return [pair for work in works for pair in self._computed([work])]
-
-    def _run(self, rows: list[Row]) -> tuple[torch.Tensor, ...]:
-        logits = self._runner.run(self._memory.cache, rows)
-        parts: tuple[torch.Tensor, ...] = torch.split(logits, [row.wanted for row in rows])
-        return parts
 
     def _row(self, work: Work) -> Row:
         sequence, job = work.sequence, cast("Job", work.task)
@@ -155,8 +151,13 @@ class Engine:
         guide = asked.guides() if asked.guides is not None else None
         return Chooser(asked.sampling, seed or 0, asked.tokens, ends.own | ends.asked, asked.bad, guide)
 
-    def _write(self, texts: list[tuple[Job, Sequence, torch.Tensor]]) -> None:
-        logits = texts[0][2] if len(texts) == 1 else torch.cat([found for _, _, found in texts])
+    def _write(self, texts: list[tuple[Job, Sequence, int]], logits: torch.Tensor) -> None:
+        """A token for each text, from its row of the logits."""
+        if not texts:
+            return
+        rows = [row for _, _, row in texts]
+        if rows != list(range(len(logits))):
+            logits = logits[rows]
         choices = sampler.choose(logits, [job.writers[sequence].chooser for job, sequence, _ in texts])
         for (job, sequence, _), choice in zip(texts, choices, strict=True):
             if job not in self.scheduler.running:

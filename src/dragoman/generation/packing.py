@@ -23,6 +23,7 @@ class PackedLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _ROWS)
         self.bias = None if bias is None else bias.detach()
+        self._multiply = torch.ops.mkldnn._linear_pointwise.default
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """A row's result is the same to the last bit whatever rows are beside it."""
@@ -33,7 +34,7 @@ class PackedLinear(nn.Module):
         return found[:count].view(*rows.shape[:-1], -1)
 
     def _product(self, rows: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
+        found: torch.Tensor = self._multiply(rows, self.packed, self.bias, "none", [], "")
         return found
 
 

@@ -3,9 +3,8 @@
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
@@ -32,8 +31,7 @@ _NONE: Mapping[str, Path] = {}
 _PAYS = 0.9
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """What one sequence brings to a step: tokens from its own place `start` on, and whose logits are wanted.
 
     `wanted`: logits of so many of the last tokens. `adapter` is the name of the LoRA adapter, "" for none.

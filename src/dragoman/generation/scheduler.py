@@ -87,41 +87,47 @@ class Scheduler:
         self._make_room()
         self._admit()
         self._compact()
-        works = [Work(task, each, 1) for task in self.running for each in task.sequences if each.decoding]
-        works.sort(key=lambda work: work.sequence.slot)
-        left = self._chunk
+        texts, prompts, left = [], [], self._chunk
         for task in self.running:
             for sequence in task.sequences:
+                if sequence.decoding:
+                    texts.append(Work(task, sequence, 1))
+                    continue
                 # A prompt is always cut at the same places, so that its numbers do not depend on who is beside it.
                 count = min(self._chunk - sequence.computed % self._chunk, sequence.pending)
-                if not sequence.decoding and count <= left:
-                    works.append(Work(task, sequence, count))
+                if count <= left:
+                    prompts.append(Work(task, sequence, count))
                     left -= count
+        texts.sort(key=_slot)
         # Rows of one token come first, as one of a prompt may be.
-        return sorted(works, key=lambda work: work.count > 1)
+        return texts + sorted(prompts, key=_several) if prompts else texts
 
     # ------------------------------------------------------------------------------------------------------
 
     def _longest(self) -> int:
-        return max((len(each.tokens) for task in self.running for each in task.sequences), default=0)
+        return max([len(each.tokens) for task in self.running for each in task.sequences], default=0)
 
     def _top(self) -> int:
         """How many slots there must be for those in use."""
-        return 1 + max((slot for task in self.running for slot in _slots(task)), default=-1)
+        return 1 + max(self._used(), default=-1)
+
+    def _used(self) -> list[int]:
+        return [slot for task in self.running for slot in _slots(task)]
 
     def _make_room(self) -> None:
         while self.running:
-            if not self._room.fits(self._top(), self._longest()):
+            top, longest = self._top(), self._longest()
+            if not self._room.fits(top, longest):
                 self._compact(always=True)
-            if self._room.fits(self._top(), self._longest()) or len(self.running) == 1:
-                break
+                top = self._top()
+            if self._room.fits(top, longest) or len(self.running) == 1:
+                self._room.reserve(top, longest)
+                return
             task = self.running.pop()
             self._vacate(task)
             task.restart()
             self.waiting.appendleft(task)
             self.preempted += 1
-        if self.running:
-            self._room.reserve(self._top(), self._longest())
 
     def _admit(self) -> None:
         while self.waiting:
@@ -148,8 +154,9 @@ class Scheduler:
 
     def _compact(self, *, always: bool = False) -> None:
         """Move sequences out of high slots where many below are empty: attention runs over all up to the highest."""
-        used = sum(len(_slots(task)) for task in self.running)
-        if not always and self._top() <= used + max(1, used // 2):
+        slots = self._used()
+        used = len(slots)
+        if not always and max(slots, default=-1) < used + max(1, used // 2):
             return
         for task in self.running:
             task.spare = [self._lower(slot, used) for slot in task.spare]
@@ -168,6 +175,14 @@ class Scheduler:
         for sequence in task.sequences:
             sequence.slot, sequence.computed = -1, 0
         task.spare = []
+
+
+def _slot(work: Work) -> int:
+    return work.sequence.slot
+
+
+def _several(work: Work) -> bool:
+    return work.count > 1
 
 
 def _slots(task: Task) -> list[int]:

@@ -179,7 +179,8 @@ class _Call:
             if prompts is not None and self._come:
                 come = [self._come.popleft() for _ in range(len(self._come))]
                 texts -= sum(bool(text.finish) for text in come)
-                yield joined([Generation(tuple(come), prompts)])
+                found = Generation(tuple(come), prompts)
+                yield found if len(come) == 1 else joined([found])
                 prompts = ()
             if self._fault is not None:
                 raise self._fault

@@ -16,6 +16,8 @@ class StopStrings:
         """What of the text so far is certain now; after a stop string nothing is."""
         if self.found:
             return ""
+        if not self._strings:
+            return text
         self._held += text
         places = [(self._held.find(string), -len(string), string) for string in self._strings]
         hits = [place for place in places if place[0] >= 0]
