@@ -16,6 +16,7 @@ MOST_WORDS = 256
 MOST_BIASES = 1024
 MOST_TOP = 20
 _MOST_CHARACTERS = 4096
+_COLD = 1e-5  # dividing by less makes logits of any model so large that FP32 cannot tell them apart
 _MOST_INTEGER = (1 << 31) - 1
 _MOST_SEED = (1 << 64) - 1
 
@@ -85,9 +86,15 @@ def number(least: float, most: float = math.inf, *, above: bool = False, below: 
 
     sides = [f"{'>' if above else '>='} {least}"] if math.isfinite(least) else []
     sides += [f"{'<' if below else '<='} {most}"] if math.isfinite(most) else []
-    if above and least == 0 and math.isinf(most):
+    if above and least == 0 and most >= 1e6:
         return Kind("a number that is strictly positive", read)
     return Kind(" ".join(["a number", " and ".join(sides)]).strip(), read)
+
+
+def _positive(least: float, most: float) -> Kind:
+    """A number above 0 that FP32 can multiply by and divide by."""
+    size = number(least, most)
+    return Kind(f"a number that is strictly positive, from {least:g} to {most:g}", size.read)
 
 
 def texts(most: int) -> Kind:
@@ -157,18 +164,18 @@ KINDS: Mapping[str, Kind] = {
     "min_new_tokens": integer(0),
     "do_sample": flag(),
     "seed": integer(0, _MOST_SEED),
-    "temperature": number(0.0),
+    "temperature": number(0.0, 1e6),
     "top_k": _top_k(),
     "top_p": number(0.0, 1.0),
     "min_p": number(0.0, 1.0),
     "typical_p": number(0.0, 1.0, above=True),
-    "repetition_penalty": number(0.0, above=True),
+    "repetition_penalty": _positive(1e-4, 1e4),
     "presence_penalty": number(-2.0, 2.0),
     "frequency_penalty": number(-2.0, 2.0),
     "n": integer(1),
     "best_of": integer(1),
     "num_beams": integer(1),
-    "length_penalty": number(-math.inf),
+    "length_penalty": number(-100.0, 100.0),
     "early_stopping": _early_stopping(),
     "stop": texts(MOST_STOPS),
     "stop_token_ids": token_ids(MOST_TOKEN_IDS),
@@ -191,11 +198,12 @@ KINDS: Mapping[str, Kind] = {
 def sampling(fields: Mapping[str, Any], names: Mapping[str, str], most: int) -> Sampling:
     """The Sampling of fields that are fit each by itself; `names` is what the caller calls them.
 
-    A temperature, or a top_p, of 0 leaves the likeliest token alone, so it is greedy. `most` bounds the sequences of
+    A temperature, or a top_p, of 0, or so little that nothing else comes of it, leaves the likeliest token alone, so it
+    is greedy. `most` bounds the sequences of
     a prompt. Raises InvalidInput where fields contradict each other.
     """
     made = Sampling(**fields)
-    if made.temperature == 0 or made.top_p == 0:
+    if made.temperature < _COLD or made.top_p == 0:
         made = Sampling(**{**fields, "do_sample": False, "temperature": 1.0, "top_p": 1.0})
     if made.n > 1 or made.best_of > 1 or made.num_beams > 1:
         _check_sequences(made, names, most)

@@ -13,6 +13,8 @@ from dragoman.core.text import Grammar
 # White space between the parts of JSON: none, a space, or a line break and what indents the next line. More would be
 # allowed by JSON, and a small model that has lost its way writes nothing else to the end.
 _SPACE = r"(?: |\r?\n(?: {0,16}|\t{0,8}))?"
+# Characters of a grammar: what reading it takes grows with their square.
+_MOST: Mapping[str, int] = {"json_schema": 1 << 18, "regex": 1 << 16, "choice": 1 << 16, "lark": 1 << 15}
 _KINDS = ("json_schema", "json_object", "regex", "lark", "choice")
 
 
@@ -77,6 +79,9 @@ def _compiled(matcher: Any, grammar: Grammar) -> str:
     }
     if grammar.kind not in made:
         raise ValueError(f"expected one of {', '.join(_KINDS)}, got {grammar.kind!r}")
+    most = _MOST.get(grammar.kind, 0)
+    if len(grammar.text) > most > 0:
+        raise ValueError(f"expected at most {most} characters, got {len(grammar.text)}")
     compiled: str = made[grammar.kind](grammar.text)
     return compiled
 
@@ -109,14 +114,20 @@ class _Follower:
             found[self._ends] = True
             return found
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        if self._matcher.is_error():  # it ends itself where following it would take too long
-            raise InvalidInput(f"grammar: too complex to follow: {self._matcher.get_error().partition(chr(10))[0]}")
+        self._check()
         bits = np.unpackbits(mask, bitorder="little")[: self._size]
         found[: len(bits)] = bits
         return found
 
+    def _check(self) -> None:
+        """llguidance gives up where to go on would take too long, or too much memory."""
+        told = self._matcher.get_error() if self._matcher.is_error() else ""
+        if "too" in told.lower() or "max is" in told:
+            raise InvalidInput(f"grammar: too complex to follow: {told.partition(chr(10))[0][:200]}")
+
     def took(self, token: int) -> None:
         if not self._matcher.consume_token(token):
+            self._check()
             raise ValueError(f"token {token} is not what the grammar allows: {self._matcher.get_error()}")
 
     def copy(self) -> "Guide":

@@ -12,6 +12,9 @@ from dragoman.generation.job import Asked
 from dragoman.generation.limits import Limits
 from dragoman.generation.vocabulary import Vocabulary
 
+# How much shorter a tokenizer may make a text before it cuts it.
+_SPARE = 4
+
 
 class Intake:
     """Takes calls for one model. `budget` is how many tokens the cache holds in all."""
@@ -41,12 +44,23 @@ class Intake:
         return found
 
     def _tokens(self, prompt: Prompt, given: Sampling) -> tuple[str, list[int]]:
+        if isinstance(prompt, str) and given.truncate is None:
+            self._check_size(prompt)
         text, tokens = self.vocabulary.encode(prompt)
         if not tokens:
             raise InvalidInput("prompt: expected at least one token, got an empty prompt")
         if given.truncate is not None:
             tokens = tokens[-given.truncate :]
         return text, tokens
+
+    def _check_size(self, prompt: str) -> None:
+        """Raises InvalidInput where a text cannot fit, which to cut it into tokens first would take long to tell."""
+        context, least = self._limits.max_context, len(prompt) // self.vocabulary.longest
+        if least > context * _SPARE:
+            raise InvalidInput(
+                f"prompt: expected less than {context} tokens, the context of the model, got {len(prompt)} characters, "
+                f"at least {least // _SPARE} tokens"
+            )
 
     def _length(self, prompt: int, given: Sampling) -> int:
         """How many tokens the text may have."""

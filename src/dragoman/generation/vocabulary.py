@@ -12,6 +12,8 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.text import Chat, Prompt, TokenSpan
 from dragoman.generation.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
 
+# A text of more characters is cut by what lets other threads go on, and knows no places in the text.
+_LONG = 1000
 # How many of a prompt's last tokens a text's first characters may depend on.
 _BEFORE = 6
 
@@ -48,7 +50,7 @@ class Vocabulary:
         """A prompt's text, and its tokens with the characters that each of them covers."""
         text, ids = self.encode(prompt)
         if self._fast is not None and not isinstance(prompt, tuple):
-            found = self._fast.encode(text, add_special_tokens=isinstance(prompt, str))
+            (found,) = self._fast.encode_batch([text], add_special_tokens=isinstance(prompt, str))
             places = found.offsets
         else:
             places = self._reckoned(ids)
@@ -61,6 +63,9 @@ class Vocabulary:
         return bool(self.tokenizer.chat_template)
 
     def cut(self, text: str, *, special: bool = False) -> list[int]:
+        if self._fast is not None and len(text) > _LONG:
+            (long,) = self._fast.encode_batch_fast([text], add_special_tokens=special)
+            return list(long.ids)
         if self._fast is not None:
             fast: list[int] = self._fast.encode(text, add_special_tokens=special).ids
             return fast
@@ -126,6 +131,11 @@ class Vocabulary:
             return self._bytes.get(token, b"").decode("utf-8", "replace")
         writer = self.detokenizer(self._anchor, skip_special=False, spaces=False)
         return writer.add(token) or writer.rest()
+
+    @cached_property
+    def longest(self) -> int:
+        """How many characters of a text a token can stand for."""
+        return max(map(len, self.tokenizer.get_vocab()), default=1)
 
     @cached_property
     def _anchor(self) -> list[int]:

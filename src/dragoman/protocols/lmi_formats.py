@@ -62,7 +62,8 @@ class Formatter:
 
     def _answer(self, at: int, texts: Sequence[Text]) -> dict[str, Any]:
         answer: dict[str, Any] = {"generated_text": self._full(at, texts[0])}
-        wanted = self._asked.given.options.get("details", self._compat)
+        # LMI: where several texts were asked for the others are in the details, so these are there unless refused.
+        wanted = self._asked.given.options.get("details", self._compat or self.ranked)
         if wanted and self._model.rolling:
             answer["details"] = self._details(at, texts)
         return answer

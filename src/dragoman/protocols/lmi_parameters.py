@@ -97,6 +97,7 @@ def parameters(values: Mapping[str, Any], policy: Policy, *, infer_do_sample: bo
         found.names["n"] = "best_of"
     if fields.get("num_beams", 1) > 1 and not {"n", "best_of"} & fields.keys():
         fields["n"] = fields["num_beams"]
+        found.names["n"] = "num_beams"
     if found.options.get("decoder_input_details"):
         fields.setdefault("prompt_logprobs", 0)
     found.options.setdefault("prefill", "prompt_logprobs" in fields)

@@ -19,7 +19,7 @@ MOST_INPUTS = 4
 
 PARAMETERS: Mapping[str, Parameter] = {
     "best_of": sets("n", integer(1, MOST_BEST_OF)),
-    "temperature": sets("temperature", number(0.0, above=True)),
+    "temperature": sets("temperature", number(0.0, 1e6, above=True)),
     "repetition_penalty": sets("repetition_penalty"),
     "frequency_penalty": sets("frequency_penalty"),
     "top_k": sets("top_k", integer(1)),
