@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from dragoman.core.calls import Measure, Ready, Request, Response
 from dragoman.core.errors import DragomanError, ServerError
 from dragoman.core.metrics import Family, Sample
-from dragoman.engine.answers import Answers
+from dragoman.engine.answers import AnswersNow
 
 log = logging.getLogger("dragoman.front_end")
 
@@ -23,7 +23,9 @@ class Desk:
 
     name = "server"
 
-    def __init__(self, engine: Answers, ready: Callable[[], bool], measured: Callable[[], tuple[Family, ...]]) -> None:
+    def __init__(
+        self, engine: AnswersNow, ready: Callable[[], bool], measured: Callable[[], tuple[Family, ...]]
+    ) -> None:
         self._engine = engine
         self._ready = ready
         self._measured = measured
@@ -33,12 +35,27 @@ class Desk:
     def one(self, request: Request[Any]) -> NoReturn:
         raise AssertionError("front ends ask side by side")
 
+    def now(self, request: Request[Any]) -> Response[Any] | None:
+        """The answer, where it is there without anybody waiting."""
+        try:
+            response = self._engine.now(request)
+        except Exception as fault:
+            self.calls += 1
+            raise _told(fault, request) from fault
+        if response is None:
+            return None
+        self.calls += 1
+        return self._completed(response, request)
+
     async def one_async(self, request: Request[Any]) -> Response[Any]:
         self.calls += 1
         try:
-            response: Response[Any] = await self._engine.call(request)
+            return self._completed(await self._engine.call(request), request)
         except Exception as fault:
             raise _told(fault, request) from fault
+
+    def _completed(self, response: Response[Any], request: Request[Any]) -> Response[Any]:
+        """The engine's answer, with what it does not know: how the front ends are."""
         match request.call:
             case Ready() if not request.model:
                 return Response(response.answer and self._ready(), response.model, response.version)

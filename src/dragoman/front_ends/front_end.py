@@ -49,7 +49,7 @@ class FrontEnd:
             ours.close()
             shared.close(memory or ())
             raise ServerError(f"there is no process for a front end: {fault}") from fault
-        self._worker = Worker(self.desk, ours, memory, told=self._told)
+        self._worker = Worker(self.desk, ours, memory, told=self._told, now=self.desk.now)
         self._watching = asyncio.create_task(self._watch(self._process))
         self._worker.tell(Kind.SPEC, self._hello)
         try:

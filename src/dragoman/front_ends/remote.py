@@ -5,6 +5,7 @@ import itertools
 import socket
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 from dragoman.core.calls import Request, Response
@@ -14,6 +15,7 @@ from dragoman.workers.channel import Channel
 from dragoman.workers.frames import Frame, Kind, encode
 from dragoman.workers.pool import WINDOW
 from dragoman.workers.replica import Job
+from dragoman.workers.settled import settle
 from dragoman.workers.streams import Stream
 
 A = TypeVar("A")
@@ -52,16 +54,7 @@ class RemoteEngine:
 
     async def call(self, request: Request[A]) -> Response[A]:
         future: asyncio.Future[Response[A]] = self._loop.create_future()
-
-        def deliver(value: Any, error: DragomanError | None, _last: bool) -> None:
-            if future.done():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(value)
-
-        job = self._asked(Kind.CALL, request, deliver)
+        job = self._asked(Kind.CALL, request, partial(settle, future))
         try:
             return await future
         except asyncio.CancelledError:
