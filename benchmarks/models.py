@@ -57,3 +57,22 @@ class Batched(dragoman.Model):
         rows = call.inputs["INPUT0"].data
         time.sleep(0.001 + 0.00002 * len(rows))
         return rows.copy()
+
+
+class Numbers(dragoman.Model):
+    """Gives numbers back as they came, however many."""
+
+    inputs = (dragoman.TensorSpec("x", dragoman.FP32, (-1,)),)
+    outputs = (dragoman.TensorSpec("y", dragoman.FP32, (-1,)),)
+    placement = "inline"
+
+    def infer(self, call: dragoman.Infer) -> dragoman.Tensor:
+        return call.inputs["x"]
+
+
+class NumbersInThread(Numbers):
+    placement = "thread"
+
+
+class NumbersInProcess(Numbers):
+    placement = "process"

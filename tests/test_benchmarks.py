@@ -186,3 +186,11 @@ def test_generation_writes_as_many_tokens_as_were_asked_for() -> None:
     assert {(row["side"], row["clients"]) for row in rows} == {(s, c) for s in ("dragoman", "generate") for c in (1, 4)}
     assert all(row["tokens_per_s"] > 0 and row["first_ms"] > 0 for row in rows)
     assert len(rows_of(shown)) == 2 + len(rows)
+
+
+def test_big_tensors_are_checked_and_take_less_than_three_times_their_memory() -> None:
+    run("big_tensors", "--mib", "80", "--placements", "process")
+    rows = results("big_tensors")["rows"]
+    assert [(r["wire"], r["placement"]) for r in rows] == [("rest", "process"), ("grpc", "process")]
+    assert all(r["idle_mib"] < r["peak_mib"] - 80 for r in rows)
+    assert all(r["peak_mib"] - r["idle_mib"] < 3 * 80 for r in rows)

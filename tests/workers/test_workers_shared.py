@@ -145,7 +145,7 @@ async def test_many_calls_at_a_time() -> None:
         assert [first(answer) for answer in answers] == list(range(300))
 
 
-async def test_what_is_too_large_goes_as_ever() -> None:
+async def test_what_is_too_large_for_an_arena_takes_none_of_it() -> None:
     async with processes("Echo") as pool:
         answer = await pool.call(big(7, shared._SIZE // 8 + 1))
         assert first(answer) == 7

@@ -22,6 +22,9 @@ Buffer = bytes | memoryview
 _HEAD = struct.Struct("<IIQQ")
 _PLACE = struct.Struct("<QQ")  # where a part in shared memory begins, and its length
 _SHARED = 1 << 63  # marks the length of a part that is such a place
+_LENT = struct.Struct("<QQQ")  # number, beginning and length of a part in a room, whose place follows
+_ROOM = 1 << 62  # marks the length of a part that is so lent
+_LENGTH = _ROOM - 1
 _ALIGN = 16  # arrays begin where any SIMD-free C code may read them
 _SMALL = 64 * 1024  # frames up to this are gathered in one buffer that is used again
 _JOINED = 32 * 1024  # frames up to this are sent as one piece, which is cheaper than many
@@ -82,13 +85,18 @@ def encode(kind: Kind, job: int = 0, value: object = None, arena: Arena | None =
     parts = _plain(value) or _pickled(value)
     lengths = [len(part) for part in parts]
     for at in range(1, len(parts)):
-        if arena is not None and lengths[at] >= LEAST and (start := arena.put(parts[at])) is not None:
+        if arena is None or lengths[at] < LEAST:
+            continue
+        if (lent := arena.lend(parts[at])) is not None:
+            parts[at] = _LENT.pack(*lent[:2], lengths[at]) + lent[2].encode()
+            lengths[at] = len(parts[at]) | _ROOM
+        elif (start := arena.put(parts[at])) is not None:
             parts[at], lengths[at] = _PLACE.pack(start, lengths[at]), _PLACE.size | _SHARED
     return _framed(kind, job, parts, lengths)
 
 
 def _framed(kind: Kind, job: int, parts: list[Buffer], told: list[int]) -> list[Buffer]:
-    lengths = [length & ~_SHARED for length in told]
+    lengths = [length & _LENGTH for length in told]
     count = len(parts)
     table = struct.pack(f"<{count}Q", *told) + _PADS[-8 * count % _ALIGN]
     size = len(table) + sum(map(_padded, lengths))
@@ -150,11 +158,15 @@ class Parser:
         start = _padded(8 * count)
         parts: list[memoryview] = []
         for told in struct.unpack_from(f"<{count}Q", body):
-            length = told & ~_SHARED
+            length = told & _LENGTH
             part = body[start : start + length]
             if told & _SHARED:
                 assert self._shared is not None, "who shares no memory is sent no place in it"
                 part = self._shared.block(*_PLACE.unpack(part))
+            elif told & _ROOM:
+                assert self._shared is not None, "who shares no memory is lent none"
+                number, begin, size = _LENT.unpack_from(part)
+                part = self._shared.entered(number, begin, size, str(part[_LENT.size :], "ascii"))
             parts.append(part)
             start = _padded(start + length)
         return Frame(kind, job, parts)

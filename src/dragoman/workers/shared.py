@@ -2,6 +2,7 @@
 
 Each direction has an arena of its own, in which the writer alone decides what lies where. The reader says when nothing
 of it refers to a block any more, however long a model or a slow client keeps an array; until then it stays as it is.
+What lies in a room is not copied: the reader is let in. So is what an arena is too small for, in a room made for it.
 """
 
 import fcntl
@@ -15,9 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from dragoman.core.room import LARGE, Room, room_of
+
 LEAST = 64 << 10  # bytes of an array from which on it goes this way
 _SIZE = 64 << 20  # of an arena; what is never written takes no memory
 _ALIGN = 64
+_LENT = 1 << 62  # numbers of blocks that are no places in an arena
 
 
 def files() -> tuple[int, int] | None:
@@ -49,6 +53,8 @@ class Arena:
         self._memory = memoryview(mmap.mmap(descriptor, 0))
         self._starts: list[int] = []
         self._ends: list[int] = []
+        self._lent: dict[int, Room] = {}
+        self._lendings = 0
 
     def put(self, data: "bytes | memoryview") -> int | None:
         """Copy some bytes in; where they begin, or None where there is no room for them."""
@@ -66,8 +72,31 @@ class Arena:
         self._ends.insert(place, at + size)
         return at
 
+    def lend(self, part: "bytes | memoryview") -> tuple[int, int, str] | None:
+        """Let the reader into memory that lies in a room, or is so large that it is copied into one.
+
+        Gives the number of the block, where it begins, and the room's place; None for memory that is not for that.
+        """
+        found = room_of(part) if isinstance(part, memoryview) else None
+        if found is None:
+            if len(part) < LARGE:
+                return None
+            try:
+                room = Room.made(len(part))
+            except OSError:
+                return None
+            memoryview(room)[:] = part
+            found = room, 0
+        self._lendings += 1
+        number = _LENT + self._lendings
+        self._lent[number] = found[0]
+        return number, found[1], found[0].place
+
     def free(self, start: int) -> None:
         """Let a block be written again."""
+        if start > _LENT:
+            del self._lent[start]
+            return
         place = bisect_left(self._starts, start)
         del self._starts[place], self._ends[place]
 
@@ -88,10 +117,21 @@ class View:
     def block(self, start: int, size: int) -> memoryview:
         """A block, read-only. It lasts as long as anything that is made of this view of it."""
         # Arrays made of a memoryview refer to its owner, which would be passed over in arrays made of an array.
-        owner: Any = np.frombuffer(self._memory, np.uint8, size, start)
-        self._blocks[start] = weakref.ref(owner, lambda _: self._gone(start))
+        return self._held(self._memory, start, start, size)
+
+    def entered(self, number: int, start: int, size: int, place: str) -> memoryview:
+        """The same for a block of a room that was lent; nothing where that cannot be entered."""
+        try:
+            return self._held(Room.entered(place), number, start, size)
+        except OSError:
+            self._unused(number)
+            return memoryview(b"")
+
+    def _held(self, memory: mmap.mmap, number: int, start: int, size: int) -> memoryview:
+        owner: Any = np.frombuffer(memory, np.uint8, size, start)
+        self._blocks[number] = weakref.ref(owner, lambda _: self._gone(number))
         return memoryview(owner).toreadonly()
 
-    def _gone(self, start: int) -> None:
-        del self._blocks[start]
-        self._unused(start)
+    def _gone(self, number: int) -> None:
+        del self._blocks[number]
+        self._unused(number)

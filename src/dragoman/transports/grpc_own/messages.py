@@ -4,8 +4,7 @@ import struct
 from collections import deque
 from typing import Any, Final
 
-import numpy as np
-
+from dragoman.core.room import space
 from dragoman.protocols.wire import Buffer
 from dragoman.transports.grpc_calls import Refusal
 
@@ -13,7 +12,6 @@ PREFIX_BYTES: Final = 5
 prefix = struct.Struct(">BI")
 # A message up to this size is put together from its pieces; a larger one is written to its place.
 _SMALL: Final = 1 << 14
-_ALIGNMENT: Final = 64
 
 
 class Messages:
@@ -68,7 +66,7 @@ class Messages:
             return
         self._flag, self.awaited = flag, length
         if length > _SMALL:
-            self._place = _space(length)
+            self._place = space(length)
             self._filled = 0
 
     def _more(self, data: bytes | memoryview, at: int, stop: int) -> int:
@@ -104,13 +102,3 @@ class Messages:
 
     def _done(self, message: Buffer) -> None:
         self.ready.append((self._flag, message))
-
-
-def _space(length: int) -> memoryview:
-    """Memory whose end is where the processor wants a number: raw contents, which come last, then need no copy.
-
-    It is not zeroed, which would take about as long as to receive it; the system gives pages as they are filled.
-    """
-    memory = np.empty(length + _ALIGNMENT, np.uint8)
-    begin = -(memory.ctypes.data + length) % _ALIGNMENT
-    return memory[begin : begin + length].data

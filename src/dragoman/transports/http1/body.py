@@ -1,7 +1,6 @@
 """The body of a request while it comes in, within the limits and counted against what all bodies may take."""
 
-import numpy as np
-
+from dragoman.core.room import space
 from dragoman.protocols.wire import Buffer, HttpFault
 from dragoman.transports.bodies import Bodies
 
@@ -19,12 +18,13 @@ class Body:
         self.length = length
         self.held = 0
         self._bodies = bodies
-        self._space = _space(min(length, _FIRST))
+        self._space = space(min(length, _FIRST))
 
     def room(self) -> memoryview:
         """Where the next bytes go."""
         if self.held == len(self._space):
-            larger = _space(min(self.length, self.held * _GROWTH))
+            size = self.held * _GROWTH
+            larger = space(self.length if size + size // 2 > self.length else size)
             larger[: self.held] = self._space
             self._space = larger
         return self._space[self.held :]
@@ -73,8 +73,3 @@ class GrowingBody:
 
 def too_large(max_bytes: int) -> HttpFault:
     return HttpFault(413, f"the body is larger than the limit of {max_bytes} bytes", (("connection", "close"),))
-
-
-def _space(size: int) -> memoryview:
-    """Memory that nobody has cleared: each byte is written before it is read."""
-    return np.empty(size, np.uint8).data

@@ -1,0 +1,103 @@
+"""The memory that one large tensor takes of the server: there and back over each wire, wherever the model runs.
+
+usage: python -m benchmarks.big_tensors [--quick] [--mib 1024] [--wires rest,grpc] [--placements inline,thread,process]
+"""
+
+import argparse
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+from benchmarks.big_client import WIRES
+from benchmarks.processes import RESULTS, ROOT, Process, dragoman, free_port, http_ready, started
+
+Row = dict[str, Any]
+MODELS = {"inline": "Numbers", "thread": "NumbersInThread", "process": "NumbersInProcess"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="64 MiB, to see that it works")
+    parser.add_argument("--mib", type=int, default=0)
+    parser.add_argument("--wires", default=",".join(WIRES))
+    parser.add_argument("--placements", default=",".join(MODELS))
+    given = parser.parse_args(arguments)
+    size = (given.mib or (64 if given.quick else 1024)) << 20
+    print(machine.described() + "\n")
+    rows = []
+    for placement in given.placements.split(","):
+        for wire in given.wires.split(","):
+            rows.append(measured(wire, placement, size))
+            print(rows[-1], flush=True)
+    found = {"machine": machine.machine(), "versions": machine.versions(), "rows": rows}
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / "big_tensors.json").write_text(json.dumps(found, indent=2))
+    print("\n" + table(rows))
+    return 1 if size >= 1 << 30 and any(row["times"] >= 3 for row in rows) else 0
+
+
+def measured(wire: str, placement: str, size: int) -> Row:
+    """One tensor there and back, checked byte by byte, on a server that has just started."""
+    http, grpc = free_port(), free_port()
+    room = str(size + (1 << 20))
+    model = f"{ROOT / 'benchmarks' / 'models.py'}:{MODELS[placement]}"
+    limits = ["--max-body-bytes", room, "--max-bodies-bytes", str(2 * size + (1 << 20))]
+    with tempfile.TemporaryDirectory() as folder:
+        command = dragoman([model], http, grpc, *limits, "--body-timeout-s", "120")
+        with started(command, Path(folder) / "log") as server:
+            server.until(lambda: http_ready(http))
+            before = server.memory_mib()["pss_mib"]
+            with watched(server) as peak:
+                began_s = time.monotonic()
+                WIRES[wire](http if wire == "rest" else grpc, MODELS[placement], size)
+                took_s = time.monotonic() - began_s
+    mib = size / (1 << 20)
+    row: Row = {"wire": wire, "placement": placement, "tensor_mib": mib, "idle_mib": before, "peak_mib": peak[0]}
+    return row | {"times": round(peak[0] / mib, 3), "seconds": round(took_s, 2)}
+
+
+@contextmanager
+def watched(server: Process) -> Iterator[list[float]]:
+    """The most memory that all processes of the server take together meanwhile, each shared page once."""
+    peak, over = [0.0], threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.05):
+            peak[0] = max(peak[0], server.memory_mib()["pss_mib"])
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield peak
+    finally:
+        over.set()
+        looking.join()
+        for pid in server.pids():  # what was not seen between two looks
+            peak[0] = max(peak[0], _peak_mib(pid))
+
+
+def _peak_mib(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+def table(rows: Sequence[Row]) -> str:
+    lines = [
+        "| wire | model | tensor MiB | idle MiB | peak MiB | times the tensor | s |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        cells = [row["wire"], row["placement"], f"{row['tensor_mib']:.0f}", f"{row['idle_mib']:.0f}"]
+        cells += [f"{row['peak_mib']:.0f}", f"{row['times']:.2f}", f"{row['seconds']:.1f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
