@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dragoman
+from dragoman.core.spec import Placement
 
 
 class Identity(dragoman.Model):
@@ -64,7 +65,7 @@ class Numbers(dragoman.Model):
 
     inputs = (dragoman.TensorSpec("x", dragoman.FP32, (-1,)),)
     outputs = (dragoman.TensorSpec("y", dragoman.FP32, (-1,)),)
-    placement = "inline"
+    placement: Placement = "inline"
 
     def infer(self, call: dragoman.Infer) -> dragoman.Tensor:
         return call.inputs["x"]

@@ -194,3 +194,13 @@ def test_big_tensors_are_checked_and_take_less_than_three_times_their_memory() -
     assert [(r["wire"], r["placement"]) for r in rows] == [("rest", "process"), ("grpc", "process")]
     assert all(r["idle_mib"] < r["peak_mib"] - 80 for r in rows)
     assert all(r["peak_mib"] - r["idle_mib"] < 3 * 80 for r in rows)
+
+
+def test_the_soak_checks_every_answer_and_what_is_left_of_them() -> None:
+    command = [sys.executable, "-m", "benchmarks.soak", "--minutes", "0.1", "--idle", "20"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = results("soak")
+    assert found["faults"] == []
+    assert all(found["answers"][kind] for kind in ("json_small", "binary", "unary", "stream", "text", "control"))
+    assert found["after"]["active"] == 0
