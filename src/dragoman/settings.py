@@ -119,6 +119,9 @@ class Settings:
     strict_parameters: bool = _setting(
         False, "refuse unknown parameters of text generation; else the header x-ignored-parameters names them", "wire"
     )
+    lmi_http_codes: str = _setting(
+        "", "statuses of LMI's errors that differ from its own, as throttle_error=429,timeout=408", "wire"
+    )
     compress_responses: bool = _setting(True, "compress answers for clients that accept gzip or deflate", "wire")
     root_path: str = _setting("", "path that a proxy puts before every other, as /models", "wire")
     cors_origins: str = _setting(

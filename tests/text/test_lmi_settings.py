@@ -1,5 +1,6 @@
 """What an operator says of a model to LMI's API: mistakes in it are told when the model is loaded."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,10 @@ import pytest
 import dragoman
 from dragoman.core.calls import Load, Request
 from dragoman.core.errors import InvalidInput
+from dragoman.server import settings_for
 
 from .test_lmi import folder
-from .text_house import speaking
+from .text_house import Speaker, lines, speaking
 
 MINE = """
 import json
@@ -105,3 +107,101 @@ async def test_formatters_beside_serving_properties(tmp_path: Path) -> None:
     (beside / "mine.py").write_text("def write(answer):\n    return answer['generated_text'].upper()\n")
     async with speaking(str(beside)) as house:
         assert (await house.post("/invocations", {"inputs": "a b"})).body == b"B A"
+
+
+# --- Bedrock's schema ----------------------------------------------------------------------------------------
+
+
+async def test_bedrocks_schema(tmp_path: Path) -> None:
+    async with speaking(folder(tmp_path, bedrock_compat=True)) as house:
+        answer = await house.post("/invocations", {"prompt": "a b é", "max_gen_len": 2})
+        assert answer.headers["content-type"] == "application/json"
+        assert (
+            answer.body
+            == (
+                '{"body": {"generation": "é b", "prompt_token_count": 3, "generation_token_count": 2, '
+                '"stop_reason": "length"}, "metering": {"inputTokenCount": 3, "outputTokenCount": 2}, '
+                '"content_type": "application/json"}'
+            ).encode()
+        )
+        sampling = house.model("said").calls[-1].sampling
+        assert (sampling.do_sample, sampling.temperature, sampling.top_p) == (True, 0.5, 0.9)
+        await house.post("/invocations", {"prompt": "a", "temperature": 0})
+        assert not house.model("said").calls[-1].sampling.do_sample
+        assert house.model("said").calls[-1].sampling.max_new_tokens == 512
+        # Everything else is asked as before.
+        assert (await house.post("/invocations", {"inputs": "a b"})).json == {"generated_text": "b a"}
+        chat = await house.post("/invocations", {"messages": [{"role": "user", "content": "a"}]})
+        assert chat.json["object"] == "chat.completion"
+
+
+async def test_bedrocks_streams(tmp_path: Path) -> None:
+    async with speaking(folder(tmp_path, bedrock_compat=True)) as house:
+        forwarded = {"x-amzn-sagemaker-forwarded-api": "InvokeEndpointWithResponseStream"}
+        answer = await house.post("/invocations", {"prompt": "a b", "max_gen_len": 2}, forwarded)
+        assert answer.headers["content-type"] == "application/jsonlines"
+        assert answer.body == (
+            b'{"body": {"generation": "b", "prompt_token_count": 2, "generation_token_count": 1, "stop_reason": null}, '
+            b'"metering": {"outputTokenCount": 1, "inputTokenCount": 2}, "content_type": "application/jsonlines"}\n'
+            b'{"body": {"generation": " a", "prompt_token_count": null, "generation_token_count": 2, '
+            b'"stop_reason": "length"}, "metering": {"outputTokenCount": 2}, "content_type": "application/jsonlines"}\n'
+        )
+        failed = lines((await house.post("/invocations", {"prompt": "!fault b", "stream": True})).body)
+        assert [line["body"]["stop_reason"] for line in failed] == [None, "error"]
+        assert failed[-1]["error"] == {"error_code": 424, "error_msg": "it would not say that"}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"prompt": ""}, "`prompt` must be a text that is not empty"),
+        ({"prompt": ["a"]}, "`prompt` must be a text"),
+        ({"prompt": "a", "max_gen_len": 0}, "`max_gen_len` must be an integer that is strictly positive"),
+        ({"prompt": "a", "temperature": -1}, "`temperature` must be"),
+        ({"prompt": "a", "top_p": 2}, "`top_p` must be"),
+    ],
+)
+async def test_what_bedrocks_schema_refuses(tmp_path: Path, body: dict[str, Any], message: str) -> None:
+    async with speaking(folder(tmp_path, bedrock_compat=True)) as house:
+        answer = await house.post("/invocations", body)
+        assert (answer.status, answer.json["code"]) == (424, 424)
+        assert message in answer.json["error"]
+
+
+# --- statuses ------------------------------------------------------------------------------------------------
+
+
+async def test_statuses_that_the_operator_chooses(tmp_path: Path) -> None:
+    chosen = "bad_request=422, throttle_error=429,timeout=408,wlm_error=500"
+    async with speaking(folder(tmp_path), Speaker, lmi_http_codes=chosen, max_queue=1, timeout_s=0.2) as house:
+        several = await house.post("/invocations", {"inputs": "a"})
+        assert (several.status, several.json["code"], several.json["type"]) == (422, 422, "BadRequestException")
+        assert (await house.post("/predictions/nobody", {"inputs": "a"})).status == 404
+        waiting = asyncio.create_task(house.post("/predictions/Speaker", {"inputs": "!wait"}))
+        while not house.model().active:
+            await asyncio.sleep(0.001)
+        full = await house.post("/predictions/Speaker", {"inputs": "a"})
+        assert (full.status, full.json["type"]) == (429, "WlmCapacityException")
+        late = await waiting
+        assert (late.status, late.json["code"], late.json["type"]) == (408, 408, "TimeoutException")
+    for wrong in ("bad_request", "nothing=400", "timeout=200", "timeout=4000", "timeout=x"):
+        with pytest.raises(InvalidInput, match=r"setting 'lmi_http_codes': expected name=status, .* got "):
+            async with speaking(Speaker, lmi_http_codes=wrong):
+                pass
+
+
+def test_statuses_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVING_BAD_REQUEST_HTTP_CODE", "422")
+    monkeypatch.setenv("SERVING_THROTTLE_ERROR_HTTP_CODE", "429")
+    assert settings_for([str(tmp_path)]).lmi_http_codes == "bad_request=422,throttle_error=429"
+    monkeypatch.setenv("SERVING_TIMEOUT_HTTP_CODE", "soon")
+    with pytest.raises(InvalidInput, match="SERVING_TIMEOUT_HTTP_CODE has the wrong kind of value: 'soon'"):
+        settings_for([str(tmp_path)])
+
+
+async def test_several_texts_are_told_in_details_unless_these_are_refused(tmp_path: Path) -> None:
+    async with speaking(Speaker) as house:
+        told = (await house.post("/invocations", {"inputs": "a b", "parameters": {"n": 2, "do_sample": True}})).json
+        assert [each["generated_text"] for each in told["details"]["best_of_sequences"]] == ["a"]
+        bare = await house.post("/invocations", {"inputs": "a b", "parameters": {"num_beams": 2, "details": False}})
+        assert bare.json.keys() == {"generated_text"}

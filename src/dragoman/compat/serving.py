@@ -50,7 +50,7 @@ PROPERTIES: Mapping[str, Field] = {
     "option.pipeline_parallel_degree": Field("missing", _ONE_DEVICE, "", "1"),
     "option.device_map": Field("unused", _ONE_DEVICE),
     "option.quantize": Field("missing", "weights are run as they lie there"),
-    "option.bedrock_compat": Field("missing", "Bedrock's schema is not spoken", "", "false"),
+    "option.bedrock_compat": Field("same"),
     "option.enable_lora": Field("unused", "adapters are there when the model's folder has some"),
     "option.model_loading_timeout": Field("unused", "a model has ten minutes to load"),
     "option.parallel_loading": Field("unused", "models load side by side"),
@@ -123,6 +123,7 @@ _CONVERTED: Mapping[str, Callable[[str, Path], dict[str, Any]]] = {
     "option.tgi_compat": _protocol("tgi_compat", _flag),
     "option.enable_streaming": _protocol("enable_streaming", _flag),
     "option.infer_do_sample": _protocol("infer_do_sample", _flag),
+    "option.bedrock_compat": _protocol("bedrock_compat", _flag),
     "option.predict_timeout": lambda value, _: {"timeout_s": float(value)},
     "job_queue_size": lambda value, _: {"max_queue": int(value)},
 }
@@ -148,7 +149,7 @@ def server_table(environment: Mapping[str, str]) -> dict[str, Any]:
     for name, value in environment.items():
         if name.startswith(_SERVER) and (read := _SERVER_VARIABLES.get(name.removeprefix(_SERVER).lower())):
             try:
-                found |= read(value)
+                _add(found, read(value))
             except ValueError as fault:
                 raise InvalidInput(f"environment variable {name} has the wrong kind of value: {value!r}") from fault
     return found
@@ -161,12 +162,26 @@ def _address(value: str) -> dict[str, Any]:
     return {"host": parts.hostname, "http_port": parts.port or 8080}
 
 
+_CODES = ("bad_request", "wlm_error", "throttle_error", "timeout", "server_error")
+
+
+def _code(name: str) -> Callable[[str], dict[str, Any]]:
+    return lambda value: {"lmi_http_codes": f"{name}={int(value)}"}
+
+
 _SERVER_VARIABLES: Mapping[str, Callable[[str], dict[str, Any]]] = {
     "inference_address": _address,
     "max_request_size": lambda value: {"max_body_bytes": int(value)},
     "job_queue_size": lambda value: {"max_queue": int(value)},
     "predict_timeout": lambda value: {"timeout_s": float(value)},
+    **{f"{name}_http_code": _code(name) for name in _CODES},
 }
+
+
+def _add(found: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Further settings; several statuses make up one of them."""
+    for name, value in more.items():
+        found[name] = f"{found[name]},{value}" if name == "lmi_http_codes" and name in found else value
 
 
 # -----------------------------------------------------------------------------------------------------------

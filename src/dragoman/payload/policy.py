@@ -22,6 +22,7 @@ class Policy:
     and elements a tensor, how many elements one of BYTES, and how many inputs or outputs a request may have.
     strict_parameters: whether a parameter of text generation that is not known is refused rather than named.
     max_sequences: how many texts may be generated at a time for one prompt.
+    lmi_http_codes: statuses of LMI's errors that differ from its own, as name=status,...
     forward_headers: which headers of a request its model sees, in lower case; `*` stands for anything.
     """
 
@@ -35,6 +36,7 @@ class Policy:
     max_bytes_elements: int = 1 << 31
     strict_parameters: bool = False
     max_sequences: int = 16
+    lmi_http_codes: str = ""
     forward_headers: tuple[str, ...] = ()
 
     def forwarded(self, headers: Mapping[str, str]) -> dict[str, str]:

@@ -12,8 +12,9 @@ from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.spec import ModelSpec
 
 FORMATS = ("json", "jsonlines", "sse")
-# LMI's formatters of chats; a chat is answered as OpenAI's clients expect it, whatever is chosen for the rest.
-_CHATS = {"json_chat": "json", "jsonlines_chat": "jsonlines"}
+# LMI's formatters of chats, and of Bedrock's schema; these are answered as their clients expect it, whatever is chosen
+# for the rest.
+_CHATS = {"json_chat": "json", "jsonlines_chat": "jsonlines", "3p": "json", "3p_stream": "jsonlines"}
 _SETTINGS = (
     "output_formatter",
     "input_formatter",
