@@ -1,0 +1,1 @@
+"""Tests of text engines other than ours."""

@@ -1,0 +1,70 @@
+"""vLLM behind the text APIs, where it is installed: an environment of its own, `pip install 'dragoman[vllm]'`."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from .engine_house import NEW, PROMPTS, EngineTests, Own, Served, make, served
+
+pytest.importorskip("vllm", reason="vLLM is not installed; it needs an environment of its own", exc_type=ImportError)
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module", name="served")
+def _served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    place = tmp_path_factory.mktemp("vllm")
+    folder = make(place / "story")
+    (folder / "dragoman.toml").write_text(
+        '[model]\nruntime = "vllm"\n[model.parameters]\ndtype = "float32"\ncache_memory = 1\n'
+        "arguments = { enforce_eager = true }\n"
+    )
+    own = Own(folder)
+    with served(place, own) as found:
+        yield found
+    own.close()
+
+
+class TestVllm(EngineTests):
+    def works(self, engine: Any) -> bool:
+        return bool(engine._engine._engine.output_processor.has_unfinished_requests())
+
+    def test_likely_tokens_beside_each(self, served: Served) -> None:
+        wanted = served.own.text(PROMPTS[0], top_logprobs=3, prompt_logprobs=0)
+        answer = served.lmi(PROMPTS[0], top_n_tokens=3, decoder_input_details=True, details=True)
+        for token, beside in zip(wanted.tokens, answer["details"]["top_tokens"], strict=True):
+            assert [each["id"] for each in beside] == [each.id for each in token.top]
+            assert [each["log_prob"] for each in beside] == pytest.approx([e.logprob for e in token.top], abs=1e-4)
+        assert [each["log_prob"] for each in answer["details"]["prefill"]][1:] == pytest.approx(
+            served.own.prefill(PROMPTS[0])[1:], abs=1e-4
+        )
+
+    def test_biases_and_forbidden_words(self, served: Served) -> None:
+        first = served.own.text("The").tokens[0]
+        for ours, theirs in (
+            ({"logit_bias": {first.id: -5.0}}, {"logit_bias": {str(first.id): -5.0}}),
+            ({"logit_bias": {300: 50.0}}, {"logit_bias": {"300": 50.0}}),
+        ):
+            wanted = served.own.text("The", **ours)
+            answer = served.lmi("The", details=True, **theirs)
+            assert [token["id"] for token in answer["details"]["tokens"]] == [token.id for token in wanted.tokens]
+
+    def test_what_a_text_must_be(self, served: Served) -> None:
+        body = {"model": "story", "messages": [{"role": "user", "content": "Say yes or no."}], "max_tokens": 60}
+        told = served.ask("/v1/chat/completions", {**body, "structured_outputs": {"choice": ["yes", "no"]}})
+        assert told["choices"][0]["message"]["content"] in ("yes", "no")
+        schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["one", "two"]}}}
+        told = served.ask("/v1/chat/completions", {**body, "response_format": schema})
+        assert json.loads(told["choices"][0]["message"]["content"]) in ("one", "two")
+        status, answer = served.post("/v1/chat/completions", {**body, "structured_outputs": {"regex": "[a-("}})
+        assert status == 400, answer
+        assert served.lmi("The")["generated_text"] == served.own.text("The", max_new_tokens=NEW).whole
+
+    def test_the_best_of_several(self, served: Served) -> None:
+        drawn = {"best_of": 3, "do_sample": True, "seed": 5, "details": True}
+        told = served.lmi("The", **drawn)["details"]
+        found = [told["tokens"], *(each["tokens"] for each in told["best_of_sequences"])]
+        means = [sum(token["log_prob"] for token in tokens) / len(tokens) for tokens in found]
+        assert len(means) == 3
+        assert means == sorted(means, reverse=True)
