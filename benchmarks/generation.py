@@ -1,16 +1,19 @@
 """Texts written at the same time, by our engine and by transformers: tokens a second, first token, gaps, memory.
 
-usage: python -m benchmarks.generation [--quick] [--dtype float32] [--model 100M] [--new 128] [--rounds 3]
+usage: python -m benchmarks.generation [--quick] [--dtype float32] [--model 100M] [--new 128] [--rounds 3] [--seconds 9]
+       python -m benchmarks.generation --page    (writes what was found into docs/text-engine.md)
 """
 
 import argparse
 import contextlib
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,15 +25,22 @@ from dragoman.plugins import import_file
 
 SIDES = ("dragoman", "continuous batching", "static batch", "generate")
 CLIENTS = (1, 8, 32)
+PAGE = ROOT / "docs" / "text-engine.md"
+_MARKED = re.compile(r"(<!-- from results: generation -->\n).*?(<!-- end -->)", re.S)
+_TOLD = ("tokens_per_s", "tokens_per_cpu_s", "first_ms", "gap_ms", "peak_mib")
 _TRAIN = ROOT / "examples" / "text" / "train_models.py"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured: so many new tokens for each client, in so many rounds of the numbers of clients."""
+    """What is measured: so many new tokens for each client, in at most so many rounds of the numbers of clients.
+
+    After `seconds` of them no further round of a model and number begins, though there is always one.
+    """
 
     new: int = 128
     rounds: int = 3
+    seconds: float = 9.0
     clients: tuple[int, ...] = CLIENTS
     models: tuple[str, ...] = ("tiny", "100M")
     sides: tuple[str, ...] = SIDES
@@ -45,10 +55,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", action="append", choices=["tiny", "100M"])
     parser.add_argument("--new", type=int, default=128, help="how many tokens each client asks for")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=9.0, help="after which no further round begins")
+    parser.add_argument("--page", action="store_true", help="measure nothing; write the page from the results")
     given = parser.parse_args(arguments)
-    plan = Plan(given.new, given.rounds, models=tuple(given.model or ("tiny", "100M")))
+    if given.page:
+        PAGE.write_text(filled(PAGE.read_text(), json.loads((RESULTS / "generation.json").read_text())))
+        return
+    plan = Plan(given.new, given.rounds, given.seconds, models=tuple(given.model or ("tiny", "100M")))
     if given.quick:
-        plan = Plan(8, 1, (1, 4), ("tiny",), ("dragoman", "generate"))
+        plan = Plan(8, 1, 0.0, (1, 4), ("tiny",), ("dragoman", "generate"))
+    busy = machine.busy_cores()
     with tempfile.TemporaryDirectory() as folder:
         rows = [
             row
@@ -56,7 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for dtype in given.dtype or ["float32", "bfloat16"]
             for row in measured(made(Path(folder), model), model, dtype, plan)
         ]
-    told = {"machine": machine.machine(), "versions": machine.versions(), "rows": rows}
+    told = {
+        "machine": machine.machine(),
+        "versions": machine.versions(),
+        "new": plan.new,
+        "others_busy_cores": busy,
+        "rows": rows,
+    }
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / "generation.json").write_text(json.dumps(told, indent=2))
     print(machine.described() + "\n\n" + table(rows))
@@ -89,15 +111,19 @@ def made(folder: Path, name: str) -> Path:
 
 def measured(folder: Path, model: str, dtype: str, plan: Plan) -> Iterator[dict[str, Any]]:
     """A row for each side, number of clients and round. One side runs at a time, and they take turns."""
-    for clients in plan.clients:
-        with contextlib.ExitStack() as running:
-            sides = {name: running.enter_context(asked(name, folder, dtype)) for name in plan.sides}
+    with contextlib.ExitStack() as running:
+        sides = {name: running.enter_context(asked(name, folder, dtype)) for name in plan.sides}
+        for clients in plan.clients:
+            # Many clients of `generate`, one after another, would only take longer.
+            asking = {name: ask for name, ask in sides.items() if name != "generate" or clients == plan.clients[0]}
+            for ask in asking.values():
+                ask(clients, min(plan.new, 8), 1000)  # what is done once is done here
+            began_s = time.monotonic()
             for turn in range(plan.rounds):
-                for side, ask in sides.items():
-                    few = side == "generate" and clients > 8  # one after another: more clients would only take longer
-                    asking = 8 if few else clients
-                    ask(asking, min(plan.new, 8), 1000 + turn)  # what is done once is done here
-                    found = ask(asking, plan.new, turn)
+                if turn and time.monotonic() - began_s > plan.seconds:
+                    break
+                for side, ask in asking.items():
+                    found = ask(clients, plan.new, turn)
                     yield {"model": model, "dtype": dtype, "side": side, "clients": clients, "round": turn, **found}
 
 
@@ -137,21 +163,30 @@ def asked(side: str, folder: Path, dtype: str) -> Iterator[Callable[[int, int, i
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Medians of the rounds, and how many times the tokens of the best other side ours are."""
+    """Medians of the rounds, and how many times the tokens of each other side ours are, by time and by CPU time."""
     lines = [
-        "| model | clients | side | tokens/s | first token ms | gap ms | peak MiB | ours / it |",
-        "|---|---|---|---|---|---|---|---|",
+        "| model | clients | side | tokens/s | by CPU s | first token ms | gap ms | peak MiB | ours / it (by CPU) |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     keys = dict.fromkeys((row["model"], row["dtype"], row["clients"]) for row in rows)
     for model, dtype, clients in keys:
-        sides = dict.fromkeys(row["side"] for row in rows)
-        speeds = {side: _median(rows, (model, dtype, clients, side), "tokens_per_s") for side in sides}
-        for side, speed in sorted(speeds.items(), key=lambda pair: -pair[1]):
-            rest = [_median(rows, (model, dtype, clients, side), key) for key in ("first_ms", "gap_ms", "peak_mib")]
-            ratio = "" if side == "dragoman" else f"{speeds['dragoman'] / speed:.2f}"
-            cells = (f"{model} {dtype}", clients, side, f"{speed:,.0f}", f"{rest[0]:.0f}", f"{rest[1]:.1f}")
-            lines.append("| " + " | ".join(map(str, (*cells, f"{rest[2]:,.0f}", ratio))) + " |")
+        asked = (model, dtype, clients)
+        sides = dict.fromkeys(row["side"] for row in rows if (row["model"], row["dtype"], row["clients"]) == asked)
+        found = {side: [_median(rows, (*asked, side), key) for key in _TOLD] for side in sides}
+        ours = found["dragoman"]
+        for side, (speed, by_cpu, first, gap, peak) in sorted(found.items(), key=lambda pair: -pair[1][0]):
+            ratio = "" if side == "dragoman" else f"{ours[0] / speed:.2f} ({ours[1] / by_cpu:.2f})"
+            cells = (f"{model} {dtype}", clients, side, f"{speed:,.0f}", f"{by_cpu:,.0f}", f"{first:.0f}", f"{gap:.1f}")
+            lines.append("| " + " | ".join(map(str, (*cells, f"{peak:,.0f}", ratio))) + " |")
     return "\n".join(lines)
+
+
+def filled(text: str, found: dict[str, Any]) -> str:
+    """The page with its marked part written anew from the results."""
+    m = found["machine"]
+    line = f"{m['processor']}, {m['cores']} cores, {m['when'][:16].replace('T', ' ')} UTC; prompts of 64 tokens, "
+    line += f"{found['new']} new ones; cores busy with something else before: {found['others_busy_cores']:.1f}."
+    return _MARKED.sub(lambda part: f"{part[1]}\n{line}\n\n{table(found['rows'])}\n\n{part[2]}", text)
 
 
 def _median(rows: Sequence[dict[str, Any]], key: tuple[Any, ...], what: str) -> float:

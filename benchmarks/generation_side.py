@@ -135,14 +135,15 @@ SIDES = {"dragoman": ours, "generate": one, "static batch": static, "continuous 
 
 
 def measured(ask: Callable[[list[list[int]], int], Times], clients: int, new: int, seed: int) -> dict[str, float]:
-    """Tokens a second, medians of the first token and the gaps, and the most memory so far."""
-    began_s = time.perf_counter()
+    """Tokens a second of time and of CPU time, medians of the first token and the gaps, and the most memory so far."""
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
     times = ask(prompts(clients, seed), new)
-    taken_s = time.perf_counter() - began_s
+    taken_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
     assert [len(each) for each in times] == [new] * clients, [len(each) for each in times]
     gaps = [after - before for each in times for before, after in pairwise(each)]
     return {
         "tokens_per_s": clients * new / taken_s,
+        "tokens_per_cpu_s": clients * new / cpu_s,
         "first_ms": 1e3 * statistics.median(each[0] for each in times),
         "gap_ms": 1e3 * statistics.median(gaps),
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,

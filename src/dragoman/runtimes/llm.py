@@ -21,6 +21,8 @@ class LanguageModel(TextModel):
         # Threads that wait for each other spin no longer than this: where others need the cores, as this server's own
         # event loop does, spinning takes ten times what it saves. It is read when PyTorch is first imported.
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+        # Weights and caches in large pages: a step, which reads them all, takes a tenth to a fifth less. Read likewise.
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
         super().load()
 
     def check(self, folder: Path) -> None:
