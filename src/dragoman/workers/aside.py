@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from dragoman.workers.settled import settle
+
 
 async def here(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
@@ -16,14 +18,6 @@ async def aside(function: Callable[..., Any], *arguments: Any) -> Any:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
-    def deliver(result: Any, fault: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if fault is not None:
-            future.set_exception(fault)
-        else:
-            future.set_result(result)
-
     def run() -> None:
         outcome: tuple[Any, BaseException | None]
         try:
@@ -33,7 +27,7 @@ async def aside(function: Callable[..., Any], *arguments: Any) -> Any:
         except BaseException as fault:
             outcome = None, fault
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(deliver, *outcome)
+            loop.call_soon_threadsafe(settle, future, *outcome)
 
     threading.Thread(target=run, name="load", daemon=True).start()
     return await future

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, closing
+from functools import partial
 from typing import Any
 
 from dragoman.core.calls import Request
@@ -18,6 +19,7 @@ from dragoman.workers.execute import Executor
 from dragoman.workers.inline import GRACE_S, InlinePool, stopped
 from dragoman.workers.owned import owned
 from dragoman.workers.pool import WINDOW, A, Loaded
+from dragoman.workers.settled import settle
 from dragoman.workers.streams import Stream
 
 __all__ = ["InlinePool", "ThreadPool"]  # plugins know both places of this process by this module
@@ -93,16 +95,7 @@ class ThreadPool:
         if self._inline is not None:
             return await self._inline.call(request)
         future: asyncio.Future[A] = self._loop.create_future()
-
-        def deliver(value: Any, error: BaseException | None, _last: bool) -> None:
-            if future.done():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(value)
-
-        job = _Job(request, deliver)
+        job = _Job(request, partial(settle, future))
         self._put(job)
         try:
             return await future

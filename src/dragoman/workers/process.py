@@ -8,16 +8,17 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from dragoman.core.calls import Request
-from dragoman.core.errors import DeadlineExceeded, DragomanError, ModelFailed, NotReady, WorkerLost
+from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady, WorkerLost
 from dragoman.core.spec import ModelSpec
 from dragoman.workers.frames import Buffer, Kind
 from dragoman.workers.importable import importable
 from dragoman.workers.place import Place
 from dragoman.workers.pool import CONCURRENT, WINDOW, A, Loaded
 from dragoman.workers.replica import Job, Replica
+from dragoman.workers.settled import settle
 from dragoman.workers.streams import Stream
 
 log = logging.getLogger("dragoman.worker")
@@ -75,16 +76,7 @@ class ProcessPool:
 
     async def call(self, request: Request[A]) -> A:
         future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
-
-        def deliver(value: Any, error: DragomanError | None, _last: bool) -> None:
-            if future.done():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(value)
-
-        job = Job(next(self._numbers), Kind.CALL, request, deliver)
+        job = Job(next(self._numbers), Kind.CALL, request, partial(settle, future))
         self._enter(job)
         try:
             return await future
