@@ -1,0 +1,466 @@
+"""Engines other than ours without their packages: what surrounds their tokens, and how parameters reach them.
+
+Their documented interfaces are stood in for by small fakes, named so; the engines themselves are in the other modules.
+"""
+
+import asyncio
+import dataclasses
+import json
+import sys
+import types
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.core.calls import Generate
+from dragoman.core.errors import InvalidInput, ModelFailed, Overloaded, WorkerLost
+from dragoman.core.spec import ModelSpec
+from dragoman.core.text import Grammar, Sampling
+from dragoman.generation.choice import Choice
+from dragoman.generation.intake import Intake
+from dragoman.generation.job import Asked
+from dragoman.generation.limits import Limits
+from dragoman.generation.outside import OutsideEngine, Tokens, Wanted, end_tokens
+from dragoman.generation.vocabulary import Vocabulary
+from dragoman.generation.writer import Ends
+from dragoman.runtimes import openvino_sampling, vllm_sampling
+from dragoman.runtimes.openvino_genai import OpenVinoModel
+from dragoman.runtimes.openvino_tokens import OpenVinoTokens
+from dragoman.runtimes.vllm import VllmModel, VllmTokens
+
+# Every parameter with a value that is not neutral.
+EACH: dict[str, Any] = {
+    "max_new_tokens": 7,
+    "shorten": True,
+    "min_new_tokens": 2,
+    "do_sample": True,
+    "seed": 3,
+    "temperature": 0.5,
+    "top_k": 4,
+    "top_p": 0.5,
+    "min_p": 0.1,
+    "typical_p": 0.5,
+    "repetition_penalty": 1.5,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "n": 2,
+    "best_of": 3,
+    "num_beams": 2,
+    "length_penalty": 2.0,
+    "early_stopping": True,
+    "stop": ("x",),
+    "stop_token_ids": (5,),
+    "include_stop": True,
+    "ignore_eos": True,
+    "bad_words": ("word",),
+    "logit_bias": {5: 1.0},
+    "top_logprobs": 2,
+    "prompt_logprobs": 0,
+    "truncate": 3,
+    "skip_special_tokens": False,
+    "spaces_between_special_tokens": False,
+    "grammar": Grammar("regex", "a+"),
+    "adapter": "x",
+}
+# What our own code does around the tokens, and what means something to beams alone, which are refused.
+OURS = {"shorten", "n", "best_of", "stop", "include_stop", "truncate", "skip_special_tokens"}
+OURS |= {"spaces_between_special_tokens", "adapter", "length_penalty", "early_stopping"}
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+    import text_models
+
+    folder = tmp_path_factory.mktemp("words")
+    text_models.train.tokenizer(text_models.train.corpus(), text_models.train.TINY).save_pretrained(folder)
+    (folder / "config.json").write_text('{"model_type": "llama", "eos_token_id": 1, "vocab_size": 700}')
+    return Vocabulary(folder, 700)
+
+
+def wanted(given: Sampling, tokens: tuple[int, ...] = (5, 6), length: int = 9) -> Wanted:
+    asked = Asked(0, "", tokens, given, given.max_new_tokens or length)
+    own = frozenset() if given.ignore_eos else frozenset({1})
+    return Wanted(asked, Ends(own, frozenset(given.stop_token_ids), asked.length), given.seed)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_no_parameter_is_dropped_by_vllm(vocabulary: Vocabulary, name: str) -> None:
+    sets = {name: EACH[name]}
+    if name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed"):
+        sets["do_sample"] = True
+    given, neutral = Sampling(**sets), Sampling(**{k: v for k, v in sets.items() if k != name})
+    if name in ("num_beams", "typical_p"):
+        with pytest.raises(InvalidInput, match=name):
+            vllm_sampling.refuse(given, vocabulary.cut)
+    elif name == "grammar":
+        assert vllm_sampling.structure(given.grammar or Grammar("lark")) == {"regex": "a+"}
+    else:
+        same = vllm_sampling.parameters(wanted(given)) == vllm_sampling.parameters(wanted(neutral))
+        assert same == (name in OURS)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_no_parameter_is_dropped_by_openvino(name: str) -> None:
+    sets = {name: EACH[name]}
+    if name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed"):
+        sets["do_sample"] = True
+    given, neutral = Sampling(**sets), Sampling(**{k: v for k, v in sets.items() if k != name})
+    lacks = {"num_beams", "typical_p", "logit_bias", "bad_words", "top_logprobs", "prompt_logprobs", "grammar"}
+    if name in lacks:
+        with pytest.raises(InvalidInput, match=name):
+            openvino_sampling.refuse(given)
+    else:
+        openvino_sampling.refuse(given)
+        same = openvino_sampling.fields(wanted(given)) == openvino_sampling.fields(wanted(neutral))
+        assert same == (name in OURS)
+
+
+def test_every_parameter_is_looked_at() -> None:
+    assert set(EACH) == {each.name for each in dataclasses.fields(Sampling)}
+
+
+def test_what_vllm_would_change_is_refused(vocabulary: Vocabulary) -> None:
+    for given, named in (
+        (Sampling(do_sample=True, temperature=0.001), "temperature"),
+        (Sampling(do_sample=True, temperature=3.0), "temperature"),
+        (Sampling(bad_words=(" the",)), "bad_words"),
+        (Sampling(min_new_tokens=2, ignore_eos=True, stop_token_ids=(4,)), "min_new_tokens"),
+        (Sampling(presence_penalty=3.0), "presence_penalty"),
+    ):
+        with pytest.raises(InvalidInput, match=f"^{named}: .*got|^{named}: .*expected"):
+            vllm_sampling.refuse(given, vocabulary.cut)
+    vllm_sampling.refuse(Sampling(temperature=0.001), vocabulary.cut)  # without drawing it means nothing
+
+
+# --- around the tokens -----------------------------------------------------------------------------------------
+
+
+class FakeTokens:
+    """A token engine that says what it is told to, one token a piece."""
+
+    def __init__(self, said: dict[int | None, list[int]]) -> None:
+        self.said = said
+        self.left = 0
+        self.wanted: list[Wanted] = []
+
+    def refuse(self, sampling: Sampling) -> None:
+        if sampling.typical_p < 1:
+            raise InvalidInput("typical_p: expected 1")
+
+    async def tokens(self, wanted: Wanted) -> AsyncGenerator[Tokens, None]:
+        self.wanted.append(wanted)
+        try:
+            for number, token in enumerate(self.said.get(wanted.seed, self.said[None])):
+                if token < 0:
+                    raise ModelFailed("it would not say that")
+                await asyncio.sleep(0)
+                prefill = [Choice(each, -1.0) for each in wanted.asked.tokens[1:]] if number == 0 else ()
+                yield Tokens([Choice(token, -0.1 * (wanted.seed or 1))], prefill, 3)
+        finally:
+            self.left += 1
+
+    async def close(self) -> None:
+        pass
+
+
+def engine(vocabulary: Vocabulary, said: dict[int | None, list[int]], capacity: int = 0) -> Any:
+    intake = Intake(vocabulary, Limits(8, 64), 2**62, frozenset({1}), frozenset())
+    return OutsideEngine(FakeTokens(said), intake, frozenset({1}), capacity, {})
+
+
+async def pieces(engine: Any, *prompts: str, stream: bool = True, **sampling: Any) -> list[Any]:
+    call = Generate(prompts=prompts, sampling=Sampling(**{"max_new_tokens": 20, **sampling}), stream=stream)
+    return [piece async for piece in engine.generate(engine.asked(call))]
+
+
+async def test_texts_are_written_as_ours_are(vocabulary: Vocabulary) -> None:
+    tokens = vocabulary.cut("Grüße, 世界 and more")
+    made = engine(vocabulary, {None: [*tokens, 1]})
+    found = await pieces(made, "x", prompt_logprobs=0)
+    assert "".join(piece.texts[0].text for piece in found) == "Grüße, 世界 and more" == found[-1].texts[0].whole
+    assert not any("\ufffd" in piece.texts[0].text for piece in found)
+    assert found[-1].texts[0].finish == "eos_token"
+    assert found[0].prompts[0].prefill[0].logprob is None
+    assert (found[0].prompts[0].cached, len(found[0].prompts), found[1].prompts) == (3, 1, ())
+    found = await pieces(made, "x", stop=("世界",))
+    assert found[-1].texts[0].whole == "Grüße, "
+    assert (found[-1].texts[0].finish, found[-1].texts[0].stop) == ("stop_sequence", "世界")
+    (whole,) = await pieces(made, "x", stream=False, max_new_tokens=2)
+    assert (whole.texts[0].finish, len(whole.texts[0].tokens)) == ("length", 2)
+
+
+async def test_several_texts_have_their_own_seeds_and_the_best_are_kept(vocabulary: Vocabulary) -> None:
+    word = vocabulary.cut("word")[0]
+    made = engine(vocabulary, {None: [word, 1], 6: [word, word, 1]})
+    found = await pieces(made, "x", "y", n=2, do_sample=True, seed=5, stream=False)
+    texts = sorted((text for piece in found for text in piece.texts), key=lambda t: (t.prompt, t.choice))
+    assert [(text.prompt, text.choice, text.seed) for text in texts] == [(0, 0, 5), (0, 1, 6), (1, 0, 5), (1, 1, 6)]
+    best = await pieces(made, "x", n=1, best_of=3, do_sample=True, seed=5, stream=False)
+    assert [(text.choice, text.seed) for piece in best for text in piece.texts] == [(0, 5)]
+
+
+async def test_who_leaves_and_what_fails_ends_what_is_under_way(vocabulary: Vocabulary) -> None:
+    word = vocabulary.cut("word")[0]
+    made = engine(vocabulary, {None: [word] * 50, 7: [word, -1]}, capacity=2)
+    call = Generate(prompts=("x", "y"), sampling=Sampling(max_new_tokens=50, n=2), stream=True)
+    running = made.generate(made.asked(call))
+    await anext(running)
+    assert made.active == 2
+    with pytest.raises(Overloaded):
+        await pieces(made, "z")
+    await running.aclose()
+    assert (made.active, made._engine.left) == (0, 4)
+    with pytest.raises(ModelFailed, match="would not say"):
+        await pieces(made, "x", n=3, do_sample=True, seed=6)
+    assert (made.active, made._engine.left) == (0, 7)
+    with pytest.raises(ModelFailed, match="not at its end"):
+        await pieces(engine(vocabulary, {None: [word]}), "x")
+    with pytest.raises(InvalidInput, match="typical_p"):
+        await pieces(made, "x", typical_p=0.5)
+
+
+async def test_a_grammar_ends_a_text_whatever_else_is_ignored(vocabulary: Vocabulary) -> None:
+    made = engine(vocabulary, {None: [*vocabulary.cut("a"), 1]})
+    found = await pieces(made, "x", grammar=Grammar("regex", "a"), ignore_eos=True)
+    assert found[-1].texts[0].finish == "eos_token"
+
+
+def test_end_tokens(vocabulary: Vocabulary, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"eos_token_id": 4}')
+    assert end_tokens(tmp_path, vocabulary) == {4}
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [4, 5]}')
+    assert end_tokens(tmp_path, vocabulary) == {4, 5}
+    (tmp_path / "generation_config.json").write_text("{}")
+    (tmp_path / "config.json").write_text("{}")
+    assert end_tokens(tmp_path, vocabulary) == {1}
+
+
+# --- the documented interfaces ---------------------------------------------------------------------------------
+
+
+# https://docs.vllm.ai: the arguments of SamplingParams and StructuredOutputsParams that are used here.
+VLLM_SAMPLING = "max_tokens min_tokens ignore_eos stop_token_ids temperature top_k top_p min_p seed repetition_penalty "
+VLLM_SAMPLING += "presence_penalty frequency_penalty logprobs prompt_logprobs bad_words logit_bias detokenize "
+VLLM_SAMPLING += "output_kind structured_outputs"
+
+
+@pytest.fixture
+def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A fake of the part of vLLM's interface that is used."""
+    fake: Any = types.ModuleType("vllm")
+    sampling: Any = types.ModuleType("vllm.sampling_params")
+    faults: Any = types.ModuleType("vllm.v1.engine.exceptions")
+    fake.SamplingParams = dataclasses.make_dataclass(
+        "SamplingParams", [(name, Any, None) for name in VLLM_SAMPLING.split()]
+    )
+    sampling.StructuredOutputsParams = dataclasses.make_dataclass(
+        "StructuredOutputsParams", [(name, Any, None) for name in ("json", "regex", "choice", "grammar", "json_object")]
+    )
+    sampling.RequestOutputKind = types.SimpleNamespace(FINAL_ONLY="final", DELTA="delta")
+    sampling.VLLMValidationError = type("VLLMValidationError", (ValueError,), {})
+    faults.EngineDeadError = type("EngineDeadError", (Exception,), {})
+    names = {"vllm": fake, "vllm.sampling_params": sampling, "vllm.v1": types.ModuleType("vllm.v1")}
+    names |= {"vllm.v1.engine": types.ModuleType("vllm.v1.engine"), "vllm.v1.engine.exceptions": faults}
+    for name, module in names.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return types.SimpleNamespace(sampling=sampling, faults=faults)
+
+
+class FakeAsyncLLM:
+    """A fake of vLLM's AsyncLLM: two tokens, or a fault."""
+
+    def __init__(self, fault: Exception | None = None) -> None:
+        self.fault, self.aborted, self.down = fault, 0, False
+        self.asked: list[Any] = []
+
+    async def generate(self, prompt: Any, params: Any, name: str, *, lora_request: Any) -> AsyncGenerator[Any, None]:
+        self.asked.append((prompt, params, name))
+        if self.fault is not None:
+            raise self.fault
+        seen = types.SimpleNamespace
+        try:
+            for token in (8, 9):
+                beside = {token: seen(logprob=-2.0, rank=3), 4: seen(logprob=-1.5, rank=2), 3: seen(logprob=-1, rank=1)}
+                text = seen(token_ids=[token], logprobs=[beside])
+                first = [None, {6: seen(logprob=-4.0, rank=9)}] if token == 8 else None
+                yield seen(outputs=[text], prompt_logprobs=first, num_cached_tokens=2)
+        except GeneratorExit:
+            self.aborted += 1
+            raise
+
+    def shutdown(self) -> None:
+        self.down = True
+
+
+async def test_vllm_is_asked_and_heard(fake_vllm: Any, vocabulary: Vocabulary) -> None:
+    fake = FakeAsyncLLM()
+    tokens = VllmTokens(fake, vocabulary, {})
+    given = Sampling(top_logprobs=2, prompt_logprobs=0, grammar=Grammar("choice", '["a"]'))
+    found = [piece async for piece in tokens.tokens(wanted(given))]
+    assert found == [
+        Tokens([Choice(8, -2.0, ((3, -1), (4, -1.5)))], [Choice(6, -4.0)], 2),
+        Tokens([Choice(9, -2.0, ((3, -1), (4, -1.5)))]),
+    ]
+    prompt, params, _ = fake.asked[0]
+    assert prompt == {"prompt_token_ids": [5, 6]}
+    assert (params.output_kind, params.structured_outputs.choice) == ("final", ["a"])
+    assert (params.temperature, params.seed, params.stop_token_ids, params.detokenize) == (0.0, None, [1], False)
+    leaving = tokens.tokens(wanted(Sampling(stop=("x",))))
+    await anext(leaving)
+    await leaving.aclose()
+    assert fake.aborted == 1
+    assert fake.asked[1][1].output_kind == "delta"
+    await tokens.close()
+    assert fake.down
+
+
+async def test_faults_of_vllm(fake_vllm: Any, vocabulary: Vocabulary) -> None:
+    for fault, kind in (
+        (fake_vllm.sampling.VLLMValidationError("too long"), InvalidInput),
+        (fake_vllm.faults.EngineDeadError("dead"), WorkerLost),
+        (RuntimeError("odd"), ModelFailed),
+    ):
+        with pytest.raises(kind):
+            await anext(VllmTokens(FakeAsyncLLM(fault), vocabulary, {}).tokens(wanted(Sampling())))
+
+
+# https://docs.openvino.ai, GenerationConfig.
+OPENVINO = (
+    "apply_chat_template max_new_tokens logprobs do_sample repetition_penalty presence_penalty min_p temperature "
+)
+OPENVINO += "temperature frequency_penalty ignore_eos eos_token_id stop_token_ids min_new_tokens top_p top_k rng_seed"
+
+
+class FakeHandle:
+    def __init__(self, tokens: list[int]) -> None:
+        self.left, self.status, self.ready = tokens, "RUNNING", False
+
+    def can_read(self) -> bool:
+        return self.ready
+
+    def read(self) -> Any:
+        self.ready = False
+        token = self.left.pop(0)
+        return {0: types.SimpleNamespace(generated_ids=[token], generated_log_probs=[-1.0])}
+
+    def get_status(self) -> Any:
+        return types.SimpleNamespace(name=self.status) if self.status != "FINISHED" else "FINISHED"
+
+    def cancel(self) -> None:
+        self.status = "CANCEL"
+
+
+class FakePipeline:
+    """A fake of OpenVINO GenAI's ContinuousBatchingPipeline: says 8, 9, 10; a prompt that begins with 99 is refused,
+    and one that begins with 98 fails in a step."""
+
+    def __init__(self) -> None:
+        self.handles: list[tuple[list[int], FakeHandle]] = []
+        self.configs: list[Any] = []
+
+    def add_request(self, number: int, tokens: Any, config: Any) -> FakeHandle:
+        if tokens[0][0] == 99:
+            raise RuntimeError("Check 'x > 0' failed at /somewhere:3:\nx must be strictly positive\n")
+        self.configs.append(config)
+        self.handles.append((list(tokens[0]), FakeHandle([8, 9, 10])))
+        return self.handles[-1][1]
+
+    def has_non_finished_requests(self) -> bool:
+        self.handles = [(tokens, each) for tokens, each in self.handles if each.status == "RUNNING"]
+        return bool(self.handles)
+
+    def step(self) -> None:
+        for tokens, handle in self.handles:
+            if handle.status == "RUNNING" and tokens[0] == 98:
+                raise RuntimeError("it breaks")
+            handle.ready = True
+            handle.status = "FINISHED" if len(handle.left) == 1 else handle.status
+
+
+@pytest.fixture
+def openvino(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[OpenVinoTokens, FakePipeline]]:
+    fake: Any = types.ModuleType("openvino_genai")
+    tensors: Any = types.ModuleType("openvino")
+    fake.GenerationConfig = type("GenerationConfig", (), {"__slots__": OPENVINO.split()})
+    fake.GenerationStatus = types.SimpleNamespace(RUNNING="RUNNING", FINISHED="FINISHED")
+    tensors.Tensor = lambda array: array.tolist()
+    monkeypatch.setitem(sys.modules, "openvino_genai", fake)
+    monkeypatch.setitem(sys.modules, "openvino", tensors)
+    monkeypatch.setattr(FakeHandle, "get_status", lambda handle: _Status(handle.status))
+    pipeline = FakePipeline()
+    tokens = OpenVinoTokens(lambda: pipeline, "fake")
+    yield tokens, pipeline
+    asyncio.run(tokens.close())
+    assert not tokens._thread.is_alive()
+
+
+class _Status(str):
+    @property
+    def name(self) -> str:
+        return str(self)
+
+
+async def test_openvino_is_asked_and_heard(openvino: tuple[OpenVinoTokens, FakePipeline]) -> None:
+    tokens, pipeline = openvino
+    several = [
+        asyncio.create_task(_all(tokens, Sampling(do_sample=True, temperature=0.5, top_k=4, seed=number)))
+        for number in range(8)
+    ]
+    assert await asyncio.gather(*several) == [[8, 9, 10]] * 8
+    assert sorted(config.rng_seed for config in pipeline.configs) == list(range(8))
+    assert {(config.top_k, config.temperature, config.stop_token_ids == {1}) for config in pipeline.configs} == {
+        (4, 0.5, True)
+    }
+
+
+async def _all(tokens: OpenVinoTokens, given: Sampling, prompt: tuple[int, ...] = (5, 6)) -> list[int]:
+    return [choice.token async for piece in tokens.tokens(wanted(given, prompt)) for choice in piece.choices]
+
+
+async def test_faults_of_openvino(openvino: tuple[OpenVinoTokens, FakePipeline]) -> None:
+    tokens, _ = openvino
+    with pytest.raises(InvalidInput, match=r"^OpenVINO refuses it: x must be strictly positive$"):
+        await _all(tokens, Sampling(), (99,))
+    with pytest.raises(ModelFailed, match="it breaks"):
+        await _all(tokens, Sampling(), (98,))
+    assert await _all(tokens, Sampling()) == [8, 9, 10]
+    leaving = tokens.tokens(wanted(Sampling()))
+    await anext(leaving)
+    await leaving.aclose()
+    assert await _all(tokens, Sampling()) == [8, 9, 10]
+    assert not tokens._open
+
+
+async def test_a_closed_engine_answers_nobody(openvino: tuple[OpenVinoTokens, FakePipeline]) -> None:
+    tokens, _ = openvino
+    await tokens.close()
+    with pytest.raises(WorkerLost):
+        await _all(tokens, Sampling())
+
+
+# --- loading ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
+    with pytest.raises(ModelFailed, match="optimum-cli export openvino --task text-generation-with-past"):
+        OpenVinoModel(ModelSpec(name="m", uri=str(tmp_path))).load()
+    with pytest.raises(ModelFailed, match="no weights"):
+        VllmModel(ModelSpec(name="m", uri=str(tmp_path))).load()
+    (tmp_path / "openvino_model.xml").write_text("<net/>")
+    monkeypatch.setitem(sys.modules, "openvino_genai", None)
+    with pytest.raises(ModelFailed, match=r"pip install 'dragoman\[openvino\]'"):
+        OpenVinoModel(ModelSpec(name="m", uri=str(tmp_path))).load()
+
+
+def test_an_adapter_that_is_not_of_this_world(tmp_path: Path) -> None:
+    from dragoman.runtimes.vllm import _adapters, _rank
+
+    for name, rank in (("one", 4), ("two", 20)):
+        (tmp_path / "adapters" / name).mkdir(parents=True)
+        (tmp_path / "adapters" / name / "adapter_config.json").write_text(json.dumps({"r": rank}))
+    found = _adapters(tmp_path, {"three": str(tmp_path / "adapters" / "one")})
+    assert list(found) == ["one", "two", "three"]
+    assert _rank(found) == 32
