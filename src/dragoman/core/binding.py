@@ -52,7 +52,7 @@ def fits(call: Infer, signature: Signature) -> bool:
         tensor = inputs[name]
         if name != spec.name or tensor.datatype is not spec.datatype or tensor.parameters:
             return False
-        if not spec.fits(tensor.shape):
+        if not spec.fits(tensor.data.shape if type(tensor) is Tensor else tensor.shape):
             return False
     return not signature.batched or len(inputs) == 1
 

@@ -62,7 +62,7 @@ class Deployment:
         self._batcher = self._made_batcher(self._pool, self._loaded)
         self._vectors = VectorCalls(self._loaded, self.spec.name)
         self._sized_by_config = SignatureFor in self._loaded.calls
-        self._now = self._pool.now if self._batcher is None and not self.spec.timeout_s else None
+        self._now = self._pool.now if self._batcher is None else None
         self.state = "READY"
         self._changed()
 
@@ -157,14 +157,17 @@ class Deployment:
         """The answer of `call`, where nobody has to wait for it and nothing else is under way; None elsewhere."""
         call: Any = request.call
         loaded = self._loaded
-        if self._now is None or self._in_flight or request.deadline_s is not None or loaded is None:
+        deadline_s = request.deadline_s
+        if self._now is None or self._in_flight or loaded is None:
+            return None
+        if deadline_s is not None and deadline_s <= time.monotonic():
             return None
         if type(call) not in loaded.calls or (self._sized_by_config and self._vectors.depends(call)):
             return None
         plain = type(call) is Infer and call.positional is None and not self._sized_by_config
         bound = call if plain and fits(call, loaded.signature) else self._bound(call, loaded)
         if bound is not call:
-            request = Request(bound, request.model, request.version, request.id, None, request.metadata)
+            request = Request(bound, request.model, request.version, request.id, deadline_s, request.metadata)
         answer: A = self._now(request)
         return answer
 

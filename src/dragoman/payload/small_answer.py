@@ -22,12 +22,15 @@ def write_answer(answer: Inference, model: str, version: str, id_: str | None) -
     """The answer to a request as JSON; None where anything else is to be said than its small outputs of numbers."""
     if answer.parameters or answer.metadata:
         return None
-    outputs = [_written(name, tensor) for name, tensor in answer.outputs.items()]
-    if None in outputs:
-        return None
+    outputs = []
+    for name, tensor in answer.outputs.items():
+        text = _written(name, tensor)
+        if text is None:
+            return None
+        outputs.append(text)
     start = _starts.get((model, version)) or _start(model, version)
     told = b"{" if id_ is None else b'{"id":%b,' % orjson.dumps(id_)
-    return b"%b%b%b]}" % (told, start, b",".join(outputs))  # type: ignore[arg-type]
+    return b"%b%b%b]}" % (told, start, b",".join(outputs))
 
 
 def _written(name: str, tensor: Tensor) -> bytes | None:

@@ -9,7 +9,6 @@ from dragoman.core.errors import InvalidInput
 from dragoman.payload.body import (
     HEADER_LENGTH,
     JsonParameters,
-    RequestBody,
     Requested,
     check_depth,
     divide,
@@ -57,7 +56,10 @@ def read_infer(http: HttpRequest, policy: Policy) -> tuple[Request[Inference], W
     header = http.headers.get(HEADER_LENGTH)
     plain = read_plain(http.body, policy) if header is None else None
     if plain is not None and not (plain.parameters or plain.outputs):
-        return _plain(plain, http, policy), Wanted(plain.id, False)
+        metadata = policy.forwarded(http.headers) if policy.forward_headers else {}
+        call = Infer(plain.inputs) if len(plain.inputs) == 1 else check_counts(Infer(plain.inputs), policy)
+        version = http.params.get("version", "")
+        return Request(call, http.params["model"], version, plain.id or "", None, metadata), Wanted(plain.id, False)
     if header is None and not len(http.body):
         raise InvalidInput("the request body is empty; expected an inference request")
     head, rest = divide(http.body, header)
@@ -75,16 +77,6 @@ def read_infer(http: HttpRequest, policy: Policy) -> tuple[Request[Inference], W
     deadline = deadline_s(body.parameters)
     metadata = policy.forwarded(http.headers) if policy.forward_headers else {}
     return Request(check_counts(call, policy), *address(http), body.id or "", deadline, metadata), wanted
-
-
-def _plain(body: RequestBody, http: HttpRequest, policy: Policy) -> Request[Inference]:
-    """A request that says nothing but its inputs, as most do."""
-    metadata = policy.forwarded(http.headers) if policy.forward_headers else {}
-    params = http.params
-    call = Infer(body.inputs)
-    if len(body.inputs) > 1:
-        check_counts(call, policy)
-    return Request(call, params["model"], params.get("version", ""), body.id or "", None, metadata)
 
 
 def read_control(http: HttpRequest, policy: Policy) -> Control:

@@ -83,15 +83,11 @@ class OpenInferenceRest:
 
     def infer(self, http: HttpRequest) -> Exchange[Any, HttpResponse]:
         request, wanted = read_infer(http, self._policy)
-
-        def reply(response: Response[Inference]) -> HttpResponse:
-            return self._write(response, wanted)
-
         call: Any = request.call
         asked = derivative(request) if call.parameters else None
         if asked is not None:
-            return Exchange(asked, lambda response: reply(told(request, response)))
-        return Exchange(request, reply)
+            return Exchange(asked, lambda response: self._write(wanted, told(request, response)))
+        return Exchange(request, partial(self._write, wanted))
 
     def infer_stream(self, http: HttpRequest) -> HttpStream[Inference]:
         """Not in the specification: the answers of a streaming model as server-sent events."""
@@ -100,7 +96,7 @@ class OpenInferenceRest:
             raise InvalidInput("a stream of events carries JSON; expected no binary outputs")
 
         def piece(response: Response[Inference]) -> bytes:
-            return b"data: " + b"".join(self._write(response, wanted).body) + b"\n\n"
+            return b"data: " + b"".join(self._write(wanted, response).body) + b"\n\n"
 
         def error(fault: DragomanError) -> bytes:
             return b"data: " + b"".join(write_error(fault).body) + b"\n\n"
@@ -108,7 +104,7 @@ class OpenInferenceRest:
         headers = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
         return HttpStream(request, piece, error, headers=headers)
 
-    def _write(self, response: Response[Inference], wanted: Wanted) -> HttpResponse:
+    def _write(self, wanted: Wanted, response: Response[Inference]) -> HttpResponse:
         if not (wanted.binary or wanted.outputs or wanted.classes):
             text = write_answer(response.answer, response.model, response.version, wanted.id)
             if text is not None:

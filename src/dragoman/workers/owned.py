@@ -20,8 +20,18 @@ def owned(answer: Any, call: Call[Any]) -> Any:
     """
     if isinstance(answer, Tensor):
         return Tensor(answer.data.copy(), answer.datatype, answer.parameters)
-    if not isinstance(answer, Inference) or _is_fresh(answer.outputs):
+    if not isinstance(answer, Inference):
         return answer
+    outputs = answer.outputs
+    for name in outputs:  # all is plainly new: arrays that nothing else refers to, or that lie in bytes
+        tensor = outputs[name]
+        data: Any = tensor.data if type(tensor) is Tensor else None
+        base = data.base if data is not None else answer
+        if type(base) is not bytes and (base is not None or sys.getrefcount(tensor) + sys.getrefcount(data) > _NEW):
+            break
+    else:
+        return answer
+    del tensor, data, base  # which would count as references, too
     kept: list[str] = []
     for name, found in _references(answer.outputs).items():
         data = answer.outputs[name].data
@@ -33,28 +43,6 @@ def owned(answer: Any, call: Call[Any]) -> Any:
         return answer
     copies = {name: replace(answer.outputs[name], data=answer.outputs[name].data.copy()) for name in kept}
     return replace(answer, outputs={**answer.outputs, **copies})
-
-
-def _is_fresh(outputs: Mapping[str, Tensor]) -> bool:
-    """Whether all is plainly new: arrays that own their memory and nothing else refers to, or that lie in bytes."""
-    for name in outputs:
-        tensor = outputs[name]
-        if type(tensor) is not Tensor:
-            return False
-        base: Any = tensor.data.base
-        if type(base) is bytes:
-            continue
-        if base is not None or sys.getrefcount(tensor) > _OWN[0] or sys.getrefcount(tensor.data) > _OWN[1]:
-            return False
-    return True
-
-
-def _counts(outputs: Mapping[str, Tensor]) -> tuple[int, int]:
-    """How many references `_is_fresh` sees to the first of these, and to its array."""
-    for name in outputs:
-        tensor = outputs[name]
-        return sys.getrefcount(tensor), sys.getrefcount(tensor.data)
-    return 0, 0
 
 
 def _roots(call: Call[Any]) -> list[Any]:
@@ -99,7 +87,16 @@ def _base_references(data: Array) -> int:
     return sys.getrefcount(base)
 
 
+def _new_references(outputs: Mapping[str, Tensor]) -> int:
+    """How many references `owned` sees to a tensor and its array, where there are no others."""
+    for name in outputs:
+        tensor = outputs[name]
+        data: Any = tensor.data
+        return sys.getrefcount(tensor) + sys.getrefcount(data)
+    return 0
+
+
 # What is counted where nobody else holds anything; it differs between versions of Python.
 _FRESH = _references({"": Tensor(np.zeros(1), FP64)})[""]
-_OWN = _counts({"": Tensor(np.zeros(1), FP64)})
+_NEW = _new_references({"": Tensor(np.zeros(1), FP64)})
 _BASE = _base_references(np.zeros(2)[:1])

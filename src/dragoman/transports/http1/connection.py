@@ -166,36 +166,32 @@ class Connection(asyncio.BufferedProtocol):
         if head is None or not head.plain or len(data) - end != head.length:
             return False
         try:
-            self._answer_plain(head, data[end:])
+            match: Any = head.match
+            request = HttpRequest(head.method, head.path, match.params, head.headers, data[end:], head.query)
+            done = copy_context().run(self._desk.application.begin, match, request, self._out)
+            if type(done) is HttpResponse:
+                self._since_s = self._listener.loop.time()
+                self._out.write_plain(head, done)
+                if self._out.close:
+                    self._turn_over(unread=False)
+            else:
+                self._wait_for(done, head)
         except Exception:
             log.exception("a connection failed")
             self._hang_up()
         return True
 
-    def _answer_plain(self, head: Head, body: bytes) -> None:
-        match: Any = head.match
-        out = self._out
-        out.begin(head)
-        request = HttpRequest(head.method, head.path, match.params, head.headers, body, head.query)
-        done = copy_context().run(self._desk.application.begin, match, request, out)
-        if isinstance(done, HttpResponse):
-            self._since_s = self._listener.loop.time()
-            out.write_plain(done)
-            if out.close:
-                self._turn_over(unread=False)
-        else:
-            self._calm = False
-            self._wait_for(done, len(body))
-
-    def _wait_for(self, answering: Coroutine[Any, Any, None], size: int) -> None:
-        """The answer to a request takes its time; its body of so many bytes counts from now on."""
+    def _wait_for(self, answering: Any, head: Head) -> None:
+        """The answer to a request takes its time; its body counts from now on."""
+        self._calm = False
+        self._out.begin(head)
         try:
-            self._desk.bodies.take(size)
+            self._desk.bodies.take(head.length)
         except HttpFault as fault:
             answering.close()
             self._refuse(Refused(None, fault, fatal=True))
             return
-        self._asking, self._held = True, size
+        self._asking, self._held = True, head.length
         self._run(answering)
         if not self._over:
             self._settle(1)

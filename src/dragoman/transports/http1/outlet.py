@@ -92,11 +92,12 @@ class Outlet:
         else:
             transport.writelines((text, *parts))
 
-    def write_plain(self, response: HttpResponse) -> None:
-        """The same, in the fewest steps: for a head that is `plain`, on a connection that does not drain."""
+    def write_plain(self, head: Head, response: HttpResponse) -> None:
+        """The answer to a head that is `plain`, in the fewest steps."""
         parts, headers = response.body, response.headers
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         if size > _SMALL or self.draining or ("connection", "close") in headers:
+            self.begin(head)
             self.write_whole(response, size, close=False)
             return
         self.started, self.close = True, False
