@@ -10,6 +10,7 @@ from dragoman.protocols.lmi_arrays import arrays_asked
 from dragoman.protocols.lmi_bedrock import bedrock_asked
 from dragoman.protocols.lmi_faults import Faults, codes
 from dragoman.protocols.lmi_formats import Formatter
+from dragoman.protocols.lmi_later import fetched, later
 from dragoman.protocols.lmi_model import lmi_model
 from dragoman.protocols.lmi_request import Asked, asked, model_name
 from dragoman.protocols.text import inquiry
@@ -43,7 +44,11 @@ class Lmi:
         self._policy = policy
         self._faults = faults
 
-    def invoke(self, http: HttpRequest) -> Inquiry[ModelDescription]:
+    def invoke(self, http: HttpRequest) -> Answered:
+        """An inference, now or later, or the answer of an earlier one."""
+        return fetched(http, self._faults.write) or later(http, self._asked(http), self._faults.write)
+
+    def _asked(self, http: HttpRequest) -> Inquiry[ModelDescription]:
         """An inference: the model is asked for first, since it has a say in what the body and the answer look like."""
 
         def then(response: Response[ModelDescription]) -> Answered:

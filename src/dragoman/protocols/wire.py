@@ -79,8 +79,38 @@ class Inquiry(msgspec.Struct, Generic[A], frozen=True):
     then: "Callable[[Response[A]], Asked]"
 
 
+class Later(msgspec.Struct, frozen=True):
+    """A question whose caller does not wait: `started` tells the token by which to fetch the answer, into which `error`
+    writes what went wrong."""
+
+    asked: "Asked"
+    error: "Callable[[DragomanError | HttpFault], HttpResponse]"
+    started: Callable[[str], HttpResponse]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What there is of an answer that is fetched; `status` is 0 as long as there is nothing.
+
+    `following` is the token of what comes after it, "" where nothing does; `broken` tells that the end is missing.
+    """
+
+    status: int
+    headers: Headers
+    body: Sequence[Buffer]
+    following: str
+    broken: bool = False
+
+
+class Fetch(msgspec.Struct, frozen=True):
+    """Whoever comes back for an answer, or for `most` parts of one; `told` writes it, None being no such token."""
+
+    token: str
+    most: int
+    told: Callable[[Part | None], HttpResponse]
+
+
 # What a request becomes. A response alone needs no engine.
-Asked = Exchange[Any, HttpResponse] | HttpStream[Any] | Inquiry[Any] | HttpResponse
+Asked = Exchange[Any, HttpResponse] | HttpStream[Any] | Inquiry[Any] | HttpResponse | Later | Fetch
 Endpoint = Callable[[HttpRequest], Asked]
 
 

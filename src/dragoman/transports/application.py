@@ -11,6 +11,7 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -24,6 +25,7 @@ from dragoman.protocols.wire import (
     Buffer,
     Endpoint,
     Exchange,
+    Fetch,
     Headers,
     HttpFault,
     HttpProtocol,
@@ -31,10 +33,12 @@ from dragoman.protocols.wire import (
     HttpResponse,
     HttpStream,
     Inquiry,
+    Later,
 )
 from dragoman.transports.aside import LARGE, Aside, weight
 from dragoman.transports.bodies import Bodies
 from dragoman.transports.encoding import accepted, decoded, encoded
+from dragoman.transports.later import Kept, Shelf
 from dragoman.transports.limits import Limits
 from dragoman.transports.routing import Match, Router
 
@@ -88,6 +92,7 @@ class Application:
         self._router = Router(protocols)
         self._default = protocols[0]
         self._aside = Aside(self.bodies)
+        self._shelf = Shelf()
 
     def match(self, method: str, raw_path: str) -> Match:
         """What answers a path, still percent-encoded. Raises HttpFault 404 or 405."""
@@ -193,6 +198,10 @@ class Application:
             asked = await self._aside.read(asked.then, await self._engine.call(asked.request), len(request.body))
         if isinstance(asked, HttpResponse):
             return asked
+        if isinstance(asked, Fetch):
+            return self._shelf.fetch(asked)
+        if isinstance(asked, Later):
+            return self._shelf.begin(asked, partial(self._work, asked, request))
         try:
             if isinstance(asked, HttpStream):
                 await in_task()
@@ -205,6 +214,21 @@ class Application:
             if asked.fault is None or caller.started:
                 raise
             return asked.fault(fault)
+
+    async def _work(self, later: Later, request: HttpRequest, kept: Kept) -> None:
+        """Work out an answer that is fetched later."""
+        try:
+            try:
+                done = await self._done(later.asked, request, kept)
+            except (DragomanError, HttpFault) as fault:
+                done = later.error(fault)
+            except Exception:
+                done = later.error(_internal())
+            if done is not None and not kept.started:
+                await kept.send(done)
+        finally:
+            if not kept.done:
+                kept.hang_up()
 
     def _long(self, response: HttpResponse) -> bool:
         """Whether compressing it is allowed and worth it."""
