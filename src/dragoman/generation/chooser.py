@@ -99,8 +99,9 @@ class Chooser:
             rules.min_p(logits, given.min_p)
         if given.typical_p < 1:
             rules.typical_p(logits, given.typical_p)
-        drawn = rules.draw(logits, uniform)
-        return drawn if tokens is None else int(tokens[drawn])
+        left = np.flatnonzero(logits > -np.inf)
+        drawn = left[rules.draw(logits[left], uniform)]
+        return int(drawn if tokens is None else tokens[drawn])
 
     def took(self, token: int) -> None:
         """The token that was chosen."""

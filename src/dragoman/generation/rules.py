@@ -6,6 +6,7 @@ top_p, min_p, typical_p.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ Logits = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int64]
 
 _NEVER = np.float32(-np.inf)
+# Tokens are laid out in so many bins, of which so many are one unit wide, so that only one of them must be sorted.
+_BINS, _PER_UNIT = 2048, 64
 
 
 def repetition_penalty(logits: Logits, seen: Tokens, penalty: float) -> None:
@@ -53,11 +56,8 @@ def top_k(logits: Logits, count: int) -> None:
 def top_p(logits: Logits, mass: float) -> None:
     """Leave the likeliest tokens that make up the mass, at least one, and those equal to the least of them (Holtzman et
     al. 2020)."""
-    ordered = np.sort(logits)[::-1]
-    powers = np.exp(ordered - ordered[0])
-    before = np.cumsum(powers, dtype=np.float64) - powers
-    kept = max(1, int((before < mass * powers.sum(dtype=np.float64)).sum()))
-    logits[logits < ordered[kept - 1]] = _NEVER
+    powers = np.exp(logits - logits.max())
+    logits[logits < logits[_edge(-logits, powers, mass)]] = _NEVER
 
 
 def min_p(logits: Logits, share: float) -> None:
@@ -74,13 +74,23 @@ def typical_p(logits: Logits, mass: float) -> None:
     shares = powers / powers.sum()
     surprise = np.log(powers.sum()) - (left - left.max())
     distance = np.abs(surprise - (shares * surprise).sum())
-    order = np.argsort(distance)
-    last = min(int((np.cumsum(shares[order]) < mass).sum()), len(order) - 1)
-    logits[possible[distance > distance[order[last]]]] = _NEVER
+    logits[possible[distance > distance[_edge(distance, shares, mass)]]] = _NEVER
+
+
+def _edge(keys: npt.NDArray[Any], weights: npt.NDArray[Any], mass: float) -> int:
+    """Where those that come first by their keys reach that share of all weights: the place of the last one needed."""
+    bins = np.minimum((keys - keys.min()) * _PER_UNIT, _BINS - 1).astype(np.intp)
+    sums = np.bincount(bins, weights).cumsum()
+    goal = mass * sums[-1]
+    found = int(np.searchsorted(sums, goal))
+    inside = np.flatnonzero(bins == found)
+    inside = inside[np.argsort(keys[inside])]
+    reached = np.cumsum(weights[inside], dtype=np.float64) + (sums[found - 1] if found else 0.0)
+    return int(inside[min(int(np.searchsorted(reached, goal)), len(inside) - 1)])
 
 
 def draw(logits: Logits, uniform: float) -> int:
     """The token at that place of the distribution: `uniform` is from 0 to less than 1."""
-    sums = np.cumsum(np.exp(logits - logits.max()), dtype=np.float64)
+    sums = np.exp(logits - logits.max()).astype(np.float64).cumsum()
     place = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
     return min(place, len(logits) - 1)
