@@ -71,7 +71,7 @@ async def test_what_it_took(house: House) -> None:
     assert answer.headers["x-compute-characters"] == "6"
     assert (answer.headers["x-prompt-tokens"], answer.headers["x-generated-tokens"]) == ("3", "4")
     assert float(answer.headers["x-compute-time"]) > 0
-    for name in ("x-total-time", "x-validation-time", "x-inference-time", "x-time-per-token"):
+    for name in ("x-total-time", "x-validation-time", "x-queue-time", "x-inference-time", "x-time-per-token"):
         assert int(answer.headers[name]) >= 0
     assert answer.headers["x-ignored-parameters"] == "nothing, watermark"
 

@@ -133,12 +133,14 @@ class Text:
 @dataclass(frozen=True, slots=True)
 class PromptInfo:
     """What became of a prompt: its text (of a conversation: after the template), how many tokens it has, how many of
-    those were in the prefix cache, and the tokens themselves where `prompt_logprobs` asked for them."""
+    those were in the prefix cache, the tokens themselves where `prompt_logprobs` asked for them, and for how long it
+    waited until it was looked at."""
 
     text: str
     tokens: int
     cached: int = 0
     prefill: tuple[Token, ...] = ()
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,7 @@ class Engine:
 
     def _row(self, work: Work) -> Row:
         sequence, job = work.sequence, cast("Job", work.task)
+        job.looked_at()
         start, stop = sequence.computed, sequence.computed + work.count
         wanted = work.count if job.wants_prefill else int(stop == len(sequence.tokens))
         return Row(sequence.slot, start, sequence.tokens[start:stop], wanted, sequence.adapter)

@@ -1,5 +1,6 @@
 """One prompt on its way through the engine, and the texts that become of it."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -48,7 +49,8 @@ class Asked:
 class Job:
     """A prompt that the scheduler holds: `sequences`, and for each of them its writer once texts have begun.
 
-    `search` is the beam search, in place of writers, where one is asked for.
+    `search` is the beam search, in place of writers, where one is asked for. It came at `since_s` on the monotonic
+    clock, and was first looked at when it had waited for `waited_s`, which is below 0 before.
     """
 
     asked: Asked
@@ -61,6 +63,8 @@ class Job:
     prefill: list[Token] = field(default_factory=list)
     told: bool = False
     search: Any = None
+    since_s: float = field(default_factory=time.monotonic)
+    waited_s: float = -1.0
 
     def __post_init__(self) -> None:
         self._begin()
@@ -95,12 +99,18 @@ class Job:
             self.search = None
             self._begin()
 
+    def looked_at(self) -> None:
+        """The engine works on it from now on."""
+        if self.waited_s < 0:
+            self.waited_s = time.monotonic() - self.since_s
+
     def tell(self) -> None:
         """Say what became of the prompt, once."""
         if not self.told:
             self.told = True
             cached = self.sequences[0].cached
-            info = PromptInfo(self.asked.text, len(self.asked.tokens), cached, tuple(self.prefill))
+            waited_s = max(0.0, self.waited_s)
+            info = PromptInfo(self.asked.text, len(self.asked.tokens), cached, tuple(self.prefill), waited_s)
             self.outlet.info(self.asked.index, info)
 
     def take(self, sequence: Sequence, choice: Choice) -> bool:

@@ -60,16 +60,18 @@ class Answer:
         return told
 
     def _timed(self, generation: Generation) -> Headers:
-        """TGI's headers; what waited in a queue is part of the time of inference."""
+        """TGI's headers. Of several prompts the one that waited longest tells what was spent in the queue."""
         now_s = time.monotonic()
         total, validation = now_s - self._since_s, self._asked_s - self._since_s
         generated = sum(text.generated for text in generation.texts)
-        inference_ms = round((total - validation) * 1000)
+        queue = min(total - validation, max((info.waited_s for info in generation.prompts), default=0.0))
+        inference_ms = round((total - validation - queue) * 1000)
         return (
             *self._computed(),
             ("x-compute-time", f"{total:.6f}"),
             ("x-total-time", str(round(total * 1000))),
             ("x-validation-time", str(round(validation * 1000))),
+            ("x-queue-time", str(round(queue * 1000))),
             ("x-inference-time", str(inference_ms)),
             ("x-time-per-token", str(round(inference_ms / max(1, generated)))),
             ("x-prompt-tokens", str(sum(info.tokens for info in generation.prompts))),

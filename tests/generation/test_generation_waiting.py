@@ -1,0 +1,18 @@
+"""How long a prompt waited before the engine looked at it is told with it."""
+
+import asyncio
+from pathlib import Path
+
+from generation.house import generation, opened
+
+
+async def test_who_waits_is_told_for_how_long(llama_folder: Path) -> None:
+    model = opened(llama_folder, max_batch=1)
+    try:
+        first, second = await asyncio.gather(
+            generation(model, "The import", max_new_tokens=40, ignore_eos=True),
+            generation(model, "A class", max_new_tokens=1),
+        )
+        assert 0 <= first.prompts[0].waited_s < second.prompts[0].waited_s
+    finally:
+        await model.close()
