@@ -1,6 +1,7 @@
 """Where a model that nobody has placed is tried first, so that it need not be asked in a process of its own."""
 
 import ast
+from functools import lru_cache
 from pathlib import Path
 from typing import get_args
 
@@ -30,9 +31,14 @@ def _written(uri: str) -> Placement:
     place, _, name = uri.rpartition(":") if uri.rpartition(":")[0].endswith(".py") else (uri, "", "")
     path = Path(place)
     try:
-        tree = ast.parse((path / "model.py" if path.is_dir() else path).read_bytes())
+        return _stated((path / "model.py" if path.is_dir() else path).read_bytes(), name)
     except (OSError, SyntaxError, ValueError):
         return ""  # whoever loads it says what is wrong
+
+
+@lru_cache(maxsize=16)  # many models may name one file
+def _stated(text: bytes, name: str) -> Placement:
+    tree = ast.parse(text)
     found = [node for node in tree.body if (_named(node) == name if name else _may_be_model(node))]
     if len(found) != 1:
         return ""

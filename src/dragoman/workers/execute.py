@@ -82,13 +82,11 @@ class Executor:
         """
         run: Callable[..., Awaitable[Any]] = aside if in_thread else here
         try:
-            model = await run(_make, spec)
-            _settle(model, spec, place)
-            if inspect.iscoroutinefunction(model.load):
-                await model.load()
-            else:
-                await run(model.load)
-            made: Executor = await run(cls, model, spec)
+            made: Executor | Model = await run(_loaded, cls, spec, place)
+            if isinstance(made, Model):
+                await made.load()  # a coroutine
+                made = await run(cls, made, spec)
+            assert isinstance(made, Executor)
             return made
         except Elsewhere:
             raise
@@ -237,6 +235,16 @@ def _make(spec: ModelSpec) -> Model:
     if not isinstance(made, Model):
         raise ModelFailed(f"runtime '{spec.runtime}' made {type(made).__name__}, expected a dragoman.Model")
     return made
+
+
+def _loaded(kind: type[Executor], spec: ModelSpec, place: Placement) -> Executor | Model:
+    """All in one step, for each may cost a thread; the model alone where its `load` is to be awaited."""
+    model = _make(spec)
+    _settle(model, spec, place)
+    if inspect.iscoroutinefunction(model.load):
+        return model
+    model.load()
+    return kind(model, spec)
 
 
 def _settle(model: Model, spec: ModelSpec, place: Placement) -> None:
