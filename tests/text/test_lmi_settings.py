@@ -203,5 +203,9 @@ async def test_several_texts_are_told_in_details_unless_these_are_refused(tmp_pa
     async with speaking(Speaker) as house:
         told = (await house.post("/invocations", {"inputs": "a b", "parameters": {"n": 2, "do_sample": True}})).json
         assert [each["generated_text"] for each in told["details"]["best_of_sequences"]] == ["a"]
+        for more in ({"best_of": 3, "do_sample": True}, {"num_beams": 3}):
+            ask = {"inputs": "a b c", "parameters": {"n": 1, **more}}
+            found = (await house.post("/invocations", ask)).json["details"]["best_of_sequences"]
+            assert [each["generated_text"] for each in found] == ["b a", "a"]
         bare = await house.post("/invocations", {"inputs": "a b", "parameters": {"num_beams": 2, "details": False}})
         assert bare.json.keys() == {"generated_text"}

@@ -92,12 +92,11 @@ def parameters(values: Mapping[str, Any], policy: Policy, *, infer_do_sample: bo
     fields = found.fields
     if infer_do_sample and "do_sample" not in fields:
         fields["do_sample"] = any(fields.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
-    if "best_of" in fields and "n" not in fields:
-        fields["n"] = fields["best_of"]  # LMI: all of them are told, the best one first
-        found.names["n"] = "best_of"
-    if fields.get("num_beams", 1) > 1 and not {"n", "best_of"} & fields.keys():
-        fields["n"] = fields["num_beams"]
-        found.names["n"] = "num_beams"
+    # LMI: with `best_of` or `num_beams` above 1 all of them are told, the best one first, whether or not `n` is 1.
+    many = next((name for name in ("best_of", "num_beams") if fields.get(name, 1) > 1), None)
+    if many and fields.get("n", 1) == 1:
+        fields["n"] = fields[many]
+        found.names["n"] = many
     if found.options.get("decoder_input_details"):
         fields.setdefault("prompt_logprobs", 0)
     found.options.setdefault("prefill", "prompt_logprobs" in fields)
