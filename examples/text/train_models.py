@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging
 
 Kind = Literal["llama", "gpt2"]
 
@@ -122,7 +123,7 @@ def learn(model: Any, tokens: torch.Tensor, steps: int, limit_s: float, rows: in
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
     end_s, loss = time.monotonic() + limit_s, torch.zeros(())
     model.train()
-    for _ in range(steps):
+    for step in range(steps):
         starts = torch.randint(len(tokens) - length, (rows,))
         batch = torch.stack([tokens[start : start + length] for start in starts.tolist()])
         loss = model(input_ids=batch, labels=batch).loss
@@ -131,6 +132,7 @@ def learn(model: Any, tokens: torch.Tensor, steps: int, limit_s: float, rows: in
         optimizer.step()
         schedule.step()
         if time.monotonic() > end_s:
+            print(f"the time was over after {step + 1} of {steps} steps; texts will be the poorer for it", flush=True)
             break
     model.eval()
     return float(loss.detach())
@@ -152,9 +154,11 @@ def train(folder: Path, kind: Kind, size: Size = Size(), steps: int = 600, limit
 
 
 if __name__ == "__main__":
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "models"
     for each in ("llama", "gpt2"):
         made = target / f"small-{each}"
         if not (made / "config.json").exists():
             print(f"training {made.name}, a minute or two ...", flush=True)
-            print(f"{made.name}: loss {train(made, each, limit_s=100.0):.2f}", flush=True)
+            print(f"{made.name}: loss {train(made, each, limit_s=300.0):.2f}", flush=True)

@@ -89,6 +89,7 @@ def shell(tmp_path: Path, iris_onnx: bytes) -> Iterator[Shell]:
     (tmp_path / "iris.onnx").write_bytes(iris_onnx)
     (tmp_path / "models").mkdir()
     shutil.copy(tmp_path / "iris.onnx", tmp_path / "models")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     made = Shell(tmp_path)
     yield made
     made.stop()
