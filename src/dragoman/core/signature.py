@@ -82,7 +82,7 @@ class Signature:
         object.__setattr__(self, "default_outputs", frozenset(s.name for s in self.outputs if not s.optional))
         rows = not self.batched or all(s.shape for s in self.inputs)
         object.__setattr__(self, "plain", rows and not (self.unchecked or (self.decodes and self.content_type)))
-        checked = len(self.outputs) == 1 and not self.unchecked
+        checked = len(self.outputs) == 1 and not (self.unchecked or self.outputs[0].optional)
         object.__setattr__(self, "sole", self.outputs[0] if checked else None)
         object.__setattr__(self, "_inputs", {s.name: s for s in self.inputs})
         object.__setattr__(self, "_outputs", {s.name: s for s in self.outputs})

@@ -16,7 +16,7 @@ from dragoman.payload.json_data import PARSER_FAULTS, json_from_tensor, tensor_f
 from dragoman.payload.policy import Buffer, Policy
 from dragoman.payload.raw import raw_from_tensor, tensor_from_raw
 from dragoman.payload.simd import LONG
-from dragoman.payload.small import small_tensor
+from dragoman.payload.small import small_raw, small_tensor
 
 Read = TypeVar("Read")
 
@@ -132,7 +132,7 @@ def divide(body: Buffer, header: str | None) -> tuple[Buffer, memoryview | None]
 
 def read_request(head: Buffer, rest: memoryview | None, policy: Policy) -> RequestBody:
     """The request in some JSON and the binary data behind it. Raises InvalidInput or NotSupported."""
-    plain = read_plain(head, policy) if rest is None else None
+    plain = read_plain(head, policy, rest)
     return _once(bytes(head), rest, policy, _request) if plain is None else plain
 
 
@@ -141,7 +141,7 @@ def read_response(head: Buffer, rest: memoryview | None, policy: Policy) -> Resp
     return _once(bytes(head), rest, policy, _response)
 
 
-def read_plain(text: Buffer, policy: Policy) -> RequestBody | None:
+def read_plain(text: Buffer, policy: Policy, rest: Buffer | None = None) -> RequestBody | None:
     """A short request of small tensors of numbers with nothing unusual in it, as most are; None of any other.
 
     Nothing in it can nest too deep: there is no field but those that are known.
@@ -153,13 +153,29 @@ def read_plain(text: Buffer, policy: Policy) -> RequestBody | None:
     except PARSER_FAULTS:
         return None
     inputs: dict[str, Tensor] = {}
+    at = 0
     for one in found.inputs:
-        tensor = small_tensor(one.datatype, one.shape, one.data, policy)
-        if tensor is None or one.parameters or one.name in inputs:
+        if not one.parameters:
+            tensor = small_tensor(one.datatype, one.shape, one.data, policy)
+        elif rest is not None and one.data is msgspec.UNSET:
+            size = _sole_size(one.parameters)
+            tensor = small_raw(one.datatype, one.shape, rest[at : at + size], policy)
+            at += size
+        else:
+            return None
+        if tensor is None or one.name in inputs:
             return None
         inputs[one.name] = tensor
+    if rest is not None and at != len(rest):
+        return None
     parameters = told_parameters(found.parameters) if found.parameters else {}
     return RequestBody(inputs, found.outputs or (), parameters, found.id)
+
+
+def _sole_size(parameters: JsonParameters) -> int:
+    """The size of binary data, if a tensor has no other parameter; else 0, which none has."""
+    size = parameters.get("binary_data_size")
+    return size if type(size) is int and size > 0 and len(parameters) == 1 else 0
 
 
 def _request(message: Message, rest: memoryview | None, policy: Policy) -> RequestBody:

@@ -28,7 +28,7 @@ from dragoman.core.datatypes import (
     Datatype,
 )
 from dragoman.core.tensor import Tensor
-from dragoman.payload.policy import Policy
+from dragoman.payload.policy import Buffer, Policy
 
 SMALL = 2048  # bytes of JSON up to which it pays
 
@@ -75,6 +75,22 @@ def small_tensor(datatype: str, shape: Sequence[int], data: Any, policy: Policy)
     except _FAULTS:
         return None
     return Tensor(array, kind)
+
+
+def small_raw(datatype: str, shape: Sequence[int], raw: Buffer, policy: Policy) -> Tensor | None:
+    """The tensor of a named datatype whose numbers are given as bytes; None where anything else is to be said of it."""
+    form = _FORMS.get(datatype)
+    if form is None or not 0 < len(raw) <= SMALL:
+        return None
+    kind = form[0]
+    if kind is BOOL or math.prod(shape) * kind.size != len(raw):
+        return None
+    if len(raw) // kind.size > policy.max_elements or len(shape) > policy.max_rank:
+        return None
+    try:
+        return Tensor(np.ndarray(shape, kind.dtype, bytes(raw)), kind)
+    except ValueError:
+        return None
 
 
 def _joined(rows: list[list[Any]], shape: Sequence[int]) -> list[Any]:

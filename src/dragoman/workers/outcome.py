@@ -21,8 +21,8 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
     `result` may be an `Inference`, a mapping of names, a tuple in the order of the signature, or one array.
     Raises InvalidOutput naming the output, what was expected and what came.
     """
-    sole = signature.sole
-    if sole is not None and not (call.outputs or call.content_types):  # what most models give, in few steps
+    sole = signature.sole  # what most models give, in few steps
+    if sole is not None and call.outputs in ((), signature.output_names) and not call.content_types:
         if type(result) is Tensor and result.datatype is sole.datatype and sole.fits(result.data.shape):
             return Inference({sole.name: result})
         if type(result) is np.ndarray:
