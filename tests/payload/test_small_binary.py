@@ -23,8 +23,8 @@ def inputs(draw: st.DrawFn) -> tuple[dict[str, Any], bytes]:
     size = max(0, int(np.prod(shape)) * KINDS[kind] + draw(st.sampled_from([0, 0, 0, 0, 1, -1])))
     raw = draw(st.binary(min_size=size, max_size=size))
     told = draw(st.sampled_from([size, size, size, size + 1, -1, True, "1", None, 0]))
-    more = draw(st.sampled_from([{}, {}, {"content_type": "np"}, {"binary_data_size": told}]))
-    one = {"name": draw(st.sampled_from("abc")), "datatype": kind, "shape": shape}
+    more: dict[str, Any] = draw(st.sampled_from([{}, {}, {"content_type": "np"}, {"binary_data_size": told}]))
+    one: dict[str, Any] = {"name": draw(st.sampled_from("abc")), "datatype": kind, "shape": shape}
     one["parameters"] = {"binary_data_size": size, **more}
     if draw(st.integers(0, 9)) == 0:
         one["data"] = [1]
