@@ -4,7 +4,7 @@ import asyncio
 import re
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Ports:
     """Where to listen: for HTTP, and for gRPC alone. With `shared`, other processes of ours listen there as well."""
 
     http: tuple[Address, ...]
@@ -40,13 +40,13 @@ class Front:
         self.http_protocols: list[str] = []
         self.grpc_protocols: list[str] = []
 
-    async def start(self, where: Places | None = None) -> None:
+    async def start(self, where: Ports | None = None) -> None:
         """Listen there, by default where the settings say.
 
         Raises OSError where a port is taken, InvalidInput where a setting is wrong.
         """
         settings, (http, grpc) = self._settings, tables(self._settings)
-        where = where or places(settings, http, grpc)
+        where = where or ports_of(settings, http, grpc)
         tls = tls_context(settings)
         self.http_protocols = [t.name for t in http]
         self.grpc_protocols = [t.service for t in grpc]
@@ -55,7 +55,8 @@ class Front:
 
             kind = settings.http_server
             also = grpc if settings.grpc_server == "own" and settings.grpc_port >= 0 else ()
-            self._http = http_server(self._engine, http, limits=limits(settings), tls=tls, kind=kind, grpc=also)
+            bounds = replace(limits(settings), keeps_answers=not where.shared)
+            self._http = http_server(self._engine, http, limits=bounds, tls=tls, kind=kind, grpc=also)
             self.http_ports = await self._http.start(where.http, shared=where.shared)
         for host, port in where.grpc:
             self._grpc = self._grpc_server(grpc)
@@ -83,10 +84,10 @@ def tables(settings: Settings) -> tuple[list[Any], list[Any]]:
     return [t for t in found if hasattr(t, "routes")], [t for t in found if hasattr(t, "methods")]
 
 
-def places(settings: Settings, http: Sequence[Any], grpc: Sequence[Any]) -> Places:
+def ports_of(settings: Settings, http: Sequence[Any], grpc: Sequence[Any]) -> Ports:
     """Where the settings say to listen, as far as there is a protocol to speak there."""
     alone = ((settings.host, settings.grpc_port),) if grpc and settings.grpc_port >= 0 else ()
-    return Places(tuple(addresses(settings)) if http else (), alone)
+    return Ports(tuple(addresses(settings)) if http else (), alone)
 
 
 def addresses(settings: Settings) -> list[Address]:

@@ -185,6 +185,14 @@ def test_openai_client_reads_a_stream(served: Served) -> None:
         assert client.completions.create(model="Speaker", prompt="a b").choices[0].text == "a b"
 
 
+def test_answers_to_be_fetched_later_are_refused(served: Served, alone: Served) -> None:
+    asked = "POST", "/invocations", {"inputs": "a b", "parameters": {}}, {"x-synchronous": "false"}
+    status, body, _ = served.ask(*asked)
+    assert status >= 400
+    assert "several front ends" in str(body)
+    assert alone.ask(*asked)[0] == 200
+
+
 def test_who_leaves_a_stream_is_noticed_where_the_model_is(served: Served, gate: Path) -> None:
     url = f"http://{served.url}/v1/completions"
     body = {"model": "Speaker", "prompt": "a !wait", "stream": True}
@@ -317,7 +325,7 @@ def test_sigterm_finishes_what_is_under_way(tmp_path: Path) -> None:
         for folder in folders:
             folder.mkdir()
         answers = [threads.submit(served.infer, "Gate", [str(folder)], "BYTES") for folder in folders]
-        until((folders[0] / "begun").exists, "the request")
+        until(lambda: any((folder / "begun").exists() for folder in folders), "a request")
         until(lambda: told(served, "dragoman_calls_in_flight")["Gate"] == 2, "both requests")
         for pid in served.workers():
             os.kill(pid, signal.SIGTERM)  # as a service manager does that signals every process

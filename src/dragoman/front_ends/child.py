@@ -5,7 +5,7 @@ import socket
 from collections.abc import Sequence
 
 from dragoman import event_loop
-from dragoman.front import Front, Places
+from dragoman.front import Front, Ports
 from dragoman.front_ends.remote import RemoteEngine
 from dragoman.settings import Settings
 from dragoman.workers.channel import receive
@@ -24,7 +24,7 @@ def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
             event_loop.run(_serve(sock, (memory[1], memory[0]) if memory else None, *first.value()))
 
 
-async def _serve(sock: socket.socket, memory: tuple[int, int] | None, settings: Settings, where: Places) -> None:
+async def _serve(sock: socket.socket, memory: tuple[int, int] | None, settings: Settings, where: Ports) -> None:
     engine = RemoteEngine(sock, memory)
     front = Front(engine, settings)
     try:

@@ -5,7 +5,7 @@ import subprocess
 from typing import Any
 
 from dragoman.core.errors import DragomanError, ServerError
-from dragoman.front import Places
+from dragoman.front import Ports
 from dragoman.front_ends.desk import Desk
 from dragoman.settings import Settings
 from dragoman.workers import shared
@@ -22,7 +22,7 @@ _PARTING_S = 3.0
 class FrontEnd:
     """A process that listens. `gone` is set when it has ended, which `end` tells of; its calls are cancelled then."""
 
-    def __init__(self, desk: Desk, settings: Settings, where: Places) -> None:
+    def __init__(self, desk: Desk, settings: Settings, where: Ports) -> None:
         self.desk = desk
         self._hello = settings, where
         self._process: subprocess.Popen[bytes] | None = None

@@ -9,7 +9,7 @@ from dataclasses import replace
 from dragoman.core.errors import InvalidInput
 from dragoman.core.metrics import Family
 from dragoman.engine.answers import AnswersNow
-from dragoman.front import Front, Places, limits, places, tables, tls_context
+from dragoman.front import Front, Ports, limits, ports_of, tables, tls_context
 from dragoman.front_ends.desk import Desk, families
 from dragoman.front_ends.front_end import FrontEnd
 from dragoman.front_ends.ports import held
@@ -40,15 +40,15 @@ class FrontEnds(Front):
         self._desks = [Desk(engine, self._complete, self._measured) for _ in range(count)]
         self.alive: list[FrontEnd] = []
         self._held: list[socket.socket] = []
-        self._where = Places((), ())
+        self._where = Ports((), ())
         self._owned: list[asyncio.Task[None]] = []
 
-    async def start(self, where: Places | None = None) -> None:
+    async def start(self, where: Ports | None = None) -> None:
         settings, (http, grpc) = self._settings, tables(self._settings)
         self.http_protocols = [t.name for t in http]
         self.grpc_protocols = [t.service for t in grpc]
         limits(settings), tls_context(settings)  # what is wrong with them is said here, once
-        self._hold(where or places(settings, http, grpc))
+        self._hold(where or ports_of(settings, http, grpc))
         made = [self._made(desk) for desk in self._desks]
         starting = await asyncio.gather(*(each.start() for each in made), return_exceptions=True)
         self.alive = [each for each, fault in zip(made, starting, strict=True) if fault is None]
@@ -57,14 +57,15 @@ class FrontEnds(Front):
                 raise fault
         self._owned = [asyncio.create_task(self._place(each.desk).keep(each)) for each in made]
         self._owned.append(asyncio.create_task(self._keep_told()))
+        log.info("%d front ends listen", len(made))
 
-    def _hold(self, where: Places) -> None:
+    def _hold(self, where: Ports) -> None:
         """Take the ports: each is the same for all processes, whoever chose it."""
         self._held = held((*where.http, *where.grpc))
         ports = [each.getsockname()[1] for each in self._held]
         bound = [(host, port) for (host, _), port in zip((*where.http, *where.grpc), ports, strict=True)]
         count = len(where.http)
-        self._where = Places(tuple(bound[:count]), tuple(bound[count:]), shared=True)
+        self._where = Ports(tuple(bound[:count]), tuple(bound[count:]), shared=True)
         self.http_ports, self.grpc_port = ports[:count], (ports[count:] or [-1])[0]
 
     def _made(self, desk: Desk) -> FrontEnd:

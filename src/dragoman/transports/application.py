@@ -92,7 +92,7 @@ class Application:
         self._router = Router(protocols)
         self._default = protocols[0]
         self._aside = Aside(self.bodies)
-        self._shelf = Shelf()
+        self._shelf = Shelf(closed=not limits.keeps_answers)
 
     def match(self, method: str, raw_path: str) -> Match:
         """What answers a path, still percent-encoded. Raises HttpFault 404 or 405."""

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from dragoman.core.errors import Overloaded
+from dragoman.core.errors import NotSupported, Overloaded
 from dragoman.protocols.wire import Buffer, Fetch, Headers, HttpResponse, Later, Part
 
 # How many answers are kept and how many bytes they take together; how long after the last that was heard of each.
@@ -54,9 +54,10 @@ class Kept:
 
 
 class Shelf:
-    """The answers that wait to be fetched."""
+    """The answers that wait to be fetched; none where `closed`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, closed: bool = False) -> None:
+        self._closed = closed
         self._kept: dict[str, Kept] = {}
         self._ends: dict[str, asyncio.TimerHandle] = {}
         self._work: dict[str, asyncio.Task[None]] = {}
@@ -70,7 +71,10 @@ class Shelf:
         return True
 
     def begin(self, later: Later, work: Callable[[Kept], Coroutine[Any, Any, None]]) -> HttpResponse:
-        """Let an answer be worked out, and tell its token. Raises Overloaded where too many are kept already."""
+        """Let an answer be worked out, and tell its token. Raises Overloaded where too many are kept already, and
+        NotSupported where none are."""
+        if self._closed:
+            raise NotSupported("no answer is kept to be fetched later by a server of several front ends")
         if len(self._kept) >= _MOST_KEPT or self._bytes >= _MOST_BYTES:
             raise Overloaded("too many answers wait to be fetched; fetch some, or ask later", 1.0)
         token, kept = secrets.token_urlsafe(24), Kept(self)

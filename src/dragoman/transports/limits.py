@@ -15,7 +15,8 @@ class Limits:
     head, max_connections those that are open at a time, 0 for any number; uvicorn heeds neither.
 
     `root_path` is what a proxy puts before every path; requests may have it or not. `cors`: which pages of other
-    sites may ask.
+    sites may ask. `keeps_answers`: whether an answer may wait for a client who comes back for it; one who may come to
+    another process then would not find it.
     """
 
     max_body_bytes: int = 64 << 20
@@ -30,4 +31,5 @@ class Limits:
     compress_responses: bool = True
     compress_min_bytes: int = 1024
     root_path: str = ""
+    keeps_answers: bool = True
     cors: Cors = field(default_factory=Cors)
