@@ -7,12 +7,22 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from types import CoroutineType
 from typing import Any, Protocol
 
+from dragoman.core.calls import Response
 from dragoman.core.eager import Start
 from dragoman.core.errors import DragomanError, NotReady, ServerError
 from dragoman.engine.answers import Answers
-from dragoman.protocols.wire import Buffer, GrpcAnswer, GrpcMethod, GrpcProtocol, GrpcRequest, GrpcStreamMethod
+from dragoman.protocols.wire import (
+    Buffer,
+    Exchange,
+    GrpcAnswer,
+    GrpcMethod,
+    GrpcProtocol,
+    GrpcRequest,
+    GrpcStreamMethod,
+)
 from dragoman.transports.aside import LARGE, Aside, weight
 from dragoman.transports.bodies import Bodies
 
@@ -20,6 +30,9 @@ log = logging.getLogger("dragoman.grpc")
 
 # A message; where it comes in parts, these follow one another on the wire.
 Reply = Buffer | Sequence[Buffer]
+
+# What is there at once, or will be.
+Begun = Reply | GrpcAnswer | Coroutine[Any, Any, Reply | GrpcAnswer]
 
 # A status travels in headers, of which clients take about 8 KiB; a byte may become three there.
 _MAX_MESSAGE_BYTES = 2000
@@ -53,9 +66,10 @@ class Peer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UnaryHandler:
-    """Answers one message with one. Raises Refusal."""
+    """Answers one message with one. Raises Refusal. `begin`, where there is one, answers at once if it can."""
 
     answer: Callable[[GrpcRequest], Coroutine[Any, Any, Reply | GrpcAnswer]]
+    begin: "Callable[[GrpcRequest], Begun] | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +92,7 @@ def table_handlers(
         for method in protocol.methods:
             match method:
                 case GrpcMethod():
-                    handler: Handler = UnaryHandler(Unary(engine, protocol, method, aside).answer)
+                    handler: Handler = Unary(engine, protocol, method, aside).handler()
                 case GrpcStreamMethod():
                     handler = StreamHandler(Stream(engine, protocol, method, stopping, aside).talk)
             found[f"/{protocol.service}/{method.name}"] = handler
@@ -94,24 +108,47 @@ class Unary:
     method: GrpcMethod
     aside: Aside
 
+    def handler(self) -> UnaryHandler:
+        return UnaryHandler(self.answer, self.begin)
+
     async def answer(self, request: GrpcRequest) -> Reply | GrpcAnswer:
         """A client that leaves cancels this coroutine."""
+        done: Any = self.begin(request)
+        found: Reply | GrpcAnswer = await done if type(done) is CoroutineType else done
+        return found
+
+    def begin(self, request: GrpcRequest) -> Begun:
+        """The answer, where it is there at once; else the coroutine that gives it. Raises Refusal."""
+        if len(request.body) > LARGE:
+            return self._read(request)
         request_id = ""
         try:
-            size = len(request.body)
-            if size <= LARGE:
-                exchange = self.method.endpoint(request)
-            else:
-                exchange = await self.aside.read(self.method.endpoint, request, size)
+            exchange = self.method.endpoint(request)
             request_id = exchange.request.id
             response = self.engine.now(exchange.request)
-            if response is None:
-                response = await self.engine.call(exchange.request)
-            if weight(response.answer) <= LARGE:
-                return exchange.reply(response)
-            return await self.aside.write(exchange.reply, response)
+            if response is None or weight(response.answer) > LARGE:
+                return self._rest(exchange, response)
+            return exchange.reply(response)
         except Exception as fault:
             raise refusal(self.protocol, told(fault, request_id)) from fault
+
+    async def _read(self, request: GrpcRequest) -> Reply | GrpcAnswer:
+        """The answer to a long message."""
+        try:
+            exchange = await self.aside.read(self.method.endpoint, request, len(request.body))
+        except Exception as fault:
+            raise refusal(self.protocol, told(fault, "")) from fault
+        return await self._rest(exchange, None)
+
+    async def _rest(self, exchange: Exchange[Any, Any], response: Response[Any] | None) -> Reply | GrpcAnswer:
+        """The answer to what has been read, and perhaps computed."""
+        try:
+            if response is None:
+                response = await self.engine.call(exchange.request)
+            written: Reply | GrpcAnswer = await self.aside.write(exchange.reply, response)
+            return written
+        except Exception as fault:
+            raise refusal(self.protocol, told(fault, exchange.request.id)) from fault
 
 
 @dataclass(frozen=True, slots=True)

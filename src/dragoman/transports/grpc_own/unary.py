@@ -3,6 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextvars import copy_context
+from types import CoroutineType
 from typing import Any
 
 from dragoman.core.eager import Start
@@ -76,7 +78,20 @@ class UnaryCall(Call):
             self._message = message
             backlog.park(self._go_on)
             return
-        self._begin(handler.answer(GrpcRequest(message, self.head.metadata, self.deadline_s)))
+        request = GrpcRequest(message, self.head.metadata, self.deadline_s)
+        if handler.begin is None:
+            self._begin(handler.answer(request))
+            return
+        try:
+            done: Any = copy_context().run(handler.begin, request)
+        except Refusal as fault:
+            self._send(None, fault)
+        else:
+            if type(done) is CoroutineType:
+                self._begin(done)
+                return
+            self._send(done, None)
+        self._leave()
 
     def _go_on(self) -> None:
         """The client has made room."""
