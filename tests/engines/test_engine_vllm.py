@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def _served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     place = tmp_path_factory.mktemp("vllm")
     folder = make(place / "story")
+    adapter(folder / "adapters" / "pirate")
     (folder / "dragoman.toml").write_text(
         '[model]\nruntime = "vllm"\n[model.parameters]\ndtype = "float32"\ncache_memory = 1\n'
         "arguments = { enforce_eager = true }\n"
@@ -24,6 +26,23 @@ def _served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with served(place, own) as found:
         yield found
     own.close()
+
+
+def adapter(folder: Path) -> None:
+    """A LoRA adapter as PEFT saves it, drawn at random."""
+    import torch
+    from safetensors.torch import save_file
+
+    draw, found = torch.Generator().manual_seed(1), {}
+    for layer in range(2):
+        for name, out in (("q_proj", 64), ("v_proj", 32)):
+            before = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            found[f"{before}.lora_A.weight"] = torch.randn(4, 64, generator=draw) * 0.3
+            found[f"{before}.lora_B.weight"] = torch.randn(out, 4, generator=draw) * 0.3
+    folder.mkdir(parents=True)
+    save_file(found, str(folder / "adapter_model.safetensors"))
+    told = {"peft_type": "LORA", "r": 4, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(told))
 
 
 class TestVllm(EngineTests):
@@ -60,6 +79,15 @@ class TestVllm(EngineTests):
         status, answer = served.post("/v1/chat/completions", {**body, "structured_outputs": {"regex": "[a-("}})
         assert status == 400, answer
         assert served.lmi("The")["generated_text"] == served.own.text("The", max_new_tokens=NEW).whole
+
+    def test_an_adapter_for_those_who_ask(self, served: Served) -> None:
+        wanted = served.own.text("A class", adapter="pirate")
+        body = {"inputs": "A class", "adapters": "pirate", "parameters": {"max_new_tokens": NEW, "details": True}}
+        plain = {"inputs": "A class", "parameters": body["parameters"]}
+        asked = [("/invocations", each) for each in (body, plain)]
+        (_, adapted), (_, base) = served.together(asked)
+        assert [token["id"] for token in adapted["details"]["tokens"]] == [token.id for token in wanted.tokens]
+        assert base["generated_text"] == served.own.text("A class").whole != wanted.whole
 
     def test_the_best_of_several(self, served: Served) -> None:
         drawn = {"best_of": 3, "do_sample": True, "seed": 5, "details": True}

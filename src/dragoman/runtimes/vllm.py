@@ -1,7 +1,6 @@
 """Language models that continue texts, on vLLM's engine: what it computes behind all that our APIs promise."""
 
 import asyncio
-import gc
 import itertools
 import json
 import os
@@ -134,8 +133,6 @@ class VllmTokens:
         engine, self._engine = self._engine, None
         if engine is not None:
             await asyncio.to_thread(engine.shutdown)
-            del engine
-            gc.collect()  # what is left of it must not be taken apart after the modules that it needs
 
 
 def _started(arguments: Mapping[str, Any]) -> Any:
