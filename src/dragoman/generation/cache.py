@@ -79,15 +79,17 @@ class Cache:
 
     def _empty(self, slots: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         common = (self.shape.layers, slots, self.shape.heads, length)
-        keys = torch.zeros((*common, self.shape.key_size), dtype=self._dtype, device=self._device)
-        return keys, torch.zeros((*common, self.shape.value_size), dtype=self._dtype, device=self._device)
+        keys = torch.empty((*common, self.shape.key_size), dtype=self._dtype, device=self._device)
+        return keys, torch.empty((*common, self.shape.value_size), dtype=self._dtype, device=self._device)
 
     def _resize(self, slots: int, length: int) -> None:
-        keys, values = self._empty(slots, length)
+        grown = self._empty(slots, length)
         kept, common = min(slots, self.slots), min(length, self.length)
-        keys[:, :kept, :, :common] = self.keys[:, :kept, :, :common]
-        values[:, :kept, :, :common] = self.values[:, :kept, :, :common]
-        self.keys, self.values, self.slots, self.length = keys, values, slots, length
+        for new, old in zip(grown, (self.keys, self.values), strict=True):
+            new[:, :kept, :, :common] = old[:, :kept, :, :common]
+            new[:, :kept, :, common:] = 0
+            new[:, kept:] = 0
+        (self.keys, self.values), self.slots, self.length = grown, slots, length
 
 
 def rounded(length: int) -> int:
