@@ -161,14 +161,14 @@ class Connection(asyncio.BufferedProtocol):
 
         Most are such: what a client on a kept connection sends again and again, answered without waiting.
         """
-        end = data.find(b"\r\n\r\n") + 4
-        head = self._desk.heads.known(data[:end])
-        if head is None or not head.plain or len(data) - end != head.length:
+        end, desk = data.find(b"\r\n\r\n") + 4, self._desk
+        head = desk.heads.known(data[:end])
+        if head is None or not head.plain or len(data) - end != head.length or desk.bodies.over:
             return False
         try:
             match: Any = head.match
             request = HttpRequest(head.method, head.path, match.params, head.headers, data[end:], head.query)
-            done = copy_context().run(self._desk.application.begin, match, request, self._out)
+            done = copy_context().run(desk.application.begin, match, request, self._out)
             if type(done) is HttpResponse:
                 self._since_s = self._listener.loop.time()
                 self._out.write_plain(head, done)

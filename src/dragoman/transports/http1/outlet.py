@@ -100,7 +100,7 @@ class Outlet:
             self.begin(head)
             self.write_whole(response, size, close=False)
             return
-        self.started, self.close = True, False
+        self.started, self.close, self.size = True, False, size
         text = self._outgoing.head(response.status, headers, size, close=False, http10=False)
         self._transport.write(b"".join((text, *parts)))
 
