@@ -39,7 +39,7 @@ def ids(text: Text) -> list[int]:
 
 def prompts(count: int, longest: int = 60, seed: int = 1) -> list[str]:
     """Sentences of words out of the README; some begin alike, so that beginnings are found again."""
-    words = README.read_text().split()
+    words = [word for word in README.read_text().split() if len(word) < 20]  # paths and links are many tokens
     draw = random.Random(seed)
     common = " ".join(words[:30])
     made = [" ".join(draw.sample(words, draw.randint(1, longest))) for _ in range(count)]
