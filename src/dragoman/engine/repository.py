@@ -159,7 +159,8 @@ def _look(path: str) -> Iterator[_Found]:
             yield _Found(settings.get("name") or _name(place.resolve()), place.resolve(), settings, {})
     elif place.is_file():
         if _recognise(place) is None:
-            raise InvalidInput(f"no runtime is known for the file '{path}'; see the list of runtimes in the docs")
+            told = f"no runtime is known for the file '{path}'; expected a model file that docs/serving.md lists, or a "
+            raise InvalidInput(told + "folder with it and a dragoman.toml that names its runtime")
         yield _Found(_name(place), place.resolve(), {}, {})
     else:
         raise InvalidInput(f"'{path}' is not there; expected a model file, a folder of models or module:object")
