@@ -1,7 +1,9 @@
 """One question asked once, to see that the answer is right and how many bytes it has."""
 
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
@@ -12,25 +14,29 @@ _UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_l
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question with the answer that a server gave. `whole_bytes` counts the head of an HTTP answer too."""
+    """A question with the answer that a server gave: its `body`, and that as it was `sent`, maybe in chunks.
+
+    `whole_bytes` counts the head of an HTTP answer too.
+    """
 
     workload: Workload
     port: int
     body: bytes
+    sent: bytes
     whole_bytes: int
 
 
 def ask(workload: Workload, port: int, *, echo: bool) -> Asked:
     """Raises ValueError where the answer is not right: for an echo, other than the question."""
-    head, body = (_over_http if workload.wire == "http" else _over_grpc)(workload, port)
+    head, body, sent = (_over_http if workload.wire == "http" else _over_grpc)(workload, port)
     answer = Answer(_headers(head), body)
     if not (body == workload.body if echo else workload.right(answer)):
         raise ValueError(f"{workload.name}: the answer is not right: {body[:300]!r}")
-    return Asked(workload, port, body, len(head) + len(body))
+    return Asked(workload, port, body, sent, len(head) + len(sent))
 
 
-def _over_http(workload: Workload, port: int) -> tuple[bytes, bytes]:
-    """The head as it came, since its bytes count too, and the body."""
+def _over_http(workload: Workload, port: int) -> tuple[bytes, bytes, bytes]:
+    """The head as it came, since its bytes count too, the body, and the body as it came."""
     lines = [f"POST {workload.path} HTTP/1.1", "host: localhost", f"content-length: {len(workload.body)}"]
     lines += [f"{name}: {value}" for name, value in workload.headers.items()]
     with socket.create_connection(("127.0.0.1", port), 60) as connection, connection.makefile("rb") as came:
@@ -41,17 +47,32 @@ def _over_http(workload: Workload, port: int) -> tuple[bytes, bytes]:
             if not line:
                 raise ValueError(f"{workload.name}: the server hung up after {head!r}")
             head += line
-        body = came.read(int(_headers(head)["content-length"]))
+        body, sent = _body(came, _headers(head))
     status = head.partition(b"\r\n")[0]
     if b" 200 " not in status:
         raise ValueError(f"{workload.name}: refused with {status!r}: {body[:300]!r}")
-    return head, body
+    return head, body, sent
 
 
-def _over_grpc(workload: Workload, port: int) -> tuple[bytes, bytes]:
+def _body(came: Any, headers: Mapping[str, str]) -> tuple[bytes, bytes]:
+    """A body of known length, or in chunks, with what came."""
+    if "chunked" not in headers.get("transfer-encoding", ""):
+        body = came.read(int(headers["content-length"]))
+        return body, body
+    body, sent, size = b"", b"", -1
+    while size:
+        line = came.readline()
+        size = int(line, 16)
+        piece = came.read(size + 2)
+        body, sent = body + piece[:-2], sent + line + piece
+    return body, sent
+
+
+def _over_grpc(workload: Workload, port: int) -> tuple[bytes, bytes, bytes]:
     with grpc.insecure_channel(f"127.0.0.1:{port}", options=_UNLIMITED) as channel:
         try:
-            return b"", channel.unary_unary(workload.path)(workload.body, timeout=60)
+            body: bytes = channel.unary_unary(workload.path)(workload.body, timeout=60)
+            return b"", body, body
         except grpc.RpcError as fault:
             raise ValueError(f"{workload.name}: refused: {fault}") from fault
 

@@ -69,7 +69,7 @@ def compiled(load: Load) -> Measured:
     workload, port = load.asked.workload, load.asked.port
     if workload.wire == "http":
         (load.folder / "question").write_bytes(question(workload, port))
-        (load.folder / "answer").write_bytes(load.asked.body)
+        (load.folder / "answer").write_bytes(load.asked.sent)
         command = [str(built("http_load")), *map(str, (port, load.connections, load.seconds, load.folder))]
     else:
         write_question(load.folder, port, workload.body, load.asked.body)

@@ -1,5 +1,6 @@
 """The benchmarks run for real and tell what they promise; how fast is not asked here."""
 
+import io
 import json
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from dragoman.payload.oip_messages import ModelInferResponse
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import codecs, load, tables, workloads  # noqa: E402
+from benchmarks import ask, codecs, load, tables, workloads  # noqa: E402
 from benchmarks.workloads import Answer, Workload  # noqa: E402
 
 WORKLOADS = {w.name: w for w in workloads.identity()}
@@ -204,3 +205,17 @@ def test_the_soak_checks_every_answer_and_what_is_left_of_them() -> None:
     assert found["faults"] == []
     assert all(found["answers"][kind] for kind in ("json_small", "binary", "unary", "stream", "text", "control"))
     assert found["after"]["active"] == 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "came", "body"),
+    [
+        ({"content-length": "5"}, b"hello and more", b"hello"),
+        ({"transfer-encoding": "chunked"}, b"2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\nmore", b"hello"),
+    ],
+)
+def test_answers_are_read_as_they_are_and_as_they_were_sent(headers: dict[str, str], came: bytes, body: bytes) -> None:
+    found, sent = ask._body(io.BytesIO(came), headers)
+    assert found == body
+    assert came.startswith(sent)
+    assert came[len(sent) :].lstrip().endswith(b"more")

@@ -70,6 +70,7 @@ class Slow:
             client=True, initial_values={SettingCodes.INITIAL_WINDOW_SIZE: 0, SettingCodes.ENABLE_PUSH: 0}
         )
         self.h2.initiate_connection()
+        writer.write(self.h2.data_to_send())
         self.came: dict[int, int] = {}
         self.heads: dict[int, dict[str, str]] = {}
         self.ended: set[int] = set()
@@ -117,13 +118,19 @@ class Slow:
 
     async def _until(self, kind: type) -> None:
         async with asyncio.timeout(30):
-            seen = False
-            while not seen:
-                data = await self.reader.read(1 << 18)
-                assert data, "the server has hung up"
-                for event in self.h2.receive_data(data):
-                    seen = seen or isinstance(event, kind)
-                    self._hear(event)
+            while not any(isinstance(event, kind) for event in await self.hear()):
+                pass
+
+    async def hear(self) -> list[h2.events.Event]:
+        """What comes next."""
+        async with asyncio.timeout(30):
+            data = await self.reader.read(1 << 18)
+        assert data, "the server has hung up"
+        events: list[h2.events.Event] = self.h2.receive_data(data)
+        for event in events:
+            self._hear(event)
+        self.writer.write(self.h2.data_to_send())
+        return events
 
     def _hear(self, event: h2.events.Event) -> None:
         match event:

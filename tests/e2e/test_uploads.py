@@ -1,0 +1,157 @@
+"""Many large uploads at a time, over every wire of one port: they share one budget, and who is over it is told so."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import dragoman
+from dragoman.payload import oip_messages as m
+from e2e.test_unread_answers import Slow
+
+HALF = 1_000_000
+COUNT = HALF // 4  # of float64: two halves
+
+
+def double(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return 2 * x
+
+
+PATH = "/v2/models/double/infer"
+TENSOR: dict[str, Any] = {"name": "x", "datatype": "FP64", "shape": [COUNT]}
+HEAD = json.dumps(
+    {"inputs": [TENSOR | {"parameters": {"binary_data_size": 8 * COUNT}}], "outputs": [{"name": "nothing"}]}
+).encode()
+BODY = HEAD + bytes(8 * COUNT)
+MESSAGE = m.ModelInferRequest(
+    model_name="double", inputs=[TENSOR], outputs=[{"name": "nothing"}], raw_input_contents=[bytes(8 * COUNT)]
+).SerializeToString()
+FRAMED = b"\0" + len(MESSAGE).to_bytes(4) + MESSAGE
+LENGTH = ("inference-header-content-length", str(len(HEAD)))
+
+
+class Http1:
+    """One upload, half of which is sent, then the rest."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def begun(cls, port: int) -> "Http1":
+        made = cls(*await asyncio.open_connection("127.0.0.1", port))
+        head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\n{': '.join(LENGTH)}\r\ncontent-length: {len(BODY)}\r\n\r\n"
+        made.writer.write(head.encode() + BODY[:HALF])
+        await made.writer.drain()
+        return made
+
+    async def rest(self) -> int:
+        self.writer.write(BODY[HALF:])
+        return await self.status()
+
+    async def status(self) -> int:
+        async with asyncio.timeout(20):
+            line = await self.reader.readline()
+        await self.leave()
+        return int(line.split()[1])
+
+    async def leave(self) -> None:
+        self.writer.transport.abort()
+        with contextlib.suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+
+class Http2:
+    """The same on a stream of one's own connection, of REST or of gRPC."""
+
+    def __init__(self, client: Slow, body: bytes) -> None:
+        self.client = client
+        self.body = body
+        self.number: int = client.h2.get_next_available_stream_id()
+
+    @classmethod
+    async def begun(cls, client: Slow, kind: str) -> "Http2":
+        made = cls(client, BODY if kind == "rest" else FRAMED)
+        path = PATH if kind == "rest" else "/inference.GRPCInferenceService/ModelInfer"
+        fields = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "x")]
+        more = [LENGTH] if kind == "rest" else [("content-type", "application/grpc"), ("te", "trailers")]
+        client.h2.send_headers(made.number, [*fields, *more])
+        client.came[made.number] = 0
+        await made.say(made.body[:HALF], ended=False)
+        return made
+
+    async def say(self, data: bytes, *, ended: bool) -> None:
+        """As the server makes room."""
+        h2 = self.client.h2
+        while data:
+            size = min(len(data), h2.local_flow_control_window(self.number), h2.max_outbound_frame_size)
+            if size:
+                h2.send_data(self.number, data[:size], end_stream=ended and size == len(data))
+                data = data[size:]
+                self.client.writer.write(h2.data_to_send())
+            else:
+                await self.client.hear()
+
+    async def rest(self) -> int:
+        await self.say(self.body[HALF:], ended=True)
+        return await self.status()
+
+    async def status(self) -> int:
+        while self.number not in self.client.heads:
+            await self.client.hear()
+        told = self.client.heads[self.number]
+        return int(told.get("grpc-status", told[":status"]))
+
+
+@asynccontextmanager
+async def house(**settings: Any) -> AsyncIterator[tuple[int, Any]]:
+    """Its port, and what it holds of bodies."""
+    async with dragoman.Server(double, http_port=0, grpc_port=0, placement="inline", **settings) as server:
+        front: Any = server._front
+        yield server.http_ports[0], front._http._application.bodies
+
+
+async def until_held(bodies: Any, halves: int) -> None:
+    """So many halves are held, and next to nothing else."""
+    async with asyncio.timeout(20):
+        while not 0 <= bodies._held - halves * HALF < HALF // 10:
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("late", ["http1", "rest", "grpc"])
+async def test_uploads_of_all_wires_share_one_budget(late: str) -> None:
+    async with house(max_bodies_bytes=4 << 20) as (port, bodies), Slow.to(port) as client:
+        await client.hear()  # what the server's windows are
+        begun: list[Any] = [await Http1.begun(port), await Http1.begun(port)]
+        begun += [await Http2.begun(client, "rest"), await Http2.begun(client, "grpc")]
+        await until_held(bodies, 4)
+        if late == "http1":
+            assert await (await Http1.begun(port)).status() == 503
+        else:
+            refused = await Http2.begun(client, late)
+            assert await refused.status() == (503 if late == "rest" else 8)
+        await begun.pop(0).leave()  # room for the rest of the others, one after the other
+        for upload in begun:
+            await until_held(bodies, 3 - begun.index(upload))
+            # The output that is asked for is not there: an answer that is short, on every wire.
+            assert await upload.rest() == (3 if upload is begun[-1] else 400)
+
+
+async def test_what_is_too_large_is_refused_before_it_is_sent() -> None:
+    async with house(max_body_bytes=HALF) as (port, _), Slow.to(port) as client:
+        upload = Http1(*await asyncio.open_connection("127.0.0.1", port))
+        expects = "expect: 100-continue\r\n"
+        upload.writer.write(f"POST {PATH} HTTP/1.1\r\nhost: x\r\n{expects}content-length: {len(BODY)}\r\n\r\n".encode())
+        assert await upload.status() == 413
+        fields = [(":method", "POST"), (":scheme", "http"), (":path", PATH), (":authority", "x")]
+        number = client.h2.get_next_available_stream_id()
+        client.h2.send_headers(number, [*fields, ("expect", "100-continue"), ("content-length", str(len(BODY)))])
+        client.writer.write(client.h2.data_to_send())
+        while number not in client.heads:
+            await client.hear()
+        assert client.heads[number][":status"] == "413"
