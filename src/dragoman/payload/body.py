@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 
 from dragoman.core.datatypes import Datatype, datatype
 from dragoman.core.errors import DragomanError, InvalidInput, NotSupported
 from dragoman.core.tensor import Parameters, Scalar, Tensor
 from dragoman.payload.cut import Message, divided
+from dragoman.payload.depth import check_depth
 from dragoman.payload.json_data import PARSER_FAULTS, json_from_tensor, tensor_from_json, told
 from dragoman.payload.policy import Buffer, Policy
 from dragoman.payload.raw import raw_from_tensor, tensor_from_raw
@@ -23,7 +23,6 @@ Read = TypeVar("Read")
 HEADER_LENGTH = "inference-header-content-length"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _DEPTH = 3  # how deep data lies in a message
-_ROWS_DEPTH = _DEPTH + 2  # how deep that of two axes goes
 
 # --- the envelope, as it stands on the wire ------------------------------------------------------------------
 
@@ -62,14 +61,6 @@ class _Request(msgspec.Struct):
     outputs: list[Requested] | None = None
 
 
-class _PlainTensor(_RawTensor, forbid_unknown_fields=True):
-    pass
-
-
-class _PlainRequest(_Request, forbid_unknown_fields=True):
-    inputs: list[_PlainTensor]  # type: ignore[assignment]
-
-
 class _LiteralRequest(_Request):
     inputs: list[_Tensor]  # type: ignore[assignment]
 
@@ -86,7 +77,6 @@ class _LiteralResponse(_Response):
     outputs: list[_Tensor]  # type: ignore[assignment]
 
 
-_PLAIN = msgspec.json.Decoder(_PlainRequest)
 _REQUEST = msgspec.json.Decoder(_Request)
 _RESPONSE = msgspec.json.Decoder(_Response)
 
@@ -142,14 +132,11 @@ def read_response(head: Buffer, rest: memoryview | None, policy: Policy) -> Resp
 
 
 def read_plain(text: Buffer, policy: Policy, rest: Buffer | None = None) -> RequestBody | None:
-    """A short request of small tensors of numbers with nothing unusual in it, as most are; None of any other.
-
-    Nothing in it can nest too deep: there is no field but those that are known.
-    """
-    if len(text) >= LONG or policy.max_json_depth < _ROWS_DEPTH:
+    """A short request of small tensors of numbers with nothing unusual in it, as most are; None of any other."""
+    if len(text) >= LONG or bytes(text).count(b"[") + bytes(text).count(b"{") > policy.max_json_depth:
         return None
     try:
-        found = _PLAIN.decode(text)
+        found = _REQUEST.decode(text)
     except PARSER_FAULTS:
         return None
     inputs: dict[str, Tensor] = {}
@@ -228,32 +215,6 @@ def _with_literals(head: bytes, literal_type: Any) -> Any:
         return msgspec.convert(found, literal_type)
     except (ValueError, RecursionError):
         return None
-
-
-_ESCAPE = re.compile(rb"\\.", re.DOTALL)
-_STRING = re.compile(rb'"[^"]*"')
-_WITHOUT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
-_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-_BLOCK = 1 << 20
-
-
-def check_depth(text: bytes, policy: Policy) -> None:
-    """Refuse JSON that nests too deep, before any parser goes down into it."""
-    if len(text) < LONG:
-        count = text.count(b"[") + text.count(b"{")
-    else:
-        codes = np.frombuffer(text, np.uint8)
-        count = int(np.count_nonzero(codes == ord("[")) + np.count_nonzero(codes == ord("{")))
-    if count <= policy.max_json_depth:
-        return
-    brackets = _STRING.sub(b"", _ESCAPE.sub(b"", text).translate(None, _WITHOUT_STRUCTURE))
-    steps = np.frombuffer(brackets.translate(_STEPS), np.int8)
-    depth = 0
-    for start in range(0, steps.size, _BLOCK):
-        depths = depth + np.cumsum(steps[start : start + _BLOCK], dtype=np.int64)
-        if depths.max() > policy.max_json_depth:
-            raise InvalidInput(f"JSON nests too deep; the limit is {policy.max_json_depth}")
-        depth = int(depths[-1])
 
 
 # --- tensors -----------------------------------------------------------------------------------------------------

@@ -48,16 +48,17 @@ def _written(name: str, tensor: Tensor) -> bytes | None:
 def _start(model: str, version: str) -> bytes:
     """What an answer of a model begins with, up to its outputs."""
     named = {"model_name": model, "model_version": version} if version else {"model_name": model}
-    return _kept(_starts, (model, version), orjson.dumps({**named, "outputs": []})[1:-2])
+    return kept(_starts, (model, version), orjson.dumps({**named, "outputs": []})[1:-2])
 
 
 def _head(name: str, tensor: Tensor) -> bytes:
     """What an output of a name, datatype and shape begins with, up to its data."""
     told = {"name": name, "datatype": tensor.datatype.name, "shape": tensor.shape, "data": None}
-    return _kept(_heads, (name, tensor.datatype.name, tensor.shape), orjson.dumps(told).removesuffix(b"null}"))
+    return kept(_heads, (name, tensor.datatype.name, tensor.shape), orjson.dumps(told).removesuffix(b"null}"))
 
 
-def _kept(known: dict[Any, bytes], key: Any, text: bytes) -> bytes:
+def kept(known: dict[Any, bytes], key: Any, text: bytes) -> bytes:
+    """The text, known by its key from now on, with so many others at most."""
     if len(known) >= _KNOWN:
         known.clear()
     known[key] = text

@@ -10,7 +10,7 @@ import numpy as np
 from dragoman.core.datatypes import Array
 from dragoman.core.errors import InvalidInput
 from dragoman.payload import pieces, simd
-from dragoman.payload.body import check_depth
+from dragoman.payload.depth import check_depth
 from dragoman.payload.json_data import PARSER_FAULTS
 from dragoman.payload.policy import Policy
 

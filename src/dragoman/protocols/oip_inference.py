@@ -9,6 +9,7 @@ from dragoman.core.calls import Infer, Inference, Request, Response
 from dragoman.core.datatypes import Datatype, datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Scalar, Tensor
+from dragoman.payload.oip_answer import SMALL, write_raw
 from dragoman.payload.oip_contents import FIELDS, tensor_from_contents, write_contents
 from dragoman.payload.oip_messages import (
     ModelInferRequest,
@@ -20,15 +21,13 @@ from dragoman.payload.oip_messages import (
 )
 from dragoman.payload.oip_raw import LARGE, contents_apart
 from dragoman.payload.raw import raw_from_tensor, tensor_from_raw
+from dragoman.payload.small import small_raw
 from dragoman.protocols import oip
 from dragoman.protocols.wire import Buffer, GrpcRequest, Policy
 
 # Triton: asks a stream to mark its last response, and the mark.
 WANTS_FINAL = "triton_enable_empty_final_response"
 FINAL = "triton_final_response"
-
-# Bytes of raw contents that are sooner copied through a message than put behind it.
-_SMALL = 1 << 12
 
 _RAW_OUTPUT_CONTENTS: int = ModelInferResponse.DESCRIPTOR.fields_by_name["raw_output_contents"].number
 
@@ -76,6 +75,11 @@ def write_infer(response: Response[Inference], form: Form) -> bytes:
 
 def write_parts(response: Response[Inference], form: Form) -> bytes | Sequence[Buffer]:
     """The same; where its raw elements are many, in parts, of which they are views."""
+    plain = None if form.final or form.classes or not form.raw else write_raw(response, form.id)
+    return _written(response, form) if plain is None else plain
+
+
+def _written(response: Response[Inference], form: Form) -> bytes | Sequence[Buffer]:
     answer = oip.classified(response.answer, form.classes)
     outputs = answer.outputs
     message = ModelInferResponse(model_name=response.model, model_version=response.version, id=form.id)
@@ -92,7 +96,7 @@ def write_parts(response: Response[Inference], form: Form) -> bytes | Sequence[B
             write_contents(tensor, output.contents)
         return bytes(message.SerializeToString())
     blobs = [raw_from_tensor(tensor) for tensor in outputs.values()]
-    if sum(map(len, blobs)) <= _SMALL:
+    if sum(map(len, blobs)) <= SMALL:
         message.raw_output_contents.extend(map(bytes, blobs))
         return bytes(message.SerializeToString())
     # Fields of a message may be appended to its wire form; this one has the highest number, so in order too.
@@ -150,7 +154,8 @@ def _inputs(message: Any, raw: Sequence[Buffer], policy: Policy) -> dict[str, Te
         parameters = read_parameters(tensor.parameters, f"{where}: ")
         kind, shape = _datatype(tensor.datatype, where), list(tensor.shape)
         if raw:
-            found[name] = tensor_from_raw(where, kind, shape, raw[at], policy, parameters)
+            small = None if parameters else small_raw(tensor.datatype, shape, raw[at], policy)
+            found[name] = small or tensor_from_raw(where, kind, shape, raw[at], policy, parameters)
         else:
             found[name] = tensor_from_contents(where, kind, shape, tensor.contents, policy, parameters)
     return found
