@@ -10,12 +10,12 @@ from dragoman.payload.body import (
     HEADER_LENGTH,
     JsonParameters,
     Requested,
-    check_depth,
     divide,
     read_plain,
     read_request,
     told_parameters,
 )
+from dragoman.payload.depth import check_depth
 from dragoman.payload.json_data import PARSER_FAULTS, told
 from dragoman.protocols.oip import check_counts, classes_wanted, content_type_wanted, deadline_s
 from dragoman.protocols.wire import HttpRequest, Policy

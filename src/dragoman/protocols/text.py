@@ -12,7 +12,7 @@ from dragoman.core.calls import Answer, ModelCall, Request
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import KINDS, Kind, checked, sampling
 from dragoman.core.text import Sampling, Text, Token
-from dragoman.payload.body import check_depth
+from dragoman.payload.depth import check_depth
 from dragoman.protocols.wire import Buffer, Headers, HttpRequest, Policy
 
 IGNORED = "x-ignored-parameters"
