@@ -193,7 +193,7 @@ class Application:
     async def _done(self, asked: Asked | Done, request: HttpRequest, caller: Caller) -> HttpResponse | None:
         """The response, or None where it was a stream and has gone out."""
         if isinstance(asked, Done):
-            return await self._aside.read(asked.exchange.reply, asked.response, weight(asked.response.answer))
+            return await self._aside.write(asked.exchange.reply, asked.response, weight(asked.response.answer))
         while isinstance(asked, Inquiry):
             asked = await self._aside.read(asked.then, await self._engine.call(asked.request), len(request.body))
         if isinstance(asked, HttpResponse):
