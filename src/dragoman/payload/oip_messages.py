@@ -104,7 +104,10 @@ def write_parameters(parameters: Parameters, message: Any) -> None:
 
 def length_delimited(field: int, value: Buffer) -> tuple[Buffer, Buffer]:
     """A field of type bytes or message in its wire form: tag and length, and the value itself."""
-    return bytes(_varint(field << 3 | 2) + _varint(len(value))), value
+    size = len(value)
+    if field < 16 and size < 0x80:  # a byte each
+        return bytes((field << 3 | 2, size)), value
+    return bytes(_varint(field << 3 | 2) + _varint(size)), value
 
 
 def _varint(number: int) -> bytearray:

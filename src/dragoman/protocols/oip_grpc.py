@@ -152,7 +152,8 @@ def _written_spec(spec: TensorSpec) -> Any:
 
 def _infer(policy: Policy, request: GrpcRequest) -> Exchange[Any, bytes] | Exchange[Any, GrpcReply]:
     asked, form = read_infer(request, policy)
-    derived = derivative(asked)
+    call: Any = asked.call
+    derived = derivative(asked) if call.parameters else None
     if derived is not None:
         return Exchange(derived, lambda response: write_infer(told(asked, response), form))
     return Exchange(asked, partial(_written, form=form))

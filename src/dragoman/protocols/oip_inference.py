@@ -50,10 +50,15 @@ def read_infer(request: GrpcRequest, policy: Policy) -> tuple[Request[Inference]
     message = parsed(ModelInferRequest, request.body if apart is None else apart[0])
     raw = message.raw_input_contents if apart is None else apart[1]
     model = named(message.model_name)
-    parameters = read_parameters(message.parameters, "")
-    final = _wants_final(parameters)
-    names, classes, types = _outputs(message.outputs)
-    call = Infer(_inputs(message, raw, policy), names, parameters, content_types=types)
+    if message.parameters or message.outputs:
+        parameters = read_parameters(message.parameters, "")
+        final = _wants_final(parameters)
+        names, classes, types = _outputs(message.outputs)
+        call = Infer(_inputs(message, raw, policy), names, parameters, content_types=types)
+        deadline_s = oip.deadline_s(parameters, request.deadline_s)
+    else:  # as most are
+        call, final, classes = Infer(_inputs(message, raw, policy)), False, {}
+        deadline_s = request.deadline_s
     form = Form(
         id=message.id,
         model=model,
@@ -62,9 +67,10 @@ def read_infer(request: GrpcRequest, policy: Policy) -> tuple[Request[Inference]
         classes=classes,
         final=final,
     )
-    deadline = oip.deadline_s(parameters, request.deadline_s)
     metadata = policy.forwarded(request.metadata) if policy.forward_headers else {}
-    return Request(oip.check_counts(call, policy), model, message.model_version, message.id, deadline, metadata), form
+    if len(call.inputs) + len(call.outputs) > 1:
+        oip.check_counts(call, policy)
+    return Request(call, model, message.model_version, message.id, deadline_s, metadata), form
 
 
 def write_infer(response: Response[Inference], form: Form) -> bytes:
@@ -146,6 +152,11 @@ def _inputs(message: Any, raw: Sequence[Buffer], policy: Policy) -> dict[str, Te
     found: dict[str, Tensor] = {}
     for at, tensor in enumerate(message.inputs):
         name = tensor.name
+        if raw and name not in found and not (tensor.parameters or tensor.HasField("contents")):
+            small = small_raw(tensor.datatype, tensor.shape, raw[at], policy)
+            if small is not None:
+                found[name] = small
+                continue
         where = f"input '{name}'"
         if name in found:
             raise InvalidInput(f"{where} already exists in request")
@@ -154,8 +165,7 @@ def _inputs(message: Any, raw: Sequence[Buffer], policy: Policy) -> dict[str, Te
         parameters = read_parameters(tensor.parameters, f"{where}: ")
         kind, shape = _datatype(tensor.datatype, where), list(tensor.shape)
         if raw:
-            small = None if parameters else small_raw(tensor.datatype, shape, raw[at], policy)
-            found[name] = small or tensor_from_raw(where, kind, shape, raw[at], policy, parameters)
+            found[name] = tensor_from_raw(where, kind, shape, raw[at], policy, parameters)
         else:
             found[name] = tensor_from_contents(where, kind, shape, tensor.contents, policy, parameters)
     return found
