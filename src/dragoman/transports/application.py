@@ -128,8 +128,11 @@ class Application:
                 response = self._engine.now(asked.request)
                 if response is not None:
                     asked = asked.reply(response) if weight(response.answer) <= LARGE else Done(asked, response)
-            if type(asked) is HttpResponse and not self._long(asked):
-                return asked
+            if type(asked) is HttpResponse:
+                body = asked.body
+                size = len(body[0]) if len(body) == 1 else sum(map(len, body))
+                if size < self.limits.compress_min_bytes or not self.limits.compress_responses:
+                    return asked
         except HttpFault as fault:
             return match.protocol.error(fault)
         except DragomanError as fault:
