@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -83,7 +83,7 @@ def test_rows_out_must_be_rows_in(shape: tuple[int, ...]) -> None:
 class RecordingPool:
     """A pool of one worker that doubles `x`, fails on negative numbers, and works only while it is let."""
 
-    now = None
+    now: Mapping[Any, Any] = {}
 
     def __init__(self) -> None:
         self.batches: list[int] = []

@@ -52,7 +52,10 @@ def fits(call: Infer, signature: Signature) -> bool:
         tensor = inputs[name]
         if name != spec.name or tensor.datatype is not spec.datatype or tensor.parameters:
             return False
-        if not spec.fits(tensor.data.shape if type(tensor) is Tensor else tensor.shape):
+        shape = tensor.data.shape if type(tensor) is Tensor else tensor.shape
+        if spec.shape is not None and len(shape) != len(spec.shape):
+            return False
+        if spec.fixed and not spec.fits(shape):
             return False
     return not signature.batched or len(inputs) == 1
 

@@ -25,11 +25,12 @@ class TensorSpec:
     optional: bool = False
     content_type: str = ""
 
-    _fixed: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)
+    # The axes that are not free, with their lengths.
+    fixed: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         fixed = tuple((axis, n) for axis, n in enumerate(self.shape or ()) if n != -1)
-        object.__setattr__(self, "_fixed", fixed)
+        object.__setattr__(self, "fixed", fixed)
 
     def fits(self, shape: Shape) -> bool:
         """Whether an array of this shape does for the tensor."""
@@ -37,7 +38,7 @@ class TensorSpec:
             return True
         if len(shape) != len(self.shape):
             return False
-        return not self._fixed or all(shape[axis] == n for axis, n in self._fixed)
+        return not self.fixed or all(shape[axis] == n for axis, n in self.fixed)
 
     @property
     def complete(self) -> bool:

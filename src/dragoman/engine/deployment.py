@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar, cast
@@ -42,7 +42,7 @@ class Deployment:
         self._merges = 0  # to how many rows, where only the model wants it
         self._vectors: VectorCalls
         self._sized_by_config = False  # whether what it takes and gives may depend on the config of a call
-        self._now: Callable[[Request[Any]], Any] | None = None  # what answers without waiting, while it may
+        self._now: Mapping[type[Call[Any]], Callable[[Request[Any]], Any]] = {}  # what answers without waiting
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -62,7 +62,7 @@ class Deployment:
         self._batcher = self._made_batcher(self._pool, self._loaded)
         self._vectors = VectorCalls(self._loaded, self.spec.name)
         self._sized_by_config = SignatureFor in self._loaded.calls
-        self._now = self._pool.now if self._batcher is None else None
+        self._now = self._pool.now if self._batcher is None else {}
         self.state = "READY"
         self._changed()
 
@@ -94,7 +94,7 @@ class Deployment:
 
     async def drain(self) -> None:
         """Take no more calls and wait for those in flight."""
-        self._now = None
+        self._now = {}
         if self.state == "READY":
             self.state = "UNLOADING"
             self._changed()
@@ -102,7 +102,7 @@ class Deployment:
 
     async def close(self) -> None:
         """Stop at once; calls in flight fail."""
-        self._now = None
+        self._now = {}
         self.state = "UNAVAILABLE"
         self.reason = self.reason or "unloaded"
         if self._batcher is not None:
@@ -158,17 +158,18 @@ class Deployment:
         call: Any = request.call
         loaded = self._loaded
         deadline_s = request.deadline_s
-        if self._now is None or self._in_flight or loaded is None:
+        step = self._now.get(type(call))
+        if step is None or self._in_flight or loaded is None:
             return None
         if deadline_s is not None and deadline_s <= time.monotonic():
             return None
-        if type(call) not in loaded.calls or (self._sized_by_config and self._vectors.depends(call)):
+        if self._sized_by_config and self._vectors.depends(call):
             return None
         plain = type(call) is Infer and call.positional is None and not self._sized_by_config
         bound = call if plain and fits(call, loaded.signature) else self._bound(call, loaded)
         if bound is not call:
             request = Request(bound, request.model, request.version, request.id, deadline_s, request.metadata)
-        answer: A = self._now(request)
+        answer: A = step(request)
         return answer
 
     async def call(self, request: Request[A], *, inside: bool = False) -> A:

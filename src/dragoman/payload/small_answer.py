@@ -24,25 +24,17 @@ def write_answer(answer: Inference, model: str, version: str, id_: str | None) -
         return None
     outputs = []
     for name, tensor in answer.outputs.items():
-        text = _written(name, tensor)
-        if text is None:
+        datatype, data = tensor.datatype, tensor.data if type(tensor) is Tensor else None
+        if data is None or datatype is BYTES or datatype is BF16 or tensor.parameters or data.size > SMALL:
             return None
-        outputs.append(text)
+        text = orjson.dumps(data.reshape(-1), option=orjson.OPT_SERIALIZE_NUMPY)
+        if b"null" in text:  # what JSON has no number for
+            return None
+        head = _heads.get((name, datatype.name, data.shape)) or _head(name, tensor)
+        outputs.append(b"%b%b}" % (head, text))
     start = _starts.get((model, version)) or _start(model, version)
     told = b"{" if id_ is None else b'{"id":%b,' % orjson.dumps(id_)
     return b"%b%b%b]}" % (told, start, b",".join(outputs))
-
-
-def _written(name: str, tensor: Tensor) -> bytes | None:
-    datatype = tensor.datatype
-    if datatype is BYTES or datatype is BF16 or tensor.parameters:
-        return None
-    data = tensor.data
-    if data.size > SMALL:
-        return None
-    head = _heads.get((name, datatype.name, data.shape)) or _head(name, tensor)
-    text = orjson.dumps(data.reshape(-1), option=orjson.OPT_SERIALIZE_NUMPY)
-    return None if b"null" in text else b"%b%b}" % (head, text)  # null: what JSON has no number for
 
 
 def _start(model: str, version: str) -> bytes:

@@ -30,6 +30,7 @@ from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.workers.aside import aside, here
 from dragoman.workers.outcome import as_it_is, derivative, embedded, generation, inference
+from dragoman.workers.owned import owned
 from dragoman.workers.pool import Elsewhere, Loaded
 
 log = logging.getLogger("dragoman.model")
@@ -71,8 +72,7 @@ class Executor:
         # What holds whatever the config of a call: the sizes are checked by whoever looked them up.
         self._unsized = _unsized(self.loaded.signature) if SignatureFor in self.loaded.calls else None
         self._kinds = {call: kind_of(getattr(model, method)) for call, (method, _) in _VERBS.items()}
-        # What answers those calls that a plain method does, in one step.
-        self.plain = {call: self._made(call) for call in self.loaded.calls if self._kinds[call] == "value"}
+        self._steps = self.steps()
 
     @classmethod
     async def load(cls, spec: ModelSpec, place: Placement, *, in_thread: bool = True) -> "Executor":
@@ -117,7 +117,7 @@ class Executor:
     def one(self, request: Request[Any]) -> Any:
         """The one answer. Raises NotSupported where a generator gives none or several."""
         if self._kind(request) == "value":
-            return self.plain[type(request.call)](request)
+            return self._steps[type(request.call)](request)
         with closing(self.pieces(request)) as pieces:
             return self._only(list(islice(pieces, 2)))
 
@@ -132,6 +132,11 @@ class Executor:
                     yield self._finish(piece, request)
         except _FAULTS as fault:
             raise self._failed(fault, request) from fault
+
+    def steps(self, *, own: bool = False) -> dict[type[Call[Any]], Callable[[Request[Any]], Any]]:
+        """For each call that a plain method answers all that this takes, in one step; `own`: the answer is its reader's
+        own, as one has to be that is not used at once."""
+        return {call: self._step(call, own) for call in self.loaded.calls if self._kinds[call] == "value"}
 
     # --- for every kind, on the event loop ---------------------------------------------------------------
 
@@ -184,19 +189,19 @@ class Executor:
             raise NotSupported(f"model '{self.name}' does not support {call.__name__}")
         return self._kinds[call]
 
-    def _made(self, call: type[Call[Any]]) -> Callable[[Request[Any]], Any]:
-        """The plain method that answers such calls, and all that goes with it, in one step."""
+    def _step(self, call: type[Call[Any]], own: bool) -> Callable[[Request[Any]], Any]:
         name, finish = _VERBS[call]
         method, takes_request = getattr(self.model, name), self.model.takes_request
-        signature, unsized = self.loaded.signature, self._unsized
+        signature = self.loaded.signature
+        unsized = self._unsized or signature
 
         def answer(request: Request[Any]) -> Any:
             asked = request.call
             try:
                 result = method(request if takes_request else asked)
-                if unsized is not None and getattr(asked, "config", None):
-                    return finish(result, asked, unsized)
-                return finish(result, asked, signature)
+                sized = unsized is signature or not getattr(asked, "config", None)
+                found = finish(result, asked, signature if sized else unsized)
+                return owned(found, asked) if own else found
             except _FAULTS as fault:
                 raise self._failed(fault, request) from fault
 

@@ -1,11 +1,11 @@
 """A pool on the event loop of this process."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
-from dragoman.core.calls import Request
+from dragoman.core.calls import Call, Request
 from dragoman.core.eager import in_task
 from dragoman.core.errors import WorkerLost
 from dragoman.core.spec import ModelSpec
@@ -49,15 +49,9 @@ class InlinePool:
         return executor.loaded
 
     @property
-    def now(self) -> Callable[[Request[Any]], Any] | None:
-        """The answer to a call without waiting, where no method of the model waits for anything."""
-        return None if self._executor is None or self._executor.loaded.concurrent else self._now
-
-    def _now(self, request: Request[Any]) -> Any:
-        if self._executor is None:
-            raise stopped(self._spec)
-        answer = self._executor.plain.get(type(request.call)) or self._executor.one
-        return owned(answer(request), request.call)
+    def now(self) -> Mapping[type[Call[Any]], Callable[[Request[Any]], Any]]:
+        """What answers without waiting, where no method of the model waits for anything."""
+        return {} if self._executor is None or self._executor.loaded.concurrent else self._executor.steps(own=True)
 
     async def call(self, request: Request[A]) -> A:
         if self._executor is None:

@@ -6,12 +6,12 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, closing
 from functools import partial
 from typing import Any
 
-from dragoman.core.calls import Request
+from dragoman.core.calls import Call, Request
 from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.core.spec import ModelSpec
 from dragoman.workers.cores import keep_to_share
@@ -54,7 +54,7 @@ class ThreadPool:
     An `async` model runs on the event loop instead, whatever was asked for.
     """
 
-    now = None  # whoever asks waits
+    now: Mapping[type[Call[Any]], Callable[[Request[Any]], Any]] = {}  # whoever asks waits
 
     def __init__(self, spec: ModelSpec, changed: Callable[[], None]) -> None:
         self._spec = spec

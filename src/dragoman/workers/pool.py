@@ -66,8 +66,9 @@ class Pool(Protocol):
         """Load every replica. Raises ModelFailed, what the model's own checks raise, or Elsewhere."""
 
     @property
-    def now(self) -> Callable[[Request[Any]], Any] | None:
-        """As `call`, without waiting: of a loaded model on the event loop that never waits. None of any other."""
+    def now(self) -> Mapping[type[Call[Any]], Callable[[Request[Any]], Any]]:
+        """What answers calls of a type as `call` does, without waiting: of a loaded model on the event loop that never
+        waits. Empty of any other."""
 
     async def call(self, request: Request[A]) -> A:
         """The one answer. Raises NotSupported where the model gives none or several.

@@ -5,12 +5,13 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from dragoman.core.calls import Request
+from dragoman.core.calls import Call, Request
 from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady, WorkerLost
 from dragoman.core.spec import ModelSpec
 from dragoman.workers.frames import Buffer, Kind
@@ -30,7 +31,7 @@ _CREDIT = WINDOW // 2
 class ProcessPool:
     """Each replica of the model has a process of its own; a crash costs the calls that it was computing alone."""
 
-    now = None  # whoever asks waits
+    now: Mapping[type[Call[Any]], Callable[[Request[Any]], Any]] = {}  # whoever asks waits
 
     def __init__(self, spec: ModelSpec, changed: Callable[[], None]) -> None:
         self._spec = spec

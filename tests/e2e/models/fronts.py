@@ -11,13 +11,14 @@ import numpy as np
 
 from dragoman import BYTES, FP64, INT64, Infer, Inference, Model, Tensor, TensorSpec
 from dragoman.core.calls import Generate
+from dragoman.core.spec import Placement
 from dragoman.core.text import Generation, Text
 
 
 class Mirror(Model):
     """Gives back what comes, and the number of its process."""
 
-    placement = "inline"
+    placement: Placement = "inline"
 
     def infer(self, call: Infer) -> Inference:
         return Inference(call.inputs, {**call.parameters, "pid": os.getpid()})
