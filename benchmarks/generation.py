@@ -1,6 +1,6 @@
-"""Texts written at the same time, by our engine and by transformers: tokens a second, first token, gaps, memory.
+"""Texts written at the same time, by our engine and by others: tokens a second, first token, gaps, CPU time, memory.
 
-usage: python -m benchmarks.generation [--quick] [--dtype float32] [--model 100M] [--new 128] [--rounds 3] [--seconds 9]
+usage: python -m benchmarks.generation [--only 100M-bfloat16] [--peers vllm,openvino-genai] [--clients 1,8] [--quick]
        python -m benchmarks.generation --page    (writes what was found into docs/text-engine.md)
 """
 
@@ -9,25 +9,30 @@ import contextlib
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
+from benchmarks.peers import home_of, installed_engines, python, version
+from benchmarks.peers.engines import ENGINES
 from benchmarks.processes import RESULTS, ROOT
 from dragoman.plugins import import_file
 
-SIDES = ("dragoman", "continuous batching", "static batch", "generate")
-CLIENTS = (1, 8, 32)
+OURS = "dragoman"
+TRANSFORMERS = ("continuous batching", "static batch", "generate")
+CASES = ("100M-float32", "100M-bfloat16", "tiny-float32", "tiny-bfloat16")
 PAGE = ROOT / "docs" / "text-engine.md"
 _MARKED = re.compile(r"(<!-- from results: generation -->\n).*?(<!-- end -->)", re.S)
 _TOLD = ("tokens_per_s", "tokens_per_cpu_s", "first_ms", "gap_ms", "peak_mib")
+Ask = Callable[[int, int, int], dict[str, float]]
 _TRAIN = ROOT / "examples" / "text" / "train_models.py"
 
 
@@ -35,46 +40,28 @@ _TRAIN = ROOT / "examples" / "text" / "train_models.py"
 class Plan:
     """What is measured: so many new tokens for each client, in at most so many rounds of the numbers of clients.
 
-    After `seconds` of them no further round of a model and number begins, though there is always one.
+    After `seconds` of them no further round of a case and number begins, though there is always one.
     """
 
-    new: int = 128
-    rounds: int = 3
-    seconds: float = 9.0
-    clients: tuple[int, ...] = CLIENTS
-    models: tuple[str, ...] = ("tiny", "100M")
-    sides: tuple[str, ...] = SIDES
+    new: int
+    rounds: int
+    seconds: float
+    clients: tuple[int, ...]
+    cases: tuple[str, ...]
+    peers: tuple[str, ...]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.generation", description=__doc__)
-    parser.add_argument(
-        "--quick", action="store_true", help="one short round with the tiny model, to see that it works"
-    )
-    parser.add_argument("--dtype", action="append", choices=["float32", "bfloat16"])
-    parser.add_argument("--model", action="append", choices=["tiny", "100M"])
-    parser.add_argument("--new", type=int, default=128, help="how many tokens each client asks for")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=9.0, help="after which no further round begins")
-    parser.add_argument("--page", action="store_true", help="measure nothing; write the page from the results")
-    given = parser.parse_args(arguments)
+    given = _parser().parse_args(arguments)
     if given.page:
         PAGE.write_text(filled(PAGE.read_text(), json.loads((RESULTS / "generation.json").read_text())))
         return
-    plan = Plan(given.new, given.rounds, given.seconds, models=tuple(given.model or ("tiny", "100M")))
-    if given.quick:
-        plan = Plan(8, 1, 0.0, (1, 4), ("tiny",), ("dragoman", "generate"))
-    busy = machine.busy_cores()
+    plan, busy = _plan(given), machine.busy_cores()
     with tempfile.TemporaryDirectory() as folder:
-        rows = [
-            row
-            for model in plan.models
-            for dtype in given.dtype or ["float32", "bfloat16"]
-            for row in measured(made(Path(folder), model), model, dtype, plan)
-        ]
+        rows = [row for case in plan.cases for row in measured(Path(folder), case, plan)]
     told = {
         "machine": machine.machine(),
-        "versions": machine.versions(),
+        "versions": machine.versions() | {name: version(name) for name in plan.peers if name in ENGINES},
         "new": plan.new,
         "others_busy_cores": busy,
         "rows": rows,
@@ -84,14 +71,54 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(machine.described() + "\n\n" + table(rows))
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.generation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="one short round of a tiny model, to see that it works")
+    parser.add_argument("--only", default=",".join(CASES[:3]), metavar="CASES", help=f"of {', '.join(CASES)}")
+    parser.add_argument("--peers", metavar="NAMES", help=f"of {', '.join((*TRANSFORMERS, *ENGINES))}; all there are")
+    parser.add_argument("--clients", default="1,8,32", metavar="NUMBERS")
+    parser.add_argument("--new", type=int, default=32, help="how many tokens each client asks for")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=9.0, help="after which no further round begins")
+    parser.add_argument("--page", action="store_true", help="measure nothing; write the page from the results")
+    return parser
+
+
+def _plan(given: argparse.Namespace) -> Plan:
+    """What was asked for. Peers that are not installed are left out, and a line says so."""
+    known = (*TRANSFORMERS, *ENGINES)
+    peers = _chosen("--peers", given.peers, known) if given.peers is not None else known
+    for name in [name for name in peers if name in ENGINES and name not in installed_engines()]:
+        print(f"{name} is not installed, and left out: python -m benchmarks.peers install {name}")
+    there = tuple(name for name in peers if name in TRANSFORMERS or name in installed_engines())
+    if given.quick:
+        return Plan(8, 1, 0.0, (1, 4), ("tiny-float32",), there if given.peers is not None else ("generate",))
+    clients = tuple(map(int, given.clients.split(",")))
+    return Plan(given.new, given.rounds, given.seconds, clients, _chosen("--only", given.only, CASES), there)
+
+
+def _chosen(option: str, given: str, known: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(filter(None, given.split(",")))
+    if strange := [name for name in names if name not in known]:
+        raise SystemExit(f"{option}: expected some of {', '.join(known)}, got {strange[0]!r}")
+    return names
+
+
 def made(folder: Path, name: str) -> Path:
-    """A Llama with random weights, tiny or of about 100 million parameters, and a tokenizer."""
+    """A Llama with random weights, tiny or of about 100 million parameters, and a tokenizer.
+
+    The tiny one has heads of 32, the least that vLLM has kernels for.
+    """
     train: Any = import_file(_TRAIN)
     if (folder / name).exists():
         return folder / name
     import transformers
 
-    train.train(folder / name, "llama", train.TINY, steps=1)
+    train.train(folder / name, "llama", replace(train.TINY, heads=2), steps=1)
     if name != "tiny":
         weights = ("config.json", "generation_config.json", "model.safetensors")
         for each in weights:
@@ -109,44 +136,78 @@ def made(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def measured(folder: Path, model: str, dtype: str, plan: Plan) -> Iterator[dict[str, Any]]:
-    """A row for each side, number of clients and round. One side runs at a time, and they take turns."""
+def measured(folder: Path, case: str, plan: Plan) -> Iterator[dict[str, Any]]:
+    """A row for each side, number of clients and round. One side runs at a time, and they take turns.
+
+    A peer that does not start, or fails, is left out from there on, and a line says so.
+    """
+    model, dtype = case.split("-")
     with contextlib.ExitStack() as running:
-        sides = {name: running.enter_context(asked(name, folder, dtype)) for name in plan.sides}
+        sides: dict[str, Ask] = {}
+        for name in (OURS, *plan.peers):
+            with _left_out(case, name, sides):
+                sides[name] = running.enter_context(asked(name, made(folder, model), dtype))
         for clients in plan.clients:
             # Many clients of `generate`, one after another, would only take longer.
-            asking = {name: ask for name, ask in sides.items() if name != "generate" or clients == plan.clients[0]}
-            for ask in asking.values():
-                ask(clients, min(plan.new, 8), 1000)  # what is done once is done here
+            asking = [name for name in sides if name != "generate" or clients == plan.clients[0]]
+            for name in asking:
+                with _left_out(case, name, sides):
+                    sides[name](clients, min(plan.new, 4), 1000)  # what is done once is done here
             began_s = time.monotonic()
             for turn in range(plan.rounds):
                 if turn and time.monotonic() - began_s > plan.seconds:
                     break
-                for side, ask in asking.items():
-                    found = ask(clients, plan.new, turn)
-                    yield {"model": model, "dtype": dtype, "side": side, "clients": clients, "round": turn, **found}
+                for side in [name for name in asking if name in sides]:
+                    with _left_out(case, side, sides):
+                        found = sides[side](clients, plan.new, turn)
+                        yield {"model": model, "dtype": dtype, "side": side, "clients": clients, "round": turn, **found}
 
 
 @contextlib.contextmanager
-def asked(side: str, folder: Path, dtype: str) -> Iterator[Callable[[int, int, int], dict[str, float]]]:
-    """A process that is this side, and how to ask it."""
-    command = [sys.executable, "-m", "benchmarks.generation_side", side, str(folder), dtype]
+def _left_out(case: str, name: str, sides: dict[str, Ask]) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as fault:
+        if name == OURS:
+            raise
+        sides.pop(name, None)
+        print(f"{case}: {name} is left out: {fault}", flush=True)
+
+
+def _command(side: str, folder: Path, dtype: str) -> list[str]:
+    """Of a side's process: an engine's runs in the environment that has it."""
+    if side in ENGINES:
+        return [str(python(home_of(side))), "-m", ENGINES[side].side, str(folder), dtype]
+    return [sys.executable, "-m", "benchmarks.generation_side", side, str(folder), dtype]
+
+
+@contextlib.contextmanager
+def asked(side: str, folder: Path, dtype: str) -> Iterator[Ask]:
+    """A process that is this side, and how to ask it. RuntimeError where it does not start, or ends."""
     log = (RESULTS / "logs").resolve()
     log.mkdir(parents=True, exist_ok=True)
     # Spinning threads would make whoever spins longest slow on a busy machine; all sides have the same.
     environment = {"GOMP_SPINCOUNT": "2000", **os.environ, "HF_HUB_OFFLINE": "1"}
     with (log / "generation.log").open("ab") as said:
         child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, env=environment, cwd=ROOT
+            _command(side, folder, dtype),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+            env=environment,
+            cwd=ROOT,
+            start_new_session=True,
         )
         assert child.stdin is not None
         assert child.stdout is not None
         source, target = child.stdout, child.stdin
-        if source.readline() != "ready\n":
-            raise RuntimeError(f"'{side}' does not start; see {said.name}")
 
         def ask(clients: int, new: int, seed: int) -> dict[str, float]:
-            print(json.dumps({"clients": clients, "new": new, "seed": seed}), file=target, flush=True)
+            try:
+                print(json.dumps({"clients": clients, "new": new, "seed": seed}), file=target, flush=True)
+            except BrokenPipeError:
+                raise RuntimeError(f"'{side}' ended; see {said.name}") from None
             line = source.readline()
             if not line:
                 raise RuntimeError(f"'{side}' ended; see {said.name}")
@@ -154,11 +215,16 @@ def asked(side: str, folder: Path, dtype: str) -> Iterator[Callable[[int, int, i
             return found
 
         try:
+            if source.readline() != "ready\n":
+                raise RuntimeError(f"'{side}' does not start; see {said.name}")
             yield ask
         finally:
-            child.kill()
+            # With the processes that an engine has started, which are of its session.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-            target.close()
+            with contextlib.suppress(BrokenPipeError):
+                target.close()
             source.close()
 
 
@@ -173,9 +239,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         asked = (model, dtype, clients)
         sides = dict.fromkeys(row["side"] for row in rows if (row["model"], row["dtype"], row["clients"]) == asked)
         found = {side: [_median(rows, (*asked, side), key) for key in _TOLD] for side in sides}
-        ours = found["dragoman"]
+        ours = found[OURS]
         for side, (speed, by_cpu, first, gap, peak) in sorted(found.items(), key=lambda pair: -pair[1][0]):
-            ratio = "" if side == "dragoman" else f"{ours[0] / speed:.2f} ({ours[1] / by_cpu:.2f})"
+            ratio = "" if side == OURS else f"{ours[0] / speed:.2f} ({ours[1] / by_cpu:.2f})"
             cells = (f"{model} {dtype}", clients, side, f"{speed:,.0f}", f"{by_cpu:,.0f}", f"{first:.0f}", f"{gap:.1f}")
             lines.append("| " + " | ".join(map(str, (*cells, f"{peak:,.0f}", ratio))) + " |")
     return "\n".join(lines)
@@ -185,7 +251,10 @@ def filled(text: str, found: dict[str, Any]) -> str:
     """The page with its marked part written anew from the results."""
     m = found["machine"]
     line = f"{m['processor']}, {m['cores']} cores, {m['when'][:16].replace('T', ' ')} UTC; prompts of 64 tokens, "
-    line += f"{found['new']} new ones; cores busy with something else before: {found['others_busy_cores']:.1f}."
+    engines = "".join(f"{name} {found['versions'][name]}; " for name in ENGINES if name in found["versions"])
+    line += (
+        f"{found['new']} new ones; {engines}cores busy with something else before: {found['others_busy_cores']:.1f}."
+    )
     return _MARKED.sub(lambda part: f"{part[1]}\n{line}\n\n{table(found['rows'])}\n\n{part[2]}", text)
 
 

@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import random
-import resource
 import statistics
 import sys
 import time
@@ -17,10 +16,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.processes import cpu_s, family, peak_mib
+
 PROMPT = 64
 
 # The times, in seconds from the start of a round, at which each client got its tokens.
 Times = list[list[float]]
+Ask = Callable[[list[list[int]], int], Times]
 
 
 def prompts(clients: int, seed: int) -> list[list[int]]:
@@ -29,7 +31,7 @@ def prompts(clients: int, seed: int) -> list[list[int]]:
     return [[draw.randrange(7, 600) for _ in range(PROMPT)] for _ in range(clients)]
 
 
-def ours(folder: str, dtype: str) -> Callable[[list[list[int]], int], Times]:
+def ours(folder: str, dtype: str) -> Ask:
     """Our engine, behind the model class that the server holds."""
     from dragoman.core.calls import Generate
     from dragoman.core.spec import ModelSpec
@@ -62,7 +64,7 @@ def _transformers(folder: str, dtype: str) -> Any:
     return torch, model
 
 
-def one(folder: str, dtype: str) -> Callable[[list[list[int]], int], Times]:
+def one(folder: str, dtype: str) -> Ask:
     """transformers' generate, one prompt after another."""
     torch, model = _transformers(folder, dtype)
 
@@ -93,7 +95,7 @@ def one(folder: str, dtype: str) -> Callable[[list[list[int]], int], Times]:
     return ask
 
 
-def static(folder: str, dtype: str) -> Callable[[list[list[int]], int], Times]:
+def static(folder: str, dtype: str) -> Ask:
     """transformers' generate on one batch of all prompts: every client waits for the end."""
     torch, model = _transformers(folder, dtype)
 
@@ -105,7 +107,7 @@ def static(folder: str, dtype: str) -> Callable[[list[list[int]], int], Times]:
     return ask
 
 
-def continuous(folder: str, dtype: str) -> Callable[[list[list[int]], int], Times]:
+def continuous(folder: str, dtype: str) -> Ask:
     """transformers' continuous batching."""
     _, model = _transformers(folder, dtype)
     from transformers import ContinuousBatchingConfig, GenerationConfig
@@ -134,26 +136,37 @@ def continuous(folder: str, dtype: str) -> Callable[[list[list[int]], int], Time
 SIDES = {"dragoman": ours, "generate": one, "static batch": static, "continuous batching": continuous}
 
 
-def measured(ask: Callable[[list[list[int]], int], Times], clients: int, new: int, seed: int) -> dict[str, float]:
-    """Tokens a second of time and of CPU time, medians of the first token and the gaps, and the most memory so far."""
-    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+def measured(ask: Ask, clients: int, new: int, seed: int) -> dict[str, float]:
+    """Tokens a second of time and of CPU time, medians of the first token and the gaps, and the most memory so far.
+
+    CPU time and memory are of this process and all below it, where some engines compute.
+    """
+    busy_before_s = _cpu_s()
+    began_s = time.perf_counter()
     times = ask(prompts(clients, seed), new)
-    taken_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+    taken_s, busy_s = time.perf_counter() - began_s, _cpu_s() - busy_before_s
     assert [len(each) for each in times] == [new] * clients, [len(each) for each in times]
     gaps = [after - before for each in times for before, after in pairwise(each)]
     return {
         "tokens_per_s": clients * new / taken_s,
-        "tokens_per_cpu_s": clients * new / cpu_s,
+        "tokens_per_cpu_s": clients * new / busy_s,
         "first_ms": 1e3 * statistics.median(each[0] for each in times),
         "gap_ms": 1e3 * statistics.median(gaps),
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mib": sum(map(peak_mib, family(os.getpid()))),
     }
 
 
-def main(side: str, folder: str, dtype: str) -> None:
+def _cpu_s() -> float:
+    return sum(map(cpu_s, family(os.getpid())))
+
+
+def served(make: Callable[[str, str], Ask], folder: str, dtype: str) -> None:
+    """Answers lines of JSON until there are no more; whatever else is printed goes to the log."""
     warnings.simplefilter("ignore")
-    out, sys.stdout = sys.stdout, sys.stderr
-    ask = SIDES[side](str(Path(folder)), dtype)
+    # The processes that an engine starts print into what they inherit: that is the log.
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    ask = make(str(Path(folder)), dtype)
     print("ready", file=out, flush=True)
     for line in sys.stdin:
         given = json.loads(line)
@@ -161,4 +174,4 @@ def main(side: str, folder: str, dtype: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    served(SIDES[sys.argv[1]], *sys.argv[2:])

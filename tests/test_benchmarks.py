@@ -16,7 +16,7 @@ from dragoman.payload.oip_messages import ModelInferResponse
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import ask, codecs, load, tables, workloads  # noqa: E402
+from benchmarks import ask, codecs, generation, load, processes, tables, workloads  # noqa: E402
 from benchmarks.workloads import Answer, Workload  # noqa: E402
 
 WORKLOADS = {w.name: w for w in workloads.identity()}
@@ -182,11 +182,47 @@ def test_http_benchmarks_tell_of_each_server(name: str, flags: tuple[str, ...], 
 
 def test_generation_writes_as_many_tokens_as_were_asked_for() -> None:
     pytest.importorskip("transformers")
-    shown = run("generation", "--dtype", "float32")
+    shown = run("generation", "--peers", "static batch")
     rows = results("generation")["rows"]
-    assert {(row["side"], row["clients"]) for row in rows} == {(s, c) for s in ("dragoman", "generate") for c in (1, 4)}
+    asked = {(side, clients) for side in ("dragoman", "static batch") for clients in (1, 4)}
+    assert {(row["side"], row["clients"]) for row in rows} == asked
     assert all(row["tokens_per_s"] > 0 and row["first_ms"] > 0 for row in rows)
     assert len(rows_of(shown)) == 2 + len(rows)
+
+
+def test_engines_that_are_not_there_are_left_out_of_generation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(generation, "installed_engines", lambda: ["openvino-genai"])
+    plan = generation._plan(generation._parser().parse_args([]))
+    assert plan.peers == (*generation.TRANSFORMERS, "openvino-genai")
+    told = capsys.readouterr().out.splitlines()
+    assert told == ["vllm is not installed, and left out: python -m benchmarks.peers install vllm"]
+    with pytest.raises(SystemExit, match=r"--peers: expected some of .*, got 'tgi'"):
+        generation._plan(generation._parser().parse_args(["--peers", "vllm,tgi"]))
+
+
+def test_a_side_of_generation_that_does_not_start_says_where_it_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "_command", lambda *_: [sys.executable, "-c", "pass"])
+    failed = pytest.raises(RuntimeError, match=r"'vllm' does not start; see .*generation\.log")
+    with failed, generation.asked("vllm", ROOT, "float32"):
+        pass
+
+
+def test_cpu_time_and_memory_are_those_of_all_below() -> None:
+    busy = "b = b'x' * (64 << 20)\nwhile time.process_time() < 0.2: pass\nprint(1, flush=True)\ninput()"
+    above = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    command = [sys.executable, "-c", above, "import time; " + busy]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        family = processes.family(child.pid)
+        assert len(family) == 2
+        assert processes.cpu_s(family[1]) >= 0.2
+        assert processes.peak_mib(family[1]) > 64
+        child.communicate(b"\n")
+    assert processes.family(child.pid) == [child.pid]
+    assert processes.cpu_s(child.pid) == processes.peak_mib(child.pid) == 0
 
 
 def test_big_tensors_are_checked_and_take_less_than_three_times_their_memory() -> None:

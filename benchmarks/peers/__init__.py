@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.peers.engines import ENGINES
 from benchmarks.processes import RESULTS, Process, free_port, started
 from benchmarks.subjects import Form, Subject
 from benchmarks.workloads import Wire
@@ -104,25 +105,41 @@ def home_of(name: str) -> str:
 
 
 def installed() -> list[str]:
-    return [name for name in PEERS if (python(home_of(name)).parent.parent / "installed").exists()]
+    """The servers that are."""
+    return [name for name in PEERS if _stamp(name).exists()]
+
+
+def installed_engines() -> list[str]:
+    return [name for name in ENGINES if _stamp(name).exists()]
+
+
+def _stamp(name: str) -> Path:
+    return python(home_of(name)).parent.parent / "installed"
 
 
 def install(name: str) -> None:
     """An environment of its own, from the package registry; what is there already is brought up to what is needed."""
-    home = python(home_of(name)).parent.parent
-    packages = PEERS[name].packages
-    stamp = home / "installed"
+    packages = _packages(name)
+    unfit = ENGINES[name].unfit if name in ENGINES else ()
+    stamp = _stamp(name)
     if stamp.exists() and stamp.read_text() == "\n".join(packages):
         return
     if not python(home_of(name)).exists():
-        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
-    subprocess.run([str(python(home_of(name))), "-m", "pip", "install", "-q", *packages], check=True)
+        subprocess.run([sys.executable, "-m", "venv", str(stamp.parent)], check=True)
+    pip = [str(python(home_of(name))), "-m", "pip"]
+    subprocess.run([*pip, "install", "-q", *packages], check=True)
+    if unfit:
+        subprocess.run([*pip, "uninstall", "-q", "-y", *unfit], check=True)
     stamp.write_text("\n".join(packages))
 
 
+def _packages(name: str) -> tuple[str, ...]:
+    return ENGINES[name].packages if name in ENGINES else PEERS[name].packages
+
+
 def version(name: str) -> str:
-    """Of the server that is installed."""
-    distribution = {"pytriton": "nvidia-pytriton"}.get(name, home_of(name))
+    """Of the server or engine that is installed."""
+    distribution = _packages(name)[0].partition("==")[0].partition("[")[0]
     code = f"from importlib.metadata import version; print(version({distribution!r}))"
     return subprocess.run([str(python(home_of(name))), "-c", code], capture_output=True, text=True).stdout.strip()
 

@@ -1,0 +1,65 @@
+"""OpenVINO GenAI's side of the benchmark of text generation: its continuous batching, in this process.
+
+usage, in an environment that has it and optimum-intel: python -m benchmarks.generation_openvino FOLDER DTYPE
+"""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.generation_side import Ask, Times, served
+
+_PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
+
+
+def exported(folder: Path) -> Path:
+    """The folder as OpenVINO reads it, written beside it where there is none yet, with weights in FP32."""
+    target = folder.with_name(f"{folder.name}-openvino")
+    if not target.exists():
+        program = str(Path(sys.executable).with_name("optimum-cli"))
+        what = ("export", "openvino", "--task", "text-generation-with-past", "--weight-format", "fp32")
+        subprocess.run([program, *what, "--model", str(folder), str(target)], check=True)
+    return target
+
+
+def openvino(folder: str, dtype: str) -> Ask:
+    """A ContinuousBatchingPipeline with a thread for each core; keys and values are kept as `dtype` too."""
+    import numpy as np
+    from openvino import Tensor
+    from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, GenerationStatus, SchedulerConfig
+
+    schedule = SchedulerConfig()
+    schedule.max_num_seqs = 32
+    schedule.max_num_batched_tokens = 256
+    schedule.cache_size = 1
+    precision = _PRECISIONS[dtype]
+    properties = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
+    properties["INFERENCE_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
+    pipeline = ContinuousBatchingPipeline(str(exported(Path(folder))), schedule, "CPU", properties)
+
+    def ask(asked: list[list[int]], new: int) -> Times:
+        config = GenerationConfig()
+        config.max_new_tokens, config.ignore_eos, config.apply_chat_template = new, True, False
+        began_s = time.perf_counter()
+        handles: list[Any] = [
+            pipeline.add_request(number, Tensor(np.array([prompt], np.int64)), config)
+            for number, prompt in enumerate(asked)
+        ]
+        found: Times = [[] for _ in asked]
+        while pipeline.has_non_finished_requests():
+            pipeline.step()
+            for handle, times in zip(handles, found, strict=True):
+                while handle.can_read():
+                    tokens = sum(len(each.generated_ids) for each in handle.read().values())
+                    times += [time.perf_counter() - began_s] * tokens
+        assert all(handle.get_status() == GenerationStatus.FINISHED for handle in handles)
+        return found
+
+    return ask
+
+
+if __name__ == "__main__":
+    served(openvino, *sys.argv[1:])

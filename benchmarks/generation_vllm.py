@@ -1,0 +1,62 @@
+"""vLLM's side of the benchmark of text generation: its engine for servers, with all cores, as its manual advises.
+
+usage, in an environment that has vLLM: python -m benchmarks.generation_vllm FOLDER DTYPE
+"""
+
+import asyncio
+import itertools
+import os
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.generation_side import Ask, Times, served
+
+
+def vllm(folder: str, dtype: str) -> Ask:
+    """An AsyncLLM, which computes in a process of its own. One event loop is kept, as its tasks live there."""
+    os.environ.update(_environment())
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    arguments = AsyncEngineArgs(
+        model=folder,
+        dtype=dtype,
+        max_num_seqs=32,
+        kv_cache_memory_bytes=1 << 30,
+        generation_config="vllm",
+        disable_log_stats=True,
+    )
+    engine, loop, names = AsyncLLM.from_engine_args(arguments), asyncio.new_event_loop(), itertools.count()
+
+    async def client(prompt: list[int], new: int, began_s: float) -> list[float]:
+        delta = RequestOutputKind.DELTA
+        sampling = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True, output_kind=delta)
+        times: list[float] = []
+        async for piece in engine.generate({"prompt_token_ids": prompt}, sampling, str(next(names))):
+            times += [time.perf_counter() - began_s] * len(piece.outputs[0].token_ids)
+        return times
+
+    async def together(asked: list[list[int]], new: int) -> Times:
+        began_s = time.perf_counter()
+        return list(await asyncio.gather(*(client(prompt, new, began_s) for prompt in asked)))
+
+    return lambda asked, new: loop.run_until_complete(together(asked, new))
+
+
+def _environment() -> dict[str, str]:
+    """Of the processes that it starts. By default it would leave a core to itself, which is half of two."""
+    found = {
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
+        "VLLM_CACHE_ROOT": str(Path(sys.prefix) / "compiled"),
+    }
+    openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
+    return found | ({"LD_PRELOAD": str(openmp)} if openmp.exists() else {})
+
+
+if __name__ == "__main__":
+    served(vllm, *sys.argv[1:])
