@@ -15,8 +15,9 @@ from dragoman.payload.depth import check_depth
 from dragoman.payload.json_data import PARSER_FAULTS, json_from_tensor, tensor_from_json, told
 from dragoman.payload.policy import Buffer, Policy
 from dragoman.payload.raw import raw_from_tensor, tensor_from_raw
+from dragoman.payload.recall import learn, recalled
 from dragoman.payload.simd import LONG
-from dragoman.payload.small import small_raw, small_tensor
+from dragoman.payload.small import SMALL, small_raw, small_tensor
 
 Read = TypeVar("Read")
 
@@ -133,6 +134,19 @@ def read_response(head: Buffer, rest: memoryview | None, policy: Policy) -> Resp
 
 def read_plain(text: Buffer, policy: Policy, rest: Buffer | None = None) -> RequestBody | None:
     """A short request of small tensors of numbers with nothing unusual in it, as most are; None of any other."""
+    if rest is not None or type(text) is not bytes or len(text) > SMALL:
+        return _read_plain(text, policy, rest)
+    again = recalled(text, policy)
+    if again is not None:
+        around, tensor = again
+        return RequestBody({around.name: tensor}, around.outputs, dict(around.parameters), None)
+    body = _read_plain(text, policy, None)
+    if body is not None and body.id is None and len(body.inputs) == 1:
+        learn(text, policy, body.inputs, body.outputs, body.parameters)
+    return body
+
+
+def _read_plain(text: Buffer, policy: Policy, rest: Buffer | None) -> RequestBody | None:
     if len(text) >= LONG or bytes(text).count(b"[") + bytes(text).count(b"{") > policy.max_json_depth:
         return None
     try:

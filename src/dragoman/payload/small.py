@@ -39,7 +39,7 @@ _BOOLS, _INTEGERS, _FLOATS = (
 )
 # By the name of a datatype: itself, what reads its elements flat and as rows, and the code by which `struct` packs them
 # and refuses what does not fit.
-_FORMS: Mapping[str, tuple[Datatype, Any, Any, str]] = {
+FORMS: Mapping[str, tuple[Datatype, Any, Any, str]] = {
     kind.name: (kind, *readers, code)
     for kind, readers, code in (
         (BOOL, _BOOLS, "?"),
@@ -57,12 +57,12 @@ _FORMS: Mapping[str, tuple[Datatype, Any, Any, str]] = {
     )
 }
 # An axis of a negative length is a ValueError of the array.
-_FAULTS = (msgspec.DecodeError, UnicodeDecodeError, struct.error, OverflowError, ValueError)
+FAULTS = (msgspec.DecodeError, UnicodeDecodeError, struct.error, OverflowError, ValueError)
 
 
 def small_tensor(datatype: str, shape: Sequence[int], data: Any, policy: Policy) -> Tensor | None:
     """The tensor of a named datatype in `data`, flat or in rows; None where there is anything else to be said of it."""
-    form = _FORMS.get(datatype)
+    form = FORMS.get(datatype)
     if form is None or type(data) is not msgspec.Raw or not (2 < len(text := memoryview(data)) <= SMALL):
         return None
     kind, flat, rows, code = form
@@ -72,14 +72,14 @@ def small_tensor(datatype: str, shape: Sequence[int], data: Any, policy: Policy)
         if not (0 < count == math.prod(shape) <= policy.max_elements and len(shape) <= policy.max_rank):
             return None
         array: Array = np.ndarray(shape, kind.dtype, struct.pack(f"<{count}{code}", *values))
-    except _FAULTS:
+    except FAULTS:
         return None
     return Tensor(array, kind)
 
 
 def small_raw(datatype: str, shape: Sequence[int], raw: Buffer, policy: Policy) -> Tensor | None:
     """The tensor of a named datatype whose numbers are given as bytes; None where anything else is to be said of it."""
-    form = _FORMS.get(datatype)
+    form = FORMS.get(datatype)
     if form is None or not 0 < len(raw) <= SMALL:
         return None
     kind = form[0]
