@@ -48,7 +48,7 @@ def fits(call: Infer, signature: Signature) -> bool:
         return False
     if outputs and (len(outputs) > 1 or signature.output(outputs[0]) is None):
         return False
-    for spec, name in zip(signature.inputs, inputs, strict=True):
+    for spec, name in zip(signature.inputs, inputs, strict=False):
         tensor = inputs[name]
         if name != spec.name or tensor.datatype is not spec.datatype or tensor.parameters:
             return False

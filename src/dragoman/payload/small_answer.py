@@ -31,10 +31,10 @@ def write_answer(answer: Inference, model: str, version: str, id_: str | None) -
         if b"null" in text:  # what JSON has no number for
             return None
         head = _heads.get((name, datatype.name, data.shape)) or _head(name, tensor)
-        outputs.append(b"%b%b}" % (head, text))
+        outputs.append(b"".join((head, text, b"}")))
     start = _starts.get((model, version)) or _start(model, version)
     told = b"{" if id_ is None else b'{"id":%b,' % orjson.dumps(id_)
-    return b"%b%b%b]}" % (told, start, b",".join(outputs))
+    return b"".join((told, start, outputs[0] if len(outputs) == 1 else b",".join(outputs), b"]}"))
 
 
 def _start(model: str, version: str) -> bytes:

@@ -20,6 +20,15 @@ class Outgoing:
         self._known: dict[tuple[int, Headers], tuple[bytes, bool]] = {}
         self._second = 0
         self._date = b""
+        self._plain: tuple[int, Headers, float, bytes] = (0, (), 0.0, b"")  # what was written last, and until when
+
+    def plain(self, status: int, headers: Headers, length: int) -> bytes:
+        """The head of an answer whose connection is kept, as `head` writes it."""
+        last_status, last, until, text = self._plain
+        if headers is not last or status != last_status or time.time() >= until:
+            text = self.head(status, headers, 0, close=False, http10=False)[:-5]
+            self._plain = status, headers, self._second + 1, text
+        return b"%b%d\r\n\r\n" % (text, length)
 
     def head(self, status: int, headers: Headers, length: int | None, *, close: bool, http10: bool) -> bytes:
         """The head of an answer with so many bytes of body; None where that shows at its end.

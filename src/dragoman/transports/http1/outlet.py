@@ -12,6 +12,8 @@ log = logging.getLogger("dragoman.http")
 
 # Parts up to this size are put together, which is cheaper than to send several.
 _SMALL = 1 << 14
+# What has no body, and so no length.
+_BODILESS = (204, 304)
 # So much of a stream, and of so many parts, is written before others have a turn of the loop.
 _TURN, _TURN_PARTS = 1 << 16, 48
 # Over TLS each byte is copied on its way, so large answers go in pieces.
@@ -96,13 +98,14 @@ class Outlet:
         """The answer to a head that is `plain`, in the fewest steps."""
         parts, headers = response.body, response.headers
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-        if size > _SMALL or self.draining or ("connection", "close") in headers:
+        status = response.status
+        if size > _SMALL or self.draining or status in _BODILESS or ("connection", "close") in headers:
             self.begin(head)
             self.write_whole(response, size, close=False)
             return
         self.started, self.close, self.size = True, False, size
-        text = self._outgoing.head(response.status, headers, size, close=False, http10=False)
-        self._transport.write(b"".join((text, *parts)))
+        text = self._outgoing.plain(status, headers, size)
+        self._transport.write(text + parts[0] if len(parts) == 1 else b"".join((text, *parts)))
 
     async def _send_in_pieces(self, response: HttpResponse, size: int) -> None:
         self._transport.write(self._start(response.status, response.headers, size, False))
