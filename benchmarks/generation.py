@@ -152,14 +152,15 @@ def measured(folder: Path, case: str, plan: Plan) -> Iterator[dict[str, Any]]:
             asking = [name for name in sides if name != "generate" or clients == plan.clients[0]]
             for name in asking:
                 with _left_out(case, name, sides):
-                    sides[name](clients, min(plan.new, 4), 1000)  # what is done once is done here
+                    sides[name](clients, min(plan.new, 4), 100 * clients + 99)  # what is done once is done here
             began_s = time.monotonic()
             for turn in range(plan.rounds):
                 if turn and time.monotonic() - began_s > plan.seconds:
                     break
                 for side in [name for name in asking if name in sides]:
                     with _left_out(case, side, sides):
-                        found = sides[side](clients, plan.new, turn)
+                        # No prompt comes twice, as some keep beginnings.
+                        found = sides[side](clients, plan.new, 100 * clients + turn)
                         yield {"model": model, "dtype": dtype, "side": side, "clients": clients, "round": turn, **found}
 
 
@@ -219,12 +220,14 @@ def asked(side: str, folder: Path, dtype: str) -> Iterator[Ask]:
                 raise RuntimeError(f"'{side}' does not start; see {said.name}")
             yield ask
         finally:
-            # With the processes that an engine has started, which are of its session.
+            # It ends by itself when nothing more is asked, and so gives shared memory back; else all of its session.
+            with contextlib.suppress(BrokenPipeError):
+                target.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(15)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-            with contextlib.suppress(BrokenPipeError):
-                target.close()
             source.close()
 
 

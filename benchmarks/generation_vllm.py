@@ -4,6 +4,7 @@ usage, in an environment that has vLLM: python -m benchmarks.generation_vllm FOL
 """
 
 import asyncio
+import atexit
 import itertools
 import os
 import sys
@@ -30,6 +31,7 @@ def vllm(folder: str, dtype: str) -> Ask:
         disable_log_stats=True,
     )
     engine, loop, names = AsyncLLM.from_engine_args(arguments), asyncio.new_event_loop(), itertools.count()
+    atexit.register(engine.shutdown)
 
     async def client(prompt: list[int], new: int, began_s: float) -> list[float]:
         delta = RequestOutputKind.DELTA
