@@ -16,7 +16,7 @@ from dragoman.transports.listener import Listener
 log = logging.getLogger("dragoman.http2")
 
 # What is read at a time where it is not a large body: so many small requests are answered before others have a turn.
-_READ_BYTES = 1 << 14
+_READ_BYTES = 1 << 16
 # What may wait in the transport before bodies stay with their streams, and how much of answers to pings and the like.
 _HIGH_WATER = 1 << 20
 _MOST_WAITING = _HIGH_WATER + (1 << 18)
