@@ -123,8 +123,17 @@ def divide(body: Buffer, header: str | None) -> tuple[Buffer, memoryview | None]
 
 def read_request(head: Buffer, rest: memoryview | None, policy: Policy) -> RequestBody:
     """The request in some JSON and the binary data behind it. Raises InvalidInput or NotSupported."""
-    plain = read_plain(head, policy, rest)
-    return _once(bytes(head), rest, policy, _request) if plain is None else plain
+    text = bytes(head)
+    if rest is not None or len(text) > SMALL:
+        return _plain(text, policy, rest) or _once(text, rest, policy, _request)
+    again = recalled(text, policy)
+    if again is not None:
+        around, tensor = again
+        return RequestBody({around.name: tensor}, around.outputs, dict(around.parameters), None)
+    body = _plain(text, policy, None)
+    if body is not None and body.id is None and len(body.inputs) == 1:
+        learn(text, policy, body.inputs, body.outputs, body.parameters)
+    return body or _once(text, rest, policy, _request)
 
 
 def read_response(head: Buffer, rest: memoryview | None, policy: Policy) -> ResponseBody:
@@ -132,22 +141,9 @@ def read_response(head: Buffer, rest: memoryview | None, policy: Policy) -> Resp
     return _once(bytes(head), rest, policy, _response)
 
 
-def read_plain(text: Buffer, policy: Policy, rest: Buffer | None = None) -> RequestBody | None:
+def _plain(text: bytes, policy: Policy, rest: Buffer | None) -> RequestBody | None:
     """A short request of small tensors of numbers with nothing unusual in it, as most are; None of any other."""
-    if rest is not None or type(text) is not bytes or len(text) > SMALL:
-        return _read_plain(text, policy, rest)
-    again = recalled(text, policy)
-    if again is not None:
-        around, tensor = again
-        return RequestBody({around.name: tensor}, around.outputs, dict(around.parameters), None)
-    body = _read_plain(text, policy, None)
-    if body is not None and body.id is None and len(body.inputs) == 1:
-        learn(text, policy, body.inputs, body.outputs, body.parameters)
-    return body
-
-
-def _read_plain(text: Buffer, policy: Policy, rest: Buffer | None) -> RequestBody | None:
-    if len(text) >= LONG or bytes(text).count(b"[") + bytes(text).count(b"{") > policy.max_json_depth:
+    if len(text) >= LONG or text.count(b"[") + text.count(b"{") > policy.max_json_depth:
         return None
     try:
         found = _REQUEST.decode(text)

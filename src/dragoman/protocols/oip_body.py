@@ -11,7 +11,6 @@ from dragoman.payload.body import (
     JsonParameters,
     Requested,
     divide,
-    read_plain,
     read_request,
     told_parameters,
 )
@@ -54,28 +53,25 @@ def address(http: HttpRequest) -> tuple[str, str]:
 def read_infer(http: HttpRequest, policy: Policy) -> tuple[Request[Inference], Wanted]:
     """The request for inference and how its answer is wanted; InvalidInput or NotSupported names what is wrong."""
     header = http.headers.get(HEADER_LENGTH)
-    plain = read_plain(http.body, policy) if header is None else None
-    if plain is not None and not (plain.parameters or plain.outputs):
-        metadata = policy.forwarded(http.headers) if policy.forward_headers else {}
-        call = Infer(plain.inputs) if len(plain.inputs) == 1 else check_counts(Infer(plain.inputs), policy)
-        version = http.params.get("version", "")
-        return Request(call, http.params["model"], version, plain.id or "", None, metadata), Wanted(plain.id, False)
     if header is None and not len(http.body):
         raise InvalidInput("the request body is empty; expected an inference request")
     head, rest = divide(http.body, header)
     if not len(head) and rest is not None:  # OIP, binary extension: the body is the one input's bytes
         return Request(Infer({}, raw=bytes(rest)), *address(http)), Wanted(None, True)
     try:
-        body = plain or read_request(head, rest, policy)
+        body = read_request(head, rest, policy)
     except InvalidInput as fault:
         if header is None and "octet-stream" in http.headers.get("content-type", ""):
             hint = "binary tensor data needs the header Inference-Header-Content-Length"
             raise InvalidInput(f"{fault.message}; {hint}") from fault
         raise
+    metadata = policy.forwarded(http.headers) if policy.forward_headers else {}
+    if not (body.parameters or body.outputs):  # as most are
+        call = Infer(body.inputs) if len(body.inputs) == 1 else check_counts(Infer(body.inputs), policy)
+        return Request(call, *address(http), body.id or "", None, metadata), Wanted(body.id, False)
     wanted = _wanted(body.id, body.parameters.pop("binary_data_output", False), body.outputs)
     call = Infer(body.inputs, wanted.names, body.parameters, content_types=wanted.content_types)
     deadline = deadline_s(body.parameters)
-    metadata = policy.forwarded(http.headers) if policy.forward_headers else {}
     return Request(check_counts(call, policy), *address(http), body.id or "", deadline, metadata), wanted
 
 
