@@ -9,18 +9,17 @@ from dragoman.core.calls import Infer, Inference, Request, Response
 from dragoman.core.datatypes import Datatype, datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Scalar, Tensor
-from dragoman.payload.oip_answer import SMALL, write_raw
+from dragoman.payload.oip_answer import with_elements, write_raw
 from dragoman.payload.oip_contents import FIELDS, tensor_from_contents, write_contents
 from dragoman.payload.oip_messages import (
     ModelInferRequest,
     ModelInferResponse,
-    length_delimited,
     parsed,
     read_parameters,
     write_parameters,
 )
 from dragoman.payload.oip_raw import LARGE, contents_apart
-from dragoman.payload.raw import raw_from_tensor, tensor_from_raw
+from dragoman.payload.raw import tensor_from_raw
 from dragoman.payload.small import small_raw
 from dragoman.protocols import oip
 from dragoman.protocols.wire import Buffer, GrpcRequest, Policy
@@ -28,8 +27,6 @@ from dragoman.protocols.wire import Buffer, GrpcRequest, Policy
 # Triton: asks a stream to mark its last response, and the mark.
 WANTS_FINAL = "triton_enable_empty_final_response"
 FINAL = "triton_final_response"
-
-_RAW_OUTPUT_CONTENTS: int = ModelInferResponse.DESCRIPTOR.fields_by_name["raw_output_contents"].number
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -101,15 +98,7 @@ def _written(response: Response[Inference], form: Form) -> bytes | Sequence[Buff
         for tensor, output in zip(outputs.values(), message.outputs, strict=True):
             write_contents(tensor, output.contents)
         return bytes(message.SerializeToString())
-    blobs = [raw_from_tensor(tensor) for tensor in outputs.values()]
-    if sum(map(len, blobs)) <= SMALL:
-        message.raw_output_contents.extend(map(bytes, blobs))
-        return bytes(message.SerializeToString())
-    # Fields of a message may be appended to its wire form; this one has the highest number, so in order too.
-    parts: list[Buffer] = [message.SerializeToString()]
-    for blob in blobs:
-        parts += length_delimited(_RAW_OUTPUT_CONTENTS, blob)
-    return parts
+    return with_elements([message.SerializeToString()], outputs)
 
 
 def named(model: str) -> str:
