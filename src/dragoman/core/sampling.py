@@ -199,8 +199,7 @@ def sampling(fields: Mapping[str, Any], names: Mapping[str, str], most: int) -> 
     """The Sampling of fields that are fit each by itself; `names` is what the caller calls them.
 
     A temperature, or a top_p, of 0, or so little that nothing else comes of it, leaves the likeliest token alone, so it
-    is greedy. `most` bounds the sequences of
-    a prompt. Raises InvalidInput where fields contradict each other.
+    is greedy. `most` bounds the sequences of a prompt. Raises InvalidInput where fields contradict each other.
     """
     made = Sampling(**fields)
     if made.temperature < _COLD or made.top_p == 0:
