@@ -3,11 +3,14 @@
 import json
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dragoman.core.text import Grammar
+from dragoman.protocols.text_tool_stream import Part, gathered, reader
+from dragoman.protocols.text_tools import tools_of
 
 from .text_house import House, Speaker, events, speaking
 
@@ -56,13 +59,21 @@ async def test_the_bytes_of_a_stream(house: House) -> None:
     assert first["choices"] == [
         {
             "index": 0,
-            "delta": {"role": "assistant", "content": "", "tool_calls": None},
+            "delta": {"role": "assistant", "content": ""},
             "logprobs": None,
             "finish_reason": None,
         }
     ]
     assert last["object"] == "chat.completion.chunk"
-    assert (last["choices"][0]["delta"]["content"], last["choices"][0]["finish_reason"]) == ("you", "length")
+    assert last["choices"][0] == {"index": 0, "delta": {"content": "you"}, "logprobs": None, "finish_reason": "length"}
+
+
+async def test_a_stream_in_the_form_of_tgi_tells_all_of_a_delta(house: House) -> None:
+    ask = {"model": "tgi", "messages": HELLO, "stream": True, "max_tokens": 2}
+    told = events((await house.post("/v1/chat/completions", ask)).body)[:-1]
+    assert [each["choices"][0]["delta"] for each in told] == [
+        {"role": "assistant", "content": text, "tool_calls": None} for text in ("", "you", " hello")
+    ]
 
 
 async def test_usage_all_along(house: House) -> None:
@@ -171,17 +182,13 @@ OSLO = '{"city":"Oslo"}'
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_in_the_common_formats(text: str, content: str | None, names: list[str], stream: bool) -> None:
-    from dragoman.protocols.text_tools import ToolStream, tools_of
-
     tools = tools_of(TOOLS, None)
-    if stream:
-        pieces = ToolStream(tools.parsed)
-        fed = [pieces.feed(c, last=i + 1 == len(text)) for i, c in enumerate(text)]
-        found, calls = "".join(part for part, _ in fed), list(fed[-1][1])
-        assert all(not more for _, more in fed[:-1])
-        found = found.strip() if calls else found
-    else:
-        found, calls = tools.parsed(text)
+    read = reader(tools)
+    pieces = text if stream else [text]
+    parts = [read.feed(piece, last=i + 1 == len(pieces), cut=False) for i, piece in enumerate(pieces)]
+    assert all(not part.deltas for part in parts[:-1])
+    found, calls = "".join(part.content for part in parts), gathered(parts[-1])
+    found = found.strip() if calls else found
     assert [call.name for call in calls] == names
     assert (found or None) == content
     assert all(json.loads(call.arguments) == {"city": "Oslo"} for call in calls)
@@ -202,8 +209,6 @@ async def test_calls_over_the_wire(house: House) -> None:
 
 
 def test_long_runs_of_space_cost_no_time() -> None:
-    from dragoman.protocols.text_tools import tools_of
-
     began_s = time.monotonic()
     for text in ("<tool_call>{", "<function=time>{", "[TOOL_CALLS]time[ARGS]{", "[TOOL_CALLS]", "{"):
         assert tools_of(TOOLS, None).parsed(text + " " * 100_000)[1] == []
@@ -227,6 +232,96 @@ async def test_calls_that_are_required(house: House) -> None:
     assert told["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "weather"
     await chat(house, tools=TOOLS, tool_choice="none")
     assert house.model().calls[-1].prompts[0].tools == ()
+
+
+REQUIRED = f'[ {{ "name": "time", "arguments": {{}} }}, {{"name":"weather","arguments":{OSLO} }} ]'
+
+
+def read(text: str, choice: Any, *, cut: bool, **tools: Any) -> list[Part]:
+    """What comes of a text, a character at a time."""
+    found = reader(replace(tools_of(TOOLS, choice), **tools))
+    return [found.feed(c, last=i + 1 == len(text), cut=cut) for i, c in enumerate(text)]
+
+
+def merged(parts: list[Part]) -> Part:
+    return Part("".join(part.content for part in parts), [delta for part in parts for delta in part.deltas])
+
+
+@pytest.mark.parametrize(
+    ("text", "cut", "content", "calls"),
+    [
+        (REQUIRED, False, "", [("time", "{}"), ("weather", OSLO)]),
+        (REQUIRED[:-5], True, "", [("time", "{}"), ("weather", OSLO[:-1])]),
+        (REQUIRED[:60], True, "", [("time", "{}")]),
+        (REQUIRED.partition("}")[0], True, "", [("time", "{")]),
+        (REQUIRED[:15], True, "", []),
+        ("[", True, "", []),
+        ('[{"name":"time","arguments":{"a":"}]\\\\\\""}}]', False, "", [("time", '{"a":"}]\\\\\\""}')]),
+        # of a model that does not hold to it
+        ('[{"arguments":{},"name":"time"}]', False, "", [("time", "{}")]),
+        ("I would rather not", False, "I would rather not", []),
+        ("I would rather", True, "I would rather", []),
+    ],
+)
+def test_a_required_call_as_far_as_it_goes(text: str, cut: bool, content: str, calls: Any) -> None:
+    whole = reader(tools_of(TOOLS, "required")).feed(text, last=True, cut=cut)
+    for part in (whole, merged(read(text, "required", cut=cut))):
+        assert part.content == content
+        assert [(call.name, call.arguments) for call in gathered(part)] == calls
+
+
+def test_pieces_of_a_required_call_come_at_once() -> None:
+    parts = read(REQUIRED, "required", cut=False)
+    assert not parts[-1].deltas
+    assert sum(bool(part.deltas) for part in parts) > len(OSLO)
+    alone = gathered(merged(read(REQUIRED, "required", cut=False, single=True)))
+    assert [call.name for call in alone] == ["time"]
+
+
+@pytest.mark.parametrize("text", ["", " \n", f" {OSLO}\n ", OSLO[:5]])
+def test_the_arguments_of_a_named_call(text: str) -> None:
+    one = {"type": "function", "function": {"name": "weather"}}
+    whole = reader(tools_of(TOOLS, one)).feed(text, last=True, cut=False)
+    assert [(call.name, call.arguments) for call in gathered(whole)] == [("weather", text.strip())]
+    if text:
+        assert gathered(merged(read(text, "weather", cut=False)))[0].arguments == text.strip()
+
+
+ARGUMENTS = '{"city": "Oslo"}'
+LIST = f'[ {{"name":"weather","arguments": {ARGUMENTS} }} ]'
+
+
+@pytest.mark.parametrize(
+    ("choice", "text", "tokens", "arguments", "reason"),
+    [
+        ("required", LIST, 40, ARGUMENTS, "tool_calls"),
+        ("required", LIST, 3, '{"city":', "length"),
+        ("required", LIST, 1, None, "length"),
+        ("weather", ARGUMENTS, 40, ARGUMENTS, "stop"),
+        ("weather", ARGUMENTS, 1, '{"city":', "length"),
+    ],
+)
+async def test_calls_that_have_to_be_made(
+    house: House, choice: str, text: str, tokens: int, arguments: str | None, reason: str
+) -> None:
+    messages = [{"role": f"={text} !end", "content": ""}]
+    ask = {"messages": messages, "tools": TOOLS, "tool_choice": choice, "max_tokens": tokens, "stop": ["!end"]}
+    told = (await chat(house, **ask))["choices"][0]
+    assert told["finish_reason"] == reason
+    expected = [] if arguments is None else [arguments]
+    assert [call["function"]["arguments"] for call in told["message"].get("tool_calls") or ()] == expected
+    assert told["message"]["content"] == (None if expected else "")
+    streamed = events((await house.post("/v1/chat/completions", {"model": "Speaker", **ask, "stream": True})).body)
+    deltas = [each["choices"][0]["delta"] for each in streamed[:-1]]
+    pieces = [call for delta in deltas for call in delta.get("tool_calls") or ()]
+    assert "".join(piece["function"]["arguments"] for piece in pieces) == "".join(expected)
+    assert sum("id" in piece for piece in pieces) == len(expected)
+    assert streamed[-2]["choices"][0]["finish_reason"] == reason
+
+
+async def test_one_required_call_alone(house: House) -> None:
+    await chat(house, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    assert json.loads(house.model().calls[-1].sampling.grammar.text)["maxItems"] == 1
 
 
 # --- errors --------------------------------------------------------------------------------------------------

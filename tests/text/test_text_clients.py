@@ -257,6 +257,27 @@ async def test_openai_tools(client: openai.AsyncOpenAI, house: House) -> None:
     assert answer.choices[0].finish_reason == "tool_calls"
 
 
+async def test_openai_adds_up_a_stream_itself(client: openai.AsyncOpenAI) -> None:
+    async with client.chat.completions.stream(model="Speaker", messages=MESSAGES) as stream:
+        message = (await stream.get_final_completion()).choices[0].message
+    assert (message.role, message.content) == ("assistant", ANSWER)
+
+
+async def test_openai_adds_up_a_stream_of_calls_itself(client: openai.AsyncOpenAI) -> None:
+    call = '{"name":"weather","arguments": {"city": "Oslo"} }'
+    asked: list[Any] = [{"role": f"=[ {call} , {call} ] !end", "content": ""}]
+    async with client.chat.completions.stream(
+        model="Speaker", messages=asked, tools=TOOLS, tool_choice="required", stop=["!end"]
+    ) as stream:
+        kinds = [event.type async for event in stream]
+        choice = (await stream.get_final_completion()).choices[0]
+    assert kinds.count("tool_calls.function.arguments.delta") > 2
+    assert choice.finish_reason == "tool_calls"
+    calls = choice.message.tool_calls or []
+    assert [made.function.arguments for made in calls] == ['{"city": "Oslo"}'] * 2
+    assert calls[0].id != calls[1].id
+
+
 @pytest.mark.parametrize(
     ("raise_", "ask"),
     [

@@ -1,13 +1,15 @@
 """OpenAI's chat: an answer as one object, or as chunks."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dragoman.core.calls import Response
 from dragoman.core.text import Generation, Text, Token
 from dragoman.protocols.text import EVENT_STREAM, event
 from dragoman.protocols.text_openai import REASONS, Envelope, Usage, counted
-from dragoman.protocols.text_tools import ToolCall, Tools, ToolStream
+from dragoman.protocols.text_tool_stream import Delta, Part, Reader, gathered, reader
+from dragoman.protocols.text_tools import Tools
 from dragoman.protocols.wire import Headers, HttpResponse, json_response
 
 
@@ -24,7 +26,10 @@ class ChatAnswer:
         self._usage = Usage()
         self._envelope = Envelope.new("chatcmpl", "chat.completion")
         self._chunks = Envelope("chatcmpl", "chat.completion.chunk", self._envelope.id, self._envelope.created)
-        self._streams: dict[int, ToolStream] = {}
+        # TGI's client wants each delta to have all of a message; OpenAI's own adds up what comes, and so the roles.
+        self._all_told = options.get("model") == "tgi"
+        self._readers: dict[int, Reader] = {}
+        self._called: set[int] = set()
         self._finished = 0
 
     # --- whole ---------------------------------------------------------------------------------------------
@@ -36,22 +41,22 @@ class ChatAnswer:
         return json_response(told, 200, headers)
 
     def _choice(self, text: Text) -> dict[str, Any]:
-        content, calls = self._parsed(text.whole)
-        message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
+        part = reader(self._tools).feed(text.whole, last=True, cut=text.finish == "length")
+        calls = gathered(part)
+        message: dict[str, Any] = {"role": "assistant", "content": part.content if part.content or not calls else None}
         if calls:
             message["tool_calls"] = [call.told() for call in calls]
         return {
             "index": text.choice,
             "message": message,
             "logprobs": self._logprobs_of(text.tokens),
-            "finish_reason": self._reason(text, calls),
+            "finish_reason": self._reason(text, called=bool(calls)),
         }
 
-    def _parsed(self, text: str) -> tuple[str, list[ToolCall]]:
-        return self._tools.parsed(text) if self._tools.offered else (text, [])
-
-    def _reason(self, text: Text, calls: Sequence[ToolCall]) -> str | None:
-        return "tool_calls" if calls and not self._tools.only else REASONS[text.finish]
+    def _reason(self, text: Text, *, called: bool) -> str | None:
+        # OpenAI: a text that was cut off says so, whatever is in it; a call of the function that was named is a stop.
+        reason = REASONS[text.finish]
+        return "tool_calls" if called and reason == "stop" and not self._tools.only else reason
 
     def _logprobs_of(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
         if not self._logprobs:
@@ -72,39 +77,24 @@ class ChatAnswer:
         return chunks
 
     def _chunks_of(self, text: Text, model: str) -> bytes:
-        first = text.choice not in self._streams
-        if first:
-            all_held = bool(self._tools.only or self._tools.required)
-            self._streams[text.choice] = ToolStream(self._parsed, all_held=all_held)
-        content, calls = self._fed(text)
+        at, first = text.choice, text.choice not in self._readers
+        chunks = self._chunk(at, model, {"role": "assistant", "content": ""}) if first else b""
+        read = self._readers.setdefault(at, reader(self._tools))
+        part = read.feed(text.text, last=bool(text.finish), cut=text.finish == "length")
+        if part.deltas:
+            self._called.add(at)
         self._finished += bool(text.finish)
-        chunks = self._chunk(text.choice, model, "") if first else b""
         logprobs = self._logprobs_of(text.tokens) if text.tokens else None
-        if content or logprobs or (text.finish and not calls):
-            reason = None if calls else REASONS[text.finish]
-            chunks += self._chunk(text.choice, model, content, logprobs=logprobs, reason=reason)
-        if calls:
-            told = [{"index": i, **call.told()} for i, call in enumerate(calls)]
-            chunks += self._chunk(text.choice, model, None, calls=told, reason=self._reason(text, calls))
+        if part.content or part.deltas or logprobs or text.finish:
+            reason = self._reason(text, called=at in self._called)
+            chunks += self._chunk(at, model, _delta(part), logprobs=logprobs, reason=reason)
         return chunks
 
-    def _fed(self, text: Text) -> tuple[str, Sequence[ToolCall]]:
-        if not self._tools.offered:
-            return text.text, ()
-        return self._streams[text.choice].feed(text.text, last=bool(text.finish))
-
     def _chunk(
-        self,
-        at: int,
-        model: str,
-        content: str | None,
-        *,
-        logprobs: Any = None,
-        calls: Any = None,
-        reason: str | None = None,
+        self, at: int, model: str, delta: Mapping[str, Any], *, logprobs: Any = None, reason: str | None = None
     ) -> bytes:
-        # TGI's client wants each delta to have all three.
-        delta = {"role": "assistant", "content": content, "tool_calls": calls}
+        if self._all_told:
+            delta = {"role": "assistant", "content": None, "tool_calls": None, **delta}
         choice = {"index": at, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         more: dict[str, Any] = {}
         if self._always_usage:
@@ -112,3 +102,20 @@ class ChatAnswer:
         elif self._ends_with_usage:
             more = {"usage": None}
         return event(self._chunks.around(model, [choice], **more))
+
+
+def _delta(part: Part) -> dict[str, Any]:
+    """What a part adds to a message."""
+    if not part.deltas:
+        return {"content": part.content}
+    content = {"content": part.content} if part.content else {}
+    return {**content, "tool_calls": [told.told() for told in _whole(part.deltas)]}
+
+
+def _whole(deltas: Sequence[Delta]) -> list[Delta]:
+    """Pieces of one call as one piece: some clients look at each call of a delta once."""
+    found: dict[int, Delta] = {}
+    for new in deltas:
+        old = found.get(new.index)
+        found[new.index] = new if old is None else replace(old, arguments=old.arguments + new.arguments)
+    return list(found.values())

@@ -8,7 +8,7 @@ Mistral         [TOOL_CALLS][{"name": ..., "arguments": {...}}], or [TOOL_CALLS]
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from dragoman.core.text import Grammar
 
 _MOST_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}", re.ASCII)
-_OPENERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
+OPENERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
 # Space around the JSON is left to its parser: a pattern would try each way to share a long run of it.
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
@@ -71,7 +71,8 @@ class Tools:
             }
             for name in sorted(self.names)
         ]
-        return Grammar("json_schema", json.dumps({"type": "array", "minItems": 1, "items": {"anyOf": choices}}))
+        most = {"maxItems": 1} if self.single else {}
+        return Grammar("json_schema", json.dumps({"type": "array", "minItems": 1, **most, "items": {"anyOf": choices}}))
 
     def _parameters(self, name: str) -> Any:
         tool = next(tool for tool in self.offered if tool["function"]["name"] == name)
@@ -79,14 +80,17 @@ class Tools:
 
     def parsed(self, text: str) -> tuple[str, list[ToolCall]]:
         """The text that is for the reader, and the calls that the rest of it makes; all is text where none does."""
-        if self.only:
-            return "", [_made(self.only, text)]
         for read in (_hermes, _mistral, _functions, _plain):
             content, found = read(text)
-            calls = [_made(name, arguments) for name, arguments in found if name in self.names]
+            calls = [call(name, arguments.strip()) for name, arguments in found if name in self.names]
             if calls:
                 return content.strip(), calls[:1] if self.single else calls
         return text, []
+
+
+def call(name: str, arguments: str = "") -> ToolCall:
+    """A call with an id of its own."""
+    return ToolCall(name, arguments, f"call_{uuid.uuid4().hex[:24]}")
 
 
 def tools_of(given: Any, choice: Any) -> Tools:
@@ -119,7 +123,7 @@ def _chosen(choice: Any) -> str:
     match choice:
         case None | "auto" | "required":
             return ""
-        case {"function": {"name": str(name)}}:
+        case {"function": {"name": str(name)}} | str(name):  # TGI: a name alone
             return name
     raise InvalidInput(
         '`tool_choice` must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}; '
@@ -130,10 +134,6 @@ def _chosen(choice: Any) -> str:
 # --- the formats -------------------------------------------------------------------------------------------
 
 _Found = tuple[str, list[tuple[str, str]]]
-
-
-def _made(name: str, arguments: str) -> ToolCall:
-    return ToolCall(name, arguments.strip(), f"call_{uuid.uuid4().hex[:24]}")
 
 
 def _hermes(text: str) -> _Found:
@@ -195,43 +195,3 @@ def _is_object(text: str) -> bool:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
         return False
-
-
-# --- in pieces ---------------------------------------------------------------------------------------------
-
-
-class ToolStream:
-    """The text of one choice as it comes: what is for the reader goes on at once, what may be a call is held back."""
-
-    def __init__(self, parsed: Callable[[str], tuple[str, list[ToolCall]]], *, all_held: bool = False) -> None:
-        self._parsed = parsed
-        self._text = ""
-        self._holding = all_held
-        self._begun = False
-
-    def feed(self, text: str, *, last: bool) -> tuple[str, Sequence[ToolCall]]:
-        """The text that may go on, and with the last piece the calls."""
-        self._text += text
-        if last:
-            return self._parsed(self._text) if self._holding or self._text else ("", ())
-        if self._holding:
-            return "", ()
-        free = self._free()
-        out, self._text = self._text[:free], self._text[free:]
-        self._begun = self._begun or bool(out.strip())
-        return out, ()
-
-    def _free(self) -> int:
-        """How much of the text is certainly not of a call."""
-        if not self._begun and self._text.lstrip()[:1] in ("", "{", "["):
-            self._holding = self._text.strip() != ""
-            return 0
-        at = min((i for opener in _OPENERS if (i := self._text.find(opener)) >= 0), default=-1)
-        if at >= 0:
-            self._holding = True
-            return at
-        longest = max(len(opener) for opener in _OPENERS) - 1
-        for start in range(max(0, len(self._text) - longest), len(self._text)):
-            if any(opener.startswith(self._text[start:]) for opener in _OPENERS):
-                return start
-        return len(self._text)
