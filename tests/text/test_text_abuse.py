@@ -70,12 +70,12 @@ REFUSED: list[tuple[tuple[str, Any], str]] = [
     (("/invocations", b'{"inputs":"\\ud800"}'), "no low surrogate"),
     (("/v1/completions", b'{"prompt":' + b"[" * 9999 + b"]" * 9999 + b"}"), "JSON nests too deep"),
     (_lmi(guided_json=DEEP), "`guided_json` must be a JSON schema"),
-    (_lmi(guided_json=WIDE), "grammar: expected at most 262144 characters"),
-    (_lmi(guided_json=ROWS), "grammar: too complex to follow"),
-    (_lmi(guided_choice=[f"v{i}" for i in range(100_000)]), "grammar: expected at most 65536 characters, got"),
-    (_lmi(guided_grammar="start: " + '("a"?) ' * 20_000), "grammar: expected at most 32768 characters, got"),
-    (_tgi(grammar={"type": "regex", "value": "a|" * 500_000 + "b"}), "grammar: expected at most 65536 characters"),
-    (_tgi(grammar={"type": "regex", "value": "((a{1,99}){1,99}){1,99}"}, max_new_tokens=99), "grammar: too complex"),
+    (_lmi(guided_json=WIDE), "expected at most 262144 characters"),
+    (_lmi(guided_json=ROWS), "too complex to follow"),
+    (_lmi(guided_choice=[f"v{i}" for i in range(100_000)]), "expected at most 65536 characters, got"),
+    (_lmi(guided_grammar="start: " + '("a"?) ' * 20_000), "expected at most 32768 characters, got"),
+    (_tgi(grammar={"type": "regex", "value": "a|" * 500_000 + "b"}), "expected at most 65536 characters"),
+    (_tgi(grammar={"type": "regex", "value": "((a{1,99}){1,99}){1,99}"}, max_new_tokens=99), "too complex"),
     (_tgi(grammar={"type": "regex", "value": "("}), "invalid regex"),
 ]
 

@@ -265,17 +265,29 @@ def test_one_bad_and_seven_good(served: Running) -> None:
     assert wrong.result()[0] == 424
 
 
-def test_a_prompt_that_is_longer_than_the_context(served: Running) -> None:
-    long = "word " * 2000
-    for path, body, status in (
-        ("/invocations", {"inputs": long}, 424),
-        ("/generate", {"inputs": long}, 422),
-        ("/v1/completions", {"model": "story", "prompt": long}, 400),
-        ("/v2/models/story/generate", {"text_input": long}, 422),
+def test_what_does_not_fit_into_the_context_is_told_in_the_callers_words(served: Running) -> None:
+    long, much = "word " * 2000, 10_000
+    chat = {"model": "story", "messages": [{"role": "user", "content": long}]}
+    for path, body, status, name in (
+        ("/invocations", {"inputs": long}, 424, "inputs"),
+        ("/generate", {"inputs": long}, 422, "inputs"),
+        ("/generate", {"inputs": "a", "parameters": {"max_new_tokens": much}}, 422, "max_new_tokens"),
+        ("/v1/completions", {"model": "story", "prompt": long}, 400, "prompt"),
+        ("/v1/completions", {"model": "story", "prompt": "a", "max_tokens": much, "stream": True}, 400, "max_tokens"),
+        ("/v1/chat/completions", chat, 400, "messages"),
+        ("/v2/models/story/generate", {"text_input": long}, 422, "text_input"),
+        ("/v2/models/story/generate", {"text_input": "a", "parameters": {"adapter": "b"}}, 422, "adapter"),
+        ("/generate", {"inputs": "a", "parameters": {"adapter_id": "b"}}, 422, "adapter_id"),
+        ("/invocations", {"inputs": "a", "parameters": {"adapters": "b"}}, 424, "adapters"),
     ):
         got, answer = served.post(path, body)
         assert got == status, answer
-        assert "context" in json.dumps(answer)
+        told = answer["error"]
+        if path.startswith("/v1"):
+            assert (told["param"], told["code"]) == (name, "context_length_exceeded")
+            told = told["message"]
+        assert name in told.partition(": ")[2 if path == "/generate" else 0]
+        assert ("there is no 'b'" if name.startswith("adapter") else "context") in told
 
 
 async def test_two_hundred_who_leave_leave_nothing_behind(served: Running) -> None:

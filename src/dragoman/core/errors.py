@@ -3,6 +3,7 @@
     DragomanError
     ├── CallerError           the caller, or the moment
     │   ├── InvalidInput          what was asked does not fit the model
+    │   │   ├── TooLong               prompt and text do not fit into the model's context
     │   │   └── Unaddressed           no model is named, and it is not plain which one is meant
     │   ├── ModelNotFound         no such model or version
     │   ├── NotSupported          the model, or this form of answer, cannot do that
@@ -41,6 +42,10 @@ class CallerError(DragomanError):
 
 class InvalidInput(CallerError):
     """What was asked does not fit: the message names the field, what was expected and what came."""
+
+
+class TooLong(InvalidInput):
+    """A prompt, or it and the text that was asked for, is longer than the model's context."""
 
 
 class Unaddressed(InvalidInput):

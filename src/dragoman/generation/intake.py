@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Callable
 
 from dragoman.core.calls import Generate
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import InvalidInput, TooLong
 from dragoman.core.text import Prompt, Sampling
 from dragoman.generation.checks import check
 from dragoman.generation.grammar import Grammars, Guide
@@ -57,7 +57,7 @@ class Intake:
         """Raises InvalidInput where a text cannot fit, which to cut it into tokens first would take long to tell."""
         context, least = self._limits.max_context, len(prompt) // self.vocabulary.longest
         if least > context * _SPARE:
-            raise InvalidInput(
+            raise TooLong(
                 f"prompt: expected less than {context} tokens, the context of the model, got {len(prompt)} characters, "
                 f"at least {least // _SPARE} tokens"
             )
@@ -67,12 +67,12 @@ class Intake:
         context = self._limits.max_context
         left = context - prompt
         if left < 1:
-            raise InvalidInput(f"prompt: expected less than {context} tokens, the context of the model, got {prompt}")
+            raise TooLong(f"prompt: expected less than {context} tokens, the context of the model, got {prompt}")
         wanted = left if given.max_new_tokens is None else given.max_new_tokens
         if given.shorten:
             wanted = min(wanted, left)
         if wanted > left:
-            raise InvalidInput(
+            raise TooLong(
                 f"max_new_tokens: prompt and new tokens must be at most {context}, the context of the model; got "
                 f"{prompt} in the prompt and {wanted} new"
             )

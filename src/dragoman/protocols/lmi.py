@@ -60,7 +60,7 @@ class Lmi:
                 if model.bedrock and "messages" not in found:
                     return bedrock_asked(found, http, self._policy, model.name)
                 answers = chat_asked if "messages" in found else completion_asked
-                return answers(found, http, self._policy, model.name)
+                return answers(found, http, self._policy, self._faults.write, model.name)
             return self._generate(found, http, Formatter(found, model), model.name)
 
         told = inquiry(Generate(prompts=()), http, self._policy, model_name(http))

@@ -78,6 +78,7 @@ class Faults:
 
     def failed(self, error: DragomanError, found: Asked, formatter: Formatter) -> HttpResponse:
         """The answer to a request that went wrong before anything was sent."""
+        error = found.given.worded(error)
         headers = (JSON_TYPE, *found.given.headers)
         if isinstance(error, ServerError | InvalidInput) and not found.rolling:
             return HttpResponse(424, (to_json(dynamic_fault(error)),), headers)

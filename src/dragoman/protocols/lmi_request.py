@@ -58,7 +58,7 @@ def asked(http: HttpRequest, model: LmiModel, policy: Policy) -> Asked | Mapping
     unknown = [name for name in body if name not in _FIELDS]
     refuse_unknown(unknown, _FIELDS, policy)
     found, sampling = parameters(values, policy, infer_do_sample=model.infer_do_sample)
-    found = Given(found.fields, found.options, found.names, (*unknown, *found.ignored))
+    found = Given(found.fields, found.options, {**found.names, "prompt": "inputs"}, (*unknown, *found.ignored))
     stream = bool(checked("stream", body.get("stream") or False, flag()))
     rolling = model.rolling and not listed
     pieces = stream or (model.streams and not rolling)

@@ -1,6 +1,6 @@
 """The generate extension of the Open Inference Protocol: `generate` and `generate_stream` beside `infer`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dragoman.core.calls import Generate, Response
@@ -114,7 +114,8 @@ class OpenGenerate:
             told = {**_head(response, id_), "text_output": response.answer.texts[0].whole}
             return json_response(told, 200, found.headers)
 
-        return Exchange(inquiry(Generate(prompts=(prompt,), sampling=sampling), http, self._policy), reply)
+        call = Generate(prompts=(prompt,), sampling=sampling)
+        return Exchange(inquiry(call, http, self._policy), reply, _fault_of(found))
 
     def generate_stream(self, http: HttpRequest) -> Asked:
         prompt, found, sampling, id_ = self._read(http)
@@ -128,7 +129,7 @@ class OpenGenerate:
 
         call = Generate(prompts=(prompt,), sampling=sampling, stream=sampling.best_of <= 1 and sampling.num_beams == 1)
         headers = (*EVENT_STREAM, *found.headers)
-        return HttpStream(inquiry(call, http, self._policy), piece, _error_event, b"", headers)
+        return HttpStream(inquiry(call, http, self._policy), piece, _error_event, b"", headers, _fault_of(found))
 
     def _read(self, http: HttpRequest) -> tuple[str, Given, Sampling, str]:
         body = object_body(http.body, self._policy)
@@ -143,12 +144,17 @@ class OpenGenerate:
             fields["do_sample"] = any(fields.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
         sampling = found.sampling(self._policy, max_new_tokens=_MOST_NEW, shorten="max_new_tokens" not in fields)
         id_ = checked("id", body.get("id") or "", text())
-        return prompt, Given(fields, found.options, found.names, (*unknown, *found.ignored)), sampling, id_
+        names = {**found.names, "prompt": "text_input"}
+        return prompt, Given(fields, found.options, names, (*unknown, *found.ignored)), sampling, id_
 
 
 def _head(response: Response[Generation], id_: str) -> dict[str, Any]:
     version = {"model_version": response.version} if response.version else {}
     return {**({"id": id_} if id_ else {}), "model_name": response.model, **version}
+
+
+def _fault_of(found: Given) -> Callable[[DragomanError], HttpResponse]:
+    return lambda fault: write_error(found.worded(fault))
 
 
 def _error_event(fault: DragomanError) -> bytes:

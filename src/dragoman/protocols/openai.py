@@ -68,10 +68,10 @@ class OpenAi:
         return [card, *({**card, "id": f"{model.name}:{name}", "parent": model.name} for name in named)]
 
     def chat(self, http: HttpRequest) -> Asked:
-        return chat_asked(object_body(http.body, self._policy), http, self._policy)
+        return chat_asked(object_body(http.body, self._policy), http, self._policy, write_error)
 
     def completions(self, http: HttpRequest) -> Asked:
-        return completion_asked(object_body(http.body, self._policy), http, self._policy)
+        return completion_asked(object_body(http.body, self._policy), http, self._policy, write_error)
 
     def embeddings(self, http: HttpRequest) -> Asked:
         return embedding_asked(object_body(http.body, self._policy), http, self._policy)

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import orjson
 
 from dragoman.core.calls import Answer, ModelCall, Request
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import KINDS, Kind, checked, sampling
 from dragoman.core.text import Sampling, Text, Token
 from dragoman.payload.depth import check_depth
@@ -109,6 +109,13 @@ class Given:
     def headers(self) -> Headers:
         """The header that names what was ignored; none where nothing was."""
         return ignored_header(self.ignored)
+
+    def worded(self, fault: DragomanError) -> DragomanError:
+        """The fault, whose parameter has the name that the caller gave it."""
+        name, colon, told = fault.message.partition(": ")
+        if not isinstance(fault, InvalidInput) or not colon or name not in self.names:
+            return fault
+        return type(fault)(f"`{self.names[name]}`: {told}")
 
     def sampling(self, policy: Policy, **defaults: Any) -> Sampling:
         """The Sampling of the fields. Raises InvalidInput where they contradict each other."""

@@ -7,14 +7,14 @@ from typing import Any
 import orjson
 
 from dragoman.core.calls import Generate
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import MOST_TOP, checked, flag, integer, shown
 from dragoman.core.text import Chat
 from dragoman.protocols.text import Given, Parameter, given, inquiry, object_in, option, sets
 from dragoman.protocols.text_chat_answer import ChatAnswer
-from dragoman.protocols.text_openai import COMMON, DONE, addressed, anything, error_event, settle
+from dragoman.protocols.text_openai import COMMON, DONE, Faults, addressed, anything, error_event, settle
 from dragoman.protocols.text_tools import Tools, tools_of
-from dragoman.protocols.wire import Asked, Exchange, HttpRequest, HttpStream, Policy
+from dragoman.protocols.wire import Asked, Exchange, HttpRequest, HttpResponse, HttpStream, Policy
 
 _MOST_MESSAGES = 4096
 _ROLES = {"developer": "system"}  # templates do not know OpenAI's newer word for it
@@ -33,9 +33,9 @@ _PARAMETERS: Mapping[str, Parameter] = {
 }
 
 
-def chat_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str = "") -> Asked:
+def chat_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Faults, model: str = "") -> Asked:
     """What a chat's body asks, of `model` where the path has chosen one already."""
-    return addressed(body, http, lambda name: _chat(body, http, policy, name), model)
+    return addressed(body, http, lambda name: _chat(body, http, policy, faults, name), model)
 
 
 def conversation(body: Mapping[str, Any]) -> tuple[Chat, Tools]:
@@ -53,8 +53,9 @@ def conversation(body: Mapping[str, Any]) -> tuple[Chat, Tools]:
     return Chat(read, tools.offered, options, generation_prompt), tools
 
 
-def _chat(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> Asked:
+def _chat(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Faults, model: str) -> Asked:
     found = given(body, _PARAMETERS, policy)
+    found.names["prompt"] = "messages"
     chat, tools = conversation(body)
     fields, options = found.fields, found.options
     if body.get("max_completion_tokens") is not None:
@@ -69,9 +70,13 @@ def _chat(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str
     answer = ChatAnswer(sampling.n, options, tools)
     call = Generate(prompts=(chat,), sampling=sampling, stream=stream)
     request = inquiry(call, http, policy, model)
+
+    def fault(error: DragomanError) -> HttpResponse:
+        return faults(found.worded(error))
+
     if stream:
-        return HttpStream(request, answer.piece, error_event, DONE, answer.stream_headers(found.headers))
-    return Exchange(request, lambda response: answer.whole(response, found.headers))
+        return HttpStream(request, answer.piece, error_event, DONE, answer.stream_headers(found.headers), fault)
+    return Exchange(request, lambda response: answer.whole(response, found.headers), fault)
 
 
 def _check_logprobs(found: Given) -> None:

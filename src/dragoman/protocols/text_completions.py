@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dragoman.core.calls import Generate, Response
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import MOST_TOP, flag, integer, shown
 from dragoman.core.text import Generation, Prompt, PromptInfo, Text, Token
 from dragoman.protocols.text import EVENT_STREAM, Parameter, event, given, inquiry, is_token_id, option, sets, spread
@@ -13,6 +13,7 @@ from dragoman.protocols.text_openai import (
     DONE,
     REASONS,
     Envelope,
+    Faults,
     Usage,
     addressed,
     anything,
@@ -42,12 +43,14 @@ _PARAMETERS: Mapping[str, Parameter] = {
 }
 
 
-def completion_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str = "") -> Asked:
+def completion_asked(
+    body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Faults, model: str = ""
+) -> Asked:
     """What the body of a completion asks, of `model` where the path has chosen one already."""
-    return addressed(body, http, lambda name: _completion(body, http, policy, name), model)
+    return addressed(body, http, lambda name: _completion(body, http, policy, faults, name), model)
 
 
-def _completion(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> Asked:
+def _completion(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Faults, model: str) -> Asked:
     found = given(body, _PARAMETERS, policy)
     fields, options = found.fields, found.options
     prompts = _prompts(options.get("prompt"))
@@ -64,9 +67,13 @@ def _completion(body: Mapping[str, Any], http: HttpRequest, policy: Policy, mode
     call = Generate(prompts=prompts, sampling=sampling, stream=stream)
     answer = CompletionAnswer(prompts, sampling.n, options, logprobs=logprobs)
     request = inquiry(call, http, policy, model)
+
+    def fault(error: DragomanError) -> HttpResponse:
+        return faults(found.worded(error))
+
     if stream:
-        return HttpStream(request, answer.piece, error_event, DONE, (*EVENT_STREAM, *found.headers))
-    return Exchange(request, lambda response: answer.whole(response, found.headers))
+        return HttpStream(request, answer.piece, error_event, DONE, (*EVENT_STREAM, *found.headers), fault)
+    return Exchange(request, lambda response: answer.whole(response, found.headers), fault)
 
 
 def _prompts(given: Any) -> tuple[Prompt, ...]:

@@ -17,13 +17,17 @@ from dragoman.core.errors import (
     NotReady,
     NotSupported,
     Overloaded,
+    TooLong,
     Unauthorized,
 )
 from dragoman.core.sampling import Kind, Unfit, flag, integer, number, shown
 from dragoman.core.text import FinishReason, Generation, PromptInfo, Token
 from dragoman.protocols.text import Parameter, event, option, sets
 from dragoman.protocols.text_grammar import GUIDED, RESPONSE_FORMAT
-from dragoman.protocols.wire import Asked, HttpRequest, Inquiry, row_of, sendable
+from dragoman.protocols.wire import Asked, HttpFault, HttpRequest, HttpResponse, Inquiry, row_of, sendable
+
+# How the protocol whose path it is tells a fault.
+Faults = Callable[[DragomanError | HttpFault], HttpResponse]
 
 # Names that clients send where they mean whatever model is there.
 PLACEHOLDERS = frozenset({"", "tgi", "dummy", "default"})
@@ -184,6 +188,7 @@ def counted(token: Token) -> dict[str, Any]:
 _CALLERS = "invalid_request_error"
 _NAMED = re.compile(r"`?([\w\[\]]+)(?:`|: )")
 _FAULTS: Sequence[tuple[type[DragomanError], int, str, str | None]] = (
+    (TooLong, 400, _CALLERS, "context_length_exceeded"),
     (InvalidInput, 400, _CALLERS, None),
     (NotSupported, 400, _CALLERS, "unsupported"),
     (ModelNotFound, 404, _CALLERS, "model_not_found"),

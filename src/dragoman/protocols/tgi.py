@@ -101,7 +101,8 @@ class Tgi:
         found = asked(body, self._policy, stream=False)
         call = Generate(prompts=found.inputs, sampling=found.sampling)
         answer = Answer(found, since_s, always_listed=listed)
-        return Exchange(inquiry(call, http, self._policy), answer.whole)
+        worded = found.given.worded
+        return Exchange(inquiry(call, http, self._policy), answer.whole, lambda error: write_error(worded(error)))
 
     def _stream(self, body: dict[str, Any], http: HttpRequest, since_s: float) -> Asked:
         try:
@@ -110,8 +111,15 @@ class Tgi:
             return _fault_in_stream(fault)
         call = Generate(prompts=found.inputs, sampling=found.sampling, stream=True)
         answer = Answer(found, since_s)
-        request = inquiry(call, http, self._policy)
-        return HttpStream(request, answer.piece, _error_event, b"", answer.stream_headers, _fault_in_stream)
+        request, worded = inquiry(call, http, self._policy), found.given.worded
+        return HttpStream(
+            request,
+            answer.piece,
+            _error_event,
+            b"",
+            answer.stream_headers,
+            lambda error: _fault_in_stream(worded(error)),
+        )
 
     # --- tokens ----------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import checked, flag, integer, number, shown, texts
 from dragoman.core.text import Sampling
-from dragoman.protocols.text import Given, Parameter, given, ignored_header, object_in, option, refuse_unknown, sets
+from dragoman.protocols.text import Given, Parameter, given, object_in, option, refuse_unknown, sets
 from dragoman.protocols.text_grammar import GRAMMAR
 from dragoman.protocols.wire import Headers, Policy
 
@@ -54,11 +54,11 @@ class Asked:
     details: bool
     prefill: bool
     full: bool
-    ignored: tuple[str, ...]
+    given: Given
 
     @property
     def headers(self) -> Headers:
-        return ignored_header(self.ignored)
+        return self.given.headers
 
 
 def wants_stream(body: Mapping[str, Any]) -> bool:
@@ -79,10 +79,13 @@ def asked(body: Mapping[str, Any], policy: Policy, *, stream: bool) -> Asked:
     prefill = options.get("decoder_input_details", False)
     if prefill:
         fields["prompt_logprobs"] = 0
-    ignored = (*unknown, *found.ignored, *(("watermark",) if options.get("watermark") else ()))
+    unused = ["watermark"] if options.get("watermark") else []
+    unused += ["add_special_tokens"] if body.get("add_special_tokens") is False else []
+    names = {**found.names, "prompt": "inputs"}
     sampling = found.sampling(policy, include_stop=True)
     details = options.get("details", False) or prefill
-    return Asked(inputs, listed, sampling, details, prefill, options.get("return_full_text", False), ignored)
+    found = Given(fields, options, names, (*unknown, *found.ignored, *unused))
+    return Asked(inputs, listed, sampling, details, prefill, options.get("return_full_text", False), found)
 
 
 def inputs_of(body: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
