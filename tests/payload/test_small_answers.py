@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from dragoman.core.calls import Inference, Response
-from dragoman.core.datatypes import BF16, FP32, fp32_to_bf16
+from dragoman.core.datatypes import BF16, FP32, UINT8, fp32_to_bf16
 from dragoman.core.errors import NotSupported
 from dragoman.core.tensor import Tensor
 from dragoman.payload import small_answer
@@ -46,27 +46,54 @@ def tensors(draw: st.DrawFn) -> Tensor:
     st.sampled_from(["", "3"]),
     st.sampled_from(["", "1", 'a"\\\n', "ü"]),
     st.sampled_from([{}, {"k": 1}]),
+    st.sampled_from([None, True, False]),
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from([None, True, False])), max_size=3),
 )
 def test_both_ways_write_the_same(
-    outputs: dict[str, Tensor], version: str, id_: str, parameters: dict[str, Any]
+    outputs: dict[str, Tensor],
+    version: str,
+    id_: str,
+    parameters: dict[str, Any],
+    binary: bool | None,
+    forms: list[tuple[int, bool | None]],
 ) -> None:
-    body = orjson.dumps({"id": id_, "inputs": []} if id_ else {"inputs": []})
+    asked: dict[str, Any] = {"id": id_, "inputs": []} if id_ else {"inputs": []}
+    if binary is not None:
+        asked["parameters"] = {"binary_data_output": binary}
+    names = [*outputs, "?"]
+    asked["outputs"] = [
+        {"name": names[at % len(names)], **({} if form is None else {"parameters": {"binary_data": form}})}
+        for at, form in forms
+    ]
     answer = Inference(outputs, parameters)
 
-    def told(most: int) -> Any:
-        with mock.patch.object(small_answer, "SMALL", most):
-            try:
-                return written(answer, version, body)
-            except NotSupported as fault:
-                return fault.message
+    def told() -> Any:
+        try:
+            response = written(answer, version, orjson.dumps(asked))
+        except NotSupported as fault:
+            return fault.message
+        return response.status, b"".join(response.body), response.headers
 
-    assert told(small_answer.SMALL) == told(-1)
+    short = told()
+    with (
+        mock.patch.object(oip_rest, "write_answer", return_value=None),
+        mock.patch.object(oip_rest, "write_binary", return_value=None),
+    ):
+        assert told() == short
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_json_has_no_number_for_takes_the_long_way(value: float) -> None:
     answer = Inference({"y": Tensor.of(np.array([1, value], np.float32))})
     assert small_answer.write_answer(answer, "m", "", None) is None
+
+
+@pytest.mark.parametrize("count", [small_answer.SMALL, small_answer.SMALL + 1])
+def test_few_numbers_take_the_short_way(count: int) -> None:
+    answer = Inference({"y": Tensor(np.ones(count, np.uint8), UINT8)})
+    few = count <= small_answer.SMALL
+    assert (small_answer.write_answer(answer, "m", "", None) is not None) is few
+    assert small_answer.write_binary(answer, "m", "", None, bool) is not None
 
 
 def test_numbers_of_their_own_format_take_the_long_way() -> None:
@@ -78,5 +105,7 @@ def test_what_is_known_of_answers_has_a_bound() -> None:
     array = np.ones(1, np.float32)
     for number in range(2000):
         small_answer.write_answer(Inference({f"y{number}": Tensor(array, FP32)}), f"m{number}", "", None)
+        small_answer.write_binary(Inference({f"y{number}": Tensor(array, FP32)}), f"m{number}", "", None, bool)
     assert len(small_answer._heads) <= 512
+    assert len(small_answer._raw_heads) <= 512
     assert len(small_answer._starts) <= 512

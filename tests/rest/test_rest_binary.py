@@ -229,7 +229,7 @@ async def test_the_array_that_a_model_sees_is_the_body_where_it_is_aligned(space
     head += b" " * (-len(head) % 4 + spaces)
     body = head + rows.tobytes()
     http = HttpRequest("POST", "", {"model": "m"}, {HEADER.lower(): str(len(head))}, body)
-    request, _ = read_infer(http, Policy())
+    request, _, _ = read_infer(http, Policy())
     assert isinstance(request.call, Infer)
     seen = request.call.inputs["x"].data
     assert np.shares_memory(seen, np.frombuffer(body, np.uint8)) == (spaces == 0)

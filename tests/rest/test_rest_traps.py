@@ -289,6 +289,13 @@ async def test_t20_parameters_of_each_kind_reach_the_model(house: House) -> None
     assert next(outputs(answer))["parameters"] == given
 
 
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, 10**400])
+async def test_t20_integers_that_no_wire_carries_back_are_refused(house: House, value: int) -> None:
+    await refused(house, inputs(tensor(parameters={"big": value})), "'big'")
+    await refused(house, inputs(tensor(), parameters={"big": value}), "'big'")
+    await refused(house, inputs(tensor(), outputs=[{"name": "x", "parameters": {"big": value}}]), "'big'")
+
+
 async def test_t21_bare_nan_is_no_json(house: House) -> None:
     for word in ("NaN", "Infinity", "-Infinity"):
         await refused(house, f'{{"inputs":[{{"name":"x","shape":[1],"datatype":"FP32","data":[{word}]}}]}}')

@@ -15,7 +15,8 @@ from dragoman.payload.depth import check_depth
 from dragoman.payload.json_data import PARSER_FAULTS, json_from_tensor, tensor_from_json, told
 from dragoman.payload.policy import Buffer, Policy
 from dragoman.payload.raw import raw_from_tensor, tensor_from_raw
-from dragoman.payload.recall import learn, recalled
+from dragoman.payload.recall import learn, learn_head, recalled, recalled_head
+from dragoman.payload.request import JsonParameters, RequestBody, Requested, told_parameters
 from dragoman.payload.simd import LONG
 from dragoman.payload.small import SMALL, small_raw, small_tensor
 
@@ -26,14 +27,6 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _DEPTH = 3  # how deep data lies in a message
 
 # --- the envelope, as it stands on the wire ------------------------------------------------------------------
-
-# Null is as good as nothing: clients whose types know more parameters than they send write them so.
-JsonParameters = dict[str, str | bool | int | float | None]
-
-
-def told_parameters(parameters: JsonParameters | None) -> dict[str, Scalar]:
-    """The parameters that are not null."""
-    return {k: v for k, v in parameters.items() if v is not None} if parameters else {}
 
 
 class _Tensor(msgspec.Struct):
@@ -46,13 +39,6 @@ class _Tensor(msgspec.Struct):
 
 class _RawTensor(_Tensor):
     data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET  # parsed once its datatype is known
-
-
-class Requested(msgspec.Struct):
-    """An output that a request asks for."""
-
-    name: str
-    parameters: JsonParameters | None = None
 
 
 class _Request(msgspec.Struct):
@@ -80,15 +66,6 @@ class _LiteralResponse(_Response):
 
 _REQUEST = msgspec.json.Decoder(_Request)
 _RESPONSE = msgspec.json.Decoder(_Response)
-
-
-class RequestBody(msgspec.Struct, frozen=True):
-    """A request as it was written; `id` is None where it has none."""
-
-    inputs: Mapping[str, Tensor]
-    outputs: Sequence[Requested]
-    parameters: dict[str, Scalar]
-    id: str | None
 
 
 class ResponseBody(msgspec.Struct, frozen=True):
@@ -124,15 +101,17 @@ def divide(body: Buffer, header: str | None) -> tuple[Buffer, memoryview | None]
 def read_request(head: Buffer, rest: memoryview | None, policy: Policy) -> RequestBody:
     """The request in some JSON and the binary data behind it. Raises InvalidInput or NotSupported."""
     text = bytes(head)
-    if rest is not None or len(text) > SMALL:
+    if len(text) > SMALL:
         return _plain(text, policy, rest) or _once(text, rest, policy, _request)
-    again = recalled(text, policy)
+    again = recalled(text, policy) if rest is None else recalled_head(text, rest, policy)
     if again is not None:
-        around, tensor = again
-        return RequestBody({around.name: tensor}, around.outputs, dict(around.parameters), None)
-    body = _plain(text, policy, None)
-    if body is not None and body.id is None and len(body.inputs) == 1:
-        learn(text, policy, body.inputs, body.outputs, body.parameters)
+        return again
+    body = _plain(text, policy, rest)
+    if body is not None:
+        if rest is None:
+            learn(text, policy, body)
+        else:
+            learn_head(text, rest, policy, body)
     return body or _once(text, rest, policy, _request)
 
 

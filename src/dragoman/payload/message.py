@@ -8,9 +8,10 @@ import orjson
 
 from dragoman.core.datatypes import BF16, BYTES, Array, bf16_to_fp32, datatype
 from dragoman.core.tensor import NONE, Parameters, Tensor
-from dragoman.payload.body import divide, read_request, read_response, told_parameters, write_tensors
+from dragoman.payload.body import divide, read_request, read_response, write_tensors
 from dragoman.payload.json_data import tensor_from_json
 from dragoman.payload.policy import Buffer, Policy
+from dragoman.payload.request import told_parameters
 
 _POLICY = Policy()
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY

@@ -1,82 +1,170 @@
-"""Requests that differ from one before only in the numbers of their one input: the rest of them is parsed once.
+"""Requests that differ from one before only in their ids and numbers: the rest of them is parsed once.
 
-Clients send the same message again and again with other data. What stands before and behind the data is looked up as it
-is; where it came before, it means now what it meant then, for JSON text keeps its meaning when one array in it is
-replaced by another. Only the array is read. It has to be the only thing called "data", and no character may be escaped,
-so that what is found in the text is what the parser found.
+Clients send the same message again and again with other data. What stands before, between and behind the id and the
+data is looked up as it is; where it came before, it means now what it meant then, for JSON text keeps its meaning when
+one string or one array in it is replaced by another. Only these two are read. Each has to be the only thing that is
+called "id" or "data", and no character may be escaped, so that what is found in the text is what the parser found.
+
+Where the numbers stand behind the JSON as bytes, all of it but the id is looked up, and tells where which are.
 """
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from dragoman.core.datatypes import Array, Datatype
 from dragoman.core.tensor import Tensor
 from dragoman.payload.policy import Policy
+from dragoman.payload.request import Around, RequestBody
 from dragoman.payload.small import FAULTS, FORMS
 
 _MOST = 512  # texts that are known
-_DATA = b'"data"'
+_DATA, _ID = b'"data"', b'"id"'
+_QUOTE = b'"'
 
 
-class Around(msgspec.Struct, frozen=True):
-    """What a request says around its data, and how that is read."""
+class _Text(Around, kw_only=True):
+    """What stands around the one array of a JSON text, and how that is read."""
 
-    name: str
-    outputs: Sequence[Any]
-    parameters: dict[str, Any]
     policy: Policy
+    name: str
     shape: Sequence[int]
     kind: Datatype
     read: Any
     pack: Any
 
 
-_known: dict[tuple[bytes, bytes], Around] = {}
-_once: set[int] = set()  # texts that came once, by their hashes
+class _Head(Around, kw_only=True):
+    """What the JSON before binary data says of it: the names, datatypes, shapes and places of tensors, in order."""
+
+    policy: Policy
+    tensors: Sequence[tuple[str, Datatype, Sequence[int], int, int]]
+    size: int
 
 
-def recalled(text: bytes, policy: Policy) -> tuple[Around, Tensor] | None:
-    """What is around the data of a request, and its tensor; None where no such request came before."""
+_texts: dict[tuple[bytes, ...], _Text] = {}
+_heads: dict[tuple[bytes, ...], _Head] = {}
+_once: set[int] = set()  # what came once, by hashes
+
+
+def recalled(text: bytes, policy: Policy) -> RequestBody | None:
+    """A request in JSON whose text around the id and the data is known; None of any other."""
     start = text.find(b"[", text.find(_DATA))
     end = text.find(b"]", start) + 1
-    around = _known.get((text[:start], text[end:]))
+    named = text.find(_ID)
+    if named < 0:
+        told = None
+        around = _texts.get((text[:start], text[end:]))
+    else:
+        opening = text.find(_QUOTE, named + 4) + 1
+        closing = text.find(_QUOTE, opening)
+        told = text[opening:closing]
+        if named < start:
+            around = _texts.get((text[:opening], text[closing:start], text[end:]))
+        else:
+            around = _texts.get((text[:start], text[end:opening], text[closing:]))
     if around is None or around.policy is not policy:
         return None
     try:
+        id_ = None if told is None else told.decode()
         array: Array = np.ndarray(around.shape, around.kind.dtype, around.pack(*around.read(text[start:end])))
     except FAULTS:
         return None
-    return around, Tensor(array, around.kind)
+    if id_ and not _plain(id_):
+        return None
+    return RequestBody({around.name: Tensor(array, around.kind)}, around.outputs, {**around.parameters}, id_, around)
 
 
-def learn(
-    text: bytes, policy: Policy, inputs: Mapping[str, Tensor], outputs: Sequence[Any], parameters: dict[str, Any]
-) -> None:
-    """Know the text around the data of a request without an id and with one input, from the second time on."""
+def recalled_head(text: bytes, rest: memoryview, policy: Policy) -> RequestBody | None:
+    """A request whose JSON is known but for the id, with the binary data behind it; None of any other."""
+    told, key = None, _without_id(text)
+    around = _heads.get(key)
+    if around is None or around.policy is not policy or around.size != len(rest):
+        return None
+    if len(key) == 2:
+        try:
+            told = text[len(key[0]) : -len(key[1])].decode()
+        except UnicodeDecodeError:
+            return None
+        if not _plain(told):
+            return None
+    inputs = {}
+    for name, kind, shape, start, end in around.tensors:
+        inputs[name] = Tensor(np.ndarray(shape, kind.dtype, bytes(rest[start:end])), kind)
+    return RequestBody(inputs, around.outputs, {**around.parameters}, told, around)
+
+
+def learn(text: bytes, policy: Policy, body: RequestBody) -> None:
+    """Know the text around the id and the data of a request with one input, from the second time on."""
     start = text.find(b"[", text.find(_DATA))
     end = text.find(b"]", start) + 1
-    before, behind = text[:start], text[end:]
-    if text.count(_DATA) != 1 or b"\\" in before or b"\\" in behind:
+    if len(body.inputs) != 1 or text.count(_DATA) != 1 or not _is_found(text, body.id):
         return
-    once = hash((before, behind))
-    if once not in _once:
-        if len(_once) >= _MOST:
-            _once.clear()
-        _once.add(once)
-        return
-    ((name, tensor),) = inputs.items()
+    key = (*_without_id(text[:start]), *_without_id(text[end:]))
+    ((name, tensor),) = body.inputs.items()
     kind, read, _, code = FORMS[tensor.datatype.name]
     try:
         count = len(read.decode(text[start:end]))
     except FAULTS:  # rows
         return
-    if count != tensor.data.size:
-        return
-    if len(_known) >= _MOST:
-        _known.clear()
-    pack = struct.Struct(f"<{count}{code}").pack
-    _known[before, behind] = Around(name, outputs, dict(parameters), policy, tensor.shape, kind, read.decode, pack)
+    if count == tensor.data.size and _came_before(key):
+        pack = struct.Struct(f"<{count}{code}").pack
+        _room(_texts)[key] = _Text(
+            body.outputs,
+            dict(body.parameters),
+            policy=policy,
+            name=name,
+            shape=tensor.shape,
+            kind=kind,
+            read=read.decode,
+            pack=pack,
+        )
+
+
+def learn_head(text: bytes, rest: memoryview, policy: Policy, body: RequestBody) -> None:
+    """Know the JSON of a request all of whose inputs are small numbers in binary form, from the second time on."""
+    key, size, tensors = _without_id(text), 0, []
+    for name, tensor in body.inputs.items():
+        tensors.append((name, tensor.datatype, tensor.shape, size, size + tensor.data.nbytes))
+        size += tensor.data.nbytes
+    if size == len(rest) and _is_found(text, body.id) and _came_before(key):
+        _room(_heads)[key] = _Head(body.outputs, dict(body.parameters), policy=policy, tensors=tensors, size=size)
+
+
+def _without_id(text: bytes) -> tuple[bytes, ...]:
+    """The text before and behind what is quoted next after "id", or all of it."""
+    named = text.find(_ID)
+    if named < 0:
+        return (text,)
+    opening = text.find(_QUOTE, named + 4) + 1
+    return text[:opening], text[text.find(_QUOTE, opening) :]
+
+
+def _is_found(text: bytes, id_: str | None) -> bool:
+    """Whether the id of a request is what is quoted after "id": nothing else is called so, and nothing is escaped."""
+    return text.count(_ID) == (id_ is not None) and b"\\" not in text
+
+
+def _plain(id_: str) -> bool:
+    """Whether this may stand in quotes as it is: nothing is escaped, and nothing would have to be."""
+    return id_.isprintable() and "\\" not in id_
+
+
+def _came_before(key: tuple[bytes, ...]) -> bool:
+    """Whether this was asked before, as far as that is remembered; it is from now on."""
+    once = hash(key)
+    if once in _once:
+        return True
+    if len(_once) >= _MOST:
+        _once.clear()
+    _once.add(once)
+    return False
+
+
+def _room(known: dict[tuple[bytes, ...], Any]) -> dict[tuple[bytes, ...], Any]:
+    """The texts that are known, which are not too many for one more."""
+    if len(known) >= _MOST:
+        known.clear()
+    return known

@@ -1,8 +1,9 @@
-"""Answers of few numbers as JSON, written in a few steps: what does not change from one to the next is written once.
+"""Answers of few numbers, written in a few steps: what does not change from one to the next is written once.
 
 Whatever is not plain is left to `body`, which writes the same and tells what is wrong with the rest.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -11,42 +12,84 @@ from dragoman.core.calls import Inference
 from dragoman.core.datatypes import BF16, BYTES
 from dragoman.core.tensor import Tensor
 
-SMALL = 64  # numbers up to which it pays
+SMALL = 64  # numbers up to which it pays in JSON,
+SMALL_RAW = 1024  # and bytes behind it
 
 _KNOWN = 512
 _starts: dict[tuple[str, str], bytes] = {}
+# By an output's name, datatype and shape what it begins with, up to its data. Only those are known that may go so.
 _heads: dict[tuple[str, str, tuple[int, ...]], bytes] = {}
+_raw_heads: dict[tuple[str, str, tuple[int, ...]], bytes] = {}  # and all that JSON tells of one in binary form
 
 
 def write_answer(answer: Inference, model: str, version: str, id_: str | None) -> bytes | None:
     """The answer to a request as JSON; None where anything else is to be said than its small outputs of numbers."""
     if answer.parameters or answer.metadata:
         return None
-    outputs = []
-    for name, tensor in answer.outputs.items():
-        datatype, data = tensor.datatype, tensor.data if type(tensor) is Tensor else None
-        if data is None or datatype is BYTES or datatype is BF16 or tensor.parameters or data.size > SMALL:
+    parts = [_starts.get((model, version)) or _start(model, version)]
+    if id_ is not None:
+        parts[0] = b'{"id":%b,%b' % (orjson.dumps(id_), parts[0][1:])
+    outputs, end = answer.outputs, b""
+    for name in outputs:
+        tensor = outputs[name]
+        if type(tensor) is not Tensor or tensor.parameters:
             return None
-        text = orjson.dumps(data.reshape(-1), option=orjson.OPT_SERIALIZE_NUMPY)
+        data = tensor.data
+        head = _heads.get((name, tensor.datatype.name, data.shape)) or _head(name, tensor)
+        text = orjson.dumps(data.reshape(-1), option=orjson.OPT_SERIALIZE_NUMPY) if head else b"null"
         if b"null" in text:  # what JSON has no number for
             return None
-        head = _heads.get((name, datatype.name, data.shape)) or _head(name, tensor)
-        outputs.append(b"".join((head, text, b"}")))
+        parts += (end, head, text)
+        end = b"},"
+    parts.append(b"}]}" if end else b"]}")
+    return b"".join(parts)
+
+
+def write_binary(
+    answer: Inference, model: str, version: str, id_: str | None, binary: Callable[[str], bool]
+) -> tuple[bytes, int] | None:
+    """The answer as JSON with the binary data of all outputs behind it, and how long that JSON is; None where an output
+    is not wanted so, or anything else is to be said than its small outputs of numbers."""
+    if answer.parameters or answer.metadata or not answer.outputs:
+        return None
     start = _starts.get((model, version)) or _start(model, version)
-    told = b"{" if id_ is None else b'{"id":%b,' % orjson.dumps(id_)
-    return b"".join((told, start, outputs[0] if len(outputs) == 1 else b",".join(outputs), b"]}"))
+    if id_ is not None:
+        start = b'{"id":%b,%b' % (orjson.dumps(id_), start[1:])
+    told, blobs, outputs = [], [], answer.outputs
+    for name in outputs:
+        tensor = outputs[name]
+        if type(tensor) is not Tensor or tensor.parameters or not binary(name):
+            return None
+        head = _raw_heads.get((name, tensor.datatype.name, tensor.data.shape)) or _raw_head(name, tensor)
+        if not head:
+            return None
+        told.append(head)
+        blobs.append(tensor.data.tobytes())
+    text = b"%b%b]}" % (start, told[0] if len(told) == 1 else b",".join(told))
+    return b"".join((text, *blobs)), len(text)
 
 
 def _start(model: str, version: str) -> bytes:
     """What an answer of a model begins with, up to its outputs."""
     named = {"model_name": model, "model_version": version} if version else {"model_name": model}
-    return kept(_starts, (model, version), orjson.dumps({**named, "outputs": []})[1:-2])
+    return kept(_starts, (model, version), orjson.dumps({**named, "outputs": []})[:-2])
 
 
 def _head(name: str, tensor: Tensor) -> bytes:
-    """What an output of a name, datatype and shape begins with, up to its data."""
+    """What an output of a name, datatype and shape begins with, up to its data; nothing where it may not go so."""
+    if tensor.datatype is BYTES or tensor.datatype is BF16 or tensor.data.size > SMALL:
+        return b""
     told = {"name": name, "datatype": tensor.datatype.name, "shape": tensor.shape, "data": None}
     return kept(_heads, (name, tensor.datatype.name, tensor.shape), orjson.dumps(told).removesuffix(b"null}"))
+
+
+def _raw_head(name: str, tensor: Tensor) -> bytes:
+    """What is told of an output in binary form; nothing where it may not go so. An empty one has no such form."""
+    if tensor.datatype is BYTES or not 0 < tensor.data.nbytes <= SMALL_RAW:
+        return b""
+    size = {"binary_data_size": tensor.data.nbytes}
+    told = {"name": name, "datatype": tensor.datatype.name, "shape": tensor.shape, "parameters": size}
+    return kept(_raw_heads, (name, tensor.datatype.name, tensor.shape), orjson.dumps(told))
 
 
 def kept(known: dict[Any, bytes], key: Any, text: bytes) -> bytes:

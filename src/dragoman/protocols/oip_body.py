@@ -6,16 +6,11 @@ import msgspec
 
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import InvalidInput
-from dragoman.payload.body import (
-    HEADER_LENGTH,
-    JsonParameters,
-    Requested,
-    divide,
-    read_request,
-    told_parameters,
-)
+from dragoman.core.tensor import NONE
+from dragoman.payload.body import HEADER_LENGTH, divide, read_request
 from dragoman.payload.depth import check_depth
 from dragoman.payload.json_data import PARSER_FAULTS, told
+from dragoman.payload.request import JsonParameters, RequestBody, Requested, told_parameters
 from dragoman.protocols.oip import check_counts, classes_wanted, content_type_wanted, deadline_s
 from dragoman.protocols.wire import HttpRequest, Policy
 
@@ -31,10 +26,9 @@ _CONTROL = msgspec.json.Decoder(Control | None)
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """How a caller wants the answer: its id, the names of its outputs, and of these which in binary form, which as
-    best classes and which as of a content type."""
+    """How a caller wants the answer: the names of its outputs, and of these which in binary form, which as best classes
+    and which as of a content type."""
 
-    id: str | None
     binary: bool
     names: tuple[str, ...] = ()
     outputs: Mapping[str, bool] = {}
@@ -45,19 +39,23 @@ class Wanted(msgspec.Struct, frozen=True):
         return self.outputs.get(name, self.binary)
 
 
+_AS_JSON = Wanted(False)
+
+
 def address(http: HttpRequest) -> tuple[str, str]:
     """The model and version in the path, "" where there is none."""
     return http.params.get("model", ""), http.params.get("version", "")
 
 
-def read_infer(http: HttpRequest, policy: Policy) -> tuple[Request[Inference], Wanted]:
-    """The request for inference and how its answer is wanted; InvalidInput or NotSupported names what is wrong."""
+def read_infer(http: HttpRequest, policy: Policy) -> tuple[Request[Inference], Wanted, str | None]:
+    """The request for inference, how its answer is wanted, and its id; InvalidInput or NotSupported names what is
+    wrong."""
     header = http.headers.get(HEADER_LENGTH)
     if header is None and not len(http.body):
         raise InvalidInput("the request body is empty; expected an inference request")
     head, rest = divide(http.body, header)
     if not len(head) and rest is not None:  # OIP, binary extension: the body is the one input's bytes
-        return Request(Infer({}, raw=bytes(rest)), *address(http)), Wanted(None, True)
+        return Request(Infer({}, raw=bytes(rest)), *address(http)), Wanted(True), None
     try:
         body = read_request(head, rest, policy)
     except InvalidInput as fault:
@@ -68,11 +66,24 @@ def read_infer(http: HttpRequest, policy: Policy) -> tuple[Request[Inference], W
     metadata = policy.forwarded(http.headers) if policy.forward_headers else {}
     if not (body.parameters or body.outputs):  # as most are
         call = Infer(body.inputs) if len(body.inputs) == 1 else check_counts(Infer(body.inputs), policy)
-        return Request(call, *address(http), body.id or "", None, metadata), Wanted(body.id, False)
-    wanted = _wanted(body.id, body.parameters.pop("binary_data_output", False), body.outputs)
+        return Request(call, *address(http), body.id or "", None, metadata), _AS_JSON, body.id
+    call, wanted = _asked(body, policy)
+    deadline = deadline_s(body.parameters) if body.parameters else None
+    return Request(call, *address(http), body.id or "", deadline, metadata), wanted, body.id
+
+
+def _asked(body: RequestBody, policy: Policy) -> tuple[Infer, Wanted]:
+    """The call that a request makes, and how its answer is wanted, which is the same for all that are alike."""
+    binary = body.parameters.pop("binary_data_output", False) if body.parameters else False
+    wanted: Wanted | None = None if body.around is None else body.around.form
+    if wanted is not None:
+        return Infer(body.inputs, wanted.names, body.parameters or NONE), wanted
+    wanted = _wanted(binary, body.outputs)
     call = Infer(body.inputs, wanted.names, body.parameters, content_types=wanted.content_types)
-    deadline = deadline_s(body.parameters)
-    return Request(check_counts(call, policy), *address(http), body.id or "", deadline, metadata), wanted
+    check_counts(call, policy)
+    if body.around is not None and not wanted.content_types:
+        body.around.form = wanted
+    return call, wanted
 
 
 def read_control(http: HttpRequest, policy: Policy) -> Control:
@@ -87,7 +98,7 @@ def read_control(http: HttpRequest, policy: Policy) -> Control:
         raise InvalidInput(f"the request is not valid: {told(fault)}") from fault
 
 
-def _wanted(id_: str | None, binary: object, outputs: Sequence[Requested]) -> Wanted:
+def _wanted(binary: object, outputs: Sequence[Requested]) -> Wanted:
     forms: dict[str, bool] = {}
     classes: dict[str, int] = {}
     types: dict[str, str] = {}
@@ -102,7 +113,9 @@ def _wanted(id_: str | None, binary: object, outputs: Sequence[Requested]) -> Wa
         if content_type := content_type_wanted(parameters, name):
             types[name] = content_type
     names = tuple([output.name for output in outputs])
-    return Wanted(id_, _flag(binary, "parameter 'binary_data_output'"), names, forms, classes, types)
+    every = _flag(binary, "parameter 'binary_data_output'")
+    some = every or True in forms.values()  # forms that all say JSON say nothing
+    return Wanted(every, names, forms if some else {}, classes, types)
 
 
 def _flag(value: object, what: str) -> bool:

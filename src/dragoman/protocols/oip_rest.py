@@ -1,7 +1,7 @@
 """Open Inference Protocol over REST, with the binary tensor data extension."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import orjson
@@ -33,7 +33,7 @@ from dragoman.core.errors import (
 )
 from dragoman.core.signature import TensorSpec
 from dragoman.payload.body import HEADER_LENGTH, write_tensors
-from dragoman.payload.small_answer import write_answer
+from dragoman.payload.small_answer import write_answer, write_binary
 from dragoman.protocols.oip import classified
 from dragoman.protocols.oip_body import Wanted, address, read_control, read_infer
 from dragoman.protocols.oip_custom import handle
@@ -82,21 +82,21 @@ class OpenInferenceRest:
     # --- inference ---------------------------------------------------------------------------------------
 
     def infer(self, http: HttpRequest) -> Exchange[Any, HttpResponse]:
-        request, wanted = read_infer(http, self._policy)
+        request, wanted, id_ = read_infer(http, self._policy)
         call: Any = request.call
         asked = derivative(request) if call.parameters else None
         if asked is not None:
-            return Exchange(asked, lambda response: self._write(wanted, told(request, response)))
-        return Exchange(request, partial(self._write, wanted))
+            return Exchange(asked, lambda response: self._write(wanted, id_, told(request, response)))
+        return Exchange(request, partial(self._write, wanted, id_))
 
     def infer_stream(self, http: HttpRequest) -> HttpStream[Inference]:
         """Not in the specification: the answers of a streaming model as server-sent events."""
-        request, wanted = read_infer(http, self._policy)
+        request, wanted, id_ = read_infer(http, self._policy)
         if wanted.binary or any(wanted.outputs.values()):
             raise InvalidInput("a stream of events carries JSON; expected no binary outputs")
 
         def piece(response: Response[Inference]) -> bytes:
-            return b"data: " + b"".join(self._write(wanted, response).body) + b"\n\n"
+            return b"data: " + b"".join(self._write(wanted, id_, response).body) + b"\n\n"
 
         def error(fault: DragomanError) -> bytes:
             return b"data: " + b"".join(write_error(fault).body) + b"\n\n"
@@ -104,15 +104,22 @@ class OpenInferenceRest:
         headers = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
         return HttpStream(request, piece, error, headers=headers)
 
-    def _write(self, wanted: Wanted, response: Response[Inference]) -> HttpResponse:
+    def _write(self, wanted: Wanted, id_: str | None, response: Response[Inference]) -> HttpResponse:
         if not (wanted.binary or wanted.outputs or wanted.classes):
-            text = write_answer(response.answer, response.model, response.version, wanted.id)
+            text = write_answer(response.answer, response.model, response.version, id_)
             if text is not None:
                 return HttpResponse(200, (text,), _JSON_HEADERS)
+        elif not wanted.classes:
+            written = write_binary(response.answer, response.model, response.version, id_, wanted.is_binary)
+            if written is not None:
+                return HttpResponse(200, written[:1], _binary_headers(written[1]))
+        return self._written(wanted, id_, response)
+
+    def _written(self, wanted: Wanted, id_: str | None, response: Response[Inference]) -> HttpResponse:
         answer = classified(response.answer, wanted.classes)
         outputs, blobs = write_tensors(answer.outputs, wanted.is_binary, self._policy)
-        head = orjson.dumps(_envelope(response, wanted.id, outputs), option=orjson.OPT_SERIALIZE_NUMPY)
-        headers: Headers = (_BINARY_TYPE, (HEADER_LENGTH, str(len(head)))) if blobs else _JSON_HEADERS
+        head = orjson.dumps(_envelope(response, id_, outputs), option=orjson.OPT_SERIALIZE_NUMPY)
+        headers = _binary_headers(len(head)) if blobs else _JSON_HEADERS
         if answer.metadata:
             headers += checked_headers(answer.metadata)
         return HttpResponse(200, (head, *blobs), headers)
@@ -223,6 +230,12 @@ def write_error(fault: DragomanError | HttpFault) -> HttpResponse:
 
 
 # --- small readers and writers ---------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=512)
+def _binary_headers(length: int) -> Headers:
+    """Those of an answer with so many bytes of JSON before its binary data."""
+    return _BINARY_TYPE, (HEADER_LENGTH, str(length))
 
 
 def _envelope(response: Response[Inference], id_: str | None, outputs: list[Any]) -> dict[str, Any]:
