@@ -2,6 +2,8 @@
 
 import io
 import json
+import math
+import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from sklearn.linear_model import LogisticRegression
 
 import dragoman
 from dragoman.core.datatypes import BYTES
+from dragoman.protocols.lmi_ndlist import from_ndlist, to_ndlist
 
 from .text_house import House, Speaker, speaking
 
@@ -59,6 +62,23 @@ def npz(*, compressed: bool = False, **arrays: Any) -> bytes:
     return file.getvalue()
 
 
+def ndlist(*arrays: tuple[str, Any], version: int = 3, size: int = 0) -> bytes:
+    """Arrays as DJL writes them; `size` in place of what the axes are."""
+
+    def text(value: str) -> bytes:
+        return len(value.encode()).to_bytes(2, "big") + value.encode()
+
+    parts = [struct.pack(">i", len(arrays))]
+    for name, array in arrays:
+        order = "<" if array.dtype.byteorder in "=|<" else ">"
+        datatype = "BOOLEAN" if array.dtype == bool else array.dtype.name.upper()
+        parts += [text("NDAR"), struct.pack(">i", version), b"\1" + text(name) if name else b"\0", text("DENSE")]
+        parts += [text(datatype), struct.pack(">i", array.ndim), *((size or n).to_bytes(8, "big") for n in array.shape)]
+        parts += [struct.pack(">i", array.ndim), b"\0N" * array.ndim, order.encode()]
+        parts += [struct.pack(">i", array.nbytes), array.tobytes()]
+    return b"".join(parts)
+
+
 ROWS = [[1.5, 2.0], [3.0, 4.0]]
 TWICE = {"predictions": [[3.0, 4.0], [6.0, 8.0]]}
 
@@ -85,11 +105,15 @@ TWICE = {"predictions": [[3.0, 4.0], [6.0, 8.0]]}
         ("application/x-npy", npy(np.asfortranarray(np.array(ROWS, ">f4"))), TWICE),
         ("tensor/npz", npz(x=np.array(ROWS, np.float32)), TWICE),
         ("tensor/npz", npz(compressed=True, arr_0=np.array(ROWS, np.float16)), TWICE),
+        ("tensor/ndlist", ndlist(("x", np.array(ROWS, np.float32))), TWICE),
+        ("tensor/ndlist", ndlist(("", np.array(ROWS, ">f2"))), TWICE),
+        ("tensor/ndlist", ndlist(("whatever", np.array(ROWS[0]))), {"predictions": [3.0, 4.0]}),
+        ("tensor/ndlist", npz(arr_0=np.array(ROWS, np.float32)), TWICE),
     ],
 )
 async def test_arrays_come_in_every_form(house: House, kind: str, body: Any, wanted: Any) -> None:
     data = body if isinstance(body, bytes) else body.encode()
-    headers = {"content-type": kind} if kind else {}
+    headers = {"accept": "application/json", **({"content-type": kind} if kind else {})}
     for path in ("/predictions/double", "/invocations?model_name=double", "/models/double/invoke"):
         answer = await house.post(path, data, headers)
         assert (answer.status, answer.json) == (200, wanted)
@@ -103,7 +127,13 @@ async def test_several_inputs_and_outputs(house: House) -> None:
     assert (await house.post(path, values)).json == wanted
     assert (await house.post(path, {"instances": [{"a": 1, "b": 10.5}, {"a": 2, "b": 20.5}]})).json == wanted
     assert (await house.post(path, b"a,b\n1,10.5\n2,20.5\n", {"content-type": "text/csv"})).json == wanted
-    assert (await house.post(path, npz(**values), {"content-type": "tensor/npz"})).json == wanted
+    for kind, body in (
+        ("tensor/npz", npz(**values)),
+        ("tensor/ndlist", ndlist(*((name, np.array(values[name])) for name in "ba"))),
+        ("tensor/ndlist", ndlist(*(("", np.array(values[name])) for name in "ab"))),
+    ):
+        answer = await house.post(path, body, {"content-type": kind, "accept": "application/json"})
+        assert answer.json == wanted
     table = await house.post(path, values, {"accept": "text/csv"})
     assert (table.headers["content-type"], table.body) == ("text/csv", b"11.5,1.0,10.5\n22.5,2.0,20.5\n")
     arrays = await house.post(path, values, {"accept": "application/x-npy"})
@@ -117,6 +147,42 @@ async def test_answers_in_the_form_that_is_accepted(house: House) -> None:
     assert np.load(io.BytesIO(file.body)).tolist() == TWICE["predictions"]
     assert (await house.post("/predictions/double", ROWS, {"accept": "*/*"})).json == TWICE
     assert (await house.post("/predictions/double", [1, float("1e39")])).status == 424
+
+
+async def test_tensors_are_answered_in_the_form_they_came_in(house: House) -> None:
+    rows = np.array([[1.5, 2.0]], np.float32)
+    answer = await house.post("/predictions/double", ndlist(("x", rows)), {"content-type": "tensor/ndlist"})
+    assert answer.headers["content-type"] == "tensor/ndlist"
+    assert answer.body == (
+        b"\0\0\0\1" b"\0\4NDAR" b"\0\0\0\3" b"\1\0\x08output-0" b"\0\5DENSE" b"\0\7FLOAT32"
+        b"\0\0\0\2" b"\0\0\0\0\0\0\0\1" b"\0\0\0\0\0\0\0\2" b"\0\0\0\2" b"\0?\0?"
+        b"<" b"\0\0\0\x08" b"\0\0\x40\x40" b"\0\0\x80\x40"
+    )  # fmt: skip
+    for accept in ("*/*", "tensor/npz"):
+        file = await house.post("/predictions/double", npz(x=rows), {"content-type": "tensor/npz", "accept": accept})
+        assert file.headers["content-type"] == "tensor/npz"
+        assert np.load(io.BytesIO(file.body))["output-0"].tolist() == [[3.0, 4.0]]
+    texts = await house.post("/predictions/Upper", ["a"], {"accept": "tensor/ndlist"})
+    assert (texts.status, "numbers and booleans" in texts.json["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("dtype", ["?", "u1", "i1", "<u2", ">i2", "<i4", ">u4", "<i8", ">u8", "<f2", ">f4", "<f8"])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 1, 2), (2, 0)])
+def test_lists_of_arrays_there_and_back(dtype: str, shape: tuple[int, ...]) -> None:
+    array = (np.arange(math.prod(shape)) % 3).reshape(shape).astype(dtype)
+    for data in (ndlist(("ä", array), ("", array)), to_ndlist({"ä": array, "": array})):
+        found = from_ndlist(data)
+        assert [name for name, _ in found] == ["ä", ""]
+        for _, back in found:
+            assert back.dtype == array.dtype.newbyteorder("=")
+            assert np.array_equal(back, array)
+
+
+def test_lists_that_are_cut_short() -> None:
+    whole = ndlist(("x", np.zeros((2, 3), "<i4")))
+    for size in range(len(whole)):
+        with pytest.raises(dragoman.errors.InvalidInput, match="tensor/ndlist"):
+            from_ndlist(whole[:size])
 
 
 async def test_texts_and_bytes(house: House) -> None:
@@ -158,7 +224,21 @@ async def test_texts_and_bytes(house: House) -> None:
         ("double", "application/x-npy", npy(np.array([{}])), "must hold numbers, booleans or texts; got object"),
         ("double", "tensor/npz", b"PK", "no .npz file"),
         ("double", "tensor/npz", npz(compressed=True, x=np.zeros(1 << 26)), "may hold 268435456 bytes together"),
-        ("double", "tensor/ndlist", b"x", "tensor/ndlist is DJL's own form"),
+        ("double", "tensor/ndlist", b"x", "expected 4 more bytes at 0, there are 1"),
+        ("double", "tensor/ndlist", b"\0\0\0\0", "expected 1 to 1024 arrays, got 0"),
+        ("double", "tensor/ndlist", b"\xff" * 9, "expected 1 to 1024 arrays, got -1"),
+        ("double", "tensor/ndlist", ndlist(("", np.zeros(2, "<f4")))[:-1], "expected 8 more bytes at"),
+        ("double", "tensor/ndlist", ndlist(("", np.zeros(2, "<f4"))) + b"x", "1 bytes are left behind the last of 1"),
+        (
+            "double",
+            "tensor/ndlist",
+            ndlist(("", np.zeros(2, "<f4")), version=2),
+            "NDAR and version 3; got 'NDAR' and 2",
+        ),
+        ("double", "tensor/ndlist", ndlist(("", np.zeros(2, "<c8"))), "got 'COMPLEX64'"),
+        ("double", "tensor/ndlist", ndlist(("", np.zeros(2, "<f4")), size=1 << 61), "needs 9223372036854775808 bytes"),
+        ("double", "tensor/ndlist", ndlist(("", np.zeros(2)), ("", np.zeros(2))), "takes 'x'; got 2 arrays"),
+        ("joined", "tensor/ndlist", ndlist(("", np.zeros(2))), "model 'joined' takes 'a', 'b'"),
         ("double", "application/octet-stream", b"x", "'x'"),
     ],
 )

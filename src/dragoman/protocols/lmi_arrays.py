@@ -1,4 +1,4 @@
-"""What a model that is not one of text takes and gives at LMI's paths: arrays as JSON, CSV, NumPy's files or bytes."""
+"""What a model that is not one of text takes and gives at LMI's paths: arrays as JSON, CSV, NumPy's or DJL's files."""
 
 import csv
 import io
@@ -14,6 +14,7 @@ from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.sampling import shown
 from dragoman.core.signature import TensorSpec
 from dragoman.core.tensor import Tensor
+from dragoman.protocols.lmi_ndlist import from_ndlist, to_ndlist
 from dragoman.protocols.lmi_numpy import from_npy, from_npz, to_npy, to_npz
 from dragoman.protocols.text import inquiry, json_body, object_in
 from dragoman.protocols.wire import Buffer, Exchange, HttpRequest, HttpResponse, Policy, json_response
@@ -30,7 +31,7 @@ def arrays_asked(http: HttpRequest, model: ModelDescription, policy: Policy) -> 
     if not len(http.body):
         raise InvalidInput("the request body is empty")
     call = read(http, model, policy)
-    write = _writer(http.headers.get("accept", ""))
+    write = _writer(http.headers.get("accept", ""), kind)
     request: Request[Inference] = inquiry(call, http, policy, model.name)
     return Exchange(request, lambda response: write(response, policy))
 
@@ -181,7 +182,20 @@ def _from_npz(http: HttpRequest, model: ModelDescription, policy: Policy) -> Inf
 
 
 def _from_ndlist(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
-    raise NotSupported("tensor/ndlist is DJL's own form; expected tensor/npz, application/x-npy, JSON or CSV")
+    """Arrays by their names, or in the order of the model's inputs. DJL: they may as well be in a `.npz`."""
+    body = bytes(http.body)
+    if body[:2] == b"PK":
+        return _from_npz(http, model, policy)
+    found, specs = from_ndlist(body), model.signature.inputs
+    named = dict(found)
+    if len(named) == len(found) and named.keys() <= {spec.name for spec in specs}:
+        return Infer(_named(named, model))
+    if len(found) == 1:
+        return Infer(_of_one(found[0][1], model))
+    if len(found) > len(specs):
+        names = ", ".join(f"'{spec.name}'" for spec in specs)
+        raise InvalidInput(f"model '{model.name}' takes {names or 'one input'}; got {len(found)} arrays")
+    return Infer(_named({spec.name: array for spec, (_, array) in zip(specs, found, strict=False)}, model))
 
 
 def _text(body: Buffer) -> str:
@@ -205,10 +219,12 @@ _READERS: Mapping[str, Callable[[HttpRequest, ModelDescription, Policy], Infer]]
 # --- what goes -----------------------------------------------------------------------------------------------
 
 
-def _writer(accept: str) -> Callable[[Response[Inference], Policy], HttpResponse]:
-    """What writes the first type that a client accepts and that there is, JSON where it does not care."""
+def _writer(accept: str, came: str) -> Callable[[Response[Inference], Policy], HttpResponse]:
+    """What writes the first type that a client accepts and that there is; where it does not care JSON, or as with DJL
+    the tensors' form that came."""
     kinds = (part.partition(";")[0].strip().lower() for part in accept.split(","))
-    return next((_WRITERS[kind] for kind in kinds if kind in _WRITERS), _to_json)
+    found = next((kind for kind in kinds if kind in _WRITERS), came if came in _IN_KIND else "application/json")
+    return _WRITERS[found]
 
 
 def _to_json(response: Response[Inference], policy: Policy) -> HttpResponse:
@@ -258,6 +274,11 @@ def _to_npz(response: Response[Inference], policy: Policy) -> HttpResponse:
     return HttpResponse(200, (to_npz(arrays),), (("content-type", "tensor/npz"),))
 
 
+def _to_ndlist(response: Response[Inference], policy: Policy) -> HttpResponse:
+    arrays = {name: _plain(tensor) for name, tensor in response.answer.outputs.items()}
+    return HttpResponse(200, (to_ndlist(arrays),), (("content-type", "tensor/ndlist"),))
+
+
 def _plain(tensor: Tensor) -> Array:
     return bf16_to_fp32(tensor.data) if tensor.datatype is BF16 else tensor.data
 
@@ -268,4 +289,6 @@ _WRITERS: Mapping[str, Callable[[Response[Inference], Policy], HttpResponse]] = 
     "application/x-npy": _to_npy,
     "tensor/npz": _to_npz,
     "application/x-npz": _to_npz,
+    "tensor/ndlist": _to_ndlist,
 }
+_IN_KIND = ("tensor/npz", "tensor/ndlist")

@@ -1,0 +1,146 @@
+"""DJL's `tensor/ndlist`: a list of arrays, each with a name or without, as `NDList.encode` writes it (version 3).
+
+All numbers are big-endian, texts are their length in two bytes and UTF-8:
+
+    count:int32, then of each array
+    "NDAR":text  version:int32  named:byte  [name:text]  sparse format:text  datatype:text
+    axes:int32  size:int64 for each  layouts:int32  layout:uint16 for each
+    byte order:"<" or ">"  length:int32  data
+"""
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dragoman.core.datatypes import Array
+from dragoman.core.errors import InvalidInput, NotSupported
+
+_MAGIC = "NDAR"
+_VERSION = 3
+_MOST_ARRAYS = 1024
+_MOST_AXES = 32
+_MOST_BYTES = (1 << 31) - 1
+_DATATYPES: Mapping[str, str] = {
+    "BOOLEAN": "u1",
+    "BOOL": "u1",  # as DJL's Python side calls it
+    **{
+        f"{kind}{bits}": f"{letter}{bits // 8}"
+        for kind, letter in (("INT", "i"), ("UINT", "u"))
+        for bits in (8, 16, 32, 64)
+    },
+    **{f"FLOAT{bits}": f"f{bits // 8}" for bits in (16, 32, 64)},
+}
+_NAMES: Mapping[str, str] = {code: name for name, code in _DATATYPES.items() if not name.startswith("BOOL")}
+
+
+def from_ndlist(data: bytes) -> Sequence[tuple[str, Array]]:
+    """The arrays and their names, "" where one has none. Raises InvalidInput naming what makes no sense."""
+    reader = _Reader(data)
+    (count,) = reader.numbers("i")
+    if not 0 < count <= _MOST_ARRAYS:
+        raise InvalidInput(f"tensor/ndlist: expected 1 to {_MOST_ARRAYS} arrays, got {count}")
+    found = [reader.array(i) for i in range(count)]
+    if reader.left:
+        raise InvalidInput(f"tensor/ndlist: {reader.left} bytes are left behind the last of {count} arrays")
+    return found
+
+
+class _Reader:
+    """The bytes of a list, and how far they were read."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    @property
+    def left(self) -> int:
+        return len(self._data) - self._at
+
+    def numbers(self, form: str) -> tuple[Any, ...]:
+        form = f">{form}"
+        return struct.unpack(form, self.bytes(struct.calcsize(form)))
+
+    def bytes(self, count: int) -> memoryview:
+        if not 0 <= count <= self.left:
+            raise InvalidInput(f"tensor/ndlist: expected {count} more bytes at {self._at}, there are {self.left}")
+        self._at += count
+        return memoryview(self._data)[self._at - count : self._at]
+
+    def text(self) -> str:
+        (length,) = self.numbers("H")
+        try:
+            return bytes(self.bytes(length)).decode()
+        except UnicodeDecodeError as fault:
+            raise InvalidInput(f"tensor/ndlist: a text is not valid UTF-8: {fault.reason}") from fault
+
+    def array(self, at: int) -> tuple[str, Array]:
+        """The next array, the one at that place of the list."""
+        magic = self.text()
+        (version,) = self.numbers("i")
+        if (magic, version) != (_MAGIC, _VERSION):
+            raise InvalidInput(
+                f"tensor/ndlist: array {at} must begin with {_MAGIC} and version {_VERSION}; got {magic[:16]!r} and "
+                f"{version}"
+            )
+        (named,) = self.numbers("B")
+        name = self.text() if named == 1 else ""
+        self.text()  # DJL: the sparse format is not looked at
+        datatype = self.text()
+        shape = self._shape(at)
+        order, length = self.numbers("ci")
+        code = _DATATYPES.get(datatype)
+        if code is None or order not in (b"<", b">"):
+            raise InvalidInput(
+                f"tensor/ndlist: array {at} must be of {', '.join(_DATATYPES)} and in the order < or >; "
+                f"got {datatype[:16]!r} and {order!r}"
+            )
+        return name, _array(self.bytes(length), np.dtype(f"{str(order, 'ascii')}{code}"), shape, at, datatype)
+
+    def _shape(self, at: int) -> tuple[int, ...]:
+        (axes,) = self.numbers("i")
+        if not 0 <= axes <= _MOST_AXES:
+            raise InvalidInput(f"tensor/ndlist: array {at} must have at most {_MOST_AXES} axes; got {axes}")
+        shape = self.numbers(f"{axes}q")
+        (layouts,) = self.numbers("i")
+        self.bytes(2 * layouts)  # what the axes are called says nothing of the data
+        return shape
+
+
+def _array(data: memoryview, dtype: "np.dtype[np.generic]", shape: tuple[int, ...], at: int, datatype: str) -> Array:
+    needed = math.prod(shape) * dtype.itemsize
+    if any(size < 0 for size in shape) or needed != len(data):
+        raise InvalidInput(
+            f"tensor/ndlist: array {at} of shape {list(shape)} and {datatype} needs {needed} bytes; got {len(data)}"
+        )
+    try:
+        array: Array = np.frombuffer(data, dtype).reshape(shape)
+    except (ValueError, OverflowError) as fault:
+        raise InvalidInput(f"tensor/ndlist: array {at} of shape {list(shape)}: {fault}") from fault
+    return array != 0 if datatype.startswith("BOOL") else array.astype(dtype.newbyteorder("="), copy=False)
+
+
+def to_ndlist(arrays: Mapping[str, Array]) -> bytes:
+    """The arrays with their names. Raises NotSupported where one is of texts, or too large."""
+    return struct.pack(">i", len(arrays)) + b"".join(_encoded(name, array) for name, array in arrays.items())
+
+
+def _encoded(name: str, array: Array) -> bytes:
+    datatype = "BOOLEAN" if array.dtype.kind == "b" else _NAMES.get(array.dtype.str[1:])
+    if datatype is None or array.nbytes > _MOST_BYTES:
+        raise NotSupported(
+            f"output '{name}' is of {array.dtype} and {array.nbytes} bytes; tensor/ndlist holds numbers and booleans "
+            f"of at most {_MOST_BYTES} bytes: ask with accept: application/json"
+        )
+    axes = array.ndim
+    shape = struct.pack(f">i{axes}qi", axes, *array.shape, axes) + b"\0?" * axes  # DJL: an axis that is not known
+    data = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    head = b"".join((_text(_MAGIC), struct.pack(">iB", _VERSION, 1), _text(name), _text("DENSE"), _text(datatype)))
+    return b"".join((head, shape, b"<", struct.pack(">i", len(data)), data))
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack(">H", len(data)) + data
