@@ -44,7 +44,11 @@ def test_calls_are_counted_by_how_they_end(tmp_path: Path) -> None:
 def test_the_path_may_be_another_or_none(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     with serving(str(tmp_path / "model.py:half"), "--metrics-path", "/told/here") as served:
-        assert requests.get(f"http://{served.url}/told/here", timeout=30).status_code == 200
+        for path in ("/told/here", "/server/metrics"):
+            assert "dragoman_calls_total" in requests.get(f"http://{served.url}{path}", timeout=30).text
+        asked = requests.get(f"http://{served.url}/server/metrics?name[]=dragoman_model_ready&name[]=no", timeout=30)
+        assert [f.name for f in text_string_to_metric_families(asked.text)] == ["dragoman_model_ready"]
         assert requests.get(f"http://{served.url}/metrics", timeout=30).status_code == 404
     with serving(str(tmp_path / "model.py:half"), "--metrics-path", "") as served:
-        assert requests.get(f"http://{served.url}/metrics", timeout=30).status_code == 404
+        for path in ("/metrics", "/server/metrics"):
+            assert requests.get(f"http://{served.url}{path}", timeout=30).status_code == 404

@@ -27,7 +27,7 @@ async def house() -> AsyncIterator[House]:
 def folder(path: Path, **parameters: Any) -> str:
     """A folder whose `said` is the speaker with parameters."""
     model = path / "said"
-    model.mkdir()
+    model.mkdir(parents=True)
     tests = Path(__file__).parents[1]
     (model / "model.py").write_text(
         f"import sys\nsys.path.insert(0, {str(tests)!r})\nfrom text.text_house import Speaker\n\n\n"
@@ -273,6 +273,10 @@ async def test_nothing_but_the_text(tmp_path: Path) -> None:
         for stream in (False, True):
             answer = await house.post("/invocations", {"inputs": "a b", "stream": stream})
             assert (answer.body, answer.headers["content-type"]) == (b"b a", "text/plain; charset=utf-8")
+    async with speaking(folder(tmp_path / "sse", output_formatter="sse")) as house:
+        for ask in ({"inputs": "a b", "stream": True}, {"inputs": "a b"}):
+            answer = await house.post("/invocations", {**ask, "parameters": {"output_formatter": "none"}})
+            assert (answer.body, answer.headers["content-type"]) == (b"b a", "text/plain; charset=utf-8")
 
 
 async def test_the_operators_formatter(tmp_path: Path) -> None:
@@ -419,6 +423,7 @@ async def test_which_model_is_meant() -> None:
         assert "Other, Speaker" in answer.json["message"]
         for path, headers in (
             ("/invocations?model_name=Other", {}),
+            ("/invocations", {"model_name": "Other"}),
             ("/invocations", {"x-amzn-sagemaker-target-model": "Other.tar.gz"}),
             ("/invocations", {"x-amzn-sagemaker-custom-attributes": "trace=1;model_name=Other"}),
         ):
@@ -428,6 +433,27 @@ async def test_which_model_is_meant() -> None:
     async with speaking(Speaker, Other, default_model="Other") as house:
         assert (await house.post("/invocations", {"inputs": "a"})).status == 200
         assert len(house.model("Other").calls) == 1
+
+
+async def test_which_version_is_meant(tmp_path: Path) -> None:
+    for version in ("1", "2"):
+        (tmp_path / "said" / version).mkdir(parents=True)
+        (tmp_path / "said" / version / "model.py").write_text(
+            "import dragoman\nfrom dragoman import Generation, Text\n\n\n"
+            "class Said(dragoman.Model):\n    placement = 'inline'\n\n    def generate(self, call):\n"
+            f"        return Generation((Text(0, 0, '{version}', (), 1, 'eos_token', whole='{version}'),))\n"
+        )
+    async with speaking(str(tmp_path), version_policy="all") as house:
+        for path, headers, version in (
+            ("/predictions/said", {}, "2"),
+            ("/predictions/said/1", {}, "1"),
+            ("/invocations?model_version=1", {}, "1"),
+            ("/invocations?model_name=said&model_version=2", {}, "2"),
+            ("/invocations", {"x-amzn-sagemaker-custom-attributes": "model_version=1"}, "1"),
+            ("/predictions/said", {"model_version": "1"}, "1"),
+        ):
+            assert (await house.post(path, {"inputs": "a"}, headers)).json == {"generated_text": version}
+        assert (await house.post("/invocations?model_name=said&model_version=9", {"inputs": "a"})).status == 404
 
 
 async def test_adapters_are_named_by_field_or_header(house: House) -> None:

@@ -12,7 +12,7 @@ from dragoman.protocols.lmi_faults import Faults, codes
 from dragoman.protocols.lmi_formats import Formatter
 from dragoman.protocols.lmi_later import fetched, later
 from dragoman.protocols.lmi_model import lmi_model
-from dragoman.protocols.lmi_request import Asked, asked, model_name
+from dragoman.protocols.lmi_request import Asked, asked, model_name, versioned
 from dragoman.protocols.text import inquiry
 from dragoman.protocols.text_chat import chat_asked
 from dragoman.protocols.text_completions import completion_asked
@@ -46,7 +46,7 @@ class Lmi:
 
     def invoke(self, http: HttpRequest) -> Answered:
         """An inference, now or later, or the answer of an earlier one."""
-        return fetched(http, self._faults.write) or later(http, self._asked(http), self._faults.write)
+        return fetched(http, self._faults.write) or later(http, self._asked(versioned(http)), self._faults.write)
 
     def _asked(self, http: HttpRequest) -> Inquiry[ModelDescription]:
         """An inference: the model is asked for first, since it has a say in what the body and the answer look like."""

@@ -7,7 +7,7 @@ from typing import Any
 from dragoman.core.calls import Response
 from dragoman.core.errors import DragomanError
 from dragoman.core.text import Generation, PromptInfo, Text, Token
-from dragoman.protocols.lmi_model import LmiModel
+from dragoman.protocols.lmi_model import BARE, LmiModel, bare
 from dragoman.protocols.lmi_request import Asked
 from dragoman.protocols.text import EVENT_STREAM, finite, likeliest_first, spread
 from dragoman.protocols.wire import JSON_TYPE, Headers, HttpResponse
@@ -33,7 +33,8 @@ class Formatter:
         sampling = asked.sampling
         self.ranked = max(sampling.n, sampling.best_of, sampling.num_beams) > 1
         self.streams = asked.formatter != "json"
-        self._custom = None if "output_formatter" in asked.given.options else model.custom
+        chosen = asked.given.options.get("output_formatter", "")
+        self._custom = model.custom if not chosen else bare if chosen == BARE else None
 
     @property
     def headers(self) -> Headers:

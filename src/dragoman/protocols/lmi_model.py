@@ -12,6 +12,7 @@ from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.spec import ModelSpec
 
 FORMATS = ("json", "jsonlines", "sse")
+BARE = "none"
 # LMI's formatters of chats, and of Bedrock's schema; these are answered as their clients expect it, whatever is chosen
 # for the rest.
 _CHATS = {"json_chat": "json", "jsonlines_chat": "jsonlines", "3p": "json", "3p_stream": "jsonlines"}
@@ -47,9 +48,10 @@ class LmiModel:
 
     def format(self, asked: str, stream: bool) -> str:
         """The name of the formatter: as asked for, as the operator chose, else by whether it streams."""
-        if asked and asked not in FORMATS:
-            raise InvalidInput(f"`output_formatter` must be one of {', '.join(FORMATS)}; got '{asked[:64]}'")
-        if asked or self.formatter:
+        asked = _CHATS.get(asked, asked)
+        if asked and asked not in (*FORMATS, BARE):
+            raise InvalidInput(f"`output_formatter` must be one of {', '.join(FORMATS)} and {BARE}; got '{asked[:64]}'")
+        if asked != BARE and (asked or self.formatter):
             return asked or self.formatter
         if not stream:
             return "json"
@@ -74,8 +76,8 @@ def _read(name: str, given: Mapping[str, Any], place: str) -> LmiModel:
     custom: Callable[[Any], Any] | None = None
     formatter = _CHATS.get(formatter, formatter)
     folder = _folder(given, place, name)
-    if formatter == "none":
-        custom, formatter = _bare, ""
+    if formatter == BARE:
+        custom, formatter = bare, ""
     elif ":" in formatter:
         custom, formatter = _function(formatter, folder, name, "output_formatter"), ""
     elif formatter and formatter not in FORMATS:
@@ -97,10 +99,10 @@ def _read(name: str, given: Mapping[str, Any], place: str) -> LmiModel:
     )
 
 
-def _bare(answer: Any) -> Any:
+def bare(answer: Any) -> Any:
     """LMI's formatter `none`: nothing but the text."""
     if isinstance(answer, list):
-        return "\n".join(_bare(each) for each in answer)
+        return "\n".join(bare(each) for each in answer)
     if "outputs" in answer:
         return "".join(answer["outputs"])
     return answer["token"]["text"] if "token" in answer else answer.get("generated_text", "")

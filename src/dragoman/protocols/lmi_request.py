@@ -9,6 +9,8 @@ from email.policy import HTTP as MIME
 from typing import Any
 from urllib.parse import parse_qs
 
+from msgspec import structs
+
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import checked, flag, shown
 from dragoman.core.text import Sampling
@@ -67,10 +69,23 @@ def asked(http: HttpRequest, model: LmiModel, policy: Policy) -> Asked | Mapping
 
 
 def model_name(http: HttpRequest) -> str:
-    """The model that the query, or a header of SageMaker, names; "" where none does."""
-    query = parse_qs(http.query).get("model_name", [""])[0]
+    """The model that the query, or a header of LMI's or SageMaker's, names; "" where none does."""
     target = http.headers.get(_TARGET, "").rpartition("/")[2].removesuffix(".tar.gz")
-    return query or target or attributes(http).get("model_name", "")
+    return _property(http, "model_name") or target
+
+
+def versioned(http: HttpRequest) -> HttpRequest:
+    """The request, with the version that the query or a header names among the parts of its path."""
+    version = _property(http, "model_version")
+    if not version or "version" in http.params:
+        return http
+    return structs.replace(http, params={**http.params, "version": version})
+
+
+def _property(http: HttpRequest, name: str) -> str:
+    """LMI: a property of a request, as the query, a header or SageMaker's custom attributes have it."""
+    query = parse_qs(http.query).get(name, [""])[0]
+    return query or http.headers.get(name, "") or attributes(http).get(name, "")
 
 
 def attributes(http: HttpRequest) -> dict[str, str]:

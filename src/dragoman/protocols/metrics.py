@@ -1,27 +1,32 @@
 """`GET /metrics`: what the server and its models measure, in the text format of Prometheus (version 0.0.4)."""
 
 from collections.abc import Iterable, Mapping
+from urllib.parse import parse_qs
 
 from dragoman.core.calls import Measure, Request, Response
 from dragoman.core.errors import DragomanError
 from dragoman.core.metrics import Family
 from dragoman.protocols.wire import Exchange, HttpFault, HttpProtocol, HttpRequest, HttpResponse, Policy, Route
 
+_DJL = "/server/metrics"  # where DJL-Serving, which LMI's operators know, tells them
 _TYPE = ("content-type", "text/plain; version=0.0.4; charset=utf-8")
 
 
 def protocol(policy: Policy) -> HttpProtocol:
     """The protocol's table; empty where the operator has switched the path off."""
-    routes = (Route("GET", policy.metrics_path, _metrics),) if policy.metrics_path else ()
-    return HttpProtocol("metrics", routes, _error)
+    paths = dict.fromkeys((policy.metrics_path, _DJL)) if policy.metrics_path else ()
+    return HttpProtocol("metrics", tuple(Route("GET", path, _metrics) for path in paths), _error)
 
 
 def _metrics(http: HttpRequest) -> Exchange[tuple[Family, ...], HttpResponse]:
-    return Exchange(Request(Measure()), _write)
+    """All that is measured, or as Prometheus' own servers have it, the families whose names the query gives."""
+    wanted = parse_qs(http.query).get("name[]", [])
 
+    def write(response: Response[tuple[Family, ...]]) -> HttpResponse:
+        found = [family for family in response.answer if not wanted or family.name in wanted]
+        return HttpResponse(200, ("".join(_lines(found)).encode(),), (_TYPE,))
 
-def _write(response: Response[tuple[Family, ...]]) -> HttpResponse:
-    return HttpResponse(200, ("".join(_lines(response.answer)).encode(),), (_TYPE,))
+    return Exchange(Request(Measure()), write)
 
 
 def _lines(families: Iterable[Family]) -> Iterable[str]:
