@@ -42,6 +42,12 @@ def bind(call: Infer, signature: Signature, model: str) -> Infer:
 def fits(call: Infer, signature: Signature) -> bool:
     """Whether all is plainly as the signature has it, so that there is nothing to do or to say; most calls are so."""
     inputs, outputs = call.inputs, call.outputs
+    alone = signature.alone
+    if alone is not None and len(inputs) == 1 and call.outputs in ((), signature.output_names):
+        one = inputs.get(alone.name)
+        if type(one) is Tensor and not call.parameters:
+            plain = one.datatype is alone.datatype and call.raw is None and not one.parameters
+            return plain and (one.data.shape == alone.shape or alone.fits(one.data.shape))
     if not signature.plain or len(inputs) != len(signature.inputs) or call.raw is not None:
         return False
     if call.parameters and signature.decodes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from dragoman.core.metrics import Family
-from dragoman.core.quick import quick
+from dragoman.core.quick import native
 from dragoman.core.signature import Signature
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.core.text import Generation, Prompt, Sampling, Tokenized
@@ -40,7 +40,7 @@ class ServerCall(Call[Answer]):
 # --- asked of a model ------------------------------------------------------------------------------------
 
 
-@quick
+@native
 @dataclass(frozen=True, slots=True)
 class Inference:
     """The answer to Infer: named tensors in the model's order, and parameters of the answer as a whole.
@@ -57,7 +57,7 @@ class Inference:
         return Inference, (self.outputs, self.parameters, self.metadata)
 
 
-@quick
+@native
 @dataclass(frozen=True, slots=True)
 class Infer(ModelCall[Inference]):
     """Run the model on named tensors. `outputs` names those wanted; empty means the model's default ones.
@@ -294,7 +294,7 @@ class Measure(ServerCall[tuple[Family, ...]]):
 # --- the envelope ----------------------------------------------------------------------------------------
 
 
-@quick
+@native
 @dataclass(frozen=True, slots=True)
 class Request(Generic[Answer]):
     """A call on its way: to which model and version ("" is the default one), and until when.
@@ -314,7 +314,7 @@ class Request(Generic[Answer]):
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-@quick
+@native
 @dataclass(frozen=True, slots=True)
 class Response(Generic[Answer]):
     """An answer on its way back, with the version that gave it ("" where the model has none)."""

@@ -34,11 +34,15 @@ class TensorSpec:
 
     def fits(self, shape: Shape) -> bool:
         """Whether an array of this shape does for the tensor."""
-        if self.shape is None:
+        wanted = self.shape
+        if wanted is None or shape == wanted:
             return True
-        if len(shape) != len(self.shape):
+        if len(shape) != len(wanted):
             return False
-        return not self.fixed or all(shape[axis] == n for axis, n in self.fixed)
+        for axis, n in self.fixed:
+            if shape[axis] != n:
+                return False
+        return True
 
     @property
     def complete(self) -> bool:
@@ -74,6 +78,7 @@ class Signature:
     output_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     default_outputs: frozenset[str] = field(init=False, repr=False, compare=False)
     plain: bool = field(init=False, repr=False, compare=False)
+    alone: TensorSpec | None = field(init=False, repr=False, compare=False)
     sole: TensorSpec | None = field(init=False, repr=False, compare=False)
     _inputs: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
     _outputs: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
@@ -83,6 +88,8 @@ class Signature:
         object.__setattr__(self, "default_outputs", frozenset(s.name for s in self.outputs if not s.optional))
         rows = not self.batched or all(s.shape for s in self.inputs)
         object.__setattr__(self, "plain", rows and not (self.unchecked or (self.decodes and self.content_type)))
+        alone = self.plain and len(self.inputs) == 1
+        object.__setattr__(self, "alone", self.inputs[0] if alone else None)
         checked = len(self.outputs) == 1 and not (self.unchecked or self.outputs[0].optional)
         object.__setattr__(self, "sole", self.outputs[0] if checked else None)
         object.__setattr__(self, "_inputs", {s.name: s for s in self.inputs})

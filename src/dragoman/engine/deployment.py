@@ -158,15 +158,17 @@ class Deployment:
         call: Any = request.call
         loaded = self._loaded
         deadline_s = request.deadline_s
+        bound: Any = call
         step = self._now.get(type(call))
         if step is None or self._in_flight or loaded is None:
             return None
         if deadline_s is not None and deadline_s <= time.monotonic():
             return None
-        if self._sized_by_config and self._vectors.depends(call):
+        if type(call) is Infer and call.positional is None and not self._sized_by_config:
+            if not fits(call, loaded.signature):
+                bound = bind(call, loaded.signature, self.spec.name)
+        elif (bound := self._vectors.bound_now(call)) is None:
             return None
-        plain = type(call) is Infer and call.positional is None and not self._sized_by_config
-        bound = call if plain and fits(call, loaded.signature) else self._bound(call, loaded)
         if bound is not call:
             request = Request(bound, request.model, request.version, request.id, deadline_s, request.metadata)
         answer: A = step(request)

@@ -72,6 +72,14 @@ class VectorCalls:
             return isinstance(call, SignatureFor)
         return bool(getattr(call, "config", None)) or self._usual.face is None
 
+    def bound_now(self, call: Any) -> Any:
+        """A call of any kind, bound where that is done here; None where its sizes have to be looked up."""
+        if self._configurable:
+            call = self.opened(call)
+            if self.depends(call):
+                return None
+        return self.bound(call) if self.about(call) else call
+
     def bound(self, call: Any, sized: Sized | None = None) -> Any:
         """The call with its positions named and its sizes checked, by default those without a config."""
         sized = sized or self._usual

@@ -11,6 +11,7 @@ import orjson
 
 from dragoman.core.datatypes import Array
 from dragoman.core.errors import InvalidOutput
+from dragoman.core.tensor import Tensor
 from dragoman.payload import simd
 from dragoman.payload.json_data import PARSER_FAULTS, printed
 from dragoman.payload.policy import Policy
@@ -74,6 +75,18 @@ def _loose_output(text: bytes, several: bool) -> Any:
 
 
 # --- writing ------------------------------------------------------------------------------------------------
+
+
+def written_evaluation(outputs: Mapping[str, Tensor], policy: Policy) -> bytes:
+    """The answer with these outputs. Raises InvalidOutput as `numbers` does."""
+    size, flat = 0, []
+    for name in outputs:
+        vector = outputs[name].data
+        size += vector.size
+        flat.append(np.ascontiguousarray(vector, np.float64).reshape(-1))
+    if size <= _FEW and b"null" not in (text := _dumped(flat, True)):
+        return text
+    return written_output({f"output '{name}'": outputs[name].data for name in outputs}, policy, several=True)
 
 
 def written_output(vectors: Mapping[str, Array], policy: Policy, *, several: bool) -> bytes:

@@ -40,7 +40,7 @@ from dragoman.core.signature import Signature
 from dragoman.core.tensor import NONE, Tensor
 from dragoman.core.vector_binding import Face, face
 from dragoman.payload.umbridge import Misfit, Question, read_question
-from dragoman.payload.umbridge_answer import written_output
+from dragoman.payload.umbridge_answer import written_evaluation, written_output
 from dragoman.protocols.wire import (
     JSON_TYPE,
     Asked,
@@ -60,6 +60,7 @@ from dragoman.protocols.wire import (
 )
 
 PROTOCOL_VERSION = 1.0
+_JSON_HEADERS: Headers = (JSON_TYPE,)
 
 # What each verb asks, and the fields that a request needs for it.
 VERBS: Mapping[str, tuple[type[Call[Any]], tuple[str, ...]]] = {
@@ -159,16 +160,15 @@ class UmBridge:
     # --- writing -------------------------------------------------------------------------------------------
 
     def _evaluated(self, response: Response[Inference]) -> HttpResponse:
-        outputs = {f"output '{name}'": tensor.data for name, tensor in response.answer.outputs.items()}
-        return HttpResponse(200, (written_output(outputs, self.policy, several=True),), (JSON_TYPE,))
+        return HttpResponse(200, (written_evaluation(response.answer.outputs, self.policy),), _JSON_HEADERS)
 
     def _derived(self, response: Response[Tensor]) -> HttpResponse:
         text = written_output({"output": response.answer.data}, self.policy, several=False)
-        return HttpResponse(200, (text,), (JSON_TYPE,))
+        return HttpResponse(200, (text,), _JSON_HEADERS)
 
 
 def positional(question: Question) -> tuple[Tensor, ...]:
-    return tuple(Tensor(vector, FP64) for vector in question.input or ())
+    return tuple([Tensor(vector, FP64) for vector in question.input or ()])
 
 
 def derivative_call(verb: str, question: Question) -> ModelCall[Tensor]:

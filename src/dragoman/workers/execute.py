@@ -201,6 +201,7 @@ class Executor:
                 result = method(request if takes_request else asked)
                 sized = unsized is signature or not getattr(asked, "config", None)
                 found = finish(result, asked, signature if sized else unsized)
+                del result  # which would look as if somebody else held the answer
                 return owned(found, asked) if own else found
             except _FAULTS as fault:
                 raise self._failed(fault, request) from fault

@@ -23,10 +23,11 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
     """
     sole = signature.sole  # what most models give, in few steps
     if sole is not None and call.outputs in ((), signature.output_names) and not call.content_types:
-        if type(result) is Tensor and result.datatype is sole.datatype and sole.fits(result.data.shape):
-            return Inference({sole.name: result})
-        if type(result) is np.ndarray:
-            return Inference({sole.name: _checked(sole.name, result, signature)})
+        one = result.get(sole.name) if type(result) is dict and len(result) == 1 else result
+        if type(one) is Tensor and one.datatype is sole.datatype and sole.fits(one.data.shape):
+            return Inference({sole.name: one})
+        if type(one) is np.ndarray:
+            return Inference({sole.name: _checked(sole.name, one, signature)})
     if signature.unchecked:
         signature = OPEN
     parameters: Parameters = NONE
