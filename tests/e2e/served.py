@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -155,7 +155,8 @@ class Served:
         """The processes that the server has started."""
         found: list[int] = []
         for task in Path(f"/proc/{self.process.pid}/task").iterdir():
-            found += map(int, (task / "children").read_text().split())
+            with suppress(OSError):  # a thread that has ended meanwhile
+                found += map(int, (task / "children").read_text().split())
         return found
 
     def reap(self) -> None:

@@ -320,7 +320,7 @@ def told_or(served: Served, name: str) -> dict[str, float]:
 
 
 def test_sigterm_finishes_what_is_under_way(tmp_path: Path) -> None:
-    with fronts(tmp_path / "gate", 2) as served, ThreadPoolExecutor(8) as threads:
+    with fronts(tmp_path / "gate", 2, "--drain-s", "60") as served, ThreadPoolExecutor(8) as threads:
         folders = [tmp_path / str(i) for i in range(2)]
         for folder in folders:
             folder.mkdir()
@@ -339,7 +339,7 @@ def test_sigterm_finishes_what_is_under_way(tmp_path: Path) -> None:
             (folder / "go").touch()
         assert [answer.result(PATIENCE_S)[0] for answer in answers] == [200, 200]
         assert served.ended() == 0
-        assert not any(Path(f"/proc/{pid}").exists() for pid in processes)
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), "the end of its processes")
         assert "Traceback" not in served.log()
 
 

@@ -40,7 +40,7 @@ async def test_a_stream_that_nobody_reads_stops_and_is_closed(place: str, model:
         assert first(await anext(pieces)) == 0
         assert first(await anext(pieces)) == 1
         await asyncio.sleep(0.1)  # time in which a model without a bound would get far
-        assert int(trace.read_text()) <= 18
+        assert 2 <= trace.stat().st_size <= 18
         await pieces.aclose()
         await until((tmp_path / "trace.closed").exists)
         assert [first(piece) async for piece in pool.stream(ask(3))] == [0, 1, 2]
