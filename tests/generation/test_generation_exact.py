@@ -25,9 +25,9 @@ def attended(dtype: Any, beside: list[int], stop: int, window: int = 0) -> Any:
     own = torch.randn(3, HEADS, stop, SIZE, generator=draw).to(dtype)
     cache.keys[0, :, :, : max(beside, default=0)] = 0.5
     cache.keys[0, -1, :, :stop], cache.values[0, -1, :, :stop] = own[0], own[1]
-    query = torch.randn(HEADS, len(lengths), SIZE, generator=torch.Generator().manual_seed(len(beside))).to(dtype)
-    query[:, -1] = own[2, :, 0]
-    last = torch.stack([own[0][:, -1]] * len(lengths), 1), torch.stack([own[1][:, -1]] * len(lengths), 1)
+    query = torch.randn(len(lengths), HEADS, SIZE, generator=torch.Generator().manual_seed(len(beside))).to(dtype)
+    query[-1] = own[2, :, 0]
+    last = torch.stack([own[0][:, -1]] * len(lengths)), torch.stack([own[1][:, -1]] * len(lengths))
     step = Step(cache, [Span(slot, slot, length - 1, 1) for slot, length in enumerate(lengths)], [])
     with torch.inference_mode():
         return step(0, Form(0.25, window), query, *last)[-1]
@@ -54,6 +54,11 @@ def test_products_are_the_same_alone_and_in_a_crowd(dtype: Any) -> None:
     assert torch.allclose(whole.float(), rows.float() @ weight.float().T, rtol=0.02, atol=0.3)
     for count in (1, 2, 3, 4, 5, 8, 31):
         assert torch.equal(linear(rows[:count]), whole[:count])
+    added = torch.randn(40, 96, generator=draw).to(dtype)
+    together = linear.plus(rows, added)
+    assert torch.allclose(together.float(), (whole + added).float(), rtol=0.02, atol=0.1)
+    for count in (4, 5, 8, 31):
+        assert torch.equal(linear.plus(rows[:count], added[:count]), together[:count])
     assert linear(rows[None, :1]).shape == (1, 1, 96)
     assert linear(rows[:0]).shape == (0, 96)
 

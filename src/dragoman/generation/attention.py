@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -24,7 +25,7 @@ class Form:
 
 
 class Attend(Protocol):
-    """What answers the attention of one forward pass. Rows are tokens: query [heads, rows, size]."""
+    """What answers the attention of one forward pass. Rows are tokens: query, key and value [rows, heads, size]."""
 
     def __call__(
         self, layer: int, form: Form, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -45,7 +46,7 @@ def attention(
         options.get("sliding_window") or 0,
         options.get("softcap") or 0.0,
     )
-    return step(module.layer_idx, form, query[0], key[0], value[0])[None], None
+    return step(module.layer_idx, form, *(each[0].transpose(0, 1) for each in (query, key, value)))[None], None
 
 
 class Shapes:
@@ -58,9 +59,9 @@ class Shapes:
     def __call__(
         self, layer: int, form: Form, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        self.seen[layer] = (key.shape[0], key.shape[2], value.shape[2])
+        self.seen[layer] = (key.shape[1], key.shape[2], value.shape[2])
         self.forms[layer] = form
-        return value.new_zeros(query.shape[1], query.shape[0], value.shape[2])
+        return value.new_zeros(*query.shape[:2], value.shape[2])
 
     def shape(self, layers: int) -> CacheShape:
         """Raises NotImplementedError unless every layer has asked, and all for the same."""
@@ -85,6 +86,39 @@ class Span:
         return self.start + self.count
 
 
+class _Blocks:
+    """What decoding rows read: keys and values of some slots up to a length, by layer, [slots * heads, length, size].
+
+    The views of all layers are made at once, in less time than those of a few layers one by one.
+    """
+
+    def __init__(self, cache: Cache, slots: slice, length: int) -> None:
+        self._keys = _vectors(cache.keys[:, slots, :, :length]).transpose(2, 3).unbind()
+        self._values = _vectors(cache.values[:, slots, :, :length]).unbind()
+
+    def looked(self, layer: int, form: Form, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """What a query for each slot, [slots, heads, size], reads of what the mask leaves: [slots, heads, value size]."""
+        keys, values = self._keys[layer], self._values[layer]
+        scores = torch.bmm(rows.reshape(len(keys), -1, rows.shape[-1]), keys)
+        weights = _weights(scores.view(len(rows), -1, scores.shape[-1]), form, mask)
+        return torch.bmm(weights.view(scores.shape), values).view(*rows.shape[:2], -1)
+
+
+def _vectors(held: torch.Tensor) -> torch.Tensor:
+    """A part of the cache, [layers, slots, heads, length, size], as [layers, slots * heads, length, size]."""
+    return held.view(len(held), -1, *held.shape[3:])
+
+
+def _hidden(stops: Sequence[int], length: int, window: int, like: torch.Tensor) -> torch.Tensor:
+    """What to add to the scores of slots of those lengths, [slots, 1, length]: 0, and -inf where they must not look."""
+    places, ends = np.arange(length), np.array(stops)[:, None]
+    seen = places < ends
+    if window:
+        seen &= places >= ends - window
+    mask = np.where(seen, np.float32(0), np.float32(-np.inf))[:, None]
+    return torch.from_numpy(mask).to(like.device, like.dtype)
+
+
 @dataclass(slots=True)
 class Step:
     """One forward pass: the first rows are a token of each decoding sequence, then come chunks of prompts."""
@@ -93,34 +127,39 @@ class Step:
     decodes: Sequence[Span]
     chunks: Sequence[Span]
     places: torch.Tensor = field(init=False)
+    _keys: Sequence[torch.Tensor] = field(init=False)
+    _values: Sequence[torch.Tensor] = field(init=False)
+    _together: _Blocks | None = None
     _masks: dict[int, torch.Tensor] = field(default_factory=dict)
     _slots: int = 0
     _length: int = 0
     _order: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
-        device = self.cache.keys.device
-        heads, length = self.cache.shape.heads, self.cache.length
+        cache, heads, length = self.cache, self.cache.shape.heads, self.cache.length
         first = [span.slot * heads * length + span.start for span in self.decodes]
         for span in self.chunks:
             begin = span.slot * heads * length
             first += range(begin + span.start, begin + span.stop)
-        # Where each row's key goes among the cache's vectors of one layer, [heads * rows].
-        each = torch.arange(0, heads * length, length, device=device)[:, None]
-        self.places = (each + torch.tensor(first, device=device)).view(-1)
-        self._together()
+        # Where each row's keys go among the cache's vectors of one layer, [rows, heads].
+        places = np.array(first)[:, None] + np.arange(0, heads * length, length)
+        self.places = torch.from_numpy(places).to(cache.keys.device)
+        self._keys = cache.keys.view(len(cache.keys), -1, cache.keys.shape[-1]).unbind()
+        self._values = cache.values.view(len(cache.values), -1, cache.values.shape[-1]).unbind()
+        self._together = self._blocks()
 
-    def _together(self) -> None:
-        """Decide whether the decoding rows attend at once, over all slots up to the last one of theirs."""
+    def _blocks(self) -> _Blocks | None:
+        """What the decoding rows read, where they attend at once, over all slots up to the last one of theirs."""
         if not self.decodes:
-            return
+            return None
         used = [span.slot for span in self.decodes]
         slots, length = max(used) + 1, self._read(max(span.stop for span in self.decodes))
         if slots * length > _RAGGED * sum(span.stop for span in self.decodes):
-            return
+            return None
         self._slots, self._length = slots, length
         if used != list(range(slots)):
             self._order = torch.tensor(used, device=self.cache.keys.device)
+        return _Blocks(self.cache, slice(slots), length)
 
     def _read(self, length: int) -> int:
         """How far slots are read for so many tokens: to their end, as one block, where that is not too much.
@@ -134,36 +173,32 @@ class Step:
     def __call__(
         self, layer: int, form: Form, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        keys.view(-1, keys.shape[-1]).index_copy_(0, self.places, key.reshape(-1, keys.shape[-1]))
-        values.view(-1, values.shape[-1]).index_copy_(0, self.places, value.reshape(-1, values.shape[-1]))
-        if self._slots and not self.chunks:
-            return self._decoded(form, query, keys, values)
-        found = query.new_empty(query.shape[1], query.shape[0], values.shape[-1])
-        apart = self.chunks
-        if self._slots:
+        self._keys[layer][self.places] = key
+        self._values[layer][self.places] = value
+        if self._together is not None and not self.chunks:
+            return self._decoded(self._together, layer, form, query)
+        found, apart = query.new_empty(*query.shape[:2], value.shape[-1]), self.chunks
+        if self._together is not None:
             count = len(self.decodes)
-            found[:count] = self._decoded(form, query[:, :count], keys, values)
+            found[:count] = self._decoded(self._together, layer, form, query[:count])
         else:
             apart = (*self.decodes, *self.chunks)
         for span in apart:
             rows = slice(span.first, span.first + span.count)
             if span.count == 1:
-                found[rows] = self._single(span, form, query[:, rows], keys, values)
+                found[rows] = self._single(span, layer, form, query[rows])
             else:
-                found[rows] = _chunk(span, form, query[:, rows], keys[span.slot], values[span.slot]).transpose(0, 1)
+                keys, values = self.cache.keys[layer, span.slot], self.cache.values[layer, span.slot]
+                found[rows] = _chunk(span, form, query[rows].transpose(0, 1), keys, values).transpose(0, 1)
         return found
 
-    def _decoded(self, form: Form, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def _decoded(self, blocks: _Blocks, layer: int, form: Form, query: torch.Tensor) -> torch.Tensor:
         """Each slot's one query against its own keys: [rows, heads, value size]."""
-        slots, length = self._slots, self._length
-        rows = query.transpose(0, 1)
-        if self._order is not None:
-            placed = rows.new_zeros(slots, *rows.shape[1:])
-            placed[self._order] = rows
-            rows = placed
-        found = _looked(form, rows, keys[:slots, :, :length], values[:slots, :, :length], self._mask(form.window))
-        return found if self._order is None else found[self._order]
+        if self._order is None:
+            return blocks.looked(layer, form, query, self._mask(form.window))
+        placed = query.new_zeros(self._slots, *query.shape[1:])
+        placed[self._order] = query
+        return blocks.looked(layer, form, placed, self._mask(form.window))[self._order]
 
     def _mask(self, window: int) -> torch.Tensor:
         """What to add to the scores of each slot, [slots, 1, length]: nothing, or -inf where it must not look."""
@@ -174,35 +209,11 @@ class Step:
             self._masks[window] = _hidden(stops, self._length, window, self.cache.keys)
         return self._masks[window]
 
-    def _single(
-        self, span: Span, form: Form, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-    ) -> torch.Tensor:
+    def _single(self, span: Span, layer: int, form: Form, query: torch.Tensor) -> torch.Tensor:
         """One query against its slot, to the last bit as if it attended together: nobody's text depends on a crowd."""
         length = rounded(span.stop)
-        mask = _hidden([span.stop], length, form.window, keys)
-        slot = slice(span.slot, span.slot + 1)
-        return _looked(form, query.transpose(0, 1), keys[slot, :, :length], values[slot, :, :length], mask)
-
-
-def _looked(
-    form: Form, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
-) -> torch.Tensor:
-    """A query for each slot, [slots, heads, size], against what the mask leaves of it: [slots, heads, value size]."""
-    slots, heads, length, _ = keys.shape
-    grouped = rows.reshape(slots * heads, -1, rows.shape[-1])
-    scores = torch.bmm(grouped, keys.reshape(slots * heads, length, -1).transpose(1, 2)).view(slots, -1, length)
-    weights = _weights(scores, form, mask).view(slots * heads, -1, length)
-    found = torch.bmm(weights, values.reshape(slots * heads, length, -1))
-    return found.view(slots, -1, found.shape[-1])
-
-
-def _hidden(stops: Sequence[int], length: int, window: int, like: torch.Tensor) -> torch.Tensor:
-    """What to add to the scores of slots of those lengths, [slots, 1, length]: 0, and -inf where they must not look."""
-    places, ends = torch.arange(length), torch.tensor(stops)[:, None]
-    seen = places < ends
-    if window:
-        seen &= places >= ends - window
-    return torch.where(seen, 0.0, float("-inf"))[:, None].to(like.device, like.dtype)
+        alone = _Blocks(self.cache, slice(span.slot, span.slot + 1), length)
+        return alone.looked(layer, form, query, _hidden([span.stop], length, form.window, self.cache.keys))
 
 
 def _weights(scores: torch.Tensor, form: Form, mask: torch.Tensor) -> torch.Tensor:
@@ -210,7 +221,7 @@ def _weights(scores: torch.Tensor, form: Form, mask: torch.Tensor) -> torch.Tens
         scores = torch.tanh(scores * (form.scaling / form.softcap)) * form.softcap + mask
     else:
         scores = torch.add(mask, scores, alpha=form.scaling)
-    return torch.softmax(scores, -1, dtype=torch.float32).to(scores.dtype)
+    return torch.softmax(scores, -1)  # in FP32 inside, whatever the type
 
 
 def _chunk(span: Span, form: Form, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

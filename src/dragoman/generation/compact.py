@@ -1,32 +1,38 @@
 """A shorter way through the layers of Llama and its kin: the same weights, fused, and fewer operations."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.nn.functional import linear, rms_norm, silu
+from torch.nn.functional import layer_norm, linear, rms_norm, silu
 
 from dragoman.generation.attention import Attend, Form
-from dragoman.generation.packing import PackedLinear
+from dragoman.generation.packing import LEAST, PackedLinear
 
 # Architectures of this form. Each model is compared with its own code in transformers before the short way is taken.
 KINDS = ("llama", "mistral", "qwen2", "qwen3")
 
-Multiply = Callable[[torch.Tensor], torch.Tensor]
+
+class Linear(Protocol):
+    """A linear layer. `product` and `plus` want at least `LEAST` rows."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor: ...
+    def product(self, rows: torch.Tensor) -> torch.Tensor: ...
+    def plus(self, rows: torch.Tensor, added: torch.Tensor) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
     before: torch.Tensor
-    qkv: Multiply
+    qkv: Linear
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
-    out: Multiply
+    out: Linear
     between: torch.Tensor
-    gate_up: Multiply
-    down: Multiply
+    gate_up: Linear
+    down: Linear
     form: Form
 
 
@@ -37,34 +43,44 @@ class Compact:
     """
 
     def __init__(self, model: Any, forms: Mapping[int, Form], packed: bool) -> None:
-        self._multiply = _packed if packed else _plain
+        self._linear, self._least = (_packed, LEAST) if packed else (_Plain, 1)
         self._eps = float(model.config.rms_norm_eps)
         self._embed = model.model.embed_tokens.weight
-        self._rotary, self._norm = model.model.rotary_emb, model.model.norm.weight
+        self._rotary, self._norm = model.model.rotary_emb, _twice(model.model.norm)
         attention = model.model.layers[0].self_attn
         self._size = int(attention.head_dim)
         self._keys = attention.k_proj.out_features // self._size
         self._queries = attention.q_proj.out_features // self._size
         self._layers = [self._layer(layer, forms[i]) for i, layer in enumerate(model.model.layers)]
-        self._head = self._multiply(model.lm_head)
+        self._head = self._linear(model.lm_head)
 
     def __call__(
         self, tokens: torch.Tensor, places: torch.Tensor, kept: torch.Tensor | int, step: Attend
     ) -> torch.Tensor:
         """Logits [rows, vocabulary] of those rows of `tokens` that `kept` names, or of all where it is 0."""
+        count = len(tokens)
+        # Too few rows are computed several times over all the way, rather than in each product.
+        filled = torch.arange(self._least) % count if count < self._least else None
+        if filled is not None:
+            tokens, places = tokens[filled], places[filled]
         states = self._embed[tokens]
         cosine, sine = self._turns(states, places)
         for number, layer in enumerate(self._layers):
-            read = self._attended(
-                layer, number, rms_norm(states, states.shape[-1:], layer.before, self._eps), cosine, sine, step
-            )
-            states = states + layer.out(read)
-            halves = layer.gate_up(rms_norm(states, states.shape[-1:], layer.between, self._eps))
-            gate, up = halves.chunk(2, -1)
-            states = states + layer.down(silu(gate) * up)
-        if isinstance(kept, torch.Tensor):
-            states = states[kept]
-        return self._head(rms_norm(states, states.shape[-1:], self._norm, self._eps))
+            found = layer.qkv.product(self._normed(states, layer.before))
+            read = self._attended(layer, number, found, cosine, sine, step, count)
+            states = layer.out.plus(read if filled is None else read[filled], states)
+            gate, up = layer.gate_up.product(self._normed(states, layer.between)).chunk(2, -1)
+            states = layer.down.plus(silu(gate) * up, states)
+        states = states[kept] if isinstance(kept, torch.Tensor) else states[:count]
+        return self._head.forward(self._normed(states, self._norm))
+
+    def _normed(self, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """The states over their root mean square (Zhang and Sennrich 2019), times the weight, which is given twice.
+
+        It is the layer norm of the states beside their negatives, whose mean is 0: PyTorch has a kernel for that one.
+        """
+        size = states.shape[-1]
+        return layer_norm(torch.cat((states, -states), -1), weight.shape, weight, None, self._eps)[:, :size]
 
     def _turns(self, states: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines of the rotary embedding, [rows, 1, size]; the first half of the sines is negative, so that
@@ -75,30 +91,38 @@ class Compact:
         return cosine[0][:, None], signed[0][:, None]
 
     def _attended(
-        self, layer: _Layer, number: int, states: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, step: Attend
+        self,
+        layer: _Layer,
+        number: int,
+        found: torch.Tensor,
+        cosine: torch.Tensor,
+        sine: torch.Tensor,
+        step: Attend,
+        count: int,
     ) -> torch.Tensor:
-        found = layer.qkv(states).view(len(states), -1, self._size)
-        turning, value = found[:, : self._queries + self._keys], found[:, self._queries + self._keys :]
+        """What the first `count` rows read by their queries, from the product that holds keys and values as well."""
+        found = found.view(len(found), -1, self._size)
+        turning, value = found[:, : self._queries + self._keys], found[:count, self._queries + self._keys :]
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = turning[:, : self._queries], turning[:, self._queries :]
             query = rms_norm(query, query.shape[-1:], layer.query_norm, self._eps)
             turning = torch.cat((query, rms_norm(key, key.shape[-1:], layer.key_norm, self._eps)), 1)
         turned = torch.addcmul(turning * cosine, turning.roll(self._size // 2, -1), sine)
-        query, key = turned[:, : self._queries], turned[:, self._queries :]
-        read = step(number, layer.form, query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
-        return read.reshape(len(states), -1)
+        query, key = turned[:count, : self._queries], turned[:count, self._queries :]
+        read = step(number, layer.form, query, key, value)
+        return read.reshape(count, -1)
 
     def _layer(self, layer: Any, form: Form) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         return _Layer(
-            layer.input_layernorm.weight,
-            self._multiply(attention.q_proj, attention.k_proj, attention.v_proj),
+            _twice(layer.input_layernorm),
+            self._linear(attention.q_proj, attention.k_proj, attention.v_proj),
             getattr(getattr(attention, "q_norm", None), "weight", None),
             getattr(getattr(attention, "k_norm", None), "weight", None),
-            self._multiply(attention.o_proj),
-            layer.post_attention_layernorm.weight,
-            self._multiply(mlp.gate_proj, mlp.up_proj),
-            self._multiply(mlp.down_proj),
+            self._linear(attention.o_proj),
+            _twice(layer.post_attention_layernorm),
+            self._linear(mlp.gate_proj, mlp.up_proj),
+            self._linear(mlp.down_proj),
             form,
         )
 
@@ -118,10 +142,24 @@ def _joined(parts: tuple[nn.Linear, ...]) -> tuple[torch.Tensor, torch.Tensor | 
     )
 
 
-def _packed(*parts: nn.Linear) -> Multiply:
-    return PackedLinear(*_joined(parts)).forward
+def _packed(*parts: nn.Linear) -> Linear:
+    return PackedLinear(*_joined(parts))
 
 
-def _plain(*parts: nn.Linear) -> Multiply:
-    weight, bias = (parts[0].weight, parts[0].bias) if len(parts) == 1 else _joined(parts)
-    return lambda rows: linear(rows, weight, bias)
+class _Plain:
+    """Several layers side by side, by the library's own product."""
+
+    def __init__(self, *parts: nn.Linear) -> None:
+        self._weight, self._bias = (parts[0].weight, parts[0].bias) if len(parts) == 1 else _joined(parts)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return linear(rows, self._weight, self._bias)
+
+    product = forward
+
+    def plus(self, rows: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+        return added + self.product(rows)
+
+
+def _twice(norm: Any) -> torch.Tensor:
+    return torch.cat((norm.weight.detach(), norm.weight.detach()))

@@ -8,7 +8,7 @@ from torch import nn
 # The weights' order fits any number of rows; it is made with this one in mind.
 _ROWS = 32
 # Fewer rows than these are computed several times over: by other kernels, which are slower and round differently.
-_LEAST = 4
+LEAST = 4
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -24,17 +24,24 @@ class PackedLinear(nn.Module):
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _ROWS)
         self.bias = None if bias is None else bias.detach()
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
+        self._multiply_add = torch.ops.mkldnn._linear_pointwise.binary
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """A row's result is the same to the last bit whatever rows are beside it."""
         count = rows.numel() // self.in_features
-        if not 0 < count < _LEAST:
-            return self._product(rows)
-        found = self._product(rows.reshape(count, -1).repeat(-(-_LEAST // count), 1))
+        if not 0 < count < LEAST:
+            return self.product(rows)
+        found = self.product(rows.reshape(count, -1).repeat(-(-LEAST // count), 1))
         return found[:count].view(*rows.shape[:-1], -1)
 
-    def _product(self, rows: torch.Tensor) -> torch.Tensor:
+    def product(self, rows: torch.Tensor) -> torch.Tensor:
+        """The same for rows of which there are at least `LEAST`."""
         found: torch.Tensor = self._multiply(rows, self.packed, self.bias, "none", [], "")
+        return found
+
+    def plus(self, rows: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+        """`product` and something to be added to it, as one operation."""
+        found: torch.Tensor = self._multiply_add(rows, added, self.packed, self.bias, "add")
         return found
 
 
