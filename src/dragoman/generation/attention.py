@@ -97,7 +97,7 @@ class _Blocks:
         self._values = _vectors(cache.values[:, slots, :, :length]).unbind()
 
     def looked(self, layer: int, form: Form, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """What a query for each slot, [slots, heads, size], reads of what the mask leaves: [slots, heads, value size]."""
+        """What a query for each slot, [slots, heads, size], reads as the mask lets it: [slots, heads, value size]."""
         keys, values = self._keys[layer], self._values[layer]
         scores = torch.bmm(rows.reshape(len(keys), -1, rows.shape[-1]), keys)
         weights = _weights(scores.view(len(rows), -1, scores.shape[-1]), form, mask)

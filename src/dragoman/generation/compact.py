@@ -1,6 +1,6 @@
 """A shorter way through the layers of Llama and its kin: the same weights, fused, and fewer operations."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,7 +43,8 @@ class Compact:
     """
 
     def __init__(self, model: Any, forms: Mapping[int, Form], packed: bool) -> None:
-        self._linear, self._least = (_packed, LEAST) if packed else (_Plain, 1)
+        self._linear: Callable[..., Linear] = _packed if packed else _Plain
+        self._least = LEAST if packed else 1
         self._eps = float(model.config.rms_norm_eps)
         self._embed = model.model.embed_tokens.weight
         self._rotary, self._norm = model.model.rotary_emb, _twice(model.model.norm)
