@@ -72,7 +72,7 @@ def recalled(text: bytes, policy: Policy) -> RequestBody | None:
         array: Array = np.ndarray(around.shape, around.kind.dtype, around.pack(*around.read(text[start:end])))
     except FAULTS:
         return None
-    if id_ and not _plain(id_):
+    if id_ and ("\\" in id_ or not id_.isprintable()):  # something is escaped, or would have to be
         return None
     return RequestBody({around.name: Tensor(array, around.kind)}, around.outputs, {**around.parameters}, id_, around)
 
@@ -88,7 +88,7 @@ def recalled_head(text: bytes, rest: memoryview, policy: Policy) -> RequestBody 
             told = text[len(key[0]) : -len(key[1])].decode()
         except UnicodeDecodeError:
             return None
-        if not _plain(told):
+        if "\\" in told or not told.isprintable():
             return None
     inputs = {}
     for name, kind, shape, start, end in around.tensors:
@@ -145,11 +145,6 @@ def _without_id(text: bytes) -> tuple[bytes, ...]:
 def _is_found(text: bytes, id_: str | None) -> bool:
     """Whether the id of a request is what is quoted after "id": nothing else is called so, and nothing is escaped."""
     return text.count(_ID) == (id_ is not None) and b"\\" not in text
-
-
-def _plain(id_: str) -> bool:
-    """Whether this may stand in quotes as it is: nothing is escaped, and nothing would have to be."""
-    return id_.isprintable() and "\\" not in id_
 
 
 def _came_before(key: tuple[bytes, ...]) -> bool:

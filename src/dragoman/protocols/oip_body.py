@@ -50,12 +50,13 @@ def address(http: HttpRequest) -> tuple[str, str]:
 def read_infer(http: HttpRequest, policy: Policy) -> tuple[Request[Inference], Wanted, str | None]:
     """The request for inference, how its answer is wanted, and its id; InvalidInput or NotSupported names what is
     wrong."""
-    header = http.headers.get(HEADER_LENGTH)
-    if header is None and not len(http.body):
+    header, head, rest = http.headers.get(HEADER_LENGTH), http.body, None
+    if header is not None:
+        head, rest = divide(head, header)
+        if not len(head) and rest is not None:  # OIP, binary extension: the body is the one input's bytes
+            return Request(Infer({}, raw=bytes(rest)), *address(http)), Wanted(True), None
+    elif not len(head):
         raise InvalidInput("the request body is empty; expected an inference request")
-    head, rest = divide(http.body, header)
-    if not len(head) and rest is not None:  # OIP, binary extension: the body is the one input's bytes
-        return Request(Infer({}, raw=bytes(rest)), *address(http)), Wanted(True), None
     try:
         body = read_request(head, rest, policy)
     except InvalidInput as fault:
@@ -64,12 +65,13 @@ def read_infer(http: HttpRequest, policy: Policy) -> tuple[Request[Inference], W
             raise InvalidInput(f"{fault.message}; {hint}") from fault
         raise
     metadata = policy.forwarded(http.headers) if policy.forward_headers else {}
-    if not (body.parameters or body.outputs):  # as most are
-        call = Infer(body.inputs) if len(body.inputs) == 1 else check_counts(Infer(body.inputs), policy)
-        return Request(call, *address(http), body.id or "", None, metadata), _AS_JSON, body.id
-    call, wanted = _asked(body, policy)
-    deadline = deadline_s(body.parameters) if body.parameters else None
-    return Request(call, *address(http), body.id or "", deadline, metadata), wanted, body.id
+    call, wanted, deadline = Infer(body.inputs), _AS_JSON, None
+    if body.parameters or body.outputs or len(body.inputs) != 1:
+        call, wanted = _asked(body, policy)
+        deadline = deadline_s(body.parameters) if body.parameters else None
+    params = http.params
+    model, version, id_ = params.get("model", ""), params.get("version", ""), body.id
+    return Request(call, model, version, id_ or "", deadline, metadata), wanted, id_
 
 
 def _asked(body: RequestBody, policy: Policy) -> tuple[Infer, Wanted]:

@@ -8,6 +8,7 @@ body unpacked, protocol's table, engine, reply, answer packed. Where the transpo
 
 import asyncio
 import logging
+import math
 import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
@@ -88,6 +89,8 @@ class Application:
     def __init__(self, engine: AnswersNow, protocols: Sequence[HttpProtocol], limits: Limits) -> None:
         self.limits = limits
         self.bodies = Bodies(limits.max_bodies_bytes)
+        # Bytes of an answer from which on somebody may want it compressed.
+        self._packed_from: float = limits.compress_min_bytes if limits.compress_responses else math.inf
         self._engine = engine
         self._router = Router(protocols)
         self._default = protocols[0]
@@ -130,8 +133,7 @@ class Application:
                     asked = asked.reply(response) if weight(response.answer) <= LARGE else Done(asked, response)
             if type(asked) is HttpResponse:
                 body = asked.body
-                size = len(body[0]) if len(body) == 1 else sum(map(len, body))
-                if size < self.limits.compress_min_bytes or not self.limits.compress_responses:
+                if (len(body[0]) if len(body) == 1 else sum(map(len, body))) < self._packed_from:
                     return asked
         except HttpFault as fault:
             return match.protocol.error(fault)

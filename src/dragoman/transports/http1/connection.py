@@ -8,7 +8,7 @@ from typing import Any
 
 from dragoman.core.eager import Start
 from dragoman.protocols.wire import HttpFault, HttpRequest, HttpResponse
-from dragoman.transports.http1.head import Head
+from dragoman.transports.http1.head import NO_HEAD, Head
 from dragoman.transports.http1.incoming import Asked, Continue, Desk, Incoming, Refused
 from dragoman.transports.http1.outgoing import Outgoing
 from dragoman.transports.http1.outlet import Outlet
@@ -42,6 +42,7 @@ class Connection(asyncio.BufferedProtocol):
         "_task",
         "_transport",
         "_unread",
+        "_usual",
         "slot",
     )
 
@@ -60,6 +61,7 @@ class Connection(asyncio.BufferedProtocol):
         self._unread = 0  # bytes of its answer that are counted, as the client does not take them
         self._later = False  # `_advance` will be called
         self._calm = False  # nothing is under way, and what comes next is the first byte of a request
+        self._usual = NO_HEAD  # that of the last whole, plain request
         self._over = False  # nothing that comes is looked at any more
         self._reading = True
 
@@ -71,7 +73,7 @@ class Connection(asyncio.BufferedProtocol):
         self._enter(Stage.NEW)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._desk.scratch if self._over else self._incoming.room()
+        return self._desk.scratch if self._calm or self._over else self._incoming.room()
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._calm:
@@ -161,13 +163,15 @@ class Connection(asyncio.BufferedProtocol):
 
         Most are such: what a client on a kept connection sends again and again, answered without waiting.
         """
-        end, desk = data.find(b"\r\n\r\n") + 4, self._desk
-        head = desk.heads.known(data[:end])
-        if head is None or not head.plain or len(data) - end != head.length or desk.bodies.over:
+        desk, head = self._desk, self._usual
+        if len(data) != head.whole or not data.startswith(head.raw):
+            head = self._usual = desk.heads.known(data[: data.find(b"\r\n\r\n") + 4], NO_HEAD)
+        if len(data) != head.whole or desk.bodies.over:
             return False
         try:
             match: Any = head.match
-            request = HttpRequest(head.method, head.path, match.params, head.headers, data[end:], head.query)
+            body = data[len(head.raw) :]
+            request = HttpRequest(head.method, head.path, match.params, head.headers, body, head.query)
             done = copy_context().run(desk.application.begin, match, request, self._out)
             if type(done) is HttpResponse:
                 self._since_s = self._listener.loop.time()

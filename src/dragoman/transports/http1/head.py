@@ -26,7 +26,8 @@ _SECRET = ("authorization", "cookie", "proxy-authorization")  # heads that hold 
 class Head(msgspec.Struct, frozen=True):
     """A head that was understood. `length` is that of the body, or CHUNKED.
 
-    `match` is None where `fault` tells why nothing answers it. `plain` where its answer may be there at once.
+    `match` is None where `fault` tells why nothing answers it. `plain` where its answer may be there at once; one that
+    is kept for all tells then its bytes too, and how many there are of the `whole` request.
     """
 
     method: str
@@ -40,6 +41,11 @@ class Head(msgspec.Struct, frozen=True):
     match: Match | None
     fault: HttpFault | None
     plain: bool = False
+    raw: bytes = b""
+    whole: int = -1
+
+
+NO_HEAD = Head("", "", "", {}, 0, False, False, False, None, None)
 
 
 def not_http(why: str = "") -> HttpFault:
@@ -172,6 +178,8 @@ class Heads:
         head = self.finished(reading)
         if len(raw) > KNOWN_BYTES or any(name in head.headers for name in _SECRET):
             return head, False
+        if head.plain:
+            head = msgspec.structs.replace(head, raw=raw, whole=len(raw) + head.length)
         if len(self._known) >= _KNOWN:
             self._known.clear()
         self._known[raw] = head

@@ -8,6 +8,8 @@ from dragoman.protocols.wire import Headers
 
 _KNOWN = 512
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+# What has no body, and so no length.
+BODILESS = (204, 304)
 _CLOSE = b"connection: close\r\n"
 _KEEP = b"connection: keep-alive\r\n"
 _FORBIDDEN = frozenset("\r\n\0")
@@ -22,13 +24,15 @@ class Outgoing:
         self._date = b""
         self._plain: tuple[int, Headers, float, bytes] = (0, (), 0.0, b"")  # what was written last, and until when
 
-    def plain(self, status: int, headers: Headers, length: int) -> bytes:
-        """The head of an answer whose connection is kept, as `head` writes it."""
+    def plain(self, status: int, headers: Headers) -> bytes:
+        """The head of an answer whose connection is kept, as `head` writes it, up to its length; nothing where such an
+        answer has no length, or says that it is the last."""
         last_status, last, until, text = self._plain
         if headers is not last or status != last_status or time.time() >= until:
-            text = self.head(status, headers, 0, close=False, http10=False)[:-5]
+            unusual = status in BODILESS or ("connection", "close") in headers
+            text = b"" if unusual else self.head(status, headers, 0, close=False, http10=False)[:-5]
             self._plain = status, headers, self._second + 1, text
-        return b"%b%d\r\n\r\n" % (text, length)
+        return text
 
     def head(self, status: int, headers: Headers, length: int | None, *, close: bool, http10: bool) -> bytes:
         """The head of an answer with so many bytes of body; None where that shows at its end.
@@ -44,7 +48,7 @@ class Outgoing:
         if length is None:
             framed = b"" if http10 else b"transfer-encoding: chunked\r\n"
             return b"%b%b%b%b\r\n" % (start, self._date, connection, framed)
-        if status == 204 or status == 304:
+        if status in BODILESS:
             return b"%b%b%b\r\n" % (start, self._date, connection)
         return b"%b%b%bcontent-length: %d\r\n\r\n" % (start, self._date, connection, length)
 

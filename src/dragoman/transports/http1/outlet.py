@@ -12,8 +12,6 @@ log = logging.getLogger("dragoman.http")
 
 # Parts up to this size are put together, which is cheaper than to send several.
 _SMALL = 1 << 14
-# What has no body, and so no length.
-_BODILESS = (204, 304)
 # So much of a stream, and of so many parts, is written before others have a turn of the loop.
 _TURN, _TURN_PARTS = 1 << 16, 48
 # Over TLS each byte is copied on its way, so large answers go in pieces.
@@ -96,16 +94,19 @@ class Outlet:
 
     def write_plain(self, head: Head, response: HttpResponse) -> None:
         """The answer to a head that is `plain`, in the fewest steps."""
-        parts, headers = response.body, response.headers
+        parts = response.body
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-        status = response.status
-        if size > _SMALL or self.draining or status in _BODILESS or ("connection", "close") in headers:
+        few = size <= _SMALL and not self.draining
+        text = self._outgoing.plain(response.status, response.headers) if few else b""
+        if not text:
             self.begin(head)
             self.write_whole(response, size, close=False)
             return
-        self.started, self.close, self.size = True, False, size
-        text = self._outgoing.plain(status, headers, size)
-        self._transport.write(text + parts[0] if len(parts) == 1 else b"".join((text, *parts)))
+        self.started = True
+        self.close = False
+        self.size = size
+        body: Any = parts[0] if len(parts) == 1 else b"".join(parts)
+        self._transport.write(b"%b%d\r\n\r\n%b" % (text, size, body))
 
     async def _send_in_pieces(self, response: HttpResponse, size: int) -> None:
         self._transport.write(self._start(response.status, response.headers, size, False))
