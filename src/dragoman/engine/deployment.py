@@ -272,10 +272,8 @@ class Deployment:
         """The call, checked against the signature, where that does not depend on the call."""
         if type(call) is Infer and call.positional is None and not self._sized_by_config:
             return bind(call, loaded.signature, self.spec.name)
-        if self._vectors.about(call):
-            call = self._vectors.opened(call)
-            return call if self._vectors.depends(call) else self._vectors.bound(call)
-        return bind(call, loaded.signature, self.spec.name) if isinstance(call, Infer) else call
+        bound = self._vectors.bound_now(call)
+        return self._vectors.opened(call) if bound is None else bound
 
     def _enter(self) -> None:
         self._in_flight += 1

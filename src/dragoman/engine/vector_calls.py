@@ -74,6 +74,13 @@ class VectorCalls:
 
     def bound_now(self, call: Any) -> Any:
         """A call of any kind, bound where that is done here; None where its sizes have to be looked up."""
+        usual = self._usual.face
+        if (
+            type(call) is Infer
+            and call.positional is not None
+            and not (call.config or call.parameters or usual is None)
+        ):
+            return bind_evaluation(call, usual, self._name)  # as most are
         if self._configurable:
             call = self.opened(call)
             if self.depends(call):

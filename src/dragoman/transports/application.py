@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Protocol
+from urllib.parse import quote
 
 import msgspec
 
@@ -39,7 +40,7 @@ from dragoman.protocols.wire import (
 from dragoman.transports.aside import LARGE, Aside, weight
 from dragoman.transports.bodies import Bodies
 from dragoman.transports.encoding import accepted, decoded, encoded
-from dragoman.transports.later import Kept, Shelf
+from dragoman.transports.later import Kept, Shelf, shelved
 from dragoman.transports.limits import Limits
 from dragoman.transports.routing import Match, Router
 
@@ -95,7 +96,7 @@ class Application:
         self._router = Router(protocols)
         self._default = protocols[0]
         self._aside = Aside(self.bodies)
-        self._shelf = Shelf(closed=not limits.keeps_answers)
+        self._shelf = Shelf()
 
     def match(self, method: str, raw_path: str) -> Match:
         """What answers a path, still percent-encoded. Raises HttpFault 404 or 405."""
@@ -203,10 +204,8 @@ class Application:
             asked = await self._aside.read(asked.then, await self._engine.call(asked.request), len(request.body))
         if isinstance(asked, HttpResponse):
             return asked
-        if isinstance(asked, Fetch):
-            return self._shelf.fetch(asked)
-        if isinstance(asked, Later):
-            return self._shelf.begin(asked, partial(self._work, asked, request))
+        if isinstance(asked, Fetch | Later):
+            return await self._kept(asked, request)
         try:
             if isinstance(asked, HttpStream):
                 await in_task()
@@ -219,6 +218,21 @@ class Application:
             if asked.fault is None or caller.started:
                 raise
             return asked.fault(fault)
+
+    async def shelved(self, request: HttpRequest) -> HttpResponse:
+        """The answer to a request that has come to a front end, about one that is kept here."""
+        match = self.match(request.method, quote(request.path))
+        assert match.endpoint is not None
+        asked = await self._read(match.endpoint, request)
+        assert isinstance(asked, Fetch | Later)
+        return await self._kept(asked, request)
+
+    async def _kept(self, asked: Fetch | Later, request: HttpRequest) -> HttpResponse:
+        if not self.limits.keeps_answers:
+            return (await self._engine.call(shelved(request))).answer
+        if isinstance(asked, Fetch):
+            return self._shelf.fetch(asked)
+        return self._shelf.begin(asked, partial(self._work, asked, request))
 
     async def _work(self, later: Later, request: HttpRequest, kept: Kept) -> None:
         """Work out an answer that is fetched later."""
@@ -237,8 +251,7 @@ class Application:
 
     def _long(self, response: HttpResponse) -> bool:
         """Whether compressing it is allowed and worth it."""
-        limits = self.limits
-        return limits.compress_responses and sum(map(len, response.body)) >= limits.compress_min_bytes
+        return sum(map(len, response.body)) >= self._packed_from
 
     async def _packed(self, response: HttpResponse, request: HttpRequest) -> HttpResponse:
         """The answer compressed, where that is wanted and worth it."""

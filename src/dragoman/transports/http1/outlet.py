@@ -71,12 +71,15 @@ class Outlet:
 
     async def send(self, response: HttpResponse) -> None:
         self._check_there()
-        parts = response.body
-        size = sum(map(len, parts))
-        if size > _PIECE and not self._transport.can_write_eof():  # TLS
+        parts, head = response.body, self._head
+        size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+        if size <= _SMALL and head is not None and head.plain:
+            self.write_plain(head, response)
+        elif size > _PIECE and not self._transport.can_write_eof():  # TLS
             await self._send_in_pieces(response, size)
             return
-        self.write_whole(response, size, close=False)
+        else:
+            self.write_whole(response, size, close=False)
         if self.choked:
             await self._has_room()
 
