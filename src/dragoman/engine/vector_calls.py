@@ -74,13 +74,9 @@ class VectorCalls:
 
     def bound_now(self, call: Any) -> Any:
         """A call of any kind, bound where that is done here; None where its sizes have to be looked up."""
-        usual = self._usual.face
-        if (
-            type(call) is Infer
-            and call.positional is not None
-            and not (call.config or call.parameters or usual is None)
-        ):
-            return bind_evaluation(call, usual, self._name)  # as most are
+        point = type(call) is Infer and call.positional is not None and not (call.config or call.parameters)
+        if point and self._usual.face is not None:  # as most are
+            return bind_evaluation(call, self._usual.face, self._name)
         if self._configurable:
             call = self.opened(call)
             if self.depends(call):
