@@ -184,7 +184,7 @@ def _command(side: str, folder: Path, dtype: str) -> list[str]:
 
 @contextlib.contextmanager
 def asked(side: str, folder: Path, dtype: str) -> Iterator[Ask]:
-    """A process that is this side, and how to ask it. RuntimeError where it does not start, or ends."""
+    """A process that is this side, and runs while it is asked. RuntimeError where it does not start, or ends."""
     log = (RESULTS / "logs").resolve()
     log.mkdir(parents=True, exist_ok=True)
     # Spinning threads would make whoever spins longest slow on a busy machine; all sides have the same.
@@ -205,6 +205,13 @@ def asked(side: str, folder: Path, dtype: str) -> Iterator[Ask]:
         source, target = child.stdout, child.stdin
 
         def ask(clients: int, new: int, seed: int) -> dict[str, float]:
+            _signal(child, signal.SIGCONT)
+            try:
+                return told(clients, new, seed)
+            finally:
+                _signal(child, signal.SIGSTOP)
+
+        def told(clients: int, new: int, seed: int) -> dict[str, float]:
             try:
                 print(json.dumps({"clients": clients, "new": new, "seed": seed}), file=target, flush=True)
             except BrokenPipeError:
@@ -218,17 +225,24 @@ def asked(side: str, folder: Path, dtype: str) -> Iterator[Ask]:
         try:
             if source.readline() != "ready\n":
                 raise RuntimeError(f"'{side}' does not start; see {said.name}")
+            _signal(child, signal.SIGSTOP)
             yield ask
         finally:
+            _signal(child, signal.SIGCONT)
             # It ends by itself when nothing more is asked, and so gives shared memory back; else all of its session.
             with contextlib.suppress(BrokenPipeError):
                 target.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(15)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
+            _signal(child, signal.SIGKILL)
             child.wait()
             source.close()
+
+
+def _signal(child: subprocess.Popen[str], what: signal.Signals) -> None:
+    """To all of a side. Who is not asked is stopped: idle threads of some take time from the others."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, what)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
