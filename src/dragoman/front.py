@@ -13,6 +13,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.engine.answers import AnswersNow
 from dragoman.settings import Settings
 from dragoman.transports.cors import Cors
+from dragoman.transports.later import Shelved as Shelved
 from dragoman.transports.limits import Limits
 
 Address = tuple[str, int]
@@ -61,6 +62,12 @@ class Front:
         for host, port in where.grpc:
             self._grpc = self._grpc_server(grpc)
             self.grpc_port = await self._grpc.start(host, port, shared=where.shared)
+
+    def application(self, http: Sequence[Any], bounds: Limits) -> Any:
+        """What answers requests of HTTP that others have received."""
+        from dragoman.transports.application import Application
+
+        return Application(self._engine, http, bounds)
 
     def _grpc_server(self, tables: Sequence[Any]) -> Any:
         settings = self._settings

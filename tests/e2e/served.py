@@ -96,7 +96,7 @@ class Served:
             response = connection.getresponse()
             content = response.read()
             found = {k.lower(): v for k, v in response.getheaders()}
-            if found.get("content-type", "").startswith("application/json") and content:
+            if found.get("content-type", "").partition(";")[0] == "application/json" and content:
                 return response.status, json.loads(content), found
             return response.status, content, found
         finally:

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -185,12 +186,44 @@ def test_openai_client_reads_a_stream(served: Served) -> None:
         assert client.completions.create(model="Speaker", prompt="a b").choices[0].text == "a b"
 
 
-def test_answers_to_be_fetched_later_are_refused(served: Served, alone: Served) -> None:
-    asked = "POST", "/invocations", {"inputs": "a b", "parameters": {}}, {"x-synchronous": "false"}
-    status, body, _ = served.ask(*asked)
-    assert status >= 400
-    assert "several front ends" in str(body)
-    assert alone.ask(*asked)[0] == 200
+def test_an_answer_is_fetched_later_over_whichever_front_end(served: Served) -> None:
+    before = told(served, "dragoman_front_end_calls_total")
+    body = {"inputs": " ".join(map(str, range(60))), "stream": True, "parameters": {"max_new_tokens": 60}}
+    status, nothing, headers = served.ask("POST", "/predictions/Speaker", body, {"x-synchronous": "false"})
+    assert (status, nothing) == (200, b"")
+    token, text = headers["x-next-token"], b""
+    while token:
+        asked = {"x-starting-token": token, "x-max-items": "2"}
+        status, part, headers = served.ask("POST", "/predictions/Speaker", b"", asked)
+        assert status in (200, 202)
+        text += part if status == 200 else b""
+        token = headers.get("x-next-token", "")
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert "".join(line["token"]["text"] for line in lines) == body["inputs"]
+    assert lines[-1]["generated_text"] == body["inputs"]
+    after = told(served, "dragoman_front_end_calls_total")
+    assert all(after[number] > before[number] for number in ("0", "1"))
+
+
+def test_what_is_wrong_with_an_answer_to_be_fetched_is_told_as_by_one_process(served: Served, alone: Served) -> None:
+    for body, headers in (
+        (b"", {"x-starting-token": "no such"}),
+        (b"", {"x-starting-token": "no such", "x-max-items": "many"}),
+    ):
+        one, two = (s.ask("POST", "/invocations?model_name=Speaker", body, headers)[:2] for s in (alone, served))
+        assert one == two
+        assert one[0] >= 400
+    for each in (alone, served):
+        asked = "/invocations?model_name=Nobody", {"inputs": "a"}, {"x-synchronous": "false"}
+        status, _, headers = each.ask("POST", *asked)
+        assert status == 200
+        found = until(partial(_there, each, headers["x-next-token"]), "the answer")
+        assert (found[0], found[1]["type"]) == (404, "ModelNotFoundException")
+
+
+def _there(served: Served, token: str) -> Any:
+    answer = served.ask("POST", "/invocations", b"", {"x-starting-token": token})
+    return answer if answer[0] != 202 else None
 
 
 def test_who_leaves_a_stream_is_noticed_where_the_model_is(served: Served, gate: Path) -> None:

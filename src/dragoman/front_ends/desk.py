@@ -2,7 +2,7 @@
 
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Any, NoReturn
 
@@ -10,6 +10,7 @@ from dragoman.core.calls import Measure, Ready, Request, Response
 from dragoman.core.errors import DragomanError, ServerError
 from dragoman.core.metrics import Family, Sample
 from dragoman.engine.answers import AnswersNow
+from dragoman.front import Shelved
 
 log = logging.getLogger("dragoman.front_end")
 
@@ -17,18 +18,24 @@ log = logging.getLogger("dragoman.front_end")
 class Desk:
     """The engine, for the front end of a number, whichever process that is at the time.
 
-    `ready` tells whether the server as a whole is, `measured` what there is to measure of its front ends. `calls`
-    counts what was asked, `restarts` how often the process has died.
+    `ready` tells whether the server as a whole is, `measured` what there is to measure of its front ends, `kept` gives
+    what is asked about answers that are fetched later. `calls` counts what was asked, `restarts` how often the process
+    has died.
     """
 
     name = "server"
 
     def __init__(
-        self, engine: AnswersNow, ready: Callable[[], bool], measured: Callable[[], tuple[Family, ...]]
+        self,
+        engine: AnswersNow,
+        ready: Callable[[], bool],
+        measured: Callable[[], tuple[Family, ...]],
+        kept: Callable[[Shelved], Awaitable[Any]],
     ) -> None:
         self._engine = engine
         self._ready = ready
         self._measured = measured
+        self._kept = kept
         self.calls = 0
         self.restarts = 0
 
@@ -50,6 +57,8 @@ class Desk:
     async def one_async(self, request: Request[Any]) -> Response[Any]:
         self.calls += 1
         try:
+            if isinstance(request.call, Shelved):
+                return Response(await self._kept(request.call))
             return self._completed(await self._engine.call(request), request)
         except Exception as fault:
             raise _told(fault, request) from fault

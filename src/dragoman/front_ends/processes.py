@@ -5,11 +5,12 @@ import logging
 import socket
 import sys
 from dataclasses import replace
+from typing import Any
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.metrics import Family
 from dragoman.engine.answers import AnswersNow
-from dragoman.front import Front, Ports, limits, ports_of, tables, tls_context
+from dragoman.front import Front, Ports, Shelved, limits, ports_of, tables, tls_context
 from dragoman.front_ends.desk import Desk, families
 from dragoman.front_ends.front_end import FrontEnd
 from dragoman.front_ends.ports import held
@@ -37,7 +38,8 @@ class FrontEnds(Front):
 
     def __init__(self, engine: AnswersNow, settings: Settings, count: int) -> None:
         super().__init__(engine, settings)
-        self._desks = [Desk(engine, self._complete, self._measured) for _ in range(count)]
+        self._desks = [Desk(engine, self._complete, self._measured, self._shelved) for _ in range(count)]
+        self._shelf: Any = None
         self.alive: list[FrontEnd] = []
         self._held: list[socket.socket] = []
         self._where = Ports((), ())
@@ -47,7 +49,8 @@ class FrontEnds(Front):
         settings, (http, grpc) = self._settings, tables(self._settings)
         self.http_protocols = [t.name for t in http]
         self.grpc_protocols = [t.service for t in grpc]
-        limits(settings), tls_context(settings)  # what is wrong with them is said here, once
+        self._shelf = self.application(http, limits(settings))  # what is wrong with the settings is said here, once
+        tls_context(settings)
         self._hold(where or ports_of(settings, http, grpc))
         made = [self._made(desk) for desk in self._desks]
         starting = await asyncio.gather(*(each.start() for each in made), return_exceptions=True)
@@ -103,6 +106,10 @@ class FrontEnds(Front):
     def _complete(self) -> bool:
         """Whether every front end is there."""
         return len(self.alive) == len(self._desks)
+
+    async def _shelved(self, call: Shelved) -> Any:
+        """Answers that are fetched later are kept here, since a client may come back to any of the processes."""
+        return await self._shelf.shelved(call.http)
 
     def _measured(self) -> tuple[Family, ...]:
         return families(self._desks)

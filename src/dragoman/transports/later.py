@@ -3,15 +3,32 @@
 import asyncio
 import secrets
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
-from dragoman.core.errors import NotSupported, Overloaded
-from dragoman.protocols.wire import Buffer, Fetch, Headers, HttpResponse, Later, Part
+from msgspec import structs
+
+from dragoman.core.calls import Request, ServerCall
+from dragoman.core.errors import Overloaded
+from dragoman.protocols.wire import Buffer, Fetch, Headers, HttpRequest, HttpResponse, Later, Part
 
 # How many answers are kept and how many bytes they take together; how long after the last that was heard of each.
 _MOST_KEPT = 1024
 _MOST_BYTES = 1 << 28
 _KEPT_S = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shelved(ServerCall[HttpResponse]):
+    """A request about an answer that is kept, on its way to the one process that keeps those of several front ends."""
+
+    http: HttpRequest
+
+
+def shelved(http: HttpRequest) -> Request[HttpResponse]:
+    """The request with everything in it that a process needs to answer it for another."""
+    sent = structs.replace(http, body=bytes(http.body), headers=dict(http.headers), params=dict(http.params))
+    return Request(Shelved(sent), id=http.headers.get("x-request-id", ""))
 
 
 class Kept:
@@ -54,10 +71,9 @@ class Kept:
 
 
 class Shelf:
-    """The answers that wait to be fetched; none where `closed`."""
+    """The answers that wait to be fetched."""
 
-    def __init__(self, *, closed: bool = False) -> None:
-        self._closed = closed
+    def __init__(self) -> None:
         self._kept: dict[str, Kept] = {}
         self._ends: dict[str, asyncio.TimerHandle] = {}
         self._work: dict[str, asyncio.Task[None]] = {}
@@ -71,10 +87,7 @@ class Shelf:
         return True
 
     def begin(self, later: Later, work: Callable[[Kept], Coroutine[Any, Any, None]]) -> HttpResponse:
-        """Let an answer be worked out, and tell its token. Raises Overloaded where too many are kept already, and
-        NotSupported where none are."""
-        if self._closed:
-            raise NotSupported("no answer is kept to be fetched later by a server of several front ends")
+        """Let an answer be worked out, and tell its token. Raises Overloaded where too many are kept already."""
         if len(self._kept) >= _MOST_KEPT or self._bytes >= _MOST_BYTES:
             raise Overloaded("too many answers wait to be fetched; fetch some, or ask later", 1.0)
         token, kept = secrets.token_urlsafe(24), Kept(self)

@@ -15,8 +15,8 @@ class Limits:
     head, max_connections those that are open at a time, 0 for any number; uvicorn heeds neither.
 
     `root_path` is what a proxy puts before every path; requests may have it or not. `cors`: which pages of other
-    sites may ask. `keeps_answers`: whether an answer may wait for a client who comes back for it; one who may come to
-    another process then would not find it.
+    sites may ask. `keeps_answers`: whether an answer waits here for a client who comes back for it; the process of the
+    engine keeps those of several front ends, to whichever of them he comes.
     """
 
     max_body_bytes: int = 64 << 20
