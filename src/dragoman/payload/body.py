@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -90,12 +91,18 @@ def divide(body: Buffer, header: str | None) -> tuple[Buffer, memoryview | None]
     """
     if header is None:
         return body, None
-    if _LENGTH.fullmatch(header) is None:
-        raise InvalidInput(f"Unable to parse Inference-Header-Content-Length, got: {header[:64]}")
-    length, view = int(header), memoryview(body)
+    length, view = _length(header), memoryview(body)
     if not 0 <= length <= len(view):
         raise InvalidInput(f"inference header size should be in range (0, {len(view)}), got: {length}")
     return view[:length], view[length:]
+
+
+@lru_cache(maxsize=512)
+def _length(header: str) -> int:
+    """What the header says."""
+    if _LENGTH.fullmatch(header) is None:
+        raise InvalidInput(f"Unable to parse Inference-Header-Content-Length, got: {header[:64]}")
+    return int(header)
 
 
 def read_request(head: Buffer, rest: memoryview | None, policy: Policy) -> RequestBody:
