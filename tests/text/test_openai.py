@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from dragoman.core.text import Grammar
+from dragoman.core.text import Grammar, Token
+from dragoman.protocols.text_openai import counted, read_tokens
 from dragoman.protocols.text_tool_stream import Part, gathered, reader
 from dragoman.protocols.text_tools import tools_of
 
@@ -44,6 +45,7 @@ async def test_the_shape_of_a_chat(house: House) -> None:
             "message": {"role": "assistant", "content": "you hello user:"},
             "logprobs": None,
             "finish_reason": "stop",
+            "stop_reason": None,
         }
     ]
     assert told["usage"]["total_tokens"] == 7
@@ -65,7 +67,8 @@ async def test_the_bytes_of_a_stream(house: House) -> None:
         }
     ]
     assert last["object"] == "chat.completion.chunk"
-    assert last["choices"][0] == {"index": 0, "delta": {"content": "you"}, "logprobs": None, "finish_reason": "length"}
+    ended = {"finish_reason": "length", "stop_reason": None}
+    assert last["choices"][0] == {"index": 0, "delta": {"content": "you"}, "logprobs": None, **ended}
 
 
 async def test_a_stream_in_the_form_of_tgi_tells_all_of_a_delta(house: House) -> None:
@@ -74,6 +77,32 @@ async def test_a_stream_in_the_form_of_tgi_tells_all_of_a_delta(house: House) ->
     assert [each["choices"][0]["delta"] for each in told] == [
         {"role": "assistant", "content": text, "tool_calls": None} for text in ("", "you", " hello")
     ]
+
+
+async def test_what_is_told_of_a_prompt_as_by_vllm(house: House) -> None:
+    wanted = [None, {"108": {"logprob": -0.125, "rank": None, "decoded_token": " b"}}]
+    ask = {"model": "Speaker", "prompt": ["a b", "c"], "prompt_logprobs": 0}
+    told = (await house.post("/v1/completions", ask)).json["choices"]
+    assert [choice["prompt_logprobs"] for choice in told] == [wanted, [None]]
+    streamed = events((await house.post("/v1/completions", {**ask, "prompt": "a b", "stream": True})).body)[:-1]
+    assert [each["choices"][0].get("prompt_logprobs") for each in streamed] == [wanted, None, None]
+    told = await chat(house, messages=[{"role": "a", "content": "b"}], prompt_logprobs=0)
+    assert [len(each or ()) for each in told["prompt_logprobs"]] == [0, 1]
+    assert "prompt_logprobs" not in await chat(house)
+
+
+def test_likely_tokens_of_a_prompt_have_ranks() -> None:
+    top = Token(7, "x", -0.5), Token(5, "a", -1.0)
+    known, beyond = Token(5, "a", -1.0, top=top), Token(6, "b", -9.0, top=top)
+    assert [[(id_, each["rank"]) for id_, each in (told or {}).items()] for told in read_tokens([known, beyond])] == [
+        [("7", 1), ("5", 2)],
+        [("7", 1), ("5", 2), ("6", None)],
+    ]
+
+
+def test_no_bytes_are_told_of_half_a_character() -> None:
+    assert counted(Token(1, "é", -1.0))["bytes"] == [195, 169]
+    assert counted(Token(1, " \N{REPLACEMENT CHARACTER}", -1.0))["bytes"] is None
 
 
 async def test_usage_all_along(house: House) -> None:

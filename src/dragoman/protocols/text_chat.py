@@ -61,6 +61,7 @@ def _chat(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Fa
     if body.get("max_completion_tokens") is not None:
         fields["max_new_tokens"] = int(body["max_completion_tokens"])
     settle(fields, options)
+    options["read"] = "prompt_logprobs" in fields
     _check_logprobs(found)
     grammar = tools.grammar()
     if grammar is not None:

@@ -7,7 +7,7 @@ from typing import Any
 from dragoman.core.calls import Response
 from dragoman.core.text import Generation, Text, Token
 from dragoman.protocols.text import EVENT_STREAM, event
-from dragoman.protocols.text_openai import REASONS, Envelope, Usage, counted
+from dragoman.protocols.text_openai import REASONS, Envelope, Usage, counted, read_tokens
 from dragoman.protocols.text_tool_stream import Delta, Part, Reader, gathered, reader
 from dragoman.protocols.text_tools import Tools
 from dragoman.protocols.wire import Headers, HttpResponse, json_response
@@ -20,6 +20,7 @@ class ChatAnswer:
         self._n = n
         self._tools = tools
         self._logprobs = bool(options.get("logprobs"))
+        self._read = options.get("read", False)
         told = options.get("stream_options", {})
         self._ends_with_usage = told.get("include_usage", False)
         self._always_usage = told.get("continuous_usage_stats", False)
@@ -37,8 +38,12 @@ class ChatAnswer:
     def whole(self, response: Response[Generation], headers: Headers) -> HttpResponse:
         self._usage.add(response.answer)
         choices = [self._choice(text) for text in response.answer.texts]
-        told = self._envelope.around(response.model, choices, usage=self._usage.told())
+        told = self._envelope.around(response.model, choices, usage=self._usage.told(), **self._prompt(response.answer))
         return json_response(told, 200, headers)
+
+    def _prompt(self, generation: Generation) -> dict[str, Any]:
+        """vLLM: what was asked for of the prompt."""
+        return {"prompt_logprobs": read_tokens(generation.prompts[0].prefill)} if self._read else {}
 
     def _choice(self, text: Text) -> dict[str, Any]:
         part = reader(self._tools).feed(text.whole, last=True, cut=text.finish == "length")
@@ -51,6 +56,7 @@ class ChatAnswer:
             "message": message,
             "logprobs": self._logprobs_of(text.tokens),
             "finish_reason": self._reason(text, called=bool(calls)),
+            "stop_reason": text.stop,
         }
 
     def _reason(self, text: Text, *, called: bool) -> str | None:
@@ -86,22 +92,21 @@ class ChatAnswer:
         self._finished += bool(text.finish)
         logprobs = self._logprobs_of(text.tokens) if text.tokens else None
         if part.content or part.deltas or logprobs or text.finish:
+            ends = {"stop_reason": text.stop} if text.finish else {}
             reason = self._reason(text, called=at in self._called)
-            chunks += self._chunk(at, model, _delta(part), logprobs=logprobs, reason=reason)
+            chunks += self._chunk(at, model, _delta(part), logprobs=logprobs, finish_reason=reason, **ends)
         return chunks
 
-    def _chunk(
-        self, at: int, model: str, delta: Mapping[str, Any], *, logprobs: Any = None, reason: str | None = None
-    ) -> bytes:
+    def _chunk(self, at: int, model: str, delta: Mapping[str, Any], **more: Any) -> bytes:
         if self._all_told:
             delta = {"role": "assistant", "content": None, "tool_calls": None, **delta}
-        choice = {"index": at, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        more: dict[str, Any] = {}
+        choice = {"index": at, "delta": delta, "logprobs": None, "finish_reason": None, **more}
+        usage: dict[str, Any] = {}
         if self._always_usage:
-            more = {"usage": self._usage.told()}
+            usage = {"usage": self._usage.told()}
         elif self._ends_with_usage:
-            more = {"usage": None}
-        return event(self._chunks.around(model, [choice], **more))
+            usage = {"usage": None}
+        return event(self._chunks.around(model, [choice], **usage))
 
 
 def _delta(part: Part) -> dict[str, Any]:

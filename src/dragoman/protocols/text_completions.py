@@ -18,6 +18,7 @@ from dragoman.protocols.text_openai import (
     addressed,
     anything,
     error_event,
+    read_tokens,
     settle,
 )
 from dragoman.protocols.wire import (
@@ -57,6 +58,7 @@ def _completion(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faul
     if options.get("suffix"):
         raise InvalidInput("`suffix` is not supported; expected none")
     settle(fields, options)
+    options["read"] = "prompt_logprobs" in fields
     logprobs = "top_logprobs" in fields
     if options.get("echo") and logprobs:
         fields["prompt_logprobs"] = max(fields["top_logprobs"], fields.get("prompt_logprobs", 0))
@@ -104,6 +106,7 @@ class CompletionAnswer:
         self._n = n
         self._prompts = prompts
         self._echo = options.get("echo", False)
+        self._read = options.get("read", False)
         self._logprobs = logprobs
         told = options.get("stream_options", {})
         self._ends_with_usage = told.get("include_usage", False)
@@ -149,13 +152,16 @@ class CompletionAnswer:
             content = prompt + content
         at = self._sent.get(index, 0)
         self._sent[index] = at + len(content)
-        return {
+        told: dict[str, Any] = {
             "index": index,
             "text": content,
             "logprobs": _told(tokens, at) if self._logprobs else None,
             "finish_reason": REASONS[text.finish],
             **({"stop_reason": text.stop} if text.finish else {}),
         }
+        if first and self._read and self._infos:
+            told["prompt_logprobs"] = read_tokens(self._infos[text.prompt].prefill)
+        return told
 
     def _prompt(self, at: int) -> str:
         prompt = self._prompts[at]

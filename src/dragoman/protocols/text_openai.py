@@ -38,6 +38,7 @@ REASONS: Mapping[FinishReason, str | None] = {
     "eos_token": "stop",
     "stop_sequence": "stop",
 }
+_HALF = "\N{REPLACEMENT CHARACTER}"
 _SEED = integer(-(1 << 63), (1 << 64) - 1)
 _SAME = (
     "n",
@@ -177,10 +178,27 @@ class Envelope:
 
 
 def counted(token: Token) -> dict[str, Any]:
-    """A token with its log-probability, as chats tell it."""
-    data = token.text.encode(errors="replace")
-    logprob = -9999.0 if token.logprob is None else max(token.logprob, -9999.0)  # OpenAI: what cannot be
-    return {"token": token.text, "logprob": logprob, "bytes": list(data)}
+    """A token with its log-probability, as chats tell it; of half a character no bytes are known."""
+    data = None if _HALF in token.text else list(token.text.encode(errors="replace"))
+    return {"token": token.text, "logprob": _possible(token), "bytes": data}
+
+
+def read_tokens(prefill: Sequence[Token]) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs`: for each token of a prompt but the first, by their ids, it and the likeliest there."""
+    return [None if token.logprob is None else _ranked(token) for token in prefill]
+
+
+def _ranked(token: Token) -> dict[str, Any]:
+    places: dict[str, tuple[Token, int | None]] = {str(top.id): (top, rank) for rank, top in enumerate(token.top, 1)}
+    places.setdefault(str(token.id), (token, None))
+    return {
+        id_: {"logprob": _possible(each), "rank": rank, "decoded_token": each.text}
+        for id_, (each, rank) in places.items()
+    }
+
+
+def _possible(token: Token) -> float:
+    return -9999.0 if token.logprob is None else max(token.logprob, -9999.0)  # OpenAI: what cannot be
 
 
 # --- faults ------------------------------------------------------------------------------------------------
