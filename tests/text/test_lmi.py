@@ -239,6 +239,17 @@ async def test_the_dynamic_schema_alone(tmp_path: Path) -> None:
         assert failed.status == 424
         assert failed.json["code"] == 424
         assert failed.json["message"] == "invoke handler failure"
+        for wrong, told in (
+            ({"inputs": ["a", ""]}, "does not contain any content"),
+            ({"inputs": "a", "parameters": {"max_new_tokens": -3}}, "`max_new_tokens` must be"),
+            ([1], "must be a JSON object"),
+            (b"{", "not valid JSON"),
+            ({"inputs": " ".join("x" * 99)}, "the context 64"),
+        ):
+            answer = await house.post("/invocations", wrong)
+            assert (answer.status, list(answer.json)) == (424, ["code", "message", "error"])
+            assert (answer.json["code"], answer.json["message"]) == (424, "invoke handler failure")
+            assert told in answer.json["error"]
         assert "would not say" in failed.json["error"]
 
 

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 
 from dragoman.core.calls import Describe, Generate, Infer, ModelDescription, Request, Response
-from dragoman.core.errors import DragomanError
+from dragoman.core.errors import DragomanError, InvalidInput, ServerError
 from dragoman.core.text import Generation
 from dragoman.protocols import lmi_control
 from dragoman.protocols.lmi_arrays import arrays_asked
 from dragoman.protocols.lmi_bedrock import bedrock_asked
-from dragoman.protocols.lmi_faults import Faults, codes
+from dragoman.protocols.lmi_faults import Faults, codes, dynamic
 from dragoman.protocols.lmi_formats import Formatter
 from dragoman.protocols.lmi_later import fetched, later
 from dragoman.protocols.lmi_model import lmi_model
@@ -55,7 +55,12 @@ class Lmi:
             if Generate not in response.answer.calls and Infer in response.answer.calls:
                 return arrays_asked(http, response.answer, self._policy)
             model = lmi_model(response.answer)
-            found = asked(http, model, self._policy)
+            try:
+                found = asked(http, model, self._policy)
+            except (InvalidInput, ServerError) as fault:
+                if model.rolling:
+                    raise
+                return dynamic(fault)
             if isinstance(found, Mapping):  # as TGI and vLLM take OpenAI's bodies at this path
                 if model.bedrock and "messages" not in found:
                     return bedrock_asked(found, http, self._policy, model.name)

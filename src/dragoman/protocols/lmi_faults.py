@@ -81,10 +81,15 @@ class Faults:
         error = found.given.worded(error)
         headers = (JSON_TYPE, *found.given.headers)
         if isinstance(error, ServerError | InvalidInput) and not found.rolling:
-            return HttpResponse(424, (to_json(dynamic_fault(error)),), headers)
+            return dynamic(error, found.given.headers)
         if isinstance(error, ServerError) and not formatter.streams:
             return HttpResponse(424, (formatter.failed(),), headers)
         return self.write(error)
+
+
+def dynamic(fault: DragomanError, headers: Headers = ()) -> HttpResponse:
+    """The answer of the dynamic-batch schema to what went wrong, with the payload too."""
+    return _json(dynamic_fault(fault), 424, headers)
 
 
 def _json(value: Any, status: int, headers: Headers = ()) -> HttpResponse:
