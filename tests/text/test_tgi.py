@@ -129,6 +129,19 @@ async def test_tokens(house: House) -> None:
     assert [t["text"] for t in told["tokenize_response"]] == ["user:", " hi"]
 
 
+async def test_tokens_as_vllms_clients_ask_for_them(house: House) -> None:
+    told = (await house.post("/tokenize", {"model": "tgi", "prompt": "hé du"})).json
+    assert told == {"count": 2, "max_model_len": 64, "tokens": [478, 227], "token_strs": None}
+    ask = {"messages": [{"role": "user", "content": "hi"}], "return_token_strs": True, "add_special_tokens": False}
+    answer = await house.post("/tokenize", ask)
+    assert answer.json["token_strs"] == ["user:", " hi"]
+    assert answer.headers["x-ignored-parameters"] == "add_special_tokens"
+    assert (await house.post("/tokenize", {"model": "nobody", "prompt": "a"})).status == 404
+    assert (await house.post("/tokenize", {"prompt": [1]})).status == 422
+    assert (await house.post("/tokenize", {"messages": []})).status == 422
+    assert set((await house.ask("GET", "/version")).json) == {"version"}
+
+
 # --- errors --------------------------------------------------------------------------------------------------
 
 BAD: list[tuple[dict[str, Any], str]] = [

@@ -3,7 +3,16 @@
 import time
 from typing import Any
 
-from dragoman.core.calls import DescribeModels, Embed, Generate, ModelDescription, Request, Response
+from dragoman.core.calls import (
+    DescribeModels,
+    DescribeServer,
+    Embed,
+    Generate,
+    ModelDescription,
+    Request,
+    Response,
+    ServerDescription,
+)
 from dragoman.core.errors import DragomanError, ModelNotFound
 from dragoman.protocols.openai_embeddings import embedding_asked
 from dragoman.protocols.text import object_body
@@ -67,6 +76,10 @@ class OpenAi:
         named = model.details.get("adapters") or ()
         return [card, *({**card, "id": f"{model.name}:{name}", "parent": model.name} for name in named)]
 
+    def version(self, http: HttpRequest) -> Exchange[ServerDescription, HttpResponse]:
+        """vLLM: of the server."""
+        return Exchange(Request(DescribeServer()), lambda told: json_response({"version": told.answer.version}))
+
     def chat(self, http: HttpRequest) -> Asked:
         return chat_asked(object_body(http.body, self._policy), http, self._policy, write_error)
 
@@ -81,6 +94,7 @@ def protocol(policy: Policy) -> HttpProtocol:
     """The protocol's table."""
     at = OpenAi(policy)
     routes = [Route("GET", "/v1/models", at.models), Route("GET", "/v1/models/{name}", at.model)]
+    routes += [Route("GET", "/version", at.version)]
     for base in ("/v1", "/models/{model}/v1"):
         routes += [
             Route("POST", f"{base}/chat/completions", at.chat),

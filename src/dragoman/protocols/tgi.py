@@ -33,6 +33,7 @@ from dragoman.core.errors import (
 from dragoman.core.text import Tokenized, TokenSpan
 from dragoman.protocols.text import EVENT_STREAM, inquiry, object_body
 from dragoman.protocols.text_chat import conversation
+from dragoman.protocols.text_tokenize import is_vllms, tokens_asked
 from dragoman.protocols.tgi_answer import Answer, event
 from dragoman.protocols.tgi_request import (
     MOST_BEST_OF,
@@ -123,8 +124,11 @@ class Tgi:
 
     # --- tokens ----------------------------------------------------------------------------------------------
 
-    def tokenize(self, http: HttpRequest) -> Exchange[Tokenized, HttpResponse]:
-        inputs, _ = inputs_of(object_body(http.body, self._policy))
+    def tokenize(self, http: HttpRequest) -> Asked:
+        body = object_body(http.body, self._policy)
+        if is_vllms(body):
+            return tokens_asked(body, http, self._policy)
+        inputs, _ = inputs_of(body)
         if len(inputs) > 1:
             raise InvalidInput(f"`inputs` must be one text; got {len(inputs)}")
 
