@@ -348,6 +348,17 @@ async def test_calls_that_have_to_be_made(
     assert streamed[-2]["choices"][0]["finish_reason"] == reason
 
 
+async def test_a_function_without_parameters_takes_none(house: House) -> None:
+    await chat(house, tools=[{"type": "function", "function": {"name": "now"}}], tool_choice="now")
+    schema = json.loads(house.model().calls[-1].sampling.grammar.text)
+    assert (schema["properties"], schema["additionalProperties"]) == ({}, False)
+
+
+async def test_one_format_may_have_two_names(house: House) -> None:
+    await chat(house, response_format={"type": "text"}, guided_regex="a", structured_outputs={"regex": "a"})
+    assert house.model().calls[-1].sampling.grammar == Grammar("regex", "a")
+
+
 async def test_one_required_call_alone(house: House) -> None:
     await chat(house, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
     assert json.loads(house.model().calls[-1].sampling.grammar.text)["maxItems"] == 1
@@ -385,6 +396,8 @@ async def test_one_required_call_alone(house: House) -> None:
         ({"tool_choice": "required"}, "tool_choice", "without `tools`"),
         ({"tools": TOOLS, "tool_choice": {"function": {"name": "x"}}}, "tool_choice", "one of `tools`"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "must not be given with `guided_regex`"),
+        ({"response_format": {"type": "json_object"}, "guided_json": {}}, "guided_json", "with `response_format`"),
         ({"model": 5}, "model", "the name of a model"),
     ],
 )

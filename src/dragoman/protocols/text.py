@@ -11,7 +11,7 @@ import orjson
 from dragoman.core.calls import Answer, ModelCall, Request
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import KINDS, Kind, checked, sampling
-from dragoman.core.text import Sampling, Text, Token
+from dragoman.core.text import Grammar, Sampling, Text, Token
 from dragoman.payload.depth import check_depth
 from dragoman.protocols.wire import Buffer, Headers, HttpRequest, Policy
 
@@ -125,8 +125,8 @@ class Given:
 def given(values: Mapping[str, Any], table: Mapping[str, Parameter], policy: Policy) -> Given:
     """The parameters among values, each checked; null is as good as absent.
 
-    Two names for one list add up. Raises InvalidInput naming the parameter, what was expected and what came, and in
-    strict mode where a parameter is not known.
+    Two names for one list add up. Raises InvalidInput naming the parameter, what was expected and what came, where two
+    say what the text must be, and in strict mode where a parameter is not known.
     """
     found, ignored = Given(), []
     for name, value in values.items():
@@ -140,6 +140,12 @@ def given(values: Mapping[str, Any], table: Mapping[str, Parameter], policy: Pol
         place = found.options if known.own else found.fields
         if isinstance(read, tuple):
             read = (*place.get(known.to, ()), *read)
+        elif isinstance(read, Grammar) and place.get(known.to, read) != read:
+            raise InvalidInput(
+                f"`{name}` must not be given with `{found.names[known.to]}`: the text can be one of them alone"
+            )
+        if read is None:  # as of a format that is any text
+            continue
         place[known.to] = read
         found.names[known.to] = name
     refuse_unknown(ignored, table, policy)

@@ -66,6 +66,7 @@ def _chat(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Fa
     grammar = tools.grammar()
     if grammar is not None:
         fields["grammar"] = grammar
+        found.names["grammar"] = "tools"
     sampling = found.sampling(policy)
     stream = options.get("stream", False)
     answer = ChatAnswer(sampling.n, options, tools)

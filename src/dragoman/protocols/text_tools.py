@@ -76,7 +76,8 @@ class Tools:
 
     def _parameters(self, name: str) -> Any:
         tool = next(tool for tool in self.offered if tool["function"]["name"] == name)
-        return tool["function"].get("parameters") or {"type": "object"}
+        # OpenAI: without parameters it takes none.
+        return tool["function"].get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
 
     def parsed(self, text: str) -> tuple[str, list[ToolCall]]:
         """The text that is for the reader, and the calls that the rest of it makes; all is text where none does."""
