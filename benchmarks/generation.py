@@ -188,7 +188,7 @@ def asked(side: str, folder: Path, dtype: str) -> Iterator[Ask]:
     log = (RESULTS / "logs").resolve()
     log.mkdir(parents=True, exist_ok=True)
     # Spinning threads would make whoever spins longest slow on a busy machine; all sides have the same.
-    environment = {"GOMP_SPINCOUNT": "2000", **os.environ, "HF_HUB_OFFLINE": "1"}
+    environment = {"GOMP_SPINCOUNT": "8000", **os.environ, "HF_HUB_OFFLINE": "1"}
     with (log / "generation.log").open("ab") as said:
         child = subprocess.Popen(
             _command(side, folder, dtype),

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from dragoman.generation.adapters import Rows, attach
 from dragoman.generation.attention import NAME, Attend, Shapes, Span, Step, attention
 from dragoman.generation.cache import Cache
 from dragoman.generation.compact import Compact, suits
+from dragoman.generation.crew import Crew, quickest
 from dragoman.generation.packing import pack, packs
 
 log = logging.getLogger("dragoman.generation")
@@ -27,9 +29,6 @@ DTYPES: Mapping[str, torch.dtype] = {
 # How far logits of the same weights may differ by rounding alone, of the largest one.
 _SAME = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 _NONE: Mapping[str, Path] = {}
-# Twice the threads have to take less than this share of the time, which is taken so often, unless it is long.
-_PAYS = 0.9
-_TURNS, _LONG_S = 3, 2.0
 
 
 class Row(NamedTuple):
@@ -55,6 +54,7 @@ class Runner:
         self.device = torch.device(device)
         self._compact: Compact | None = None
         self._adapted: Rows | None = None
+        self._crew: Crew | None = None
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         self.dtype = DTYPES[dtype] if dtype != "auto" else _natural(config, self.device)
         loaded, told = AutoModelForCausalLM.from_pretrained(
@@ -100,28 +100,17 @@ class Runner:
         if self._adapted is not None:
             names = [row.adapter for row in rows for _ in row.tokens]
             self._adapted.assign(names, self.device)
-        with torch.inference_mode():
+        with torch.inference_mode(), self._crew or nullcontext():
             return self._forward(tokens, places, wanted, Step(cache, spans[:count], spans[count:]))
 
     def set_threads(self, wanted: int) -> int:
-        """Compute with so many threads (0: as many as prove quickest, now and for this model); gives their number.
-
-        More threads are taken only where they pay: small models lose by them, and so does everybody on a busy machine.
-        """
-        tried = [wanted] if wanted else [2**i for i in range(torch.get_num_threads().bit_length())]
-        taken_s = dict.fromkeys(tried, float("inf"))
-        for _ in range(_TURNS if len(tried) > 1 else 0):  # by turns, so that what else runs falls on all alike
-            for threads in tried:
-                torch.set_num_threads(threads)
-                taken_s[threads] = min(taken_s[threads], self._work_s())
-            if sum(taken_s.values()) > _LONG_S:
-                break
-        best = tried[0]
-        for threads in tried:
-            if taken_s[threads] < taken_s[best] * _PAYS:
-                best = threads
-        torch.set_num_threads(best)
-        return best
+        """Compute with so many threads, always; 0: with as many as prove quickest, and fewer while others need the
+        cores. Gives their number."""
+        most = torch.get_num_threads()
+        threads = wanted or quickest(self._work_s, most)
+        torch.set_num_threads(threads)
+        self._crew = None if wanted or threads == 1 else Crew(threads)
+        return threads
 
     def _work_s(self) -> float:
         """How long a step of eight texts takes and one that reads eight of their tokens each."""
