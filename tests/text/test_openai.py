@@ -91,6 +91,16 @@ async def test_what_is_told_of_a_prompt_as_by_vllm(house: House) -> None:
     assert "prompt_logprobs" not in await chat(house)
 
 
+async def test_nothing_new_but_what_is_known_of_a_prompt(house: House) -> None:
+    ask = {"model": "Speaker", "prompt": ["a b", "c"], "max_tokens": 0, "echo": True, "logprobs": 0}
+    told = (await house.post("/v1/completions", ask)).json
+    assert [(c["text"], c["finish_reason"]) for c in told["choices"]] == [("a b", "length"), ("c", "length")]
+    assert told["choices"][0]["logprobs"]["token_logprobs"] == [None, -0.125]
+    assert (told["usage"]["prompt_tokens"], told["usage"]["completion_tokens"]) == (3, 0)
+    streamed = events((await house.post("/v1/completions", {**ask, "prompt": "a b", "stream": True})).body)
+    assert [each["choices"][0]["text"] for each in streamed[:-1]] == ["a b"]
+
+
 def test_likely_tokens_of_a_prompt_have_ranks() -> None:
     top = Token(7, "x", -0.5), Token(5, "a", -1.0)
     known, beyond = Token(5, "a", -1.0, top=top), Token(6, "b", -9.0, top=top)
@@ -422,6 +432,8 @@ async def test_what_is_refused(house: House, change: Any, param: str, message: s
         ({"best_of": 1, "n": 2}, "best_of"),
         ({"best_of": 3, "stream": True}, "best_of"),
         ({"logprobs": 21}, "logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1, "echo": True}, "max_tokens"),
         ({"echo": "yes"}, "echo"),
     ],
 )

@@ -38,6 +38,7 @@ _PARAMETERS: Mapping[str, Parameter] = {
     **COMMON,
     "prompt": option("prompt", anything()),
     "best_of": sets("best_of"),
+    "max_tokens": sets("max_new_tokens", integer(0)),
     "logprobs": sets("top_logprobs", integer(0, MOST_TOP)),
     "echo": option("echo", flag()),
     "suffix": option("suffix", anything()),
@@ -59,6 +60,11 @@ def _completion(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faul
         raise InvalidInput("`suffix` is not supported; expected none")
     settle(fields, options)
     options["read"] = "prompt_logprobs" in fields
+    options["nothing_new"] = fields.get("max_new_tokens") == 0
+    if options["nothing_new"]:  # nothing but what is known of the prompt: a token is made, and not told
+        if not options.get("echo"):
+            raise InvalidInput("`max_tokens` must be strictly positive unless `echo` is true; got 0")
+        fields["max_new_tokens"] = 1
     logprobs = "top_logprobs" in fields
     if options.get("echo") and logprobs:
         fields["prompt_logprobs"] = max(fields["top_logprobs"], fields.get("prompt_logprobs", 0))
@@ -107,6 +113,7 @@ class CompletionAnswer:
         self._prompts = prompts
         self._echo = options.get("echo", False)
         self._read = options.get("read", False)
+        self._nothing_new = options.get("nothing_new", False)
         self._logprobs = logprobs
         told = options.get("stream_options", {})
         self._ends_with_usage = told.get("include_usage", False)
@@ -118,15 +125,13 @@ class CompletionAnswer:
         self._finished = 0
 
     def whole(self, response: Response[Generation], headers: Headers) -> HttpResponse:
-        self._take(response.answer)
-        choices = [self._choice(text, text.whole) for text in response.answer.texts]
+        choices = [self._choice(text, text.whole) for text in self._taken(response.answer)]
         return json_response(self._envelope.around(response.model, choices, usage=self._usage.told()), 200, headers)
 
     def piece(self, response: Response[Generation]) -> bytes:
         """The chunks of one piece; the last one of all is followed by the usage where that was asked for."""
-        self._take(response.answer)
         chunks = []
-        for text in response.answer.texts:
+        for text in self._taken(response.answer):
             self._finished += bool(text.finish)
             if text.text or text.finish or (self._logprobs and text.tokens):
                 more: dict[str, Any] = {"usage": None} if self._ends_with_usage else {}
@@ -137,9 +142,14 @@ class CompletionAnswer:
             chunks.append(event(self._envelope.around(response.model, [], usage=self._usage.told())))
         return b"".join(chunks)
 
-    def _take(self, generation: Generation) -> None:
+    def _taken(self, generation: Generation) -> Sequence[Text]:
+        """The texts of a piece, once what comes with them is known."""
+        if self._nothing_new:
+            bare = (Text(text.prompt, text.choice, finish="length" if text.finish else "") for text in generation.texts)
+            generation = Generation(tuple(bare), generation.prompts)
         self._usage.add(generation)
         self._infos = self._infos or generation.prompts
+        return generation.texts
 
     def _choice(self, text: Text, content: str) -> dict[str, Any]:
         index = text.prompt * self._n + text.choice
