@@ -1,13 +1,16 @@
 """What a model writes later changes no answer that it has given."""
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from workers_harness import PLACES, ask, first, pool_of
 
-from dragoman.core.calls import Infer, Inference
-from dragoman.core.datatypes import BYTES
+import dragoman
+from dragoman.core.calls import Infer, Inference, Request
+from dragoman.core.datatypes import BYTES, FP64
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.workers.owned import owned
 
@@ -60,3 +63,32 @@ def test_arrays_that_somebody_holds_are_copied(array: np.ndarray) -> None:
     assert not np.shares_memory(answer.outputs["y"].data, array)
     held = Tensor.of(array)
     assert not np.shares_memory(owned(Inference({"y": held}), NOTHING).outputs["y"].data, array)
+
+
+@pytest.mark.parametrize("how", HOWS)
+async def test_answers_that_are_there_at_once_are_their_readers_own_too(how: str) -> None:
+    async with pool_of("inline", "Reuses", parameters={"how": how}) as pool:
+        step = pool.now[Infer]
+        answers = [step(ask(n)) for n in range(100)]
+        assert [first(answer) for answer in answers] == list(range(100))
+
+
+@pytest.mark.parametrize("form", [lambda y: y, lambda y: {"y": y}, Tensor.of, lambda y: Inference({"y": Tensor.of(y)})])
+async def test_what_a_model_has_just_made_is_not_copied(form: Callable[[np.ndarray], Any]) -> None:
+    made: list[int] = []
+
+    class Fresh(dragoman.Model):
+        placement = "inline"
+
+        def signature(self) -> dragoman.Signature:
+            return dragoman.Signature(outputs=(dragoman.TensorSpec("y", FP64, (3,)),))
+
+        def infer(self, call: Infer) -> Any:
+            array = np.full(3, 7.0)
+            made.append(array.ctypes.data)
+            return form(array)
+
+    async with dragoman.open_engine(Fresh) as engine:
+        response = engine.now(Request(Infer({}), "Fresh"))
+        assert response is not None
+        assert response.answer.outputs["y"].data.ctypes.data == made[-1]

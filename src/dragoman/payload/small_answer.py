@@ -26,9 +26,8 @@ def write_answer(answer: Inference, model: str, version: str, id_: str | None) -
     """The answer to a request as JSON; None where anything else is to be said than its small outputs of numbers."""
     if answer.parameters or answer.metadata:
         return None
-    parts = [_starts.get((model, version)) or _start(model, version)]
-    if id_ is not None:
-        parts[0] = b'{"id":%b,%b' % (orjson.dumps(id_), parts[0][1:])
+    start = _starts.get((model, version)) or _start(model, version)
+    parts = [b"{", start] if id_ is None else [b'{"id":', orjson.dumps(id_), b",", start]
     outputs, end = answer.outputs, b""
     for name in outputs:
         tensor = outputs[name]
@@ -53,8 +52,7 @@ def write_binary(
     if answer.parameters or answer.metadata or not answer.outputs:
         return None
     start = _starts.get((model, version)) or _start(model, version)
-    if id_ is not None:
-        start = b'{"id":%b,%b' % (orjson.dumps(id_), start[1:])
+    id_text = b"" if id_ is None else b'"id":%b,' % orjson.dumps(id_)
     told, blobs, outputs = [], [], answer.outputs
     for name in outputs:
         tensor = outputs[name]
@@ -65,14 +63,14 @@ def write_binary(
             return None
         told.append(head)
         blobs.append(tensor.data.tobytes())
-    text = b"%b%b]}" % (start, told[0] if len(told) == 1 else b",".join(told))
+    text = b"{%b%b%b]}" % (id_text, start, told[0] if len(told) == 1 else b",".join(told))
     return b"".join((text, *blobs)), len(text)
 
 
 def _start(model: str, version: str) -> bytes:
-    """What an answer of a model begins with, up to its outputs."""
+    """What an answer of a model begins with behind its id, up to its outputs."""
     named = {"model_name": model, "model_version": version} if version else {"model_name": model}
-    return kept(_starts, (model, version), orjson.dumps({**named, "outputs": []})[:-2])
+    return kept(_starts, (model, version), orjson.dumps({**named, "outputs": []})[1:-2])
 
 
 def _head(name: str, tensor: Tensor) -> bytes:

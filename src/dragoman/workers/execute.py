@@ -192,15 +192,13 @@ class Executor:
     def _step(self, call: type[Call[Any]], own: bool) -> Callable[[Request[Any]], Any]:
         name, finish = _VERBS[call]
         method, takes_request = getattr(self.model, name), self.model.takes_request
-        signature = self.loaded.signature
-        unsized = self._unsized or signature
+        signature, unsized = self.loaded.signature, self._unsized
 
         def answer(request: Request[Any]) -> Any:
             asked = request.call
             try:
                 result = method(request if takes_request else asked)
-                sized = unsized is signature or not getattr(asked, "config", None)
-                found = finish(result, asked, signature if sized else unsized)
+                found = finish(result, asked, unsized if unsized and getattr(asked, "config", None) else signature)
                 del result  # which would look as if somebody else held the answer
                 return owned(found, asked) if own else found
             except _FAULTS as fault:
