@@ -16,6 +16,7 @@ from sklearn import datasets
 from sklearn.linear_model import LogisticRegression
 
 import dragoman
+from dragoman.core.calls import Embed, Embedded
 from dragoman.core.datatypes import BYTES
 from dragoman.protocols.lmi_ndlist import from_ndlist, to_ndlist
 
@@ -248,6 +249,40 @@ async def test_what_does_not_fit_is_named(house: House, path: str, kind: str, bo
     assert answer.status in (400, 424)
     assert told["code"] == answer.status
     assert message in told.get("error", told.get("message"))
+
+
+class Vectors(dragoman.Model):
+    """A vector of two numbers for each text: its length, and one."""
+
+    placement = "inline"
+
+    def embed(self, call: Embed) -> Embedded:
+        if "long" in call.inputs:
+            raise dragoman.errors.InvalidInput("input 0 has 99 tokens; the model takes 1 to 9")
+        found = [[float(len(text)), 1.0] for text in call.inputs]
+        return Embedded(dragoman.Tensor.of(np.array(found, np.float32)), len(found))
+
+    def infer(self, call: dragoman.Infer) -> dragoman.Inference:
+        return dragoman.Inference(dict(call.inputs))
+
+
+async def test_texts_become_vectors() -> None:
+    async with speaking(Vectors) as house:
+        for kind in ("", "application/json", "application/x-www-form-urlencoded"):
+            one = await house.post("/invocations", {"inputs": "abc"}, {"content-type": kind} if kind else {})
+            assert (one.status, one.headers["content-type"], one.json) == (200, "application/json", [3.0, 1.0])
+        several = await house.post("/predictions/Vectors", {"inputs": ["abc", "é"], "parameters": {"x": 1}})
+        assert (several.json, several.headers["x-ignored-parameters"]) == ([[3.0, 1.0], [1.0, 1.0]], "parameters")
+        for body, told in (
+            ({"inputs": ""}, "none empty"),
+            ({"inputs": ["a"] * 2049}, "at most 2048 texts"),
+            ({"inputs": "long"}, "the model takes 1 to 9"),
+            (b"{", "not valid JSON"),
+        ):
+            answer = await house.post("/invocations", body)
+            assert (answer.status, answer.json["code"], answer.json["type"]) == (400, 400, "TranslateException")
+            assert told in answer.json["message"]
+        assert (await house.post("/invocations", {"inputs": [[1.0]]})).json == {"predictions": [[1.0]]}
 
 
 async def test_which_model_answers_where_none_is_named(house: House) -> None:

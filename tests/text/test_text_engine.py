@@ -184,6 +184,10 @@ def test_openai(served: Running, greedy: str) -> None:
 
 def test_the_only_model_that_can(served: Running) -> None:
     assert ask(served, "/v1/embeddings", {"input": "one"})["model"] == "encoder"
+    vectors = ask(served, "/predictions/encoder", {"inputs": ["one", "one two"]})
+    assert vectors[0] == pytest.approx(ask(served, "/predictions/encoder", {"inputs": "one"}), abs=1e-5)
+    assert len(vectors) == 2
+    assert len(vectors[0]) == 16
     assert ask(served, "/v1/completions", {"prompt": "one"})["model"] == "story"
 
 

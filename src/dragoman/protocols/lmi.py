@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 
-from dragoman.core.calls import Describe, Generate, Infer, ModelDescription, Request, Response
+from dragoman.core.calls import Describe, Embed, Generate, Infer, ModelDescription, Request, Response
 from dragoman.core.errors import DragomanError, InvalidInput, ServerError
 from dragoman.core.text import Generation
 from dragoman.protocols import lmi_control
 from dragoman.protocols.lmi_arrays import arrays_asked
 from dragoman.protocols.lmi_bedrock import bedrock_asked
+from dragoman.protocols.lmi_embeddings import embeddings_asked
 from dragoman.protocols.lmi_faults import Faults, codes, dynamic
 from dragoman.protocols.lmi_formats import Formatter
 from dragoman.protocols.lmi_later import fetched, later
@@ -52,9 +53,12 @@ class Lmi:
         """An inference: the model is asked for first, since it has a say in what the body and the answer look like."""
 
         def then(response: Response[ModelDescription]) -> Answered:
-            if Generate not in response.answer.calls and Infer in response.answer.calls:
-                return arrays_asked(http, response.answer, self._policy)
-            model = lmi_model(response.answer)
+            described = response.answer
+            if Generate not in described.calls and Infer in described.calls:
+                able = Embed in described.calls
+                vectors = embeddings_asked(http, described, self._policy, self._faults) if able else None
+                return vectors or arrays_asked(http, described, self._policy)
+            model = lmi_model(described)
             try:
                 found = asked(http, model, self._policy)
             except (InvalidInput, ServerError) as fault:
