@@ -482,6 +482,27 @@ async def test_openais_bodies_are_answered_as_openai_does(house: House) -> None:
     assert completed.json["choices"][0]["text"] == "b"
 
 
+@pytest.mark.parametrize("formatter", ["jsonlines", "jsonlines_chat"])
+async def test_chats_stream_in_lines_where_the_operator_says_so(tmp_path: Path, formatter: str) -> None:
+    async with speaking(folder(tmp_path, output_formatter=formatter)) as house:
+        for words, end in (("a b", "finish_reason"), ("!fault a", "error")):
+            ask = {
+                "messages": [{"role": "user", "content": words}],
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+            answer = await house.post("/invocations", ask)
+            assert (answer.status, answer.headers["content-type"]) == (200, "application/jsonlines")
+            assert "cache-control" not in answer.headers
+            told = lines(answer.body)
+            assert told[0]["object"] == "chat.completion.chunk"
+            assert "usage" in told[-1] if end == "finish_reason" else set(told[-1]) == {"error"}
+        whole = await house.post("/invocations", {"prompt": "a b"})
+        assert whole.json["choices"][0]["text"] == "b a"
+        apart = await house.post("/v1/completions", {"prompt": "a b", "stream": True})
+        assert apart.headers["content-type"] == "text/event-stream"
+
+
 # --- health and management -----------------------------------------------------------------------------------
 
 

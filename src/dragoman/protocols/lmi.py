@@ -8,6 +8,7 @@ from dragoman.core.text import Generation
 from dragoman.protocols import lmi_control
 from dragoman.protocols.lmi_arrays import arrays_asked
 from dragoman.protocols.lmi_bedrock import bedrock_asked
+from dragoman.protocols.lmi_chat import openai_asked
 from dragoman.protocols.lmi_embeddings import embeddings_asked
 from dragoman.protocols.lmi_faults import Faults, codes, dynamic
 from dragoman.protocols.lmi_formats import Formatter
@@ -15,8 +16,6 @@ from dragoman.protocols.lmi_later import fetched, later
 from dragoman.protocols.lmi_model import lmi_model
 from dragoman.protocols.lmi_request import Asked, asked, model_name, versioned
 from dragoman.protocols.text import inquiry
-from dragoman.protocols.text_chat import chat_asked
-from dragoman.protocols.text_completions import completion_asked
 from dragoman.protocols.wire import Asked as Answered
 from dragoman.protocols.wire import (
     Exchange,
@@ -68,8 +67,7 @@ class Lmi:
             if isinstance(found, Mapping):  # as TGI and vLLM take OpenAI's bodies at this path
                 if model.bedrock and "messages" not in found:
                     return bedrock_asked(found, http, self._policy, model.name)
-                answers = chat_asked if "messages" in found else completion_asked
-                return answers(found, http, self._policy, self._faults.write, model.name)
+                return openai_asked(found, http, self._policy, self._faults, model)
             return self._generate(found, http, Formatter(found, model), model.name)
 
         told = inquiry(Generate(prompts=()), http, self._policy, model_name(http))

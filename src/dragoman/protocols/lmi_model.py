@@ -13,8 +13,7 @@ from dragoman.core.spec import ModelSpec
 
 FORMATS = ("json", "jsonlines", "sse")
 BARE = "none"
-# LMI's formatters of chats, and of Bedrock's schema; these are answered as their clients expect it, whatever is chosen
-# for the rest.
+# LMI's formatters of chats, and of Bedrock's schema, and which of the others each is for the rest.
 _CHATS = {"json_chat": "json", "jsonlines_chat": "jsonlines", "3p": "json", "3p_stream": "jsonlines"}
 _SETTINGS = (
     "output_formatter",
