@@ -138,6 +138,13 @@ async def test_names_that_mean_whatever_is_there(house: House, name: str | None)
     assert (await house.post("/v1/embeddings", {"model": name, "input": "a"})).status == 200
 
 
+async def test_the_hubs_name_of_a_model(house: House) -> None:
+    for name in ("someone/Speaker", "someone/Speaker:pirate"):
+        assert (await house.post("/v1/completions", {"model": name, "prompt": "a"})).json["model"] == "Speaker"
+    assert house.model().calls[-1].sampling.adapter == "pirate"
+    assert (await house.post("/v1/completions", {"model": "Speaker/other", "prompt": "a"})).status == 404
+
+
 async def test_adapters_are_models_of_their_own(house: House) -> None:
     cards = (await house.ask("GET", "/v1/models")).json["data"]
     assert [(card["id"], card["parent"]) for card in cards] == [("Speaker", None), ("Speaker:pirate", "Speaker")]

@@ -111,9 +111,11 @@ def settle(fields: dict[str, Any], options: Mapping[str, Any]) -> None:
 def addressed(body: Mapping[str, Any], http: HttpRequest, then: Callable[[str], Asked], model: str = "") -> Asked:
     """What `then` makes of the name of the model that is meant: `model`, else that of the path, else the body's.
 
-    A placeholder is no name, unless a model is called so; behind a colon stands an adapter.
+    A placeholder is no name, unless a model is called so; behind a colon stands an adapter. Of `organisation/name`, as
+    the Hugging Face Hub calls a model, the name counts.
     """
-    name = model or http.params.get("model", "") or _named(body.get("model")).partition(":")[0]
+    named = _named(body.get("model")).partition(":")[0].rpartition("/")[2]
+    name = model or http.params.get("model", "") or named
     if not name or name not in PLACEHOLDERS:
         return then(name)
 
