@@ -75,6 +75,7 @@ def forget() -> None:
     recall._texts.clear()
     recall._heads.clear()
     recall._once.clear()
+    recall._last = None
 
 
 def told(text: bytes, policy: Policy, rest: bytes | None = None) -> Any:
