@@ -43,6 +43,8 @@ async def test_text_generation_plain(house: House) -> None:
 
 
 async def test_text_generation_at_a_models_own_path(house: House) -> None:
+    client = text_generation.Client(f"{house.url}/models/someone/Speaker")
+    assert (await asyncio.to_thread(client.generate, "one two")).generated_text == "two one"
     client = text_generation.Client(f"{house.url}/models/Speaker")
     answer = await asyncio.to_thread(client.generate, "one two", do_sample=True, seed=3, decoder_input_details=True)
     assert answer.generated_text == "two one"
@@ -75,8 +77,9 @@ async def test_text_generation_faults(house: House) -> None:
     for ask in (lambda: client.generate("!fault"), lambda: list(client.generate_stream("!fault a"))):
         with pytest.raises(tgi_errors.GenerationError):
             await asyncio.to_thread(ask)
-    with pytest.raises(tgi_errors.NotFoundError):
-        await asyncio.to_thread(text_generation.Client(f"{house.url}/models/nobody").generate, "a")
+    for name in ("nobody", "someone/nobody"):
+        with pytest.raises(tgi_errors.NotFoundError):
+            await asyncio.to_thread(text_generation.Client(f"{house.url}/models/{name}").generate, "a")
 
 
 async def test_text_generation_chat(house: House) -> None:

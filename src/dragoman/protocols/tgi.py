@@ -4,6 +4,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import structs
+
 from dragoman.core.calls import (
     Describe,
     DescribeServer,
@@ -91,6 +93,10 @@ class Tgi:
         if wants_stream(body):
             return self._stream(body, http, since_s)
         return self._whole(body, http, since_s, listed=True)
+
+    def of_hub(self, http: HttpRequest) -> Asked:
+        """`POST /models/organisation/name`, as its clients address the models of the Hub: the name counts."""
+        return self.either(structs.replace(http, params={"model": http.params["version"]}))
 
     def generate(self, http: HttpRequest) -> Asked:
         return self._whole(object_body(http.body, self._policy), http, time.monotonic(), listed=False)
@@ -197,6 +203,7 @@ def protocol(policy: Policy) -> HttpProtocol:
     """The protocol's table."""
     at = Tgi(policy)
     routes = [Route("POST", "/", at.either), Route("POST", "/models/{model}", at.either), Route("GET", "/", at.health)]
+    routes.append(Route("POST", "/models/{model}/{version}", at.of_hub))
     for base in ("", "/models/{model}"):
         routes += [
             Route("POST", f"{base}/generate", at.generate),
