@@ -271,7 +271,12 @@ async def test_one_call_alone(house: House) -> None:
 async def test_calls_that_are_required(house: House) -> None:
     await chat(house, tools=TOOLS, tool_choice="required")
     grammar = house.model().calls[-1].sampling.grammar
-    assert json.loads(grammar.text)["items"]["anyOf"][0]["properties"]["name"] == {"const": "time"}
+    schema = json.loads(grammar.text)
+    assert schema["items"]["anyOf"][0]["properties"] == {
+        "name": {"const": "time"},
+        "arguments": {"$ref": "#/$defs/time"},
+    }
+    assert schema["$defs"] == {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
     one = {"type": "function", "function": {"name": "weather"}}
     told = await chat(house, messages=saying(OSLO), tools=TOOLS, tool_choice=one)
     assert json.loads(house.model().calls[-1].sampling.grammar.text) == TOOLS[0]["function"]["parameters"]
@@ -369,6 +374,33 @@ async def test_a_function_without_parameters_takes_none(house: House) -> None:
     await chat(house, tools=[{"type": "function", "function": {"name": "now"}}], tool_choice="now")
     schema = json.loads(house.model().calls[-1].sampling.grammar.text)
     assert (schema["properties"], schema["additionalProperties"]) == ({}, False)
+
+
+async def test_references_in_a_tool_are_its_own(house: House) -> None:
+    place = {"type": "object", "properties": {"in": {"$ref": "#/$defs/Place"}, "$ref": {"type": "string"}}}
+    parameters = {"$defs": {"Place": place}, "anyOf": [{"$ref": "#/$defs/Place"}, {"$ref": "#"}]}
+    tool = {"type": "function", "function": {"name": "go", "parameters": parameters}}
+    await chat(house, tools=[tool], tool_choice="required")
+    moved = json.loads(house.model().calls[-1].sampling.grammar.text)["$defs"]["go"]
+    assert moved["anyOf"] == [{"$ref": "#/$defs/go/$defs/Place"}, {"$ref": "#/$defs/go"}]
+    assert moved["$defs"]["Place"]["properties"] == {
+        "in": {"$ref": "#/$defs/go/$defs/Place"},
+        "$ref": {"type": "string"},
+    }
+
+
+async def test_tools_that_are_allowed(house: House) -> None:
+    def allowed(mode: str, *names: str) -> Any:
+        tools = [{"type": "function", "function": {"name": name}} for name in names]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+    await chat(house, tools=TOOLS, tool_choice=allowed("required", "time"))
+    assert list(json.loads(house.model().calls[-1].sampling.grammar.text)["$defs"]) == ["time"]
+    await chat(house, tools=TOOLS, tool_choice=allowed("auto", "weather"))
+    assert house.model().calls[-1].prompts[0].tools == tuple(TOOLS[:1])
+    for choice in (allowed("auto"), allowed("auto", "time", "nothing"), allowed("maybe", "time")):
+        answer = await house.post("/v1/chat/completions", {"messages": HELLO, "tools": TOOLS, "tool_choice": choice})
+        assert (answer.status, answer.json["error"]["param"]) == (400, "tool_choice")
 
 
 async def test_one_format_may_have_two_names(house: House) -> None:

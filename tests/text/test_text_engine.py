@@ -182,6 +182,22 @@ def test_openai(served: Running, greedy: str) -> None:
             client.embeddings.create(model="story", input="one")
 
 
+def test_a_tool_whose_schema_refers_to_itself(served: Running) -> None:
+    size = {"type": "integer", "maximum": 3, "minimum": 0}
+    nested = {"anyOf": [{"$ref": "#/$defs/Box"}, {"type": "null"}]}
+    box = {"type": "object", "properties": {"n": size, "in": nested}, "required": ["n", "in"]}
+    parameters = {"$defs": {"Box": {**box, "additionalProperties": False}}, "$ref": "#/$defs/Box"}
+    tool = {"type": "function", "function": {"name": "pack", "parameters": parameters}}
+    body = {"model": "story", "messages": [{"role": "user", "content": "a"}], "tools": [tool], "max_tokens": 150}
+    for choice in ("required", "pack"):
+        asked = {**body, "tool_choice": choice, "parallel_tool_calls": False, "seed": 1}
+        told = ask(served, "/v1/chat/completions", asked)["choices"][0]
+        calls = [call["function"] for call in told["message"].get("tool_calls") or ()]
+        assert told["finish_reason"] == "length" or [call["name"] for call in calls] == ["pack"]
+        if told["finish_reason"] != "length":  # a model that has learnt little may put much space between the parts
+            assert set(json.loads(calls[0]["arguments"])) == {"n", "in"}
+
+
 def test_the_only_model_that_can(served: Running) -> None:
     assert ask(served, "/v1/embeddings", {"input": "one"})["model"] == "encoder"
     vectors = ask(served, "/predictions/encoder", {"inputs": ["one", "one two"]})

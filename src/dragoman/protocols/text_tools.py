@@ -8,7 +8,7 @@ Mistral         [TOOL_CALLS][{"name": ..., "arguments": {...}}], or [TOOL_CALLS]
 import json
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,14 +65,16 @@ class Tools:
         choices = [
             {
                 "type": "object",
-                "properties": {"name": {"const": name}, "arguments": self._parameters(name)},
+                "properties": {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{name}"}},
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
             }
             for name in sorted(self.names)
         ]
         most = {"maxItems": 1} if self.single else {}
-        return Grammar("json_schema", json.dumps({"type": "array", "minItems": 1, **most, "items": {"anyOf": choices}}))
+        schemas = {name: _moved(self._parameters(name), f"#/$defs/{name}") for name in self.names}
+        whole = {"type": "array", "minItems": 1, **most, "items": {"anyOf": choices}, "$defs": schemas}
+        return Grammar("json_schema", json.dumps(whole))
 
     def _parameters(self, name: str) -> Any:
         tool = next(tool for tool in self.offered if tool["function"]["name"] == name)
@@ -89,6 +91,17 @@ class Tools:
         return text, []
 
 
+def _moved(schema: Any, place: str) -> Any:
+    """A schema with its own references, `#/$defs/...` say, as they are once it stands at that place of another."""
+    if isinstance(schema, list):
+        return [_moved(each, place) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: _moved(value, place) for name, value in schema.items()}
+    pointer = schema.get("$ref")
+    return {**found, "$ref": place + pointer[1:]} if isinstance(pointer, str) and pointer[:1] == "#" else found
+
+
 def call(name: str, arguments: str = "") -> ToolCall:
     """A call with an id of its own."""
     return ToolCall(name, arguments, f"call_{uuid.uuid4().hex[:24]}")
@@ -103,12 +116,24 @@ def tools_of(given: Any, choice: Any) -> Tools:
     if not isinstance(given, list) or len(given) > _MOST_TOOLS:
         raise InvalidInput(f"`tools` must be a list of at most {_MOST_TOOLS} functions; got {shown(given)}")
     offered = tuple(_tool(tool, i) for i, tool in enumerate(given))
+    match choice:
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [*allowed]}}:
+            offered, choice = _allowed(offered, allowed), mode
     if choice == "none":
         return Tools()
     tools = Tools(offered, required=choice == "required", only=_chosen(choice))
     if tools.only and tools.only not in tools.names:
         raise InvalidInput(f"`tool_choice` must name one of `tools`; got {shown(tools.only)}")
     return tools
+
+
+def _allowed(offered: Sequence[dict[str, Any]], allowed: Sequence[Any]) -> tuple[dict[str, Any], ...]:
+    """Those of the tools that may be called; the model does not hear of the others."""
+    names = {_chosen(tool) for tool in allowed}
+    found = tuple(tool for tool in offered if tool["function"]["name"] in names)
+    if not found or len(names) > len(found):
+        raise InvalidInput(f"`tool_choice` must allow some of `tools`; got {shown(list(allowed))}")
+    return found
 
 
 def _tool(tool: Any, at: int) -> dict[str, Any]:
