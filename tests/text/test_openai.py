@@ -1,6 +1,7 @@
 """OpenAI's answers: shapes, tools, formats, limits and errors."""
 
 import json
+import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -246,6 +247,7 @@ async def test_calls_over_the_wire(house: House) -> None:
     assert message["finish_reason"] == "tool_calls"
     (call,) = message["message"]["tool_calls"]
     assert call["function"] == {"name": "time", "arguments": "{}"}
+    assert re.fullmatch("[a-z0-9]{9}", call["id"])  # as Mistral's templates want it back
     streamed = await house.post("/v1/chat/completions", {"model": "Speaker", **ask, "stream": True})
     *_, last, done = events(streamed.body)
     assert done == "[DONE]"

@@ -103,8 +103,8 @@ def _moved(schema: Any, place: str) -> Any:
 
 
 def call(name: str, arguments: str = "") -> ToolCall:
-    """A call with an id of its own."""
-    return ToolCall(name, arguments, f"call_{uuid.uuid4().hex[:24]}")
+    """A call with an id of its own: of nine letters and digits, since Mistral's templates take no other back."""
+    return ToolCall(name, arguments, uuid.uuid4().hex[:9])
 
 
 def tools_of(given: Any, choice: Any) -> Tools:
