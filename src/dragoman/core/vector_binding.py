@@ -81,8 +81,12 @@ def bind_evaluation(call: Infer, known: Face | None, model: str) -> Infer:
     if known is None:
         raise NotSupported(_no_face(model))
     given: Sequence[Tensor] = call.positional or ()
-    inputs = _as_it_is(given[0], known) if len(given) == 1 else None
-    if inputs is None:
+    inputs: dict[str, Tensor] = {}
+    if len(given) == 1 == len(known.inputs):  # as most are, and plainly what the model takes
+        tensor, spec = given[0], known.inputs[0]
+        if tensor.datatype is spec.datatype and tensor.data.shape == spec.shape == (spec.size,):
+            inputs = {spec.name: tensor}
+    if not inputs:
         given = _fitting(given, known, model)
         inputs = {spec.name: _point(tensor, spec) for tensor, spec in zip(given, known.inputs, strict=True)}
     return Infer(inputs, call.outputs, call.parameters, None, None, call.config, call.content_types)
@@ -142,14 +146,6 @@ def _fitting(given: Sequence[Tensor], known: Face, model: str) -> Sequence[Tenso
             got = str(tensor.data.size) if tensor.data.ndim == 1 else f"shape {list(tensor.data.shape)}"
             raise InvalidInput(f"input {place} ('{spec.name}'): expected {spec.size} numbers, got {got}")
     return given
-
-
-def _as_it_is(tensor: Tensor, known: Face) -> dict[str, Tensor] | None:
-    """The vector, if it is plainly the one that the model takes, as most are."""
-    spec = known.inputs[0] if len(known.inputs) == 1 else None
-    if spec is None or tensor.datatype is not spec.datatype:
-        return None
-    return {spec.name: tensor} if tensor.data.shape == spec.shape == (spec.size,) else None
 
 
 def _point(tensor: Tensor, spec: VectorSpec) -> Tensor:

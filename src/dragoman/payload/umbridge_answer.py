@@ -84,7 +84,8 @@ def written_evaluation(outputs: Mapping[str, Tensor], policy: Policy) -> bytes:
         vector = outputs[name].data
         size += vector.size
         flat.append(np.ascontiguousarray(vector, np.float64).reshape(-1))
-    if size <= _FEW and b"null" not in (text := _dumped(flat, True)):
+    text = orjson.dumps({"output": flat}, option=orjson.OPT_SERIALIZE_NUMPY) if size <= _FEW else b"null"
+    if b"null" not in text:  # which is what orjson prints for a number that is none
         return text
     return written_output({f"output '{name}'": outputs[name].data for name in outputs}, policy, several=True)
 

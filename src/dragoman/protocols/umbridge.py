@@ -70,6 +70,8 @@ VERBS: Mapping[str, tuple[type[Call[Any]], tuple[str, ...]]] = {
     "ApplyHessian": (ApplyHessian, ("outWrt", "inWrt1", "inWrt2", "input", "sens", "vec")),
 }
 
+_POINT = VERBS["Evaluate"][1]
+
 # The first class that fits decides. UM-Bridge has names for four faults; the others are ours.
 _FAULTS: Sequence[tuple[type[DragomanError], int, str]] = (
     (ModelNotFound, 400, "ModelNotFound"),
@@ -121,11 +123,11 @@ class UmBridge:
         return Exchange(Request(SignatureFor(question.config or NONE), question.name), reply)
 
     def evaluate(self, http: HttpRequest) -> Asked:
-        question = self.question(http, VERBS["Evaluate"][1], "Evaluate")
+        question = self.question(http, _POINT, "Evaluate")
         if isinstance(question, Inquiry):
             return question
-        call = Infer({}, positional=positional(question), config=question.config or NONE)
-        return Exchange(self.request(call, question, http), self._evaluated, partial(_unsupported, "Evaluate"))
+        call = Infer({}, (), NONE, None, positional(question), question.config or NONE)
+        return Exchange(self.request(call, question, http), self._evaluated, _NO_EVALUATE)
 
     def derivative(self, verb: str, http: HttpRequest) -> Asked:
         question = self.question(http, VERBS[verb][1], verb)
@@ -227,6 +229,9 @@ def _unsupported(verb: str, fault: DragomanError) -> HttpResponse:
     if isinstance(fault, NotSupported):
         return _error("UnsupportedFeature", f"{verb} not supported by model! {fault.message}", 400)
     return write_error(fault)
+
+
+_NO_EVALUATE = partial(_unsupported, "Evaluate")
 
 
 def _error(kind: str, message: str, status: int, headers: Headers = ()) -> HttpResponse:

@@ -103,7 +103,7 @@ class VectorModel(Model):
 
     def _under(self, config: Config) -> "Sides":
         """The inputs and outputs under a config; those of the last configs are remembered."""
-        key = config_key(config)
+        key = config_key(config) if config else ""
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = Sides.of(self.function, config)
@@ -123,7 +123,7 @@ class VectorModel(Model):
         if sides.signature.batched:
             found: Sequence[Vector] = as_matrices(answer, len(inputs[0]), sides.sizes)
         elif _is_the_only(answer, sides.sizes):
-            found = (answer,)
+            return {sides.outputs[0]: Tensor(answer, FP64)}
         else:
             found = as_vectors(answer, sides.sizes)
         return {name: Tensor(vector, FP64) for name, vector in zip(sides.outputs, found, strict=True)}
