@@ -405,6 +405,12 @@ async def test_tools_that_are_allowed(house: House) -> None:
         assert (answer.status, answer.json["error"]["param"]) == (400, "tool_choice")
 
 
+async def test_a_prompt_for_tools_has_no_effect(house: House) -> None:
+    ask = {"model": "Speaker", "messages": HELLO, "tools": TOOLS, "tool_prompt": "use these"}
+    answer = await house.post("/v1/chat/completions", ask)
+    assert (answer.status, answer.headers["x-ignored-parameters"]) == (200, "tool_prompt")
+
+
 async def test_one_format_may_have_two_names(house: House) -> None:
     await chat(house, response_format={"type": "text"}, guided_regex="a", structured_outputs={"regex": "a"})
     assert house.model().calls[-1].sampling.grammar == Grammar("regex", "a")

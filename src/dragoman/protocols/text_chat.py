@@ -26,7 +26,6 @@ _PARAMETERS: Mapping[str, Parameter] = {
     "messages": option("messages", anything()),
     "tools": option("tools", anything()),
     "tool_choice": option("tool_choice", anything()),
-    "tool_prompt": option("tool_prompt", anything()),
     "parallel_tool_calls": option("parallel_tool_calls", flag()),
     "chat_template_kwargs": option("chat_template_kwargs", anything()),
     "add_generation_prompt": option("add_generation_prompt", flag()),
