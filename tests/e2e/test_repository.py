@@ -90,7 +90,7 @@ def test_a_model_is_replaced_while_requests_run(served: Served, folder: Path) ->
     assert [f for f in found if f[0] != 200] == []
     answers = [answer for _, answer in found]
     assert set(answers) == {2.0, 5.0}
-    assert set(answers[asked + 4 :]) == {5.0}, "after the load was answered, some old answers may be under way only"
+    assert answers[asked:].count(2.0) <= len(threads), "after the load was answered, old answers may be under way only"
     assert factor(served, "b") == 3
 
 
