@@ -47,7 +47,7 @@ def fits(call: Infer, signature: Signature) -> bool:
         one = inputs.get(alone.name)
         if type(one) is Tensor and not call.parameters:
             plain = one.datatype is alone.datatype and call.raw is None and not one.parameters
-            return plain and (one.data.shape == alone.shape or alone.fits(one.data.shape))
+            return plain and alone.fits(one.data.shape)
     if not signature.plain or len(inputs) != len(signature.inputs) or call.raw is not None:
         return False
     if call.parameters and signature.decodes:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from dragoman import plugins
 from dragoman.core import eager
-from dragoman.core.binding import bind, fits
+from dragoman.core.binding import bind
 from dragoman.core.calls import Call, Infer, Inference, Request, SignatureFor
 from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady, NotSupported, Overloaded
 from dragoman.core.peers import Peers
@@ -158,15 +158,14 @@ class Deployment:
         call: Any = request.call
         loaded = self._loaded
         deadline_s = request.deadline_s
-        bound: Any = call
+        bound: Any
         step = self._now.get(type(call))
         if step is None or self._in_flight or loaded is None:
             return None
         if deadline_s is not None and deadline_s <= time.monotonic():
             return None
         if type(call) is Infer and call.positional is None and not self._sized_by_config:
-            if not fits(call, loaded.signature):
-                bound = bind(call, loaded.signature, self.spec.name)
+            bound = bind(call, loaded.signature, self.spec.name)
         elif (bound := self._vectors.bound_now(call)) is None:
             return None
         if bound is not call:

@@ -1,7 +1,7 @@
 """How many threads compute: as many as prove quickest, and one alone while others keep the cores busy."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -64,7 +64,7 @@ def quickest(work_s: Callable[[], float], most: int) -> int:
 
     More threads are taken only where they pay: small models lose by them, and so does everybody on a busy machine.
     """
-    tried = [2**i for i in range(most.bit_length())]
+    tried = [1 << i for i in range(most.bit_length())]
     taken_s = dict.fromkeys(tried, float("inf"))
     for _ in range(_TURNS if len(tried) > 1 else 0):  # by turns, so that what else runs falls on all alike
         for threads in tried:
@@ -72,10 +72,6 @@ def quickest(work_s: Callable[[], float], most: int) -> int:
             taken_s[threads] = min(taken_s[threads], work_s())
         if sum(taken_s.values()) > _LONG_S:
             break
-    return _paying(tried, taken_s)
-
-
-def _paying(tried: Sequence[int], taken_s: dict[int, float]) -> int:
     best = tried[0]
     for threads in tried:
         if taken_s[threads] < taken_s[best] * _PAYS:

@@ -106,8 +106,7 @@ class Runner:
     def set_threads(self, wanted: int) -> int:
         """Compute with so many threads, always; 0: with as many as prove quickest, and fewer while others need the
         cores. Gives their number."""
-        most = torch.get_num_threads()
-        threads = wanted or quickest(self._work_s, most)
+        threads = wanted or quickest(self._work_s, torch.get_num_threads())
         torch.set_num_threads(threads)
         self._crew = None if wanted or threads == 1 else Crew(threads)
         return threads

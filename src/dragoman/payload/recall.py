@@ -141,7 +141,7 @@ def learn(text: bytes, policy: Policy, body: RequestBody) -> None:
         return
     if count != tensor.data.size or not _came_before(key):
         return
-    before, *between, behind = key
+    before, behind, between = key[0], key[-1], b"".join(key[1:-1])
     if between and text.find(_ID) > start:
         before = b""
     _room(_texts)[key] = _Text(
@@ -155,10 +155,10 @@ def learn(text: bytes, policy: Policy, body: RequestBody) -> None:
         read=read.decode,
         pack=struct.Struct(f"<{count}{code}").pack,
         before=before,
-        between=b"".join(between),
+        between=between,
         behind=behind,
         start=len(before),
-        gap=len(b"".join(between)),
+        gap=len(between),
         end=-len(behind),
     )
 

@@ -16,6 +16,7 @@ from dragoman.core.signature import TensorSpec
 from dragoman.core.tensor import Tensor
 from dragoman.protocols.lmi_ndlist import from_ndlist, to_ndlist
 from dragoman.protocols.lmi_numpy import from_npy, from_npz, to_npy, to_npz
+from dragoman.protocols.lmi_request import media_type
 from dragoman.protocols.text import inquiry, json_body, object_in
 from dragoman.protocols.wire import Buffer, Exchange, HttpRequest, HttpResponse, Policy, json_response
 
@@ -26,7 +27,7 @@ _TENSOR = {"name", "shape", "datatype"}
 
 def arrays_asked(http: HttpRequest, model: ModelDescription, policy: Policy) -> Exchange[Inference, HttpResponse]:
     """The inference that a body asks of a model. Raises InvalidInput naming what does not fit."""
-    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = media_type(http)
     read = _READERS.get(kind, _from_json)
     if not len(http.body):
         raise InvalidInput("the request body is empty")

@@ -11,6 +11,7 @@ from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import shown
 from dragoman.protocols.lmi_faults import Faults
 from dragoman.protocols.lmi_formats import to_json
+from dragoman.protocols.lmi_request import media_type
 from dragoman.protocols.text import ignored_header, inquiry, json_body, refuse_unknown
 from dragoman.protocols.wire import JSON_TYPE, Asked, Exchange, HttpRequest, HttpResponse, Policy
 
@@ -43,8 +44,7 @@ def embeddings_asked(http: HttpRequest, model: ModelDescription, policy: Policy,
 
 
 def _body(http: HttpRequest, policy: Policy) -> dict[str, Any] | None:
-    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind not in _KINDS:
+    if media_type(http) not in _KINDS:
         return None
     found = json_body(http.body, policy)
     return found if isinstance(found, dict) else None

@@ -97,9 +97,13 @@ def attributes(http: HttpRequest) -> dict[str, str]:
 # --- bodies ------------------------------------------------------------------------------------------------
 
 
+def media_type(http: HttpRequest) -> str:
+    """What the body is, "" where nothing tells it."""
+    return http.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
 def _body(http: HttpRequest, policy: Policy) -> Any:
-    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
-    read = _BY_TYPE.get(kind)
+    read = _BY_TYPE.get(media_type(http))
     # curl calls everything a form unless it is told otherwise, and no form begins with a brace.
     if read is None or (read is _form and bytes(http.body[:64]).lstrip().startswith(b"{")):
         return object_body(http.body, policy)

@@ -69,9 +69,7 @@ def read_infer(http: HttpRequest, policy: Policy) -> tuple[Request[Inference], W
     if body.parameters or body.outputs or len(body.inputs) != 1:
         call, wanted = _asked(body, policy)
         deadline = deadline_s(body.parameters) if body.parameters else None
-    params = http.params
-    model, version, id_ = params.get("model", ""), params.get("version", ""), body.id
-    return Request(call, model, version, id_ or "", deadline, metadata), wanted, id_
+    return Request(call, *address(http), body.id or "", deadline, metadata), wanted, body.id
 
 
 def _asked(body: RequestBody, policy: Policy) -> tuple[Infer, Wanted]:

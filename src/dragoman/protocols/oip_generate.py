@@ -1,6 +1,6 @@
 """The generate extension of the Open Inference Protocol: `generate` and `generate_stream` beside `infer`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dragoman.core.calls import Generate, Response
@@ -115,7 +115,7 @@ class OpenGenerate:
             return json_response(told, 200, found.headers)
 
         call = Generate(prompts=(prompt,), sampling=sampling)
-        return Exchange(inquiry(call, http, self._policy), reply, _fault_of(found))
+        return Exchange(inquiry(call, http, self._policy), reply, found.telling(write_error))
 
     def generate_stream(self, http: HttpRequest) -> Asked:
         prompt, found, sampling, id_ = self._read(http)
@@ -129,7 +129,9 @@ class OpenGenerate:
 
         call = Generate(prompts=(prompt,), sampling=sampling, stream=sampling.best_of <= 1 and sampling.num_beams == 1)
         headers = (*EVENT_STREAM, *found.headers)
-        return HttpStream(inquiry(call, http, self._policy), piece, _error_event, b"", headers, _fault_of(found))
+        return HttpStream(
+            inquiry(call, http, self._policy), piece, _error_event, b"", headers, found.telling(write_error)
+        )
 
     def _read(self, http: HttpRequest) -> tuple[str, Given, Sampling, str]:
         body = object_body(http.body, self._policy)
@@ -151,10 +153,6 @@ class OpenGenerate:
 def _head(response: Response[Generation], id_: str) -> dict[str, Any]:
     version = {"model_version": response.version} if response.version else {}
     return {**({"id": id_} if id_ else {}), "model_name": response.model, **version}
-
-
-def _fault_of(found: Given) -> Callable[[DragomanError], HttpResponse]:
-    return lambda fault: write_error(found.worded(fault))
 
 
 def _error_event(fault: DragomanError) -> bytes:

@@ -1,7 +1,7 @@
 """What the protocols of text share: bodies, parameters by table, and texts cut along their tokens."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -13,7 +13,7 @@ from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import KINDS, Kind, checked, sampling
 from dragoman.core.text import Grammar, Sampling, Text, Token
 from dragoman.payload.depth import check_depth
-from dragoman.protocols.wire import Buffer, Headers, HttpRequest, Policy
+from dragoman.protocols.wire import Buffer, Headers, HttpRequest, HttpResponse, Policy
 
 IGNORED = "x-ignored-parameters"
 EVENT_STREAM: Headers = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
@@ -116,6 +116,10 @@ class Given:
         if not isinstance(fault, InvalidInput) or not colon or name not in self.names:
             return fault
         return type(fault)(f"`{self.names[name]}`: {told}")
+
+    def telling(self, write: Callable[[DragomanError], HttpResponse]) -> Callable[[DragomanError], HttpResponse]:
+        """What writes a fault in the caller's words."""
+        return lambda fault: write(self.worded(fault))
 
     def sampling(self, policy: Policy, **defaults: Any) -> Sampling:
         """The Sampling of the fields. Raises InvalidInput where they contradict each other."""

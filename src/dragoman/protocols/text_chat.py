@@ -7,14 +7,14 @@ from typing import Any
 import orjson
 
 from dragoman.core.calls import Generate
-from dragoman.core.errors import DragomanError, InvalidInput
+from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import MOST_TOP, checked, flag, integer, shown
 from dragoman.core.text import Chat
 from dragoman.protocols.text import Given, Parameter, given, inquiry, object_in, option, sets
 from dragoman.protocols.text_chat_answer import ChatAnswer
 from dragoman.protocols.text_openai import COMMON, DONE, Faults, addressed, anything, error_event, settle
 from dragoman.protocols.text_tools import Tools, tools_of
-from dragoman.protocols.wire import Asked, Exchange, HttpRequest, HttpResponse, HttpStream, Policy
+from dragoman.protocols.wire import Asked, Exchange, HttpRequest, HttpStream, Policy
 
 _MOST_MESSAGES = 4096
 _ROLES = {"developer": "system"}  # templates do not know OpenAI's newer word for it
@@ -70,11 +70,7 @@ def _chat(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Fa
     stream = options.get("stream", False)
     answer = ChatAnswer(sampling.n, options, tools)
     call = Generate(prompts=(chat,), sampling=sampling, stream=stream)
-    request = inquiry(call, http, policy, model)
-
-    def fault(error: DragomanError) -> HttpResponse:
-        return faults(found.worded(error))
-
+    request, fault = inquiry(call, http, policy, model), found.telling(faults)
     if stream:
         return HttpStream(request, answer.piece, error_event, DONE, answer.stream_headers(found.headers), fault)
     return Exchange(request, lambda response: answer.whole(response, found.headers), fault)

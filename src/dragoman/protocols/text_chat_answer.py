@@ -1,14 +1,13 @@
 """OpenAI's chat: an answer as one object, or as chunks."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from dragoman.core.calls import Response
 from dragoman.core.text import Generation, Text, Token
 from dragoman.protocols.text import EVENT_STREAM, event
 from dragoman.protocols.text_openai import REASONS, Envelope, Usage, counted, read_tokens
-from dragoman.protocols.text_tool_stream import Delta, Part, Reader, gathered, reader
+from dragoman.protocols.text_tool_stream import Part, Reader, gathered, merged, reader
 from dragoman.protocols.text_tools import Tools
 from dragoman.protocols.wire import Headers, HttpResponse, json_response
 
@@ -114,13 +113,5 @@ def _delta(part: Part) -> dict[str, Any]:
     if not part.deltas:
         return {"content": part.content}
     content = {"content": part.content} if part.content else {}
-    return {**content, "tool_calls": [told.told() for told in _whole(part.deltas)]}
-
-
-def _whole(deltas: Sequence[Delta]) -> list[Delta]:
-    """Pieces of one call as one piece: some clients look at each call of a delta once."""
-    found: dict[int, Delta] = {}
-    for new in deltas:
-        old = found.get(new.index)
-        found[new.index] = new if old is None else replace(old, arguments=old.arguments + new.arguments)
-    return list(found.values())
+    # Some clients look at each call of a delta once.
+    return {**content, "tool_calls": [told.told() for told in merged(part.deltas)]}

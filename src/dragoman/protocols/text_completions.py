@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dragoman.core.calls import Generate, Response
-from dragoman.core.errors import DragomanError, InvalidInput
+from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import MOST_TOP, flag, integer, shown
 from dragoman.core.text import Generation, Prompt, PromptInfo, Text, Token
 from dragoman.protocols.text import EVENT_STREAM, Parameter, event, given, inquiry, is_token_id, option, sets, spread
@@ -74,11 +74,7 @@ def _completion(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faul
         raise InvalidInput("`best_of` must not be greater than `n` in a stream, where each choice is sent as it comes")
     call = Generate(prompts=prompts, sampling=sampling, stream=stream)
     answer = CompletionAnswer(prompts, sampling.n, options, logprobs=logprobs)
-    request = inquiry(call, http, policy, model)
-
-    def fault(error: DragomanError) -> HttpResponse:
-        return faults(found.worded(error))
-
+    request, fault = inquiry(call, http, policy, model), found.telling(faults)
     if stream:
         return HttpStream(request, answer.piece, error_event, DONE, (*EVENT_STREAM, *found.headers), fault)
     return Exchange(request, lambda response: answer.whole(response, found.headers), fault)

@@ -38,13 +38,18 @@ def _opened(calls: Sequence[ToolCall]) -> list[Delta]:
     return [Delta(i, made.arguments, made) for i, made in enumerate(calls)]
 
 
+def merged(deltas: Sequence[Delta]) -> list[Delta]:
+    """The pieces of each call as one piece."""
+    found: dict[int, Delta] = {}
+    for new in deltas:
+        old = found.get(new.index)
+        found[new.index] = new if old is None else replace(old, arguments=old.arguments + new.arguments)
+    return list(found.values())
+
+
 def gathered(part: Part) -> list[ToolCall]:
-    """The calls in one part, each with its arguments as far as they go."""
-    made: dict[int, ToolCall] = {}
-    for delta in part.deltas:
-        old = delta.opens or made[delta.index]
-        made[delta.index] = replace(old, arguments=("" if delta.opens else old.arguments) + delta.arguments)
-    return list(made.values())
+    """The calls that begin in one part, each with its arguments as far as they go."""
+    return [replace(delta.opens, arguments=delta.arguments) for delta in merged(part.deltas) if delta.opens]
 
 
 class PlainText:

@@ -108,8 +108,7 @@ class Tgi:
         found = asked(body, self._policy, stream=False)
         call = Generate(prompts=found.inputs, sampling=found.sampling)
         answer = Answer(found, since_s, always_listed=listed)
-        worded = found.given.worded
-        return Exchange(inquiry(call, http, self._policy), answer.whole, lambda error: write_error(worded(error)))
+        return Exchange(inquiry(call, http, self._policy), answer.whole, found.given.telling(write_error))
 
     def _stream(self, body: dict[str, Any], http: HttpRequest, since_s: float) -> Asked:
         try:
@@ -118,15 +117,8 @@ class Tgi:
             return _fault_in_stream(fault)
         call = Generate(prompts=found.inputs, sampling=found.sampling, stream=True)
         answer = Answer(found, since_s)
-        request, worded = inquiry(call, http, self._policy), found.given.worded
-        return HttpStream(
-            request,
-            answer.piece,
-            _error_event,
-            b"",
-            answer.stream_headers,
-            lambda error: _fault_in_stream(worded(error)),
-        )
+        request, refused = inquiry(call, http, self._policy), found.given.telling(_fault_in_stream)
+        return HttpStream(request, answer.piece, _error_event, b"", answer.stream_headers, refused)
 
     # --- tokens ----------------------------------------------------------------------------------------------
 
