@@ -66,6 +66,8 @@ def _chat(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Fa
     if grammar is not None:
         fields["grammar"] = grammar
         found.names["grammar"] = "tools"
+    elif tools.offered:  # the markup of a call may be of special tokens, as Mistral's is
+        fields.setdefault("skip_special_tokens", False)
     sampling = found.sampling(policy)
     stream = options.get("stream", False)
     answer = ChatAnswer(sampling.n, options, tools)

@@ -7,7 +7,8 @@ from dragoman.core.calls import Response
 from dragoman.core.text import Generation, Text, Token
 from dragoman.protocols.text import EVENT_STREAM, event
 from dragoman.protocols.text_openai import REASONS, Envelope, Usage, counted, read_tokens
-from dragoman.protocols.text_tool_stream import Part, Reader, gathered, merged, reader
+from dragoman.protocols.text_tool_parts import Part, gathered, merged
+from dragoman.protocols.text_tool_stream import Reader, reader
 from dragoman.protocols.text_tools import Tools
 from dragoman.protocols.wire import Headers, HttpResponse, json_response
 
@@ -91,9 +92,12 @@ class ChatAnswer:
         self._finished += bool(text.finish)
         logprobs = self._logprobs_of(text.tokens) if text.tokens else None
         if part.content or part.deltas or logprobs or text.finish:
+            *before, last = _deltas(part)
+            for delta in before:
+                chunks, logprobs = chunks + self._chunk(at, model, delta, logprobs=logprobs), None
             ends = {"stop_reason": text.stop} if text.finish else {}
             reason = self._reason(text, called=at in self._called)
-            chunks += self._chunk(at, model, _delta(part), logprobs=logprobs, finish_reason=reason, **ends)
+            chunks += self._chunk(at, model, last, logprobs=logprobs, finish_reason=reason, **ends)
         return chunks
 
     def _chunk(self, at: int, model: str, delta: Mapping[str, Any], **more: Any) -> bytes:
@@ -108,10 +112,7 @@ class ChatAnswer:
         return event(self._chunks.around(model, [choice], **usage))
 
 
-def _delta(part: Part) -> dict[str, Any]:
-    """What a part adds to a message."""
-    if not part.deltas:
-        return {"content": part.content}
-    content = {"content": part.content} if part.content else {}
-    # Some clients look at each call of a delta once.
-    return {**content, "tool_calls": [told.told() for told in merged(part.deltas)]}
+def _deltas(part: Part) -> list[dict[str, Any]]:
+    """What a part adds to a message: text first, then a piece of a call at a time, since some clients look at one."""
+    content: list[dict[str, Any]] = [{"content": part.content}] if part.content or not part.deltas else []
+    return content + [{"tool_calls": [told]} for delta in merged(part.deltas) for told in delta.told()]

@@ -1,11 +1,12 @@
 """The text of one choice as it comes, read for the calls of tools in it: what is certain goes on at once."""
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator
 
-from dragoman.protocols.text_tools import OPENERS, ToolCall, Tools, call
+from dragoman.protocols.text_tool_free import FreeCalls
+from dragoman.protocols.text_tool_json import Extent
+from dragoman.protocols.text_tool_parts import Delta, Part
+from dragoman.protocols.text_tools import ToolCall, Tools, call
 
 # Where a call is required: `[{"name": ..., "arguments": {...}}, ...]`, the names in this order.
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*"([A-Za-z0-9_.\-]+)"\s*,\s*"arguments"\s*:\s*(?=\{)')
@@ -13,87 +14,11 @@ _BETWEEN = " \t\r\n[]},"
 _LONGEST_HEAD = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """A piece of the arguments of the call at `index`; `opens` is that call, with its first piece."""
-
-    index: int
-    arguments: str
-    opens: ToolCall | None = None
-
-    def told(self) -> dict[str, Any]:
-        opened = replace(self.opens, arguments=self.arguments).told() if self.opens else None
-        return {"index": self.index, **(opened or {"function": {"arguments": self.arguments}})}
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What became certain: text for the reader, and pieces of calls."""
-
-    content: str = ""
-    deltas: Sequence[Delta] = ()
-
-
-def _opened(calls: Sequence[ToolCall]) -> list[Delta]:
-    return [Delta(i, made.arguments, made) for i, made in enumerate(calls)]
-
-
-def merged(deltas: Sequence[Delta]) -> list[Delta]:
-    """The pieces of each call as one piece."""
-    found: dict[int, Delta] = {}
-    for new in deltas:
-        old = found.get(new.index)
-        found[new.index] = new if old is None else replace(old, arguments=old.arguments + new.arguments)
-    return list(found.values())
-
-
-def gathered(part: Part) -> list[ToolCall]:
-    """The calls that begin in one part, each with its arguments as far as they go."""
-    return [replace(delta.opens, arguments=delta.arguments) for delta in merged(part.deltas) if delta.opens]
-
-
 class PlainText:
     """No tools: all is for the reader."""
 
     def feed(self, text: str, *, last: bool, cut: bool) -> Part:
         return Part(text)
-
-
-class FreeCalls:
-    """The model may call: its text goes on, but what may become a call is held back to the end."""
-
-    def __init__(self, tools: Tools) -> None:
-        self._tools = tools
-        self._text = ""
-        self._holding = False
-        self._begun = False
-
-    def feed(self, text: str, *, last: bool, cut: bool) -> Part:
-        self._text += text
-        if last:
-            content, calls = self._tools.parsed(self._text)
-            return Part(content, _opened(calls))
-        if self._holding:
-            return Part()
-        free = self._free()
-        out, self._text = self._text[:free], self._text[free:]
-        self._begun = self._begun or bool(out.strip())
-        return Part(out)
-
-    def _free(self) -> int:
-        """How much of the text is certainly not of a call."""
-        if not self._begun and self._text.lstrip()[:1] in ("", "{", "["):
-            self._holding = self._text.strip() != ""
-            return 0
-        at = min((i for opener in OPENERS if (i := self._text.find(opener)) >= 0), default=-1)
-        if at >= 0:
-            self._holding = True
-            return at
-        longest = max(len(opener) for opener in OPENERS) - 1
-        for start in range(max(0, len(self._text) - longest), len(self._text)):
-            if any(opener.startswith(self._text[start:]) for opener in OPENERS):
-                return start
-        return len(self._text)
 
 
 class NamedCall:
@@ -121,8 +46,8 @@ class RequiredCalls:
         self._whole: list[str] = []
         self._text = ""
         self._count = 0
-        self._depth = 0
-        self._inside = self._quoted = self._escaped = self._lost = False
+        self._extent: Extent | None = None
+        self._lost = False
 
     def feed(self, text: str, *, last: bool, cut: bool) -> Part:
         self._whole.append(text)
@@ -135,17 +60,18 @@ class RequiredCalls:
 
     def _other(self, text: str, *, cut: bool) -> Part:
         """What to make of a text in which no call was begun as it should: half a list is not for the reader."""
-        content, calls = self._tools.parsed(text)
-        if not calls and cut and text.lstrip()[:1] in ("", "[", "{"):
+        part = FreeCalls(self._tools).feed(text, last=True, cut=cut)
+        if not part.deltas and cut and text.lstrip()[:1] in ("", "[", "{"):
             return Part()
-        return Part(content, _opened(calls))
+        return part
 
     def _deltas(self) -> Iterator[Delta]:
         while self._text:
-            if self._inside:
-                stop = self._stop()
+            if self._extent:
+                stop = self._extent.feed(self._text)
                 yield Delta(self._count - 1, self._text[:stop])
-                self._text = self._text[stop:]
+                self._extent = self._extent if stop is None else None
+                self._text = "" if stop is None else self._text[stop:]
                 continue
             self._text = self._text.lstrip(_BETWEEN)
             head = _HEAD.match(self._text)
@@ -153,27 +79,9 @@ class RequiredCalls:
                 self._lost = head is not None or len(self._text) > _LONGEST_HEAD
                 self._text = "" if self._lost else self._text
                 return
-            self._text, self._inside = self._text[head.end() :], True
+            self._text, self._extent = self._text[head.end() :], Extent()
             yield Delta(self._count, "", call(head[1]))
             self._count += 1
-
-    def _stop(self) -> int:
-        """Where the arguments end in the text, or the text does."""
-        for i, character in enumerate(self._text):
-            if self._escaped:
-                self._escaped = False
-            elif self._quoted:
-                self._escaped, self._quoted = character == "\\", character != '"'
-            elif character == '"':
-                self._quoted = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                if not self._depth:
-                    self._inside = False
-                    return i + 1
-        return len(self._text)
 
 
 Reader = PlainText | FreeCalls | NamedCall | RequiredCalls

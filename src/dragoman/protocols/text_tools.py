@@ -1,18 +1,11 @@
-"""Tools of a chat: what is offered to the model, and the calls that it writes as text, in the common formats.
-
-Hermes, Qwen    <tool_call>{"name": ..., "arguments": {...}}</tool_call>
-Llama           {"name": ..., "parameters": {...}}, maybe after <|python_tag|>; <function=NAME>{...}</function>
-Mistral         [TOOL_CALLS][{"name": ..., "arguments": {...}}], or [TOOL_CALLS]NAME[ARGS]{...}
-"""
+"""Tools of a chat: what is offered to the model, what it has to call, and a call that it makes."""
 
 import json
 import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import orjson
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import shown
@@ -20,11 +13,6 @@ from dragoman.core.text import Grammar
 
 _MOST_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}", re.ASCII)
-OPENERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
-# Space around the JSON is left to its parser: a pattern would try each way to share a long run of it.
-_HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
-_MISTRAL = re.compile(r"\[TOOL_CALLS\] ?([A-Za-z0-9_.\-]+) ?\[ARGS\](.*?)(?=\[TOOL_CALLS\]|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +68,6 @@ class Tools:
         tool = next(tool for tool in self.offered if tool["function"]["name"] == name)
         # OpenAI: without parameters it takes none.
         return tool["function"].get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
-
-    def parsed(self, text: str) -> tuple[str, list[ToolCall]]:
-        """The text that is for the reader, and the calls that the rest of it makes; all is text where none does."""
-        for read in (_hermes, _mistral, _functions, _plain):
-            content, found = read(text)
-            calls = [call(name, arguments.strip()) for name, arguments in found if name in self.names]
-            if calls:
-                return content.strip(), calls[:1] if self.single else calls
-        return text, []
 
 
 def _moved(schema: Any, place: str) -> Any:
@@ -155,69 +134,3 @@ def _chosen(choice: Any) -> str:
         '`tool_choice` must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}; '
         f"got {shown(choice)}"
     )
-
-
-# --- the formats -------------------------------------------------------------------------------------------
-
-_Found = tuple[str, list[tuple[str, str]]]
-
-
-def _hermes(text: str) -> _Found:
-    calls = [call for inner in _HERMES.findall(text) for call in _from_json(inner)]
-    return _HERMES.sub("", text), calls
-
-
-def _mistral(text: str) -> _Found:
-    before, opener, after = text.partition("[TOOL_CALLS]")
-    named = [(name, arguments) for name, arguments in _MISTRAL.findall(text) if _is_object(arguments)]
-    return before, named or (_from_json(after) if opener else [])
-
-
-def _functions(text: str) -> _Found:
-    calls = [(name, arguments) for name, arguments in _FUNCTION.findall(text) if _is_object(arguments)]
-    return _FUNCTION.sub("", text), calls
-
-
-def _plain(text: str) -> _Found:
-    """Nothing but the JSON of one call, of a list of them, or of several with semicolons or lines between."""
-    return "", _from_json(text.strip().removeprefix("<|python_tag|>"))
-
-
-def _from_json(text: str) -> list[tuple[str, str]]:
-    values = list(_values(text))
-    found = values[0] if len(values) == 1 and isinstance(values[0], list) else values
-    calls = [_call(value) for value in found]
-    return [call for call in calls if call is not None] if None not in calls else []
-
-
-def _values(text: str) -> Iterator[Any]:
-    """The JSON values in a text, which has nothing else than semicolons and space between them."""
-    decoder, at, values = json.JSONDecoder(), 0, []
-    while at < len(text):
-        if text[at] in " \t\r\n;":
-            at += 1
-            continue
-        try:
-            value, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            return
-        values.append(value)
-    yield from values
-
-
-def _call(value: Any) -> tuple[str, str] | None:
-    match value:
-        case {"function": {"name": str(_)} as inner}:
-            return _call(inner)
-        case {"name": str(name), "arguments": arguments} | {"name": str(name), "parameters": arguments}:
-            return name, arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
-        case {"name": str(name)} if len(value) == 1:
-            return name, "{}"
-    return None
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False

@@ -1,0 +1,102 @@
+"""The formats in which models write calls of tools: how a call begins in each, and what may yet become one.
+
+Hermes, Qwen    <tool_call>{"name": ..., "arguments": {...}}</tool_call>
+Llama           {"name": ..., "parameters": {...}}, maybe after <|python_tag|>; <function=NAME>{...}</function>
+Mistral         [TOOL_CALLS][{"name": ..., "arguments": {...}}], or [TOOL_CALLS]NAME[ARGS]{...}
+
+For each pattern of a beginning there is one of what may become that, by which a text is held back. The length of each
+is bounded, so that no text is held, or read again, without end.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_SPACE = r"[ \t\r\n]{0,512}"
+_NAME = r"(?P<name>[A-Za-z0-9_.\-]{1,128})"
+_LONGEST_HEAD = 4096
+
+
+def _begun(literal: str) -> str:
+    """A pattern of whatever a literal begins with."""
+    found = ""
+    for character in reversed(literal):
+        found = f"(?:{re.escape(character)}{found})?"
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One way to write calls. `start` reads the opener up to the `{` of an object, which is the arguments where it has
+    read a name, and else a call; `starting` is all that may become one. `closer` ends the calls, if they have an end;
+    `going_on` is all that may lead from one call to the next, or to that end."""
+
+    opener: str
+    start: re.Pattern[str]
+    starting: re.Pattern[str]
+    closer: re.Pattern[str] | None
+    going_on: re.Pattern[str]
+
+
+def _format(opener: str, closer: str, start: str, starting: str) -> Format:
+    return Format(
+        opener,
+        re.compile(re.escape(opener) + start + r"(?=\{)"),
+        re.compile(re.escape(opener) + starting),
+        re.compile(_SPACE + re.escape(closer)) if closer else None,
+        re.compile(f"{_SPACE}(?:[;,]{_SPACE}|{_begun(closer)})"),
+    )
+
+
+_OBJECTS = f"{_SPACE}(?P<list>\\[{_SPACE})?"
+_OBJECTS_STARTING = f"{_SPACE}(?:\\[{_SPACE})?"
+_MISTRAL_NAME = rf"{_SPACE}{_NAME} ?(?:\[CALL_ID\]\w{{1,64}})?(?:\[ARGS\])?{_SPACE}"
+
+PLAIN = _format("", "", _OBJECTS, _OBJECTS_STARTING)
+FORMATS: Mapping[str, Format] = {
+    found.opener: found
+    for found in (
+        _format("<tool_call>", "</tool_call>", _OBJECTS, _OBJECTS_STARTING),
+        _format("<|python_tag|>", "", _OBJECTS, _OBJECTS_STARTING),
+        _format(
+            "[TOOL_CALLS]",
+            "",
+            f"(?:{_OBJECTS}|{_MISTRAL_NAME})",
+            rf"(?:{_OBJECTS_STARTING}|{_SPACE}[A-Za-z0-9_.\-]{{1,128}}[ \[\]\w]{{0,90}}{_SPACE})",
+        ),
+        _format("<function=", "</function>", f"{_NAME}>{_SPACE}", rf"[A-Za-z0-9_.\-]{{0,128}}(?:>{_SPACE})?"),
+    )
+}
+OPENER = re.compile("|".join(map(re.escape, FORMATS)))
+OPENING = re.compile("(?:" + "|".join(map(_begun, FORMATS)) + r")\Z")
+
+NEXT = re.compile(rf"{_SPACE}(?:[;,]{_SPACE})?(?=\{{)")
+LIST_END = re.compile(rf"{_SPACE}\]")
+
+# What stands behind the arguments in their object: its end, or more members, which do not count.
+OBJECT_END = re.compile(rf"{_SPACE}\}}")
+MEMBERS = re.compile(rf'{_SPACE},{_SPACE}"')
+ENDING = re.compile(rf"{_SPACE}(?:,{_SPACE})?")
+
+_TEXT = r'"[^"\\]{0,200}"'
+_BEFORE = rf'\{{{_SPACE}(?:"(?:type|id)"{_SPACE}:{_SPACE}{_TEXT}{_SPACE},{_SPACE}){{0,2}}"name"{_SPACE}:{_SPACE}'
+_HEAD = re.compile(rf'{_BEFORE}"([^"\\]{{0,200}})"{_SPACE},{_SPACE}"(?:arguments|parameters)"{_SPACE}:{_SPACE}(?=\{{)')
+_NAMED = re.compile(rf'{_BEFORE}"([^"\\]{{0,200}})"')
+_KEYS = ("name", "arguments", "parameters", "function", "type", "id")
+_FIRST_KEY = "|".join(_begun(f'"{key}"') + r"\Z" for key in _KEYS) + "|" + "|".join(f'"{key}"' for key in _KEYS)
+_MAYBE = re.compile(rf"\{{{_SPACE}(?:{_FIRST_KEY})")
+
+
+def head(text: str, at: int) -> tuple[str, int] | None:
+    """The name in the object at that place, and where its arguments begin, if it is a call in the order that models
+    write it in."""
+    found = _HEAD.match(text, at, at + _LONGEST_HEAD)
+    return (found[1], found.end()) if found else None
+
+
+def may_be_call(text: str, at: int, names: frozenset[str]) -> bool:
+    """Whether the object that begins at that place may be a call of one of these."""
+    if not _MAYBE.match(text, at):
+        return False
+    named = _NAMED.match(text, at, at + _LONGEST_HEAD)
+    return named is None or named[1] in names
