@@ -24,7 +24,7 @@ class Linear(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class CompactLayer:
     before: torch.Tensor
     qkv: Linear
     query_norm: torch.Tensor | None
@@ -46,14 +46,14 @@ class Compact:
         self._linear: Callable[..., Linear] = _packed if packed else _Plain
         self._least = LEAST if packed else 1
         self._eps = float(model.config.rms_norm_eps)
-        self._embed = model.model.embed_tokens.weight
-        self._rotary, self._norm = model.model.rotary_emb, _twice(model.model.norm)
+        self.embed = model.model.embed_tokens.weight.detach().clone()  # not a part of the file
+        self._rotary, self.norm = model.model.rotary_emb, _twice(model.model.norm)
         attention = model.model.layers[0].self_attn
-        self._size = int(attention.head_dim)
-        self._keys = attention.k_proj.out_features // self._size
-        self._queries = attention.q_proj.out_features // self._size
-        self._layers = [self._layer(layer, forms[i]) for i, layer in enumerate(model.model.layers)]
-        self._head = self._linear(model.lm_head)
+        self.size = int(attention.head_dim)
+        self.keys = attention.k_proj.out_features // self.size
+        self.queries = attention.q_proj.out_features // self.size
+        self.layers = [self._layer(layer, forms[i]) for i, layer in enumerate(model.model.layers)]
+        self.head = self._linear(model.lm_head)
 
     def __call__(
         self, tokens: torch.Tensor, places: torch.Tensor, kept: torch.Tensor | int, step: Attend
@@ -64,16 +64,21 @@ class Compact:
         filled = torch.arange(self._least) % count if count < self._least else None
         if filled is not None:
             tokens, places = tokens[filled], places[filled]
-        states = self._embed[tokens]
+        states = self.embed[tokens]
         cosine, sine = self._turns(states, places)
-        for number, layer in enumerate(self._layers):
+        for number, layer in enumerate(self.layers):
             found = layer.qkv.product(self._normed(states, layer.before))
             read = self._attended(layer, number, found, cosine, sine, step, count)
             states = layer.out.plus(read if filled is None else read[filled], states)
             gate, up = layer.gate_up.product(self._normed(states, layer.between)).chunk(2, -1)
             states = layer.down.plus(silu(gate) * up, states)
         states = states[kept] if isinstance(kept, torch.Tensor) else states[:count]
-        return self._head.forward(self._normed(states, self._norm))
+        return self.head.forward(self._normed(states, self.norm))
+
+    def turns(self, length: int) -> torch.Tensor:
+        """Cosines and signed sines of so many places, [places, 2, size], FP32."""
+        places = torch.arange(length, device=self.embed.device)
+        return torch.stack(self._turns(torch.zeros(length, 1), places), 1).flatten(2)
 
     def _normed(self, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """The states over their root mean square (Zhang and Sennrich 2019), times the weight, which is given twice.
@@ -87,13 +92,13 @@ class Compact:
         """Cosines and sines of the rotary embedding, [rows, 1, size]; the first half of the sines is negative, so that
         a state turns by x * cosine + roll(x) * sine (Su et al. 2021)."""
         cosine, sine = self._rotary(states[None], places[None])
-        half = self._size // 2
+        half = self.size // 2
         signed = torch.cat((-sine[..., :half], sine[..., half:]), -1)
         return cosine[0][:, None], signed[0][:, None]
 
     def _attended(
         self,
-        layer: _Layer,
+        layer: CompactLayer,
         number: int,
         found: torch.Tensor,
         cosine: torch.Tensor,
@@ -102,20 +107,20 @@ class Compact:
         count: int,
     ) -> torch.Tensor:
         """What the first `count` rows read by their queries, from the product that holds keys and values as well."""
-        found = found.view(len(found), -1, self._size)
-        turning, value = found[:, : self._queries + self._keys], found[:count, self._queries + self._keys :]
+        found = found.view(len(found), -1, self.size)
+        turning, value = found[:, : self.queries + self.keys], found[:count, self.queries + self.keys :]
         if layer.query_norm is not None and layer.key_norm is not None:
-            query, key = turning[:, : self._queries], turning[:, self._queries :]
+            query, key = turning[:, : self.queries], turning[:, self.queries :]
             query = rms_norm(query, query.shape[-1:], layer.query_norm, self._eps)
             turning = torch.cat((query, rms_norm(key, key.shape[-1:], layer.key_norm, self._eps)), 1)
-        turned = torch.addcmul(turning * cosine, turning.roll(self._size // 2, -1), sine)
-        query, key = turned[:count, : self._queries], turned[:count, self._queries :]
+        turned = torch.addcmul(turning * cosine, turning.roll(self.size // 2, -1), sine)
+        query, key = turned[:count, : self.queries], turned[:count, self.queries :]
         read = step(number, layer.form, query, key, value)
         return read.reshape(count, -1)
 
-    def _layer(self, layer: Any, form: Form) -> _Layer:
+    def _layer(self, layer: Any, form: Form) -> CompactLayer:
         attention, mlp = layer.self_attn, layer.mlp
-        return _Layer(
+        return CompactLayer(
             _twice(layer.input_layernorm),
             self._linear(attention.q_proj, attention.k_proj, attention.v_proj),
             getattr(getattr(attention, "q_norm", None), "weight", None),

@@ -7,7 +7,9 @@ import torch
 
 # Twice the threads have to take less than this share of the time, which is taken so often, unless it is long.
 _PAYS = 0.9
-_TURNS, _LONG_S = 3, 2.0
+_TURNS, _ENOUGH_S = 3, 2.0
+# Two steps of so much CPU time are worth a second thread.
+_LONG_S = 0.02
 # Of so much time the thread that leads has computed less than that share: others are on the cores, and threads that
 # wait for each other wait for them.
 _WINDOW_S, _CROWDED = 0.1, 0.75
@@ -59,18 +61,22 @@ class Crew:
         self._wall_s = self._cpu_s = 0.0
 
 
-def quickest(work_s: Callable[[], float], most: int) -> int:
-    """With how many threads, 1, 2, 4 and so on to `most`, work is done soonest that tells how long it took.
+def quickest(work_s: Callable[[int], float], most: int) -> int:
+    """With how many threads, 1, 2, 4 and so on to `most`, work is done soonest that tells how long so many took.
 
-    More threads are taken only where they pay: small models lose by them, and so does everybody on a busy machine.
+    More threads are taken only where they pay: small models lose by them. Work that takes long pays with two in any
+    case, however a busy machine looks at the moment.
     """
     tried = [1 << i for i in range(most.bit_length())]
+    begin_s = time.thread_time()
+    work_s(1)
+    if time.thread_time() - begin_s > _LONG_S:
+        tried = tried[1:] or tried
     taken_s = dict.fromkeys(tried, float("inf"))
     for _ in range(_TURNS if len(tried) > 1 else 0):  # by turns, so that what else runs falls on all alike
         for threads in tried:
-            torch.set_num_threads(threads)
-            taken_s[threads] = min(taken_s[threads], work_s())
-        if sum(taken_s.values()) > _LONG_S:
+            taken_s[threads] = min(taken_s[threads], work_s(threads))
+        if sum(taken_s.values()) > _ENOUGH_S:
             break
     best = tried[0]
     for threads in tried:

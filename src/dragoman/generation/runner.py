@@ -5,14 +5,14 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 from dragoman.core.errors import ModelFailed
 from dragoman.generation.adapters import Rows, attach
-from dragoman.generation.attention import NAME, Attend, Shapes, Span, Step, attention
+from dragoman.generation.attention import NAME, Attend, Form, Shapes, Span, Step, attention
 from dragoman.generation.cache import Cache
 from dragoman.generation.compact import Compact, suits
 from dragoman.generation.crew import Crew, quickest
@@ -44,6 +44,14 @@ class Row(NamedTuple):
     adapter: str = ""
 
 
+class SingleStep(Protocol):
+    """Computes rows of one token each, with so many threads: logits [rows, vocabulary], FP32."""
+
+    threads: int
+
+    def __call__(self, cache: Cache, rows: Sequence[Row]) -> torch.Tensor: ...
+
+
 class Runner:
     """A decoder in memory, all of whose work is done in the one thread that calls it."""
 
@@ -55,6 +63,7 @@ class Runner:
         self._compact: Compact | None = None
         self._adapted: Rows | None = None
         self._crew: Crew | None = None
+        self._native: SingleStep | None = None
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         self.dtype = DTYPES[dtype] if dtype != "auto" else _natural(config, self.device)
         loaded, told = AutoModelForCausalLM.from_pretrained(
@@ -76,20 +85,35 @@ class Runner:
         shapes = self._probed()
         self.shape = shapes.shape(self.config.num_hidden_layers)
         self.packed = packed and packs(self.dtype, self.device)
-        self._compact = None if adapters else self._shortened(shapes)
+        if not adapters:
+            self._shorten(shapes)
         if self._compact is None and self.packed:
             pack(self.model)
+
+    @property
+    def native(self) -> bool:
+        """Whether texts that are being written go on in machine code of our own."""
+        return self._native is not None
 
     def run(self, cache: Cache, rows: Sequence[Row]) -> torch.Tensor:
         """The logits that the rows want, in their order: [wanted, vocabulary], FP32, on the model's device.
 
         Rows of one token each come first; their keys and values are in the cache afterwards.
         """
+        count = next((i for i, row in enumerate(rows) if len(row.tokens) > 1), len(rows))
+        if self._native is None or not count:
+            return self._whole(cache, rows, count)
+        found = self._native(cache, rows[:count])
+        if not all(row.wanted for row in rows[:count]):
+            found = found[[i for i, row in enumerate(rows[:count]) if row.wanted]]
+        return torch.cat((found, self._whole(cache, rows[count:], 0))) if count < len(rows) else found
+
+    def _whole(self, cache: Cache, rows: Sequence[Row], count: int) -> torch.Tensor:
+        """`run` by PyTorch, where the first `count` rows have one token each."""
         spans, first = [], 0
         for row in rows:
             spans.append(Span(row.slot, first, row.start, len(row.tokens)))
             first += len(row.tokens)
-        count = next((i for i, span in enumerate(spans) if span.count > 1), len(spans))
         wanted = [
             place
             for row, span in zip(rows, spans, strict=True)
@@ -107,12 +131,18 @@ class Runner:
         """Compute with so many threads, always; 0: with as many as prove quickest, and fewer while others need the
         cores. Gives their number."""
         threads = wanted or quickest(self._work_s, torch.get_num_threads())
-        torch.set_num_threads(threads)
+        self._use(threads)
         self._crew = None if wanted or threads == 1 else Crew(threads)
         return threads
 
-    def _work_s(self) -> float:
-        """How long a step of eight texts takes and one that reads eight of their tokens each."""
+    def _use(self, threads: int) -> None:
+        torch.set_num_threads(threads)
+        if self._native is not None:
+            self._native.threads = threads
+
+    def _work_s(self, threads: int) -> float:
+        """How long a step of eight texts takes with so many threads and one that reads eight of their tokens each."""
+        self._use(threads)
         cache = Cache(self.shape, 1024, self.dtype, self.device)
         cache.reserve(8, 64)
         begin_s = time.perf_counter()
@@ -144,22 +174,42 @@ class Runner:
             self._forward([0], [0], [0], shapes)
         return shapes
 
-    def _shortened(self, shapes: Shapes) -> Compact | None:
-        """The shorter way through the model, if there is one and it leads to the same logits; it takes over then."""
+    def _shorten(self, shapes: Shapes) -> None:
+        """Take shorter ways through the model, where there are such and they lead to the same logits."""
         if not suits(self.model):
-            return None
+            return
         cache = Cache(self.shape, 64, self.dtype, self.device)
         cache.reserve(1, 64)
-        rows = [Row(0, 0, list(range(min(16, self.config.vocab_size))), wanted=4)]
-        expected = self.run(cache, rows)
+        tokens = range(min(16, self.config.vocab_size))
+        together = [Row(0, 0, tokens, wanted=4)]
+        expected = self.run(cache, together)
         with torch.inference_mode():
-            self._compact = Compact(self.model, shapes.forms, self.packed)
-        error = (self.run(cache, rows) - expected).abs().max() / expected.abs().max()
+            self._compact = compact = Compact(self.model, shapes.forms, self.packed)
+        if not self._alike(self.run(cache, together), expected, "the short way"):
+            self._compact = None
+            return
+        # Their weights have been taken over; without them the file is no longer in memory.
+        self.model.model.layers = torch.nn.ModuleList()
+        del self.model.model.embed_tokens, self.model.lm_head
+        self._native = _in_machine_code(self.config, compact, shapes.forms) if self.packed else None
+        one_by_one = [self.run(cache, [Row(0, place, [token])]) for place, token in enumerate(tokens)]
+        if not self._alike(torch.cat(one_by_one[-4:]), expected, "the step in machine code"):
+            self._native = None
+
+    def _alike(self, found: torch.Tensor, expected: torch.Tensor, what: str) -> bool:
+        error = float((found - expected).abs().max() / expected.abs().max())
         if not error < _SAME[self.dtype]:
-            log.warning("the short way differs by %.2g from the model's own code, which is taken", error)
-            return None
-        self.model.model.layers = torch.nn.ModuleList()  # their weights have been taken over
-        return self._compact
+            log.warning("%s differs by %.2g from the model's own code and is not taken", what, error)
+            return False
+        return True
+
+
+def _in_machine_code(config: Any, compact: Compact, forms: Mapping[int, Form]) -> SingleStep | None:
+    try:
+        from dragoman.generation.native.step import native
+    except ImportError:  # there is no LLVM for every machine
+        return None
+    return native(config, compact, forms)
 
 
 def _check_whole(told: Mapping[str, Any]) -> None:

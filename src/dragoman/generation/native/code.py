@@ -1,0 +1,293 @@
+"""Machine code written as expressions: numbers, vectors of 16, loops, and work that threads share. LLVM compiles it."""
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import binding, ir
+
+LANES = 16
+INT, FLOAT, POINTER = ir.IntType(64), ir.FloatType(), ir.PointerType()
+VECTOR = ir.VectorType(FLOAT, LANES)
+_BITS = ir.VectorType(ir.IntType(32), LANES)
+_BYTE, _WORD, _BIT, _NOTHING = ir.IntType(8), ir.IntType(32), ir.IntType(1), ir.VoidType()
+# A thread that waits asks so often before it lets others have its core.
+_PATIENCE = 4000
+
+
+class _BFloat(ir.types.Type):  # type: ignore[misc]  # llvmlite has no types to check
+    """LLVM's `bfloat`, which llvmlite does not name."""
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+_HALVES, _PAIRS = ir.VectorType(_BFloat(), LANES), ir.VectorType(_BFloat(), 2 * LANES)
+
+
+class Value:
+    """A number, a vector or an address in the function that is being written; Python's operators compute with it.
+
+    An address and a number of bytes make an address.
+    """
+
+    def __init__(self, code: "Code", value: Any) -> None:
+        self.code, self.value = code, value
+
+    def __add__(self, other: "Value | float") -> "Value":
+        if self.value.type == POINTER:
+            found = self.code.build.gep(self.value, [self._like(other, INT)], source_etype=_BYTE)
+            return Value(self.code, found)
+        return self._computed(other, "add", "fadd")
+
+    def __sub__(self, other: "Value | float") -> "Value":
+        return self._computed(other, "sub", "fsub")
+
+    def __mul__(self, other: "Value | float") -> "Value":
+        return self._computed(other, "mul", "fmul")
+
+    def __truediv__(self, other: "Value | float") -> "Value":
+        return self._computed(other, "fdiv", "fdiv")
+
+    def __floordiv__(self, other: "Value | float") -> "Value":
+        return self._computed(other, "udiv", "udiv")
+
+    def __mod__(self, other: "Value | float") -> "Value":
+        return self._computed(other, "urem", "urem")
+
+    def __lt__(self, other: "Value | float") -> "Value":
+        kind, other = self.value.type, self._like(other, self.value.type)
+        compare = self.code.build.icmp_signed if kind == INT else self.code.build.fcmp_ordered
+        return Value(self.code, compare("<", self.value, other))
+
+    def chosen(self, yes: "Value", no: "Value") -> "Value":
+        """`yes` where this comparison holds, else `no`."""
+        return Value(self.code, self.code.build.select(self.value, yes.value, no.value))
+
+    def times_plus(self, factor: "Value", added: "Value") -> "Value":
+        """This times a factor and something added, rounded once."""
+        return self.code.call("llvm.fma.v16f32", VECTOR, self, factor, added)
+
+    def dotted(self, pairs: "Value", added: "Value") -> "Value":
+        """Lane by lane two products of BF16 pairs, added to what there is."""
+        both = [Value(self.code, self.code.build.bitcast(each.value, _PAIRS)) for each in (self, pairs)]
+        return self.code.call("llvm.x86.avx512bf16.dpbf16ps.512", VECTOR, added, *both)
+
+    def total(self) -> "Value":
+        """The sum of a vector's lanes, always in the same order."""
+        zero = self.code.number(0.0)
+        name = "llvm.vector.reduce.fadd.v16f32"
+        return self.code.call(name, FLOAT, zero, self, fastmath=("reassoc",))
+
+    def root(self) -> "Value":
+        return self.code.call("llvm.sqrt.f32", FLOAT, self)
+
+    def spread(self) -> "Value":
+        """A number in all lanes."""
+        build, empty = self.code.build, ir.Constant(VECTOR, ir.Undefined)
+        first = build.insert_element(empty, self.value, ir.Constant(_WORD, 0))
+        return Value(self.code, build.shuffle_vector(first, empty, ir.Constant(_BITS, [0] * LANES)))
+
+    def power(self) -> "Value":
+        """e to the power of each lane, to 2 units in the last place: 2^n by the exponent's bits, the rest, within
+        log(2) / 2, by its series (Cody and Waite 1980). Beyond what FP32 holds: its ends."""
+        code = self.code
+        low, high = code.vector(-87.0), code.vector(88.0)
+        bounded = (self < low).chosen(low, self)
+        bounded = (high < bounded).chosen(high, bounded)
+        # Added to 1.5 * 2^23 a number is rounded, and its integer stands in the lowest bits.
+        shifted = bounded.times_plus(code.vector(1.4426950408889634), code.vector(12582912.0))
+        whole = shifted - code.vector(12582912.0)
+        rest = whole.times_plus(code.vector(-0.693359375), bounded)
+        rest = whole.times_plus(code.vector(2.12194440e-4), rest)
+        found = code.vector(1 / 5040)
+        for divisor in (720, 120, 24, 6, 2, 1, 1):
+            found = found.times_plus(rest, code.vector(1 / divisor))
+        build = code.build
+        bits = build.add(build.bitcast(shifted.value, _BITS), ir.Constant(_BITS, [127] * LANES))
+        return found * Value(code, build.bitcast(build.shl(bits, ir.Constant(_BITS, [23] * LANES)), VECTOR))
+
+    def integer(self, offset: "Value | int" = 0) -> "Value":
+        """The integer of 64 bits so many bytes behind this address; likewise `address`, `number` and `vector`."""
+        return self._read(offset, INT, 8)
+
+    def address(self, offset: "Value | int" = 0) -> "Value":
+        return self._read(offset, POINTER, 8)
+
+    def number(self, offset: "Value | int" = 0) -> "Value":
+        return self._read(offset, FLOAT, 2)
+
+    def vector(self, offset: "Value | int" = 0) -> "Value":
+        return self._read(offset, VECTOR, 4)
+
+    def halves(self, offset: "Value | int" = 0) -> "Value":
+        """16 numbers in BF16, as a vector."""
+        found = self._read(offset, _HALVES, 2)
+        return Value(self.code, self.code.build.fpext(found.value, VECTOR))
+
+    def put(self, found: "Value", offset: "Value | int" = 0) -> None:
+        """Write a number or vector so many bytes behind this address."""
+        where = self if isinstance(offset, int) and not offset else self + offset
+        self.code.build.store(found.value, where.value, align=2)
+
+    def put_halves(self, found: "Value", offset: "Value | int" = 0) -> None:
+        """Write a vector as BF16, rounded to the nearest."""
+        self.put(Value(self.code, self.code.build.fptrunc(found.value, _HALVES)), offset)
+
+    def _read(self, offset: "Value | int", kind: Any, align: int) -> "Value":
+        where = self if isinstance(offset, int) and not offset else self + offset
+        return Value(self.code, self.code.build.load(where.value, typ=kind, align=align))
+
+    def _like(self, other: "Value | float", kind: Any) -> Any:
+        return other.value if isinstance(other, Value) else ir.Constant(kind, other)
+
+    def _computed(self, other: "Value | float", integers: str, floats: str) -> "Value":
+        operation = integers if self.value.type == INT else floats
+        return Value(self.code, getattr(self.code.build, operation)(self.value, self._like(other, self.value.type)))
+
+
+class Variable:
+    """A place in the function for what changes: LLVM keeps it in a register."""
+
+    def __init__(self, code: "Code", first: Value) -> None:
+        self._code = code
+        with code.build.goto_entry_block():
+            self._place = code.build.alloca(first.value.type)
+        self.set(first)
+
+    def get(self) -> Value:
+        return Value(self._code, self._code.build.load(self._place, typ=self._place.allocated_type))
+
+    def set(self, found: Value) -> None:
+        self._code.build.store(found.value, self._place)
+
+
+class Code:
+    """One function that is being written: its arguments are integers and addresses, it returns nothing."""
+
+    def __init__(self, module: ir.Module, name: str, kinds: Sequence[Any]) -> None:
+        self._module = module
+        self.function = ir.Function(module, ir.FunctionType(_NOTHING, list(kinds)), name)
+        self.build = ir.IRBuilder(self.function.append_basic_block())
+        self.arguments = [Value(self, argument) for argument in self.function.args]
+
+    def integer(self, value: int) -> Value:
+        return Value(self, ir.Constant(INT, value))
+
+    def number(self, value: float) -> Value:
+        return Value(self, ir.Constant(FLOAT, value))
+
+    def vector(self, value: float) -> Value:
+        return Value(self, ir.Constant(VECTOR, [value] * LANES))
+
+    def call(self, name: str, returns: Any, *values: Value, **options: Any) -> Value:
+        """What a function of LLVM's or the C library's gives."""
+        function = self._module.globals.get(name)
+        if function is None:
+            function = ir.Function(self._module, ir.FunctionType(returns, [each.value.type for each in values]), name)
+        return Value(self, self.build.call(function, [each.value for each in values], **options))
+
+    def invoke(self, function: Any, *values: Value) -> None:
+        """Call another function of the module."""
+        self.build.call(function, [each.value for each in values])
+
+    def finish(self, *, apart: bool = False) -> Any:
+        """End the function, and give it for `invoke`. `apart`: it is called, never copied to where it is called."""
+        if apart:
+            self.function.attributes.add("noinline")
+        self.build.ret_void()
+        return self.function
+
+    @contextmanager
+    def loop(self, start: Value, stop: Value, step: int | Value = 1) -> Iterator[Value]:
+        """What is written inside is done for each number from start on that is less than stop."""
+        at = Variable(self, start)
+        with self.repeated(lambda: at.get() < stop):
+            number = at.get()
+            yield number
+            at.set(number + step)
+
+    @contextmanager
+    def repeated(self, condition: Callable[[], Value]) -> Iterator[None]:
+        """What is written inside is done as long as the condition holds."""
+        asked, inside, behind = (self.function.append_basic_block() for _ in range(3))
+        self.build.branch(asked)
+        self.build.position_at_end(asked)
+        self.build.cbranch(condition().value, inside, behind)
+        self.build.position_at_end(inside)
+        yield
+        self.build.branch(asked)
+        self.build.position_at_end(behind)
+
+    @contextmanager
+    def when(self, condition: Value) -> Iterator[None]:
+        with self.build.if_then(condition.value):
+            yield
+
+    def share(self, counters: Value, parts: Value, before: Callable[[], None], work: Callable[[Value], None]) -> None:
+        """Threads that come here share `parts` parts of `work`; nobody goes on before all of them are done.
+
+        Each takes the next part that nobody has, so that one that comes late, or not at all, is waited for by nobody.
+        `counters`: two integers that begin at 0, apart in memory. `before` is done by each before its first part.
+        """
+        taken, done = counters, counters + 64
+        mine = Variable(self, self._counted(taken))
+        with self.when(mine.get() < parts):
+            before()
+            with self.repeated(lambda: mine.get() < parts):
+                work(mine.get())
+                self._counted(done)
+                mine.set(self._counted(taken))
+        asked = Variable(self, self.integer(0))
+        with self.repeated(lambda: self._atomic(done) < parts):
+            asked.set(asked.get() + 1)
+            self.call("llvm.x86.sse2.pause", _NOTHING)
+            with self.when(self.integer(_PATIENCE) < asked.get()):
+                self.call("sched_yield", _WORD)
+
+    def _counted(self, counter: Value) -> Value:
+        """What a counter was, which is one more afterwards."""
+        return Value(self, self.build.atomic_rmw("add", counter.value, ir.Constant(INT, 1), "acq_rel"))
+
+    def _atomic(self, counter: Value) -> Value:
+        return Value(self, self.build.load_atomic(counter.value, "acquire", 8, typ=INT))
+
+
+def new_module() -> ir.Module:
+    """Where functions are written into."""
+    return ir.Module()
+
+
+class Compiled:
+    """A module as code of this machine: `function` gives one of its functions, callable without Python's lock."""
+
+    def __init__(self, module: ir.Module) -> None:
+        binding.initialize_native_target()
+        binding.initialize_native_asmprinter()
+        target = binding.Target.from_default_triple()
+        features = binding.get_host_cpu_features().flatten()
+        machine = target.create_target_machine(cpu=binding.get_host_cpu_name(), features=features, opt=3)
+        module.triple = machine.triple
+        parsed = binding.parse_assembly(str(module))
+        options = binding.create_pipeline_tuning_options(speed_level=3)
+        passes = binding.create_pass_builder(machine, options)
+        passes.getModulePassManager().run(parsed, passes)
+        self._engine = binding.create_mcjit_compiler(parsed, machine)
+        self._engine.finalize_object()
+
+    def function(self, name: str, arguments: int) -> Callable[..., None]:
+        """A function of so many integers or addresses."""
+        kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * arguments)
+        return kind(self._engine.get_function_address(name))
+
+
+def instructions() -> set[str]:
+    """Which extensions of its instructions this machine has, by LLVM's names."""
+    return {name for name, there in binding.get_host_cpu_features().items() if there}

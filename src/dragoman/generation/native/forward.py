@@ -1,0 +1,241 @@
+"""A step of all layers as one function, which any number of threads call at once and share the work of."""
+
+from collections.abc import Callable
+from enum import IntEnum
+
+from llvmlite import ir
+
+from dragoman.generation.native.code import LANES, POINTER, Code, Value, Variable
+from dragoman.generation.native.kernels import COLUMNS, Build, Unit, attend, norm, padded, product, read, write
+
+# A part of the last product is so many blocks of columns.
+_HEAD = 4
+
+
+class Given(IntEnum):
+    """What a step is given, in a table of 64-bit integers and addresses."""
+
+    ROWS = 0
+    TOKENS = 1  # [rows] 64-bit integers, as are places and slots
+    PLACES = 2
+    SLOTS = 3
+    EMBEDDING = 4
+    LAYERS = 5  # a table of `Layer` for each
+    KEYS = 6  # [layers, slots, heads, length, size]
+    VALUES = 7
+    LAYER_BYTES = 8
+    SLOT_BYTES = 9
+    HEAD_BYTES = 10
+    TURNS = 11  # [places, 2, size] FP32: cosines, signed sines
+    STATES = 12  # [rows, padded hidden] FP32
+    HEADS = 13  # [rows, padded heads * size] FP32
+    READ = 14  # [rows, queries * size]
+    INNER = 15  # [rows, padded inner]
+    LOGITS = 16  # [rows, padded vocabulary] FP32
+    COUNTERS = 17  # [counters(layers), 128] bytes of 0
+    NORM = 18
+    HEAD = 19
+    HEAD_BIAS = 20
+    GATES = 21  # [rows, padded 2 * inner] FP32
+
+
+class Layer(IntEnum):
+    """What a layer is given; biases and weights of norms are FP32, biases padded to whole blocks of columns."""
+
+    BEFORE = 0
+    QKV = 1
+    QKV_BIAS = 2
+    QUERY_NORM = 3
+    KEY_NORM = 4
+    OUT = 5
+    OUT_BIAS = 6
+    BETWEEN = 7
+    GATE_UP = 8
+    GATE_UP_BIAS = 9
+    DOWN = 10
+    DOWN_BIAS = 11
+    WINDOW = 12  # how far back a row sees; 0: to the beginning
+
+
+class Own(IntEnum):
+    """What each thread has of its own."""
+
+    NORMED = 0  # [rows, hidden]
+    SUMS = 1  # [rows, 64] FP32
+    QUERY = 2  # [size] FP32
+    SCORES = 3  # [length + 16] FP32
+
+
+# Counters stand so far apart that no two threads write into one line of the cache.
+COUNTER_BYTES = 128
+
+
+def counters(layers: int) -> int:
+    """How many pairs of counters a step takes: one to embed, six a layer, one for the logits."""
+    return 6 * layers + 2
+
+
+def module(build: Build, scaling: float) -> ir.Module:
+    """Has the function `step` (table of `Given`, table of `Own`)."""
+    found = ir.Module()
+    _Step(found, build, scaling).written()
+    return found
+
+
+# What is done with 16 results, given their row and first column.
+_Put = Callable[[Value, Value, Value], None]
+
+
+def _sizes(build: Build) -> dict[Given | Own, tuple[int, int]]:
+    """How many numbers a row of a product's inputs has, and how far rows are apart."""
+    queries = build.queries * build.size
+    return {
+        Own.NORMED: (build.hidden, build.hidden),
+        Given.READ: (queries, queries),
+        Given.INNER: (build.inner, padded(build.inner)),
+    }
+
+
+class _Step:
+    """Writes the function: `given` and `own` are the tables, `layer` the one of the layer at hand."""
+
+    def __init__(self, made: ir.Module, build: Build, scaling: float) -> None:
+        self._build, self._scaling = build, scaling
+        self._product, self._norm = product(made, build), norm(made, build)
+        self._code = code = Code(made, "step", (POINTER, POINTER))
+        given, own = code.arguments
+        integers = (Given.ROWS, Given.LAYER_BYTES, Given.SLOT_BYTES, Given.HEAD_BYTES)
+        self._given: dict[Given, Value] = {
+            name: (given.integer if name in integers else given.address)(8 * name)
+            for name in Given
+            if name != Given.COUNTERS
+        }
+        self._own: dict[Own, Value] = {name: own.address(8 * name) for name in Own}
+        self._rows = self._given[Given.ROWS]
+        self._counters = Variable(code, given.address(8 * Given.COUNTERS))
+
+    def written(self) -> None:
+        code, build = self._code, self._build
+        self._shared(self._rows, self._embed)
+        with code.loop(code.integer(0), code.integer(build.layers)) as number:
+            self._layer(number, self._given[Given.LAYERS] + number * (8 * len(Layer)))
+        blocks = padded(build.vocabulary) // COLUMNS
+        self._shared(
+            code.integer(-(-blocks // _HEAD)), lambda part: self._logits(part, blocks), self._normed(Given.NORM)
+        )
+        code.finish()
+
+    def _shared(self, parts: Value, work: Callable[[Value], None], before: Callable[[], None] = lambda: None) -> None:
+        place = self._counters.get()
+        self._code.share(place, parts, before, work)
+        self._counters.set(place + COUNTER_BYTES)
+
+    def _layer(self, number: Value, layer: Value) -> None:
+        build, integer = self._build, self._code.integer
+        heads, hidden = padded(build.heads * build.size), padded(build.hidden)
+        self._shared(
+            integer(heads // COLUMNS),
+            lambda part: self._block(Own.NORMED, layer, Layer.QKV, part, self._keep(Given.HEADS, heads)),
+            self._normed_by(layer, Layer.BEFORE),
+        )
+        self._shared(self._rows * build.keys, lambda part: self._attended(number, layer, part))
+        self._shared(
+            integer(hidden // COLUMNS), lambda part: self._block(Given.READ, layer, Layer.OUT, part, self._add)
+        )
+        gates = padded(2 * build.inner)
+        self._shared(
+            integer(gates // COLUMNS),
+            lambda part: self._block(Own.NORMED, layer, Layer.GATE_UP, part, self._keep(Given.GATES, gates)),
+            self._normed_by(layer, Layer.BETWEEN),
+        )
+        self._shared(self._rows, self._gated)
+        self._shared(
+            integer(hidden // COLUMNS), lambda part: self._block(Given.INNER, layer, Layer.DOWN, part, self._add)
+        )
+
+    # --- parts of the work -----------------------------------------------------------------------------------
+
+    def _embed(self, row: Value) -> None:
+        build, given = self._build, self._given
+        token = given[Given.TOKENS].integer(row * 8)
+        source = given[Given.EMBEDDING] + token * (build.bytes * build.hidden)
+        target = given[Given.STATES] + row * (4 * padded(build.hidden))
+        with self._code.loop(self._code.integer(0), self._code.integer(build.hidden), LANES) as i:
+            target.put(read(build, source, i), i * 4)
+
+    def _attended(self, number: Value, layer: Value, part: Value) -> None:
+        code, build, given = self._code, self._build, self._given
+        row, head = part // build.keys, part % build.keys
+        place = given[Given.PLACES].integer(row * 8)
+        held = number * given[Given.LAYER_BYTES] + given[Given.SLOTS].integer(row * 8) * given[Given.SLOT_BYTES]
+        held = held + head * given[Given.HEAD_BYTES]
+        window = layer.integer(8 * Layer.WINDOW)
+        behind = place + 1 - window
+        far = (code.integer(0) < window).chosen(behind, code.integer(0))
+        unit = Unit(
+            head=head,
+            place=place,
+            first=(far < 0).chosen(code.integer(0), far),
+            given=given[Given.HEADS] + row * (4 * padded(build.heads * build.size)),
+            turns=given[Given.TURNS] + place * (8 * build.size),
+            keys=given[Given.KEYS] + held,
+            values=given[Given.VALUES] + held,
+            read=given[Given.READ] + row * (build.bytes * build.queries * build.size),
+            norms=(layer.address(8 * Layer.QUERY_NORM), layer.address(8 * Layer.KEY_NORM)),
+            query=self._own[Own.QUERY],
+            scores=self._own[Own.SCORES],
+        )
+        attend(code, build, self._scaling, unit)
+
+    def _gated(self, row: Value) -> None:
+        """A row of the MLP: silu(gate) * up."""
+        code, build = self._code, self._build
+        gates = self._given[Given.GATES] + row * (4 * padded(2 * build.inner))
+        inner = self._given[Given.INNER] + row * (build.bytes * padded(build.inner))
+        with code.loop(code.integer(0), code.integer(build.inner), LANES) as i:
+            gate, up = gates.vector(i * 4), gates.vector((i + build.inner) * 4)
+            write(build, inner, i, gate / ((code.vector(0) - gate).power() + code.vector(1)) * up)
+
+    def _logits(self, part: Value, blocks: int) -> None:
+        code, build = self._code, self._build
+        stop = part * _HEAD + _HEAD
+        last = code.integer(blocks)
+        keep = self._keep(Given.LOGITS, padded(build.vocabulary))
+        with code.loop(part * _HEAD, (stop < last).chosen(stop, last)) as block:
+            weights, bias = self._given[Given.HEAD], self._given[Given.HEAD_BIAS]
+            self._multiply(Own.NORMED, weights, bias, block, keep)
+
+    # --- products --------------------------------------------------------------------------------------------
+
+    def _block(self, inputs: Given | Own, layer: Value, name: Layer, part: Value, put: _Put) -> None:
+        self._multiply(inputs, layer.address(8 * name), layer.address(8 * (name + 1)), part, put)
+
+    def _multiply(self, inputs: Given | Own, weights: Value, bias: Value, part: Value, put: _Put) -> None:
+        """One block of columns of a product with its bias; `put` gets row, column and 16 results."""
+        code, build = self._code, self._build
+        source = self._own[inputs] if isinstance(inputs, Own) else self._given[inputs]
+        size, apart = _sizes(build)[inputs]
+        sums, steps = self._own[Own.SUMS], build.steps(size)
+        block = weights + part * build.apart(size)
+        apart_bytes = code.integer(build.bytes * apart)
+        code.invoke(self._product, source, apart_bytes, block, sums, self._rows, code.integer(steps))
+        with code.loop(code.integer(0), self._rows) as row:
+            for i in range(0, COLUMNS, LANES):
+                column = part * COLUMNS + i
+                put(row, column, sums.vector((row * COLUMNS + i) * 4) + bias.vector(column * 4))
+
+    def _keep(self, name: Given, columns: int) -> _Put:
+        return lambda row, column, found: self._given[name].put(found, (row * columns + column) * 4)
+
+    def _add(self, row: Value, column: Value, found: Value) -> None:
+        states, place = self._given[Given.STATES], (row * padded(self._build.hidden) + column) * 4
+        states.put(states.vector(place) + found, place)
+
+    def _normed(self, name: Given) -> Callable[[], None]:
+        return lambda: self._norm_into_own(self._given[name])
+
+    def _normed_by(self, layer: Value, name: Layer) -> Callable[[], None]:
+        return lambda: self._norm_into_own(layer.address(8 * name))
+
+    def _norm_into_own(self, weight: Value) -> None:
+        self._code.invoke(self._norm, self._given[Given.STATES], weight, self._own[Own.NORMED], self._rows)

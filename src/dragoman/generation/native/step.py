@@ -1,0 +1,200 @@
+"""A step of texts that are being written, one token each, as one call of machine code."""
+
+import ctypes
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from dragoman.generation.attention import Form
+from dragoman.generation.cache import Cache
+from dragoman.generation.compact import Compact
+from dragoman.generation.native.code import LANES, Compiled, instructions
+from dragoman.generation.native.forward import COUNTER_BYTES, Given, Layer, counters, module
+from dragoman.generation.native.kernels import COLUMNS, Build, padded
+from dragoman.generation.native.team import Team
+from dragoman.generation.packing import PackedLinear
+
+# Their turns depend on a token's place alone, not on how long the text is.
+_STEADY = ("default", "linear", "llama3", "yarn")
+
+
+class Row(Protocol):
+    """One token of a sequence, at its place."""
+
+    @property
+    def slot(self) -> int: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+
+class NativeStep:
+    """The next token of up to some hundred sequences.
+
+    A row's numbers are the same to the last bit whatever rows are beside it and however many threads compute.
+    """
+
+    def __init__(self, compact: Compact, build: Build, forms: Mapping[int, Form]) -> None:
+        self._compact, self._build = compact, build
+        self.threads = torch.get_num_threads()
+        self._compiled = Compiled(module(build, forms[0].scaling))
+        self._step, self._team = self._compiled.function("step", 2), Team()
+        self._kept: list[torch.Tensor] = []
+        self._layers = np.array([self._layer(i, forms[i].window) for i in range(build.layers)], np.int64)
+        self._head = self._product(compact.head)
+        self._norm = self._floats(compact.norm[: build.hidden])
+        self._turns = torch.empty(0, 2, build.size)
+        self._memory: dict[Given, torch.Tensor] = {}
+        self._own: list[tuple[np.ndarray[Any, Any], list[torch.Tensor]]] = []
+        self._rows = self._length = 0
+
+    def __call__(self, cache: Cache, rows: Sequence[Row]) -> torch.Tensor:
+        """Logits [rows, vocabulary], FP32. Each row is one token; its key and value are in the cache afterwards."""
+        build, count, threads = self._build, len(rows), self.threads
+        self._reserve(count, cache.length, threads)
+        asked = np.array([(row.tokens[0], row.start, row.slot) for row in rows], np.int64).T.copy()
+        counted = np.zeros(counters(build.layers) * COUNTER_BYTES, np.uint8)
+        logits = torch.empty(count, padded(build.vocabulary))
+        table = np.zeros(len(Given), np.int64)
+        table[Given.ROWS] = count
+        table[Given.TOKENS], table[Given.PLACES], table[Given.SLOTS] = (each.ctypes.data for each in asked)
+        table[Given.EMBEDDING], table[Given.LAYERS] = self._compact.embed.data_ptr(), self._layers.ctypes.data
+        table[Given.KEYS], table[Given.VALUES] = cache.keys.data_ptr(), cache.values.data_ptr()
+        for name, dimension in ((Given.LAYER_BYTES, 0), (Given.SLOT_BYTES, 1), (Given.HEAD_BYTES, 2)):
+            table[name] = cache.keys.stride(dimension) * cache.keys.itemsize
+        table[Given.TURNS], table[Given.NORM] = self._turns.data_ptr(), self._norm
+        table[Given.HEAD], table[Given.HEAD_BIAS] = self._head
+        table[Given.LOGITS], table[Given.COUNTERS] = logits.data_ptr(), counted.ctypes.data
+        for given, held in self._memory.items():
+            table[given] = held.data_ptr()
+        calls = [(table.ctypes.data, own.ctypes.data) for own, _ in self._own[:threads]]
+        self._team.run(self._step, calls, (table, counted, self._own, self._compiled))
+        return logits[:, : build.vocabulary]
+
+    def _reserve(self, rows: int, length: int, threads: int) -> None:
+        """Have memory for so many rows of texts so long, for so many threads."""
+        build = self._build
+        if length > len(self._turns):
+            self._turns = self._compact.turns(length)
+        if rows > self._rows:
+            kind = torch.bfloat16 if build.halves else torch.float32
+            self._rows = max(rows, 2 * self._rows)
+            self._memory = {
+                Given.STATES: torch.zeros(self._rows, padded(build.hidden)),
+                Given.HEADS: torch.zeros(self._rows, padded(build.heads * build.size)),
+                Given.READ: torch.zeros(self._rows, build.queries * build.size, dtype=kind),
+                Given.GATES: torch.zeros(self._rows, padded(2 * build.inner)),
+                Given.INNER: torch.zeros(self._rows, padded(build.inner), dtype=kind),
+            }
+            self._own = []
+        if length > self._length:
+            self._length, self._own = length, []
+        while len(self._own) < threads:
+            self._own.append(self._made())
+
+    def _made(self) -> tuple[np.ndarray[Any, Any], list[torch.Tensor]]:
+        """A thread's own memory, in the order of `Own`."""
+        build = self._build
+        kind = torch.bfloat16 if build.halves else torch.float32
+        held = [
+            torch.zeros(self._rows, build.hidden, dtype=kind),
+            torch.zeros(self._rows, COLUMNS),
+            torch.zeros(build.size),
+            torch.zeros(self._length + LANES),
+        ]
+        return np.array([each.data_ptr() for each in held], np.int64), held
+
+    def _layer(self, number: int, window: int) -> list[int]:
+        layer, hidden = self._compact.layers[number], self._build.hidden
+        found = [0] * len(Layer)
+        for name, norm in ((Layer.BEFORE, layer.before), (Layer.BETWEEN, layer.between)):
+            found[name] = self._floats(norm[:hidden])
+        for name, heads in ((Layer.QUERY_NORM, layer.query_norm), (Layer.KEY_NORM, layer.key_norm)):
+            found[name] = 0 if heads is None else self._floats(heads)
+        parts = (Layer.QKV, layer.qkv), (Layer.OUT, layer.out), (Layer.GATE_UP, layer.gate_up), (Layer.DOWN, layer.down)
+        for place, part in parts:
+            found[place], found[place + 1] = self._product(part)
+        found[Layer.WINDOW] = window
+        return found
+
+    def _product(self, packed: Any) -> tuple[int, int]:
+        """Where a product's weights lie and where its bias."""
+        bias = torch.zeros(padded(packed.out_features))
+        if packed.bias is not None:
+            bias[: packed.out_features] = packed.bias
+        return _address(packed), self._floats(bias)
+
+    def _floats(self, numbers: torch.Tensor) -> int:
+        self._kept.append(numbers.detach().float().contiguous())
+        return self._kept[-1].data_ptr()
+
+
+def native(config: Any, compact: Compact, forms: Mapping[int, Form]) -> NativeStep | None:
+    """The step of such a model as machine code, None where it, the machine or PyTorch's packed weights are not of the
+    kind that is written here."""
+    build = _build(config, compact)
+    alike = {(form.scaling, form.softcap) for form in forms.values()} == {(forms[0].scaling, 0.0)}
+    if build is None or not alike or not _computes(build) or not _laid(build, compact):
+        return None
+    return NativeStep(compact, build, forms)
+
+
+def _build(config: Any, compact: Compact) -> Build | None:
+    head = compact.head
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    halves = compact.embed.dtype is torch.bfloat16
+    fits = config.hidden_size % LANES == compact.size % (2 * LANES) == 0
+    fits = fits and not (halves and config.intermediate_size % 2)
+    if not isinstance(head, PackedLinear) or not fits or rope.get("rope_type", "default") not in _STEADY:
+        return None
+    return Build(
+        layers=len(compact.layers),
+        hidden=config.hidden_size,
+        inner=config.intermediate_size,
+        queries=compact.queries,
+        keys=compact.keys,
+        size=compact.size,
+        vocabulary=head.out_features,
+        eps=float(config.rms_norm_eps),
+        normed=compact.layers[0].query_norm is not None,
+        halves=halves,
+    )
+
+
+def _computes(build: Build) -> bool:
+    """Whether this machine has the instructions, and its system what threads wait with."""
+    if platform.machine() not in ("x86_64", "AMD64") or sys.platform == "win32":
+        return False
+    return {"avx512f", *(("avx512bf16",) if build.halves else ())} <= instructions()
+
+
+def _laid(build: Build, compact: Compact) -> bool:
+    """Whether PyTorch packs weights as they are read here: [columns / 64, steps, 64], in BF16 two rows of the input
+    beside each other. Seen by an example, and by the sizes of all."""
+    kind = torch.bfloat16 if build.halves else torch.float32
+    example = torch.arange(100 * 64).remainder(251).view(100, 64).to(kind)
+    blocks = torch.zeros(padded(100), 64, dtype=kind)
+    blocks[:100] = example
+    pair = 2 if build.halves else 1
+    expected = blocks.view(-1, COLUMNS, 64 // pair, pair).transpose(1, 2).contiguous()
+    packed = PackedLinear(example, None)
+    if not _whole(build, packed):
+        return False
+    found = torch.frombuffer((ctypes.c_char * expected.nbytes).from_address(_address(packed)), dtype=kind)
+    parts = [part for layer in compact.layers for part in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+    return bool((found == expected.view(-1)).all()) and all(_whole(build, part) for part in (compact.head, *parts))
+
+
+def _whole(build: Build, packed: Any) -> bool:
+    """Whether all blocks are there, and nothing else."""
+    blocks = padded(packed.out_features) // COLUMNS
+    return bool(torch.ops.mkldnn._nbytes(packed.packed) == blocks * build.apart(packed.in_features))
+
+
+def _address(packed: PackedLinear) -> int:
+    return int(torch.ops.mkldnn.data_ptr(packed.packed))

@@ -1,0 +1,245 @@
+"""The step in machine code: its logits are transformers', and a row's are the same whatever is beside it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dragoman.generation.cache import Cache
+from dragoman.generation.native.code import INT, LANES, POINTER, Code, Compiled, instructions, new_module
+from dragoman.generation.native.kernels import COLUMNS, Build, product
+from dragoman.generation.native.team import Team
+from dragoman.generation.runner import Row, Runner
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif("avx512f" not in instructions(), reason="the machine has no AVX-512"),
+]
+
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 150,
+    "max_position_embeddings": 256,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-odd": ("Llama", {"intermediate_size": 170, "hidden_size": 48, "tie_word_embeddings": True}),
+    "llama-biased": ("Llama", {"attention_bias": True, "num_key_value_heads": 4}),
+    "llama-far": ("Llama", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+    "mistral-window": ("Mistral", {"sliding_window": 9}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"num_attention_heads": 6}),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each model, whose weights are drawn large enough for attention to matter."""
+    folder = tmp_path_factory.mktemp("native")
+    for name, (kind, options) in MODELS.items():
+        torch.manual_seed(3)
+        config = getattr(transformers, f"{kind}Config")(**{**SMALL, **options})
+        model = getattr(transformers, f"{kind}ForCausalLM")(config)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, 0.1 if parameter.dim() == 1 else 0.0, 0.2)
+        model.save_pretrained(folder / name)
+    return folder
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return list(np.random.default_rng(seed).integers(3, 150, length))
+
+
+def opened(folder: Path, dtype: str = "float32") -> tuple[Runner, Cache]:
+    runner = Runner(folder, dtype, "cpu")
+    assert runner.native
+    cache = Cache(runner.shape, 4096, runner.dtype, runner.device)
+    cache.reserve(8, 96)
+    return runner, cache
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_transformers(folders: Path, name: str) -> None:
+    runner, cache = opened(folders / name)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folders / name, dtype=torch.float32).eval()
+    texts = [prompt(i, length) for i, length in enumerate((21, 40, 33, 5, 64))]
+    begun = [1, 17, 30, 2, 50]
+    for slot, (text, count) in enumerate(zip(texts, begun, strict=True)):
+        runner.run(cache, [Row(slot, 0, text[:count])])
+    found: list[list[Any]] = [[] for _ in texts]
+    for step in range(20):
+        rows = [
+            Row(slot, count + step, [text[count + step]])
+            for slot, (text, count) in enumerate(zip(texts, begun, strict=True))
+            if count + step < len(text)
+        ]
+        for row, logits in zip(rows, runner.run(cache, rows), strict=True):
+            found[row.slot].append(logits.clone())
+    with torch.inference_mode():
+        for text, count, logits in zip(texts, begun, found, strict=True):
+            expected = reference(torch.tensor([text])).logits[0, count : count + len(logits)]
+            assert len(logits) >= 3
+            torch.testing.assert_close(torch.stack(logits), expected, rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.skipif("avx512bf16" not in instructions(), reason="the machine does not compute in BF16")
+@pytest.mark.parametrize("name", ["llama", "qwen2", "mistral-window"])
+def test_bf16_is_as_near_to_fp32_as_transformers_is(folders: Path, name: str) -> None:
+    runner, cache = opened(folders / name, "bfloat16")
+    text = prompt(5, 40)
+    runner.run(cache, [Row(0, 0, text[:20])])
+    found = torch.cat([runner.run(cache, [Row(0, place, [text[place]])]) for place in range(20, 40)])
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    with torch.inference_mode():
+        saved = load(folders / name, dtype=torch.bfloat16).eval()
+        theirs = saved(torch.tensor([text])).logits[0, 20:].float()
+        exact = saved.float()(torch.tensor([text])).logits[0, 20:]
+    assert (found - exact).abs().max() < 1.5 * (theirs - exact).abs().max() + 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_row_has_the_same_bits_alone_in_a_crowd_and_with_any_number_of_threads(folders: Path, dtype: str) -> None:
+    if dtype == "bfloat16" and "avx512bf16" not in instructions():
+        pytest.skip("the machine does not compute in BF16")
+    runner, cache = opened(folders / "llama", dtype)
+    cache.reserve(30, 96)
+    before = torch.get_num_threads()
+    try:
+        for slot in range(30):
+            runner.run(cache, [Row(slot, 0, prompt(slot, 10 + slot))])
+        rows = [Row(slot, 10 + slot, [slot + 5]) for slot in range(30)]
+        crowd = runner.run(cache, rows)
+        for threads in (1, 2, 5):
+            runner.set_threads(threads)
+            for count in (1, 2, 7, 13, 30):
+                some = rows[-count:]
+                assert torch.equal(runner.run(cache, some), crowd[-count:]), (threads, count)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_step_of_chunks_and_single_tokens_gives_the_logits_that_are_wanted(folders: Path) -> None:
+    runner, cache = opened(folders / "llama")
+    alone = runner.run(cache, [Row(0, 0, [5])])
+    chunk = runner.run(cache, [Row(1, 0, prompt(1, 12), wanted=3)])
+    mixed = runner.run(cache, [Row(0, 0, [5]), Row(2, 0, [9], wanted=0), Row(1, 0, prompt(1, 12), wanted=3)])
+    assert torch.equal(mixed, torch.cat((alone, chunk)))
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"head_dim": 24}, "the size of heads"),
+        ({"hidden_size": 60}, "the size of states"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "turns that depend on a text's length"),
+    ],
+)
+def test_what_it_is_not_written_for_goes_the_other_way(tmp_path: Path, options: dict[str, Any], why: str) -> None:
+    torch.manual_seed(3)
+    config = transformers.LlamaConfig(**{**SMALL, **options})
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    runner = Runner(tmp_path, "float32", "cpu")
+    assert not runner.native, why
+    cache = Cache(runner.shape, 256, runner.dtype, runner.device)
+    cache.reserve(1, 32)
+    assert runner.run(cache, [Row(0, 0, [3])]).shape == (1, 150)
+
+
+def test_numbers_that_are_none_stay_in_their_row(folders: Path) -> None:
+    runner, cache = opened(folders / "llama")
+    for slot in range(3):
+        runner.run(cache, [Row(slot, 0, prompt(slot, 10))])
+    rows = [Row(slot, 10, [7]) for slot in range(3)]
+    before = runner.run(cache, rows)
+    cache.keys[1, 1, 0, 4] = float("nan")
+    after = runner.run(cache, rows)
+    assert torch.isnan(after[1]).all()
+    assert torch.equal(after[[0, 2]], before[[0, 2]])
+
+
+# --- the parts ---------------------------------------------------------------------------------------------------
+
+
+def built(halves: bool) -> Build:
+    return Build(1, 64, 64, 2, 2, 32, 64, 1e-6, False, halves)
+
+
+@pytest.fixture(scope="module")
+def products() -> dict[bool, Any]:
+    made = {}
+    for halves in (False, True):
+        if halves and "avx512bf16" not in instructions():
+            continue
+        module = new_module()
+        product(module, built(halves))
+        compiled = Compiled(module)
+        made[halves] = (compiled.function("product", 6), compiled)
+    return made
+
+
+@given(rows=st.integers(1, 40), steps=st.integers(1, 700), halves=st.booleans(), seed=st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_a_product_is_the_product(products: dict[bool, Any], rows: int, steps: int, halves: bool, seed: int) -> None:
+    if halves not in products:
+        return
+    torch.manual_seed(seed)
+    pair = 2 if halves else 1
+    kind = torch.bfloat16 if halves else torch.float32
+    inputs, weights = torch.randn(rows, steps * pair).to(kind), torch.randn(COLUMNS, steps * pair).to(kind)
+    block = weights.view(COLUMNS, steps, pair).transpose(0, 1).contiguous()
+    sums = torch.full((rows, COLUMNS), float("nan"))
+    products[halves][0](inputs.data_ptr(), 4 * steps, block.data_ptr(), sums.data_ptr(), rows, steps)
+    expected = (inputs.double() @ weights.double().T).float()
+    torch.testing.assert_close(sums, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_power_of_e_is_right_to_two_units_in_the_last_place() -> None:
+    module = new_module()
+    code = Code(module, "powers", (POINTER, INT))
+    numbers, count = code.arguments
+    with code.loop(code.integer(0), count, LANES) as i:
+        numbers.put(numbers.vector(i * 4).power(), i * 4)
+    code.finish()
+    compiled = Compiled(module)
+    given_ = np.linspace(-86.9, 87.9, 160_000, dtype=np.float32)
+    found = given_.copy()
+    compiled.function("powers", 2)(found.ctypes.data, len(found))
+    expected = np.exp(given_.astype(np.float64))
+    assert (np.abs(found - expected) / np.spacing(expected.astype(np.float32))).max() < 2
+    ends = np.full(LANES, -1e9, np.float32)
+    ends[1], ends[2] = np.nan, 0
+    compiled.function("powers", 2)(ends.ctypes.data, LANES)
+    assert ends[0] < 1e-37
+    assert np.isnan(ends[1])
+    assert ends[2] == 1
+
+
+def test_work_is_shared_by_whoever_comes_and_done_once() -> None:
+    module = new_module()
+    code = Code(module, "work", (POINTER, POINTER))
+    counters, marks = code.arguments
+
+    def mark(part: Any) -> None:
+        marks.put(marks.integer(part * 8) + 1, part * 8)
+
+    for turn in range(3):
+        code.share(counters + 128 * turn, code.integer(50), lambda: None, mark)
+    code.finish()
+    compiled, team = Compiled(module), Team()
+    work = compiled.function("work", 2)
+    for threads in (1, 2, 4, 1):
+        for _ in range(200):
+            counted, marked = np.zeros(3 * 16, np.int64), np.zeros(50, np.int64)
+            calls = [(counted.ctypes.data, marked.ctypes.data)] * threads
+            team.run(work, calls, (counted, marked))
+            assert (marked == 3).all()
