@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.core.text import Grammar, Token
+from dragoman.core.text import Bare, Grammar, Token
 from dragoman.protocols.text_openai import counted, read_tokens
 from dragoman.protocols.text_tool_parts import Part, gathered
 from dragoman.protocols.text_tool_stream import reader
@@ -193,6 +193,30 @@ async def test_messages_as_templates_take_them(house: House) -> None:
 async def test_what_the_text_must_be(house: House, given: Any, grammar: Grammar | None) -> None:
     await chat(house, **given)
     assert house.model().calls[-1].sampling.grammar == grammar
+
+
+async def test_the_text_of_tokens(house: House) -> None:
+    for path in ("/detokenize", "/models/Speaker/detokenize"):
+        answer = await house.post(path, {"model": "Speaker", "tokens": [5, 1, 2]})
+        assert (answer.status, answer.json) == (200, {"prompt": "5 1 2"})
+    strange: list[Any] = [None, "a", [1, "a"], [-1], [True], {}]
+    for tokens in strange:
+        answer = await house.post("/detokenize", {"tokens": tokens})
+        assert (answer.status, answer.json["error"]["param"]) == (400, "tokens")
+    assert (await house.post("/detokenize", {"model": "nobody", "tokens": [1]})).status == 404
+
+
+async def test_whether_the_tokenizer_adds_special_tokens(house: House) -> None:
+    async def prompts(path: str, **body: Any) -> Any:
+        assert (await house.post(path, {"model": "Speaker", **body})).status == 200
+        return house.model().calls[-1].prompts
+
+    for more, bare in (({}, False), ({"add_special_tokens": True}, False), ({"add_special_tokens": False}, True)):
+        found = await prompts("/v1/completions", prompt=["a", "b"], **more)
+        assert [isinstance(prompt, Bare) for prompt in found] == [bare, bare]
+        (found,) = await prompts("/v1/chat/completions", messages=HELLO, **more)
+        assert found.special_tokens is more.get("add_special_tokens", False)
+    assert await prompts("/v1/completions", prompt=[1, 2], add_special_tokens=False) == ((1, 2),)
 
 
 # --- tools ---------------------------------------------------------------------------------------------------

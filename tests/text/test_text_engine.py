@@ -126,6 +126,36 @@ def greedy(served: Running) -> str:
     return text
 
 
+def test_tokens_and_their_text(served: Running) -> None:
+    def tokens(**body: Any) -> list[int]:
+        found: list[int] = ask(served, "/tokenize", {"model": "story", **body})["tokens"]
+        return found
+
+    start, *rest = tokens(prompt=PROMPT)
+    assert tokens(prompt=PROMPT, add_special_tokens=False) == rest
+    assert ask(served, "/detokenize", {"model": "story", "tokens": rest}) == {"prompt": PROMPT}
+    beginning = ask(served, "/detokenize", {"model": "story", "tokens": [start]})["prompt"]
+    assert ask(served, "/detokenize", {"model": "story", "tokens": [start, *rest]})["prompt"] == beginning + PROMPT
+    assert ask(served, "/detokenize", {"model": "story", "tokens": []}) == {"prompt": ""}
+    status, told = served.post("/detokenize", {"model": "story", "tokens": [1 << 30]})
+    assert (status, told["error"]["param"]) == (400, "tokens")
+    messages = [{"role": "user", "content": "hi"}]
+    chat = tokens(messages=messages)
+    assert tokens(messages=messages, add_special_tokens=False) == chat
+    assert tokens(messages=messages, add_special_tokens=True) == [start, *chat]  # behind the template's own
+
+
+def test_a_prompt_without_special_tokens_is_one_of_its_tokens(served: Running) -> None:
+    def told(**body: Any) -> tuple[str, int]:
+        few = {"model": "story", "max_tokens": 8, "temperature": 0, **body}
+        answer = ask(served, "/v1/completions", few)
+        return answer["choices"][0]["text"], answer["usage"]["prompt_tokens"]
+
+    whole = ask(served, "/tokenize", {"model": "story", "prompt": PROMPT})["tokens"]
+    assert told(prompt=PROMPT) == told(prompt=whole)
+    assert told(prompt=PROMPT, add_special_tokens=False) == told(prompt=whole[1:])
+
+
 def test_every_api_gives_the_same_text(served: Running, greedy: str) -> None:
     few: Any = {"max_new_tokens": 10}
     assert ask(served, "/invocations", {"inputs": PROMPT, "parameters": few})["generated_text"] == greedy

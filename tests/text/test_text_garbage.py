@@ -22,6 +22,7 @@ PATHS: dict[str, tuple[str, Any]] = {
     "/": ("inputs", "a b"),
     "/tokenize": ("inputs", "a b"),
     "/chat_tokenize": ("messages", HELLO),
+    "/detokenize": ("tokens", [1, 2]),
     "/v1/completions": ("prompt", "a b"),
     "/v1/chat/completions": ("messages", HELLO),
     "/v1/embeddings": ("input", "a b"),

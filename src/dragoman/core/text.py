@@ -13,16 +13,24 @@ class Chat:
     """A conversation, for the model's chat template.
 
     `messages` and `tools` are the objects that chat templates take: a message has `role` and `content`, and maybe
-    `tool_calls`, `tool_call_id` and `name`. `options` are further variables of the template.
+    `tool_calls`, `tool_call_id` and `name`. `options` are further variables of the template. `special_tokens`: the
+    tokenizer adds those that it puts around a text, on top of what the template writes.
     """
 
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
+    special_tokens: bool = False
 
 
-# Text, token ids, or a conversation.
+class Bare(str):
+    """A text around which the tokenizer puts no special tokens, as one for the beginning of a text."""
+
+    __slots__ = ()
+
+
+# Text (a `Bare` one as it is), token ids, or a conversation.
 Prompt = str | tuple[int, ...] | Chat
 
 

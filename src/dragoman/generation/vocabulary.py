@@ -9,7 +9,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from dragoman.core.errors import InvalidInput
-from dragoman.core.text import Chat, Prompt, TokenSpan
+from dragoman.core.text import Bare, Chat, Prompt, TokenSpan
 from dragoman.generation.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
 
 # A text of more characters is cut by what lets other threads go on, and knows no places in the text.
@@ -37,10 +37,10 @@ class Vocabulary:
         """
         match prompt:
             case str():
-                return prompt, self.cut(prompt, special=True)
+                return str(prompt), self.cut(prompt, special=_surrounded(prompt))
             case Chat():
                 text = self._templated(prompt)
-                return text, self.cut(text, special=False)
+                return text, self.cut(text, special=_surrounded(prompt))
         strange = [token for token in prompt if not 0 <= token < self.size]
         if strange:
             raise InvalidInput(f"prompt: expected token ids from 0 to {self.size - 1}, got {strange[0]}")
@@ -50,7 +50,7 @@ class Vocabulary:
         """A prompt's text, and its tokens with the characters that each of them covers."""
         text, ids = self.encode(prompt)
         if self._fast is not None and not isinstance(prompt, tuple):
-            (found,) = self._fast.encode_batch([text], add_special_tokens=isinstance(prompt, str))
+            (found,) = self._fast.encode_batch([text], add_special_tokens=_surrounded(prompt))
             places = found.offsets
         else:
             places = self._reckoned(ids)
@@ -158,6 +158,11 @@ class Vocabulary:
         """The tokens that skipping special ones leaves out."""
         added = self._fast.get_added_tokens_decoder()
         return frozenset(token for token, word in added.items() if word.special)
+
+
+def _surrounded(prompt: str | Chat) -> bool:
+    """Whether the tokenizer puts its special tokens around a prompt."""
+    return prompt.special_tokens if isinstance(prompt, Chat) else not isinstance(prompt, Bare)
 
 
 def _is_byte_level(fast: Any) -> bool:

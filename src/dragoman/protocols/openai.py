@@ -19,6 +19,7 @@ from dragoman.protocols.text import object_body
 from dragoman.protocols.text_chat import chat_asked
 from dragoman.protocols.text_completions import completion_asked
 from dragoman.protocols.text_openai import status_of, told_fault
+from dragoman.protocols.text_tokenize import text_asked
 from dragoman.protocols.wire import (
     Asked,
     Exchange,
@@ -86,6 +87,10 @@ class OpenAi:
     def completions(self, http: HttpRequest) -> Asked:
         return completion_asked(object_body(http.body, self._policy), http, self._policy, write_error)
 
+    def detokenize(self, http: HttpRequest) -> Asked:
+        """vLLM: the text of token ids."""
+        return text_asked(object_body(http.body, self._policy), http, self._policy, write_error)
+
     def embeddings(self, http: HttpRequest) -> Asked:
         return embedding_asked(object_body(http.body, self._policy), http, self._policy)
 
@@ -94,7 +99,8 @@ def protocol(policy: Policy) -> HttpProtocol:
     """The protocol's table."""
     at = OpenAi(policy)
     routes = [Route("GET", "/v1/models", at.models), Route("GET", "/v1/models/{name}", at.model)]
-    routes += [Route("GET", "/version", at.version)]
+    routes += [Route("GET", "/version", at.version), Route("POST", "/detokenize", at.detokenize)]
+    routes.append(Route("POST", "/models/{model}/detokenize", at.detokenize))
     for base in ("/v1", "/models/{model}/v1"):
         routes += [
             Route("POST", f"{base}/chat/completions", at.chat),

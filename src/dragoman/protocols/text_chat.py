@@ -45,11 +45,17 @@ def conversation(body: Mapping[str, Any]) -> tuple[Chat, Tools]:
     tools = tools_of(body.get("tools"), body.get("tool_choice"))
     if body.get("parallel_tool_calls") is False:
         tools = replace(tools, single=True)
-    prompt = body.get("add_generation_prompt")
-    generation_prompt = True if prompt is None else checked("add_generation_prompt", prompt, flag())
+    generation_prompt = flag_in(body, "add_generation_prompt", otherwise=True)
+    special_tokens = flag_in(body, "add_special_tokens", otherwise=False)
     options = object_in(body, "chat_template_kwargs")
     read = tuple(_message(message, i) for i, message in enumerate(messages))
-    return Chat(read, tools.offered, options, generation_prompt), tools
+    return Chat(read, tools.offered, options, generation_prompt, special_tokens), tools
+
+
+def flag_in(body: Mapping[str, Any], name: str, *, otherwise: bool) -> bool:
+    """A field of a body that is true or false, or is not there."""
+    found = body.get(name)
+    return otherwise if found is None else checked(name, found, flag()) is True
 
 
 def _chat(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Faults, model: str) -> Asked:

@@ -6,7 +6,7 @@ from typing import Any
 from dragoman.core.calls import Generate, Response
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import MOST_TOP, flag, integer, shown
-from dragoman.core.text import Generation, Prompt, PromptInfo, Text, Token
+from dragoman.core.text import Bare, Generation, Prompt, PromptInfo, Text, Token
 from dragoman.protocols.text import EVENT_STREAM, Parameter, event, given, inquiry, is_token_id, option, sets, spread
 from dragoman.protocols.text_openai import (
     COMMON,
@@ -56,6 +56,8 @@ def _completion(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faul
     found = given(body, _PARAMETERS, policy)
     fields, options = found.fields, found.options
     prompts = _prompts(options.get("prompt"))
+    if not options.get("add_special_tokens", True):
+        prompts = tuple(Bare(prompt) if isinstance(prompt, str) else prompt for prompt in prompts)
     if options.get("suffix"):
         raise InvalidInput("`suffix` is not supported; expected none")
     settle(fields, options)

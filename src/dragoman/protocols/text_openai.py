@@ -87,6 +87,7 @@ COMMON: Mapping[str, Parameter] = {
     "adapter": sets("adapter"),
     "response_format": sets("grammar", RESPONSE_FORMAT),
     **GUIDED,
+    "add_special_tokens": option("add_special_tokens", flag()),
     "use_beam_search": option("use_beam_search", flag()),
     "stream": option("stream", flag()),
     "stream_options": option("stream_options", _stream_options()),

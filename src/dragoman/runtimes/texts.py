@@ -19,6 +19,8 @@ from dragoman.runtimes.files import model_path, transformers_alone
 
 # Prompts of more characters are cut into tokens aside, so that others are answered meanwhile.
 _LONG = 20_000
+# How many characters take as long to cut as it takes to read one token.
+_TO_READ = 16
 
 
 class TextModel(Model):
@@ -82,7 +84,8 @@ class TextModel(Model):
 
     async def tokenize(self, call: Tokenize) -> Tokenized:
         spans = self._loaded.spans
-        cut = await asyncio.to_thread(spans, call.prompt) if _size(call.prompt) > _LONG else spans(call.prompt)
+        size = _size(call.prompt) * (_TO_READ if isinstance(call.prompt, tuple) else 1)
+        cut = await asyncio.to_thread(spans, call.prompt) if size > _LONG else spans(call.prompt)
         return Tokenized(*cut)
 
     async def close(self) -> None:
