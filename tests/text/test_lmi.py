@@ -358,6 +358,28 @@ async def test_broken_bodies_of_other_types(house: House, kind: str, body: bytes
     assert answer.json["error"].startswith("Input Parsing failed.")
 
 
+_TWO = b'--x\r\ncontent-disposition: form-data; name="model_name"\r\n\r\nSecond\r\n' + _FORM
+
+
+async def test_a_form_may_name_the_model() -> None:
+    class Second(Speaker):
+        pass
+
+    async with speaking(Speaker, Second) as house:
+        for kind, body in (
+            ("application/x-www-form-urlencoded", b"model_name=Second&text=a+b"),
+            ("multipart/form-data; boundary=x", _TWO),
+        ):
+            before = len(house.model("Second").calls)
+            answer = await house.post("/invocations", body, {"content-type": kind})
+            assert answer.json == {"generated_text": "b a"}
+            assert len(house.model("Second").calls) == before + 1
+            answer = await house.post("/invocations", body.replace(b"Second", b"nobody"), {"content-type": kind})
+            assert (answer.status, answer.json["type"]) == (404, "ModelNotFoundException")
+            answer = await house.post("/invocations", body.replace(b"model_name", b"model"), {"content-type": kind})
+            assert (answer.status, answer.json["type"]) == (400, "BadRequestException")
+
+
 # --- errors --------------------------------------------------------------------------------------------------
 
 

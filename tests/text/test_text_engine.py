@@ -126,6 +126,19 @@ def greedy(served: Running) -> str:
     return text
 
 
+def test_what_stopped_a_text(served: Running) -> None:
+    def told(**body: Any) -> tuple[str, Any]:
+        given = {"model": "story", "prompt": PROMPT, "max_tokens": 8, "temperature": 0, **body}
+        choice = ask(served, "/v1/completions", given)["choices"][0]
+        return choice["finish_reason"], choice["stop_reason"]
+
+    end = ask(served, "/tokenize", {"model": "story", "prompt": "<|end|>", "add_special_tokens": False})["tokens"][0]
+    sure = {"logit_bias": {str(end): 100}}
+    assert told(**sure) == ("stop", None)  # the model's own end, which no caller asked for
+    assert told(**sure, ignore_eos=True, stop_token_ids=[end]) == ("stop", end)
+    assert told() == ("length", None)
+
+
 def test_tokens_and_their_text(served: Running) -> None:
     def tokens(**body: Any) -> list[int]:
         found: list[int] = ask(served, "/tokenize", {"model": "story", **body})["tokens"]

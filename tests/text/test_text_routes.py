@@ -29,6 +29,7 @@ def test_no_path_is_claimed_twice() -> None:
         ("GET", "/nothing", 404, {"error"}),
         ("GET", "/v2/nothing", 404, {"error"}),
         ("GET", "/v1/nothing", 404, {"error"}),
+        ("GET", "/models/Speaker/invoke/nothing", 404, {"code", "type", "message"}),
         ("PUT", "/generate", 405, {"error", "error_type"}),
         ("PUT", "/ping", 405, {"code", "type", "message"}),
         ("GET", "/models/Speaker/nothing/at/all", 404, {"code", "type", "message"}),
@@ -40,3 +41,12 @@ async def test_what_is_nowhere(method: str, path: str, status: int, keys: set[st
         assert (answer.status, set(answer.json)) == (status, keys)
         if path.startswith("/v1"):
             assert set(answer.json["error"]) == {"message", "type", "param", "code"}
+            assert (answer.json["error"]["param"], answer.json["error"]["code"]) == (None, None)
+        if status == 404 and "type" in answer.json:
+            assert answer.json["type"] == "ResourceNotFoundException"
+
+
+async def test_no_path_of_what_is_measured() -> None:
+    async with speaking() as house:
+        answer = await house.ask("GET", "/server/logging")
+        assert (answer.status, answer.body) == (404, b"no such path: /server/logging")

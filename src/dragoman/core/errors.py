@@ -6,6 +6,7 @@
     │   │   ├── TooLong               prompt and text do not fit into the model's context
     │   │   └── Unaddressed           no model is named, and it is not plain which one is meant
     │   ├── ModelNotFound         no such model or version
+    │   │   └── PathNotFound      no model has such a path of its own
     │   ├── NotSupported          the model, or this form of answer, cannot do that
     │   ├── NotReady              the model is not ready (yet); try again later
     │   ├── Overloaded            the queue is full; try again later
@@ -54,6 +55,10 @@ class Unaddressed(InvalidInput):
 
 class ModelNotFound(CallerError):
     """There is no such model, or no such version of it."""
+
+
+class PathNotFound(ModelNotFound):
+    """No model has a path of its own that is called so."""
 
 
 class NotSupported(CallerError):

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from dragoman.core.calls import Request
-from dragoman.core.errors import ModelNotFound
+from dragoman.core.errors import ModelNotFound, PathNotFound
 from dragoman.core.paths import matched
 from dragoman.engine.deployment import Deployment
 
@@ -73,7 +73,7 @@ class Registry:
         return found
 
     def addressed(self, request: Request[A]) -> Request[A]:
-        """A call to a path of a model's own, with the model whose path it is; ModelNotFound where it is nobody's."""
+        """A call to a path of a model's own, with the model whose path it is; PathNotFound where it is nobody's."""
         call: Any = request.call
         for deployment in self.served():
             found = matched(deployment.handlers, call.method, call.path)
@@ -81,7 +81,7 @@ class Registry:
                 handler, params = found
                 call = replace(call, handler=handler, params=params)
                 return replace(request, call=call, model=deployment.spec.name, version=deployment.spec.version)
-        raise ModelNotFound(f"no such path: {call.path[:256]}")
+        raise PathNotFound(f"no such path: {call.path[:256]}")
 
     def _newest(self, name: str) -> str:
         versions = self._models[name]

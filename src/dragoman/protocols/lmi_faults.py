@@ -12,6 +12,7 @@ from dragoman.core.errors import (
     NotReady,
     NotSupported,
     Overloaded,
+    PathNotFound,
     ServerError,
     Unaddressed,
     Unauthorized,
@@ -32,6 +33,7 @@ CODES: Mapping[str, int] = {
 _TYPES: Sequence[tuple[type[DragomanError], int | str, str]] = (
     (Unaddressed, "bad_request", "BadRequestException"),
     (NotSupported, "bad_request", "BadRequestException"),
+    (PathNotFound, 404, "ResourceNotFoundException"),
     (ModelNotFound, 404, "ModelNotFoundException"),
     (Unauthorized, 401, "UnauthorizedException"),
     (Forbidden, 403, "ForbiddenException"),

@@ -28,6 +28,7 @@ _NO_OBJECT = (
     "Invalid request payload. Request payload should be a json object specifying the 'inputs' field. Received payload "
 )
 _MOST_INPUTS = 256
+_ENCODED, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +70,9 @@ def asked(http: HttpRequest, model: LmiModel, policy: Policy) -> Asked | Mapping
 
 
 def model_name(http: HttpRequest) -> str:
-    """The model that the query, or a header of LMI's or SageMaker's, names; "" where none does."""
+    """The model that the query, a header of LMI's or SageMaker's, or a form names; "" where none does."""
     target = http.headers.get(_TARGET, "").rpartition("/")[2].removesuffix(".tar.gz")
-    return _property(http, "model_name") or target
+    return _property(http, "model_name") or target or _in_form(http, "model_name")
 
 
 def versioned(http: HttpRequest) -> HttpRequest:
@@ -86,6 +87,16 @@ def _property(http: HttpRequest, name: str) -> str:
     """LMI: a property of a request, as the query, a header or SageMaker's custom attributes have it."""
     query = parse_qs(http.query).get(name, [""])[0]
     return query or http.headers.get(name, "") or attributes(http).get(name, "")
+
+
+def _in_form(http: HttpRequest, name: str) -> str:
+    """What a form has under that name; "" where it has nothing, or is none."""
+    if not _is_form(http):
+        return ""
+    try:
+        return _fields(http).get(name, "")
+    except InvalidInput:  # told when the text in it is read
+        return ""
 
 
 def attributes(http: HttpRequest) -> dict[str, str]:
@@ -103,9 +114,8 @@ def media_type(http: HttpRequest) -> str:
 
 
 def _body(http: HttpRequest, policy: Policy) -> Any:
-    read = _BY_TYPE.get(media_type(http))
-    # curl calls everything a form unless it is told otherwise, and no form begins with a brace.
-    if read is None or (read is _form and bytes(http.body[:64]).lstrip().startswith(b"{")):
+    read = _form if _is_form(http) else _BY_TYPE.get(media_type(http))
+    if read is None:
         return object_body(http.body, policy)
     if not len(http.body):
         raise InvalidInput("the request body is empty")
@@ -134,35 +144,35 @@ def _table(http: HttpRequest) -> Any:
     return {"inputs": [row["inputs"] or "" for row in rows]}
 
 
-def _form(http: HttpRequest) -> Any:
-    fields = {name: values[0] for name, values in parse_qs(_text(http.body)).items()}
-    return _from_fields(fields)
+def _is_form(http: HttpRequest) -> bool:
+    # curl calls everything a form unless it is told otherwise, and no form begins with a brace.
+    kind = media_type(http)
+    return kind == _MULTIPART or (kind == _ENCODED and not bytes(http.body[:64]).lstrip().startswith(b"{"))
 
 
-def _multipart(http: HttpRequest) -> Any:
+def _fields(http: HttpRequest) -> dict[str, str]:
+    """The parts of a form, by their names."""
+    if media_type(http) == _ENCODED:
+        return {name: values[0] for name, values in parse_qs(_text(http.body)).items()}
     head = f"content-type: {http.headers['content-type']}\r\n\r\n".encode("latin-1")
     message: Any = message_from_bytes(head + bytes(http.body), policy=MIME)
     fields: dict[str, str] = {}
     for i, part in enumerate(message.iter_parts()):
         name = part.get_param("name", f"part {i}", "content-disposition")
         fields[str(name)] = _text(part.get_payload(decode=True) or b"")
-    return _from_fields(fields)
+    return fields
 
 
-def _from_fields(fields: Mapping[str, str]) -> Any:
-    """LMI: the first part, or the one called `data`, is the text."""
+def _form(http: HttpRequest) -> Any:
+    """LMI: the first part, or the one called `data`, is the text; one may name the model."""
+    fields = {name: text for name, text in _fields(http).items() if name != "model_name"}
     if not fields:
         raise InvalidInput("expected a form with at least one part, the text")
     text = next((fields[name] for name in ("inputs", "data") if name in fields), next(iter(fields.values())))
     return {"inputs": text}
 
 
-_BY_TYPE = {
-    "text/plain": _plain,
-    "text/csv": _table,
-    "application/x-www-form-urlencoded": _form,
-    "multipart/form-data": _multipart,
-}
+_BY_TYPE = {"text/plain": _plain, "text/csv": _table}
 
 
 # --- fields ------------------------------------------------------------------------------------------------

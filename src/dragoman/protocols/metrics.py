@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from urllib.parse import parse_qs
 
 from dragoman.core.calls import Measure, Request, Response
-from dragoman.core.errors import DragomanError
+from dragoman.core.errors import DragomanError, PathNotFound
 from dragoman.core.metrics import Family
 from dragoman.protocols.wire import Exchange, HttpFault, HttpProtocol, HttpRequest, HttpResponse, Policy, Route
 
@@ -50,5 +50,5 @@ def _number(value: float) -> str:
 
 
 def _error(fault: DragomanError | HttpFault) -> HttpResponse:
-    status = fault.status if isinstance(fault, HttpFault) else 500
+    status = fault.status if isinstance(fault, HttpFault) else 404 if isinstance(fault, PathNotFound) else 500
     return HttpResponse(status, (fault.message.encode(),), (("content-type", "text/plain"),))

@@ -6,7 +6,7 @@ from typing import Any
 from dragoman.core.calls import Response
 from dragoman.core.text import Generation, Text, Token
 from dragoman.protocols.text import EVENT_STREAM, event
-from dragoman.protocols.text_openai import REASONS, Envelope, Usage, counted, read_tokens
+from dragoman.protocols.text_openai import REASONS, Envelope, Usage, counted, read_tokens, stop_reason
 from dragoman.protocols.text_tool_parts import Part, gathered, merged
 from dragoman.protocols.text_tool_stream import Reader, reader
 from dragoman.protocols.text_tools import Tools
@@ -56,7 +56,7 @@ class ChatAnswer:
             "message": message,
             "logprobs": self._logprobs_of(text.tokens),
             "finish_reason": self._reason(text, called=bool(calls)),
-            "stop_reason": text.stop,
+            "stop_reason": stop_reason(text),
         }
 
     def _reason(self, text: Text, *, called: bool) -> str | None:
@@ -95,7 +95,7 @@ class ChatAnswer:
             *before, last = _deltas(part)
             for delta in before:
                 chunks, logprobs = chunks + self._chunk(at, model, delta, logprobs=logprobs), None
-            ends = {"stop_reason": text.stop} if text.finish else {}
+            ends = {"stop_reason": stop_reason(text)} if text.finish else {}
             reason = self._reason(text, called=at in self._called)
             chunks += self._chunk(at, model, last, logprobs=logprobs, finish_reason=reason, **ends)
         return chunks

@@ -20,6 +20,7 @@ from dragoman.protocols.text_openai import (
     error_event,
     read_tokens,
     settle,
+    stop_reason,
 )
 from dragoman.protocols.wire import (
     Asked,
@@ -165,7 +166,7 @@ class CompletionAnswer:
             "text": content,
             "logprobs": _told(tokens, at) if self._logprobs else None,
             "finish_reason": REASONS[text.finish],
-            **({"stop_reason": text.stop} if text.finish else {}),
+            **({"stop_reason": stop_reason(text)} if text.finish else {}),
         }
         if first and self._read and self._infos:
             told["prompt_logprobs"] = read_tokens(self._infos[text.prompt].prefill)

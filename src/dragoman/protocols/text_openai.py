@@ -17,11 +17,12 @@ from dragoman.core.errors import (
     NotReady,
     NotSupported,
     Overloaded,
+    PathNotFound,
     TooLong,
     Unauthorized,
 )
 from dragoman.core.sampling import Kind, Unfit, flag, integer, number, shown
-from dragoman.core.text import FinishReason, Generation, PromptInfo, Token
+from dragoman.core.text import FinishReason, Generation, PromptInfo, Text, Token
 from dragoman.protocols.text import Parameter, event, option, sets
 from dragoman.protocols.text_grammar import GUIDED, RESPONSE_FORMAT
 from dragoman.protocols.wire import Asked, HttpFault, HttpRequest, HttpResponse, Inquiry, row_of, sendable
@@ -132,6 +133,11 @@ def _named(name: Any) -> str:
     return name or ""
 
 
+def stop_reason(text: Text) -> str | int | None:
+    """vLLM: the stop string or token of the caller's that ended a text; the model's own end is none of these."""
+    return text.stop if text.finish == "stop_sequence" else None
+
+
 # --- answers -----------------------------------------------------------------------------------------------
 
 
@@ -212,6 +218,7 @@ _FAULTS: Sequence[tuple[type[DragomanError], int, str, str | None]] = (
     (TooLong, 400, _CALLERS, "context_length_exceeded"),
     (InvalidInput, 400, _CALLERS, None),
     (NotSupported, 400, _CALLERS, "unsupported"),
+    (PathNotFound, 404, _CALLERS, None),
     (ModelNotFound, 404, _CALLERS, "model_not_found"),
     (Unauthorized, 401, _CALLERS, "invalid_api_key"),
     (Forbidden, 403, _CALLERS, None),
@@ -234,7 +241,7 @@ def told_fault(fault: DragomanError) -> dict[str, Any]:
     """The object that tells of a fault; `param` is the name that the message begins with."""
     _, kind, code = _row(fault)
     named = _NAMED.match(fault.message)
-    param = "model" if isinstance(fault, ModelNotFound) else named[1] if named and kind == _CALLERS else None
+    param = "model" if code == "model_not_found" else named[1] if named and kind == _CALLERS else None
     return {"error": {"message": sendable(fault.message), "type": kind, "param": param, "code": code}}
 
 
