@@ -1,5 +1,6 @@
 """The step in machine code: its logits are transformers', and a row's are the same whatever is beside it."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,8 @@ def test_logits_are_those_of_transformers(folders: Path, name: str) -> None:
     reference = transformers.AutoModelForCausalLM.from_pretrained(folders / name, dtype=torch.float32).eval()
     texts = [prompt(i, length) for i, length in enumerate((21, 40, 33, 5, 64))]
     begun = [1, 17, 30, 2, 50]
-    for slot, (text, count) in enumerate(zip(texts, begun, strict=True)):
-        runner.run(cache, [Row(slot, 0, text[:count])])
+    rows = [Row(slot, 0, text[:count]) for slot, (text, count) in enumerate(zip(texts, begun, strict=True))]
+    runner.run(cache, rows)
     found: list[list[Any]] = [[] for _ in texts]
     for step in range(20):
         rows = [
@@ -128,12 +129,39 @@ def test_a_row_has_the_same_bits_alone_in_a_crowd_and_with_any_number_of_threads
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@given(cuts=st.lists(st.integers(1, 219), max_size=8), others=st.integers(0, 3))
+@settings(max_examples=15, deadline=None)
+def test_a_text_has_the_same_bits_however_it_is_cut_into_steps(
+    halved: dict[str, tuple[Runner, Cache]], dtype: str, cuts: list[int], others: int
+) -> None:
+    if dtype not in halved:
+        return
+    runner, cache = halved[dtype]
+    text = prompt(2, 220)
+    cache.reserve(5, 256)
+    whole = runner.run(cache, [Row(0, 0, text, wanted=220)])
+    found, stops = [], sorted({*cuts, 220})
+    for start, stop in pairwise([0, *stops]):
+        beside = [Row(2 + i, 0, prompt(i, 5 + i), wanted=i % 2) for i in range(others)]
+        mixed = [*beside, Row(1, start, text[start:stop], wanted=stop - start)]
+        found.append(runner.run(cache, mixed)[-(stop - start) :])
+    assert torch.equal(torch.cat(found), whole)
+
+
+@pytest.fixture(scope="module")
+def halved(folders: Path) -> dict[str, tuple[Runner, Cache]]:
+    kinds = ["float32", *(["bfloat16"] if "avx512bf16" in instructions() else [])]
+    return {kind: opened(folders / "llama", kind) for kind in kinds}
+
+
 def test_a_step_of_chunks_and_single_tokens_gives_the_logits_that_are_wanted(folders: Path) -> None:
     runner, cache = opened(folders / "llama")
     alone = runner.run(cache, [Row(0, 0, [5])])
     chunk = runner.run(cache, [Row(1, 0, prompt(1, 12), wanted=3)])
     mixed = runner.run(cache, [Row(0, 0, [5]), Row(2, 0, [9], wanted=0), Row(1, 0, prompt(1, 12), wanted=3)])
     assert torch.equal(mixed, torch.cat((alone, chunk)))
+    assert runner.run(cache, [Row(0, 1, [5, 6], wanted=0)]).shape == (0, 150)
 
 
 @pytest.mark.parametrize(
@@ -153,6 +181,15 @@ def test_what_it_is_not_written_for_goes_the_other_way(tmp_path: Path, options: 
     cache = Cache(runner.shape, 256, runner.dtype, runner.device)
     cache.reserve(1, 32)
     assert runner.run(cache, [Row(0, 0, [3])]).shape == (1, 150)
+
+
+@pytest.mark.parametrize(
+    "row", [Row(0, 0, [150]), Row(0, 0, [-1]), Row(0, 96, [1]), Row(8, 0, [1]), Row(0, 95, [1, 2])]
+)
+def test_nothing_beyond_memory_is_touched(folders: Path, row: Row) -> None:
+    runner, cache = opened(folders / "llama")
+    with pytest.raises(IndexError, match="within"):
+        runner.run(cache, [Row(1, 0, [3]), row])
 
 
 def test_numbers_that_are_none_stay_in_their_row(folders: Path) -> None:
@@ -176,14 +213,13 @@ def built(halves: bool) -> Build:
 
 @pytest.fixture(scope="module")
 def products() -> dict[bool, Any]:
-    made = {}
+    made: dict[bool, Any] = {}
     for halves in (False, True):
         if halves and "avx512bf16" not in instructions():
             continue
         module = new_module()
         product(module, built(halves))
-        compiled = Compiled(module)
-        made[halves] = (compiled.function("product", 6), compiled)
+        made[halves] = Compiled(module).function("product", 6)
     return made
 
 
@@ -198,7 +234,7 @@ def test_a_product_is_the_product(products: dict[bool, Any], rows: int, steps: i
     inputs, weights = torch.randn(rows, steps * pair).to(kind), torch.randn(COLUMNS, steps * pair).to(kind)
     block = weights.view(COLUMNS, steps, pair).transpose(0, 1).contiguous()
     sums = torch.full((rows, COLUMNS), float("nan"))
-    products[halves][0](inputs.data_ptr(), 4 * steps, block.data_ptr(), sums.data_ptr(), rows, steps)
+    products[halves](inputs.data_ptr(), 4 * steps, block.data_ptr(), sums.data_ptr(), rows, steps)
     expected = (inputs.double() @ weights.double().T).float()
     torch.testing.assert_close(sums, expected, rtol=1e-4, atol=1e-4)
 
@@ -210,15 +246,15 @@ def test_the_power_of_e_is_right_to_two_units_in_the_last_place() -> None:
     with code.loop(code.integer(0), count, LANES) as i:
         numbers.put(numbers.vector(i * 4).power(), i * 4)
     code.finish()
-    compiled = Compiled(module)
+    powers = Compiled(module).function("powers", 2)
     given_ = np.linspace(-86.9, 87.9, 160_000, dtype=np.float32)
     found = given_.copy()
-    compiled.function("powers", 2)(found.ctypes.data, len(found))
+    powers(found.ctypes.data, len(found))
     expected = np.exp(given_.astype(np.float64))
     assert (np.abs(found - expected) / np.spacing(expected.astype(np.float32))).max() < 2
     ends = np.full(LANES, -1e9, np.float32)
     ends[1], ends[2] = np.nan, 0
-    compiled.function("powers", 2)(ends.ctypes.data, LANES)
+    powers(ends.ctypes.data, LANES)
     assert ends[0] < 1e-37
     assert np.isnan(ends[1])
     assert ends[2] == 1
@@ -235,8 +271,7 @@ def test_work_is_shared_by_whoever_comes_and_done_once() -> None:
     for turn in range(3):
         code.share(counters + 128 * turn, code.integer(50), lambda: None, mark)
     code.finish()
-    compiled, team = Compiled(module), Team()
-    work = compiled.function("work", 2)
+    work, team = Compiled(module).function("work", 2), Team()
     for threads in (1, 2, 4, 1):
         for _ in range(200):
             counted, marked = np.zeros(3 * 16, np.int64), np.zeros(50, np.int64)

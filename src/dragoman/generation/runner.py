@@ -44,8 +44,8 @@ class Row(NamedTuple):
     adapter: str = ""
 
 
-class SingleStep(Protocol):
-    """Computes rows of one token each, with so many threads: logits [rows, vocabulary], FP32."""
+class WholeStep(Protocol):
+    """What `Runner.run` does, with so many threads."""
 
     threads: int
 
@@ -63,7 +63,7 @@ class Runner:
         self._compact: Compact | None = None
         self._adapted: Rows | None = None
         self._crew: Crew | None = None
-        self._native: SingleStep | None = None
+        self._native: WholeStep | None = None
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         self.dtype = DTYPES[dtype] if dtype != "auto" else _natural(config, self.device)
         loaded, told = AutoModelForCausalLM.from_pretrained(
@@ -92,7 +92,7 @@ class Runner:
 
     @property
     def native(self) -> bool:
-        """Whether texts that are being written go on in machine code of our own."""
+        """Whether it computes by machine code of our own."""
         return self._native is not None
 
     def run(self, cache: Cache, rows: Sequence[Row]) -> torch.Tensor:
@@ -100,16 +100,8 @@ class Runner:
 
         Rows of one token each come first; their keys and values are in the cache afterwards.
         """
-        count = next((i for i, row in enumerate(rows) if len(row.tokens) > 1), len(rows))
-        if self._native is None or not count:
-            return self._whole(cache, rows, count)
-        found = self._native(cache, rows[:count])
-        if not all(row.wanted for row in rows[:count]):
-            found = found[[i for i, row in enumerate(rows[:count]) if row.wanted]]
-        return torch.cat((found, self._whole(cache, rows[count:], 0))) if count < len(rows) else found
-
-    def _whole(self, cache: Cache, rows: Sequence[Row], count: int) -> torch.Tensor:
-        """`run` by PyTorch, where the first `count` rows have one token each."""
+        if self._native is not None:
+            return self._native(cache, rows)
         spans, first = [], 0
         for row in rows:
             spans.append(Span(row.slot, first, row.start, len(row.tokens)))
@@ -119,6 +111,7 @@ class Runner:
             for row, span in zip(rows, spans, strict=True)
             for place in range(span.first + span.count - row.wanted, span.first + span.count)
         ]
+        count = next((i for i, span in enumerate(spans) if span.count > 1), len(spans))
         tokens = [token for row in rows for token in row.tokens]
         places = [place for span in spans for place in range(span.start, span.stop)]
         if self._adapted is not None:
@@ -132,7 +125,7 @@ class Runner:
         cores. Gives their number."""
         threads = wanted or quickest(self._work_s, torch.get_num_threads())
         self._use(threads)
-        self._crew = None if wanted or threads == 1 else Crew(threads)
+        self._crew = None if wanted or threads == 1 or self.native else Crew(threads)
         return threads
 
     def _use(self, threads: int) -> None:
@@ -190,10 +183,9 @@ class Runner:
             return
         # Their weights have been taken over; without them the file is no longer in memory.
         self.model.model.layers = torch.nn.ModuleList()
-        del self.model.model.embed_tokens, self.model.lm_head
+        del self.model.model.embed_tokens, self.model.model.norm, self.model.lm_head
         self._native = _in_machine_code(self.config, compact, shapes.forms) if self.packed else None
-        one_by_one = [self.run(cache, [Row(0, place, [token])]) for place, token in enumerate(tokens)]
-        if not self._alike(torch.cat(one_by_one[-4:]), expected, "the step in machine code"):
+        if not self._alike(self.run(cache, together), expected, "the step in machine code"):
             self._native = None
 
     def _alike(self, found: torch.Tensor, expected: torch.Tensor, what: str) -> bool:
@@ -204,7 +196,7 @@ class Runner:
         return True
 
 
-def _in_machine_code(config: Any, compact: Compact, forms: Mapping[int, Form]) -> SingleStep | None:
+def _in_machine_code(config: Any, compact: Compact, forms: Mapping[int, Form]) -> WholeStep | None:
     try:
         from dragoman.generation.native.step import native
     except ImportError:  # there is no LLVM for every machine

@@ -283,9 +283,10 @@ class Compiled:
         self._engine.finalize_object()
 
     def function(self, name: str, arguments: int) -> Callable[..., None]:
-        """A function of so many integers or addresses."""
-        kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * arguments)
-        return kind(self._engine.get_function_address(name))
+        """A function of so many integers or addresses; the code stays as long as there is one who may call it."""
+        found = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * arguments)(self._engine.get_function_address(name))
+        found.code = self._engine  # type: ignore[attr-defined]
+        return found
 
 
 def instructions() -> set[str]:

@@ -6,8 +6,10 @@ from enum import IntEnum
 from llvmlite import ir
 
 from dragoman.generation.native.code import LANES, POINTER, Code, Value, Variable
-from dragoman.generation.native.kernels import COLUMNS, Build, Unit, attend, norm, padded, product, read, write
+from dragoman.generation.native.kernels import COLUMNS, Build, Unit, attend, hold, norm, padded, product, read, write
 
+# A product of more rows than these is made of several, whose sums stay in the nearest cache.
+PANEL = 96
 # A part of the last product is so many blocks of columns.
 _HEAD = 4
 
@@ -31,12 +33,14 @@ class Given(IntEnum):
     HEADS = 13  # [rows, padded heads * size] FP32
     READ = 14  # [rows, queries * size]
     INNER = 15  # [rows, padded inner]
-    LOGITS = 16  # [rows, padded vocabulary] FP32
+    LOGITS = 16  # [kept, padded vocabulary] FP32
     COUNTERS = 17  # [counters(layers), 128] bytes of 0
     NORM = 18
     HEAD = 19
     HEAD_BIAS = 20
     GATES = 21  # [rows, padded 2 * inner] FP32
+    WANTED = 22  # [kept] 64-bit integers: whose logits are asked for
+    KEPT = 23
 
 
 class Layer(IntEnum):
@@ -61,7 +65,7 @@ class Own(IntEnum):
     """What each thread has of its own."""
 
     NORMED = 0  # [rows, hidden]
-    SUMS = 1  # [rows, 64] FP32
+    SUMS = 1  # [96, 64] FP32
     QUERY = 2  # [size] FP32
     SCORES = 3  # [length + 16] FP32
 
@@ -71,8 +75,8 @@ COUNTER_BYTES = 128
 
 
 def counters(layers: int) -> int:
-    """How many pairs of counters a step takes: one to embed, six a layer, one for the logits."""
-    return 6 * layers + 2
+    """How many pairs of counters a step takes: one to embed, seven a layer, one for the logits."""
+    return 7 * layers + 2
 
 
 def module(build: Build, scaling: float) -> ir.Module:
@@ -104,7 +108,7 @@ class _Step:
         self._product, self._norm = product(made, build), norm(made, build)
         self._code = code = Code(made, "step", (POINTER, POINTER))
         given, own = code.arguments
-        integers = (Given.ROWS, Given.LAYER_BYTES, Given.SLOT_BYTES, Given.HEAD_BYTES)
+        integers = (Given.ROWS, Given.KEPT, Given.LAYER_BYTES, Given.SLOT_BYTES, Given.HEAD_BYTES)
         self._given: dict[Given, Value] = {
             name: (given.integer if name in integers else given.address)(8 * name)
             for name in Given
@@ -119,9 +123,8 @@ class _Step:
         self._shared(self._rows, self._embed)
         with code.loop(code.integer(0), code.integer(build.layers)) as number:
             self._layer(number, self._given[Given.LAYERS] + number * (8 * len(Layer)))
-        blocks = padded(build.vocabulary) // COLUMNS
         self._shared(
-            code.integer(-(-blocks // _HEAD)), lambda part: self._logits(part, blocks), self._normed(Given.NORM)
+            self._parts(-(-padded(build.vocabulary) // (COLUMNS * _HEAD)), Given.KEPT), self._logits, self._last
         )
         code.finish()
 
@@ -131,27 +134,37 @@ class _Step:
         self._counters.set(place + COUNTER_BYTES)
 
     def _layer(self, number: Value, layer: Value) -> None:
-        build, integer = self._build, self._code.integer
+        code, build = self._code, self._build
         heads, hidden = padded(build.heads * build.size), padded(build.hidden)
-        self._shared(
-            integer(heads // COLUMNS),
-            lambda part: self._block(Own.NORMED, layer, Layer.QKV, part, self._keep(Given.HEADS, heads)),
-            self._normed_by(layer, Layer.BEFORE),
-        )
-        self._shared(self._rows * build.keys, lambda part: self._attended(number, layer, part))
-        self._shared(
-            integer(hidden // COLUMNS), lambda part: self._block(Given.READ, layer, Layer.OUT, part, self._add)
-        )
         gates = padded(2 * build.inner)
         self._shared(
-            integer(gates // COLUMNS),
+            self._parts(heads // COLUMNS),
+            lambda part: self._block(Own.NORMED, layer, Layer.QKV, part, self._keep(Given.HEADS, heads)),
+            lambda: self._normed(layer.address(8 * Layer.BEFORE)),
+        )
+        self._shared(self._rows * build.keys, lambda part: hold(code, build, self._unit(number, layer, part)))
+        self._shared(
+            self._rows * build.keys, lambda part: attend(code, build, self._scaling, self._unit(number, layer, part))
+        )
+        self._shared(
+            self._parts(hidden // COLUMNS), lambda part: self._block(Given.READ, layer, Layer.OUT, part, self._add)
+        )
+        self._shared(
+            self._parts(gates // COLUMNS),
             lambda part: self._block(Own.NORMED, layer, Layer.GATE_UP, part, self._keep(Given.GATES, gates)),
-            self._normed_by(layer, Layer.BETWEEN),
+            lambda: self._normed(layer.address(8 * Layer.BETWEEN)),
         )
         self._shared(self._rows, self._gated)
         self._shared(
-            integer(hidden // COLUMNS), lambda part: self._block(Given.INNER, layer, Layer.DOWN, part, self._add)
+            self._parts(hidden // COLUMNS), lambda part: self._block(Given.INNER, layer, Layer.DOWN, part, self._add)
         )
+
+    def _parts(self, blocks: int, rows: Given = Given.ROWS) -> Value:
+        """How many parts a product of so many blocks of columns has."""
+        return self._panels(rows) * blocks
+
+    def _panels(self, rows: Given) -> Value:
+        return (self._given[rows] + (PANEL - 1)) // PANEL
 
     # --- parts of the work -----------------------------------------------------------------------------------
 
@@ -163,7 +176,7 @@ class _Step:
         with self._code.loop(self._code.integer(0), self._code.integer(build.hidden), LANES) as i:
             target.put(read(build, source, i), i * 4)
 
-    def _attended(self, number: Value, layer: Value, part: Value) -> None:
+    def _unit(self, number: Value, layer: Value, part: Value) -> Unit:
         code, build, given = self._code, self._build, self._given
         row, head = part // build.keys, part % build.keys
         place = given[Given.PLACES].integer(row * 8)
@@ -172,7 +185,7 @@ class _Step:
         window = layer.integer(8 * Layer.WINDOW)
         behind = place + 1 - window
         far = (code.integer(0) < window).chosen(behind, code.integer(0))
-        unit = Unit(
+        return Unit(
             head=head,
             place=place,
             first=(far < 0).chosen(code.integer(0), far),
@@ -185,7 +198,6 @@ class _Step:
             query=self._own[Own.QUERY],
             scores=self._own[Own.SCORES],
         )
-        attend(code, build, self._scaling, unit)
 
     def _gated(self, row: Value) -> None:
         """A row of the MLP: silu(gate) * up."""
@@ -196,33 +208,42 @@ class _Step:
             gate, up = gates.vector(i * 4), gates.vector((i + build.inner) * 4)
             write(build, inner, i, gate / ((code.vector(0) - gate).power() + code.vector(1)) * up)
 
-    def _logits(self, part: Value, blocks: int) -> None:
+    def _logits(self, part: Value) -> None:
         code, build = self._code, self._build
-        stop = part * _HEAD + _HEAD
-        last = code.integer(blocks)
+        blocks, panels = code.integer(padded(build.vocabulary) // COLUMNS), self._panels(Given.KEPT)
+        first = part // panels * _HEAD
+        stop = first + _HEAD
         keep = self._keep(Given.LOGITS, padded(build.vocabulary))
-        with code.loop(part * _HEAD, (stop < last).chosen(stop, last)) as block:
-            weights, bias = self._given[Given.HEAD], self._given[Given.HEAD_BIAS]
-            self._multiply(Own.NORMED, weights, bias, block, keep)
+        with code.loop(first, (stop < blocks).chosen(stop, blocks)) as block:
+            here = block * panels + part % panels
+            self._multiply(Own.NORMED, self._given[Given.HEAD], self._given[Given.HEAD_BIAS], here, keep, Given.KEPT)
 
     # --- products --------------------------------------------------------------------------------------------
 
     def _block(self, inputs: Given | Own, layer: Value, name: Layer, part: Value, put: _Put) -> None:
         self._multiply(inputs, layer.address(8 * name), layer.address(8 * (name + 1)), part, put)
 
-    def _multiply(self, inputs: Given | Own, weights: Value, bias: Value, part: Value, put: _Put) -> None:
-        """One block of columns of a product with its bias; `put` gets row, column and 16 results."""
+    def _multiply(
+        self, inputs: Given | Own, weights: Value, bias: Value, part: Value, put: _Put, rows: Given = Given.ROWS
+    ) -> None:
+        """One block of columns of a product with its bias, for a panel of rows; `put` gets row, column and 16 results.
+
+        Parts that share a block come one after the other, while it is in a cache.
+        """
         code, build = self._code, self._build
         source = self._own[inputs] if isinstance(inputs, Own) else self._given[inputs]
         size, apart = _sizes(build)[inputs]
-        sums, steps = self._own[Own.SUMS], build.steps(size)
-        block = weights + part * build.apart(size)
+        panels, sums = self._panels(rows), self._own[Own.SUMS]
+        block, first = part // panels, part % panels * PANEL
+        left = self._given[rows] - first
+        count = (left < PANEL).chosen(left, code.integer(PANEL))
+        begin, steps = source + first * (build.bytes * apart), code.integer(build.steps(size))
         apart_bytes = code.integer(build.bytes * apart)
-        code.invoke(self._product, source, apart_bytes, block, sums, self._rows, code.integer(steps))
-        with code.loop(code.integer(0), self._rows) as row:
+        code.invoke(self._product, begin, apart_bytes, weights + block * build.apart(size), sums, count, steps)
+        with code.loop(code.integer(0), count) as row:
             for i in range(0, COLUMNS, LANES):
-                column = part * COLUMNS + i
-                put(row, column, sums.vector((row * COLUMNS + i) * 4) + bias.vector(column * 4))
+                column = block * COLUMNS + i
+                put(first + row, column, sums.vector((row * COLUMNS + i) * 4) + bias.vector(column * 4))
 
     def _keep(self, name: Given, columns: int) -> _Put:
         return lambda row, column, found: self._given[name].put(found, (row * columns + column) * 4)
@@ -231,11 +252,14 @@ class _Step:
         states, place = self._given[Given.STATES], (row * padded(self._build.hidden) + column) * 4
         states.put(states.vector(place) + found, place)
 
-    def _normed(self, name: Given) -> Callable[[], None]:
-        return lambda: self._norm_into_own(self._given[name])
-
-    def _normed_by(self, layer: Value, name: Layer) -> Callable[[], None]:
-        return lambda: self._norm_into_own(layer.address(8 * name))
-
-    def _norm_into_own(self, weight: Value) -> None:
+    def _normed(self, weight: Value) -> None:
+        """All states normed, for this thread."""
         self._code.invoke(self._norm, self._given[Given.STATES], weight, self._own[Own.NORMED], self._rows)
+
+    def _last(self) -> None:
+        """The states whose logits are wanted, normed."""
+        code, build, given = self._code, self._build, self._given
+        with code.loop(code.integer(0), given[Given.KEPT]) as number:
+            states = given[Given.STATES] + given[Given.WANTED].integer(number * 8) * (4 * padded(build.hidden))
+            normed = self._own[Own.NORMED] + number * (build.bytes * build.hidden)
+            code.invoke(self._norm, states, given[Given.NORM], normed, code.integer(1))

@@ -167,15 +167,20 @@ class Unit:
     scores: Value
 
 
-def attend(code: Code, build: Build, scaling: float, unit: Unit) -> None:
-    """Put the row's key and value into the cache, and read what its queries see from `first` to its own place."""
-    size, group = build.size, build.queries // build.keys
+def hold(code: Code, build: Build, unit: Unit) -> None:
+    """Put the row's key and value into the cache."""
+    size = build.size
     here = unit.place * size
     key = unit.given + (unit.head + build.queries) * (4 * size)
     value = unit.given + (unit.head + (build.queries + build.keys)) * (4 * size)
     _turn(code, build, key, unit.turns, unit.norms[1], lambda i, found: write(build, unit.keys, here + i, found))
     for i in range(0, size, LANES):
         write(build, unit.values, here + i, value.vector(4 * i))
+
+
+def attend(code: Code, build: Build, scaling: float, unit: Unit) -> None:
+    """Read what the row's queries see from `first` to its own place."""
+    size, group = build.size, build.queries // build.keys
     with code.loop(code.integer(0), code.integer(group)) as one:
         number = unit.head * group + one
         factor = code.vector(scaling)

@@ -1,4 +1,4 @@
-"""A step of texts that are being written, one token each, as one call of machine code."""
+"""Tokens through a whole model as one call of machine code."""
 
 import ctypes
 import platform
@@ -13,7 +13,7 @@ from dragoman.generation.attention import Form
 from dragoman.generation.cache import Cache
 from dragoman.generation.compact import Compact
 from dragoman.generation.native.code import LANES, Compiled, instructions
-from dragoman.generation.native.forward import COUNTER_BYTES, Given, Layer, counters, module
+from dragoman.generation.native.forward import COUNTER_BYTES, PANEL, Given, Layer, counters, module
 from dragoman.generation.native.kernels import COLUMNS, Build, padded
 from dragoman.generation.native.team import Team
 from dragoman.generation.packing import PackedLinear
@@ -21,9 +21,11 @@ from dragoman.generation.packing import PackedLinear
 # Their turns depend on a token's place alone, not on how long the text is.
 _STEADY = ("default", "linear", "llama3", "yarn")
 
+_Integers = np.ndarray[Any, np.dtype[np.int64]]
+
 
 class Row(Protocol):
-    """One token of a sequence, at its place."""
+    """Tokens of a sequence from a place on, of whose last ones so many logits are wanted."""
 
     @property
     def slot(self) -> int: ...
@@ -31,19 +33,21 @@ class Row(Protocol):
     def start(self) -> int: ...
     @property
     def tokens(self) -> Sequence[int]: ...
+    @property
+    def wanted(self) -> int: ...
 
 
 class NativeStep:
-    """The next token of up to some hundred sequences.
+    """Tokens of some sequences through all layers.
 
-    A row's numbers are the same to the last bit whatever rows are beside it and however many threads compute.
+    A token's numbers are the same to the last bit whatever is beside it, however its text was cut into steps, and
+    however many threads compute.
     """
 
     def __init__(self, compact: Compact, build: Build, forms: Mapping[int, Form]) -> None:
         self._compact, self._build = compact, build
         self.threads = torch.get_num_threads()
-        self._compiled = Compiled(module(build, forms[0].scaling))
-        self._step, self._team = self._compiled.function("step", 2), Team()
+        self._step, self._team = Compiled(module(build, forms[0].scaling)).function("step", 2), Team()
         self._kept: list[torch.Tensor] = []
         self._layers = np.array([self._layer(i, forms[i].window) for i in range(build.layers)], np.int64)
         self._head = self._product(compact.head)
@@ -54,15 +58,16 @@ class NativeStep:
         self._rows = self._length = 0
 
     def __call__(self, cache: Cache, rows: Sequence[Row]) -> torch.Tensor:
-        """Logits [rows, vocabulary], FP32. Each row is one token; its key and value are in the cache afterwards."""
-        build, count, threads = self._build, len(rows), self.threads
-        self._reserve(count, cache.length, threads)
-        asked = np.array([(row.tokens[0], row.start, row.slot) for row in rows], np.int64).T.copy()
+        """Logits [wanted, vocabulary], FP32; keys and values of the rows' tokens are in the cache afterwards."""
+        build, threads = self._build, self.threads
+        asked, wanted = _spread(rows)
+        _check_within(asked, (len(self._compact.embed), cache.length, cache.slots))
+        self._reserve(asked.shape[1], cache.length, threads)
         counted = np.zeros(counters(build.layers) * COUNTER_BYTES, np.uint8)
-        logits = torch.empty(count, padded(build.vocabulary))
+        logits = torch.empty(len(wanted), padded(build.vocabulary))
         table = np.zeros(len(Given), np.int64)
-        table[Given.ROWS] = count
-        table[Given.TOKENS], table[Given.PLACES], table[Given.SLOTS] = (each.ctypes.data for each in asked)
+        table[Given.ROWS], table[Given.KEPT], table[Given.WANTED] = asked.shape[1], len(wanted), wanted.ctypes.data
+        table[Given.TOKENS : Given.SLOTS + 1] = asked.ctypes.data + asked.strides[0] * np.arange(3)
         table[Given.EMBEDDING], table[Given.LAYERS] = self._compact.embed.data_ptr(), self._layers.ctypes.data
         table[Given.KEYS], table[Given.VALUES] = cache.keys.data_ptr(), cache.values.data_ptr()
         for name, dimension in ((Given.LAYER_BYTES, 0), (Given.SLOT_BYTES, 1), (Given.HEAD_BYTES, 2)):
@@ -73,7 +78,7 @@ class NativeStep:
         for given, held in self._memory.items():
             table[given] = held.data_ptr()
         calls = [(table.ctypes.data, own.ctypes.data) for own, _ in self._own[:threads]]
-        self._team.run(self._step, calls, (table, counted, self._own, self._compiled))
+        self._team.run(self._step, calls, (self, table, counted, self._own))
         return logits[:, : build.vocabulary]
 
     def _reserve(self, rows: int, length: int, threads: int) -> None:
@@ -103,7 +108,7 @@ class NativeStep:
         kind = torch.bfloat16 if build.halves else torch.float32
         held = [
             torch.zeros(self._rows, build.hidden, dtype=kind),
-            torch.zeros(self._rows, COLUMNS),
+            torch.zeros(min(self._rows, PANEL), COLUMNS),
             torch.zeros(build.size),
             torch.zeros(self._length + LANES),
         ]
@@ -132,6 +137,27 @@ class NativeStep:
     def _floats(self, numbers: torch.Tensor) -> int:
         self._kept.append(numbers.detach().float().contiguous())
         return self._kept[-1].data_ptr()
+
+
+def _spread(rows: Sequence[Row]) -> tuple[_Integers, _Integers]:
+    """Tokens, their places and their slots, [3, tokens], and the numbers of those whose logits are wanted."""
+    counts = [len(row.tokens) for row in rows]
+    if max(counts) == 1:
+        each = np.array([(row.tokens[0], row.start, row.slot) for row in rows], np.int64).T.copy()
+        return each, np.array([i for i, row in enumerate(rows) if row.wanted], np.int64)
+    asked, stops = np.empty((3, sum(counts)), np.int64), np.cumsum(counts)
+    for row, count, stop in zip(rows, counts, stops, strict=True):
+        asked[0, stop - count : stop] = row.tokens
+        asked[1, stop - count : stop] = np.arange(row.start, row.start + count)
+        asked[2, stop - count : stop] = row.slot
+    wanted = [np.arange(stop - row.wanted, stop) for row, stop in zip(rows, stops, strict=True)]
+    return asked, np.concatenate(wanted)
+
+
+def _check_within(asked: _Integers, limits: tuple[int, int, int]) -> None:
+    """IndexError where a token, a place or a slot is beyond memory, which machine code does not ask about."""
+    if asked.min() < 0 or any(asked.max(1) >= limits):
+        raise IndexError(f"tokens, places and slots up to {asked.max(1).tolist()}, from {asked.min()}; within {limits}")
 
 
 def native(config: Any, compact: Compact, forms: Mapping[int, Form]) -> NativeStep | None:
