@@ -233,6 +233,10 @@ async def test_the_dynamic_schema_alone(tmp_path: Path) -> None:
         streamed = await house.post("/invocations", {"inputs": ["a b", "c"]})
         assert streamed.headers["content-type"] == "application/jsonlines"
         assert streamed.body == (b'{"outputs": ["b", "c"]}\n{"outputs": [" a", ""]}\n{"outputs": ["", ""]}\n')
+        # the best of several, which is known at the end alone: token by token all the same
+        best = {"best_of": 2, "do_sample": True}
+        together = await house.post("/invocations", {"inputs": ["a b", "c"], "parameters": best})
+        assert together.body == streamed.body
         failed = await house.post(
             "/invocations", {"inputs": ["a", "!fault"], "parameters": {"output_formatter": "json"}}
         )

@@ -139,6 +139,11 @@ async def test_open_inference_generates(house: House) -> None:
         b'data: {"id":"7","model_name":"Speaker","text_output":"","done":true}\n\n'
     )
     assert house.model().calls[-1].sampling.max_new_tokens == 20
+    none = {"text_input": "a b", "parameters": {"max_tokens": 0}}
+    answer = await house.post("/v2/models/Speaker/generate", none)
+    assert answer.json == {"model_name": "Speaker", "text_output": ""}
+    answer = await house.post("/v2/models/Speaker/generate_stream", none)
+    assert events(answer.body) == [{"model_name": "Speaker", "text_output": "", "done": True}]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +154,7 @@ async def test_open_inference_generates(house: House) -> None:
         (
             {"text_input": "a", "parameters": {"max_tokens": 513}},
             422,
-            "`max_tokens` must be an integer >= 1 and <= 512",
+            "`max_tokens` must be an integer >= 0 and <= 512",
         ),
         ({"text_input": "a", "parameters": {"temperature": -1}}, 422, "`temperature`"),
         ({"text_input": "a", "parameters": {"top_p": 1.5}}, 422, "`top_p`"),

@@ -1,7 +1,8 @@
 """LMI's output formatters: a generation as JSON, as JSON lines or as server-sent events, in either schema."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from dragoman.core.calls import Response
@@ -125,17 +126,18 @@ class Formatter:
     # --- in pieces -----------------------------------------------------------------------------------------
 
     def piece(self, response: Response[Generation]) -> bytes:
-        """What goes out for one piece: a line for each of its tokens, or one for all prompts."""
+        """What goes out for one piece: a line for each of its tokens, of all prompts in the other schema."""
         self._prompts = self._prompts or response.answer.prompts
         if not self._asked.rolling:
-            return self._framed({"outputs": self._outputs(response.answer)})
+            return b"".join(self._framed({"outputs": row}) for row in self._outputs(response.answer))
         best = self._by_prompt(response.answer)[0]
         return b"".join(map(self._framed, self._lines(best[0]))) if best else b""
 
-    def _outputs(self, generation: Generation) -> list[str]:
-        """The text of each prompt since the piece before."""
-        texts = self._by_prompt(generation)
-        return [found[0].text if found else "" for found in texts]
+    def _outputs(self, generation: Generation) -> Iterator[Sequence[str]]:
+        """What each prompt has got since the piece before, token by token; several may have come together."""
+        best = (found[0] if found else Text() for found in self._by_prompt(generation))
+        parts = (spread(text.text, text.tokens) or [text.text] for text in best)
+        yield from zip_longest(*parts, fillvalue="")
 
     def _lines(self, text: Text) -> list[dict[str, Any]]:
         parts = spread(text.text, text.tokens)

@@ -76,7 +76,7 @@ _PARAMETERS: Mapping[str, Parameter] = {
     **{name: sets(name) for name in _SAME},
     "temperature": sets("temperature"),
     "top_p": sets("top_p", number(0.0, 1.0)),
-    "max_tokens": sets("max_new_tokens", integer(1, 512)),
+    "max_tokens": sets("max_new_tokens", integer(0, 512)),
     "max_new_tokens": sets("max_new_tokens"),
     "min_tokens": sets("min_new_tokens"),
     "stop": sets("stop", texts(5)),
@@ -109,9 +109,10 @@ class OpenGenerate:
 
     def generate(self, http: HttpRequest) -> Asked:
         prompt, found, sampling, id_ = self._read(http)
+        wanted = not found.options.get("nothing_new")
 
         def reply(response: Response[Generation]) -> HttpResponse:
-            told = {**_head(response, id_), "text_output": response.answer.texts[0].whole}
+            told = {**_head(response, id_), "text_output": response.answer.texts[0].whole * wanted}
             return json_response(told, 200, found.headers)
 
         call = Generate(prompts=(prompt,), sampling=sampling)
@@ -119,12 +120,13 @@ class OpenGenerate:
 
     def generate_stream(self, http: HttpRequest) -> Asked:
         prompt, found, sampling, id_ = self._read(http)
+        wanted = not found.options.get("nothing_new")
 
         def piece(response: Response[Generation]) -> bytes:
             return b"".join(
-                event({**_head(response, id_), "text_output": each.text, "done": bool(each.finish)})
+                event({**_head(response, id_), "text_output": each.text * wanted, "done": bool(each.finish)})
                 for each in response.answer.texts
-                if each.text or each.finish
+                if each.text * wanted or each.finish
             )
 
         call = Generate(prompts=(prompt,), sampling=sampling, stream=sampling.best_of <= 1 and sampling.num_beams == 1)
@@ -144,6 +146,8 @@ class OpenGenerate:
         fields = found.fields
         if "do_sample" not in fields and "num_beams" not in fields:
             fields["do_sample"] = any(fields.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
+        if fields.get("max_new_tokens") == 0:  # OIP: 0 to 512; a token is made, and not told
+            fields["max_new_tokens"], found.options["nothing_new"] = 1, True
         sampling = found.sampling(self._policy, max_new_tokens=_MOST_NEW, shorten="max_new_tokens" not in fields)
         id_ = checked("id", body.get("id") or "", text())
         names = {**found.names, "prompt": "text_input"}
