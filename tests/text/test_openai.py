@@ -439,6 +439,8 @@ async def test_one_required_call_alone(house: House) -> None:
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "must not be given with `guided_regex`"),
         ({"response_format": {"type": "json_object"}, "guided_json": {}}, "guided_json", "with `response_format`"),
         ({"model": 5}, "model", "the name of a model"),
+        ({"continue_final_message": True}, "continue_final_message", "with `add_generation_prompt`: false"),
+        ({"continue_final_message": 1}, "continue_final_message", "true or false"),
     ],
 )
 async def test_what_is_refused(house: House, change: Any, param: str, message: str) -> None:

@@ -158,6 +158,23 @@ def test_tokens_and_their_text(served: Running) -> None:
     assert tokens(messages=messages, add_special_tokens=True) == [start, *chat]  # behind the template's own
 
 
+def test_a_chat_may_go_on_with_its_last_message(served: Running) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hello, I"}]
+    going_on = {"add_generation_prompt": False, "continue_final_message": True}
+
+    def templated(**more: Any) -> str:
+        told: str = ask(served, "/models/story/chat_tokenize", {"messages": messages, **more})["templated_text"]
+        return told
+
+    assert templated(**going_on).endswith("<|assistant|>Hello, I")
+    assert templated(add_generation_prompt=False) == templated(**going_on) + "\n"
+    few = {"model": "story", "messages": messages, "max_tokens": 4, "temperature": 0, **going_on}
+    said = ask(served, "/v1/chat/completions", few)["choices"][0]["message"]["content"]
+    plain = {"model": "story", "prompt": templated(**going_on), "max_tokens": 4, "temperature": 0}
+    same = ask(served, "/v1/completions", {**plain, "add_special_tokens": False})["choices"][0]["text"]
+    assert said == same
+
+
 def test_a_prompt_without_special_tokens_is_one_of_its_tokens(served: Running) -> None:
     def told(**body: Any) -> tuple[str, int]:
         few = {"model": "story", "max_tokens": 8, "temperature": 0, **body}

@@ -29,6 +29,7 @@ _PARAMETERS: Mapping[str, Parameter] = {
     "parallel_tool_calls": option("parallel_tool_calls", flag()),
     "chat_template_kwargs": option("chat_template_kwargs", anything()),
     "add_generation_prompt": option("add_generation_prompt", flag()),
+    "continue_final_message": option("continue_final_message", flag()),
 }
 
 
@@ -48,6 +49,10 @@ def conversation(body: Mapping[str, Any]) -> tuple[Chat, Tools]:
     generation_prompt = flag_in(body, "add_generation_prompt", otherwise=True)
     special_tokens = flag_in(body, "add_special_tokens", otherwise=False)
     options = object_in(body, "chat_template_kwargs")
+    if flag_in(body, "continue_final_message", otherwise=False):
+        if generation_prompt:
+            raise InvalidInput("`continue_final_message` must only be given with `add_generation_prompt`: false")
+        options = {**options, "continue_final_message": True}
     read = tuple(_message(message, i) for i, message in enumerate(messages))
     return Chat(read, tools.offered, options, generation_prompt, special_tokens), tools
 
