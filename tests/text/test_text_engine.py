@@ -175,6 +175,34 @@ def test_a_chat_may_go_on_with_its_last_message(served: Running) -> None:
     assert said == same
 
 
+def test_calls_that_the_model_writes_come_as_it_writes_them(served: Running) -> None:
+    """A grammar of the caller's makes the model write what a trained one would; whether it calls is left to it."""
+    written = r'Well\. <tool_call>\{"name": "f", "arguments": \{"a": "[a-z ]{12,20}"\}\}</tool_call>'
+    asked: Any = {
+        "model": "story",
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "temperature": 0,
+    }
+    with openai.OpenAI(base_url=f"http://{served.url}/v1", api_key="none", max_retries=0) as client:
+        for grammar, count in ((written, 1), (f"{written}\n{written}", 2)):
+            chat = client.chat.completions
+            whole = chat.create(**asked, extra_body={"guided_regex": grammar}).choices[0]
+            calls = [call.function.arguments for call in whole.message.tool_calls or ()]
+            assert whole.finish_reason == "tool_calls"
+            assert all(len(json.loads(arguments)["a"]) >= 12 for arguments in calls)
+            content, came, pieces = "", [""] * count, 0
+            for chunk in chat.create(**asked, extra_body={"guided_regex": grammar}, stream=True):
+                content += chunk.choices[0].delta.content or ""
+                for piece in chunk.choices[0].delta.tool_calls or ():
+                    assert piece.function is not None
+                    came[piece.index] += piece.function.arguments or ""
+                    pieces += 1
+            assert (content, came) == (whole.message.content, calls)
+            assert pieces > 6 * count
+            assert chunk.choices[0].finish_reason == "tool_calls"
+
+
 def test_a_prompt_without_special_tokens_is_one_of_its_tokens(served: Running) -> None:
     def told(**body: Any) -> tuple[str, int]:
         few = {"model": "story", "max_tokens": 8, "temperature": 0, **body}
