@@ -79,12 +79,20 @@ MEMBERS = re.compile(rf'{_SPACE},{_SPACE}"')
 ENDING = re.compile(rf"{_SPACE}(?:,{_SPACE})?")
 
 _TEXT = r'"[^"\\]{0,200}"'
-_BEFORE = rf'\{{{_SPACE}(?:"(?:type|id)"{_SPACE}:{_SPACE}{_TEXT}{_SPACE},{_SPACE}){{0,2}}"name"{_SPACE}:{_SPACE}'
+_COLON = f"{_SPACE}:{_SPACE}"
+_BEFORE = rf'\{{{_SPACE}(?:(?:"type"{_COLON}"function"|"id"{_COLON}{_TEXT}){_SPACE},{_SPACE}){{0,2}}"name"{_COLON}'
 _HEAD = re.compile(rf'{_BEFORE}"([^"\\]{{0,200}})"{_SPACE},{_SPACE}"(?:arguments|parameters)"{_SPACE}:{_SPACE}(?=\{{)')
 _NAMED = re.compile(rf'{_BEFORE}"([^"\\]{{0,200}})"')
-_KEYS = ("name", "arguments", "parameters", "function", "type", "id")
-_FIRST_KEY = "|".join(_begun(f'"{key}"') + r"\Z" for key in _KEYS) + "|" + "|".join(f'"{key}"' for key in _KEYS)
-_MAYBE = re.compile(rf"\{{{_SPACE}(?:{_FIRST_KEY})")
+# What the object of a call may begin with: a key, and what its value begins with.
+_VALUES = {"name": '"', "function": "{", "type": '"function"', "arguments": "", "parameters": "", "id": ""}
+
+
+def _first(key: str, value: str) -> str:
+    of_value = rf"{_begun(value)}\Z|{re.escape(value)}"
+    return rf'{_begun(chr(34) + key + chr(34))}\Z|"{key}"{_SPACE}(?:\Z|:{_SPACE}(?:{of_value}))'
+
+
+_MAYBE = re.compile(rf"\{{{_SPACE}(?:{'|'.join(_first(key, value) for key, value in _VALUES.items())})")
 
 
 def head(text: str, at: int) -> tuple[str, int] | None:
