@@ -6,12 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+pytest.importorskip("llvmlite")
+
+import torch
+import transformers
+
 from dragoman.generation.cache import Cache
+from dragoman.generation.crew import MOST, quickest
 from dragoman.generation.native.code import INT, LANES, POINTER, Code, Compiled, instructions, new_module
 from dragoman.generation.native.kernels import COLUMNS, Build, product
 from dragoman.generation.native.team import Team
@@ -40,6 +44,24 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral-window": ("Mistral", {"sliding_window": 9}),
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {"num_attention_heads": 6}),
+    "heads-of-64": ("Llama", {"head_dim": 64, "mlp_bias": True}),
+    "heads-of-128": ("Qwen3", {"head_dim": 128, "num_hidden_layers": 2}),
+    "heads-of-256": ("Llama", {"head_dim": 256, "num_hidden_layers": 2}),
+    "windows-of-some-layers": ("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "tiny-window": ("Mistral", {"sliding_window": 2}),
+    "llama3-turns": (
+        "Llama",
+        {
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    "yarn-turns": ("Qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
 }
 
 
@@ -67,6 +89,12 @@ def opened(folder: Path, dtype: str = "float32") -> tuple[Runner, Cache]:
     cache = Cache(runner.shape, 4096, runner.dtype, runner.device)
     cache.reserve(8, 96)
     return runner, cache
+
+
+@pytest.fixture(scope="module")
+def llamas(folders: Path) -> dict[str, tuple[Runner, Cache]]:
+    kinds = ["float32", *(["bfloat16"] if "avx512bf16" in instructions() else [])]
+    return {kind: opened(folders / "llama", kind) for kind in kinds}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -109,10 +137,12 @@ def test_bf16_is_as_near_to_fp32_as_transformers_is(folders: Path, name: str) ->
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_row_has_the_same_bits_alone_in_a_crowd_and_with_any_number_of_threads(folders: Path, dtype: str) -> None:
-    if dtype == "bfloat16" and "avx512bf16" not in instructions():
+def test_a_row_has_the_same_bits_alone_in_a_crowd_and_with_any_number_of_threads(
+    llamas: dict[str, tuple[Runner, Cache]], dtype: str
+) -> None:
+    if dtype not in llamas:
         pytest.skip("the machine does not compute in BF16")
-    runner, cache = opened(folders / "llama", dtype)
+    runner, cache = llamas[dtype]
     cache.reserve(30, 96)
     before = torch.get_num_threads()
     try:
@@ -133,11 +163,11 @@ def test_a_row_has_the_same_bits_alone_in_a_crowd_and_with_any_number_of_threads
 @given(cuts=st.lists(st.integers(1, 219), max_size=8), others=st.integers(0, 3))
 @settings(max_examples=15, deadline=None)
 def test_a_text_has_the_same_bits_however_it_is_cut_into_steps(
-    halved: dict[str, tuple[Runner, Cache]], dtype: str, cuts: list[int], others: int
+    llamas: dict[str, tuple[Runner, Cache]], dtype: str, cuts: list[int], others: int
 ) -> None:
-    if dtype not in halved:
+    if dtype not in llamas:
         return
-    runner, cache = halved[dtype]
+    runner, cache = llamas[dtype]
     text = prompt(2, 220)
     cache.reserve(5, 256)
     whole = runner.run(cache, [Row(0, 0, text, wanted=220)])
@@ -149,14 +179,10 @@ def test_a_text_has_the_same_bits_however_it_is_cut_into_steps(
     assert torch.equal(torch.cat(found), whole)
 
 
-@pytest.fixture(scope="module")
-def halved(folders: Path) -> dict[str, tuple[Runner, Cache]]:
-    kinds = ["float32", *(["bfloat16"] if "avx512bf16" in instructions() else [])]
-    return {kind: opened(folders / "llama", kind) for kind in kinds}
-
-
-def test_a_step_of_chunks_and_single_tokens_gives_the_logits_that_are_wanted(folders: Path) -> None:
-    runner, cache = opened(folders / "llama")
+def test_a_step_of_chunks_and_single_tokens_gives_the_logits_that_are_wanted(
+    llamas: dict[str, tuple[Runner, Cache]],
+) -> None:
+    runner, cache = llamas["float32"]
     alone = runner.run(cache, [Row(0, 0, [5])])
     chunk = runner.run(cache, [Row(1, 0, prompt(1, 12), wanted=3)])
     mixed = runner.run(cache, [Row(0, 0, [5]), Row(2, 0, [9], wanted=0), Row(1, 0, prompt(1, 12), wanted=3)])
@@ -184,16 +210,16 @@ def test_what_it_is_not_written_for_goes_the_other_way(tmp_path: Path, options: 
 
 
 @pytest.mark.parametrize(
-    "row", [Row(0, 0, [150]), Row(0, 0, [-1]), Row(0, 96, [1]), Row(8, 0, [1]), Row(0, 95, [1, 2])]
+    "row", [Row(0, 0, [150]), Row(0, 0, [-1]), Row(0, 999, [1]), Row(99, 0, [1]), Row(0, -1, [1, 2])]
 )
-def test_nothing_beyond_memory_is_touched(folders: Path, row: Row) -> None:
-    runner, cache = opened(folders / "llama")
+def test_nothing_beyond_memory_is_touched(llamas: dict[str, tuple[Runner, Cache]], row: Row) -> None:
+    runner, cache = llamas["float32"]
     with pytest.raises(IndexError, match="within"):
         runner.run(cache, [Row(1, 0, [3]), row])
 
 
-def test_numbers_that_are_none_stay_in_their_row(folders: Path) -> None:
-    runner, cache = opened(folders / "llama")
+def test_numbers_that_are_none_stay_in_their_row(llamas: dict[str, tuple[Runner, Cache]]) -> None:
+    runner, cache = llamas["float32"]
     for slot in range(3):
         runner.run(cache, [Row(slot, 0, prompt(slot, 10))])
     rows = [Row(slot, 10, [7]) for slot in range(3)]
@@ -202,6 +228,29 @@ def test_numbers_that_are_none_stay_in_their_row(folders: Path) -> None:
     after = runner.run(cache, rows)
     assert torch.isnan(after[1]).all()
     assert torch.equal(after[[0, 2]], before[[0, 2]])
+
+
+def test_tokens_before_one_that_gives_no_number_have_theirs(folders: Path) -> None:
+    runner, cache = opened(folders / "llama")
+    text = prompt(3, 20)
+    before = runner.run(cache, [Row(0, 0, text, wanted=20)])
+    with torch.inference_mode():
+        runner._compact.embed[149] = float("nan")  # type: ignore[union-attr]
+    for bad in (13, 14, 15):
+        after = runner.run(cache, [Row(0, 0, [*text[:bad], 149, *text[bad + 1 :]], wanted=20)])
+        assert torch.equal(after[:bad], before[:bad])
+        assert torch.isnan(after[bad:]).all()
+
+
+def test_a_model_may_have_more_threads_than_one_that_came_before(folders: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        first, second = Runner(folders / "llama", "float32", "cpu"), Runner(folders / "llama", "float32", "cpu")
+        assert first.set_threads(1) == 1
+        assert second.set_threads(3) == 3
+        assert quickest(lambda threads: 1.0 / threads, MOST) == 1 << (MOST.bit_length() - 1)
+    finally:
+        torch.set_num_threads(before)
 
 
 # --- the parts ---------------------------------------------------------------------------------------------------

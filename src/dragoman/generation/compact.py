@@ -75,10 +75,15 @@ class Compact:
         states = states[kept] if isinstance(kept, torch.Tensor) else states[:count]
         return self.head.forward(self._normed(states, self.norm))
 
-    def turns(self, length: int) -> torch.Tensor:
-        """Cosines and signed sines of so many places, [places, 2, size], FP32."""
-        places = torch.arange(length, device=self.embed.device)
-        return torch.stack(self._turns(torch.zeros(length, 1), places), 1).flatten(2)
+    @property
+    def rope(self) -> str:
+        """Which kind of rotary embedding, by transformers' name."""
+        return str(getattr(self._rotary, "rope_type", ""))
+
+    def turns(self, start: int, stop: int) -> torch.Tensor:
+        """Cosines and signed sines of some places, [places, 2, size], FP32."""
+        places = torch.arange(start, stop, device=self.embed.device)
+        return torch.stack(self._turns(torch.zeros(len(places), 1), places), 1).flatten(2)
 
     def _normed(self, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """The states over their root mean square (Zhang and Sennrich 2019), times the weight, which is given twice.

@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import torch
 
+# What PyTorch takes of itself, or was told by OMP_NUM_THREADS, before a model sets another number for what comes later.
+MOST = torch.get_num_threads()
 # Twice the threads have to take less than this share of the time, which is taken so often, unless it is long.
 _PAYS = 0.9
 _TURNS, _ENOUGH_S = 3, 2.0

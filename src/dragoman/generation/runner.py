@@ -15,7 +15,7 @@ from dragoman.generation.adapters import Rows, attach
 from dragoman.generation.attention import NAME, Attend, Form, Shapes, Span, Step, attention
 from dragoman.generation.cache import Cache
 from dragoman.generation.compact import Compact, suits
-from dragoman.generation.crew import Crew, quickest
+from dragoman.generation.crew import MOST, Crew, quickest
 from dragoman.generation.packing import pack, packs
 
 log = logging.getLogger("dragoman.generation")
@@ -53,7 +53,7 @@ class WholeStep(Protocol):
 
 
 class Runner:
-    """A decoder in memory, all of whose work is done in the one thread that calls it."""
+    """A decoder in memory, all of whose work is begun by the one thread that calls it."""
 
     def __init__(
         self, folder: Path, dtype: str, device: str, *, packed: bool = True, adapters: Mapping[str, Path] = _NONE
@@ -82,9 +82,9 @@ class Runner:
         self.config: Any = self.model.config.get_text_config(decoder=True)
         if adapters:
             self._adapted = attach(self.model, adapters, self.dtype, self.device)
+        self.packed = packed and packs(self.dtype, self.device)
         shapes = self._probed()
         self.shape = shapes.shape(self.config.num_hidden_layers)
-        self.packed = packed and packs(self.dtype, self.device)
         if not adapters:
             self._shorten(shapes)
         if self._compact is None and self.packed:
@@ -121,9 +121,9 @@ class Runner:
             return self._forward(tokens, places, wanted, Step(cache, spans[:count], spans[count:]))
 
     def set_threads(self, wanted: int) -> int:
-        """Compute with so many threads, always; 0: with as many as prove quickest, and fewer while others need the
-        cores. Gives their number."""
-        threads = wanted or quickest(self._work_s, torch.get_num_threads())
+        """Compute with so many threads, always; 0: with as many as prove quickest, and, where PyTorch computes, fewer
+        while others need the cores. Gives their number."""
+        threads = wanted or quickest(self._work_s, MOST)
         self._use(threads)
         self._crew = None if wanted or threads == 1 or self.native else Crew(threads)
         return threads
@@ -171,25 +171,30 @@ class Runner:
         """Take shorter ways through the model, where there are such and they lead to the same logits."""
         if not suits(self.model):
             return
-        cache = Cache(self.shape, 64, self.dtype, self.device)
-        cache.reserve(1, 64)
-        tokens = range(min(16, self.config.vocab_size))
-        together = [Row(0, 0, tokens, wanted=4)]
-        expected = self.run(cache, together)
+        expected = self._sample()
         with torch.inference_mode():
             self._compact = compact = Compact(self.model, shapes.forms, self.packed)
-        if not self._alike(self.run(cache, together), expected, "the short way"):
+        if not self._alike(expected, "the short way"):
             self._compact = None
             return
         # Their weights have been taken over; without them the file is no longer in memory.
         self.model.model.layers = torch.nn.ModuleList()
         del self.model.model.embed_tokens, self.model.model.norm, self.model.lm_head
         self._native = _in_machine_code(self.config, compact, shapes.forms) if self.packed else None
-        if not self._alike(self.run(cache, together), expected, "the step in machine code"):
+        if self._native is not None and not self._alike(expected, "the step in machine code"):
             self._native = None
 
-    def _alike(self, found: torch.Tensor, expected: torch.Tensor, what: str) -> bool:
-        error = float((found - expected).abs().max() / expected.abs().max())
+    def _sample(self) -> torch.Tensor:
+        """Logits of the last tokens of a short prompt, and of one more."""
+        cache = Cache(self.shape, 64, self.dtype, self.device)
+        cache.reserve(1, 64)
+        tokens = range(min(16, self.config.vocab_size))
+        begun = self.run(cache, [Row(0, 0, tokens, wanted=4)])
+        return torch.cat((begun, self.run(cache, [Row(0, len(tokens), [tokens[-1]])])))
+
+    def _alike(self, expected: torch.Tensor, what: str) -> bool:
+        """Whether a way through the model that was just chosen gives the numbers that the model's own code gave."""
+        error = float((self._sample() - expected).abs().max() / expected.abs().max())
         if not error < _SAME[self.dtype]:
             log.warning("%s differs by %.2g from the model's own code and is not taken", what, error)
             return False
@@ -199,9 +204,13 @@ class Runner:
 def _in_machine_code(config: Any, compact: Compact, forms: Mapping[int, Form]) -> WholeStep | None:
     try:
         from dragoman.generation.native.step import native
+
+        return native(config, compact, forms)
     except ImportError:  # there is no LLVM for every machine
         return None
-    return native(config, compact, forms)
+    except (OSError, RuntimeError, AttributeError, TypeError) as fault:  # another version of it, or of PyTorch
+        log.warning("no machine code, PyTorch computes: %s: %s", type(fault).__name__, fault)
+        return None
 
 
 def _check_whole(told: Mapping[str, Any]) -> None:

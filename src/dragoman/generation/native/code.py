@@ -71,6 +71,14 @@ class Value:
         """`yes` where this comparison holds, else `no`."""
         return Value(self.code, self.code.build.select(self.value, yes.value, no.value))
 
+    def least(self, other: "Value") -> "Value":
+        """The lesser of two numbers, lane by lane; the second where one of them is none."""
+        return (self < other).chosen(self, other)
+
+    def most(self, other: "Value") -> "Value":
+        """The greater of two numbers, lane by lane; the second where one of them is none."""
+        return (other < self).chosen(self, other)
+
     def times_plus(self, factor: "Value", added: "Value") -> "Value":
         """This times a factor and something added, rounded once."""
         return self.code.call("llvm.fma.v16f32", VECTOR, self, factor, added)
@@ -82,9 +90,20 @@ class Value:
 
     def total(self) -> "Value":
         """The sum of a vector's lanes, always in the same order."""
-        zero = self.code.number(0.0)
-        name = "llvm.vector.reduce.fadd.v16f32"
-        return self.code.call(name, FLOAT, zero, self, fastmath=("reassoc",))
+        build, found = self.code.build, self.value
+        for half in (8, 4, 2, 1):
+            lower, upper = (
+                build.shuffle_vector(
+                    found, found, ir.Constant(ir.VectorType(_WORD, half), list(range(start, start + half)))
+                )
+                for start in (0, half)
+            )
+            found = build.fadd(lower, upper)
+        return Value(self.code, build.extract_element(found, ir.Constant(_WORD, 0)))
+
+    def highest(self) -> "Value":
+        """The greatest of a vector's lanes; those that are no numbers do not count."""
+        return self.code.call("llvm.vector.reduce.fmax.v16f32", FLOAT, self)
 
     def root(self) -> "Value":
         return self.code.call("llvm.sqrt.f32", FLOAT, self)
@@ -97,11 +116,10 @@ class Value:
 
     def power(self) -> "Value":
         """e to the power of each lane, to 2 units in the last place: 2^n by the exponent's bits, the rest, within
-        log(2) / 2, by its series (Cody and Waite 1980). Beyond what FP32 holds: its ends."""
+        log(2) / 2, by its series (Cody and Waite 1980). Below -87 it is e^-87, 1.6e-38, above 88 e^88."""
         code = self.code
         low, high = code.vector(-87.0), code.vector(88.0)
-        bounded = (self < low).chosen(low, self)
-        bounded = (high < bounded).chosen(high, bounded)
+        bounded = high.least(low.most(self))
         # Added to 1.5 * 2^23 a number is rounded, and its integer stands in the lowest bits.
         shifted = bounded.times_plus(code.vector(1.4426950408889634), code.vector(12582912.0))
         whole = shifted - code.vector(12582912.0)
@@ -198,9 +216,9 @@ class Code:
         """Call another function of the module."""
         self.build.call(function, [each.value for each in values])
 
-    def finish(self, *, apart: bool = False) -> Any:
-        """End the function, and give it for `invoke`. `apart`: it is called, never copied to where it is called."""
-        if apart:
+    def finish(self, *, called: bool = False) -> Any:
+        """End the function, and give it for `invoke`. `called`: it is, and never copied to where it is used."""
+        if called:
             self.function.attributes.add("noinline")
         self.build.ret_void()
         return self.function
@@ -230,6 +248,14 @@ class Code:
     def when(self, condition: Value) -> Iterator[None]:
         with self.build.if_then(condition.value):
             yield
+
+    def either(self, condition: Value, yes: Callable[[], None], no: Callable[[], None]) -> None:
+        """What is written by one or the other is done."""
+        with self.build.if_else(condition.value) as (then, otherwise):
+            with then:
+                yes()
+            with otherwise:
+                no()
 
     def share(self, counters: Value, parts: Value, before: Callable[[], None], work: Callable[[Value], None]) -> None:
         """Threads that come here share `parts` parts of `work`; nobody goes on before all of them are done.

@@ -5,13 +5,13 @@ from enum import IntEnum
 
 from llvmlite import ir
 
-from dragoman.generation.native.code import LANES, POINTER, Code, Value, Variable
+from dragoman.generation.native.code import LANES, POINTER, Code, Value, Variable, new_module
 from dragoman.generation.native.kernels import COLUMNS, Build, Unit, attend, hold, norm, padded, product, read, write
 
 # A product of more rows than these is made of several, whose sums stay in the nearest cache.
 PANEL = 96
 # A part of the last product is so many blocks of columns.
-_HEAD = 4
+_LOGIT_BLOCKS = 4
 
 
 class Given(IntEnum):
@@ -41,6 +41,20 @@ class Given(IntEnum):
     GATES = 21  # [rows, padded 2 * inner] FP32
     WANTED = 22  # [kept] 64-bit integers: whose logits are asked for
     KEPT = 23
+    RUNS = 24  # [runs, 2] 64-bit integers: the first of some rows of one text, one after the other, and how many
+    RUN_COUNT = 25
+    SCORE_BYTES = 26  # between the scores of two rows
+
+
+_NUMBERS = {
+    Given.ROWS,
+    Given.KEPT,
+    Given.RUN_COUNT,
+    Given.LAYER_BYTES,
+    Given.SLOT_BYTES,
+    Given.HEAD_BYTES,
+    Given.SCORE_BYTES,
+}
 
 
 class Layer(IntEnum):
@@ -65,9 +79,9 @@ class Own(IntEnum):
     """What each thread has of its own."""
 
     NORMED = 0  # [rows, hidden]
-    SUMS = 1  # [96, 64] FP32
-    QUERY = 2  # [size] FP32
-    SCORES = 3  # [length + 16] FP32
+    SUMS = 1  # [rows, 64] FP32, of 96 rows at most
+    QUERY = 2  # [together, size] FP32
+    SCORES = 3  # [together, 16 + length + 16] FP32
 
 
 # Counters stand so far apart that no two threads write into one line of the cache.
@@ -81,7 +95,7 @@ def counters(layers: int) -> int:
 
 def module(build: Build, scaling: float) -> ir.Module:
     """Has the function `step` (table of `Given`, table of `Own`)."""
-    found = ir.Module()
+    found = new_module()
     _Step(found, build, scaling).written()
     return found
 
@@ -108,9 +122,8 @@ class _Step:
         self._product, self._norm = product(made, build), norm(made, build)
         self._code = code = Code(made, "step", (POINTER, POINTER))
         given, own = code.arguments
-        integers = (Given.ROWS, Given.KEPT, Given.LAYER_BYTES, Given.SLOT_BYTES, Given.HEAD_BYTES)
         self._given: dict[Given, Value] = {
-            name: (given.integer if name in integers else given.address)(8 * name)
+            name: (given.integer if name in _NUMBERS else given.address)(8 * name)
             for name in Given
             if name != Given.COUNTERS
         }
@@ -124,7 +137,7 @@ class _Step:
         with code.loop(code.integer(0), code.integer(build.layers)) as number:
             self._layer(number, self._given[Given.LAYERS] + number * (8 * len(Layer)))
         self._shared(
-            self._parts(-(-padded(build.vocabulary) // (COLUMNS * _HEAD)), Given.KEPT), self._logits, self._last
+            self._parts(-(-padded(build.vocabulary) // (COLUMNS * _LOGIT_BLOCKS)), Given.KEPT), self._logits, self._last
         )
         code.finish()
 
@@ -134,7 +147,7 @@ class _Step:
         self._counters.set(place + COUNTER_BYTES)
 
     def _layer(self, number: Value, layer: Value) -> None:
-        code, build = self._code, self._build
+        build = self._build
         heads, hidden = padded(build.heads * build.size), padded(build.hidden)
         gates = padded(2 * build.inner)
         self._shared(
@@ -142,10 +155,8 @@ class _Step:
             lambda part: self._block(Own.NORMED, layer, Layer.QKV, part, self._keep(Given.HEADS, heads)),
             lambda: self._normed(layer.address(8 * Layer.BEFORE)),
         )
-        self._shared(self._rows * build.keys, lambda part: hold(code, build, self._unit(number, layer, part)))
-        self._shared(
-            self._rows * build.keys, lambda part: attend(code, build, self._scaling, self._unit(number, layer, part))
-        )
+        self._shared(self._rows * build.keys, lambda part: self._held(number, layer, part))
+        self._shared(self._given[Given.RUN_COUNT] * build.keys, lambda part: self._attended(number, layer, part))
         self._shared(
             self._parts(hidden // COLUMNS), lambda part: self._block(Given.READ, layer, Layer.OUT, part, self._add)
         )
@@ -176,9 +187,23 @@ class _Step:
         with self._code.loop(self._code.integer(0), self._code.integer(build.hidden), LANES) as i:
             target.put(read(build, source, i), i * 4)
 
-    def _unit(self, number: Value, layer: Value, part: Value) -> Unit:
+    def _held(self, number: Value, layer: Value, part: Value) -> None:
+        keys = self._build.keys
+        hold(self._code, self._build, self._unit(number, layer, part // keys, part % keys))
+
+    def _attended(self, number: Value, layer: Value, part: Value) -> None:
+        code, build = self._code, self._build
+        run, head = self._given[Given.RUNS] + part // build.keys * 16, part % build.keys
+        row, several = run.integer(), code.integer(1) < run.integer(8)
+
+        def rows(count: int) -> None:
+            attend(code, build, self._scaling, [self._unit(number, layer, row + i, head, i) for i in range(count)])
+
+        code.either(several, lambda: rows(build.together), lambda: rows(1))
+
+    def _unit(self, number: Value, layer: Value, row: Value, head: Value, beside: int = 0) -> Unit:
+        """A row's head, one of some that are beside each other."""
         code, build, given = self._code, self._build, self._given
-        row, head = part // build.keys, part % build.keys
         place = given[Given.PLACES].integer(row * 8)
         held = number * given[Given.LAYER_BYTES] + given[Given.SLOTS].integer(row * 8) * given[Given.SLOT_BYTES]
         held = held + head * given[Given.HEAD_BYTES]
@@ -188,15 +213,15 @@ class _Step:
         return Unit(
             head=head,
             place=place,
-            first=(far < 0).chosen(code.integer(0), far),
+            first=far.most(code.integer(0)),
             given=given[Given.HEADS] + row * (4 * padded(build.heads * build.size)),
             turns=given[Given.TURNS] + place * (8 * build.size),
             keys=given[Given.KEYS] + held,
             values=given[Given.VALUES] + held,
             read=given[Given.READ] + row * (build.bytes * build.queries * build.size),
             norms=(layer.address(8 * Layer.QUERY_NORM), layer.address(8 * Layer.KEY_NORM)),
-            query=self._own[Own.QUERY],
-            scores=self._own[Own.SCORES],
+            query=self._own[Own.QUERY] + 4 * build.size * beside,
+            scores=self._own[Own.SCORES] + given[Given.SCORE_BYTES] * beside + 4 * LANES,
         )
 
     def _gated(self, row: Value) -> None:
@@ -211,10 +236,10 @@ class _Step:
     def _logits(self, part: Value) -> None:
         code, build = self._code, self._build
         blocks, panels = code.integer(padded(build.vocabulary) // COLUMNS), self._panels(Given.KEPT)
-        first = part // panels * _HEAD
-        stop = first + _HEAD
+        first = part // panels * _LOGIT_BLOCKS
+        stop = first + _LOGIT_BLOCKS
         keep = self._keep(Given.LOGITS, padded(build.vocabulary))
-        with code.loop(first, (stop < blocks).chosen(stop, blocks)) as block:
+        with code.loop(first, stop.least(blocks)) as block:
             here = block * panels + part % panels
             self._multiply(Own.NORMED, self._given[Given.HEAD], self._given[Given.HEAD_BIAS], here, keep, Given.KEPT)
 
@@ -235,11 +260,10 @@ class _Step:
         size, apart = _sizes(build)[inputs]
         panels, sums = self._panels(rows), self._own[Own.SUMS]
         block, first = part // panels, part % panels * PANEL
-        left = self._given[rows] - first
-        count = (left < PANEL).chosen(left, code.integer(PANEL))
+        count = code.integer(PANEL).least(self._given[rows] - first)
         begin, steps = source + first * (build.bytes * apart), code.integer(build.steps(size))
         apart_bytes = code.integer(build.bytes * apart)
-        code.invoke(self._product, begin, apart_bytes, weights + block * build.apart(size), sums, count, steps)
+        code.invoke(self._product, begin, apart_bytes, weights + block * build.block_bytes(size), sums, count, steps)
         with code.loop(code.integer(0), count) as row:
             for i in range(0, COLUMNS, LANES):
                 column = block * COLUMNS + i

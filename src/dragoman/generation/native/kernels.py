@@ -1,6 +1,6 @@
 """What a layer of Llama and its kin is made of, as machine code: products of few rows, norms, attention."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ _ROWS = 6
 # How far rows go along a block in turn. Up to two turns: as briefly as the core can still have the next weights coming
 # while it computes; more: as far as weights stay in the nearest cache.
 _NEAR, _FAR = 16, 256
+# Less than any score.
+_LOW = -3e38
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +48,17 @@ class Build:
         """Queries, keys and values of one row."""
         return self.queries + 2 * self.keys
 
+    @property
+    def together(self) -> int:
+        """How many rows of one text attend together, so that keys and values are read once for all: as many as have
+        their sums in registers."""
+        return 4 if self.size <= 64 else 2 if self.size <= 160 else 1
+
     def steps(self, inputs: int) -> int:
         """How many steps a product of so many inputs takes: one each, or a pair in BF16, 4 bytes in any case."""
         return inputs * self.bytes // 4
 
-    def apart(self, inputs: int) -> int:
+    def block_bytes(self, inputs: int) -> int:
         """How many bytes lie between two blocks of a weight of so many inputs, which is packed in 64 bytes of them."""
         return -(-inputs * self.bytes // 64) * 64 * COLUMNS
 
@@ -76,22 +84,22 @@ def product(module: ir.Module, build: Build) -> Any:
     those of the block. The sum of a row is made in one order whatever rows are beside it."""
     tiles = [_tile(module, build, count) for count in range(1, _ROWS + 1)]
     code = Code(module, "product", (POINTER, INT, POINTER, POINTER, INT, INT))
-    inputs, apart, weights, sums, rows, steps = code.arguments
+    inputs, row_bytes, weights, sums, rows, steps = code.arguments
     with code.loop(code.integer(0), rows * COLUMNS, LANES) as place:
         sums.put(code.vector(0), place * 4)
     few = (rows < 2 * _ROWS + 1).chosen(code.integer(_NEAR), code.integer(_FAR))
     turn = (rows < _ROWS + 1).chosen(steps, few)
     with code.loop(code.integer(0), steps, turn) as step:
-        left = steps - step
-        count = (left < turn).chosen(left, turn)
+        count = turn.least(steps - step)
         with code.loop(code.integer(0), rows, _ROWS) as row:
-            here = (inputs + row * apart + step * 4, apart, weights + step * (4 * COLUMNS), sums + row * (4 * COLUMNS))
+            begin, block = inputs + row * row_bytes + step * 4, weights + step * (4 * COLUMNS)
+            here = (begin, row_bytes, block, sums + row * (4 * COLUMNS))
             behind = code.function.append_basic_block()
             several = code.build.switch((rows - row).value, _case(code, tiles[-1], (*here, count), behind))
             for number, tile in enumerate(tiles[:-1], 1):
                 several.add_case(number, _case(code, tile, (*here, count), behind))
             code.build.position_at_end(behind)
-    return code.finish(apart=True)
+    return code.finish(called=True)
 
 
 def _case(code: Code, tile: Any, values: tuple[Value, ...], behind: Any) -> Any:
@@ -106,10 +114,10 @@ def _case(code: Code, tile: Any, values: tuple[Value, ...], behind: Any) -> Any:
 def _tile(module: ir.Module, build: Build, rows: int) -> Any:
     """A function (inputs, bytes between their rows, weights, sums, steps) that adds so many rows' products to sums."""
     code = Code(module, f"tile{rows}", (POINTER, INT, POINTER, POINTER, INT))
-    inputs, apart, weights, sums, steps = code.arguments
+    inputs, row_bytes, weights, sums, steps = code.arguments
     vectors = range(COLUMNS // LANES)
     found = [[Variable(code, sums.vector(4 * (COLUMNS * row + LANES * i))) for i in vectors] for row in range(rows)]
-    starts = [inputs + apart * row for row in range(rows)]
+    starts = [inputs + row_bytes * row for row in range(rows)]
     with code.loop(code.integer(0), steps) as step:
         block = weights + step * (4 * COLUMNS)
         columns = [block.vector(4 * LANES * i) for i in vectors]
@@ -133,7 +141,7 @@ def norm(module: ir.Module, build: Build) -> Any:
         factor = _over_root(code, here, build.hidden, build.eps)
         with code.loop(code.integer(0), code.integer(build.hidden), LANES) as i:
             write(build, there, i, here.vector(i * 4) * factor * weight.vector(i * 4))
-    return code.finish(apart=True)
+    return code.finish(called=True)
 
 
 def _over_root(code: Code, states: Value, size: int, eps: float) -> Value:
@@ -151,7 +159,8 @@ class Unit:
 
     `first`, `place`: what it sees, to its own. `given`: its queries, keys and values, FP32. `turns`: cosines and signed
     sines of its place, [2, size]. `keys`, `values`: the head's in the cache, by place. `read`: where its answer goes.
-    `norms`: weights of queries and keys. `query`, `scores`: memory of the thread's own.
+    `norms`: weights of queries and keys. `query`, `scores`: memory of the thread's own, the latter with 16 numbers more
+    before and behind than there are places.
     """
 
     head: Value
@@ -178,19 +187,20 @@ def hold(code: Code, build: Build, unit: Unit) -> None:
         write(build, unit.values, here + i, value.vector(4 * i))
 
 
-def attend(code: Code, build: Build, scaling: float, unit: Unit) -> None:
-    """Read what the row's queries see from `first` to its own place."""
+def attend(code: Code, build: Build, scaling: float, units: Sequence[Unit]) -> None:
+    """Read what each row's queries see from `first` to its own place. The rows are of one text, one after the other."""
     size, group = build.size, build.queries // build.keys
     with code.loop(code.integer(0), code.integer(group)) as one:
-        number = unit.head * group + one
-        factor = code.vector(scaling)
+        number, factor = units[0].head * group + one, code.vector(scaling)
+        for unit in units:
 
-        def keep(i: int, found: Value, factor: Value = factor) -> None:
-            unit.query.put(found * factor, 4 * i)
+            def keep(i: int, found: Value, query: Value = unit.query, factor: Value = factor) -> None:
+                query.put(found * factor, 4 * i)
 
-        _turn(code, build, unit.given + number * (4 * size), unit.turns, unit.norms[0], keep)
-        over = _weigh(code, build, unit)
-        _gather(code, build, unit, over, number * size)
+            _turn(code, build, unit.given + number * (4 * size), unit.turns, unit.norms[0], keep)
+        _score(code, build, units)
+        totals = [_weigh(code, unit) for unit in units]
+        _gather(code, build, units, totals, number * size)
 
 
 def _turn(
@@ -208,36 +218,59 @@ def _turn(
         put(i, other.times_plus(turns.vector(4 * (build.size + i)), turned))
 
 
-def _weigh(code: Code, build: Build, unit: Unit) -> Value:
-    """Scores of all keys that are seen become weights, not yet divided by their sum, which is given."""
+def _score(code: Code, build: Build, units: Sequence[Unit]) -> None:
+    """Scores of all keys that one of the rows sees, by how far each is from the first that its own row does."""
     size, parts = build.size, range(0, build.size, LANES)
-    query = [unit.query.vector(4 * i) for i in parts]
-    most = Variable(code, code.number(-3e38))
-    with code.loop(unit.first, unit.place + 1) as place:
-        products = code.vector(0)
-        for i, part in zip(parts, query, strict=True):
-            products = part.times_plus(read(build, unit.keys, place * size + i), products)
-        score = products.total()
-        unit.scores.put(score, (place - unit.first) * 4)
-        most.set((most.get() < score).chosen(score, most.get()))
+    queries = [[unit.query.vector(4 * i) for i in parts] for unit in units]
+    with code.loop(units[0].first, units[-1].place + 1) as place:
+        keys = [read(build, units[0].keys, place * size + i) for i in parts]
+        for unit, query in zip(units, queries, strict=True):
+            products = code.vector(0)
+            for key, part in zip(keys, query, strict=True):
+                products = part.times_plus(key, products)
+            unit.scores.put(products.total(), (place - unit.first) * 4)
+
+
+def _weigh(code: Code, unit: Unit) -> Value:
+    """A row's scores become weights, not yet divided by their sum, which is given."""
     count = unit.place + 1 - unit.first
-    unit.scores.put(code.vector(-3e38), count * 4)
-    highest, total = most.get().spread(), Variable(code, code.vector(0))
+    unit.scores.put(code.vector(_LOW), count * 4)
+    highest = Variable(code, code.vector(_LOW))
     with code.loop(code.integer(0), count, LANES) as number:
-        weights = (unit.scores.vector(number * 4) - highest).power()
+        highest.set(unit.scores.vector(number * 4).most(highest.get()))
+    most, total = highest.get().highest().spread(), Variable(code, code.vector(0))
+    with code.loop(code.integer(0), count, LANES) as number:
+        weights = (unit.scores.vector(number * 4) - most).power()
         unit.scores.put(weights, number * 4)
         total.set(total.get() + weights)
     return total.get().total()
 
 
-def _gather(code: Code, build: Build, unit: Unit, total: Value, start: Value) -> None:
-    """The values by their weights, into the row's answer from a number on."""
+def _gather(code: Code, build: Build, units: Sequence[Unit], totals: Sequence[Value], start: Value) -> None:
+    """The values by their weights, into each row's answer from a number on.
+
+    What all rows see is read for all at once; each alone reads what it sees before and behind, in the order of places,
+    and nothing else: a value that is no number stays none times 0.
+    """
     parts = range(0, build.size, LANES)
-    sums = [Variable(code, code.vector(0)) for _ in parts]
-    with code.loop(unit.first, unit.place + 1) as place:
-        weight = unit.scores.number((place - unit.first) * 4).spread()
-        for i, kept in zip(parts, sums, strict=True):
-            kept.set(weight.times_plus(read(build, unit.values, place * build.size + i), kept.get()))
-    factor = (code.number(1) / total).spread()
-    for i, kept in zip(parts, sums, strict=True):
-        write(build, unit.read, start + i, kept.get() * factor)
+    sums = [[Variable(code, code.vector(0)) for _ in parts] for _ in units]
+
+    def add(some: Sequence[int], begin: Value, stop: Value) -> None:
+        with code.loop(begin, stop) as place:
+            values = [read(build, units[0].values, place * build.size + i) for i in parts]
+            for one in some:
+                weight = units[one].scores.number((place - units[one].first) * 4).spread()
+                for value, variable in zip(values, sums[one], strict=True):
+                    variable.set(weight.times_plus(value, variable.get()))
+
+    begin, stop = units[-1].first, units[0].place + 1
+    alone = range(len(units)) if len(units) > 1 else ()
+    for one in alone:
+        add([one], units[one].first, begin.least(units[one].place + 1))
+    add(range(len(units)), begin, stop)
+    for one in alone:
+        add([one], begin.most(stop), units[one].place + 1)
+    for unit, kept, total in zip(units, sums, totals, strict=True):
+        factor = (code.number(1) / total).spread()
+        for i, variable in zip(parts, kept, strict=True):
+            write(build, unit.read, start + i, variable.get() * factor)

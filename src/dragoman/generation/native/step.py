@@ -46,7 +46,7 @@ class NativeStep:
 
     def __init__(self, compact: Compact, build: Build, forms: Mapping[int, Form]) -> None:
         self._compact, self._build = compact, build
-        self.threads = torch.get_num_threads()
+        self.threads = 1
         self._step, self._team = Compiled(module(build, forms[0].scaling)).function("step", 2), Team()
         self._kept: list[torch.Tensor] = []
         self._layers = np.array([self._layer(i, forms[i].window) for i in range(build.layers)], np.int64)
@@ -60,7 +60,7 @@ class NativeStep:
     def __call__(self, cache: Cache, rows: Sequence[Row]) -> torch.Tensor:
         """Logits [wanted, vocabulary], FP32; keys and values of the rows' tokens are in the cache afterwards."""
         build, threads = self._build, self.threads
-        asked, wanted = _spread(rows)
+        asked, wanted, runs = _spread(rows, build.together)
         _check_within(asked, (len(self._compact.embed), cache.length, cache.slots))
         self._reserve(asked.shape[1], cache.length, threads)
         counted = np.zeros(counters(build.layers) * COUNTER_BYTES, np.uint8)
@@ -70,6 +70,8 @@ class NativeStep:
         table[Given.TOKENS : Given.SLOTS + 1] = asked.ctypes.data + asked.strides[0] * np.arange(3)
         table[Given.EMBEDDING], table[Given.LAYERS] = self._compact.embed.data_ptr(), self._layers.ctypes.data
         table[Given.KEYS], table[Given.VALUES] = cache.keys.data_ptr(), cache.values.data_ptr()
+        table[Given.RUNS], table[Given.RUN_COUNT] = runs.ctypes.data, len(runs)
+        table[Given.SCORE_BYTES] = 4 * (self._length + 2 * LANES)
         for name, dimension in ((Given.LAYER_BYTES, 0), (Given.SLOT_BYTES, 1), (Given.HEAD_BYTES, 2)):
             table[name] = cache.keys.stride(dimension) * cache.keys.itemsize
         table[Given.TURNS], table[Given.NORM] = self._turns.data_ptr(), self._norm
@@ -78,14 +80,14 @@ class NativeStep:
         for given, held in self._memory.items():
             table[given] = held.data_ptr()
         calls = [(table.ctypes.data, own.ctypes.data) for own, _ in self._own[:threads]]
-        self._team.run(self._step, calls, (self, table, counted, self._own))
+        self._team.run(self._step, calls, (self, table, counted, asked, wanted, runs, logits, cache.keys, cache.values))
         return logits[:, : build.vocabulary]
 
     def _reserve(self, rows: int, length: int, threads: int) -> None:
         """Have memory for so many rows of texts so long, for so many threads."""
         build = self._build
         if length > len(self._turns):
-            self._turns = self._compact.turns(length)
+            self._turns = torch.cat((self._turns, self._compact.turns(len(self._turns), length)))
         if rows > self._rows:
             kind = torch.bfloat16 if build.halves else torch.float32
             self._rows = max(rows, 2 * self._rows)
@@ -109,8 +111,8 @@ class NativeStep:
         held = [
             torch.zeros(self._rows, build.hidden, dtype=kind),
             torch.zeros(min(self._rows, PANEL), COLUMNS),
-            torch.zeros(build.size),
-            torch.zeros(self._length + LANES),
+            torch.zeros(build.together, build.size),
+            torch.zeros(build.together, self._length + 2 * LANES),
         ]
         return np.array([each.data_ptr() for each in held], np.int64), held
 
@@ -139,19 +141,24 @@ class NativeStep:
         return self._kept[-1].data_ptr()
 
 
-def _spread(rows: Sequence[Row]) -> tuple[_Integers, _Integers]:
-    """Tokens, their places and their slots, [3, tokens], and the numbers of those whose logits are wanted."""
+def _spread(rows: Sequence[Row], together: int) -> tuple[_Integers, _Integers, _Integers]:
+    """Tokens, their places and their slots, [3, tokens]; the numbers of those whose logits are wanted; and runs of
+    tokens that attend together, [runs, 2]."""
     counts = [len(row.tokens) for row in rows]
     if max(counts) == 1:
         each = np.array([(row.tokens[0], row.start, row.slot) for row in rows], np.int64).T.copy()
-        return each, np.array([i for i, row in enumerate(rows) if row.wanted], np.int64)
-    asked, stops = np.empty((3, sum(counts)), np.int64), np.cumsum(counts)
+        wanted = np.array([i for i, row in enumerate(rows) if row.wanted], np.int64)
+        return each, wanted, np.array([(i, 1) for i in range(len(rows))], np.int64)
+    asked, stops, runs = np.empty((3, sum(counts)), np.int64), np.cumsum(counts), []
     for row, count, stop in zip(rows, counts, stops, strict=True):
-        asked[0, stop - count : stop] = row.tokens
-        asked[1, stop - count : stop] = np.arange(row.start, row.start + count)
-        asked[2, stop - count : stop] = row.slot
-    wanted = [np.arange(stop - row.wanted, stop) for row, stop in zip(rows, stops, strict=True)]
-    return asked, np.concatenate(wanted)
+        first, whole = stop - count, count // together * together
+        asked[0, first:stop] = row.tokens
+        asked[1, first:stop] = np.arange(row.start, row.start + count)
+        asked[2, first:stop] = row.slot
+        runs += [(first + i, together) for i in range(0, whole, together)]
+        runs += [(first + i, 1) for i in range(whole, count)]
+    kept = [np.arange(stop - row.wanted, stop) for row, stop in zip(rows, stops, strict=True)]
+    return asked, np.concatenate(kept), np.array(runs, np.int64)
 
 
 def _check_within(asked: _Integers, limits: tuple[int, int, int]) -> None:
@@ -172,11 +179,10 @@ def native(config: Any, compact: Compact, forms: Mapping[int, Form]) -> NativeSt
 
 def _build(config: Any, compact: Compact) -> Build | None:
     head = compact.head
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     halves = compact.embed.dtype is torch.bfloat16
     fits = config.hidden_size % LANES == compact.size % (2 * LANES) == 0
     fits = fits and not (halves and config.intermediate_size % 2)
-    if not isinstance(head, PackedLinear) or not fits or rope.get("rope_type", "default") not in _STEADY:
+    if not isinstance(head, PackedLinear) or not fits or compact.rope not in _STEADY:
         return None
     return Build(
         layers=len(compact.layers),
@@ -219,7 +225,7 @@ def _laid(build: Build, compact: Compact) -> bool:
 def _whole(build: Build, packed: Any) -> bool:
     """Whether all blocks are there, and nothing else."""
     blocks = padded(packed.out_features) // COLUMNS
-    return bool(torch.ops.mkldnn._nbytes(packed.packed) == blocks * build.apart(packed.in_features))
+    return bool(torch.ops.mkldnn._nbytes(packed.packed) == blocks * build.block_bytes(packed.in_features))
 
 
 def _address(packed: PackedLinear) -> int:

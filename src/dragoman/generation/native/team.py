@@ -14,7 +14,7 @@ class _Mate:
 
     def __init__(self) -> None:
         self.idle = True
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # one at most: who gives asks first whether it is idle
         threading.Thread(target=_works, args=(weakref.ref(self), self._jobs), name="dragoman-mate", daemon=True).start()
         weakref.finalize(self, self._jobs.put, None)
 
