@@ -80,7 +80,9 @@ class NativeStep:
         for given, held in self._memory.items():
             table[given] = held.data_ptr()
         calls = [(table.ctypes.data, own.ctypes.data) for own, _ in self._own[:threads]]
-        self._team.run(self._step, calls, (self, table, counted, asked, wanted, runs, logits, cache.keys, cache.values))
+        # All that any thread may look at, also one that comes when this step is over.
+        looked = (self, table, self._own, self._memory, counted, asked, wanted, runs, logits, cache.keys, cache.values)
+        self._team.run(self._step, calls, looked)
         return logits[:, : build.vocabulary]
 
     def _reserve(self, rows: int, length: int, threads: int) -> None:
