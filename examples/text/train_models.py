@@ -57,7 +57,7 @@ class Size:
     context: int = 1024
 
 
-TINY = Size(width=64, layers=2, heads=4, vocabulary=700, context=512)
+TINY = Size(width=64, layers=2, heads=2, vocabulary=700, context=512)
 
 
 def corpus() -> list[str]:
