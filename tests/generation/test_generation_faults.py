@@ -13,7 +13,7 @@ from dragoman.core.calls import Generate
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, Overloaded, WorkerLost
 from dragoman.core.spec import ModelSpec
 from dragoman.core.text import Sampling
-from dragoman.generation.runner import Row
+from dragoman.generation.row import Row
 from dragoman.runtimes.llm import LanguageModel
 from generation.house import generation, ids, opened, prompts, text
 

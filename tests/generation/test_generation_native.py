@@ -19,7 +19,8 @@ from dragoman.generation.crew import MOST, quickest
 from dragoman.generation.native.code import INT, LANES, POINTER, Code, Compiled, instructions, new_module
 from dragoman.generation.native.kernels import COLUMNS, Build, product
 from dragoman.generation.native.team import Team
-from dragoman.generation.runner import Row, Runner
+from dragoman.generation.row import Row
+from dragoman.generation.runner import Runner
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),

@@ -25,6 +25,8 @@ class Linear(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CompactLayer:
+    """A layer's weights: of norms before attention and between it and the MLP, each twice, and of products."""
+
     before: torch.Tensor
     qkv: Linear
     query_norm: torch.Tensor | None

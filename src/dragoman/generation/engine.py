@@ -14,7 +14,8 @@ from dragoman.generation.chooser import Chooser
 from dragoman.generation.job import Job
 from dragoman.generation.limits import Limits
 from dragoman.generation.memory import Memory
-from dragoman.generation.runner import Row, Runner
+from dragoman.generation.row import Row
+from dragoman.generation.runner import Runner
 from dragoman.generation.scheduler import Scheduler, Work
 from dragoman.generation.sequence import Sequence
 from dragoman.generation.vocabulary import Vocabulary

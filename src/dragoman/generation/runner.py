@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
@@ -17,6 +17,7 @@ from dragoman.generation.cache import Cache
 from dragoman.generation.compact import Compact, suits
 from dragoman.generation.crew import MOST, Crew, quickest
 from dragoman.generation.packing import pack, packs
+from dragoman.generation.row import Row
 
 log = logging.getLogger("dragoman.generation")
 
@@ -29,19 +30,6 @@ DTYPES: Mapping[str, torch.dtype] = {
 # How far logits of the same weights may differ by rounding alone, of the largest one.
 _SAME = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 _NONE: Mapping[str, Path] = {}
-
-
-class Row(NamedTuple):
-    """What one sequence brings to a step: tokens from its own place `start` on, and whose logits are wanted.
-
-    `wanted`: logits of so many of the last tokens. `adapter` is the name of the LoRA adapter, "" for none.
-    """
-
-    slot: int
-    start: int
-    tokens: Sequence[int]
-    wanted: int = 1
-    adapter: str = ""
 
 
 class WholeStep(Protocol):
@@ -82,9 +70,9 @@ class Runner:
         self.config: Any = self.model.config.get_text_config(decoder=True)
         if adapters:
             self._adapted = attach(self.model, adapters, self.dtype, self.device)
-        self.packed = packed and packs(self.dtype, self.device)
         shapes = self._probed()
         self.shape = shapes.shape(self.config.num_hidden_layers)
+        self.packed = packed and packs(self.dtype, self.device)
         if not adapters:
             self._shorten(shapes)
         if self._compact is None and self.packed:
@@ -106,12 +94,12 @@ class Runner:
         for row in rows:
             spans.append(Span(row.slot, first, row.start, len(row.tokens)))
             first += len(row.tokens)
+        count = next((i for i, span in enumerate(spans) if span.count > 1), len(spans))
         wanted = [
             place
             for row, span in zip(rows, spans, strict=True)
             for place in range(span.first + span.count - row.wanted, span.first + span.count)
         ]
-        count = next((i for i, span in enumerate(spans) if span.count > 1), len(spans))
         tokens = [token for row in rows for token in row.tokens]
         places = [place for span in spans for place in range(span.start, span.stop)]
         if self._adapted is not None:

@@ -109,7 +109,7 @@ class OpenGenerate:
 
     def generate(self, http: HttpRequest) -> Asked:
         prompt, found, sampling, id_ = self._read(http)
-        wanted = not found.options.get("nothing_new")
+        wanted = not found.options["nothing_new"]
 
         def reply(response: Response[Generation]) -> HttpResponse:
             told = {**_head(response, id_), "text_output": response.answer.texts[0].whole * wanted}
@@ -120,7 +120,7 @@ class OpenGenerate:
 
     def generate_stream(self, http: HttpRequest) -> Asked:
         prompt, found, sampling, id_ = self._read(http)
-        wanted = not found.options.get("nothing_new")
+        wanted = not found.options["nothing_new"]
 
         def piece(response: Response[Generation]) -> bytes:
             return b"".join(
@@ -146,8 +146,7 @@ class OpenGenerate:
         fields = found.fields
         if "do_sample" not in fields and "num_beams" not in fields:
             fields["do_sample"] = any(fields.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
-        if fields.get("max_new_tokens") == 0:  # OIP: 0 to 512; a token is made, and not told
-            fields["max_new_tokens"], found.options["nothing_new"] = 1, True
+        found.options["nothing_new"] = found.nothing_new()  # OIP: 0 to 512 tokens
         sampling = found.sampling(self._policy, max_new_tokens=_MOST_NEW, shorten="max_new_tokens" not in fields)
         id_ = checked("id", body.get("id") or "", text())
         names = {**found.names, "prompt": "text_input"}

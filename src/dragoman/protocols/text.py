@@ -117,6 +117,13 @@ class Given:
             return fault
         return type(fault)(f"`{self.names[name]}`: {told}")
 
+    def nothing_new(self) -> bool:
+        """Whether no new token is wanted: one is made then, and must not be told."""
+        nothing = self.fields.get("max_new_tokens") == 0
+        if nothing:
+            self.fields["max_new_tokens"] = 1
+        return nothing
+
     def telling(self, write: Callable[[DragomanError], HttpResponse]) -> Callable[[DragomanError], HttpResponse]:
         """What writes a fault in the caller's words."""
         return lambda fault: write(self.worded(fault))

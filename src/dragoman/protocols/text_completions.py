@@ -63,11 +63,9 @@ def _completion(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faul
         raise InvalidInput("`suffix` is not supported; expected none")
     settle(fields, options)
     options["read"] = "prompt_logprobs" in fields
-    options["nothing_new"] = fields.get("max_new_tokens") == 0
-    if options["nothing_new"]:  # nothing but what is known of the prompt: a token is made, and not told
-        if not options.get("echo"):
-            raise InvalidInput("`max_tokens` must be strictly positive unless `echo` is true; got 0")
-        fields["max_new_tokens"] = 1
+    options["nothing_new"] = found.nothing_new()
+    if options["nothing_new"] and not options.get("echo"):
+        raise InvalidInput("`max_tokens` must be strictly positive unless `echo` is true; got 0")
     logprobs = "top_logprobs" in fields
     if options.get("echo") and logprobs:
         fields["prompt_logprobs"] = max(fields["top_logprobs"], fields.get("prompt_logprobs", 0))

@@ -11,7 +11,7 @@ LANES = 16
 INT, FLOAT, POINTER = ir.IntType(64), ir.FloatType(), ir.PointerType()
 VECTOR = ir.VectorType(FLOAT, LANES)
 _BITS = ir.VectorType(ir.IntType(32), LANES)
-_BYTE, _WORD, _BIT, _NOTHING = ir.IntType(8), ir.IntType(32), ir.IntType(1), ir.VoidType()
+_BYTE, _WORD, _NOTHING = ir.IntType(8), ir.IntType(32), ir.VoidType()
 # A thread that waits asks so often before it lets others have its core.
 _PATIENCE = 4000
 
@@ -152,16 +152,14 @@ class Value:
 
     def put(self, found: "Value", offset: "Value | int" = 0) -> None:
         """Write a number or vector so many bytes behind this address."""
-        where = self if isinstance(offset, int) and not offset else self + offset
-        self.code.build.store(found.value, where.value, align=2)
+        self.code.build.store(found.value, (self + offset).value, align=2)
 
     def put_halves(self, found: "Value", offset: "Value | int" = 0) -> None:
         """Write a vector as BF16, rounded to the nearest."""
         self.put(Value(self.code, self.code.build.fptrunc(found.value, _HALVES)), offset)
 
     def _read(self, offset: "Value | int", kind: Any, align: int) -> "Value":
-        where = self if isinstance(offset, int) and not offset else self + offset
-        return Value(self.code, self.code.build.load(where.value, typ=kind, align=align))
+        return Value(self.code, self.code.build.load((self + offset).value, typ=kind, align=align))
 
     def _like(self, other: "Value | float", kind: Any) -> Any:
         return other.value if isinstance(other, Value) else ir.Constant(kind, other)
@@ -205,12 +203,12 @@ class Code:
     def vector(self, value: float) -> Value:
         return Value(self, ir.Constant(VECTOR, [value] * LANES))
 
-    def call(self, name: str, returns: Any, *values: Value, **options: Any) -> Value:
+    def call(self, name: str, returns: Any, *values: Value) -> Value:
         """What a function of LLVM's or the C library's gives."""
         function = self._module.globals.get(name)
         if function is None:
             function = ir.Function(self._module, ir.FunctionType(returns, [each.value.type for each in values]), name)
-        return Value(self, self.build.call(function, [each.value for each in values], **options))
+        return Value(self, self.build.call(function, [each.value for each in values]))
 
     def invoke(self, function: Any, *values: Value) -> None:
         """Call another function of the module."""

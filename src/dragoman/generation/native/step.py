@@ -4,7 +4,7 @@ import ctypes
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,24 +17,12 @@ from dragoman.generation.native.forward import COUNTER_BYTES, PANEL, Given, Laye
 from dragoman.generation.native.kernels import COLUMNS, Build, padded
 from dragoman.generation.native.team import Team
 from dragoman.generation.packing import PackedLinear
+from dragoman.generation.row import Row
 
 # Their turns depend on a token's place alone, not on how long the text is.
 _STEADY = ("default", "linear", "llama3", "yarn")
 
 _Integers = np.ndarray[Any, np.dtype[np.int64]]
-
-
-class Row(Protocol):
-    """Tokens of a sequence from a place on, of whose last ones so many logits are wanted."""
-
-    @property
-    def slot(self) -> int: ...
-    @property
-    def start(self) -> int: ...
-    @property
-    def tokens(self) -> Sequence[int]: ...
-    @property
-    def wanted(self) -> int: ...
 
 
 class NativeStep:
@@ -91,7 +79,7 @@ class NativeStep:
         if length > len(self._turns):
             self._turns = torch.cat((self._turns, self._compact.turns(len(self._turns), length)))
         if rows > self._rows:
-            kind = torch.bfloat16 if build.halves else torch.float32
+            kind = _kind(build)
             self._rows = max(rows, 2 * self._rows)
             self._memory = {
                 Given.STATES: torch.zeros(self._rows, padded(build.hidden)),
@@ -108,8 +96,7 @@ class NativeStep:
 
     def _made(self) -> tuple[np.ndarray[Any, Any], list[torch.Tensor]]:
         """A thread's own memory, in the order of `Own`."""
-        build = self._build
-        kind = torch.bfloat16 if build.halves else torch.float32
+        build, kind = self._build, _kind(self._build)
         held = [
             torch.zeros(self._rows, build.hidden, dtype=kind),
             torch.zeros(min(self._rows, PANEL), COLUMNS),
@@ -207,10 +194,14 @@ def _computes(build: Build) -> bool:
     return {"avx512f", *(("avx512bf16",) if build.halves else ())} <= instructions()
 
 
+def _kind(build: Build) -> torch.dtype:
+    return torch.bfloat16 if build.halves else torch.float32
+
+
 def _laid(build: Build, compact: Compact) -> bool:
     """Whether PyTorch packs weights as they are read here: [columns / 64, steps, 64], in BF16 two rows of the input
     beside each other. Seen by an example, and by the sizes of all."""
-    kind = torch.bfloat16 if build.halves else torch.float32
+    kind = _kind(build)
     example = torch.arange(100 * 64).remainder(251).view(100, 64).to(kind)
     blocks = torch.zeros(padded(100), 64, dtype=kind)
     blocks[:100] = example
