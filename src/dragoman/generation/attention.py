@@ -86,7 +86,7 @@ class Span:
         return self.start + self.count
 
 
-class _Blocks:
+class Blocks:
     """What decoding rows read: keys and values of some slots up to a length, by layer, [slots * heads, length, size].
 
     The views of all layers are made at once, in less time than those of a few layers one by one.
@@ -129,7 +129,7 @@ class Step:
     places: torch.Tensor = field(init=False)
     _keys: Sequence[torch.Tensor] = field(init=False)
     _values: Sequence[torch.Tensor] = field(init=False)
-    _together: _Blocks | None = None
+    _together: Blocks | None = None
     _masks: dict[int, torch.Tensor] = field(default_factory=dict)
     _slots: int = 0
     _length: int = 0
@@ -144,11 +144,10 @@ class Step:
         # Where each row's keys go among the cache's vectors of one layer, [rows, heads].
         places = np.array(first)[:, None] + np.arange(0, heads * length, length)
         self.places = torch.from_numpy(places).to(cache.keys.device)
-        self._keys = cache.keys.view(len(cache.keys), -1, cache.keys.shape[-1]).unbind()
-        self._values = cache.values.view(len(cache.values), -1, cache.values.shape[-1]).unbind()
+        self._keys, self._values = cache.flat()
         self._together = self._blocks()
 
-    def _blocks(self) -> _Blocks | None:
+    def _blocks(self) -> Blocks | None:
         """What the decoding rows read, where they attend at once, over all slots up to the last one of theirs."""
         if not self.decodes:
             return None
@@ -159,7 +158,7 @@ class Step:
         self._slots, self._length = slots, length
         if used != list(range(slots)):
             self._order = torch.tensor(used, device=self.cache.keys.device)
-        return _Blocks(self.cache, slice(slots), length)
+        return Blocks(self.cache, slice(slots), length)
 
     def _read(self, length: int) -> int:
         """How far slots are read for so many tokens: to their end, as one block, where that is not too much.
@@ -192,7 +191,7 @@ class Step:
                 found[rows] = _chunk(span, form, query[rows].transpose(0, 1), keys, values).transpose(0, 1)
         return found
 
-    def _decoded(self, blocks: _Blocks, layer: int, form: Form, query: torch.Tensor) -> torch.Tensor:
+    def _decoded(self, blocks: Blocks, layer: int, form: Form, query: torch.Tensor) -> torch.Tensor:
         """Each slot's one query against its own keys: [rows, heads, value size]."""
         if self._order is None:
             return blocks.looked(layer, form, query, self._mask(form.window))
@@ -212,7 +211,7 @@ class Step:
     def _single(self, span: Span, layer: int, form: Form, query: torch.Tensor) -> torch.Tensor:
         """One query against its slot, to the last bit as if it attended together: nobody's text depends on a crowd."""
         length = rounded(span.stop)
-        alone = _Blocks(self.cache, slice(span.slot, span.slot + 1), length)
+        alone = Blocks(self.cache, slice(span.slot, span.slot + 1), length)
         return alone.looked(layer, form, query, _hidden([span.stop], length, form.window, self.cache.keys))
 
 

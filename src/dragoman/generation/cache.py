@@ -1,11 +1,13 @@
 """The key and value cache: a slot for each sequence, in memory that grows as it is needed, up to a budget."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 # Slots are as long as the longest sequence, in portions of so many tokens.
 PORTION = 32
+_LEAST_OF_GPU = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,11 @@ class Cache:
     def release(self) -> None:
         """Give all memory back; nothing must be in use."""
         self.slots = self.length = 0
-        self.keys, self.values = self._empty(0, 0)
+        shape = self.shape
+        self.keys, self.values = (
+            torch.empty((shape.layers, 0, shape.heads, 0, size), dtype=self._dtype, device=self._device)
+            for size in (shape.key_size, shape.value_size)
+        )
 
     def fits(self, slots: int, length: int) -> bool:
         """Whether so many slots of that length are within the budget."""
@@ -49,11 +55,11 @@ class Cache:
     def reserve(self, slots: int, length: int) -> None:
         """Have at least so many slots of at least that length, which all that is held is within; `fits` must have said
         so. Slots of more than twice that length become shorter."""
-        if slots <= self.slots and length <= self.length <= 2 * _ample(length):
+        if slots <= self.slots and length <= self.length <= 2 * self._ample(length):
             return
         # Twice the slots, and an eighth more length, where there is room, so that it seldom grows.
         ample_slots = max(slots, 2 * self.slots if slots > self.slots else self.slots)
-        ample_length, length = _ample(length), rounded(length)
+        ample_length, length = self._ample(length), rounded(length)
         sizes = ((ample_slots, ample_length), (slots, ample_length), (ample_slots, length), (slots, length))
         self._resize(*next((size for size in sizes if self.fits(*size)), (slots, length)))
 
@@ -77,26 +83,38 @@ class Cache:
         self.keys[:, slot, :, start:stop] = block[0]
         self.values[:, slot, :, start:stop] = block[1]
 
-    def _empty(self, slots: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        common = (self.shape.layers, slots, self.shape.heads, length)
-        keys = torch.empty((*common, self.shape.key_size), dtype=self._dtype, device=self._device)
-        return keys, torch.empty((*common, self.shape.value_size), dtype=self._dtype, device=self._device)
+    def flat(self) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        """Keys and values by layer, [slots * heads * length, size]."""
+        keys, values = (part.view(len(part), -1, part.shape[-1]).unbind() for part in (self.keys, self.values))
+        return keys, values
+
+    def _ample(self, length: int) -> int:
+        """The length with room to grow: copying it all now and then must cost less than reading what is not used.
+
+        A GPU reads no more than is used, and what was captured on it is lost whenever memory moves.
+        """
+        if self._device.type != "cpu":
+            return max(_LEAST_OF_GPU, 1 << (length - 1).bit_length())
+        return rounded(length) if length <= 8 * PORTION else rounded(length * 9 // 8)
 
     def _resize(self, slots: int, length: int) -> None:
-        grown = self._empty(slots, length)
+        try:  # one after the other, so that no more than half of it is there twice
+            self.keys = self._resized(self.keys, slots, length)
+            self.values = self._resized(self.values, slots, length)
+        except BaseException:
+            self.release()  # half of it would be read at the wrong places
+            raise
+        self.slots, self.length = slots, length
+
+    def _resized(self, old: torch.Tensor, slots: int, length: int) -> torch.Tensor:
+        new = old.new_empty(self.shape.layers, slots, self.shape.heads, length, old.shape[-1])
         kept, common = min(slots, self.slots), min(length, self.length)
-        for new, old in zip(grown, (self.keys, self.values), strict=True):
-            new[:, :kept, :, :common] = old[:, :kept, :, :common]
-            new[:, :kept, :, common:] = 0
-            new[:, kept:] = 0
-        (self.keys, self.values), self.slots, self.length = grown, slots, length
+        new[:, :kept, :, :common] = old[:, :kept, :, :common]
+        new[:, :kept, :, common:] = 0
+        new[:, kept:] = 0
+        return new
 
 
 def rounded(length: int) -> int:
     """The length of slots for so many tokens."""
     return -(-length // PORTION) * PORTION
-
-
-def _ample(length: int) -> int:
-    """The same with room to grow: copying it all now and then must cost less than reading what is not used."""
-    return rounded(length) if length <= 8 * PORTION else rounded(length * 9 // 8)

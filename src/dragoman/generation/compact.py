@@ -13,6 +13,8 @@ from dragoman.generation.packing import LEAST, PackedLinear
 
 # Architectures of this form. Each model is compared with its own code in transformers before the short way is taken.
 KINDS = ("llama", "mistral", "qwen2", "qwen3")
+# Kinds of rotary embedding, by transformers' names.
+_STEADY = ("default", "linear", "llama3", "yarn")
 
 
 class Linear(Protocol):
@@ -78,9 +80,9 @@ class Compact:
         return self.head.forward(self._normed(states, self.norm))
 
     @property
-    def rope(self) -> str:
-        """Which kind of rotary embedding, by transformers' name."""
-        return str(getattr(self._rotary, "rope_type", ""))
+    def steady(self) -> bool:
+        """Whether a token's turn depends on its place alone, not on how long the text is."""
+        return getattr(self._rotary, "rope_type", "") in _STEADY
 
     def turns(self, start: int, stop: int) -> torch.Tensor:
         """Cosines and signed sines of some places, [places, 2, size], FP32."""

@@ -14,6 +14,7 @@ from dragoman.core.errors import ModelFailed
 from dragoman.core.text import Generation, Prompt, TokenSpan
 from dragoman.generation import adapters
 from dragoman.generation.engine import Engine
+from dragoman.generation.graphs import cuda_graph
 from dragoman.generation.intake import Intake
 from dragoman.generation.job import Asked
 from dragoman.generation.limits import Limits
@@ -34,8 +35,9 @@ class Options:
     threads: of the CPU (0: what is measured to be quickest).
     prefill_chunk: tokens of prompts in one step.
     prefix_cache: tokens of beginnings of prompts that are kept (-1: an eighth of the cache's; 0: none).
-    cache_memory: GiB for keys and values (0: a quarter of what is free, of a GPU four fifths).
+    cache_memory: GiB for keys and values (0: a quarter of what is free, of a GPU half).
     packed: whether weights are reordered for the CPU's kernels.
+    cuda_graphs: whether a GPU's kernels are launched a step at a time.
     adapters: folders of LoRA adapters by name, beside those in the model's own folder `adapters`.
     """
 
@@ -48,6 +50,7 @@ class Options:
     prefix_cache: int = -1
     cache_memory: float = 0.0
     packed: bool = True
+    cuda_graphs: bool = True
     adapters: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -107,9 +110,10 @@ def loaded(folder: Path, chosen: Options, capacity: int, name: str) -> Loaded:
 
 def _engine(folder: Path, chosen: Options) -> tuple[Engine, Intake, Mapping[str, Any]]:
     device = ("cuda" if torch.cuda.is_available() else "cpu") if chosen.device == "auto" else chosen.device
+    capture = cuda_graph(torch.device(device)) if chosen.cuda_graphs and device.startswith("cuda") else None
     try:
         found = adapters.folders(folder, chosen.adapters)
-        runner = Runner(folder, chosen.dtype, device, packed=chosen.packed, adapters=found)
+        runner = Runner(folder, chosen.dtype, device, packed=chosen.packed, adapters=found, capture=capture)
     except NotImplementedError as fault:
         raise ModelFailed(f"the text engine cannot run this architecture: {fault}") from fault
     limits, budget, prefix = _room(runner, chosen)
@@ -153,7 +157,7 @@ def _room(runner: Runner, chosen: Options) -> tuple[Limits, int, int]:
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return free * 4 // 5
+        return free // 2  # as it grows, half of it is there twice
     if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
     return 2**30

@@ -16,6 +16,7 @@ from dragoman.generation.attention import NAME, Attend, Form, Shapes, Span, Step
 from dragoman.generation.cache import Cache
 from dragoman.generation.compact import Compact, suits
 from dragoman.generation.crew import MOST, Crew, quickest
+from dragoman.generation.graphs import Capture, Graphs
 from dragoman.generation.packing import pack, packs
 from dragoman.generation.row import Row
 
@@ -44,7 +45,14 @@ class Runner:
     """A decoder in memory, all of whose work is begun by the one thread that calls it."""
 
     def __init__(
-        self, folder: Path, dtype: str, device: str, *, packed: bool = True, adapters: Mapping[str, Path] = _NONE
+        self,
+        folder: Path,
+        dtype: str,
+        device: str,
+        *,
+        packed: bool = True,
+        adapters: Mapping[str, Path] = _NONE,
+        capture: Capture | None = None,
     ) -> None:
         AttentionInterface.register(NAME, attention)
         self.device = torch.device(device)
@@ -52,6 +60,7 @@ class Runner:
         self._adapted: Rows | None = None
         self._crew: Crew | None = None
         self._native: WholeStep | None = None
+        self._graphs: Graphs | None = None
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         self.dtype = DTYPES[dtype] if dtype != "auto" else _natural(config, self.device)
         loaded, told = AutoModelForCausalLM.from_pretrained(
@@ -74,7 +83,7 @@ class Runner:
         self.shape = shapes.shape(self.config.num_hidden_layers)
         self.packed = packed and packs(self.dtype, self.device)
         if not adapters:
-            self._shorten(shapes)
+            self._shorten(shapes, capture)
         if self._compact is None and self.packed:
             pack(self.model)
 
@@ -90,6 +99,11 @@ class Runner:
         """
         if self._native is not None:
             return self._native(cache, rows)
+        if self._graphs is not None:
+            with torch.inference_mode():
+                found = self._graphs(cache, rows)
+            if found is not None:
+                return found
         spans, first = [], 0
         for row in rows:
             spans.append(Span(row.slot, first, row.start, len(row.tokens)))
@@ -155,7 +169,7 @@ class Runner:
             self._forward([0], [0], [0], shapes)
         return shapes
 
-    def _shorten(self, shapes: Shapes) -> None:
+    def _shorten(self, shapes: Shapes, capture: Capture | None) -> None:
         """Take shorter ways through the model, where there are such and they lead to the same logits."""
         if not suits(self.model):
             return
@@ -171,6 +185,8 @@ class Runner:
         self._native = _in_machine_code(self.config, compact, shapes.forms) if self.packed else None
         if self._native is not None and not self._alike(expected, "the step in machine code"):
             self._native = None
+        if capture is not None and compact.steady:
+            self._graphs = Graphs(compact, self.device, capture, _SAME[self.dtype])
 
     def _sample(self) -> torch.Tensor:
         """Logits of the last tokens of a short prompt, and of one more."""

@@ -16,11 +16,10 @@ def choose(logits: torch.Tensor, choosers: Sequence[Chooser]) -> list[Choice]:
     logprobs = torch.log_softmax(logits, -1)
     tokens = _highest(logits)
     faults: dict[int, Exception] = {}
-    for i, chooser in enumerate(choosers):
-        if chooser.plain:
-            continue
+    ruled = [i for i, chooser in enumerate(choosers) if not chooser.plain]
+    for i, row in zip(ruled, logits[ruled].cpu().numpy() if ruled else (), strict=True):
         try:
-            tokens[i] = chooser.choose(logits[i].cpu().numpy().copy())
+            tokens[i] = choosers[i].choose(row)
         except Exception as fault:
             faults[i] = fault
     tops = likeliest(logits, logprobs, [chooser.sampling.top_logprobs for chooser in choosers])

@@ -19,9 +19,6 @@ from dragoman.generation.native.team import Team
 from dragoman.generation.packing import PackedLinear
 from dragoman.generation.row import Row
 
-# Their turns depend on a token's place alone, not on how long the text is.
-_STEADY = ("default", "linear", "llama3", "yarn")
-
 _Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -171,7 +168,7 @@ def _build(config: Any, compact: Compact) -> Build | None:
     halves = compact.embed.dtype is torch.bfloat16
     fits = config.hidden_size % LANES == compact.size % (2 * LANES) == 0
     fits = fits and not (halves and config.intermediate_size % 2)
-    if not isinstance(head, PackedLinear) or not fits or compact.rope not in _STEADY:
+    if not isinstance(head, PackedLinear) or not fits or not compact.steady:
         return None
     return Build(
         layers=len(compact.layers),
