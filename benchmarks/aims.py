@@ -73,6 +73,7 @@ AIMS: tuple[Ratio | Most, ...] = (
     Ratio("w1", "rest-json-small", "echo", 0.5),
     Ratio("w1", "rest-json-small", "mlserver", 8),
     Ratio("w2", "rest-json-large", "mlserver", 2.5),
+    Ratio("w2", "rest-json-large", "triton", 4),
     Ratio("w2", "rest-json-large", "echo", 0.5),
     Ratio("w3", "rest-binary-small", "echo", 0.5),
     Ratio("w3", "rest-binary-large", "buffered echo", 0.8),

@@ -32,7 +32,10 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A server: its packages, the form of its questions, the command that starts it, and where it says it is ready."""
+    """A server: its packages, the form of its questions, the command that starts it, and where it says it is ready.
+
+    `interpreter` is for its environment, where it cannot be ours.
+    """
 
     packages: tuple[str, ...]
     form: Form
@@ -40,6 +43,7 @@ class Peer:
     health: str = "/v2/health/ready"
     environment: tuple[tuple[str, str], ...] = ()
     speaks_grpc: bool = False
+    interpreter: str = sys.executable
 
 
 def python(name: str) -> Path:
@@ -95,7 +99,14 @@ PEERS = {
     "ray": Peer(
         ("ray[serve]",), "plain", lambda s: _script("ray", s), "/-/healthz", (("RAY_USAGE_STATS_ENABLED", "0"),)
     ),
-    "pytriton": Peer(("nvidia-pytriton",), "oip", lambda s: _script("pytriton", s), speaks_grpc=True),
+    # Its Python backend is linked with a distribution's interpreter.
+    "triton": Peer(
+        ("nvidia-pytriton",),
+        "oip",
+        lambda s: _script("triton", s),
+        speaks_grpc=True,
+        interpreter="/usr/bin/python3",
+    ),
 }
 
 
@@ -125,8 +136,9 @@ def install(name: str) -> None:
     if stamp.exists() and stamp.read_text() == "\n".join(packages):
         return
     if not python(home_of(name)).exists():
-        subprocess.run([sys.executable, "-m", "venv", str(stamp.parent)], check=True)
-    pip = [str(python(home_of(name))), "-m", "pip"]
+        interpreter = PEERS[name].interpreter if name in PEERS else sys.executable
+        subprocess.run([interpreter, "-m", "venv", "--without-pip", str(stamp.parent)], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(python(home_of(name)))]
     subprocess.run([*pip, "install", "-q", *packages], check=True)
     if unfit:
         subprocess.run([*pip, "uninstall", "-q", "-y", *unfit], check=True)
