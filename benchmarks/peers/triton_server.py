@@ -58,7 +58,10 @@ def repository(names: list[str]) -> Path:
 
 if __name__ == "__main__":
     triton = server()
-    places = {"model-repository": repository(sys.argv[3:]), "backend-directory": backends(triton)}
+    places: dict[str, Path | str] = {
+        "model-repository": repository(sys.argv[3:]),
+        "backend-directory": backends(triton),
+    }
     places |= {"http-port": sys.argv[1], "grpc-port": sys.argv[2]}
     places |= {"http-address": "127.0.0.1", "grpc-address": "127.0.0.1", "allow-metrics": "false"}
     libraries = f"{triton.parents[1] / 'nvidia_pytriton.libs'}:{Path(sys.base_prefix) / 'lib'}"
