@@ -38,6 +38,7 @@ class TestOpenVino(EngineTests):
         ("parameters", "named"),
         [
             ({"logit_bias": {"5": 2}}, "logit_bias"),
+            ({"allowed_token_ids": [5]}, "allowed_token_ids"),
             ({"bad_sequences": ["the"]}, "bad_words"),
             ({"top_n_tokens": 2}, "top_logprobs"),
             ({"decoder_input_details": True}, "prompt_logprobs"),

@@ -56,6 +56,7 @@ EACH: dict[str, Any] = {
     "ignore_eos": True,
     "bad_words": ("word",),
     "logit_bias": {5: 1.0},
+    "allowed_token_ids": (5,),
     "top_logprobs": 2,
     "prompt_logprobs": 0,
     "truncate": 3,
@@ -107,7 +108,16 @@ def test_no_parameter_is_dropped_by_openvino(name: str) -> None:
     if name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed"):
         sets["do_sample"] = True
     given, neutral = Sampling(**sets), Sampling(**{k: v for k, v in sets.items() if k != name})
-    lacks = {"num_beams", "typical_p", "logit_bias", "bad_words", "top_logprobs", "prompt_logprobs", "grammar"}
+    lacks = {
+        "num_beams",
+        "typical_p",
+        "logit_bias",
+        "allowed_token_ids",
+        "bad_words",
+        "top_logprobs",
+        "prompt_logprobs",
+    }
+    lacks |= {"grammar"}
     if name in lacks:
         with pytest.raises(InvalidInput, match=name):
             openvino_sampling.refuse(given)
@@ -242,7 +252,9 @@ def test_end_tokens(vocabulary: Vocabulary, tmp_path: Path) -> None:
 
 # https://docs.vllm.ai: the arguments of SamplingParams and StructuredOutputsParams that are used here.
 VLLM_SAMPLING = "max_tokens min_tokens ignore_eos stop_token_ids temperature top_k top_p min_p seed repetition_penalty "
-VLLM_SAMPLING += "presence_penalty frequency_penalty logprobs prompt_logprobs bad_words logit_bias detokenize "
+VLLM_SAMPLING += (
+    "presence_penalty frequency_penalty logprobs prompt_logprobs bad_words logit_bias allowed_token_ids detokenize "
+)
 VLLM_SAMPLING += "output_kind structured_outputs"
 
 

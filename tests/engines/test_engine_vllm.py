@@ -64,6 +64,7 @@ class TestVllm(EngineTests):
         for ours, theirs in (
             ({"logit_bias": {first.id: -5.0}}, {"logit_bias": {str(first.id): -5.0}}),
             ({"logit_bias": {300: 50.0}}, {"logit_bias": {"300": 50.0}}),
+            ({"allowed_token_ids": (300, 301)}, {"allowed_token_ids": [300, 301]}),
         ):
             wanted = served.own.text("The", **ours)
             answer = served.lmi("The", details=True, **theirs)

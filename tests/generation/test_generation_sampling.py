@@ -139,6 +139,11 @@ async def test_bias_bad_words_and_penalties_change_texts(llama: LanguageModel) -
     assert plain[0] not in ids(forbidden)
     forced = await text(llama, "The", max_new_tokens=3, logit_bias={42: 1000.0})
     assert ids(forced) == [42, 42, 42]
+    allowed = (7, 42, 43, 77)
+    for drawing in ({"do_sample": True, "seed": 5, "temperature": 3.0}, {"num_beams": 3}, {}):
+        some = await text(llama, "The", max_new_tokens=9, allowed_token_ids=allowed, **drawing)
+        assert set(ids(some)) <= set(allowed)
+        assert len(ids(some)) == 9
     penalised = await text(llama, "The", max_new_tokens=12, frequency_penalty=2.0, presence_penalty=2.0)
     assert len(set(ids(penalised))) > len(set(ids(await text(llama, "The", max_new_tokens=12))))
     without = await text(llama, "The", max_new_tokens=30, bad_words=("the", "class"), do_sample=True, seed=3)

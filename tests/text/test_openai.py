@@ -427,6 +427,7 @@ async def test_one_required_call_alone(house: House) -> None:
         ({"presence_penalty": 3}, "presence_penalty", "got 3"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
         ({"logit_bias": {"5": 101}}, "logit_bias", "from -100 to 100"),
+        ({"allowed_token_ids": []}, "allowed_token_ids", "a list of 1 to 256 token ids"),
         ({"logprobs": 3}, "logprobs", "true or false"),
         ({"top_logprobs": 3}, "top_logprobs", "only be given with `logprobs`"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "<= 20"),

@@ -61,6 +61,7 @@ REFUSED: list[tuple[tuple[str, Any], str]] = [
     ),
     (_openai(logit_bias={"5": 1e308}), "each with a number from -100 to 100"),
     (_openai(logit_bias={"99999": 1}), "expected token ids from 0 to 699"),
+    (_openai(allowed_token_ids=[1, 99999]), "expected token ids from 0 to 699"),
     (_openai(n=128), "`n` must be <= 16; got 128"),
     (_lmi(num_beams=10**9), "`num_beams` must be <= 16; got 1000000000"),
     (_lmi(repetition_penalty=1e-300), "`repetition_penalty` must be a number that is strictly positive, from 0.0001"),

@@ -120,15 +120,15 @@ def text() -> Kind:
     return Kind("a text", read)
 
 
-def token_ids(most: int) -> Kind:
+def token_ids(most: int, least: int = 0) -> Kind:
     whole = integer(0)
 
     def read(value: Any) -> tuple[int, ...]:
-        if not isinstance(value, list | tuple) or len(value) > most:
+        if not isinstance(value, list | tuple) or not least <= len(value) <= most:
             raise Unfit
         return tuple(whole.read(each) for each in value)
 
-    return Kind(f"a list of at most {most} token ids", read)
+    return Kind(f"a list of {f'{least} to' if least else 'at most'} {most} token ids", read)
 
 
 def biases(bound: float = 100.0) -> Kind:
@@ -183,6 +183,7 @@ KINDS: Mapping[str, Kind] = {
     "ignore_eos": flag(),
     "bad_words": texts(MOST_WORDS),
     "logit_bias": biases(),
+    "allowed_token_ids": token_ids(MOST_TOKEN_IDS, least=1),
     "top_logprobs": integer(0, MOST_TOP),
     "prompt_logprobs": integer(0, MOST_TOP),
     "truncate": integer(1),

@@ -61,7 +61,7 @@ class Sampling:
         in the transformers library (False, True or "never").
     stop: texts that end it; include_stop keeps them in the text. stop_token_ids: tokens that end it. ignore_eos: the
         model's own end of text does not end it. bad_words: texts that must not occur as tokens in a row.
-    logit_bias: added to the logits of token ids.
+    logit_bias: added to the logits of token ids. allowed_token_ids: no other token is chosen (empty: any may be).
     top_logprobs: so many likeliest tokens beside each token. prompt_logprobs: log-probabilities of the prompt's tokens,
         with so many likeliest beside each (None: not asked for).
     truncate: keep so many of the prompt's last tokens (None: all).
@@ -93,6 +93,7 @@ class Sampling:
     ignore_eos: bool = False
     bad_words: tuple[str, ...] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()
     top_logprobs: int = 0
     prompt_logprobs: int | None = None
     truncate: int | None = None

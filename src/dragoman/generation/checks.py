@@ -41,8 +41,8 @@ def check(sampling: Sampling, vocabulary: int, max_batch: int, adapters: frozens
         value = getattr(sampling, name)
         if (isinstance(value, float) and not math.isfinite(value)) or not holds(value):
             raise InvalidInput(f"{name}: expected {expected}, got {value!r}")
-    for name, tokens in (("stop_token_ids", sampling.stop_token_ids), ("logit_bias", sampling.logit_bias)):
-        strange = [token for token in tokens if not 0 <= token < vocabulary]
+    for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+        strange = [token for token in getattr(sampling, name) if not 0 <= token < vocabulary]
         if strange:
             raise InvalidInput(f"{name}: expected token ids from 0 to {vocabulary - 1}, got {strange[0]}")
     if not all(math.isfinite(bias) for bias in sampling.logit_bias.values()):

@@ -38,8 +38,10 @@ class Chooser:
         self._seen = np.array(sorted(set(prompt)), np.int64) if sampling.repetition_penalty != 1 else None
         self._bias = np.array(list(sampling.logit_bias), np.int64)
         self._biases = np.array(list(sampling.logit_bias.values()), np.float32)
+        self._allowed = np.array(sampling.allowed_token_ids, np.int64)
         penalties = sampling.presence_penalty or sampling.frequency_penalty
-        self._ruled = bool(self._seen is not None or penalties or len(self._bias) or bad or guide is not None)
+        tokens = len(self._bias) or len(self._allowed)
+        self._ruled = bool(self._seen is not None or penalties or tokens or bad or guide is not None)
 
     def copy(self) -> "Chooser":
         """One that goes its own way from here, with the same random numbers before it."""
@@ -76,6 +78,8 @@ class Chooser:
         if given.presence_penalty or given.frequency_penalty:
             rules.count_penalties(logits, self._counts, given.presence_penalty, given.frequency_penalty)
         logits[self._bias] += self._biases
+        if len(self._allowed):
+            rules.only(logits, self._allowed)
         if self._bad:
             rules.bad_words(logits, [*self._prompt[-16:], *self._text], self._bad)
         if len(self._text) < given.min_new_tokens:

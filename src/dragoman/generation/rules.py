@@ -1,8 +1,8 @@
 """Rules that change the logits of one text's next token, on NumPy arrays, one text at a time.
 
 Each gives what the processor of that name in transformers gives. They run in this order: repetition_penalty, presence
-and frequency penalties, logit_bias, bad_words, min_new_tokens, grammar; and where a token is drawn: temperature, top_k,
-top_p, min_p, typical_p.
+and frequency penalties, logit_bias, allowed_token_ids, bad_words, min_new_tokens, grammar; and where a token is drawn:
+temperature, top_k, top_p, min_p, typical_p.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,6 +31,13 @@ def count_penalties(logits: Logits, counts: Mapping[int, int], presence: float, 
         return
     tokens = np.fromiter(counts.keys(), np.int64, len(counts))
     logits[tokens] -= np.float32(presence) + np.float32(frequency) * np.fromiter(counts.values(), np.float32)
+
+
+def only(logits: Logits, tokens: Tokens) -> None:
+    """Forbid all tokens but these."""
+    kept = logits[tokens]
+    logits.fill(_NEVER)
+    logits[tokens] = kept
 
 
 def bad_words(logits: Logits, tokens: Sequence[int], words: Sequence[tuple[int, ...]]) -> None:

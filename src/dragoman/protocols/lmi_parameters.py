@@ -33,6 +33,7 @@ _SAME = (
     "skip_special_tokens",
     "spaces_between_special_tokens",
     "logit_bias",
+    "allowed_token_ids",
     "prompt_logprobs",
 )
 

@@ -68,6 +68,7 @@ _SAME = (
     "stop_token_ids",
     "bad_words",
     "logit_bias",
+    "allowed_token_ids",
     "include_stop",
     "skip_special_tokens",
 )

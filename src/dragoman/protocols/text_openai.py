@@ -48,6 +48,7 @@ _SAME = (
     "presence_penalty",
     "frequency_penalty",
     "logit_bias",
+    "allowed_token_ids",
     "top_k",
     "min_p",
     "typical_p",

@@ -42,7 +42,7 @@ _NAMES: Mapping[str, str] = {
     "min_tokens": "min_new_tokens",
     "stop_sequences": "stop",
 }
-_LISTS = ("stop", "stop_token_ids", "bad_words", "logit_bias")
+_LISTS = ("stop", "stop_token_ids", "bad_words", "logit_bias", "allowed_token_ids")
 # Parameters of the protocol itself, which reach a model beside its own.
 _WIRE = frozenset({"timeout", "priority", "sequence_id", "sequence_start", "sequence_end", "content_type", "headers"})
 _MOST_NEW = 20

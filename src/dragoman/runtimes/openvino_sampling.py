@@ -12,6 +12,7 @@ _REFUSED: Mapping[str, tuple[Callable[[Sampling], bool], str]] = {
     "num_beams": (lambda given: given.num_beams > 1, "beam search is not carried to OpenVINO; expected 1"),
     "typical_p": (lambda given: given.do_sample and given.typical_p < 1, "OpenVINO does not have it; expected 1"),
     "logit_bias": (lambda given: bool(given.logit_bias), "OpenVINO does not have it; expected none"),
+    "allowed_token_ids": (lambda given: bool(given.allowed_token_ids), "OpenVINO does not have it; expected none"),
     "bad_words": (lambda given: bool(given.bad_words), "OpenVINO does not have it; expected none"),
     "top_logprobs": (lambda given: given.top_logprobs > 0, "OpenVINO tells of the chosen token alone; expected 0"),
     "prompt_logprobs": (

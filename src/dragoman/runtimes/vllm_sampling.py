@@ -70,6 +70,7 @@ def parameters(wanted: Wanted) -> dict[str, Any]:
         "prompt_logprobs": given.prompt_logprobs,
         "bad_words": list(given.bad_words),
         "logit_bias": dict(given.logit_bias) or None,
+        "allowed_token_ids": list(given.allowed_token_ids) or None,
         "detokenize": False,
     }
     if given.do_sample:
