@@ -25,6 +25,8 @@ def as_vectors(answer: Any, sizes: Sequence[int]) -> tuple[Vector, ...]:
 
 def as_vector(answer: Any, size: int, what: str) -> Vector:
     """One vector of `size` numbers: of an array of one axis, a list of numbers, or one number. `what` names it."""
+    if type(answer) is np.ndarray and answer.dtype == np.float64 and answer.shape == (size,):  # as most are
+        return answer
     vector = number_array(answer, what)
     if vector.ndim == 0:
         vector = vector.reshape(1)

@@ -98,28 +98,31 @@ def bind_derivative(call: DerivativeCall, known: Face | None, model: str) -> Der
         raise NotSupported(_no_face(model))
     inputs = _named_inputs(call, known, model)
     output = _named(call.output, known.outputs, "output (outWrt)")
-    size = known.output(output).size
     match call:
         case Gradient():
             by = _named(call.input, known.inputs, "input (inWrt)")
-            sens = _vector_of(call.sens, size, "sens, for output", output)
-            return Gradient(inputs=inputs, output=output, config=call.config, input=by, sens=sens)
+            sens = _vector_of(call.sens, output, "sens, for output")
+            return Gradient(inputs=inputs, output=output.name, config=call.config, input=by.name, sens=sens)
         case ApplyJacobian():
             by = _named(call.input, known.inputs, "input (inWrt)")
-            vec = _vector_of(call.vec, known.input(by).size, "vec, for input", by)
-            return ApplyJacobian(inputs=inputs, output=output, config=call.config, input=by, vec=vec)
+            vec = _vector_of(call.vec, by, "vec, for input")
+            return ApplyJacobian(inputs=inputs, output=output.name, config=call.config, input=by.name, vec=vec)
         case ApplyHessian():
             by1 = _named(call.input1, known.inputs, "input1 (inWrt1)")
             by2 = _named(call.input2, known.inputs, "input2 (inWrt2)")
-            sens = _vector_of(call.sens, size, "sens, for output", output)
-            vec = _vector_of(call.vec, known.input(by2).size, "vec, for input", by2)
-            where = replace(call, inputs=inputs, positional=None, output=output, input1=by1, input2=by2)
+            sens = _vector_of(call.sens, output, "sens, for output")
+            vec = _vector_of(call.vec, by2, "vec, for input")
+            where = replace(call, inputs=inputs, positional=None, output=output.name, input1=by1.name, input2=by2.name)
             return replace(where, sens=sens, vec=vec)
     raise NotImplementedError(type(call).__name__)
 
 
 def _named_inputs(call: DerivativeCall, known: Face, model: str) -> Tensors:
     if call.positional is not None:
+        if len(call.positional) == 1 == len(known.inputs):  # as most are
+            tensor, spec = call.positional[0], known.inputs[0]
+            if tensor.data.shape == (spec.size,):
+                return {spec.name: tensor}
         fitting = _fitting(call.positional, known, model)
         return {spec.name: tensor for spec, tensor in zip(known.inputs, fitting, strict=True)}
     given = call.inputs
@@ -127,7 +130,7 @@ def _named_inputs(call: DerivativeCall, known: Face, model: str) -> Tensors:
         if all(spec.name != name for spec in known.inputs):
             raise InvalidInput(f"unexpected input '{name}' for model '{model}'; expected {_listed(known.inputs)}")
     _check_count(list(given), known, model)
-    return {s.name: _vector_of(given[s.name], s.size, "input", s.name) for s in known.inputs}
+    return {spec.name: _vector_of(given[spec.name], spec, "input") for spec in known.inputs}
 
 
 def _check_count(given: Sequence[object], known: Face, model: str) -> None:
@@ -160,20 +163,21 @@ def _point(tensor: Tensor, spec: VectorSpec) -> Tensor:
     return Tensor(tensor.data.reshape(spec.shape), tensor.datatype)
 
 
-def _named(index: str | int, wanted: Sequence[VectorSpec], what: str) -> str:
+def _named(index: str | int, wanted: Sequence[VectorSpec], what: str) -> VectorSpec:
     if isinstance(index, str):
-        if all(spec.name != index for spec in wanted):
-            raise InvalidInput(f"{what}: expected one of {_listed(wanted)}, got '{index}'")
-        return index
+        for spec in wanted:
+            if spec.name == index:
+                return spec
+        raise InvalidInput(f"{what}: expected one of {_listed(wanted)}, got '{index}'")
     if not 0 <= index < len(wanted):
         span = f"an index from 0 to {len(wanted) - 1}" if wanted else "none, since the model has none"
         raise InvalidInput(f"{what}: expected {span}, got {index}")
-    return wanted[index].name
+    return wanted[index]
 
 
-def _vector_of(tensor: Tensor, size: int, what: str, name: str) -> Tensor:
-    """The numbers as one FP64 vector; one row of them will do."""
-    data = tensor.data
+def _vector_of(tensor: Tensor, spec: VectorSpec, what: str) -> Tensor:
+    """As many numbers as that input or output has, as one FP64 vector; one row of them will do."""
+    data, size, name = tensor.data, spec.size, spec.name
     if tensor.datatype is FP64 and data.shape == (size,):
         return tensor
     if tensor.datatype not in (FP32, FP64):

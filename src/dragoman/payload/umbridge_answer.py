@@ -78,33 +78,26 @@ def _loose_output(text: bytes, several: bool) -> Any:
 
 
 def written_evaluation(outputs: Mapping[str, Tensor], policy: Policy) -> bytes:
-    """The answer with these outputs. Raises InvalidOutput as `numbers` does."""
+    """The answer with these outputs, one after another. Raises InvalidOutput as `numbers` does."""
     size, flat = 0, []
     for name in outputs:
         vector = outputs[name].data
         size += vector.size
         flat.append(np.ascontiguousarray(vector, np.float64).reshape(-1))
-    text = orjson.dumps({"output": flat}, option=orjson.OPT_SERIALIZE_NUMPY) if size <= _FEW else b"null"
+    text = _dumped(flat) if size <= _FEW else b"null"
     if b"null" not in text:  # which is what orjson prints for a number that is none
         return text
-    return written_output({f"output '{name}'": outputs[name].data for name in outputs}, policy, several=True)
+    return _dumped([numbers(outputs[name].data, f"output '{name}'", policy) for name in outputs])
 
 
-def written_output(vectors: Mapping[str, Array], policy: Policy, *, several: bool) -> bytes:
-    """The answer with these vectors, each under the name by which a fault of it is told, or with the only one.
-
-    Raises InvalidOutput as `numbers` does.
-    """
-    if sum(vector.size for vector in vectors.values()) <= _FEW:
-        flat = [np.ascontiguousarray(vector, np.float64).reshape(-1) for vector in vectors.values()]
-        text = _dumped(flat, several)
-        if b"null" not in text:  # which is what orjson prints for a number that is none
-            return text
-    return _dumped([numbers(vector, name, policy) for name, vector in vectors.items()], several)
+def written_derivative(vector: Array, policy: Policy) -> bytes:
+    """The answer with this vector alone. Raises InvalidOutput as `numbers` does."""
+    text = _dumped(np.ascontiguousarray(vector, np.float64)) if vector.size <= _FEW else b"null"
+    return text if b"null" not in text else _dumped(numbers(vector, "output", policy))
 
 
-def _dumped(output: list[Any], several: bool) -> bytes:
-    return orjson.dumps({"output": output if several else output[0]}, option=orjson.OPT_SERIALIZE_NUMPY)
+def _dumped(output: Any) -> bytes:
+    return orjson.dumps({"output": output}, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def numbers(array: Array, where: str, policy: Policy) -> Any:

@@ -40,7 +40,7 @@ from dragoman.core.signature import Signature
 from dragoman.core.tensor import NONE, Tensor
 from dragoman.core.vector_binding import Face, face
 from dragoman.payload.umbridge import Misfit, Question, read_question
-from dragoman.payload.umbridge_answer import written_evaluation, written_output
+from dragoman.payload.umbridge_answer import written_derivative, written_evaluation
 from dragoman.protocols.wire import (
     JSON_TYPE,
     Asked,
@@ -165,8 +165,7 @@ class UmBridge:
         return HttpResponse(200, (written_evaluation(response.answer.outputs, self.policy),), _JSON_HEADERS)
 
     def _derived(self, response: Response[Tensor]) -> HttpResponse:
-        text = written_output({"output": response.answer.data}, self.policy, several=False)
-        return HttpResponse(200, (text,), _JSON_HEADERS)
+        return HttpResponse(200, (written_derivative(response.answer.data, self.policy),), _JSON_HEADERS)
 
 
 def positional(question: Question) -> tuple[Tensor, ...]:

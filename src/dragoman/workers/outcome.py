@@ -68,21 +68,20 @@ def derivative(result: Any, call: Gradient | ApplyJacobian | ApplyHessian, signa
 
     Gradient and ApplyHessian give as many numbers as the (first) input has, ApplyJacobian as many as the output.
     """
-    match call:
-        case ApplyJacobian():
-            spec, what = signature.output(str(call.output)), f"output '{call.output}'"
-        case Gradient():
-            spec, what = signature.input(str(call.input)), f"input '{call.input}'"
-        case _:
-            spec, what = signature.input(str(call.input1)), f"input '{call.input1}'"
     verb = type(call).__name__
     try:
         vector = np.asarray(result.data if isinstance(result, Tensor) else result, np.float64).reshape(-1)
     except (TypeError, ValueError) as fault:
         raise InvalidOutput(f"{verb}: expected a vector of numbers, got {type(result).__name__}: {fault}") from fault
+    if isinstance(call, ApplyJacobian):
+        side, name = "output", str(call.output)
+        spec = signature.output(name)
+    else:
+        side, name = "input", str(call.input if isinstance(call, Gradient) else call.input1)
+        spec = signature.input(name)
     wanted = spec.shape[-1] if spec is not None and spec.shape else -1
     if wanted not in (-1, len(vector)):
-        raise InvalidOutput(f"{verb}: expected {wanted} numbers, as {what} has, got {len(vector)}")
+        raise InvalidOutput(f"{verb}: expected {wanted} numbers, as {side} '{name}' has, got {len(vector)}")
     return Tensor(vector, FP64)
 
 
