@@ -27,6 +27,7 @@ class Memory:
     budget: int
     known: int = 0
     moves: list[tuple[int, int, int]] = field(default_factory=list)
+    cleared: list[tuple[int, int]] = field(default_factory=list)
 
     def fits(self, slots: int, length: int) -> bool:
         return slots * length <= self.budget
@@ -36,6 +37,9 @@ class Memory:
 
     def move(self, source: int, target: int, length: int) -> None:
         self.moves.append((source, target, length))
+
+    def clear(self, slot: int, length: int) -> None:
+        self.cleared.append((slot, length))
 
     def recall(self, sequence: Sequence) -> int:
         return min(self.known, len(sequence.tokens) - 1)

@@ -29,7 +29,7 @@ class Cache:
     Slots lie side by side, and are hardly longer than what they hold, so that attention of all sequences reads one
     block without gaps. Every slot is as long as the longest, which is why the number of slots times that length must
     stay within the budget. Memory that no token has been written to is zero, never NaN: masked positions are
-    multiplied by 0.
+    multiplied by 0, which is why slots are cleared before others have them.
     """
 
     def __init__(self, shape: CacheShape, budget: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -72,6 +72,12 @@ class Cache:
         """Several copies at once, each target getting what its source held before."""
         for part in (self.keys, self.values):
             part[:, targets, :, :length] = part[:, sources, :, :length]
+
+    def clear(self, slot: int, length: int) -> None:
+        """Forget what a slot holds of the first `length` tokens."""
+        if slot < self.slots:
+            for part in (self.keys, self.values):
+                part[:, slot, :, :length] = 0
 
     def read(self, slot: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of the keys and values of the tokens from start to stop."""

@@ -21,7 +21,7 @@ _LIMITS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "repetition_penalty": (lambda v: v > 0, "more than 0"),
     "presence_penalty": (math.isfinite, "a finite number"),
     "frequency_penalty": (math.isfinite, "a finite number"),
-    "length_penalty": (math.isfinite, "a finite number"),
+    "length_penalty": (lambda v: abs(v) <= 100, "from -100 to 100"),
     "n": (lambda v: v >= 1, "at least 1"),
     "best_of": (lambda v: v >= 0, "at least 0"),
     "num_beams": (lambda v: v >= 1, "at least 1"),

@@ -9,6 +9,9 @@ from dragoman.core.text import Sampling
 from dragoman.generation import rules
 from dragoman.generation.grammar import Guide
 
+# Colder, logits would be divided by what FP32 cannot tell from 0.
+_COLD = 1e-30
+
 
 class Chooser:
     """Chooses the tokens of one text, on its own logits and random numbers alone: whatever runs beside it changes
@@ -90,6 +93,8 @@ class Chooser:
     def _drawn(self, logits: rules.Logits, uniform: float) -> int:
         """A token drawn from what is left of the distribution; after top_k only that much of it is looked at."""
         given = self.sampling
+        if given.temperature < _COLD:
+            return int(logits.argmax())
         if given.temperature != 1:
             rules.temperature(logits, given.temperature)
         tokens = None

@@ -50,7 +50,8 @@ class Compact:
         self._linear: Callable[..., Linear] = _packed if packed else _Plain
         self._least = LEAST if packed else 1
         self._eps = float(model.config.rms_norm_eps)
-        self.embed = model.model.embed_tokens.weight.detach().clone()  # not a part of the file
+        embed = model.model.embed_tokens.weight.detach()
+        self.embed = embed.clone() if embed.device.type == "cpu" else embed  # not a part of the file
         self._rotary, self.norm = model.model.rotary_emb, _twice(model.model.norm)
         attention = model.model.layers[0].self_attn
         self.size = int(attention.head_dim)
@@ -166,6 +167,11 @@ class _Plain:
 
     def __init__(self, *parts: nn.Linear) -> None:
         self._weight, self._bias = (parts[0].weight, parts[0].bias) if len(parts) == 1 else _joined(parts)
+        begin = 0
+        for part in parts:  # so that nothing is there twice
+            stop = begin + len(part.weight)
+            part.weight.data = self._weight[begin:stop]
+            begin = stop
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return linear(rows, self._weight, self._bias)

@@ -2,6 +2,7 @@
 
 import codecs
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Protocol
 
 # What a decoder writes for bytes that are no character, or not yet.
@@ -16,6 +17,9 @@ class Detokenizer(Protocol):
 
     def rest(self) -> str:
         """What the last tokens leave, once no more come: a replacement character for each that is broken."""
+
+    def copy(self) -> "Detokenizer":
+        """One that goes its own way from here."""
 
 
 class BytesDetokenizer:
@@ -35,6 +39,11 @@ class BytesDetokenizer:
 
     def rest(self) -> str:
         return self._decoder.decode(b"", True)
+
+    def copy(self) -> "BytesDetokenizer":
+        twin = BytesDetokenizer(self._table, ())
+        twin._decoder.setstate(self._decoder.getstate())
+        return twin
 
 
 class WindowDetokenizer:
@@ -59,6 +68,11 @@ class WindowDetokenizer:
 
     def rest(self) -> str:
         return self._given(self._decode(self._known + self._waiting)) if self._waiting else ""
+
+    def copy(self) -> "WindowDetokenizer":
+        twin = copy(self)
+        twin._waiting = list(self._waiting)
+        return twin
 
     def _given(self, whole: str) -> str:
         new = whole[len(self._text) :]

@@ -92,7 +92,8 @@ class Engine:
                 self._fail(cast("Job", works[0].task), fault)
                 return []
             log.exception("a step of %d sequences failed; they are computed one by one", len(works))
-        return [pair for work in works for pair in self._computed([work])]
+        running = self.scheduler.running  # but for those of whom another sequence has just failed
+        return [pair for work in works if work.task in running for pair in self._computed([work])]
 
     def _row(self, work: Work) -> Row:
         sequence, job = work.sequence, cast("Job", work.task)
@@ -194,9 +195,10 @@ class Engine:
                 job.outlet.text(text)
             return
         before = job.sequences
-        slots, job.spare = [*(each.slot for each in before), *job.spare], []
+        slots = [*(each.slot for each in before), *job.spare]
         computed = before[0].computed
         self._memory.gather([slots[parent] for parent in parents], slots, computed)
+        job.spare = []
         job.sequences = [
             Sequence([*job.asked.tokens, *tokens], len(job.asked.tokens), before[0].adapter, slot, computed)
             for slot, tokens in zip(slots, job.search.running, strict=True)

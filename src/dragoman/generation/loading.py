@@ -117,7 +117,7 @@ def _engine(folder: Path, chosen: Options) -> tuple[Engine, Intake, Mapping[str,
     except NotImplementedError as fault:
         raise ModelFailed(f"the text engine cannot run this architecture: {fault}") from fault
     limits, budget, prefix = _room(runner, chosen)
-    memory = Memory(runner.shape, budget, prefix, runner.dtype, runner.device)
+    memory = Memory(runner.shape, budget, prefix, runner.dtype, runner.device, clears=not runner.native)
     vocabulary = Vocabulary(folder, runner.config.vocab_size)
     ends = _ends(runner, vocabulary)
     threads = runner.set_threads(chosen.threads) if runner.device.type == "cpu" else 0
@@ -156,6 +156,7 @@ def _room(runner: Runner, chosen: Options) -> tuple[Limits, int, int]:
 
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what loading has left
         free, _ = torch.cuda.mem_get_info(device)
         return free // 2  # as it grows, half of it is there twice
     if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:

@@ -8,14 +8,25 @@ from dragoman.generation.sequence import Sequence
 
 
 class Memory:
-    """A cache for `budget` tokens in all, and beginnings of prompts of at most `prefix_tokens` tokens (0: none)."""
+    """A cache for `budget` tokens in all, and beginnings of prompts of at most `prefix_tokens` tokens (0: none).
+
+    `clears`: slots are cleared when they become free, since what is left of a text whose numbers are none would spoil
+    the next one's, though masked. Machine code does not look at what is masked.
+    """
 
     def __init__(
-        self, shape: CacheShape, budget: int, prefix_tokens: int, dtype: torch.dtype, device: torch.device
+        self,
+        shape: CacheShape,
+        budget: int,
+        prefix_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        clears: bool = True,
     ) -> None:
         self.cache = Cache(shape, budget, dtype, device)
         self.prefixes = Prefixes(prefix_tokens // BLOCK)
-        self._keeps = prefix_tokens >= BLOCK
+        self._keeps, self._clears = prefix_tokens >= BLOCK, clears
 
     def fits(self, slots: int, length: int) -> bool:
         return self.cache.fits(slots, length)
@@ -25,6 +36,10 @@ class Memory:
 
     def move(self, source: int, target: int, length: int) -> None:
         self.cache.copy(source, target, length)
+
+    def clear(self, slot: int, length: int) -> None:
+        if self._clears:
+            self.cache.clear(slot, length)
 
     def gather(self, sources: list[int], targets: list[int], length: int) -> None:
         if sources != targets:

@@ -174,7 +174,7 @@ class Runner:
         if not suits(self.model):
             return
         expected = self._sample()
-        with torch.inference_mode():
+        with torch.no_grad():
             self._compact = compact = Compact(self.model, shapes.forms, self.packed)
         if not self._alike(expected, "the short way"):
             self._compact = None

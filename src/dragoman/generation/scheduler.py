@@ -34,6 +34,7 @@ class Room(Protocol):
     def fits(self, slots: int, length: int) -> bool: ...
     def reserve(self, slots: int, length: int) -> None: ...
     def move(self, source: int, target: int, length: int) -> None: ...
+    def clear(self, slot: int, length: int) -> None: ...
     def recall(self, sequence: Sequence) -> int: ...
 
 
@@ -75,7 +76,7 @@ class Scheduler:
     def leave(self, task: Task, sequence: Sequence) -> None:
         """One of several sequences of a task is over."""
         task.sequences.remove(sequence)
-        heapq.heappush(self._free, sequence.slot)
+        self._free_slot(sequence)
 
     @property
     def active(self) -> int:
@@ -159,22 +160,25 @@ class Scheduler:
         if not always and max(slots, default=-1) < used + max(1, used // 2):
             return
         for task in self.running:
-            task.spare = [self._lower(slot, used) for slot in task.spare]
+            task.spare = [heapq.heappushpop(self._free, slot) if slot >= used else slot for slot in task.spare]
             for sequence in task.sequences:
-                low = self._lower(sequence.slot, used)
-                if low != sequence.slot:
-                    self._room.move(sequence.slot, low, sequence.computed)
+                if sequence.slot >= used and self._free and self._free[0] < sequence.slot:
+                    self._room.move(sequence.slot, self._free[0], sequence.computed)
+                    low = heapq.heappop(self._free)
+                    self._free_slot(sequence)
                     sequence.slot = low
 
-    def _lower(self, slot: int, used: int) -> int:
-        return heapq.heappushpop(self._free, slot) if slot >= used else slot
-
     def _vacate(self, task: Task) -> None:
-        for slot in _slots(task):
+        for slot in task.spare:
             heapq.heappush(self._free, slot)
         for sequence in task.sequences:
+            self._free_slot(sequence)
             sequence.slot, sequence.computed = -1, 0
         task.spare = []
+
+    def _free_slot(self, sequence: Sequence) -> None:
+        heapq.heappush(self._free, sequence.slot)
+        self._room.clear(sequence.slot, len(sequence.tokens))
 
 
 def _slot(work: Work) -> int:

@@ -57,6 +57,8 @@ class Service:
         self._open += len(jobs)
         self._orders.put(lambda engine: self._begin(engine, jobs))
         try:
+            if self._closed:  # meanwhile: nobody may be there to take the order
+                raise WorkerLost("the text engine is stopped")
             async for piece in call.pieces(sum(_texts(asked) for asked in prompts)):
                 yield piece
         finally:

@@ -1,6 +1,7 @@
 """One text as it is written: its tokens, its characters, and when and why it ends."""
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from dragoman.core.text import FinishReason, Sampling, Text, Token
@@ -49,6 +50,18 @@ class Writer:
         self._tokens: list[Token] = []
         self._new: list[str] = []
         self._given: list[str] = []
+
+    def copy(self) -> "Writer":
+        """One that goes its own way from here."""
+        twin = copy(self)
+        twin.chooser, twin._letters, twin._stops = self.chooser.copy(), self._letters.copy(), copy(self._stops)
+        twin._tokens, twin._new, twin._given = list(self._tokens), list(self._new), list(self._given)
+        return twin
+
+    @property
+    def ids(self) -> list[int]:
+        """Its tokens since the last piece."""
+        return [token.id for token in self._tokens]
 
     @property
     def mean(self) -> float:

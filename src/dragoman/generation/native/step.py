@@ -76,16 +76,15 @@ class NativeStep:
         if length > len(self._turns):
             self._turns = torch.cat((self._turns, self._compact.turns(len(self._turns), length)))
         if rows > self._rows:
-            kind = _kind(build)
-            self._rows = max(rows, 2 * self._rows)
+            kind, ample = _kind(build), max(rows, 2 * self._rows)
             self._memory = {
-                Given.STATES: torch.zeros(self._rows, padded(build.hidden)),
-                Given.HEADS: torch.zeros(self._rows, padded(build.heads * build.size)),
-                Given.READ: torch.zeros(self._rows, build.queries * build.size, dtype=kind),
-                Given.GATES: torch.zeros(self._rows, padded(2 * build.inner)),
-                Given.INNER: torch.zeros(self._rows, padded(build.inner), dtype=kind),
+                Given.STATES: torch.zeros(ample, padded(build.hidden)),
+                Given.HEADS: torch.zeros(ample, padded(build.heads * build.size)),
+                Given.READ: torch.zeros(ample, build.queries * build.size, dtype=kind),
+                Given.GATES: torch.zeros(ample, padded(2 * build.inner)),
+                Given.INNER: torch.zeros(ample, padded(build.inner), dtype=kind),
             }
-            self._own = []
+            self._rows, self._own = ample, []  # once all of it is there
         if length > self._length:
             self._length, self._own = length, []
         while len(self._own) < threads:
