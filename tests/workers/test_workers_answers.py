@@ -17,7 +17,7 @@ from dragoman.core.errors import (
     InvalidInput,
     InvalidOutput,
     ModelFailed,
-    WorkerLost,
+    NotReady,
 )
 
 everywhere = pytest.mark.parametrize("place", PLACES)
@@ -101,9 +101,9 @@ async def test_a_closed_pool_is_not_ready_and_refuses(place: str, tmp_path: Path
         ready = pool.ready
         assert not ready
         assert (tmp_path / "closed").exists()
-        with pytest.raises(WorkerLost, match="stopped"):
+        with pytest.raises(NotReady, match="stopped"):
             await pool.call(ask())
-        with pytest.raises(WorkerLost, match="stopped"):
+        with pytest.raises(NotReady, match="stopped"):
             await anext(pool.stream(ask()))
 
 
@@ -167,7 +167,7 @@ async def test_calls_that_run_and_wait_fail_on_close(place: str, model: str, tmp
         began_s = time.monotonic()
         closing = asyncio.create_task(pool.close())
         results = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(r) for r in results] == [WorkerLost] * 4
+        assert [type(r) for r in results] == [NotReady] * 4
         (tmp_path / "go").touch()
         await closing
         assert time.monotonic() - began_s < 3

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.core.calls import Infer, Inference, Request
-from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidInput, InvalidOutput, WorkerLost
+from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidInput, InvalidOutput, NotReady
 from dragoman.core.tensor import Parameters, Tensor
 from dragoman.core.vector_binding import config_key
 from dragoman.engine.linger import Linger
@@ -172,13 +172,13 @@ class Batcher:
         waiting = [member for queue in self._waiting.values() for member in queue]
         self._waiting.clear()
         for member in waiting:
-            member.fail(WorkerLost("the model is stopped"))
+            member.fail(NotReady("the model is stopped"))
         running = dict(self._running)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         for member in (member for batch in running.values() for member in batch.members):
-            member.fail(WorkerLost("the model is stopped"))
+            member.fail(NotReady("the model is stopped"))
 
     def _dispatch_soon(self) -> None:
         if not self._soon:
@@ -231,7 +231,7 @@ class Batcher:
                 await asyncio.gather(*(self._run_alone(_Batch([m])) for m in members if not m.answer.done()))
         except BaseException as fault:
             for member in members:
-                member.fail(fault if isinstance(fault, Exception) else WorkerLost("the server is stopping"))
+                member.fail(fault if isinstance(fault, Exception) else NotReady("the server is stopping"))
             raise
         now_s = time.monotonic()
         self._linger.answered(len(members), sum(map(len, self._waiting.values())), now_s - began_s, now_s)

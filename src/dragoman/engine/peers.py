@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from dragoman.core.calls import ModelDescription, Request
-from dragoman.core.errors import InvalidInput, ModelFailed, NotReady, WorkerLost
+from dragoman.core.errors import InvalidInput, ModelFailed, NotReady
 from dragoman.engine.registry import Registry
 
 A = TypeVar("A")
@@ -101,4 +101,4 @@ class Neighbours:
         try:
             return asyncio.run_coroutine_threadsafe(self._all.owned(work), self._loop).result()
         except concurrent.futures.CancelledError as fault:
-            raise WorkerLost(f"model '{self._name}' is stopped") from fault
+            raise NotReady(f"model '{self._name}' is stopped") from fault

@@ -7,7 +7,7 @@ from typing import Any
 
 from dragoman.core.calls import Call, Request
 from dragoman.core.eager import in_task
-from dragoman.core.errors import WorkerLost
+from dragoman.core.errors import NotReady
 from dragoman.core.spec import ModelSpec
 from dragoman.workers.execute import Executor
 from dragoman.workers.owned import owned
@@ -96,7 +96,7 @@ class InlinePool:
 
     @contextmanager
     def _interrupted_by_close(self) -> Iterator[None]:
-        """Let `close` cancel what this task awaits, as `asyncio.timeout` does: the caller sees WorkerLost."""
+        """Let `close` cancel what this task awaits, as `asyncio.timeout` does: the caller sees NotReady."""
         task = asyncio.current_task()
         assert task is not None, "a pool is called from a task"
         self._running.add(task)
@@ -112,6 +112,6 @@ class InlinePool:
                 self._idle.set()
 
 
-def stopped(spec: ModelSpec) -> WorkerLost:
+def stopped(spec: ModelSpec) -> NotReady:
     """The fault of a call to a pool that is closed."""
-    return WorkerLost(f"model '{spec.name}' is stopped")
+    return NotReady(f"model '{spec.name}' is stopped")

@@ -80,4 +80,4 @@ class Pool(Protocol):
         """The answers as they come; closing the generator cancels the call."""
 
     async def close(self) -> None:
-        """Stop at once: calls that still run or wait fail with WorkerLost."""
+        """Stop at once: calls that still run or wait fail with NotReady."""

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from dragoman.core.calls import Call, Request
-from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady, WorkerLost
+from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady
 from dragoman.core.spec import ModelSpec
 from dragoman.workers.frames import Buffer, Kind
 from dragoman.workers.importable import importable
@@ -198,8 +198,8 @@ class ProcessPool:
     def _not_ready(self) -> NotReady:
         return NotReady(f"model '{self._spec.name}' is not ready: its worker process cannot be kept alive")
 
-    def _stopped(self) -> WorkerLost:
-        return WorkerLost(f"model '{self._spec.name}' is stopped")
+    def _stopped(self) -> NotReady:
+        return NotReady(f"model '{self._spec.name}' is stopped")
 
 
 async def _abandon(replicas: list[Replica], starting: list[asyncio.Task[Loaded]]) -> None:
