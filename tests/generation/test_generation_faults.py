@@ -1,6 +1,7 @@
 """One text's fault is its own, who leaves frees what it held, and no more are taken than there is room for."""
 
 import asyncio
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from dragoman.core.calls import Generate
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, Overloaded, WorkerLost
 from dragoman.core.spec import ModelSpec
-from dragoman.core.text import Sampling
+from dragoman.core.text import Grammar, Sampling
 from dragoman.generation.row import Row
 from dragoman.runtimes.llm import LanguageModel
 from generation.house import generation, ids, opened, prompts, text
@@ -40,6 +41,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_new_tokens": 0}, "max_new_tokens: expected at least 1"),
     ({"min_new_tokens": 9, "max_new_tokens": 5}, "min_new_tokens: expected at most max_new_tokens, 5"),
     ({"adapter": "x"}, "adapter: there is no 'x'"),
+    ({"num_beams": 2, "length_penalty": 2000.0}, "length_penalty: expected from -100 to 100, got 2000.0"),
     ({"top_logprobs": 101}, "top_logprobs: expected from 0 to 100"),
 ]
 
@@ -71,8 +73,6 @@ async def test_bad_prompts(model: LanguageModel, prompt: Any, message: str) -> N
 
 
 async def test_a_wrong_grammar_is_the_callers_fault(model: LanguageModel) -> None:
-    from dragoman.core.text import Grammar
-
     wrong: list[tuple[Any, str]] = [("regex", "("), ("json_schema", "{"), ("choice", "[]"), ("lark", "start: x")]
     for kind, source in wrong:
         with pytest.raises(InvalidInput, match=r"^grammar: "):
@@ -221,3 +221,139 @@ async def test_the_first_text_is_not_starved_by_long_prompts(llama_folder: Path)
     await stream.aclose()
     assert (await long).prompts[0].tokens == 400
     await model.close()
+
+
+# --- beams: whoever asks hears the end, whatever the parameters leave ------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [
+        ({"num_beams": 2, "min_new_tokens": 15, "stop": ("\n", "s", "e")}, None),
+        ({"num_beams": 3, "n": 3, "stop": ("e",), "min_new_tokens": 4, "skip_special_tokens": False}, None),
+        ({"num_beams": 2, "min_new_tokens": 15, "grammar": Grammar("choice", '["yes"]')}, None),
+        ({"num_beams": 2, "ignore_eos": True, "grammar": Grammar("choice", '["yes", "no"]')}, None),
+        ({"num_beams": 2, "n": 2, "length_penalty": -100.0}, None),
+        ({"num_beams": 2, "n": 2, "length_penalty": 100.0}, None),
+        ({"num_beams": 2, "n": 2, "grammar": Grammar("choice", '["yes"]')}, "n: expected at most 1"),
+        ({"num_beams": 3, "n": 3, "grammar": Grammar("regex", "a")}, "n: expected at most 1"),
+        ({"num_beams": 2, "grammar": Grammar("choice", '["a"]'), "bad_words": ("a",)}, "no token is left"),
+    ],
+)
+async def test_beam_searches_end(model: LanguageModel, parameters: dict[str, Any], told: str | None) -> None:
+    async with asyncio.timeout(30):
+        if told is None:
+            found = await generation(model, "The", max_new_tokens=20, **parameters)
+            assert [bool(each.finish) for each in found.texts] == [True] * parameters.get("n", 1)
+        else:
+            with pytest.raises(DragomanError, match=told):
+                await generation(model, "The", max_new_tokens=20, **parameters)
+    assert (model._loaded.engine.scheduler.active, model._loaded.service.active) == (0, 0)
+
+
+async def test_beams_stop_where_single_texts_do(model: LanguageModel) -> None:
+    whole = (await text(model, "The import", max_new_tokens=24, num_beams=3)).whole
+    assert len(whole) > 8
+    stop = whole[5:7]
+    for least in (0, 3):
+        found = await text(model, "The import", max_new_tokens=24, num_beams=3, stop=(stop,), min_new_tokens=least)
+        assert found.finish in ("stop_sequence", "length")
+        assert found.finish == "length" or (found.stop == stop and stop not in found.whole[least * 8 :])
+
+
+# --- numbers that are none, and memory that is not there --------------------------------------------------------
+
+
+def _spoiled(folder: Path, into: Path, token: int) -> Path:
+    """The model with a token whose embedding is no number, though others may still be chosen."""
+    shutil.copytree(folder, into)
+    weights = load_file(into / "model.safetensors")
+    name = next(name for name in weights if "embed_tokens" in name or "wte" in name)
+    weights.setdefault("lm_head.weight", weights[name].clone())
+    weights[name][token] = float("nan")
+    save_file(weights, into / "model.safetensors", {"format": "pt"})
+    config = json.loads((into / "config.json").read_text())
+    (into / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    return into
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gpt2"])
+async def test_a_text_of_no_numbers_spoils_nobody_elses(folders: Path, tmp_path: Path, name: str) -> None:
+    made = opened(_spoiled(folders / name, tmp_path / name, 650), max_batch=2, prefix_cache=0)
+    good = ids(await text(made, (5, 6, 7), max_new_tokens=6))
+    for parameters in ({}, {"num_beams": 2}, {"n": 2, "do_sample": True}):
+        with pytest.raises(ModelFailed, match="not numbers"):
+            await text(made, (*[5] * 10, 650, *[5] * 10), max_new_tokens=3, **parameters)
+        for _ in range(3):
+            assert ids(await text(made, (5, 6, 7), max_new_tokens=6)) == good
+    await made.close()
+
+
+async def test_a_prompt_that_fails_is_not_computed_further(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner: Any = model._loaded.engine._runner
+    run, seen = runner.run, list[int]()
+
+    def failing(cache: Any, rows: list[Row]) -> Any:
+        seen.extend(row.slot for row in rows)
+        if any(row.start > 20 and row.slot == 0 for row in rows):
+            raise RuntimeError("out of memory")
+        return run(cache, rows)
+
+    asked = prompts(3, 12, seed=8)
+    alone = [ids(await text(model, prompt, max_new_tokens=30)) for prompt in asked]
+    monkeypatch.setattr(runner, "run", failing)
+    several = asyncio.create_task(text(model, "The", max_new_tokens=60, n=2, do_sample=True, seed=1))
+    await asyncio.sleep(0)
+    good = [asyncio.create_task(text(model, prompt, max_new_tokens=30)) for prompt in asked]
+    with pytest.raises(ModelFailed, match="out of memory"):
+        await several
+    monkeypatch.setattr(runner, "run", run)
+    assert [ids(each) for each in await asyncio.gather(*good)] == alone
+    assert min(seen) == 0
+
+
+async def test_beams_for_which_there_is_no_memory_leave_their_slots(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model._loaded.engine._memory.cache, "gather", full)
+        with pytest.raises(ModelFailed, match="out of memory"):
+            await text(model, "The import", max_new_tokens=20, num_beams=4)
+    assert sorted(model._loaded.engine.scheduler._free) == list(range(8))
+    async with asyncio.timeout(30):
+        assert len((await generation(model, "The", max_new_tokens=4, n=8, do_sample=True)).texts) == 8
+
+
+async def test_who_comes_while_it_closes_is_told(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = opened(llama_folder)
+    service = made._loaded.service
+    put = service._orders.put
+
+    class Orders:
+        """The engine ends between the look whether it has and the order."""
+
+        def put(self, order: Any) -> None:
+            if order is not None and not service._closed:
+                service.close()
+            put(order)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(orders, name)
+
+    orders = service._orders
+    monkeypatch.setattr(service, "_orders", Orders())
+    async with asyncio.timeout(30):
+        with pytest.raises(WorkerLost, match="stopped"):
+            await text(made, "The", max_new_tokens=2)
+
+
+async def test_the_coldest_draws_are_the_likeliest_tokens(model: LanguageModel) -> None:
+    greedy = ids(await text(model, "The", max_new_tokens=8))
+    for temperature in (1e-29, 1e-39, 1e-60):
+        found = await text(model, "The", max_new_tokens=8, do_sample=True, seed=1, temperature=temperature)
+        assert ids(found) == greedy

@@ -1,5 +1,6 @@
 """Steps that are captured once and run again, with a stand-in for CUDA's graphs that computes on the CPU."""
 
+import gc
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,11 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dragoman.generation.cache import Cache
+from dragoman.generation.compact import Plain
 from dragoman.generation.graphs import Capture, Compute
 from dragoman.generation.row import Row
 from dragoman.generation.runner import Runner
@@ -118,6 +121,18 @@ def test_any_texts_in_any_order_are_as_without_graphs(
             assert_same(mine, other)
 
 
+def test_weights_side_by_side_are_not_there_twice() -> None:
+    parts = [torch.nn.Linear(8, size) for size in (4, 6, 2)]
+    expected = [part.weight.detach().clone() for part in parts]
+    with torch.no_grad():
+        joined = Plain(*parts)
+    assert len({part.weight.untyped_storage().data_ptr() for part in parts}) == 1
+    for part, weight in zip(parts, expected, strict=True):
+        assert torch.equal(part.weight, weight)
+    rows = torch.randn(3, 8)
+    assert_same(joined.forward(rows), torch.cat([part(rows) for part in parts], 1))
+
+
 def test_a_shape_is_captured_when_it_comes_again_and_then_replayed(folders: Path, plain: dict[str, Runner]) -> None:
     capture = StandIn()
     runner, other = captured(folders / "llama", capture), plain["llama"]
@@ -178,6 +193,58 @@ def test_what_cannot_be_captured_is_computed_as_before(
     assert sum(told in record.getMessage() for record in caplog.records) == 1
 
 
+class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the memory that is read and was not made meanwhile: a graph reads it again at the same addresses."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.made: list[torch.Tensor] = []
+        self.outside: list[StorageWeakRef] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        own = {each.untyped_storage().data_ptr() for each in self.made}
+        for each in _tensors((given, named)):
+            if each.untyped_storage().data_ptr() not in own:
+                self.outside.append(StorageWeakRef(each.untyped_storage()))  # type: ignore[no-untyped-call]
+        found = function(*given, **(named or {}))
+        self.made += _tensors(found)
+        return found
+
+
+def _tensors(found: Any) -> list[torch.Tensor]:
+    return [each for each in torch.utils._pytree.tree_leaves(found) if isinstance(each, torch.Tensor)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_a_graph_reads_is_there_as_long_as_the_graph(name: str, folders: Path) -> None:
+    read: list[StorageWeakRef] = []
+
+    def capture(compute: Compute) -> Compute:
+        with Reads() as reads:
+            result = compute()
+        read.extend(reads.outside)
+        return lambda: result  # a graph of CUDA holds on to nothing of Python's
+
+    runner = captured(folders / name, capture)
+    cache = cache_of(runner)
+    for place in range(3):
+        runner.run(cache, [Row(slot, place, [1]) for slot in range(3)])
+    gc.collect()
+    assert len(read) > 20
+    assert not any(each.expired() for each in read)  # type: ignore[no-untyped-call]
+
+
+def test_what_idle_slots_hold_does_not_count(folders: Path, caplog: pytest.LogCaptureFixture) -> None:
+    capture = StandIn()
+    runner = captured(folders / "llama", capture)
+    cache = cache_of(runner)
+    cache.keys[:, 3] = float("nan")
+    with caplog.at_level(logging.WARNING, "dragoman.generation"):
+        for place in range(3):
+            assert runner.run(cache, [Row(slot, place, [1]) for slot in range(3)]).isfinite().all()
+    assert (capture.captured, caplog.records) == (1, [])
+
+
 class Devices(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes operations that take tensors of several devices, which a GPU's kernels refuse."""
 
@@ -186,7 +253,7 @@ class Devices(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.mixed: list[str] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
-        held = [each for each in torch.utils._pytree.tree_leaves((given, named)) if isinstance(each, torch.Tensor)]
+        held = _tensors((given, named))
         if len({each.device.type for each in held if each.dim()}) > 1 and "copy" not in str(function):
             self.mixed.append(str(function))
         return function(*given, **(named or {}))

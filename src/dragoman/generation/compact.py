@@ -47,7 +47,7 @@ class Compact:
     """
 
     def __init__(self, model: Any, forms: Mapping[int, Form], packed: bool) -> None:
-        self._linear: Callable[..., Linear] = _packed if packed else _Plain
+        self._linear: Callable[..., Linear] = _packed if packed else Plain
         self._least = LEAST if packed else 1
         self._eps = float(model.config.rms_norm_eps)
         embed = model.model.embed_tokens.weight.detach()
@@ -162,7 +162,7 @@ def _packed(*parts: nn.Linear) -> Linear:
     return PackedLinear(*_joined(parts))
 
 
-class _Plain:
+class Plain:
     """Several layers side by side, by the library's own product."""
 
     def __init__(self, *parts: nn.Linear) -> None:

@@ -108,12 +108,8 @@ class _Slots:
     def __init__(self, cache: Cache, count: int, length: int) -> None:
         self._keys, self._values = cache.flat()
         self._blocks = Blocks(cache, slice(count), length)
-        self._device, self._heads, self._length, self._whole = (
-            cache.keys.device,
-            cache.shape.heads,
-            length,
-            cache.length,
-        )
+        self._device, self._heads = cache.keys.device, cache.shape.heads
+        self._length, self._whole = length, cache.length
         self._where = self._last = self._used = self._all = torch.empty(0)
         self._masks: dict[int, torch.Tensor] = {}
 

@@ -24,7 +24,7 @@ def choose(logits: torch.Tensor, choosers: Sequence[Chooser]) -> list[Choice]:
             faults[i] = fault
     tops = likeliest(logits, logprobs, [chooser.sampling.top_logprobs for chooser in choosers])
     return [
-        Choice(token, logprob, top, faults.get(i) or _broken(logprob))
+        Choice(token, logprob, top, _broken(logprob) or faults.get(i))
         for i, (token, logprob, top) in enumerate(zip(tokens, picked(logprobs, tokens), tops, strict=True))
     ]
 
