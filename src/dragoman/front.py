@@ -97,6 +97,14 @@ def ports_of(settings: Settings, http: Sequence[Any], grpc: Sequence[Any]) -> Po
     return Ports(tuple(addresses(settings)) if http else (), alone)
 
 
+def check(settings: Settings) -> None:
+    """Whether one could listen as the settings say. Raises InvalidInput, as `start` does, where they make no sense."""
+    http, grpc = tables(settings)
+    ports_of(settings, http, grpc)
+    limits(settings)
+    tls_context(settings)
+
+
 def addresses(settings: Settings) -> list[Address]:
     """Every address of HTTP."""
     found = [(settings.host, settings.http_port)]

@@ -7,21 +7,21 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 from dragoman import event_loop, plugins
 from dragoman.core import logs
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.spec import ModelSpec, check_name
 from dragoman.core.vectors import carried_by
 from dragoman.engine.engine import Engine, Identity
 from dragoman.engine.model_files import server_settings
 from dragoman.engine.model_metrics import FOLDER as METRICS_FOLDER
 from dragoman.engine.repository import DiskRepository
-from dragoman.front import Front, addresses
+from dragoman.front import Front, addresses, check
 from dragoman.settings import Settings, merged, sagemaker_defaults
 
 log = logging.getLogger("dragoman.server")
@@ -202,6 +202,28 @@ def make_engine(paths: Sequence[str], live: Sequence[ModelSpec], settings: Setti
         ),
         sources,
     )
+
+
+def refusals(path: str, environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What of a path will not be served, and why, as far as that is known before anything is loaded."""
+    settings = Settings()
+    try:
+        settings = settings_for([path], environment)
+        check(settings)
+    except InvalidInput as fault:
+        yield "settings", fault.message
+    try:
+        sources = DiskRepository([path], settings.model_defaults(), settings.version_policy).scan()
+    except InvalidInput as fault:
+        yield "models", fault.message
+        return
+    for name, source in sources.items():
+        try:
+            for spec in source.specs():
+                plugins.resolve("dragoman.runtimes.files:check_place")(spec)
+        except (InvalidInput, ModelFailed) as fault:
+            named = f"model '{name}'"
+            yield named, fault.message.removeprefix(f"{named}: ")
 
 
 def open_engine(*models: Any, **changes: Any) -> Engine:

@@ -62,7 +62,39 @@ def test_variables_and_pickles_are_told_of(
 
 
 def test_no_code_of_the_folder_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", folder_of(tmp_path, {}, {}, "raise SystemExit('run')\n")]) == 0
+    assert main(["doctor", folder_of(tmp_path, {}, {}, f"{MODEL}\nraise SystemExit('run')\n")]) == 0
     assert main(["doctor", folder_of(tmp_path, {}, {}, "no python (\n")]) == 1
     assert main(["doctor", str(tmp_path / "nowhere")]) == 2
     assert "is no folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "told"),
+    [
+        ("model-settings.json", "{bad", "models: {}/model-settings.json cannot be read"),
+        ("model-settings.json", "[1]", "models: {}/model-settings.json: expected a JSON object, got [1]"),
+        ("model-settings.json", '{"max_batch_size": "x"}', "'max_batch_size' has the wrong kind of value: 'x'"),
+        ("model-settings.json", '{"name": "b"}', "model 'b': no runtime is known for {}"),
+        ("model-settings.json", '{"name": "b", "parameters": {"uri": "a.onnx"}}', "there is no file '{}/a.onnx'"),
+        (
+            "model-settings.json",
+            '{"implementation": "mlserver_sklearn.SKLearnModel", "parameters": {"uri": "a.joblib"}}',
+            "there is no file '{}/a.joblib'",
+        ),
+        ("model-settings.json", '{"implementation": "other.Mine"}', "'{}/other.py' has no 'Mine'"),
+        ("settings.json", '{"http_port": "x"}', "settings: setting 'http_port': expected int, got 'x'"),
+        ("settings.json", '{"root_path": "models"', "settings: {}/settings.json cannot be read"),
+        ("serving.properties", "option.model_id=foo", "option.model_id: there is no folder 'foo'"),
+        ("serving.properties", "no value", "expected lines of name=value, got 'no value'"),
+        ("dragoman.toml", '[server]\nhttp_port = "x"\n', "setting 'http_port': expected int, got 'x'"),
+        ("other.txt", "", "models: found no model in '{}'"),
+    ],
+)
+def test_what_serve_refuses_the_doctor_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, text: str, told: str
+) -> None:
+    (tmp_path / "other.py").write_text("class Other:\n    pass\n")
+    (tmp_path / file).write_text(text)
+    assert main(["doctor", str(tmp_path)]) == 1
+    assert told.format(tmp_path) in capsys.readouterr().out
+    assert not (tmp_path / "__pycache__").exists()

@@ -208,3 +208,14 @@ def test_a_python_file_may_lie_in_any_folder(tmp_path: Path) -> None:
     file = write(tmp_path / "my dir" / "model one.py")
     spec = only(found(f"{file}:thing"))
     assert (spec.name, spec.uri) == ("thing", f"{file}:thing")
+
+
+def test_a_default_version_that_is_not_served_is_refused(tmp_path: Path) -> None:
+    for name in ("1", "2"):
+        (tmp_path / "m" / name).mkdir(parents=True)
+        (tmp_path / "m" / name / "model.onnx").touch()
+    (tmp_path / "m" / "dragoman.toml").write_text('[model]\ndefault_version = "1"\n')
+    told = "model 'm': default_version '1' is not among the versions that are served: 2"
+    with pytest.raises(InvalidInput, match=told):
+        DiskRepository([str(tmp_path)], {}).scan()["m"].specs()
+    assert len(DiskRepository([str(tmp_path)], {}, "all").scan()["m"].specs()) == 2

@@ -3,12 +3,17 @@
 import argparse
 import itertools
 import json
+import logging
+import os
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dragoman.compat.survey import Remark, survey
 from dragoman.core.errors import InvalidInput
+from dragoman.server import refusals
+from dragoman.settings import from_environment
 
 _EPILOG = """\
 what the words mean:
@@ -40,10 +45,21 @@ def _run(given: argparse.Namespace) -> int:
     folder = Path(given.folder)
     if not folder.is_dir():
         raise InvalidInput(f"'{given.folder}' is no folder")
-    remarks = survey(folder)
+    logging.getLogger("dragoman").addHandler(logging.NullHandler())  # the remarks tell it
+    found = survey(folder)
+    remarks = [*found, *_refused(folder, found)]
     bad = [r for r in remarks if r.effect in ("missing", "refused")]
     print(json.dumps([asdict(r) for r in remarks], indent=2) if given.json else _text(remarks, len(bad)))
     return 1 if bad else 0
+
+
+def _refused(folder: Path, found: list[Remark]) -> Iterator[Remark]:
+    """What `dragoman serve` would refuse, by its own checks, and the survey has not told yet."""
+    known = [f"'{r.subject}'" for r in found if r.effect == "refused"]
+    known += [r.told for r in found if r.effect == "refused"]
+    for subject, told in refusals(str(folder), from_environment(os.environ)):
+        if not any(each in told for each in known):
+            yield Remark("dragoman serve", subject, "refused", told)
 
 
 def _text(remarks: list[Remark], bad: int) -> str:

@@ -12,6 +12,7 @@ from dragoman.compat.environment import MODEL_PREFIX, PREFIX, model_variables, s
 from dragoman.compat.fields import MODEL, PARAMETERS, SERVER, Effect, Field, findings
 from dragoman.compat.files import with_environment
 from dragoman.compat.implementations import file_of, unsupported, well_known
+from dragoman.core.errors import InvalidInput
 
 _PICKLED = (".joblib", ".pkl", ".pickle")
 _HANDLER = "served at its path, after every path of the protocols; what does not fit is 400 with one sentence, not 422"
@@ -42,7 +43,10 @@ def survey(folder: Path) -> list[Remark]:
     properties = sorted(folder.rglob(serving.FILE))
     for path in properties:
         place = str(path.relative_to(folder))
-        remarks += [Remark(place, f.field, f.effect, f.told) for f in serving.told(path)]
+        try:
+            remarks += [Remark(place, f.field, f.effect, f.told) for f in serving.told(path)]
+        except InvalidInput as fault:
+            remarks.append(Remark(place, "properties", "refused", fault.message))
     for path in sorted(folder.rglob("*.py")):
         remarks += _code(path, str(path.relative_to(folder)))
     if not described and not properties:

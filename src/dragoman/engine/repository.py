@@ -93,7 +93,13 @@ class DiskRepository(Repository):
 
     def _source(self, same: Sequence[_Found]) -> Source:
         default = next((str(f.settings["default_version"]) for f in same if "default_version" in f.settings), "")
-        return Source(lambda: [spec for found in same for spec in self._specified(found)], default)
+
+        def specs() -> list[ModelSpec]:
+            found = [spec for each in same for spec in self._specified(each)]
+            _check_default(default, found)
+            return found
+
+        return Source(specs, default)
 
     def _specified(self, found: _Found) -> list[ModelSpec]:
         if found.fault is not None:
@@ -133,6 +139,15 @@ def _chosen(versions: list[str], policy: str, name: str) -> list[str]:
     return [v for v in versions if v in listed]
 
 
+def _check_default(default: str, served: Sequence[ModelSpec]) -> None:
+    versions = [spec.version for spec in served]
+    if default and default not in versions:
+        there = ", ".join(filter(None, versions)) or "none"
+        raise InvalidInput(
+            f"model '{served[0].name}': default_version '{default}' is not among the versions that are served: {there}"
+        )
+
+
 def _placed(spec: ModelSpec, path: Path | None) -> ModelSpec:
     """The spec with its file and runtime: as said beside the model, else as the file itself tells."""
     if path is None or ":" in spec.uri:
@@ -141,6 +156,8 @@ def _placed(spec: ModelSpec, path: Path | None) -> ModelSpec:
     if file.is_dir() and _recognise(file) is None:
         file = plugins.resolve("dragoman.runtimes.recognise:model_file")(file) or file
     runtime = spec.runtime or _recognise(file)
+    if runtime is None and not file.exists():
+        raise InvalidInput(f"model '{spec.name}': there is no file '{file}'; expected the path of the model's file")
     if runtime is None:
         raise InvalidInput(f"model '{spec.name}': no runtime is known for {file}; name one as `runtime`")
     return replace(spec, runtime=runtime, uri=str(file))
