@@ -1,5 +1,6 @@
 """XGBoost and LightGBM boosters answer exactly what the libraries answer when they are called directly."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
 
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import FP32, FP64, INT64, NUMERIC
-from dragoman.core.errors import ModelFailed
+from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec
@@ -68,6 +69,23 @@ def test_xgboost_takes_missing_values_and_feature_names(tmp_path: Path) -> None:
     result = _infer(model, holes, "predict", "label")
     np.testing.assert_array_equal(result["predict"], classifier.predict_proba(holes)[:, 1])
     np.testing.assert_array_equal(result["label"], classifier.predict(holes))
+
+
+def test_xgboost_takes_no_number_that_fp32_does_not_hold(tmp_path: Path) -> None:
+    x, y = load_iris(return_X_y=True)
+    xgboost.XGBClassifier(n_estimators=2).fit(x, y).save_model(tmp_path / "model.ubj")
+    model = _loaded(XGBoostModel, tmp_path / "model.ubj")
+    refused = ((1e300, "1e+300"), (-(2**24) - 1, "-16777217"), (2**63 - 1, "9223372036854775807"))
+    for number, told in refused:
+        with pytest.raises(InvalidInput, match=re.escape(f"input 'input': {told} does not fit into FP32")):
+            _infer(model, np.array([[1, 2, 3, number]]))
+    for number in (3e38, 0.1, 1e-300, np.inf, np.nan, 2**24, 2**40, -(2**63)):
+        rows = np.array([[1, 2, 3, number]])
+        rounded = _infer(model, rows.astype(np.float32))["predict"]
+        np.testing.assert_array_equal(_infer(model, rows)["predict"], rounded)
+    frame = {name: Tensor.of([1.0]) for name in "abc"} | {"d": Tensor.of([1e300])}
+    with pytest.raises(InvalidInput, match="input 'd': 1e\\+300 does not fit into FP32"):
+        model.infer(Infer(frame, parameters={"content_type": "pd"}))
 
 
 def test_xgboost_linear_booster(tmp_path: Path) -> None:

@@ -118,6 +118,8 @@ def test_categories_and_texts_make_each_feature_an_input(tmp_path: Path) -> None
         result = _infer(model, "predict", "predict_proba", age=frame["age"].to_numpy(), **{"class": ranks}, **texts)
         np.testing.assert_array_equal(result["predict"], trained.predict(frame))
         np.testing.assert_array_equal(result["predict_proba"], trained.predict_proba(frame))
+    with pytest.raises(InvalidInput, match=r"input 'age': 1e\+300 does not fit into FP32"):
+        _infer(model, age=np.full(len(frame), 1e300), **{"class": frame["class"].to_numpy()}, **texts)
     with pytest.raises(InvalidInput, match=r"input 'class': expected datatype BYTES, got FP64"):
         _infer(model, age=frame["age"].to_numpy(), **{"class": frame["age"].to_numpy()}, **texts)
     with pytest.raises(InvalidInput, match=r"input 'port': expected text in UTF-8"):

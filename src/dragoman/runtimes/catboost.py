@@ -14,7 +14,7 @@ from dragoman.core.model import Model
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import Placement
 from dragoman.core.tensor import Tensor
-from dragoman.runtimes.contents import columns_in_order, content, matrix
+from dragoman.runtimes.contents import check_fp32, columns_in_order, content, matrix
 from dragoman.runtimes.files import model_path, package
 
 # CatBoost takes a category as text or as an integer, of which 1 and "1" are the same one.
@@ -24,11 +24,12 @@ _CATEGORIES = frozenset(d for d in NUMERIC if d.kind in ("bool", "int", "uint"))
 class CatBoostModel(Model):
     """A classifier where the loss that it was trained with knows classes, else a regressor or ranker.
 
-    Its one input is the matrix `input`, [rows, features], of any number type, where NaN is a missing value. A
-    model with categorical or text features has one input a feature instead, under the names that it was trained
-    with. Outputs: `predict`, as CatBoostClassifier.predict or CatBoostRegressor.predict gives it (labels of more
-    than two classes are [rows, 1]), and, computed only when asked for, `predict_proba` of a classifier and
-    `raw`, before the objective's transformation.
+    Its one input is the matrix `input`, [rows, features], of any number type, where NaN is a missing value. It
+    computes in FP32: floats are rounded to it, and integers have to be there exactly. A model with categorical or
+    text features has one input a feature instead, under the names that it was trained with. Outputs: `predict`, as
+    CatBoostClassifier.predict or CatBoostRegressor.predict gives it (labels of more than two classes are [rows, 1]),
+    and, computed only when asked for, `predict_proba` of a classifier and `raw`, before the objective's
+    transformation.
     """
 
     platform = "catboost_cbm"
@@ -79,9 +80,13 @@ class CatBoostModel(Model):
     def _rows(self, tensors: Mapping[str, Tensor]) -> Any:
         if self._pandas is None:
             (tensor,) = tensors.values()
+            check_fp32(tensor.data)
             return tensor.data
         # The library looks for each feature at its place.
         columns = {spec.name: tensors[spec.name] for spec in self._inputs}
+        for spec in self._inputs:
+            if spec.datatype is FP64:  # one that is no category
+                check_fp32(columns[spec.name].data, (spec.name,))
         return self._pandas.DataFrame(
             {name: strings(t, name) if t.datatype is BYTES else t.data for name, t in columns.items()}
         )
@@ -92,10 +97,16 @@ class CatBoostModel(Model):
         if self._pandas is None:
             # Without names of its own a model calls its features by their places.
             own = None if names == [str(i) for i in range(len(names))] else names
-            return matrix(value, len(names), own)
+            rows = matrix(value, len(names), own)
+            check_fp32(rows, own or list(map(str, getattr(value, "columns", ("input",)))))
+            return rows
         if not hasattr(value, "columns"):
             raise InvalidInput(f"expected content type 'pd' with the inputs {', '.join(map(repr, names))}")
-        return columns_in_order(value, names)
+        frame = columns_in_order(value, names)
+        for spec in self._inputs:
+            if spec.datatype is FP64:
+                check_fp32(frame[spec.name].to_numpy(), (spec.name,))
+        return frame
 
     def _input_specs(self) -> tuple[TensorSpec, ...]:
         names = self._model.feature_names_

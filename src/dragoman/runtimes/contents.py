@@ -49,3 +49,27 @@ def matrix(value: Any, width: int, names: Sequence[str] | None = None) -> Array:
     if found.dtype.kind not in "biuf":
         raise InvalidInput(f"expected numbers, got an array of dtype {found.dtype}")
     return found
+
+
+def check_fp32(array: Array, names: Sequence[str] = ("input",)) -> None:
+    """InvalidInput naming the input where a number changes by more than rounding in a framework that computes in FP32.
+
+    Of `names` there is one for the whole array, or one a column.
+    """
+    if array.dtype.kind == "f" and array.dtype.itemsize > 4:
+        with np.errstate(over="ignore"):
+            changed = np.isinf(array.astype(np.float32)) & np.isfinite(array)
+    elif array.dtype.kind in "iu" and array.dtype.itemsize > 2:
+        changed = np.zeros(array.shape, np.bool_)
+        large = (array > _EXACT) | (array < -_EXACT)
+        if large.any():
+            changed[large] = [int(np.float32(each)) != each for each in array[large].tolist()]
+    else:
+        return
+    if changed.any():
+        column = int(np.argwhere(changed)[0][-1]) if len(names) > 1 else 0
+        raise InvalidInput(f"input '{names[column]}': {array[changed].flat[0]} does not fit into FP32")
+
+
+# Up to here every integer is one of FP32.
+_EXACT = 1 << 24

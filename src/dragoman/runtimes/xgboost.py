@@ -13,7 +13,7 @@ from dragoman.core.errors import ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import Placement
-from dragoman.runtimes.contents import content, matrix
+from dragoman.runtimes.contents import check_fp32, content, matrix
 from dragoman.runtimes.files import model_path, package
 
 # The objectives whose `predict` is a probability: from it the scikit-learn classifier takes its label.
@@ -22,6 +22,8 @@ _LABELLED = ("binary:logistic", "multi:softprob")
 
 class XGBoostModel(Model):
     """A Booster. Its one input is a matrix [rows, features], where NaN is a missing value.
+
+    It computes in FP32; of other types it takes what fits: floats are rounded, integers have to be there exactly.
 
     A call whose content type is `np` or `pd` brings an array or the columns of a data frame instead.
 
@@ -67,8 +69,12 @@ class XGBoostModel(Model):
         value = content(call, self._defaults)
         if value is None:
             (tensor,) = call.inputs.values()
+            check_fp32(tensor.data)
             return tensor.data
-        return matrix(value, self._booster.num_features(), self._booster.feature_names)
+        names = self._booster.feature_names
+        rows = matrix(value, self._booster.num_features(), names)
+        check_fp32(rows, names or list(map(str, getattr(value, "columns", ("input",)))))
+        return rows
 
     def _predict(self, rows: Array, *, margin: bool = False) -> Array:
         booster = self._booster
