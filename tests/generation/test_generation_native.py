@@ -328,3 +328,19 @@ def test_work_is_shared_by_whoever_comes_and_done_once() -> None:
             calls = [(counted.ctypes.data, marked.ctypes.data)] * threads
             team.run(work, calls, (counted, marked))
             assert (marked == 3).all()
+
+
+def test_memory_that_was_not_there_is_not_believed_in(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise RuntimeError("can't allocate memory")
+
+    rows = [Row(0, 0, prompt(1, 60))]
+    runner, cache = opened(folders / "llama")
+    expected = runner.run(cache, rows).clone()
+    other, held = opened(folders / "llama")
+    other.run(held, [Row(0, 0, [5])])
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "zeros", full)
+        with pytest.raises(RuntimeError, match="allocate"):
+            other.run(held, rows)
+    assert torch.equal(other.run(held, rows), expected)
