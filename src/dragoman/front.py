@@ -138,7 +138,9 @@ def _forwarded(text: str) -> tuple[str, ...]:
 def limits(settings: Settings) -> Limits:
     """What the transports need of the settings."""
     names = [n for n in Limits.__slots__ if hasattr(settings, n)]
-    return Limits(**{n: getattr(settings, n) for n in names}, cors=_cors(settings))
+    given = {n: getattr(settings, n) for n in names}
+    root = settings.root_path.strip("/")
+    return Limits(**given | {"root_path": f"/{root}" if root else ""}, cors=_cors(settings))
 
 
 def _cors(settings: Settings) -> Cors:

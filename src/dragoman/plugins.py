@@ -55,6 +55,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
 }
 # Two models of one file may load at the same time.
 _IMPORTING = threading.RLock()
+_under_way = threading.local()
 
 
 def find(room: str, name: str) -> Any:
@@ -98,7 +99,20 @@ def import_file(path: Path) -> ModuleType:
     stat = path.stat()
     name = f"dragoman_file_{abs(hash((str(path), stat.st_mtime_ns, stat.st_size))):x}_{path.stem}"
     with _IMPORTING:
-        return sys.modules.get(name) or _executed(name, path)
+        found = sys.modules.get(name)
+        if found is not None:
+            return found
+        outer, _under_way.file = importing(), str(path)
+        try:
+            return _executed(name, path)
+        finally:
+            _under_way.file = outer
+
+
+def importing() -> str:
+    """The file that this thread imports now as a model's, "" where it does not."""
+    file: str = getattr(_under_way, "file", "")
+    return file
 
 
 class _Uncached(SourceFileLoader):

@@ -14,11 +14,11 @@ from typing import Any, Self
 
 from dragoman import event_loop, plugins
 from dragoman.core import logs
-from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed
 from dragoman.core.spec import ModelSpec, check_name
 from dragoman.core.vectors import carried_by
 from dragoman.engine.engine import Engine, Identity
-from dragoman.engine.model_files import server_settings
+from dragoman.engine.model_files import server_tables
 from dragoman.engine.model_metrics import FOLDER as METRICS_FOLDER
 from dragoman.engine.repository import DiskRepository
 from dragoman.front import Front, addresses, check
@@ -93,6 +93,8 @@ class Server:
 
     async def listen(self) -> None:
         """Open the ports; the server is live and not ready until `engine.start()` has loaded its models."""
+        if not (self.settings.load_at_start or self.settings.control_token):
+            log.warning("nothing will be served: no model is loaded at the start, nor later without --control-token")
         try:
             await self._front.start()
         except BaseException:
@@ -142,8 +144,19 @@ class Server:
 def serve(*models: Any, **settings: Any) -> None:
     """Serve models until the process is told to stop; see `Server` for what may be given.
 
-    Where the program has set up no logging of its own, the log goes to standard error.
+    Where the program has set up no logging of its own, the log goes to standard error. Raises RuntimeError inside a
+    running event loop, which `Server` is for.
     """
+    if plugins.importing():
+        raise ModelFailed(
+            f"'{plugins.importing()}' is imported for its model and would serve once more; write "
+            '`if __name__ == "__main__":` before dragoman.serve(...)'
+        )
+    if asyncio._get_running_loop() is not None:
+        raise RuntimeError(
+            "dragoman.serve runs an event loop of its own, and one is running here already; "
+            "use `async with dragoman.Server(...)` instead"
+        )
     server = Server(*models, **settings)
     if not logging.getLogger().handlers:
         logs.set_up(server.settings.log_format, server.settings.log_level)
@@ -210,18 +223,18 @@ def refusals(path: str, environment: Mapping[str, Any]) -> Iterator[tuple[str, s
     try:
         settings = settings_for([path], environment)
         check(settings)
-    except InvalidInput as fault:
+    except DragomanError as fault:
         yield "settings", fault.message
     try:
         sources = DiskRepository([path], settings.model_defaults(), settings.version_policy).scan()
-    except InvalidInput as fault:
+    except DragomanError as fault:
         yield "models", fault.message
         return
     for name, source in sources.items():
         try:
             for spec in source.specs():
                 plugins.resolve("dragoman.runtimes.files:check_place")(spec)
-        except (InvalidInput, ModelFailed) as fault:
+        except DragomanError as fault:
             named = f"model '{name}'"
             yield named, fault.message.removeprefix(f"{named}: ")
 
@@ -238,16 +251,25 @@ def settings_for(paths: Sequence[str], *layers: dict[str, Any]) -> Settings:
     files: dict[str, Any] = {}
     for path in map(Path, paths):
         if path.is_dir():
-            found = server_settings(path)
-            for name in ("allow_pickle", "control_token"):
-                if name in found:
-                    raise InvalidInput(
-                        f"{path}: '{name}' is for whoever starts the server to say, by flag or environment, not for a "
-                        "file beside models"
-                    )
-            files |= found
+            for where, found in server_tables(path):
+                _check_file(found, where)
+                files |= found
     made = merged(files, *layers)
     return merged(sagemaker_defaults(os.environ), files, *layers) if made.sagemaker else made
+
+
+def _check_file(found: Mapping[str, Any], where: str) -> None:
+    """InvalidInput naming the file where it says what makes no sense, or is not for a file beside models to say."""
+    for name in ("allow_pickle", "control_token"):
+        if name in found:
+            raise InvalidInput(
+                f"{where}: '{name}' is for whoever starts the server to say, by flag or environment, not for a file "
+                "beside models"
+            )
+    try:
+        merged(found)
+    except InvalidInput as fault:
+        raise InvalidInput(f"{where}: {fault.message}") from fault
 
 
 def _front_of(engine: Engine, settings: Settings) -> Front:

@@ -83,7 +83,7 @@ class Settings:
         10.0, "seconds that a process may go on with a call nobody waits for before it is killed; 0: no limit", "models"
     )
     version_policy: str = _setting("latest", "which versions to serve: latest, all, or a list as 1,3", "models")
-    load_at_start: bool = _setting(True, "load every model at the start, not only when somebody asks for it", "models")
+    load_at_start: bool = _setting(True, "load models at the start; else only the repository API loads any", "models")
 
     control_token: str = _setting(
         "", "token that enables loading and unloading models over the API", "security", operator_only=True

@@ -155,3 +155,28 @@ def test_an_unknown_content_type_stops_only_who_asks_for_it() -> None:
 
 def test_the_names_are_promised() -> None:
     assert {"Client", "AsyncClient"} <= set(dragoman.__all__)
+
+
+@pytest.mark.parametrize("number", [3, np.float64(3), np.float32(3), np.int64(3), np.uint8(3)])
+def test_a_number_of_numpy_is_a_number(client: Any, number: Any) -> None:
+    assert client.infer("power", {"x": [2.0], "by": number})["output-0"].tolist() == [8.0]
+    back = client.infer("Echo", {"n": number})["n"]
+    assert back.tolist() == [3]
+    if isinstance(number, np.generic):
+        assert back.dtype == number.dtype
+    assert client.infer("Mixed", {"flag": np.bool_(True), "small": np.int64(7)})["flag"].tolist() == [[True]]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "told"),
+    [
+        ({"x": [1.0], "by": 10**400}, "input 'by': an integer of 1329 bits does not fit into FP64"),
+        ({"x": [1.0], "by": [None]}, "input 'by': expected FP64, got NoneType"),
+        ({"x": [1.0], "by": None}, "input 'by': expected numbers, text or bytes, or what a codec takes, got NoneType"),
+        ({"x": [1.0], "by": np.bool_(True)}, "input 'by': BOOL does not convert to FP64"),
+    ],
+)
+def test_what_is_no_number_is_told(client: Any, inputs: Any, told: str) -> None:
+    with pytest.raises(errors.InvalidInput) as caught:
+        client.infer("power", inputs)
+    assert str(caught.value) == told

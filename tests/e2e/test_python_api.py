@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import json
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,46 @@ async def test_mistakes_in_settings() -> None:
         dragoman.Server(double, double)
 
 
+@pytest.mark.parametrize("root", ["/models", "models", "/models/", "models/a/"])
+async def test_what_a_proxy_puts_before_paths(root: str) -> None:
+    async with dragoman.Server(double, http_port=0, grpc_port=-1, root_path=root) as server:
+        body = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1.5]}]}
+        for before in ("", f"/{root.strip('/')}"):
+            status, _ = await asyncio.to_thread(posted, server.http_url, f"{before}/v2/models/double/infer", body)
+            assert status == 200
+        assert (await asyncio.to_thread(posted, server.http_url, "/modelsv2/models/double/infer", body))[0] == 404
+
+
+async def test_serve_wants_an_event_loop_of_its_own(recwarn: pytest.WarningsRecorder) -> None:
+    with pytest.raises(RuntimeError, match=r"use `async with dragoman.Server\(...\)` instead"):
+        dragoman.serve(double)
+    assert not recwarn.list
+
+
+async def test_a_server_that_can_never_serve_warns(caplog: pytest.LogCaptureFixture) -> None:
+    for token, count in (("t", 0), ("", 1)):
+        async with dragoman.Server(double, http_port=0, grpc_port=-1, load_at_start=False, control_token=token):
+            assert caplog.text.count("nothing will be served: no model is loaded at the start") == count
+
+
+async def test_a_result_that_does_not_fit_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    def nothing(x: float) -> float:
+        return None  # type: ignore[return-value]
+
+    def large(x: float) -> int:
+        return 2**70
+
+    async with dragoman.Server(nothing, large, http_port=0, grpc_port=-1) as server:
+        for name, told in (
+            ("nothing", "output 'output-0': expected FP64, got NoneType"),
+            ("large", "output 'output-0': 1180591620717411303424 does not fit into INT64"),
+        ):
+            body = {"id": "r7", "inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1.5]}]}
+            status, found = await asyncio.to_thread(posted, server.http_url, f"/v2/models/{name}/infer", body)
+            assert (status, found["error"]) == (500, f"model '{name}' failed: {told}")
+            assert f"model '{name}' failed on request 'r7': {told}" in caplog.messages
+
+
 # --- without a server ------------------------------------------------------------------------------------
 
 
@@ -177,5 +218,19 @@ def test_a_program_whose_instance_cannot_leave_the_process() -> None:
     try:
         served.until_live().until_logged("placement 'process' needs")
         assert served.status("/v2/health/ready") == 400
+    finally:
+        served.reap()
+
+
+def test_a_program_without_a_guard(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import dragoman\n\ndef f(x: float) -> float:\n    return x\n\n"
+        "dragoman.serve(f, placement='process', http_port=0, grpc_port=-1)\n"
+    )
+    served = Served(command=(str(tmp_path / "program.py"),))
+    try:
+        served.until_logged("model f: unavailable")
+        assert 'write `if __name__ == "__main__":` before dragoman.serve(...)' in served.log()
+        assert "Traceback" not in served.log()
     finally:
         served.reap()

@@ -100,6 +100,7 @@ def test_a_broken_file_keeps_the_old_model_serving(served: Served, folder: Path)
         status, body = control(served, "a", "load")
         assert status == 400
         assert body["error"].startswith("failed to load 'a', ")
+        assert served.log().count(body["error"]) == 1
         assert factor(served) == 2
         assert served.status("/v2/health/ready") == 200
         assert states(served) == {"a": "READY", "b": "READY"}

@@ -86,8 +86,9 @@ def test_mistakes_in_files_and_environment(tmp_path: Path) -> None:
     assert done.stderr == "dragoman: setting 'replicas': expected int, got 'two'\n"
     (tmp_path / "model.py").write_text("")
     for text, told in (
-        ("[server]\nhttp_prot = 1", "there is no setting 'http_prot'"),
+        ("[server]\nhttp_prot = 1", f"{tmp_path}/dragoman.toml: [server]: there is no setting 'http_prot'"),
         ("[server]\nallow_pickle = true", "by flag or environment"),
+        ("server = 1", f"{tmp_path}/dragoman.toml: expected a table [server], got 1"),
         ("[model]\nreplicas = 0", "'replicas' expects at least 1, got 0"),
         ("[model]\nplacement = 'moon'", "'placement' expects one of"),
         ("[model", "cannot be read"),

@@ -13,6 +13,7 @@ from dragoman.core import errors
 from dragoman.core.calls import Infer, Inference
 from dragoman.core.datatypes import (
     BF16,
+    BOOL,
     BYTES,
     DATATYPES,
     FP32,
@@ -70,6 +71,16 @@ def test_big_endian_arrays_become_little_endian() -> None:
         ([1e300], FP32, "1e.300 does not fit into FP32"),
         ([True], FP32, "BOOL does not convert to FP32"),
         (["x"], FP32, "BYTES does not convert to FP32"),
+        ([None], FP64, "^expected FP64, got NoneType$"),
+        ([1.0, None], INT64, "^expected INT64, got NoneType$"),
+        ([True, None], BOOL, "^expected BOOL, got NoneType$"),
+        ([True, 2**70], INT64, "^expected INT64, got bool$"),
+        ([2**70], INT64, "^1180591620717411303424 does not fit into INT64$"),
+        ([-1, 2**70], UINT8, "^-1 does not fit into UINT8$"),
+        ([10**400], FP64, "^an integer of 1329 bits does not fit into FP64$"),
+        ([2**1000], FP32, "does not fit into FP32"),
+        (np.array([1.5], object), INT64, "^1.5 does not fit into INT64$"),
+        (["x", 1], INT64, "BYTES does not convert to INT64"),
         ([np.datetime64("2020-01-01")], None, "datetime64"),
         ([object()], None, "a BYTES tensor holds bytes or text, got object"),
     ],
@@ -98,6 +109,9 @@ def test_integers_convert_exactly_or_not_at_all(source: Any, wanted: Any, data: 
 
 def test_conversions_that_lose_nothing_are_made() -> None:
     assert Tensor.of([1, 2], FP64).data.tolist() == [1.0, 2.0]
+    assert Tensor.of([2**70, 0.5], FP64).data.tolist() == [2.0**70, 0.5]
+    assert Tensor.of(np.array([[1, 2.0]], object), INT64).data.tolist() == [[1, 2]]
+    assert Tensor.of(np.array([True], object), BOOL).data.tolist() == [True]
     assert Tensor.of(np.array([1.0, 2.0]), INT64).data.tolist() == [1, 2]
     assert bf16_to_fp32(Tensor.of([1.0, 0.5], BF16).data).tolist() == [1.0, 0.5]
 

@@ -16,6 +16,7 @@ from dragoman.payload.message import InferenceRequest, RequestInput, RequestOutp
 Wanted = Sequence[str | RequestOutput] | None
 
 _NUMBERS = (int, float)  # bool is an int
+_ASKED = (*_NUMBERS, np.generic)
 _PLAIN = (*_NUMBERS, str, bytes, list, tuple)
 _TEXT = {"content_type": "str"}
 _UNKNOWN = TensorSpec("")
@@ -27,7 +28,7 @@ def needs_signature(inputs: Any) -> bool:
         case InferenceRequest() | RequestInput():
             return False
         case Mapping():
-            return any(isinstance(v, (*_NUMBERS, list, tuple)) and not _is_text(v) for v in inputs.values())
+            return any(isinstance(v, (*_ASKED, list, tuple)) and not _is_text(v) for v in inputs.values())
     return not _are_inputs(inputs) and not _is_frame(inputs)
 
 
@@ -105,8 +106,12 @@ def _tensor(value: Any, spec: TensorSpec) -> Tensor:
             return value
         case RequestInput():
             return value.tensor
-        case np.ndarray() | np.generic():
+        case np.ndarray():
             return Tensor.of(value)
+        case np.number() | np.bool_() if spec.datatype is None:
+            return Tensor.of(value.reshape(1))  # as a number of Python's has one axis
+        case np.generic():
+            value = value.item()
     if isinstance(value, _PLAIN) and not _has_codec(value):
         return _plain(value, spec)
     if _from_pandas(value) and isinstance(value.dtype, np.dtype) and value.dtype.kind in "biuf":
@@ -114,7 +119,17 @@ def _tensor(value: Any, spec: TensorSpec) -> Tensor:
     if _from_pandas(value):
         return _column(value)
     codec = CODECS.input_for(value)
-    return Tensor.of(value) if codec is None else codec.to_tensor(value)
+    return _of_unknown(value, spec) if codec is None else codec.to_tensor(value)
+
+
+def _of_unknown(value: Any, spec: TensorSpec) -> Tensor:
+    """What offers itself as an array, as the tensors of frameworks do."""
+    try:
+        return Tensor.of(value)
+    except InvalidInput as fault:
+        what = f"a value of content type '{spec.content_type}'" if spec.content_type else "numbers, text or bytes"
+        told = f"expected {what}, or what a codec takes, got {type(value).__name__}"
+        raise InvalidInput(told if np.ndim(value) == 0 else fault.message) from fault
 
 
 def _has_codec(value: Any) -> bool:

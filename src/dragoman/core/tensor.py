@@ -10,6 +10,9 @@ from dragoman.core.datatypes import BF16, BYTES, NUMERIC, Array, Datatype, datat
 from dragoman.core.errors import InvalidInput
 from dragoman.core.quick import quick
 
+# Longer integers are not written out in messages.
+_LONG_BITS = 256
+
 Scalar = str | bool | int | float
 Parameters = Mapping[str, Scalar]
 
@@ -59,7 +62,10 @@ class Tensor:
         if array.dtype.kind in "SU" and not isinstance(value, np.ndarray):
             array = np.array(value, dtype=object)  # NumPy's own strings drop NUL characters at their end
         found = datatype_of(array.dtype)
-        if found is BYTES:
+        if found is BYTES and datatype not in (None, BYTES):
+            array = _as_numbers(array, datatype)
+            found = datatype_of(array.dtype)
+        elif found is BYTES:
             array = _as_bytes(array)
         elif found is BF16:
             array = array.view(np.uint16)
@@ -97,6 +103,34 @@ def _element_as_bytes(element: Any) -> bytes:
         case bytearray() | memoryview():
             return bytes(element)
     raise InvalidInput(f"a BYTES tensor holds bytes or text, got {type(element).__name__}")
+
+
+def _as_numbers(array: Array, wanted: Datatype) -> Array:
+    """Python's own objects as numbers: what is no number is among them, or one that no datatype of NumPy holds."""
+    numbers = [_element_as_number(element, wanted) for element in array.flat]
+    dtype = np.dtype(np.float64) if wanted.kind == "float" else wanted.dtype
+    return np.array(numbers, dtype).reshape(array.shape)
+
+
+def _element_as_number(element: Any, wanted: Datatype) -> Any:
+    if isinstance(element, str | bytes):
+        raise InvalidInput(f"BYTES does not convert to {wanted}")
+    boolean = isinstance(element, bool | np.bool_)
+    if boolean is not (wanted.kind == "bool") or not isinstance(element, int | float | np.number | np.bool_):
+        raise InvalidInput(f"expected {wanted}, got {type(element).__name__}")
+    if boolean:
+        return element
+    try:
+        if wanted.kind == "float":
+            return float(element)
+        limits = np.iinfo(wanted.dtype)
+        if int(element) == element and limits.min <= element <= limits.max:
+            return int(element)
+    except (OverflowError, ValueError):  # too large, infinite or NaN
+        pass
+    long = isinstance(element, int) and element.bit_length() > _LONG_BITS
+    shown = f"an integer of {element.bit_length()} bits" if long else str(element)
+    raise InvalidInput(f"{shown} does not fit into {wanted}")
 
 
 def _converted(array: Array, found: Datatype, wanted: Datatype) -> Array:

@@ -146,7 +146,9 @@ class Control:
             if self._loading.get(name) is task:
                 del self._loading[name]
             if not task.cancelled():
-                task.exception()  # whoever asked may be gone
+                fault = task.exception()  # whoever asked may be gone
+                if fault is not None:
+                    log.error("%s", fault)
 
         task.add_done_callback(done)
         return task

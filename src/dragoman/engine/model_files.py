@@ -80,11 +80,20 @@ def repository_settings(folder: Path) -> dict[str, dict[str, Any]]:
 
 def server_settings(folder: Path) -> dict[str, Any]:
     """The server's settings in `dragoman.toml`'s `[server]` and in `settings.json`, the former before the latter."""
+    found: dict[str, Any] = {}
+    for _, table in server_tables(folder):
+        found |= table
+    return found
+
+
+def server_tables(folder: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The settings of the server, each table with where it stands; a later one goes before an earlier."""
     path = folder / "settings.json"
     given = _read_json(path) if path.is_file() else None
-    found: dict[str, Any] = plugins.resolve("dragoman.compat.files:server_table")(given, folder)
-    found |= plugins.resolve("dragoman.compat.serving:server_table")(os.environ)
-    return found | dict(_read_toml(folder).get("server", {}))
+    theirs: dict[str, Any] = plugins.resolve("dragoman.compat.files:server_table")(given, folder)
+    serving: dict[str, Any] = plugins.resolve("dragoman.compat.serving:server_table")(os.environ)
+    ours = _read_toml(folder).get("server", {})
+    return [(str(path), theirs), ("environment", serving), (f"{folder / 'dragoman.toml'}: [server]", ours)]
 
 
 def checked(table: Any, path: Path) -> dict[str, Any]:
@@ -152,6 +161,9 @@ def _read_toml(folder: Path) -> dict[str, Any]:
         found = tomllib.loads(path.read_text())
     except (OSError, ValueError) as fault:
         raise InvalidInput(f"{path} cannot be read: {fault}") from fault
+    for name in ("server", "models"):
+        if not isinstance(found.get(name, {}), dict):
+            raise InvalidInput(f"{path}: expected a table [{name}], got {found[name]!r}")
     strange = set(found) - {"server", "model", "models"}
     if strange:
         raise InvalidInput(

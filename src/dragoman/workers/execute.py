@@ -227,6 +227,7 @@ class Executor:
 
     def _failed(self, fault: BaseException, request: Request[Any]) -> DragomanError:
         if isinstance(fault, InvalidOutput):
+            log.error("model '%s' failed on request %r: %s", self.name, request.id, fault.message)
             return InvalidOutput(f"model '{self.name}' failed: {fault.message}")
         if isinstance(fault, DragomanError):
             return fault
