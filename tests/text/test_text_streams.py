@@ -158,6 +158,12 @@ async def test_open_inference_generates(house: House) -> None:
         ),
         ({"text_input": "a", "parameters": {"temperature": -1}}, 422, "`temperature`"),
         ({"text_input": "a", "parameters": {"top_p": 1.5}}, 422, "`top_p`"),
+        (
+            {"text_input": "a", "parameters": {"num_beams": 2, "best_of": 4}},
+            422,
+            "`best_of` must be <= `num_beams`; got 4 and 2",
+        ),
+        ({"text_input": "a", "parameters": {"logit_bias": {"1" * 5000: 1}}}, 422, "`logit_bias` must be an object of"),
         ({"text_input": "a", "parameters": {"stop": ["a"] * 6}}, 422, "`stop` must be a list of at most 5"),
         ({"text_input": "a !fault"}, 424, "would not say"),
     ],

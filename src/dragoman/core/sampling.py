@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ MOST_TOP = 20
 _MOST_CHARACTERS = 4096
 _COLD = 1e-5  # dividing by less makes logits of any model so large that FP32 cannot tell them apart
 _MOST_INTEGER = (1 << 31) - 1
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")  # in one way alone: of two names for a token one would win
 _MOST_SEED = (1 << 64) - 1
 
 
@@ -138,7 +140,7 @@ def biases(bound: float = 100.0) -> Kind:
     def read(value: Any) -> dict[int, float]:
         if not isinstance(value, Mapping) or len(value) > MOST_BIASES:
             raise Unfit
-        if not all(str(key).isdecimal() and int(key) <= _MOST_INTEGER for key in value):
+        if not all(_TOKEN_ID.fullmatch(str(key)) and int(key) <= _MOST_INTEGER for key in value):
             raise Unfit
         return {int(key): size.read(each) for key, each in value.items()}
 
@@ -223,5 +225,6 @@ def _check_sequences(made: Sampling, names: Mapping[str, str], most: int) -> Non
     if made.num_beams > 1:
         if made.do_sample:
             raise InvalidInput(f"{beams} > 1 searches for the likeliest text; it must not be sampled")
-        if max(made.n, made.best_of) > made.num_beams:
-            raise InvalidInput(f"{n} must be <= {beams}; got {max(made.n, made.best_of)}")
+        for name, count in ((n, made.n), (best_of, made.best_of)):
+            if count > made.num_beams:
+                raise InvalidInput(f"{name} must be <= {beams}; got {count} and {made.num_beams}")
