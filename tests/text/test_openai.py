@@ -7,8 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dragoman.core.text import Bare, Grammar, Token
+import dragoman
+from dragoman import Generate
+from dragoman.core.text import Bare, Generation, Grammar, PromptInfo, Text, Token, joined
+from dragoman.protocols.text_offsets import Offsets
 from dragoman.protocols.text_openai import counted, read_tokens
 from dragoman.protocols.text_tool_parts import Part, gathered
 from dragoman.protocols.text_tool_stream import reader
@@ -90,6 +95,10 @@ async def test_what_is_told_of_a_prompt_as_by_vllm(house: House) -> None:
     told = await chat(house, messages=[{"role": "a", "content": "b"}], prompt_logprobs=0)
     assert [len(each or ()) for each in told["prompt_logprobs"]] == [0, 1]
     assert "prompt_logprobs" not in await chat(house)
+    ask = {"model": "Speaker", "messages": [{"role": "a", "content": "b"}], "prompt_logprobs": 0, "stream": True}
+    first, *rest = events((await house.post("/v1/chat/completions", {**ask, "n": 2})).body)[:-1]
+    assert first["prompt_logprobs"] == told["prompt_logprobs"]
+    assert not any("prompt_logprobs" in each for each in rest)
 
 
 async def test_nothing_new_but_what_is_known_of_a_prompt(house: House) -> None:
@@ -100,6 +109,92 @@ async def test_nothing_new_but_what_is_known_of_a_prompt(house: House) -> None:
     assert (told["usage"]["prompt_tokens"], told["usage"]["completion_tokens"]) == (3, 0)
     streamed = events((await house.post("/v1/completions", {**ask, "prompt": "a b", "stream": True})).body)
     assert [each["choices"][0]["text"] for each in streamed[:-1]] == ["a b"]
+
+
+class Parrot(dragoman.Model):
+    """Says the last word again, and tells nothing of the prompt."""
+
+    placement = "inline"
+
+    def generate(self, call: Generate) -> Generation:
+        return Generation((Text(0, 0, "b", (Token(1, "b", 0.0),), 1, "eos_token", whole="b"),))
+
+
+async def test_a_model_that_tells_nothing_of_a_prompt() -> None:
+    async with speaking(Parrot) as house:
+        ask = {"messages": HELLO, "prompt_logprobs": 1}
+        told = (await house.post("/v1/chat/completions", ask)).json
+        assert (told["choices"][0]["message"]["content"], "prompt_logprobs" in told) == ("b", False)
+        answer = await house.post("/v1/chat/completions", {**ask, "stream": True})
+        assert [each["choices"][0]["delta"].get("content") for each in events(answer.body)[:-1]] == ["", "b"]
+        ask = {"prompt": "a b", "echo": True, "logprobs": 1}
+        (choice,) = (await house.post("/v1/completions", ask)).json["choices"]
+        assert (choice["text"], choice["logprobs"]["text_offset"]) == ("a bb", [3])
+        (piece, _) = events((await house.post("/v1/completions", {**ask, "stream": True})).body)
+        assert piece["choices"][0]["logprobs"] == choice["logprobs"]
+
+
+# --- where tokens stand ----------------------------------------------------------------------------------------
+
+
+class Held(dragoman.Model):
+    """Says "st return", of which the first token might have become a stop string."""
+
+    placement = "inline"
+
+    async def generate(self, call: Generate) -> AsyncIterator[Generation]:
+        prompt = str(call.prompts[0])
+        read = tuple(Token(i, text, -1.0) for i, text in enumerate((" the", " end")[-(call.sampling.truncate or 2) :]))
+        first, second = Token(1, "st", -0.5), Token(2, " return", -0.25)
+        pieces = (
+            Generation((Text(0, 0, "", (first,), 1),), (PromptInfo(prompt, len(read), 0, read),)),
+            Generation((Text(0, 0, "st return", (second,), 2, "length", whole="st return"),)),
+        )
+        for piece in pieces if call.stream else (joined(pieces),):
+            yield piece
+
+
+@pytest.mark.parametrize(
+    ("more", "text", "offsets"),
+    [
+        ({}, "st return", [0, 2]),
+        ({"echo": True}, "This is the endst return", [7, 11, 15, 17]),
+        ({"echo": True, "truncate_prompt_tokens": 1}, "This is the endst return", [11, 15, 17]),
+    ],
+)
+async def test_offsets_tell_where_a_token_stands(more: Any, text: str, offsets: list[int]) -> None:
+    async with speaking(Held) as house:
+        ask = {"prompt": "This is the end", "logprobs": 2, **more}
+        (choice,) = (await house.post("/v1/completions", ask)).json["choices"]
+        assert (choice["text"], choice["logprobs"]["text_offset"]) == (text, offsets)
+        pieces = events((await house.post("/v1/completions", {**ask, "stream": True})).body)[:-1]
+        told = [piece["choices"][0] for piece in pieces]
+        assert "".join(each["text"] for each in told) == text
+        assert [at for each in told for at in each["logprobs"]["text_offset"]] == offsets
+
+
+@given(st.lists(st.tuples(st.text("ab", min_size=1, max_size=3), st.integers(0, 6)), max_size=8))
+def test_offsets_do_not_depend_on_what_is_held_back(steps: list[tuple[str, int]]) -> None:
+    offsets, whole, sent, found = Offsets(5), "".join(text for text, _ in steps), 0, []
+    said = 0
+    for i, (text, held) in enumerate(steps):
+        said += len(text)
+        last = i + 1 == len(steps)
+        upto = said if last else max(sent, said - held)
+        found += offsets.of(whole[sent:upto], [Token(i, text)], last=last)
+        sent = upto
+    assert found == [5 + sum(len(text) for text, _ in steps[:i]) for i in range(len(steps))]
+
+
+def test_offsets_where_tokens_do_not_add_up() -> None:
+    half = Token(1, "\N{REPLACEMENT CHARACTER}")
+    offsets = Offsets()
+    pieces = [("", [half]), ("水", [half]), ("", [Token(2, " x")]), (" x b", [Token(3, " b")])]
+    assert [offsets.of(text, tokens, last=False) for text, tokens in pieces] == [[0], [0], [1], [3]]
+    assert offsets.of("", [Token(4, "</s>", special=True)], last=True) == [5]
+    offsets = Offsets()
+    strange = [offsets.of("z", [Token(i, "x")], last=False)[0] for i in range(500)]
+    assert strange[-64:] == list(range(436, 500))
 
 
 def test_likely_tokens_of_a_prompt_have_ranks() -> None:
@@ -129,6 +224,10 @@ async def test_a_temperature_of_none_is_greedy_and_one_is_not(house: House) -> N
     assert house.model().calls[-1].sampling.do_sample
     await chat(house, use_beam_search=True, n=3, temperature=0)
     assert house.model().calls[-1].sampling.num_beams == 3
+    for more, beams in (({}, 2), ({"n": 3}, 3), ({"n": 2, "best_of": 4}, 4)):
+        ask = {"model": "Speaker", "prompt": "a", "use_beam_search": True, **more}
+        assert (await house.post("/v1/completions", ask)).status == 200
+        assert house.model().calls[-1].sampling.num_beams == beams
 
 
 @pytest.mark.parametrize("name", ["", "tgi", "dummy", None])
@@ -177,7 +276,7 @@ async def test_messages_as_templates_take_them(house: House) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "grammar"),
+    ("form", "grammar"),
     [
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": {"type": "json_object"}}, Grammar("json_object")),
@@ -190,8 +289,8 @@ async def test_messages_as_templates_take_them(house: House) -> None:
         ({"guided_json": '{"type": "object"}'}, Grammar("json_schema", '{"type": "object"}')),
     ],
 )
-async def test_what_the_text_must_be(house: House, given: Any, grammar: Grammar | None) -> None:
-    await chat(house, **given)
+async def test_what_the_text_must_be(house: House, form: Any, grammar: Grammar | None) -> None:
+    await chat(house, **form)
     assert house.model().calls[-1].sampling.grammar == grammar
 
 
@@ -204,6 +303,35 @@ async def test_the_text_of_tokens(house: House) -> None:
         answer = await house.post("/detokenize", {"tokens": tokens})
         assert (answer.status, answer.json["error"]["param"]) == (400, "tokens")
     assert (await house.post("/detokenize", {"model": "nobody", "tokens": [1]})).status == 404
+
+
+UNKNOWN: list[tuple[str, Any, str]] = [
+    ("/tokenize", {"prompt": "a", "add_special_token": False, "user": None}, "add_special_token"),
+    ("/tokenize", {"prompt": "a", "messages": HELLO, "tools": [], "chat_template": "x"}, "prompt, chat_template"),
+    ("/detokenize", {"tokens": [5], "skip_special_tokens": True}, "skip_special_tokens"),
+    (
+        "/v1/completions",
+        {"prompt": "a", "stream": True, "foo": 1, "stream_options": {"foo": 5, "bar": None, "include_usage": True}},
+        "foo, stream_options.foo",
+    ),
+    ("/v1/chat/completions", {"messages": HELLO, "stream": True, "stream_options": {"a b": 1}}, "stream_options.a%20b"),
+]
+
+
+async def test_what_nobody_knows_is_named_and_in_strict_mode_refused(house: House) -> None:
+    for path, body, named in UNKNOWN:
+        answer = await house.post(path, body)
+        assert (answer.status, answer.headers["x-ignored-parameters"]) == (200, named)
+    for path, body in (("/tokenize", {"prompt": "a", "return_token_strs": True}), ("/detokenize", {"tokens": [5]})):
+        assert "x-ignored-parameters" not in (await house.post(path, body)).headers
+    async with speaking(strict_parameters=True) as strict:
+        for path, body, named in UNKNOWN:
+            answer = await strict.post(path, body)
+            assert answer.status == (422 if path == "/tokenize" else 400)  # the first is a path of TGI's
+            told = answer.json["error"]
+            message = told if isinstance(told, str) else told["message"]
+            assert f"unknown parameters: `{named.split(', ')[0].replace('%20', ' ')}`" in message
+        assert (await strict.post("/detokenize", {"model": "Speaker", "tokens": [5]})).status == 200
 
 
 async def test_whether_the_tokenizer_adds_special_tokens(house: House) -> None:
@@ -427,6 +555,10 @@ async def test_one_required_call_alone(house: House) -> None:
         ({"presence_penalty": 3}, "presence_penalty", "got 3"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
         ({"logit_bias": {"5": 101}}, "logit_bias", "from -100 to 100"),
+        ({"logit_bias": {"1" * 5000: 1}}, "logit_bias", "token ids"),
+        ({"logit_bias": {"1": 1, "01": 2}}, "logit_bias", "token ids"),
+        ({"logit_bias": {"٣": 1}}, "logit_bias", "token ids"),
+        ({"logit_bias": {str(1 << 31): 1}}, "logit_bias", "token ids"),
         ({"allowed_token_ids": []}, "allowed_token_ids", "a list of 1 to 256 token ids"),
         ({"logprobs": 3}, "logprobs", "true or false"),
         ({"top_logprobs": 3}, "top_logprobs", "only be given with `logprobs`"),
@@ -439,6 +571,13 @@ async def test_one_required_call_alone(house: House) -> None:
         ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "must not be given with `guided_regex`"),
         ({"response_format": {"type": "json_object"}, "guided_json": {}}, "guided_json", "with `response_format`"),
+        ({"tools": TOOLS, "tool_choice": "time", "guided_regex": "a"}, "guided_regex", "with a `tool_choice` that"),
+        (
+            {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "response_format",
+            "must not be given with a `tool_choice` that requires a call",
+        ),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options", "options that are true or false"),
         ({"model": 5}, "model", "the name of a model"),
         ({"continue_final_message": True}, "continue_final_message", "with `add_generation_prompt`: false"),
         ({"continue_final_message": 1}, "continue_final_message", "true or false"),
@@ -464,6 +603,8 @@ async def test_what_is_refused(house: House, change: Any, param: str, message: s
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 1, "n": 2}, "best_of"),
         ({"best_of": 3, "stream": True}, "best_of"),
+        ({"use_beam_search": True, "n": 2, "best_of": 99}, "best_of"),
+        ({"logit_bias": {"1" * 5000: 1}}, "logit_bias"),
         ({"logprobs": 21}, "logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1, "echo": True}, "max_tokens"),

@@ -10,9 +10,9 @@ from dragoman.core.calls import Generate
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import MOST_TOP, checked, flag, integer, shown
 from dragoman.core.text import Chat
-from dragoman.protocols.text import Given, Parameter, given, inquiry, object_in, option, sets
+from dragoman.protocols.text import Given, Parameter, inquiry, object_in, option, sets
 from dragoman.protocols.text_chat_answer import ChatAnswer
-from dragoman.protocols.text_openai import COMMON, DONE, Faults, addressed, anything, error_event, settle
+from dragoman.protocols.text_openai import COMMON, DONE, Faults, addressed, anything, error_event, given, settle
 from dragoman.protocols.text_tools import Tools, tools_of
 from dragoman.protocols.wire import Asked, Exchange, HttpRequest, HttpStream, Policy
 
@@ -75,6 +75,7 @@ def _chat(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Fa
     _check_logprobs(found)
     grammar = tools.grammar()
     if grammar is not None:
+        _check_alone(found)
         fields["grammar"] = grammar
         found.names["grammar"] = "tools"
     elif tools.offered:  # the markup of a call may be of special tokens, as Mistral's is
@@ -87,6 +88,14 @@ def _chat(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Fa
     if stream:
         return HttpStream(request, answer.piece, error_event, DONE, answer.stream_headers(found.headers), fault)
     return Exchange(request, lambda response: answer.whole(response, found.headers), fault)
+
+
+def _check_alone(found: Given) -> None:
+    if "grammar" in found.fields:
+        name = found.names["grammar"]
+        raise InvalidInput(
+            f"`{name}` must not be given with a `tool_choice` that requires a call: that is the text then"
+        )
 
 
 def _check_logprobs(found: Given) -> None:

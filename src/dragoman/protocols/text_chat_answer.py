@@ -31,6 +31,7 @@ class ChatAnswer:
         self._all_told = options.get("model") == "tgi"
         self._readers: dict[int, Reader] = {}
         self._called: set[int] = set()
+        self._untold: dict[str, Any] = {}  # what the next chunk tells of the prompt
         self._finished = 0
 
     # --- whole ---------------------------------------------------------------------------------------------
@@ -43,7 +44,9 @@ class ChatAnswer:
 
     def _prompt(self, generation: Generation) -> dict[str, Any]:
         """vLLM: what was asked for of the prompt."""
-        return {"prompt_logprobs": read_tokens(generation.prompts[0].prefill)} if self._read else {}
+        if not self._read or not generation.prompts:
+            return {}
+        return {"prompt_logprobs": read_tokens(generation.prompts[0].prefill)}
 
     def _choice(self, text: Text) -> dict[str, Any]:
         part = reader(self._tools).feed(text.whole, last=True, cut=text.finish == "length")
@@ -77,6 +80,7 @@ class ChatAnswer:
     def piece(self, response: Response[Generation]) -> bytes:
         """The chunks of one piece; the last one of all is followed by the usage where that was asked for."""
         self._usage.add(response.answer)
+        self._untold |= self._prompt(response.answer)
         chunks = b"".join(self._chunks_of(text, response.model) for text in response.answer.texts)
         if self._finished == self._n and self._ends_with_usage:
             chunks += event(self._chunks.around(response.model, [], usage=self._usage.told()))
@@ -104,12 +108,12 @@ class ChatAnswer:
         if self._all_told:
             delta = {"role": "assistant", "content": None, "tool_calls": None, **delta}
         choice = {"index": at, "delta": delta, "logprobs": None, "finish_reason": None, **more}
-        usage: dict[str, Any] = {}
+        about, self._untold = self._untold, {}
         if self._always_usage:
-            usage = {"usage": self._usage.told()}
+            about["usage"] = self._usage.told()
         elif self._ends_with_usage:
-            usage = {"usage": None}
-        return event(self._chunks.around(model, [choice], **usage))
+            about["usage"] = None
+        return event(self._chunks.around(model, [choice], **about))
 
 
 def _deltas(part: Part) -> list[dict[str, Any]]:

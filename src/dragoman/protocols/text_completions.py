@@ -7,7 +7,8 @@ from dragoman.core.calls import Generate, Response
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import MOST_TOP, flag, integer, shown
 from dragoman.core.text import Bare, Generation, Prompt, PromptInfo, Text, Token
-from dragoman.protocols.text import EVENT_STREAM, Parameter, event, given, inquiry, is_token_id, option, sets, spread
+from dragoman.protocols.text import EVENT_STREAM, Parameter, event, inquiry, is_token_id, option, sets
+from dragoman.protocols.text_offsets import Offsets, rest_of
 from dragoman.protocols.text_openai import (
     COMMON,
     DONE,
@@ -18,6 +19,7 @@ from dragoman.protocols.text_openai import (
     addressed,
     anything,
     error_event,
+    given,
     read_tokens,
     settle,
     stop_reason,
@@ -118,7 +120,7 @@ class CompletionAnswer:
         self._usage = Usage()
         self._envelope = Envelope.new("cmpl", "text_completion")
         self._infos: tuple[PromptInfo, ...] = ()
-        self._sent: dict[int, int] = {}
+        self._offsets: dict[int, Offsets] = {}
         self._finished = 0
 
     def whole(self, response: Response[Generation], headers: Headers) -> HttpResponse:
@@ -150,25 +152,29 @@ class CompletionAnswer:
 
     def _choice(self, text: Text, content: str) -> dict[str, Any]:
         index = text.prompt * self._n + text.choice
-        first = index not in self._sent
-        tokens: list[tuple[Token, str]] = list(zip(text.tokens, spread(content, text.tokens), strict=True))
-        if self._echo and first:
-            prefill = self._infos[text.prompt].prefill if self._infos else ()
-            prompt = self._prompt(text.prompt)
-            tokens = [*zip(prefill, spread(prompt, prefill), strict=True), *tokens]
-            content = prompt + content
-        at = self._sent.get(index, 0)
-        self._sent[index] = at + len(content)
+        first = index not in self._offsets
+        prompt = self._prompt(text.prompt) if self._echo and first else ""
+        if first:
+            self._offsets[index] = Offsets(len(prompt))
         told: dict[str, Any] = {
             "index": index,
-            "text": content,
-            "logprobs": _told(tokens, at) if self._logprobs else None,
+            "text": prompt + content,
+            "logprobs": self._logprobs_of(text, content, prompt) if self._logprobs else None,
             "finish_reason": REASONS[text.finish],
             **({"stop_reason": stop_reason(text)} if text.finish else {}),
         }
         if first and self._read and self._infos:
             told["prompt_logprobs"] = read_tokens(self._infos[text.prompt].prefill)
         return told
+
+    def _logprobs_of(self, text: Text, content: str, prompt: str) -> dict[str, Any]:
+        """The four lists for the tokens of a piece, and for those of the prompt where it stands in front."""
+        offsets = self._offsets[text.prompt * self._n + text.choice]
+        places = offsets.of(content, text.tokens, last=bool(text.finish))
+        prefill = self._infos[text.prompt].prefill if prompt and self._infos else ()
+        begin = rest_of(prompt, prefill)  # of a prompt that was truncated the last tokens are there
+        before = Offsets(begin).of(prompt[begin:], prefill, last=True)
+        return _told((*prefill, *text.tokens), [*before, *places])
 
     def _prompt(self, at: int) -> str:
         prompt = self._prompts[at]
@@ -177,18 +183,14 @@ class CompletionAnswer:
         return self._infos[at].text if self._infos else ""
 
 
-def _told(tokens: Sequence[tuple[Token, str]], at: int) -> dict[str, Any]:
-    """The four lists of a completion's log-probabilities; offsets count characters from `at`."""
-    offsets = []
-    for _, text in tokens:
-        offsets.append(at)
-        at += len(text)
+def _told(tokens: Sequence[Token], offsets: Sequence[int]) -> dict[str, Any]:
+    """The four lists of a completion's log-probabilities."""
     return {
         "text_offset": offsets,
-        "token_logprobs": [token.logprob for token, _ in tokens],
-        "tokens": [token.text for token, _ in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "tokens": [token.text for token in tokens],
         "top_logprobs": [
             {top.text: top.logprob for top in (*reversed(token.top), token)} if token.logprob is not None else None
-            for token, _ in tokens
+            for token in tokens
         ],
     }

@@ -4,7 +4,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dragoman.core.calls import DescribeModels, ModelDescription, Request, Response
@@ -23,9 +23,10 @@ from dragoman.core.errors import (
 )
 from dragoman.core.sampling import Kind, Unfit, flag, integer, number, shown
 from dragoman.core.text import FinishReason, Generation, PromptInfo, Text, Token
-from dragoman.protocols.text import Parameter, event, option, sets
+from dragoman.protocols.text import Given, Parameter, event, option, refuse_unknown, sets
+from dragoman.protocols.text import given as given_in
 from dragoman.protocols.text_grammar import GUIDED, RESPONSE_FORMAT
-from dragoman.protocols.wire import Asked, HttpFault, HttpRequest, HttpResponse, Inquiry, row_of, sendable
+from dragoman.protocols.wire import Asked, HttpFault, HttpRequest, HttpResponse, Inquiry, Policy, row_of, sendable
 
 # How the protocol whose path it is tells a fault.
 Faults = Callable[[DragomanError | HttpFault], HttpResponse]
@@ -39,6 +40,7 @@ REASONS: Mapping[FinishReason, str | None] = {
     "eos_token": "stop",
     "stop_sequence": "stop",
 }
+_STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
 _HALF = "\N{REPLACEMENT CHARACTER}"
 _SEED = integer(-(1 << 63), (1 << 64) - 1)
 _SAME = (
@@ -65,8 +67,8 @@ _SAME = (
 
 
 def _stream_options() -> Kind:
-    def read(value: Any) -> dict[str, bool]:
-        if not isinstance(value, dict) or not all(isinstance(each, bool | None) for each in value.values()):
+    def read(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict) or not all(isinstance(value.get(name), bool | None) for name in _STREAM_OPTIONS):
             raise Unfit
         return {name: each for name, each in value.items() if each is not None}
 
@@ -97,10 +99,23 @@ COMMON: Mapping[str, Parameter] = {
 }
 
 
+def given(body: Mapping[str, Any], table: Mapping[str, Parameter], policy: Policy) -> Given:
+    """The parameters in a body, each checked, and those of its `stream_options` that nobody knows."""
+    found = given_in(body, table, policy)
+    unknown = [
+        f"stream_options.{name}" for name in found.options.get("stream_options", ()) if name not in _STREAM_OPTIONS
+    ]
+    refuse_unknown(unknown, (f"stream_options.{name}" for name in _STREAM_OPTIONS), policy)
+    return replace(found, ignored=(*found.ignored, *unknown))
+
+
 def settle(fields: dict[str, Any], options: Mapping[str, Any]) -> None:
-    """What OpenAI's parameters mean together: sampling is on unless the temperature is 0."""
+    """What OpenAI's parameters mean together: sampling is on unless the temperature is 0.
+
+    A beam search is as wide as vLLM's old API said it: by `best_of`, else by `n`.
+    """
     if options.get("use_beam_search"):
-        fields.setdefault("num_beams", max(2, fields.get("n", 1)))
+        fields.setdefault("num_beams", max(2, fields.get("n", 1), fields.get("best_of", 0)))
         fields.pop("temperature", None)
     else:
         fields["do_sample"] = True

@@ -7,10 +7,27 @@ from dragoman.core.calls import Describe, ModelDescription, Request, Response, T
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import shown
 from dragoman.core.text import Bare, Chat, Tokenized
-from dragoman.protocols.text import Given, inquiry, is_token_id
+from dragoman.protocols.text import Given, ignored_header, inquiry, is_token_id, refuse_unknown
 from dragoman.protocols.text_chat import conversation, flag_in
 from dragoman.protocols.text_openai import Faults, addressed
 from dragoman.protocols.wire import Asked, Exchange, HttpRequest, HttpResponse, Inquiry, Policy, json_response
+
+_TOKENS = frozenset({"model", "tokens"})
+_TEXT = frozenset({"model", "prompt", "add_special_tokens", "return_token_strs"})
+_CHAT = frozenset(
+    {
+        "model",
+        "messages",
+        "add_special_tokens",
+        "return_token_strs",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "chat_template_kwargs",
+        "add_generation_prompt",
+        "continue_final_message",
+    }
+)
 
 
 def is_vllms(body: Mapping[str, Any]) -> bool:
@@ -24,7 +41,7 @@ def tokens_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy) -> 
 
 
 def _tokens(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> Asked:
-    call = Tokenize(_prompt(body))
+    call, ignored = Tokenize(_prompt(body)), _unknown(body, _CHAT if "messages" in body else _TEXT, policy)
     texts = flag_in(body, "return_token_strs", otherwise=False)
 
     def then(described: Response[ModelDescription]) -> Asked:
@@ -34,7 +51,7 @@ def _tokens(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: s
             tokens = response.answer.tokens
             told = {"count": len(tokens), "max_model_len": context, "tokens": [token.id for token in tokens]}
             strings = [token.text for token in tokens] if texts else None
-            return json_response({**told, "token_strs": strings})
+            return json_response({**told, "token_strs": strings}, 200, ignored_header(ignored))
 
         return Exchange(inquiry(call, http, policy, described.answer.name), reply)
 
@@ -51,15 +68,23 @@ def _prompt(body: Mapping[str, Any]) -> str | Chat:
     return prompt if flag_in(body, "add_special_tokens", otherwise=True) else Bare(prompt)
 
 
+def _unknown(body: Mapping[str, Any], known: frozenset[str], policy: Policy) -> list[str]:
+    """The fields that nobody reads. Raises InvalidInput in strict mode where there are such."""
+    names = [name for name, value in body.items() if name not in known and value is not None]
+    refuse_unknown(names, known, policy)
+    return names
+
+
 def text_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Faults) -> Asked:
     """What a body of `/detokenize` asks. Raises InvalidInput naming what does not fit."""
     tokens = body.get("tokens")
     if not isinstance(tokens, list) or not all(map(is_token_id, tokens)):
         raise InvalidInput(f"`tokens` must be a list of token ids; got {shown(tokens)}")
+    ignored = _unknown(body, _TOKENS, policy)
     fault = Given(names={"prompt": "tokens"}).telling(faults)
 
     def reply(response: Response[Tokenized]) -> HttpResponse:
-        return json_response({"prompt": response.answer.text})
+        return json_response({"prompt": response.answer.text}, 200, ignored_header(ignored))
 
     def then(name: str) -> Asked:
         return Exchange(inquiry(Tokenize(tuple(tokens)), http, policy, name), reply, fault)
