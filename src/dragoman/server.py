@@ -246,7 +246,7 @@ def open_engine(*models: Any, **changes: Any) -> Engine:
     return make_engine(paths, [_live_spec(m, settings) for m in models if not isinstance(m, str | Path)], settings)
 
 
-def settings_for(paths: Sequence[str], *layers: dict[str, Any]) -> Settings:
+def settings_for(paths: Sequence[str], *layers: Mapping[str, Any]) -> Settings:
     """Settings from the files in the folders that are served, then from each further layer."""
     files: dict[str, Any] = {}
     for path in map(Path, paths):

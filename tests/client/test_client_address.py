@@ -54,6 +54,9 @@ def test_settings_that_do_not_fit() -> None:
         dragoman.Client("grpcs://h:1", tls_verify=False)
     with pytest.raises(errors.InvalidInput, match="compression: expected"):
         dragoman.Client("http://h:1", compression="br")  # type: ignore[arg-type]
+    for url in ("https://h:1", "grpcs://h:1"):
+        with pytest.raises(errors.InvalidInput, match=r"tls_ca: 'nosuch\.pem' cannot be read as certificates"):
+            dragoman.Client(url, tls_ca="nosuch.pem")
     for headers in ({"a": "b\r\nc: d"}, {"a\n": "b"}, {"": "b"}, {"a:": "b"}):
         with pytest.raises(errors.InvalidInput, match="without line breaks"):
             dragoman.Client("http://h:1", headers=headers)

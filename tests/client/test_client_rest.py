@@ -313,8 +313,9 @@ def test_a_refusal_before_the_whole_body_is_sent(house: House) -> None:
     with house.serving(Echo, max_body_bytes=1000) as server:
         twins: tuple[Twin, ...] = ("blocking", "asyncio")
         for twin in twins:
-            with house.client(twin, server.http_url) as client, pytest.raises(errors.InvalidInput, match="1000 bytes"):
-                client.infer("Echo", {"x": np.ones(1 << 20)})
+            for url in (server.http_url, f"grpc://{server.grpc_url}"):
+                with house.client(twin, url) as client, pytest.raises(errors.InvalidInput, match="1000 bytes"):
+                    client.infer("Echo", {"x": np.ones(1 << 20)})
 
 
 # --- what is asked ---------------------------------------------------------------------------------------------

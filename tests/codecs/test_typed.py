@@ -360,6 +360,19 @@ def test_the_annotation_decides_what_a_content_type_becomes(wanted: Wanted) -> N
     assert found == wanted.value if not isinstance(found, Image.Image) else found.tobytes() == wanted.value.tobytes()
 
 
+@pytest.mark.parametrize(("text", "kind"), [("[1]", "list"), ("null", "NoneType"), ('"a"', "str")])
+def test_what_is_no_json_object_is_refused(text: str, kind: str) -> None:
+    def one(x: dict[str, Any]) -> float:
+        return 0.0
+
+    def many(x: list[dict[str, Any]]) -> float:
+        return 0.0
+
+    for f in (one, many):
+        with pytest.raises(InvalidInput, match=f"input 'x': expected JSON objects, got {kind}"):
+            _infer(f, x=Tensor.of([text]))
+
+
 def test_the_models_own_content_types_go_before_the_annotation() -> None:
     def f(x: Any, table: pd.DataFrame) -> pd.DataFrame:
         return table.assign(x=x)

@@ -362,3 +362,25 @@ async def test_models_may_wait_until_somebody_asks_for_them() -> None:
             await who(engine)
         await engine.call(Request(Load("secret"), "m"))
         assert await who(engine) == b"new"
+
+
+async def test_inputs_that_may_be_left_out_are_not_asked_for() -> None:
+    def scaled(x: float, y: float, factor: float = 2.0) -> float:
+        return (x + y) * factor
+
+    async with dragoman.open_engine(scaled) as engine:
+        told = "^expected at least 'x', 'y' but got 'factor', 'y' for model 'scaled'; missing 'x'$"
+        with pytest.raises(errors.InvalidInput, match=told):
+            await engine.infer("scaled", {"factor": np.ones(1), "y": np.ones(1)})
+
+
+async def test_a_model_that_can_answer_nothing_is_refused() -> None:
+    class Idle(dragoman.Model):
+        placement = "inline"
+
+    async with dragoman.open_engine(Idle) as engine:
+        (deployment,) = engine.deployments()
+        assert deployment.state == "UNAVAILABLE"
+        assert deployment.reason.startswith(
+            "failed to load 'Idle', Idle can answer nothing; expected a method predict, "
+        )

@@ -1,11 +1,13 @@
 """Files and folders are recognised by their suffix, and by their first bytes where a suffix is shared."""
 
+import re
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from dragoman.core.errors import ModelFailed
+from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.engine.repository import DiskRepository
 from dragoman.runtimes.recognise import model_file, recognise
 
 XGBOOST_JSON = b'{"learner":{"attributes":{}}}'
@@ -107,6 +109,21 @@ def test_a_decoder_continues_texts_and_its_runtime_tells_what_is_missing(tmp_pat
     assert model_file(tmp_path) == tmp_path
     (tmp_path / "config.json").write_text('{"architectures": ["BertForMaskedLM"], "model_type": "bert"}')
     assert recognise(tmp_path) == "huggingface"
+
+
+def test_what_a_suffix_promises_and_the_file_does_not_keep(tmp_path: Path) -> None:
+    for name, told in (
+        ("model.pt", "expected a program of TorchScript or torch.export, not weights"),
+        ("model.pth", "expected a program of TorchScript or torch.export"),
+        ("model.json", "expected what save_model of an XGBoost or a LightGBM booster writes"),
+        ("model.txt", "expected what save_model of an XGBoost or a LightGBM booster writes"),
+    ):
+        path = tmp_path / name
+        path.write_bytes(b"{}")
+        for place in (path, tmp_path):
+            with pytest.raises(InvalidInput, match=re.escape(f"'{name}' is no model: {told}")):
+                DiskRepository([str(place)], {}).scan()
+        path.unlink()
 
 
 def test_the_one_model_of_a_folder(tmp_path: Path) -> None:

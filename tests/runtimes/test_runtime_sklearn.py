@@ -187,8 +187,12 @@ def test_pickles_are_refused_unless_allowed(tmp_path: Path) -> None:
 
 
 def test_what_is_no_estimator_is_refused(tmp_path: Path) -> None:
-    for value in ({"a": 1}, DBSCAN().fit([[1.0]])):
-        with pytest.raises(ModelFailed, match="can neither predict nor transform"):
+    for value in ({"a": 1}, DBSCAN().fit([[1.0]]), pandas.DataFrame({"a": [1.0]}), StandardScaler):
+        with pytest.raises(ModelFailed, match="which is no model; expected a fitted scikit-learn estimator"):
             _served(value, tmp_path)
+    for name, form in (("model.pkl", "pickle"), ("model.joblib", "joblib")):
+        (tmp_path / name).write_bytes(b"garbage")
+        with pytest.raises(ModelFailed, match=f"'{name}' cannot be read as a model saved by {form}: "):
+            SklearnModel(ModelSpec(name="m", uri=str(tmp_path / name), allow_pickle=True)).load()
     with pytest.raises(ModelFailed, match="there is no file"):
         SklearnModel(ModelSpec(name="m", uri=str(tmp_path / "none.joblib"), allow_pickle=True)).load()

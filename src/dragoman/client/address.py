@@ -51,7 +51,10 @@ class Address:
         """For HTTP; None where it is not encrypted."""
         if not self.secure:
             return None
-        context = ssl.create_default_context(cafile=self.tls_ca or None)
+        try:
+            context = ssl.create_default_context(cafile=self.tls_ca or None)
+        except OSError as fault:
+            raise self._unreadable(fault) from fault
         if not self.tls_verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
@@ -59,7 +62,13 @@ class Address:
 
     def tls_roots(self) -> bytes | None:
         """For gRPC: the certificates to trust, None for its own list."""
-        return Path(self.tls_ca).read_bytes() if self.tls_ca else None
+        try:
+            return Path(self.tls_ca).read_bytes() if self.tls_ca else None
+        except OSError as fault:
+            raise self._unreadable(fault) from fault
+
+    def _unreadable(self, fault: OSError) -> InvalidInput:
+        return InvalidInput(f"tls_ca: '{self.tls_ca}' cannot be read as certificates (PEM): {fault.strerror or fault}")
 
 
 def address(

@@ -97,7 +97,7 @@ def of_code(code: str, details: str, metadata: Mapping[str, str], place: str) ->
     if code == "UNAVAILABLE" and wait_s is None:
         return _away(details, place)
     kind = NotReady if code == "UNAVAILABLE" else _BY_CODE.get(code, ServerError)
-    if code == "RESOURCE_EXHAUSTED" and "larger than max" in details:  # a message, not a queue
+    if code == "RESOURCE_EXHAUSTED" and "larger than" in details:  # a message, not a queue
         kind = InvalidInput
     fault = kind(details or code)
     fault.retry_after_s = wait_s

@@ -9,6 +9,7 @@ from dragoman.codecs.codec import InputCodec
 from dragoman.codecs.conversion import ANY, Conversion
 from dragoman.codecs.registry import CODECS
 from dragoman.core.datatypes import BYTES, UINT8
+from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Tensor
 
 # Annotations of which a codec makes one element; by name, since their packages need not be installed.
@@ -41,12 +42,20 @@ def by_codec(element: Any) -> Conversion:
         tensor = codec.to_tensor(list(value))
         return replace(tensor, data=tensor.data.reshape(-1))
 
+    def to_value(tensor: Tensor, name: str) -> Any:
+        values = codec.to_value(tensor, f"input '{name}'")
+        strange = [v for v in values if not isinstance(v, dict)] if content_type == "json" else []
+        if strange:
+            raise InvalidInput(f"input '{name}': expected JSON objects, got {type(strange[0]).__name__}")
+        return values
+
     images = content_type == "pillow_image"  # which may be arrays of pixels as well, of several axes
     return replace(
         of_codec(codec),
         shape=None if images else (-1,),
         accepts=frozenset({UINT8}) if images else frozenset(),
         datatype=BYTES,
+        to_value=to_value,
         to_tensor=to_tensor,
         kind=get_origin(element) or element,
         many=True,

@@ -83,10 +83,12 @@ def _check_names(call: Infer, signature: Signature, model: str) -> None:
                 )
     missing = [s for s in signature.inputs if s.name not in call.inputs and not s.optional]
     if missing:
-        raise InvalidInput(
-            f"expected {len(signature.inputs)} inputs but got {len(call.inputs)} inputs for model '{model}'; "
-            f"missing {_listed(tuple(missing))}"
-        )
+        required = tuple(s for s in signature.inputs if not s.optional)
+        expected, came = f"{len(required)} inputs", f"{len(call.inputs)} inputs"
+        if len(required) < len(signature.inputs):  # those that may be left out make numbers tell nothing
+            expected, came = f"at least {_listed(required)}", ", ".join(map(repr, call.inputs)) or "none"
+        told = f"expected {expected} but got {came} for model '{model}'; missing {_listed(tuple(missing))}"
+        raise InvalidInput(told)
 
 
 def _columns_as_rows(call: Infer, signature: Signature) -> Infer:

@@ -128,8 +128,8 @@ def _element_as_number(element: Any, wanted: Datatype) -> Any:
             return int(element)
     except (OverflowError, ValueError):  # too large, infinite or NaN
         pass
-    long = isinstance(element, int) and element.bit_length() > _LONG_BITS
-    shown = f"an integer of {element.bit_length()} bits" if long else str(element)
+    bits = element.bit_length() if isinstance(element, int) else 0
+    shown = f"an integer of {bits} bits" if bits > _LONG_BITS else str(element)
     raise InvalidInput(f"{shown} does not fit into {wanted}")
 
 

@@ -80,9 +80,9 @@ class DiskRepository(Repository):
         for path in self._paths:
             there = list(_look(path))
             if not there:
-                raise InvalidInput(
-                    f"found no model in '{path}'; expected a model file, a folder of models or module:object"
-                )
+                likely = [p for p in _visible(Path(path)) if p.stem == "model" or p.suffix in (".pt", ".pth")]
+                told = "expected a model file, a folder of models or module:object"
+                raise InvalidInput(f"found no model in '{path}'; {next(filter(None, map(_why_not, likely)), told)}")
             for found in there:
                 check_name(found.name, f"the model name of '{found.path or path}'")
                 same = by_name.setdefault(found.name, [])
@@ -159,7 +159,8 @@ def _placed(spec: ModelSpec, path: Path | None) -> ModelSpec:
     if runtime is None and not file.exists():
         raise InvalidInput(f"model '{spec.name}': there is no file '{file}'; expected the path of the model's file")
     if runtime is None:
-        raise InvalidInput(f"model '{spec.name}': no runtime is known for {file}; name one as `runtime`")
+        why = _why_not(file) or f"no runtime is known for {file}; name one as `runtime`"
+        raise InvalidInput(f"model '{spec.name}': {why}")
     return replace(spec, runtime=runtime, uri=str(file))
 
 
@@ -177,7 +178,7 @@ def _look(path: str) -> Iterator[_Found]:
     elif place.is_file():
         if _recognise(place) is None:
             told = f"no runtime is known for the file '{path}'; expected a model file that docs/serving.md lists, or a "
-            raise InvalidInput(told + "folder with it and a dragoman.toml that names its runtime")
+            raise InvalidInput(_why_not(place) or told + "folder with it and a dragoman.toml that names its runtime")
         yield _Found(_name(place), place.resolve(), {}, {})
     else:
         raise InvalidInput(f"'{path}' is not there; expected a model file, a folder of models or module:object")
@@ -240,6 +241,11 @@ def _name(path: Path) -> str:
         name: str = plugins.resolve("dragoman.runtimes.graph_files:graph_name")(path)
         return name
     return path.name if path.is_dir() else path.stem
+
+
+def _why_not(path: Path) -> str:
+    found: str = plugins.resolve("dragoman.runtimes.recognise:why_not")(path)
+    return found
 
 
 def _recognise(path: Path) -> str | None:

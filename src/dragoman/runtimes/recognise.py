@@ -24,6 +24,13 @@ def recognise(path: Path) -> str | None:
     return by_suffix(path) if callable(by_suffix) else by_suffix
 
 
+def why_not(path: Path) -> str:
+    """What is amiss with a file whose suffix alone would make it a model; "" for any other."""
+    if not path.is_file() or path.suffix.lower() not in _EXPECTED or recognise(path) is not None:
+        return ""
+    return f"'{path.name}' is no model: {_EXPECTED[path.suffix.lower()]}"
+
+
 def model_file(folder: Path) -> Path | None:
     """The one model directly in a folder: a file, or a folder that is a model itself, as a SavedModel is.
 
@@ -147,4 +154,14 @@ _BY_SUFFIX: Mapping[str, str | Callable[[Path], str | None]] = {
     ".pth": _torch,
     ".ts": _torch,
     ".pt2": "torch",
+}
+# What a file has to hold whose suffix does not tell its form.
+_PROGRAM = (
+    "expected a program of TorchScript or torch.export, not weights or a module that torch.save has pickled; "
+    "write one by torch.jit.script(module).save(file) or torch.export.save(program, 'model.pt2')"
+)
+_BOOSTER = "expected what save_model of an XGBoost or a LightGBM booster writes"
+_EXPECTED = {
+    **dict.fromkeys((".pt", ".pth", ".ts"), _PROGRAM),
+    **dict.fromkeys((".bst", ".json", ".model", ".txt"), _BOOSTER),
 }

@@ -39,11 +39,18 @@ class SklearnModel(Model):
         joblib = package("joblib", "sklearn")
         package("sklearn", "sklearn")
         self.platform = "sklearn_joblib" if path.suffix == ".joblib" else "sklearn_pickle"
-        self._estimator = joblib.load(path)
+        try:
+            self._estimator = joblib.load(path)
+        except Exception as fault:  # whatever code in the file raises
+            form = "by joblib" if path.suffix == ".joblib" else "by pickle"
+            told = f"'{path.name}' cannot be read as a model saved {form}: {type(fault).__name__}: {fault}"
+            raise ModelFailed(told) from fault
         self._methods = [name for name in _METHODS if callable(getattr(self._estimator, name, None))]
-        if not self._methods:
+        fitted = callable(getattr(self._estimator, "fit", None))  # a data frame can transform, too
+        usable = self._methods and (fitted or self._methods != ["transform"])
+        if not usable or isinstance(self._estimator, type):
             raise ModelFailed(
-                f"'{path.name}' holds {type(self._estimator).__name__}, which can neither predict nor transform; "
+                f"'{path.name}' holds {type(self._estimator).__name__}, which is no model; "
                 "expected a fitted scikit-learn estimator"
             )
         self._table: Table = table_of(self._estimator)

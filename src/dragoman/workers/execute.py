@@ -269,6 +269,9 @@ def _describe(model: Model, spec: ModelSpec) -> Loaded:
         for call, (method, _) in _VERBS.items()
         if getattr(type(model), method) is not getattr(Model, method) or method in vars(model)
     )
+    if not calls:
+        able = ", ".join(method for method, _ in _VERBS.values())
+        raise ModelFailed(f"{type(model).__name__} can answer nothing; expected a method predict, {able}")
     kinds = {kind_of(getattr(model, _VERBS[call][0])) for call in calls}
     infers = kind_of(model.infer) if Infer in calls else "value"
     return Loaded(
