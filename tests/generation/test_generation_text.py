@@ -99,13 +99,26 @@ def test_stop_strings_are_found_and_never_shown(pieces: list[str], stops: list[s
         assert shown + watch.rest() == "".join(pieces)
 
 
+@given(st.lists(st.text("abc", max_size=3), max_size=12), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
+def test_what_is_kept_is_never_held_back(pieces: list[str], stops: list[str]) -> None:
+    kept, taken = StopStrings(stops, keep=True), StopStrings(stops, keep=False)
+    shown, without, fed = "", "", ""
+    for piece in pieces:
+        fed += piece
+        shown += kept.add(piece)
+        without += taken.add(piece)
+        assert kept.found == taken.found
+        if kept.found:
+            break
+        assert shown == fed
+    assert kept.rest() == ""
+    assert shown == without + kept.found + taken.rest()
+    assert fed.startswith(shown)
+
+
 def test_only_what_may_become_a_stop_string_is_held_back() -> None:
+    pieces = ("Hi", "\n", "Us", "ual", "\nUser", ": x")
+    watch = StopStrings(["\nUser:"], keep=False)
+    assert [watch.add(piece) for piece in pieces] == ["Hi", "", "", "\nUsual", "", ""]
     watch = StopStrings(["\nUser:"], keep=True)
-    assert [watch.add(piece) for piece in ("Hi", "\n", "Us", "ual", "\nUser", ": x")] == [
-        "Hi",
-        "",
-        "",
-        "\nUsual",
-        "",
-        "\nUser:",
-    ]
+    assert [watch.add(piece) for piece in pieces] == ["Hi", "\n", "Us", "ual", "\nUser", ":"]

@@ -18,7 +18,7 @@ import pytest
 
 import dragoman
 
-from .text_house import House
+from .text_house import House, events
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -137,6 +137,27 @@ def test_what_stopped_a_text(served: Running) -> None:
     assert told(**sure) == ("stop", None)  # the model's own end, which no caller asked for
     assert told(**sure, ignore_eos=True, stop_token_ids=[end]) == ("stop", end)
     assert told() == ("length", None)
+
+
+def test_a_stop_text_that_stays_holds_nothing_back(served: Running) -> None:
+    def told(**parameters: Any) -> list[str]:
+        words = {"type": "regex", "value": "one two three four five six seven"}
+        given = {"max_new_tokens": 8, "details": True, "grammar": words, **parameters}
+        body = {"inputs": PROMPT, "parameters": given}
+        whole = ask(served, "/generate", body)
+        url, data = f"http://{served.url}/generate_stream", json.dumps(body).encode()
+        with urllib.request.urlopen(urllib.request.Request(url, data), timeout=120) as answer:
+            streamed = events(answer.read())
+        tokens = [token["text"] for token in whole["details"]["tokens"]]
+        assert [event["token"]["text"] for event in streamed] == tokens
+        assert streamed[-1]["generated_text"] == whole["generated_text"] == "".join(tokens)
+        return tokens
+
+    plain = told()
+    first, second, third = plain[1:4]
+    assert told(stop=[first + second + "§"]) == plain
+    assert told(stop=[first + "§", second + third]) == plain[:4]
+    assert told(stop=[second + third[:1]]) == [*plain[:3], third[:1]]
 
 
 def test_tokens_and_their_text(served: Running) -> None:
