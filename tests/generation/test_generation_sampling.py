@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.text import Chat, Grammar
@@ -221,6 +223,22 @@ def test_json_may_be_indented_as_programs_write_it(llama: LanguageModel) -> None
             assert guide.allowed()[token]
             guide.took(token)
         assert guide.ended
+
+
+_LETTERS = st.characters(exclude_categories=["Cs"]) | st.sampled_from('\x00\x01\x7f"\\\n\u2028/%')
+
+
+@settings(max_examples=60)
+@example("\x7f")
+@given(st.text(_LETTERS, min_size=1, max_size=8))
+def test_any_text_may_be_the_choice(llama: LanguageModel, choice: str) -> None:
+    intake = llama._loaded.intake
+    guide = intake._grammars.guide(Grammar("choice", json.dumps([choice])))
+    ends, written = set(intake._grammars._ends), list[int]()
+    while not guide.ended and (allowed := set(np.flatnonzero(guide.allowed()).tolist()) - ends):
+        written.append(max(allowed))
+        guide.took(written[-1])
+    assert intake.vocabulary.decode(written, skip_special=False) == choice
 
 
 async def test_a_grammar_that_cannot_be_followed_is_told(llama: LanguageModel) -> None:

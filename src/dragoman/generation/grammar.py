@@ -101,7 +101,12 @@ def _choice(text: str) -> str:
     options = json.loads(text)
     if not isinstance(options, list) or not options or not all(isinstance(each, str) and each for each in options):
         raise ValueError("expected a list of texts that are not empty")
-    return "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in options)
+    return "start: " + " | ".join(map(_literal, options))
+
+
+def _literal(text: str) -> str:
+    """The text as Lark's: with JSON's escapes, and one for the control character that JSON writes as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 class _Follower:
