@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dragoman
@@ -137,6 +138,17 @@ async def test_the_best_first_and_the_others_beside_it(house: House, parameters:
     assert set(others[0]) == {"finish_reason", "generated_tokens", "tokens", "generated_text"}
 
 
+async def test_the_prompt_is_in_front_of_all_texts_or_of_none(house: House) -> None:
+    parameters = {"n": 2, "do_sample": True, "return_full_text": True}
+    told = (await house.post("/invocations", {"inputs": "a b", "parameters": parameters})).json
+    assert told["generated_text"] == "a bb a"
+    assert told["details"]["best_of_sequences"][0]["generated_text"] == "a ba"
+    listed = {"inputs": ["a b"], "parameters": {"n": 2, "do_sample": True}}
+    (told,) = (await house.post("/invocations", listed)).json
+    assert told["generated_text"] == "a bb a"
+    assert told["details"]["best_of_sequences"][0]["generated_text"] == "a ba"
+
+
 async def test_a_stream_of_several_is_held_until_the_best_is_known(house: House) -> None:
     ask = {"inputs": "a b c", "parameters": {"n": 2, "do_sample": True}, "stream": True}
     told = lines((await house.post("/invocations", ask)).body)
@@ -255,6 +267,37 @@ async def test_the_dynamic_schema_alone(tmp_path: Path) -> None:
             assert (answer.json["code"], answer.json["message"]) == (424, "invoke handler failure")
             assert told in answer.json["error"]
         assert "would not say" in failed.json["error"]
+
+
+async def test_the_dynamic_schema_gives_a_text_alone(tmp_path: Path) -> None:
+    more = {
+        "details": True,
+        "decoder_input_details": True,
+        "n": 2,
+        "best_of": 3,
+        "do_sample": True,
+        "logprobs": 2,
+        "top_n_tokens": 1,
+        "prompt_logprobs": 0,
+    }
+    path = folder(tmp_path, rolling_batch="disable")
+    async with speaking(path) as house:
+        answer = await house.post("/invocations", {"inputs": "a b", "parameters": more})
+        assert answer.json == [{"generated_text": "a bb a"}]
+        named = "n, details, decoder_input_details, logprobs, top_n_tokens, prompt_logprobs"
+        assert answer.headers["x-ignored-parameters"] == named
+        sampling = house.model("said").calls[-1].sampling
+        assert (sampling.n, sampling.best_of, sampling.top_logprobs, sampling.prompt_logprobs) == (1, 3, 0, None)
+        await house.post("/invocations", {"inputs": "a b", "parameters": {"num_beams": 3}})
+        assert (house.model("said").calls[-1].sampling.n, house.model("said").calls[-1].sampling.num_beams) == (1, 3)
+        nothing = {"n": 1, "details": False, "decoder_input_details": None, "logprobs": 0, "best_of": 2}
+        answer = await house.post("/invocations", {"inputs": "a b", "parameters": {**nothing, "do_sample": True}})
+        assert "x-ignored-parameters" not in answer.headers
+    async with speaking(path, strict_parameters=True) as house:
+        answer = await house.post("/invocations", {"inputs": "a b", "parameters": {"n": 2, "details": True}})
+        assert (answer.status, answer.json["code"]) == (424, 424)
+        assert answer.json["error"] == "parameters that have no effect here: `n`, `details`; expected none of them"
+        assert not house.model("said").calls
 
 
 # --- a model's own settings ----------------------------------------------------------------------------------
@@ -470,6 +513,62 @@ async def test_which_model_is_meant() -> None:
     async with speaking(Speaker, Other, default_model="Other") as house:
         assert (await house.post("/invocations", {"inputs": "a"})).status == 200
         assert len(house.model("Other").calls) == 1
+
+
+_CHAT = {"messages": [{"role": "user", "content": "a"}]}
+
+
+class Sums(dragoman.Model):
+    placement = "inline"
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        return x + 1
+
+
+@pytest.mark.parametrize("default", ["", "Speaker"])
+async def test_the_body_names_the_model(default: str) -> None:
+    async with speaking(Speaker, Other, Sums, **({"default_model": default} if default else {})) as house:
+        for body in (
+            {**_CHAT, "model": "Other"},
+            {**_CHAT, "model": "someone/Other:pirate"},
+            {"prompt": "a", "model": "Other"},
+            {"inputs": "a", "model_name": "Other"},
+            {"inputs": ["a"], "model_name": "Other"},
+        ):
+            before = len(house.model("Other").calls)
+            answer = await house.post("/invocations", body)
+            assert (answer.status, len(house.model("Other").calls)) == (200, before + 1)
+            assert "x-ignored-parameters" not in answer.headers
+            unknown = {name: "nobody" if name.startswith("model") else value for name, value in body.items()}
+            answer = await house.post("/invocations", unknown)
+            assert (answer.status, answer.json["type"]) == (404, "ModelNotFoundException")
+            assert "nobody" in answer.json["message"]
+        for arrays in ({"inputs": [1.0], "model_name": "Sums"}, {"x": [1.0], "model_name": "Sums"}):
+            assert (await house.post("/invocations", arrays)).json == {"predictions": [2.0]}
+        assert not house.model("Speaker").calls
+        for body in ({**_CHAT, "model": "lmi"}, {"prompt": "a", "model": "tgi"}, {"inputs": "a", "model_name": ""}):
+            assert (await house.post("/invocations", body)).status == (200 if default else 400)
+        assert len(house.model("Speaker").calls) == (3 if default else 0)
+
+
+async def test_the_path_goes_before_the_body() -> None:
+    async with speaking(Speaker, Other) as house:
+        for path in ("/models/Speaker/invoke", "/predictions/Speaker", "/invocations?model_name=Speaker"):
+            for named in ("Other", "nobody"):
+                assert (await house.post(path, {**_CHAT, "model": named})).status == 200
+                answer = await house.post(path, {"inputs": "a", "model_name": named})
+                assert (answer.status, answer.headers["x-ignored-parameters"]) == (200, "model_name")
+            answer = await house.post(path, {"inputs": "a", "model_name": "Speaker"})
+            assert "x-ignored-parameters" not in answer.headers
+        assert not house.model("Other").calls
+        wrong = await house.post("/predictions/Speaker", {"inputs": "a", "model_name": 5})
+        assert (wrong.status, wrong.json["error"]) == (424, "`model_name` must be a text; got 5")
+    async with speaking(Speaker, Other, strict_parameters=True) as house:
+        assert (await house.post("/models/Speaker/invoke", {**_CHAT, "model": "Other"})).status == 200
+        assert (await house.post("/invocations", {"inputs": "a", "model_name": "Other"})).status == 200
+        answer = await house.post("/models/Speaker/invoke", {"inputs": "a", "model_name": "Other"})
+        assert answer.status == 424
+        assert "parameters that have no effect here: `model_name`" in answer.json["error"]
 
 
 async def test_which_version_is_meant(tmp_path: Path) -> None:

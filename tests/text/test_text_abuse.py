@@ -53,6 +53,17 @@ REFUSED: list[tuple[tuple[str, Any], str]] = [
         ("/v1/chat/completions", {"model": "tgi", "messages": [{"role": "user", "content": "a b " * 9000}]}),
         "less than 512",
     ),
+    (
+        ("/v1/chat/completions", {"model": "tgi", "messages": [{"role": "user", "content": "word " * 1_000_000}]}),
+        "expected less than 512 tokens, .* got 5000031 characters",
+    ),
+    (("/tokenize", {"inputs": "word " * 1_000_000}), "`inputs`: expected less than 512 tokens, .* 5000000 characters"),
+    (("/tokenize", {"prompt": "word " * 1_000_000}), "expected less than 512 tokens, .* 5000000 characters"),
+    (("/tokenize", {"inputs": "🦆" * 600}), "`inputs`: expected at most 2048 tokens to be told, got 24"),
+    (
+        ("/chat_tokenize", {"messages": [{"role": "user", "content": "word " * 1_000_000}]}),
+        "`messages`: expected less than 512 tokens, .* characters",
+    ),
     (_lmi(stop_sequences=[f"s{i}" for i in range(1000)]), "`stop_sequences` must be a list of at most 64 texts"),
     (_openai(stop=["a" * 5_000_000]), "`stop` must be a list"),
     (
@@ -102,8 +113,24 @@ ODD: list[tuple[str, Any]] = [
     _tgi(grammar={"type": "regex", "value": ".{1000000000}"}),
     ("/generate", {"inputs": "word " * 100_000, "parameters": {"truncate": 5, "max_new_tokens": 2}}),
     ("/generate", {"inputs": "\x00\x01", "parameters": {"max_new_tokens": 2}}),
+    _openai(guided_choice=["\x7f\x01"]),
     ("/invocations", {"inputs": ["a"] * 256, "parameters": {"max_new_tokens": 1}}),
 ]
+
+
+async def test_what_is_too_large_is_not_cut_into_tokens(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary = house.model("tiny-llama")._loaded.intake.vocabulary
+    monkeypatch.setattr(vocabulary, "cut", None)
+    huge = "word " * 1_000_000
+    chat = {"messages": [{"role": "user", "content": huge}]}
+    for path, body in (
+        ("/generate", {"inputs": huge}),
+        ("/v1/chat/completions", chat),
+        ("/tokenize", {"inputs": huge}),
+        ("/tokenize", chat),
+        ("/chat_tokenize", chat),
+    ):
+        assert (await house.post(path, body)).status in (400, 422), path
 
 
 async def test_what_is_odd_and_within_limits_is_answered(house: House) -> None:

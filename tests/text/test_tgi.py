@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from dragoman.core.text import Bare
+
 from .text_house import House, Speaker, events, speaking
 
 
@@ -129,6 +131,28 @@ async def test_tokens(house: House) -> None:
     assert [t["text"] for t in told["tokenize_response"]] == ["user:", " hi"]
 
 
+async def test_what_has_no_effect_on_tokens_is_named(house: House) -> None:
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    more = {"inputs": "a", "parameters": {"truncate": 5}, "add_special_tokens": False}
+    for path, ask in (("/tokenize", more), ("/chat_tokenize", {**chat, "max_tokens": 5, "stream": True})):
+        plain = await house.post(path, ask)
+        assert "x-ignored-parameters" not in plain.headers
+        answer = await house.post(path, {**ask, "foo": 1, "tool_prompt": "x"})
+        assert (answer.status, answer.headers["x-ignored-parameters"]) == (200, "foo, tool_prompt")
+        assert answer.json == plain.json
+    wrong = await house.post("/tokenize", {"inputs": "a", "add_special_tokens": 5})
+    assert (wrong.status, wrong.json["error_type"]) == (422, "validation")
+    assert "`add_special_tokens` must be true or false; got 5" in wrong.json["error"]
+
+
+async def test_inputs_may_be_taken_as_they_are(house: House) -> None:
+    for path in ("/generate", "/generate_stream"):
+        for given, bare in (({}, False), ({"add_special_tokens": True}, False), ({"add_special_tokens": False}, True)):
+            answer = await house.post(path, {"inputs": "a", **given})
+            assert (answer.status, "x-ignored-parameters" in answer.headers) == (200, False)
+            assert isinstance(house.model().calls[-1].prompts[0], Bare) == bare
+
+
 async def test_tokens_as_vllms_clients_ask_for_them(house: House) -> None:
     told = (await house.post("/tokenize", {"model": "tgi", "prompt": "hé du"})).json
     assert told == {"count": 2, "max_model_len": 64, "tokens": [478, 227], "token_strs": None}
@@ -242,6 +266,39 @@ async def test_which_model_is_meant() -> None:
         assert (lost.status, lost.json["error_type"]) == (404, "not_found")
 
 
+ASKED: list[tuple[str, dict[str, Any]]] = [
+    ("/", {"inputs": "a"}),
+    ("/generate", {"inputs": "a"}),
+    ("/generate_stream", {"inputs": "a"}),
+    ("/tokenize", {"inputs": "a"}),
+    ("/chat_tokenize", {"messages": [{"role": "user", "content": "a"}]}),
+]
+
+
+@pytest.mark.parametrize(("path", "ask"), ASKED, ids=lambda each: each if isinstance(each, str) else "")
+async def test_a_body_names_a_model_that_is_there(path: str, ask: dict[str, Any]) -> None:
+    async with speaking(Speaker, Other) as house:  # no default: only a name leads anywhere
+        answer = await house.post(path, {**ask, "model": "Other"})
+        assert answer.status == 200
+        assert "x-ignored-parameters" not in answer.headers
+        assert (await house.post(path, {**ask, "model": "nobody"})).status == 400
+        there = await house.post(f"/models/Speaker{path}".rstrip("/"), {**ask, "model": "Other"})
+        assert (there.status, there.headers["x-ignored-parameters"]) == (200, "model")
+        same = await house.post(f"/models/Speaker{path}".rstrip("/"), {**ask, "model": "Speaker"})
+        assert "x-ignored-parameters" not in same.headers
+        assert len(house.model("Other").calls) == (0 if "tokenize" in path else 1)
+    async with speaking() as house:
+        for named, ignored in (("nobody", "model"), ("tgi", None), ("Speaker", None), (None, None)):
+            answer = await house.post(path, {**ask, "model": named})
+            assert (answer.status, answer.headers.get("x-ignored-parameters")) == (200, ignored)
+        wrong = await house.post(path, {**ask, "model": 5})
+        told = events(wrong.body)[0] if path == "/generate_stream" else wrong.json
+        assert (told["error_type"], told["error"]) == (
+            "validation",
+            "Input validation error: `model` must be a text; got 5",
+        )
+
+
 async def test_a_full_queue_is_told_as_overloaded() -> None:
     async with speaking(max_queue=1) as house:
         _, waiting = await house.send("POST", "/generate", {"inputs": "!wait"})
@@ -261,3 +318,24 @@ async def test_strict_mode_refuses_what_it_does_not_know() -> None:
         assert (await house.post("/invocations", {"inputs": "a", "paramters": {}})).status == 424
         told = await house.post("/v1/completions", {"model": "Speaker", "prompt": "a", "max_token": 1})
         assert told.status == 400
+        for path, ask in ASKED[1:]:
+            if path != "/generate_stream":
+                answer = await house.post(path, {**ask, "foo": 1})
+                assert (answer.status, "unknown parameters: `foo`" in answer.json["error"]) == (422, True)
+
+
+async def test_strict_mode_refuses_what_has_no_effect() -> None:
+    async with speaking(strict_parameters=True) as house:
+        for path, ask, status, name in (
+            ("/generate", {"inputs": "a", "parameters": {"watermark": True}}, 422, "watermark"),
+            ("/generate", {"inputs": "a", "model": "nobody"}, 422, "model"),
+            ("/tokenize", {"inputs": "a", "model": "nobody"}, 422, "model"),
+            ("/invocations", {"inputs": "a", "parameters": {"stop": True}}, 424, "stop"),
+        ):
+            answer = await house.post(path, ask)
+            assert answer.status == status
+            assert f"parameters that have no effect here: `{name}`; expected none of them" in answer.json["error"]
+        (told,) = events((await house.post("/generate_stream", {"inputs": "a", "model": "nobody"})).body)
+        assert "`model`" in told["error"]
+        for path, parameters in (("/generate", {"watermark": False}), ("/invocations", {"stop": False})):
+            assert (await house.post(path, {"inputs": "a", "parameters": parameters})).status == 200

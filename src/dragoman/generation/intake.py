@@ -12,9 +12,6 @@ from dragoman.generation.job import Asked
 from dragoman.generation.limits import Limits
 from dragoman.generation.vocabulary import Vocabulary
 
-# How much shorter a tokenizer may make a text before it cuts it.
-_SPARE = 4
-
 
 class Intake:
     """Takes calls for one model. `budget` is how many tokens the cache holds in all."""
@@ -23,6 +20,7 @@ class Intake:
         self, vocabulary: Vocabulary, limits: Limits, budget: int, ends: frozenset[int], adapters: frozenset[str]
     ) -> None:
         self.vocabulary, self._limits, self._budget, self._adapters = vocabulary, limits, budget, adapters
+        vocabulary.context = limits.max_context
         self._grammars = Grammars(vocabulary.tokenizer, vocabulary.size, sorted(ends))
 
     def asked(self, call: Generate) -> list[Asked]:
@@ -44,23 +42,12 @@ class Intake:
         return found
 
     def _tokens(self, prompt: Prompt, given: Sampling) -> tuple[str, list[int]]:
-        if isinstance(prompt, str) and given.truncate is None:
-            self._check_size(prompt)
-        text, tokens = self.vocabulary.encode(prompt)
+        text, tokens = self.vocabulary.encode(prompt, bounded=given.truncate is None)
         if not tokens:
             raise InvalidInput("prompt: expected at least one token, got an empty prompt")
         if given.truncate is not None:
             tokens = tokens[-given.truncate :]
         return text, tokens
-
-    def _check_size(self, prompt: str) -> None:
-        """Raises InvalidInput where a text cannot fit, which to cut it into tokens first would take long to tell."""
-        context, least = self._limits.max_context, len(prompt) // self.vocabulary.longest
-        if least > context * _SPARE:
-            raise TooLong(
-                f"prompt: expected less than {context} tokens, the context of the model, got {len(prompt)} characters, "
-                f"at least {least // _SPARE} tokens"
-            )
 
     def _length(self, prompt: int, given: Sampling) -> int:
         """How many tokens the text may have."""

@@ -8,47 +8,56 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import InvalidInput, TooLong
 from dragoman.core.text import Bare, Chat, Prompt, TokenSpan
 from dragoman.generation.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
 
 # A text of more characters is cut by what lets other threads go on, and knows no places in the text.
 _LONG = 1000
+# So many times the model's context is more than anybody can mean: such a text is not cut, nor are its tokens told.
+_SPARE = 4
 # How many of a prompt's last tokens a text's first characters may depend on.
 _BEFORE = 6
 
 
 class Vocabulary:
-    """The tokens of one model. `size` counts them, as the model's logits do."""
+    """The tokens of one model. `size` counts them, as the model's logits do; `context` is how many the model can read,
+    0 while nobody has said so."""
 
     def __init__(self, folder: Path, size: int) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         self.size = size
+        self.context = 0
         self._fast: Any = getattr(self.tokenizer, "backend_tokenizer", None)
         self.special = frozenset(self.tokenizer.all_special_ids)
         self._texts: dict[int, str] = {}
 
     # --- prompts -----------------------------------------------------------------------------------------
 
-    def encode(self, prompt: Prompt) -> tuple[str, list[int]]:
+    def encode(self, prompt: Prompt, *, bounded: bool = False) -> tuple[str, list[int]]:
         """A prompt's text, of a conversation after the template, and its tokens.
 
-        Raises InvalidInput for token ids that there are not, and for conversations that the template refuses.
+        Raises InvalidInput for token ids that there are not, and for conversations that the template refuses; with
+        `bounded` TooLong for a text that is too long for the context by far, before it is cut.
         """
-        match prompt:
-            case str():
-                return str(prompt), self.cut(prompt, special=_surrounded(prompt))
-            case Chat():
-                text = self._templated(prompt)
-                return text, self.cut(text, special=_surrounded(prompt))
+        if isinstance(prompt, str | Chat):
+            text = str(prompt) if isinstance(prompt, str) else self._templated(prompt)
+            if bounded:
+                self._check_size(text)
+            return text, self.cut(text, special=_surrounded(prompt))
         strange = [token for token in prompt if not 0 <= token < self.size]
         if strange:
             raise InvalidInput(f"prompt: expected token ids from 0 to {self.size - 1}, got {strange[0]}")
         return self.decode(list(prompt), skip_special=False), list(prompt)
 
     def spans(self, prompt: Prompt) -> tuple[str, tuple[TokenSpan, ...]]:
-        """A prompt's text, and its tokens with the characters that each of them covers."""
-        text, ids = self.encode(prompt)
+        """A prompt's text, and its tokens with the characters that each of them covers.
+
+        Raises what `encode` does, and TooLong where there are too many tokens to tell them all.
+        """
+        text, ids = self.encode(prompt, bounded=True)
+        if len(ids) > self.context * _SPARE > 0:
+            raise TooLong(f"prompt: expected at most {self.context * _SPARE} tokens to be told, got {len(ids)}")
         if self._fast is not None and not isinstance(prompt, tuple):
             (found,) = self._fast.encode_batch([text], add_special_tokens=_surrounded(prompt))
             places = found.offsets
@@ -71,6 +80,15 @@ class Vocabulary:
             return fast
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special)
         return ids
+
+    def _check_size(self, text: str) -> None:
+        """Raises TooLong where a text cannot fit, which to cut it into tokens first would take long to tell."""
+        least = len(text) // self.longest
+        if least > self.context * _SPARE > 0:
+            raise TooLong(
+                f"prompt: expected less than {self.context} tokens, the context of the model, got {len(text)} "
+                f"characters, at least {least // _SPARE} tokens"
+            )
 
     def _templated(self, chat: Chat) -> str:
         if not self.has_template:

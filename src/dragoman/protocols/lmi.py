@@ -6,6 +6,7 @@ from dragoman.core.calls import Describe, Embed, Generate, Infer, ModelDescripti
 from dragoman.core.errors import DragomanError, InvalidInput, ServerError
 from dragoman.core.text import Generation
 from dragoman.protocols import lmi_control
+from dragoman.protocols.lmi_address import addressed
 from dragoman.protocols.lmi_arrays import arrays_asked
 from dragoman.protocols.lmi_bedrock import bedrock_asked
 from dragoman.protocols.lmi_chat import openai_asked
@@ -14,7 +15,7 @@ from dragoman.protocols.lmi_faults import Faults, codes, dynamic
 from dragoman.protocols.lmi_formats import Formatter
 from dragoman.protocols.lmi_later import fetched, later
 from dragoman.protocols.lmi_model import lmi_model
-from dragoman.protocols.lmi_request import Asked, asked, model_name, versioned
+from dragoman.protocols.lmi_request import Asked, asked, versioned
 from dragoman.protocols.text import inquiry
 from dragoman.protocols.wire import Asked as Answered
 from dragoman.protocols.wire import (
@@ -48,7 +49,7 @@ class Lmi:
         """An inference, now or later, or the answer of an earlier one."""
         return fetched(http, self._faults.write) or later(http, self._asked(versioned(http)), self._faults.write)
 
-    def _asked(self, http: HttpRequest) -> Inquiry[ModelDescription]:
+    def _asked(self, http: HttpRequest) -> Answered:
         """An inference: the model is asked for first, since it has a say in what the body and the answer look like."""
 
         def then(response: Response[ModelDescription]) -> Answered:
@@ -70,8 +71,11 @@ class Lmi:
                 return openai_asked(found, http, self._policy, self._faults, model)
             return self._generate(found, http, Formatter(found, model), model.name)
 
-        told = inquiry(Generate(prompts=()), http, self._policy, model_name(http))
-        return Inquiry(Request(Describe(Generate, Infer), told.model, told.version), then)
+        def meant(name: str) -> Inquiry[ModelDescription]:
+            told = inquiry(Generate(prompts=()), http, self._policy, name)
+            return Inquiry(Request(Describe(Generate, Infer), told.model, told.version), then)
+
+        return addressed(http, self._policy, meant)
 
     def _generate(self, found: Asked, http: HttpRequest, formatter: Formatter, model: str) -> Answered:
         # LMI: of several texts the best is known at the end, so a stream of it holds all back until then.

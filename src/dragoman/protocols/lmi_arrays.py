@@ -28,7 +28,7 @@ _TENSOR = {"name", "shape", "datatype"}
 def arrays_asked(http: HttpRequest, model: ModelDescription, policy: Policy) -> Exchange[Inference, HttpResponse]:
     """The inference that a body asks of a model. Raises InvalidInput naming what does not fit."""
     kind = media_type(http)
-    read = _READERS.get(kind, _from_json)
+    read = READERS.get(kind, _from_json)
     if not len(http.body):
         raise InvalidInput("the request body is empty")
     call = read(http, model, policy)
@@ -45,6 +45,8 @@ def _from_json(http: HttpRequest, model: ModelDescription, policy: Policy) -> In
     if not isinstance(body, dict):
         return Infer(_of_one(body, model))
     names = {spec.name for spec in model.signature.inputs}
+    if "model_name" not in names:
+        body.pop("model_name", None)
     given = next((name for name in _VALUES if name in body), None)
     if given is None:
         if body and body.keys() <= names:
@@ -206,7 +208,7 @@ def _text(body: Buffer) -> str:
         raise InvalidInput(f"the request body is not valid UTF-8: {fault.reason}") from fault
 
 
-_READERS: Mapping[str, Callable[[HttpRequest, ModelDescription, Policy], Infer]] = {
+READERS: Mapping[str, Callable[[HttpRequest, ModelDescription, Policy], Infer]] = {
     "text/csv": _from_csv,
     "text/plain": _from_text,
     "application/octet-stream": _from_bytes,

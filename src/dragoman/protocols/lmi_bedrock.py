@@ -13,6 +13,7 @@ from dragoman.protocols.wire import JSON_TYPE, Asked, Exchange, Headers, HttpReq
 
 _PARAMETERS: Mapping[str, Parameter] = {
     "prompt": option("prompt", text()),
+    "model": option("model", text()),  # which may have chosen the model
     "max_gen_len": sets("max_new_tokens"),
     "temperature": sets("temperature"),
     "top_p": sets("top_p"),

@@ -11,7 +11,7 @@ from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import shown
 from dragoman.protocols.lmi_faults import Faults
 from dragoman.protocols.lmi_formats import to_json
-from dragoman.protocols.lmi_request import media_type
+from dragoman.protocols.lmi_request import media_type, other_model
 from dragoman.protocols.text import ignored_header, inquiry, json_body, refuse_unknown
 from dragoman.protocols.wire import JSON_TYPE, Asked, Exchange, HttpRequest, HttpResponse, Policy
 
@@ -28,9 +28,9 @@ def embeddings_asked(http: HttpRequest, model: ModelDescription, policy: Policy,
         if body is None or not texts or not all(isinstance(text, str) for text in texts):
             return None
         _check(body, texts, policy)
+        unknown = _unknown(body) + other_model(body, model.name, policy)
     except InvalidInput as fault:
         return _unread(fault)
-    unknown = _unknown(body)
 
     def reply(response: Response[Embedded]) -> HttpResponse:
         vectors = np.ascontiguousarray(response.answer.vectors.data, np.float32)
@@ -59,7 +59,7 @@ def _check(body: Mapping[str, Any], texts: Sequence[str], policy: Policy) -> Non
 
 
 def _unknown(body: Mapping[str, Any]) -> list[str]:
-    return [name for name, value in body.items() if name != "inputs" and value not in (None, {})]
+    return [name for name, value in body.items() if name not in ("inputs", "model_name") and value not in (None, {})]
 
 
 def _unread(fault: DragomanError) -> HttpResponse:

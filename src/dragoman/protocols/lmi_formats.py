@@ -90,7 +90,7 @@ class Formatter:
         if self._asked.sampling.top_logprobs:
             found["top_tokens"] = [[self._token(top, top.text) for top in token.top] for token in best.tokens]
         if self.ranked:
-            found["best_of_sequences"] = [self._sequence(text) for text in texts[1:]]
+            found["best_of_sequences"] = [self._sequence(at, text) for text in texts[1:]]
         if self._compat:
             found["seed"] = best.seed
         return found
@@ -104,12 +104,12 @@ class Formatter:
             for token in found
         ]
 
-    def _sequence(self, text: Text) -> dict[str, Any]:
+    def _sequence(self, at: int, text: Text) -> dict[str, Any]:
         found = {
             "finish_reason": text.finish,
             "generated_tokens": text.generated,
             "tokens": self._tokens(text),
-            "generated_text": text.whole,
+            "generated_text": self._full(at, text),
         }
         return {**found, "prefill": [], "seed": text.seed} if self._compat else found
 

@@ -8,6 +8,7 @@ from dragoman.core.sampling import MOST_STOPS, Kind, Unfit, flag, text, texts
 from dragoman.core.text import Sampling
 from dragoman.protocols.text import Given, Parameter, given, option, sets
 from dragoman.protocols.text_grammar import GRAMMAR, GUIDED, RESPONSE_FORMAT
+from dragoman.protocols.text_unused import refuse_unused
 from dragoman.protocols.wire import Policy
 
 # Names that are also the field's.
@@ -81,27 +82,54 @@ PARAMETERS: Mapping[str, Parameter] = {
 _DRAWS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
 
-def parameters(values: Mapping[str, Any], policy: Policy, *, infer_do_sample: bool) -> tuple[Given, Sampling]:
+# What the dynamic-batch schema has no place for, each with the value that asks for nothing.
+_BEYOND_TEXT: Mapping[str, Any] = {
+    "n": 1,
+    "details": False,
+    "decoder_input_details": False,
+    "logprobs": 0,
+    "top_n_tokens": 0,
+    "prompt_logprobs": None,
+}
+
+
+def parameters(
+    values: Mapping[str, Any], policy: Policy, *, infer_do_sample: bool, rolling: bool = True
+) -> tuple[Given, Sampling]:
     """The parameters of a request and the Sampling that they make.
 
+    Without `rolling`, where there is the dynamic-batch schema alone, an answer is a text and nothing else.
     Without `do_sample` what shapes a distribution has no effect, as in LMI up to 0.31; with `infer_do_sample` it
     switches sampling on, as from 0.32.
     """
     found = given(values, PARAMETERS, policy)
-    unused = tuple(name for name in ("stop",) if isinstance(values.get(name), bool))
+    unused = [name for name in ("stop",) if isinstance(values.get(name), bool)]
+    refuse_unused([name for name in unused if values[name]], policy)
+    if not rolling:
+        unused += _text_alone(found, values, policy)
     found = replace(found, ignored=(*found.ignored, *unused))
     fields = found.fields
     if infer_do_sample and "do_sample" not in fields:
         fields["do_sample"] = any(fields.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
     # LMI: with `best_of` or `num_beams` above 1 all of them are told, the best one first, whether or not `n` is 1.
     many = next((name for name in ("best_of", "num_beams") if fields.get(name, 1) > 1), None)
-    if many and fields.get("n", 1) == 1:
+    if many and rolling and fields.get("n", 1) == 1:
         fields["n"] = fields[many]
         found.names["n"] = many
     if found.options.get("decoder_input_details"):
         fields.setdefault("prompt_logprobs", 0)
     found.options.setdefault("prefill", "prompt_logprobs" in fields)
     return found, found.sampling(policy, max_new_tokens=30, shorten=True)
+
+
+def _text_alone(found: Given, values: Mapping[str, Any], policy: Policy) -> list[str]:
+    """Leave out what asks for more than a text; gives its names, which are refused in strict mode."""
+    unused = [name for name, nothing in _BEYOND_TEXT.items() if values.get(name) not in (None, nothing)]
+    refuse_unused(unused, policy)
+    for name in _BEYOND_TEXT:
+        known = PARAMETERS[name]
+        (found.options if known.own else found.fields).pop(known.to, None)
+    return unused
 
 
 _NEUTRAL: Mapping[str, Any] = {name: getattr(Sampling(), name) for name in _DRAWS}

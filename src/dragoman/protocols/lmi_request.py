@@ -12,11 +12,13 @@ from urllib.parse import parse_qs
 from msgspec import structs
 
 from dragoman.core.errors import InvalidInput
-from dragoman.core.sampling import checked, flag, shown
+from dragoman.core.sampling import checked, flag, shown, text
 from dragoman.core.text import Sampling
 from dragoman.protocols.lmi_model import LmiModel
 from dragoman.protocols.lmi_parameters import ADAPTERS, parameters
 from dragoman.protocols.text import Given, object_body, object_in, refuse_unknown
+from dragoman.protocols.text_openai import PLACEHOLDERS
+from dragoman.protocols.text_unused import refuse_unused
 from dragoman.protocols.wire import HttpRequest, Policy
 
 _FIELDS = ("inputs", "parameters", "stream", "adapters", "model_name")
@@ -24,6 +26,8 @@ _ADAPTER = "x-amzn-sagemaker-adapter-identifier"
 _ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 _TARGET = "x-amzn-sagemaker-target-model"
 _FAILED = "Input Parsing failed. Ensure that the request payload is valid. "
+# Names that clients send where they mean whatever model is there.
+ANY_MODEL = PLACEHOLDERS | {"lmi"}
 _NO_OBJECT = (
     "Invalid request payload. Request payload should be a json object specifying the 'inputs' field. Received payload "
 )
@@ -52,7 +56,7 @@ def asked(http: HttpRequest, model: LmiModel, policy: Policy) -> Asked | Mapping
             body = model.reads(body)
         if not isinstance(body, dict):
             raise InvalidInput(_NO_OBJECT + shown(body))
-        if "messages" in body or ("prompt" in body and "inputs" not in body):
+        if is_openais(body):
             return body
         inputs, listed = _inputs(body)
         values = _values(body, http)
@@ -60,13 +64,29 @@ def asked(http: HttpRequest, model: LmiModel, policy: Policy) -> Asked | Mapping
         raise InvalidInput(_FAILED + fault.message) from fault
     unknown = [name for name in body if name not in _FIELDS]
     refuse_unknown(unknown, _FIELDS, policy)
-    found, sampling = parameters(values, policy, infer_do_sample=model.infer_do_sample)
-    found = Given(found.fields, found.options, {**found.names, "prompt": "inputs"}, (*unknown, *found.ignored))
+    unused = other_model(body, model.name, policy)
+    found, sampling = parameters(values, policy, infer_do_sample=model.infer_do_sample, rolling=model.rolling)
+    ignored = (*unknown, *unused, *found.ignored)
+    found = Given(found.fields, found.options, {**found.names, "prompt": "inputs"}, ignored)
     stream = bool(checked("stream", body.get("stream") or False, flag()))
     rolling = model.rolling and not listed
     pieces = stream or (model.streams and not rolling)
     formatter = model.format(found.options.get("output_formatter", ""), pieces)
     return Asked(inputs, found, sampling, rolling, formatter)
+
+
+def other_model(body: Mapping[str, Any], model: str, policy: Policy) -> list[str]:
+    """The field of a body that names another model than the one that path, query or header have chosen; refused in
+    strict mode."""
+    named = checked("model_name", body.get("model_name") or "", text())
+    found = [] if named == model or named in ANY_MODEL else ["model_name"]
+    refuse_unused(found, policy)
+    return found
+
+
+def is_openais(body: Mapping[str, Any]) -> bool:
+    """Whether a body is a chat or a completion of OpenAI's form."""
+    return "messages" in body or ("prompt" in body and "inputs" not in body)
 
 
 def model_name(http: HttpRequest) -> str:
@@ -91,7 +111,7 @@ def _property(http: HttpRequest, name: str) -> str:
 
 def _in_form(http: HttpRequest, name: str) -> str:
     """What a form has under that name; "" where it has nothing, or is none."""
-    if not _is_form(http):
+    if not is_form(http):
         return ""
     try:
         return _fields(http).get(name, "")
@@ -114,7 +134,7 @@ def media_type(http: HttpRequest) -> str:
 
 
 def _body(http: HttpRequest, policy: Policy) -> Any:
-    read = _form if _is_form(http) else _BY_TYPE.get(media_type(http))
+    read = _form if is_form(http) else _BY_TYPE.get(media_type(http))
     if read is None:
         return object_body(http.body, policy)
     if not len(http.body):
@@ -144,7 +164,7 @@ def _table(http: HttpRequest) -> Any:
     return {"inputs": [row["inputs"] or "" for row in rows]}
 
 
-def _is_form(http: HttpRequest) -> bool:
+def is_form(http: HttpRequest) -> bool:
     # curl calls everything a form unless it is told otherwise, and no form begins with a brace.
     kind = media_type(http)
     return kind == _MULTIPART or (kind == _ENCODED and not bytes(http.body[:64]).lstrip().startswith(b"{"))
@@ -165,11 +185,11 @@ def _fields(http: HttpRequest) -> dict[str, str]:
 
 def _form(http: HttpRequest) -> Any:
     """LMI: the first part, or the one called `data`, is the text; one may name the model."""
-    fields = {name: text for name, text in _fields(http).items() if name != "model_name"}
+    fields = {name: value for name, value in _fields(http).items() if name != "model_name"}
     if not fields:
         raise InvalidInput("expected a form with at least one part, the text")
-    text = next((fields[name] for name in ("inputs", "data") if name in fields), next(iter(fields.values())))
-    return {"inputs": text}
+    found = next((fields[name] for name in ("inputs", "data") if name in fields), next(iter(fields.values())))
+    return {"inputs": found}
 
 
 _BY_TYPE = {"text/plain": _plain, "text/csv": _table}
@@ -184,9 +204,9 @@ def _inputs(body: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
     texts: list[Any] = given if isinstance(given, list) else [given]
     if "inputs" not in body:
         raise InvalidInput(_NO_OBJECT + shown(body))
-    for text in texts:
-        if not isinstance(text, str):
-            kind = type(text).__name__
+    for each in texts:
+        if not isinstance(each, str):
+            kind = type(each).__name__
             raise InvalidInput(
                 "Invalid request payload. The 'inputs' field must be a string, or a list of strings. "
                 f"Received type <class '{kind}'>"

@@ -1,7 +1,7 @@
 """Text Generation Inference's API, for those whose server is no longer developed."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import structs
@@ -33,16 +33,17 @@ from dragoman.core.errors import (
     WorkerLost,
 )
 from dragoman.core.text import Tokenized, TokenSpan
-from dragoman.protocols.text import EVENT_STREAM, inquiry, object_body
-from dragoman.protocols.text_chat import conversation
+from dragoman.protocols.text import EVENT_STREAM, Given, ignored_header, inquiry, object_body
 from dragoman.protocols.text_tokenize import is_vllms, tokens_asked
+from dragoman.protocols.tgi_address import addressed
 from dragoman.protocols.tgi_answer import Answer, event
 from dragoman.protocols.tgi_request import (
     MOST_BEST_OF,
     MOST_INPUTS,
     MOST_STOP_SEQUENCES,
     asked,
-    inputs_of,
+    chat_to_cut,
+    text_to_cut,
     wants_stream,
 )
 from dragoman.protocols.wire import (
@@ -105,20 +106,26 @@ class Tgi:
         return self._stream(object_body(http.body, self._policy), http, time.monotonic())
 
     def _whole(self, body: dict[str, Any], http: HttpRequest, since_s: float, *, listed: bool) -> Asked:
-        found = asked(body, self._policy, stream=False)
-        call = Generate(prompts=found.inputs, sampling=found.sampling)
-        answer = Answer(found, since_s, always_listed=listed)
-        return Exchange(inquiry(call, http, self._policy), answer.whole, found.given.telling(write_error))
+        def then(model: str, passed_over: tuple[str, ...]) -> Asked:
+            found = asked(body, self._policy, passed_over, stream=False)
+            call = Generate(prompts=found.inputs, sampling=found.sampling)
+            answer = Answer(found, since_s, always_listed=listed)
+            return Exchange(inquiry(call, http, self._policy, model), answer.whole, found.given.telling(write_error))
+
+        return addressed(body, http, then)
 
     def _stream(self, body: dict[str, Any], http: HttpRequest, since_s: float) -> Asked:
-        try:
-            found = asked(body, self._policy, stream=True)
-        except InvalidInput as fault:
-            return _fault_in_stream(fault)
-        call = Generate(prompts=found.inputs, sampling=found.sampling, stream=True)
-        answer = Answer(found, since_s)
-        request, refused = inquiry(call, http, self._policy), found.given.telling(_fault_in_stream)
-        return HttpStream(request, answer.piece, _error_event, b"", answer.stream_headers, refused)
+        def then(model: str, passed_over: tuple[str, ...]) -> Asked:
+            try:
+                found = asked(body, self._policy, passed_over, stream=True)
+            except InvalidInput as fault:
+                return _fault_in_stream(fault)
+            call = Generate(prompts=found.inputs, sampling=found.sampling, stream=True)
+            answer = Answer(found, since_s)
+            request, refused = inquiry(call, http, self._policy, model), found.given.telling(_fault_in_stream)
+            return HttpStream(request, answer.piece, _error_event, b"", answer.stream_headers, refused)
+
+        return addressed(body, http, then)
 
     # --- tokens ----------------------------------------------------------------------------------------------
 
@@ -126,23 +133,32 @@ class Tgi:
         body = object_body(http.body, self._policy)
         if is_vllms(body):
             return tokens_asked(body, http, self._policy)
-        inputs, _ = inputs_of(body)
-        if len(inputs) > 1:
-            raise InvalidInput(f"`inputs` must be one text; got {len(inputs)}")
 
-        def reply(response: Response[Tokenized]) -> HttpResponse:
-            return json_response([_span(token) for token in response.answer.tokens])
+        def then(model: str, passed_over: tuple[str, ...]) -> Asked:
+            text, ignored = text_to_cut(body, self._policy, passed_over)
 
-        return Exchange(inquiry(Tokenize(inputs[0]), http, self._policy), reply)
+            def reply(response: Response[Tokenized]) -> HttpResponse:
+                spans = [_span(token) for token in response.answer.tokens]
+                return json_response(spans, 200, ignored_header(ignored))
 
-    def chat_tokenize(self, http: HttpRequest) -> Exchange[Tokenized, HttpResponse]:
-        chat, _ = conversation(object_body(http.body, self._policy))
+            return Exchange(inquiry(Tokenize(text), http, self._policy, model), reply, _telling("inputs"))
 
-        def reply(response: Response[Tokenized]) -> HttpResponse:
-            spans = [_span(token) for token in response.answer.tokens]
-            return json_response({"tokenize_response": spans, "templated_text": response.answer.text})
+        return addressed(body, http, then)
 
-        return Exchange(inquiry(Tokenize(chat), http, self._policy), reply)
+    def chat_tokenize(self, http: HttpRequest) -> Asked:
+        body = object_body(http.body, self._policy)
+
+        def then(model: str, passed_over: tuple[str, ...]) -> Asked:
+            chat, ignored = chat_to_cut(body, self._policy, passed_over)
+
+            def reply(response: Response[Tokenized]) -> HttpResponse:
+                spans = [_span(token) for token in response.answer.tokens]
+                told = {"tokenize_response": spans, "templated_text": response.answer.text}
+                return json_response(told, 200, ignored_header(ignored))
+
+            return Exchange(inquiry(Tokenize(chat), http, self._policy, model), reply, _telling("messages"))
+
+        return addressed(body, http, then)
 
     # --- what it tells ---------------------------------------------------------------------------------------
 
@@ -228,6 +244,11 @@ def _told(fault: DragomanError) -> dict[str, str]:
     kind = _row(fault)[1]
     heads = {"validation": "Input validation error: ", "generation": "Request failed during generation: "}
     return {"error": sendable(heads.get(kind, "") + fault.message), "error_type": kind}
+
+
+def _telling(prompt: str) -> Callable[[DragomanError], HttpResponse]:
+    """What writes a fault where the prompt is called so."""
+    return Given(names={"prompt": prompt}).telling(write_error)
 
 
 def _error_event(fault: DragomanError) -> bytes:

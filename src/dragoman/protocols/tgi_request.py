@@ -1,14 +1,17 @@
 """What a request to TGI asks: inputs, and parameters within TGI's limits."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dragoman.core.errors import InvalidInput
-from dragoman.core.sampling import checked, flag, integer, number, shown, texts
-from dragoman.core.text import Sampling
+from dragoman.core.sampling import checked, flag, integer, number, shown, text, texts
+from dragoman.core.text import Bare, Chat, Sampling
 from dragoman.protocols.text import Given, Parameter, given, object_in, option, refuse_unknown, sets
+from dragoman.protocols.text_chat import conversation, flag_in
 from dragoman.protocols.text_grammar import GRAMMAR
+from dragoman.protocols.text_openai import COMMON
+from dragoman.protocols.text_unused import refuse_unused
 from dragoman.protocols.wire import Headers, Policy
 
 # TGI: what its launcher allows by default.
@@ -40,6 +43,19 @@ PARAMETERS: Mapping[str, Parameter] = {
     "adapter_id": sets("adapter"),
 }
 _FIELDS = ("inputs", "parameters", "stream", "model", "add_special_tokens")
+# Those of a chat beside OpenAI's common ones; on how it is cut into tokens not all have an effect, here as with TGI.
+_OF_CHAT = (
+    "messages",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+    "max_completion_tokens",
+    "logprobs",
+    "top_logprobs",
+)
 _DRAWS = ("temperature", "top_k", "top_p", "typical_p")
 _NEUTRAL: Mapping[str, Any] = {name: getattr(Sampling(), name) for name in _DRAWS}
 
@@ -66,12 +82,12 @@ def wants_stream(body: Mapping[str, Any]) -> bool:
     return bool(checked("stream", body.get("stream") or False, flag()))
 
 
-def asked(body: Mapping[str, Any], policy: Policy, *, stream: bool) -> Asked:
-    """The request in a body. Raises InvalidInput naming what is outside of TGI's limits."""
+def asked(body: Mapping[str, Any], policy: Policy, passed_over: Sequence[str] = (), *, stream: bool) -> Asked:
+    """The request in a body, of which the fields `passed_over` have no effect. Raises InvalidInput naming what is
+    outside of TGI's limits."""
     inputs, listed = inputs_of(body)
     found = given(object_in(body, "parameters"), PARAMETERS, policy)
-    unknown = tuple(name for name in body if name not in _FIELDS)
-    refuse_unknown(unknown, _FIELDS, policy)
+    unknown = _ignored(body, _FIELDS, passed_over, policy)
     fields, options = found.fields, found.options
     drawn = any(fields.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
     fields["do_sample"] = bool(fields.get("do_sample")) or drawn
@@ -80,7 +96,7 @@ def asked(body: Mapping[str, Any], policy: Policy, *, stream: bool) -> Asked:
     if prefill:
         fields["prompt_logprobs"] = 0
     unused = ["watermark"] if options.get("watermark") else []
-    unused += ["add_special_tokens"] if body.get("add_special_tokens") is False else []
+    refuse_unused(unused, policy)
     names = {**found.names, "prompt": "inputs"}
     sampling = found.sampling(policy, include_stop=True)
     details = options.get("details", False) or prefill
@@ -88,17 +104,43 @@ def asked(body: Mapping[str, Any], policy: Policy, *, stream: bool) -> Asked:
     return Asked(inputs, listed, sampling, details, prefill, options.get("return_full_text", False), found)
 
 
+def text_to_cut(body: Mapping[str, Any], policy: Policy, passed_over: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The text that is to be cut into tokens, and the names of what has no effect."""
+    inputs, _ = inputs_of(body)
+    if len(inputs) > 1:
+        raise InvalidInput(f"`inputs` must be one text; got {len(inputs)}")
+    return inputs[0], _ignored(body, _FIELDS, passed_over, policy)
+
+
+def chat_to_cut(body: Mapping[str, Any], policy: Policy, passed_over: Sequence[str]) -> tuple[Chat, Sequence[str]]:
+    """The conversation that is to be cut into tokens, and the names of what has no effect."""
+    chat, _ = conversation(body)
+    return chat, _ignored(body, (*COMMON, *_OF_CHAT), passed_over, policy)
+
+
+def _ignored(
+    body: Mapping[str, Any], known: Sequence[str], passed_over: Sequence[str], policy: Policy
+) -> tuple[str, ...]:
+    """The fields that are not known or have no effect; refused in strict mode."""
+    checked("model", body.get("model") or "", text())
+    unknown = [name for name in body if name not in known]
+    refuse_unknown(unknown, known, policy)
+    refuse_unused(passed_over, policy)
+    return (*unknown, *passed_over)
+
+
 def inputs_of(body: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
     """The inputs, and whether they came as a list, which TGI itself does not take."""
     value = body.get("inputs")
     found: list[Any] = value if isinstance(value, list) else [value]
-    if not all(isinstance(text, str) for text in found):
+    if not all(isinstance(each, str) for each in found):
         raise InvalidInput(f"`inputs` must be a text, or a list of texts; got {shown(value)}")
     if not found or not all(found):
         raise InvalidInput("`inputs` cannot be empty")
     if len(found) > MOST_INPUTS:
         raise InvalidInput(f"`inputs` must have at most {MOST_INPUTS} texts; got {len(found)}")
-    return tuple(found), isinstance(value, list)
+    bare = not flag_in(body, "add_special_tokens", otherwise=True)
+    return tuple(map(Bare, found) if bare else found), isinstance(value, list)
 
 
 def _check_together(found: Given, *, stream: bool, listed: bool) -> None:

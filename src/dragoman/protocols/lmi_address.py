@@ -1,0 +1,44 @@
+"""Which model a request at LMI's paths means: path, query, header or form say so, else the body."""
+
+from collections.abc import Callable
+
+from dragoman.core.calls import DescribeModels, ModelDescription, Request, Response
+from dragoman.core.errors import InvalidInput
+from dragoman.protocols.lmi_arrays import READERS
+from dragoman.protocols.lmi_request import ANY_MODEL, is_form, is_openais, media_type, model_name
+from dragoman.protocols.text import object_body
+from dragoman.protocols.wire import Asked, HttpRequest, Inquiry, Policy
+
+
+def addressed(http: HttpRequest, policy: Policy, then: Callable[[str], Asked]) -> Asked:
+    """What `then` makes of the model's name, "" where none is named.
+
+    In a body it is `model_name`, of a chat or a completion `model`. A placeholder is no name, unless a model is called
+    so.
+    """
+    name = http.params.get("model", "") or model_name(http)
+    if name:
+        return then(name)
+    named = _in_body(http, policy)
+    if not named or named not in ANY_MODEL:
+        return then(named)
+
+    def told(response: Response[tuple[ModelDescription, ...]]) -> Asked:
+        return then(named if any(found.name == named for found in response.answer) else "")
+
+    return Inquiry(Request(DescribeModels()), told)
+
+
+def _in_body(http: HttpRequest, policy: Policy) -> str:
+    # The body of a large array is not read twice for a name that it does not have.
+    if media_type(http) in READERS or is_form(http) or b'"model' not in bytes(http.body):
+        return ""
+    try:
+        body = object_body(http.body, policy)
+    except InvalidInput:  # told in the words of whichever model reads it
+        return ""
+    found = body.get("model" if is_openais(body) else "model_name")
+    if not isinstance(found, str):
+        return ""
+    # As at OpenAI's paths: behind a colon stands an adapter, and of `organisation/name` the name counts.
+    return found.partition(":")[0].rpartition("/")[2] if is_openais(body) else found

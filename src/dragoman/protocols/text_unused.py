@@ -1,0 +1,13 @@
+"""Parameters that a protocol knows and that have no effect where they were given."""
+
+from collections.abc import Sequence
+
+from dragoman.core.errors import InvalidInput
+from dragoman.protocols.wire import Policy
+
+
+def refuse_unused(names: Sequence[str], policy: Policy) -> None:
+    """Raises InvalidInput in strict mode where there are such names."""
+    if names and policy.strict_parameters:
+        told = ", ".join(f"`{name}`" for name in names)
+        raise InvalidInput(f"parameters that have no effect here: {told}; expected none of them")
