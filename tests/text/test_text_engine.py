@@ -313,6 +313,11 @@ def test_the_only_model_that_can(served: Running) -> None:
     assert vectors[0] == pytest.approx(ask(served, "/predictions/encoder", {"inputs": "one"}), abs=1e-5)
     assert len(vectors) == 2
     assert len(vectors[0]) == 16
+    assert ask(served, "/invocations", {"inputs": "one", "model_name": "encoder"}) == pytest.approx(
+        vectors[0], abs=1e-5
+    )
+    status, told = served.post("/invocations", {"inputs": "one", "model_name": "nobody"})
+    assert (status, told["type"]) == (404, "ModelNotFoundException")
     assert ask(served, "/v1/completions", {"prompt": "one"})["model"] == "story"
 
 
