@@ -13,14 +13,14 @@ from dragoman.protocols.wire import Asked, HttpRequest, Inquiry, Policy
 def addressed(http: HttpRequest, policy: Policy, then: Callable[[str], Asked]) -> Asked:
     """What `then` makes of the model's name, "" where none is named.
 
-    In a body it is `model_name`, of a chat or a completion `model`. A placeholder is no name, unless a model is called
-    so.
+    In a body it is `model_name`, of a chat or a completion `model`. LMI pays no heed to the latter, so its clients send
+    what they like: it counts where there is such a model, and a placeholder likewise.
     """
     name = http.params.get("model", "") or model_name(http)
     if name:
         return then(name)
-    named = _in_body(http, policy)
-    if not named or named not in ANY_MODEL:
+    named, heeded = _in_body(http, policy)
+    if not named or (heeded and named not in ANY_MODEL):
         return then(named)
 
     def told(response: Response[tuple[ModelDescription, ...]]) -> Asked:
@@ -29,16 +29,17 @@ def addressed(http: HttpRequest, policy: Policy, then: Callable[[str], Asked]) -
     return Inquiry(Request(DescribeModels()), told)
 
 
-def _in_body(http: HttpRequest, policy: Policy) -> str:
+def _in_body(http: HttpRequest, policy: Policy) -> tuple[str, bool]:
+    """The name in a body, "" where there is none, and whether LMI pays heed to it."""
     # The body of a large array is not read twice for a name that it does not have.
     if media_type(http) in READERS or is_form(http) or b'"model' not in bytes(http.body):
-        return ""
+        return "", True
     try:
         body = object_body(http.body, policy)
     except InvalidInput:  # told in the words of whichever model reads it
-        return ""
+        return "", True
     found = body.get("model" if is_openais(body) else "model_name")
     if not isinstance(found, str):
-        return ""
+        return "", True
     # As at OpenAI's paths: behind a colon stands an adapter, and of `organisation/name` the name counts.
-    return found.partition(":")[0].rpartition("/")[2] if is_openais(body) else found
+    return (found.partition(":")[0].rpartition("/")[2], False) if is_openais(body) else (found, True)
