@@ -267,7 +267,7 @@ def test_without_simdjson_the_same_is_read() -> None:
 
 @pytest.mark.skipif(not SIMD, reason="simdjson is not installed")
 def test_a_parser_is_used_again_after_a_refusal() -> None:
-    good, bad = (memoryview(t) for t in (b"[1, 2, 3]", b"[1, true, 3]"))
+    good, bad = b"[1, 2, 3]", b"[1, true, 3]"
     for _ in range(3):
         assert simd.numbers(bad, INT64, None) is None
         found = simd.numbers(good, INT64, None)

@@ -24,6 +24,8 @@ _WHERE = re.compile(r" - at `\$(.*)`$")
 _PLACE = re.compile(r"\[([0-9]+)\]")
 _ALL_RANKS = 33
 _PORTION = 1 << 18  # bytes to read, a sixteenth of it in numbers to write, at a time
+_STRETCH = 256  # bytes that are looked through for a comma at a time
+_OPEN, _CLOSE = b"[]"
 _FEW = 64  # numbers that are printed sooner than looked through for those that JSON has no form for
 _EXACT = 1 << 53  # beyond, a float no longer tells which integer was written
 
@@ -97,10 +99,9 @@ def _read(where: str, datatype: Datatype, data: Any, depth: int, shape: Sequence
     `first` is the place of the first element in what was sent.
     """
     if isinstance(data, msgspec.Raw) and len(text := memoryview(data)) >= LONG:
-        found = numbers(text, datatype, shape if depth > 1 else None)
+        found = _numbers(where, datatype, bytes(text), shape if depth > 1 else None)
         if found is not None:
-            with np.errstate(over="ignore"):
-                return _narrowed(found, datatype, where) if datatype.kind == "float" else found
+            return found
     try:
         return _decode(data, datatype.kind, depth)
     except PARSER_FAULTS as fault:
@@ -110,20 +111,30 @@ def _read(where: str, datatype: Datatype, data: Any, depth: int, shape: Sequence
         return values
 
 
+def _numbers(where: str, datatype: Datatype, text: bytes, shape: Sequence[int] | None) -> Array | None:
+    """As `numbers`, in the datatype's own dtype."""
+    found = numbers(text, datatype, shape)
+    if found is None or datatype.kind != "float":
+        return found
+    with np.errstate(over="ignore"):
+        return _narrowed(found, datatype, where)
+
+
 def _in_portions(where: str, datatype: Datatype, data: memoryview, count: int) -> Array:
     """The array in a long flat list, read in portions: no other thread runs while the parser does.
 
     Where there are not `count` elements, an array that is only good for telling how many there are.
     """
-    text = bytes(data).strip()
-    view = memoryview(text)
-    array = np.empty(min(count, len(text)), datatype.dtype)
-    at, end, first = 1, len(text) - 1, 0
+    if data[0] != _OPEN or data[-1] != _CLOSE:  # white space around it
+        data = memoryview(bytes(data).strip())
+    array = np.empty(min(count, len(data)), datatype.dtype)
+    at, end, first = 1, len(data) - 1, 0
     while at <= end:
-        comma = text.find(b",", at + _PORTION, end)
-        stop = end if comma < 0 else comma
-        portion = msgspec.Raw(b"".join((b"[", view[at:stop], b"]")))
-        values = _read(where, datatype, portion, 1, first=first)
+        stop = _comma(data, at + _PORTION, end)
+        portion = b"".join((b"[", data[at:stop], b"]"))  # short enough to stay in the core's own cache
+        values = _numbers(where, datatype, portion, None) if len(portion) >= LONG else None
+        if values is None:
+            values = _read(where, datatype, msgspec.Raw(portion), 1, first=first)
         part = values if isinstance(values, np.ndarray) else _array(values, datatype, where)
         if not part.size and (first or stop < end):
             raise InvalidInput(f"{where}: data[{first}]: expected a value between commas")
@@ -132,6 +143,16 @@ def _in_portions(where: str, datatype: Datatype, data: memoryview, count: int) -
         first += part.size
         at = stop + 1
     return array if first == count else np.broadcast_to(np.empty(1, datatype.dtype), first)
+
+
+def _comma(data: memoryview, at: int, end: int) -> int:
+    """Where the next comma is, or `end`."""
+    while at < end:
+        found = bytes(data[at : min(at + _STRETCH, end)]).find(b",")
+        if found >= 0:
+            return at + found
+        at += _STRETCH
+    return end
 
 
 def _dotted(text: str, first: int) -> str:

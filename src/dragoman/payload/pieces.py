@@ -71,7 +71,7 @@ def vector(text: bytes, span: tuple[int, int]) -> Array | None:
 
 
 def _read(piece: bytes) -> Array | None:
-    found = numbers(memoryview(piece), FP64, None)
+    found = numbers(piece, FP64, None)
     if found is not None:
         return found
     try:

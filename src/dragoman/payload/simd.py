@@ -26,14 +26,14 @@ _KEPT = 1 << 19  # bytes; a parser holds several times the memory of the longest
 _PARSERS: list[Any] = []
 
 
-def numbers(text: memoryview, datatype: Datatype, shape: Sequence[int] | None) -> Array | None:
+def numbers(text: bytes, datatype: Datatype, shape: Sequence[int] | None) -> Array | None:
     """The numbers, flat, in a JSON array that is nested as `shape`, or that is flat where it is None.
 
     None where there is anything else to be said of it.
     """
     if datatype.kind not in _TYPES or not (shape is None or _worth_it(shape)):
         return None
-    found = read(bytes(text), lambda document, whole: _array(document, whole, datatype, shape))
+    found = read(text, lambda document, whole: _array(document, whole, datatype, shape))
     if found is None:
         return None
     return _narrowed(found if shape is None else found.reshape(shape), datatype)
