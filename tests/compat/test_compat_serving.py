@@ -9,7 +9,7 @@ import pytest
 import dragoman
 from dragoman.compat.survey import survey
 from dragoman.core.errors import InvalidInput
-from dragoman.engine.model_files import model_settings, server_settings
+from dragoman.engine.model_files import model_settings, server_tables
 from dragoman.engine.repository import DiskRepository
 from dragoman.server import settings_for
 
@@ -67,10 +67,11 @@ def test_the_servers_own_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SERVING_INFERENCE_ADDRESS", "http://0.0.0.0:8085")
     monkeypatch.setenv("SERVING_MAX_REQUEST_SIZE", "1000")
     monkeypatch.setenv("SERVING_SOMETHING_ELSE", "1")
-    assert server_settings(tmp_path) == {"host": "0.0.0.0", "http_port": 8085, "max_body_bytes": 1000}
+    found = {k: v for _, table in server_tables(tmp_path) for k, v in table.items()}
+    assert found == {"host": "0.0.0.0", "http_port": 8085, "max_body_bytes": 1000}
     monkeypatch.setenv("SERVING_JOB_QUEUE_SIZE", "many")
     with pytest.raises(InvalidInput, match="SERVING_JOB_QUEUE_SIZE has the wrong kind of value: 'many'"):
-        server_settings(tmp_path)
+        server_tables(tmp_path)
 
 
 @pytest.mark.parametrize(

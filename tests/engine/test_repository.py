@@ -10,7 +10,7 @@ from dragoman.core.datatypes import FP32
 from dragoman.core.errors import InvalidInput
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec
-from dragoman.engine.model_files import server_settings
+from dragoman.engine.model_files import server_tables
 from dragoman.engine.repository import DiskRepository
 from dragoman.server import settings_for
 
@@ -169,7 +169,8 @@ def test_a_folder_whose_name_cannot_be_in_a_url_is_refused(tmp_path: Path) -> No
 
 def test_server_settings_from_settings_json(tmp_path: Path) -> None:
     write(tmp_path / "settings.json", json.dumps({"http_port": 9090, "gzip_enabled": False, "debug": True}))
-    assert server_settings(tmp_path) == {"http_port": 9090, "compress_responses": False}
+    found = {k: v for _, table in server_tables(tmp_path) for k, v in table.items()}
+    assert found == {"http_port": 9090, "compress_responses": False}
 
 
 @pytest.mark.parametrize("name", ["allow_pickle", "control_token"])

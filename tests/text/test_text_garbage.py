@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dragoman.protocols.lmi_parameters import PARAMETERS as LMI
-from dragoman.protocols.text_chat import _PARAMETERS as OPENAI
+from dragoman.protocols.text_chat import PARAMETERS as OPENAI
 from dragoman.protocols.tgi_request import PARAMETERS as TGI
 
 from .text_house import House, speaking

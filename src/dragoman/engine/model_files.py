@@ -78,16 +78,11 @@ def repository_settings(folder: Path) -> dict[str, dict[str, Any]]:
     return {n: checked(t, folder / "dragoman.toml") for n, t in _read_toml(folder).get("models", {}).items()}
 
 
-def server_settings(folder: Path) -> dict[str, Any]:
-    """The server's settings in `dragoman.toml`'s `[server]` and in `settings.json`, the former before the latter."""
-    found: dict[str, Any] = {}
-    for _, table in server_tables(folder):
-        found |= table
-    return found
-
-
 def server_tables(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The settings of the server, each table with where it stands; a later one goes before an earlier."""
+    """The server's settings: in `settings.json`, in LMI's environment variables and in `dragoman.toml`'s `[server]`.
+
+    Each table has where it stands, and a later one goes before an earlier.
+    """
     path = folder / "settings.json"
     given = _read_json(path) if path.is_file() else None
     theirs: dict[str, Any] = plugins.resolve("dragoman.compat.files:server_table")(given, folder)

@@ -18,11 +18,8 @@ from dragoman.protocols.wire import Asked, Exchange, HttpRequest, HttpStream, Po
 
 _MOST_MESSAGES = 4096
 _ROLES = {"developer": "system"}  # templates do not know OpenAI's newer word for it
-_PARAMETERS: Mapping[str, Parameter] = {
-    **COMMON,
-    "max_completion_tokens": sets("max_new_tokens"),
-    "logprobs": option("logprobs", flag()),
-    "top_logprobs": sets("top_logprobs", integer(0, MOST_TOP)),
+# What `conversation` reads, beside `add_special_tokens`.
+CONVERSATION: Mapping[str, Parameter] = {
     "messages": option("messages", anything()),
     "tools": option("tools", anything()),
     "tool_choice": option("tool_choice", anything()),
@@ -30,6 +27,13 @@ _PARAMETERS: Mapping[str, Parameter] = {
     "chat_template_kwargs": option("chat_template_kwargs", anything()),
     "add_generation_prompt": option("add_generation_prompt", flag()),
     "continue_final_message": option("continue_final_message", flag()),
+}
+PARAMETERS: Mapping[str, Parameter] = {
+    **COMMON,
+    "max_completion_tokens": sets("max_new_tokens"),
+    "logprobs": option("logprobs", flag()),
+    "top_logprobs": sets("top_logprobs", integer(0, MOST_TOP)),
+    **CONVERSATION,
 }
 
 
@@ -64,7 +68,7 @@ def flag_in(body: Mapping[str, Any], name: str, *, otherwise: bool) -> bool:
 
 
 def _chat(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Faults, model: str) -> Asked:
-    found = given(body, _PARAMETERS, policy)
+    found = given(body, PARAMETERS, policy)
     found.names["prompt"] = "messages"
     chat, tools = conversation(body)
     fields, options = found.fields, found.options

@@ -8,26 +8,13 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import shown
 from dragoman.core.text import Bare, Chat, Tokenized
 from dragoman.protocols.text import Given, ignored_header, inquiry, is_token_id, refuse_unknown
-from dragoman.protocols.text_chat import conversation, flag_in
+from dragoman.protocols.text_chat import CONVERSATION, conversation, flag_in
 from dragoman.protocols.text_openai import Faults, addressed
 from dragoman.protocols.wire import Asked, Exchange, HttpRequest, HttpResponse, Inquiry, Policy, json_response
 
 _TOKENS = frozenset({"model", "tokens"})
 _TEXT = frozenset({"model", "prompt", "add_special_tokens", "return_token_strs"})
-_CHAT = frozenset(
-    {
-        "model",
-        "messages",
-        "add_special_tokens",
-        "return_token_strs",
-        "tools",
-        "tool_choice",
-        "parallel_tool_calls",
-        "chat_template_kwargs",
-        "add_generation_prompt",
-        "continue_final_message",
-    }
-)
+_CHAT = frozenset({"model", "add_special_tokens", "return_token_strs", *CONVERSATION})
 
 
 def is_vllms(body: Mapping[str, Any]) -> bool:

@@ -8,9 +8,9 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import checked, flag, integer, number, shown, text, texts
 from dragoman.core.text import Bare, Chat, Sampling
 from dragoman.protocols.text import Given, Parameter, given, object_in, option, refuse_unknown, sets
+from dragoman.protocols.text_chat import PARAMETERS as PARAMETERS_OF_CHAT
 from dragoman.protocols.text_chat import conversation, flag_in
 from dragoman.protocols.text_grammar import GRAMMAR
-from dragoman.protocols.text_openai import COMMON
 from dragoman.protocols.text_unused import refuse_unused
 from dragoman.protocols.wire import Headers, Policy
 
@@ -43,19 +43,6 @@ PARAMETERS: Mapping[str, Parameter] = {
     "adapter_id": sets("adapter"),
 }
 _FIELDS = ("inputs", "parameters", "stream", "model", "add_special_tokens")
-# Those of a chat beside OpenAI's common ones; on how it is cut into tokens not all have an effect, here as with TGI.
-_OF_CHAT = (
-    "messages",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    "chat_template_kwargs",
-    "add_generation_prompt",
-    "continue_final_message",
-    "max_completion_tokens",
-    "logprobs",
-    "top_logprobs",
-)
 _DRAWS = ("temperature", "top_k", "top_p", "typical_p")
 _NEUTRAL: Mapping[str, Any] = {name: getattr(Sampling(), name) for name in _DRAWS}
 
@@ -115,7 +102,8 @@ def text_to_cut(body: Mapping[str, Any], policy: Policy, passed_over: Sequence[s
 def chat_to_cut(body: Mapping[str, Any], policy: Policy, passed_over: Sequence[str]) -> tuple[Chat, Sequence[str]]:
     """The conversation that is to be cut into tokens, and the names of what has no effect."""
     chat, _ = conversation(body)
-    return chat, _ignored(body, (*COMMON, *_OF_CHAT), passed_over, policy)
+    # Not all of a chat has an effect on how it is cut into tokens, here as with TGI.
+    return chat, _ignored(body, tuple(PARAMETERS_OF_CHAT), passed_over, policy)
 
 
 def _ignored(
