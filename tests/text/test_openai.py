@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dragoman
-from dragoman import Generate
+from dragoman import Generate, errors
 from dragoman.core.text import Bare, Generation, Grammar, PromptInfo, Text, Token, joined
 from dragoman.protocols.text_offsets import Offsets
 from dragoman.protocols.text_openai import counted, read_tokens
@@ -215,6 +215,34 @@ async def test_usage_all_along(house: House) -> None:
     ask = {"model": "Speaker", "prompt": "a b", "stream": True, "stream_options": {"continuous_usage_stats": True}}
     told = events((await house.post("/v1/completions", ask)).body)
     assert [t["usage"]["completion_tokens"] for t in told[:-1]] == [1, 2, 3]
+
+
+class Sparing(dragoman.Model):
+    """Gives each prompt one text, however many are wanted, and says of none that it ends."""
+
+    placement = "inline"
+
+    async def generate(self, call: Generate) -> AsyncIterator[Generation]:
+        for i, prompt in enumerate(call.prompts):
+            yield Generation((Text(i, 0, "so", (Token(5, "so", -0.5),), 1),), (PromptInfo(str(prompt), 2),))
+            if prompt == "!fault":
+                raise errors.ModelFailed("it would not say that")
+
+
+async def test_usage_ends_a_stream_whatever_texts_a_model_gives() -> None:
+    usage = {"stream": True, "stream_options": {"include_usage": True}, "n": 3}
+    async with speaking(Sparing) as house:
+        for path, ask, counts in (
+            ("/v1/chat/completions", {"messages": HELLO}, (2, 1)),
+            ("/v1/completions", {"prompt": ["a", "b"]}, (4, 2)),
+            ("/invocations", {"messages": HELLO}, (2, 1)),
+        ):
+            *before, last, end = events((await house.post(path, {**ask, **usage})).body)
+            assert (last["model"], last["choices"], end) == ("Sparing", [], "[DONE]")
+            assert (last["usage"]["prompt_tokens"], last["usage"]["completion_tokens"]) == counts
+            assert {chunk["usage"] for chunk in before} == {None}
+        *_, last, end = events((await house.post("/v1/completions", {"prompt": "!fault", **usage})).body)
+        assert (set(last), end) == ({"error"}, "[DONE]")
 
 
 async def test_a_temperature_of_none_is_greedy_and_one_is_not(house: House) -> None:

@@ -31,7 +31,7 @@ def _in_lines(asked: Asked) -> Asked:
         return structs.replace(asked, then=lambda response: _in_lines(then(response)))
     if not isinstance(asked, HttpStream):
         return asked
-    piece, error = asked.piece, asked.error
+    piece, error, closing = asked.piece, asked.error, asked.closing
 
     def lines_of(response: Response[Any]) -> bytes:
         return _lines(piece(response))
@@ -39,8 +39,12 @@ def _in_lines(asked: Asked) -> Asked:
     def fault_of(fault: DragomanError) -> bytes:
         return _lines(error(fault))
 
+    def closing_lines() -> bytes:
+        return _lines(closing())
+
     kept = tuple(pair for pair in asked.headers if pair[0] not in _OF_EVENTS)
-    return structs.replace(asked, piece=lines_of, error=fault_of, end=b"", headers=(*_LINES, *kept))
+    headers = (*_LINES, *kept)
+    return structs.replace(asked, piece=lines_of, error=fault_of, closing=closing_lines, end=b"", headers=headers)
 
 
 def _lines(events: bytes) -> bytes:

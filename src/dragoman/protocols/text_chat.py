@@ -86,11 +86,12 @@ def _chat(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Fa
         fields.setdefault("skip_special_tokens", False)
     sampling = found.sampling(policy)
     stream = options.get("stream", False)
-    answer = ChatAnswer(sampling.n, options, tools)
+    answer = ChatAnswer(options, tools)
     call = Generate(prompts=(chat,), sampling=sampling, stream=stream)
     request, fault = inquiry(call, http, policy, model), found.telling(faults)
     if stream:
-        return HttpStream(request, answer.piece, error_event, DONE, answer.stream_headers(found.headers), fault)
+        headers = answer.stream_headers(found.headers)
+        return HttpStream(request, answer.piece, error_event, DONE, headers, fault, answer.closing)
     return Exchange(request, lambda response: answer.whole(response, found.headers), fault)
 
 

@@ -14,10 +14,9 @@ from dragoman.protocols.wire import Headers, HttpResponse, json_response
 
 
 class ChatAnswer:
-    """How the answer of one chat with `n` choices is written; between pieces it remembers what has been told."""
+    """How the answer of one chat is written; between pieces it remembers what has been told."""
 
-    def __init__(self, n: int, options: Mapping[str, Any], tools: Tools) -> None:
-        self._n = n
+    def __init__(self, options: Mapping[str, Any], tools: Tools) -> None:
         self._tools = tools
         self._logprobs = bool(options.get("logprobs"))
         self._read = options.get("read", False)
@@ -32,7 +31,7 @@ class ChatAnswer:
         self._readers: dict[int, Reader] = {}
         self._called: set[int] = set()
         self._untold: dict[str, Any] = {}  # what the next chunk tells of the prompt
-        self._finished = 0
+        self._model = ""
 
     # --- whole ---------------------------------------------------------------------------------------------
 
@@ -78,13 +77,15 @@ class ChatAnswer:
         return (*EVENT_STREAM, *headers)
 
     def piece(self, response: Response[Generation]) -> bytes:
-        """The chunks of one piece; the last one of all is followed by the usage where that was asked for."""
+        """The chunks of one piece."""
         self._usage.add(response.answer)
         self._untold |= self._prompt(response.answer)
-        chunks = b"".join(self._chunks_of(text, response.model) for text in response.answer.texts)
-        if self._finished == self._n and self._ends_with_usage:
-            chunks += event(self._chunks.around(response.model, [], usage=self._usage.told()))
-        return chunks
+        self._model = response.model
+        return b"".join(self._chunks_of(text, response.model) for text in response.answer.texts)
+
+    def closing(self) -> bytes:
+        """What follows the last piece: the usage, where that was asked for."""
+        return self._chunks.ending(self._model, self._usage) if self._ends_with_usage else b""
 
     def _chunks_of(self, text: Text, model: str) -> bytes:
         at, first = text.choice, text.choice not in self._readers
@@ -93,7 +94,6 @@ class ChatAnswer:
         part = read.feed(text.text, last=bool(text.finish), cut=text.finish == "length")
         if part.deltas:
             self._called.add(at)
-        self._finished += bool(text.finish)
         logprobs = self._logprobs_of(text.tokens) if text.tokens else None
         if part.content or part.deltas or logprobs or text.finish:
             *before, last = _deltas(part)

@@ -79,7 +79,8 @@ def _completion(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faul
     answer = CompletionAnswer(prompts, sampling.n, options, logprobs=logprobs)
     request, fault = inquiry(call, http, policy, model), found.telling(faults)
     if stream:
-        return HttpStream(request, answer.piece, error_event, DONE, (*EVENT_STREAM, *found.headers), fault)
+        headers = (*EVENT_STREAM, *found.headers)
+        return HttpStream(request, answer.piece, error_event, DONE, headers, fault, answer.closing)
     return Exchange(request, lambda response: answer.whole(response, found.headers), fault)
 
 
@@ -107,7 +108,6 @@ class CompletionAnswer:
     """How the answer to some prompts with `n` choices each is written, whole or in pieces."""
 
     def __init__(self, prompts: Sequence[Prompt], n: int, options: Mapping[str, Any], *, logprobs: bool) -> None:
-        self._count = len(prompts) * n
         self._n = n
         self._prompts = prompts
         self._echo = options.get("echo", False)
@@ -121,25 +121,27 @@ class CompletionAnswer:
         self._envelope = Envelope.new("cmpl", "text_completion")
         self._infos: tuple[PromptInfo, ...] = ()
         self._offsets: dict[int, Offsets] = {}
-        self._finished = 0
+        self._model = ""
 
     def whole(self, response: Response[Generation], headers: Headers) -> HttpResponse:
         choices = [self._choice(text, text.whole) for text in self._taken(response.answer)]
         return json_response(self._envelope.around(response.model, choices, usage=self._usage.told()), 200, headers)
 
     def piece(self, response: Response[Generation]) -> bytes:
-        """The chunks of one piece; the last one of all is followed by the usage where that was asked for."""
+        """The chunks of one piece."""
+        self._model = response.model
         chunks = []
         for text in self._taken(response.answer):
-            self._finished += bool(text.finish)
             if text.text or text.finish or (self._logprobs and text.tokens):
                 more: dict[str, Any] = {"usage": None} if self._ends_with_usage else {}
                 if self._always_usage:
                     more = {"usage": self._usage.told()}
                 chunks.append(event(self._envelope.around(response.model, [self._choice(text, text.text)], **more)))
-        if self._finished == self._count and self._ends_with_usage:
-            chunks.append(event(self._envelope.around(response.model, [], usage=self._usage.told())))
         return b"".join(chunks)
+
+    def closing(self) -> bytes:
+        """What follows the last piece: the usage, where that was asked for."""
+        return self._envelope.ending(self._model, self._usage) if self._ends_with_usage else b""
 
     def _taken(self, generation: Generation) -> Sequence[Text]:
         """The texts of a piece, once what comes with them is known."""

@@ -201,6 +201,10 @@ class Envelope:
         head = {"id": self.id, "object": self.kind, "created": self.created, "model": model}
         return {**head, "system_fingerprint": "fp_dragoman", "choices": choices, **more}
 
+    def ending(self, model: str, usage: Usage) -> bytes:
+        """The chunk at the end of a stream that tells the usage of all of it."""
+        return event(self.around(model, [], usage=usage.told()))
+
 
 def counted(token: Token) -> dict[str, Any]:
     """A token with its log-probability, as chats tell it; of half a character no bytes are known."""

@@ -60,8 +60,9 @@ class HttpResponse(msgspec.Struct, frozen=True):
 class HttpStream(msgspec.Struct, Generic[A], frozen=True):
     """One question and how each piece of its answer is written.
 
-    `error` writes a fault that comes after the first piece; one that comes before is written by `fault`, or where that
-    is None by the protocol's own error table, with its status.
+    `closing` writes what follows the last piece where no fault came; `end` follows either. `error` writes a fault that
+    comes after the first piece; one that comes before is written by `fault`, or where that is None by the protocol's
+    own error table, with its status.
     """
 
     request: Request[A]
@@ -70,6 +71,7 @@ class HttpStream(msgspec.Struct, Generic[A], frozen=True):
     end: bytes = b""
     headers: Headers = ()
     fault: Callable[[DragomanError], HttpResponse] | None = None
+    closing: Callable[[], bytes] = bytes
 
 
 class Inquiry(msgspec.Struct, Generic[A], frozen=True):

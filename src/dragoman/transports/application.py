@@ -267,7 +267,7 @@ class Application:
     async def _stream(self, stream: HttpStream[Any], caller: Caller) -> None:
         async with (
             aclosing(self._engine.stream(stream.request)) as pieces,
-            aclosing(self._texts(stream.piece, stream.error, pieces)) as texts,
+            aclosing(self._texts(stream, pieces)) as texts,
         ):
             # A fault before the first piece is written still gets its own status.
             first = await anext(pieces, None)
@@ -279,19 +279,17 @@ class Application:
             await caller.end(stream.end)
 
     async def _texts(
-        self,
-        written: Callable[[Response[Any]], bytes],
-        told: Callable[[DragomanError], bytes],
-        pieces: AsyncGenerator[Response[Any], None],
+        self, stream: HttpStream[Any], pieces: AsyncGenerator[Response[Any], None]
     ) -> AsyncGenerator[bytes, None]:
-        """Each further piece as it is written; a fault becomes the stream's own error and its end."""
+        """Each further piece as it is written, and what closes them; a fault becomes the stream's own error instead."""
         try:
             async for piece in pieces:
-                yield await self._aside.write(written, piece)
+                yield await self._aside.write(stream.piece, piece)
+            yield stream.closing()
         except DragomanError as fault:
-            yield told(fault)
+            yield stream.error(fault)
         except Exception:
-            yield told(DragomanError(_internal().message))
+            yield stream.error(DragomanError(_internal().message))
 
     async def _give_up(
         self, protocol: HttpProtocol, request: HttpRequest, caller: Caller, fault: DragomanError | HttpFault
