@@ -223,6 +223,29 @@ def test_a_newer_version_takes_over_by_load(versions: Path) -> None:
         assert served.infer("m/versions/10", [1.0])[0] == 404
 
 
+def test_versions_are_loaded_and_unloaded_one_by_one(versions: Path) -> None:
+    with serving(str(versions), "--version-policy", "all", "--control-token", "t", "--placement", "thread") as served:
+        path = "/v2/repository/models/m"
+
+        def told() -> dict[str, str]:
+            entries = served.ask("POST", "/v2/repository/index", headers=TOKEN)[1]
+            return {entry["version"]: entry["state"] for entry in entries}
+
+        for version in ("1", "10"):
+            assert served.ask("POST", f"{path}/unload", {"parameters": {"version": version}}, TOKEN)[0] == 200
+        assert told() == {"1": "UNAVAILABLE", "2": "READY", "10": "UNAVAILABLE"}
+        for version in ("1", "2"):
+            write(versions / version, 5)
+        assert served.ask("POST", f"{path}/load", {"parameters": {"version": "1"}}, TOKEN)[0] == 200
+        assert told() == {"1": "READY", "2": "READY", "10": "UNAVAILABLE"}
+        assert (factor(served, "m/versions/1"), factor(served, "m")) == (5, 2)
+        status, body, _ = served.ask("POST", f"{path}/load", {"parameters": {"version": "7"}}, TOKEN)
+        assert (status, body["error"]) == (
+            400,
+            "failed to load 'm', version '7' is not among those to be served: 1, 2, 10",
+        )
+
+
 def test_a_listed_version_that_is_not_there(versions: Path) -> None:
     served = Served(str(versions), "--version-policy", "1,7")
     try:

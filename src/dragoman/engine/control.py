@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
 from dragoman.core.calls import IndexEntry
-from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed
+from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, NotReady
 from dragoman.core.peers import Peers
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.registry import Registry
@@ -41,14 +41,19 @@ class Control:
         self._peers = peers
         self._gate = gate or asyncio.Semaphore(LOADING_AT_ONCE)
         self._found = found
-        self._gone: dict[str, IndexEntry] = {}
+        self._gone: dict[str, dict[str, IndexEntry]] = {}  # by name and version; of those that are there none counts
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._retiring: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     def leave(self) -> None:
         """Load nothing; what the repository has is UNAVAILABLE until somebody loads it."""
-        for name in self._first():
-            self._gone[name] = IndexEntry(name, "", "UNAVAILABLE", "not loaded at the start")
+        for name, source in self._first().items():
+            try:
+                versions, why = [spec.version for spec in source.specs()], "not loaded at the start"
+            except InvalidInput as fault:  # what is there makes no sense, which is no reason to stop the others
+                versions, why = [""], fault.message
+            self._remember(name, versions, why)
         self._changed()
 
     async def start(self) -> None:
@@ -65,9 +70,7 @@ class Control:
         for name, source in self._first().items():
             versions = self._made(source)
             self._registry.put(name, versions, source.default_version)  # LOADING from now on
-            work = asyncio.get_running_loop().create_task(load(name, list(versions.values())))
-            self._loading[name] = work
-            waiting.append(work)
+            waiting.append(self._owned(name, load(name, list(versions.values()))))
         try:
             await asyncio.gather(*waiting)
         except asyncio.CancelledError:
@@ -76,19 +79,20 @@ class Control:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
                 raise
-        finally:
-            self._loading = {n: t for n, t in self._loading.items() if not t.done()}
 
     async def load(self, name: str, version: str = "") -> None:
-        """Load a model, or put what is on disk now in its place; it goes on if the caller leaves.
+        """Load a model, or one version of it, or put what is on disk now in its place; it goes on if the caller leaves.
 
-        Raises InvalidInput where there is no such model, or where it cannot be loaded; the old one stays then.
+        Raises InvalidInput where there is no such model, or where it cannot be loaded; the old one stays then. NotReady
+        where everything stops.
         """
         source = (await asyncio.to_thread(self._repository.scan)).get(name)
         if source is None:
             raise InvalidInput(f"failed to load '{name}', it is not in the repository")
         while name in self._loading:
             await asyncio.wait({self._loading[name]})
+        if self._closed:
+            raise NotReady("the server is shutting down")
         work = self._owned(name, self._replace(name, source, version))
         await asyncio.wait({work})  # unlike awaiting it, leaves it alone when the caller is cancelled
         if work.cancelled():
@@ -101,16 +105,19 @@ class Control:
         if loading is not None:
             loading.cancel()
             await asyncio.wait({loading})
+            if not self._registry.versions(name):  # it was to be the first, so that nothing else is there
+                return
         old = self._registry.take(name, version)
-        if not self._registry.versions(name):
-            self._gone[name] = IndexEntry(name, old[-1].spec.version, "UNAVAILABLE", "unloaded")
+        self._remember(name, [d.spec.version for d in old], "unloaded")
         self._retire(old)
         self._changed()
 
     def index(self, *, ready: bool) -> tuple[IndexEntry, ...]:
         """Every model version that is or was there, or those that are ready."""
-        served = set(self._registry.names())
-        entries = (*self.states(), *(e for name, e in self._gone.items() if name not in served))
+        states = self.states()
+        served = {(e.name, e.version) for e in states}
+        gone = (e for versions in self._gone.values() for e in versions.values())
+        entries = (*states, *(e for e in gone if (e.name, e.version) not in served))
         return tuple(e for e in entries if not ready or e.state == "READY")
 
     def states(self) -> tuple[IndexEntry, ...]:
@@ -123,6 +130,7 @@ class Control:
 
     async def close(self) -> None:
         """Stop at once."""
+        self._closed = True
         tasks = [*self._retiring, *self._loading.values()]
         for task in tasks:
             task.cancel()
@@ -137,6 +145,21 @@ class Control:
 
     def _made(self, source: Source) -> dict[str, Deployment]:
         return {spec.version: Deployment(spec, self._changed, self._peers) for spec in source.specs()}
+
+    def _chosen(self, name: str, source: Source, version: str) -> dict[str, Deployment]:
+        """One version, or where none is named every one that is to be served."""
+        made = self._made(source)
+        if not version:
+            return made
+        if version not in made:
+            there = ", ".join(filter(None, made)) or "it has none"
+            raise InvalidInput(f"failed to load '{name}', version '{version}' is not among those to be served: {there}")
+        return {version: made[version]}
+
+    def _remember(self, name: str, versions: Iterable[str], why: str) -> None:
+        """Remember why versions that the repository has, or had, are not there."""
+        gone = self._gone.setdefault(name, {})
+        gone.update({version: IndexEntry(name, version, "UNAVAILABLE", why) for version in versions})
 
     def _owned(self, name: str, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work)
@@ -155,11 +178,7 @@ class Control:
 
     async def _replace(self, name: str, source: Source, version: str) -> None:
         """Load aside, then take the place of what was there, which drains while the new one answers."""
-        versions = self._made(source)
-        if version and version not in versions:
-            raise InvalidInput(
-                f"failed to load '{name}', version '{version}' is not among those to be served: {', '.join(versions)}"
-            )
+        versions = self._chosen(name, source, version)
         first = not self._registry.versions(name)
         if first:
             self._registry.put(name, versions, source.default_version)
@@ -169,15 +188,15 @@ class Control:
             await asyncio.gather(*(d.close() for d in versions.values()))
             if first and self._registry.versions(name):  # the others are as ready as they were
                 self._registry.take(name)
-                newest = list(versions)[-1]
-                self._gone[name] = IndexEntry(name, newest, "UNAVAILABLE", str(fault) or "given up")
                 self._changed()
+            self._remember(name, versions, str(fault) or "given up")
             if isinstance(fault, ModelFailed):
                 raise InvalidInput(fault.message) from fault
             raise
-        self._gone.pop(name, None)
+        if not version:  # all that is on disk has been looked at anew
+            self._gone.pop(name, None)
         if not first:
-            self._retire(self._registry.put(name, versions, source.default_version))
+            self._retire(self._registry.put(name, versions, source.default_version, beside=bool(version)))
         self._changed()
 
     def _retire(self, old: Sequence[Deployment]) -> None:

@@ -32,12 +32,18 @@ class Registry:
         """The versions of a model, oldest first; empty where there is no such model."""
         return sorted(self._models.get(name, {}), key=_age)
 
-    def put(self, name: str, versions: dict[str, Deployment], default: str = "") -> list[Deployment]:
-        """Put a model's versions in place of those that were there, which are given back."""
-        old = list(self._models.get(name, {}).values())
-        self._models[name] = versions
+    def put(
+        self, name: str, versions: dict[str, Deployment], default: str = "", *, beside: bool = False
+    ) -> list[Deployment]:
+        """Put a model's versions in place of those that were there, or `beside` those that have other numbers.
+
+        Those whose place it was are given back.
+        """
+        there = self._models.get(name, {})
+        kept = {v: d for v, d in there.items() if beside and v not in versions}
+        self._models[name] = {**kept, **versions}
         self._defaults[name] = default
-        return old
+        return [d for v, d in there.items() if v not in kept]
 
     def take(self, name: str, version: str = "") -> list[Deployment]:
         """Take a model, or one version of it, out; ModelNotFound where it is not in."""
@@ -57,14 +63,15 @@ class Registry:
     def find(self, name: str, version: str = "") -> Deployment:
         """The deployment that answers for a name; or ModelNotFound.
 
-        Where no version is named: the configured one, else the newest that is ready, else the newest.
+        Where no version is named: the configured one if it is there, else the newest that is ready, else the newest.
         """
         versions = self._models.get(name)
         if not versions:
             raise ModelNotFound(f"Request for unknown model: '{name}' is not found")
         if not version and len(versions) == 1:
             return next(iter(versions.values()))
-        found = versions.get(version or self._defaults.get(name) or self._newest(name))
+        default = self._defaults.get(name)
+        found = versions.get(version or (default if default in versions else self._newest(name)))
         if found is None:
             there = ", ".join(v for v in self.versions(name) if v) or "no versions"
             raise ModelNotFound(

@@ -1,0 +1,196 @@
+"""Versions of a model that are loaded and unloaded one by one, and what the index tells of them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dragoman
+from dragoman import errors
+from dragoman.core.calls import DescribeModels, Index, Infer, Load, Request, Unload
+from dragoman.core.spec import ModelSpec
+from dragoman.engine.engine import Engine, Identity
+from dragoman.engine.repository import Repository, Source
+
+
+class Versions(Repository):
+    """A repository with one model, whose versions are what a test says; each answers with what it then is."""
+
+    def __init__(self, *versions: str, default: str = "") -> None:
+        super().__init__()
+        self.models: dict[str, Any] = {version: saying(f"{version}.0") for version in versions}
+        self.default = default
+
+    def scan(self) -> dict[str, Source]:
+        return {"m": Source(self.specs, self.default)}
+
+    def specs(self) -> list[ModelSpec]:
+        return [ModelSpec(name="m", version=v, runtime="python", target=made) for v, made in self.models.items()]
+
+
+def saying(what: str) -> type[dragoman.Model]:
+    class Says(dragoman.Model):
+        placement = "inline"
+
+        def infer(self, call: Infer) -> Any:
+            return {"what": np.array([what.encode()])}
+
+    return Says
+
+
+class Broken(dragoman.Model):
+    def load(self) -> None:
+        raise ValueError("bad weights")
+
+
+class Hanging(dragoman.Model):
+    placement = "inline"
+    began: asyncio.Event
+
+    async def load(self) -> None:
+        type(self).began.set()
+        await asyncio.Event().wait()
+
+    def infer(self, call: Infer) -> Any:
+        return {}
+
+
+@pytest.fixture
+async def repository() -> Versions:
+    return Versions("1", "2", "10")
+
+
+@pytest.fixture
+async def engine(repository: Versions) -> AsyncIterator[Engine]:
+    async with Engine(repository, Identity(control_token="secret")) as made:
+        yield made
+
+
+async def load(engine: Engine, version: str = "") -> None:
+    await engine.call(Request(Load("secret"), "m", version))
+
+
+async def unload(engine: Engine, version: str = "") -> None:
+    await engine.call(Request(Unload("secret"), "m", version))
+
+
+async def index(engine: Engine) -> dict[str, tuple[str, str]]:
+    entries = (await engine.call(Request(Index("secret")))).answer
+    assert len({(e.name, e.version) for e in entries}) == len(entries)
+    return {e.version: (e.state, e.reason) for e in entries}
+
+
+async def what(engine: Engine, version: str = "") -> bytes:
+    found: bytes = (await engine.infer("m", {}, version=version))["what"][0]
+    return found
+
+
+READY, UNLOADED = ("READY", ""), ("UNAVAILABLE", "unloaded")
+
+
+async def test_the_index_lists_every_version_that_was_unloaded(engine: Engine) -> None:
+    await unload(engine, "1")
+    assert await index(engine) == {"2": READY, "10": READY, "1": UNLOADED}
+    await unload(engine)
+    assert await index(engine) == {"1": UNLOADED, "2": UNLOADED, "10": UNLOADED}
+    await load(engine, "2")
+    assert await index(engine) == {"2": READY, "1": UNLOADED, "10": UNLOADED}
+    await load(engine)
+    assert await index(engine) == {"1": READY, "2": READY, "10": READY}
+
+
+async def test_a_whole_load_forgets_what_is_no_longer_there(engine: Engine, repository: Versions) -> None:
+    await unload(engine, "1")
+    repository.models = {"11": saying("11.0")}
+    await load(engine)
+    assert await index(engine) == {"11": READY}
+
+
+async def test_a_version_is_loaded_alone(engine: Engine, repository: Versions) -> None:
+    await unload(engine, "1")
+    repository.models = {version: saying(f"{version}.1") for version in ("1", "2", "10")}
+    await load(engine, "1")
+    assert [await what(engine, v) for v in ("1", "2", "10", "")] == [b"1.1", b"2.0", b"10.0", b"10.0"]
+    await load(engine, "10")
+    assert [await what(engine, v) for v in ("1", "2", "10", "")] == [b"1.1", b"2.0", b"10.1", b"10.1"]
+
+
+async def test_a_version_that_cannot_be_loaded_leaves_the_others(engine: Engine, repository: Versions) -> None:
+    repository.models["1"] = repository.models["11"] = Broken
+    for version in ("1", "11"):
+        with pytest.raises(errors.InvalidInput, match="bad weights"):
+            await load(engine, version)
+    told = await index(engine)
+    assert [told.pop(v) for v in ("1", "2", "10")] == [READY] * 3
+    assert told["11"][0] == "UNAVAILABLE"
+    assert "bad weights" in told["11"][1]
+    assert await what(engine, "1") == b"1.0"
+
+
+async def test_versions_may_wait_until_somebody_asks_for_one(repository: Versions) -> None:
+    async with Engine(repository, Identity(control_token="secret", load_at_start=False)) as engine:
+        waits = ("UNAVAILABLE", "not loaded at the start")
+        assert await index(engine) == {"1": waits, "2": waits, "10": waits}
+        await load(engine, "2")
+        assert await index(engine) == {"2": READY, "1": waits, "10": waits}
+        assert await what(engine) == b"2.0"
+
+
+async def test_without_its_default_version_the_newest_answers() -> None:
+    async with Engine(Versions("1", "2", "10", default="2"), Identity(control_token="secret")) as engine:
+        assert await what(engine) == b"2.0"
+        await unload(engine, "2")
+        assert await what(engine) == b"10.0"
+        assert [m.name for m in (await engine.call(Request(DescribeModels()))).answer] == ["m"]
+        await load(engine, "2")
+        assert await what(engine) == b"2.0"
+
+
+async def test_unloading_gives_up_the_first_load_of_a_model(repository: Versions) -> None:
+    Hanging.began = asyncio.Event()
+    repository.models = {"1": Hanging}
+    async with Engine(repository, Identity(control_token="secret", load_at_start=False)) as engine:
+        asked = asyncio.ensure_future(load(engine))
+        await Hanging.began.wait()
+        await unload(engine)
+        with pytest.raises(errors.InvalidInput, match="it was unloaded meanwhile"):
+            await asked
+        assert (await index(engine))["1"][0] == "UNAVAILABLE"
+        with pytest.raises(errors.ModelNotFound):
+            await unload(engine)
+
+
+class Two(Repository):
+    """A model that is there at once, and one that never is."""
+
+    def scan(self) -> dict[str, Source]:
+        def source(name: str, target: Any) -> Source:
+            return Source(lambda: [ModelSpec(name=name, runtime="python", target=target)])
+
+        return {"m": source("m", saying("here")), "hangs": source("hangs", Hanging)}
+
+
+async def test_a_model_is_replaced_while_another_is_still_loaded_for_the_first_time() -> None:
+    Hanging.began = asyncio.Event()
+    engine = Engine(Two(), Identity(control_token="secret"))
+    starting = asyncio.ensure_future(engine.start())
+    await Hanging.began.wait()
+    async with asyncio.timeout(5):
+        await load(engine)
+    assert await what(engine) == b"here"
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    await engine.close()
+
+
+async def test_nothing_is_loaded_once_the_engine_is_closed(repository: Versions) -> None:
+    Hanging.began = asyncio.Event()
+    async with Engine(repository, Identity(control_token="secret")) as engine:
+        repository.models = {"1": Hanging}
+        asked = asyncio.ensure_future(load(engine))
+        await Hanging.began.wait()
+        waiting = asyncio.ensure_future(load(engine))
+    faults = await asyncio.wait_for(asyncio.gather(asked, waiting, return_exceptions=True), 5)
+    assert [type(fault) for fault in faults] == [errors.InvalidInput, errors.NotReady]
