@@ -1,16 +1,35 @@
 """Which model a request at LMI's paths means: path, query, header or form say so, else the body."""
 
 from collections.abc import Callable
+from typing import Any
+
+import msgspec
 
 from dragoman.core.calls import DescribeModels, ModelDescription, Request, Response
-from dragoman.core.errors import InvalidInput
+from dragoman.payload.json_data import PARSER_FAULTS
 from dragoman.protocols.lmi_arrays import READERS
 from dragoman.protocols.lmi_request import ANY_MODEL, is_form, is_openais, media_type, model_name
-from dragoman.protocols.text import object_body
-from dragoman.protocols.wire import Asked, HttpRequest, Inquiry, Policy
+from dragoman.protocols.wire import Asked, HttpRequest, Inquiry
 
 
-def addressed(http: HttpRequest, policy: Policy, then: Callable[[str], Asked]) -> Asked:
+class _Body(msgspec.Struct, frozen=True):
+    """What in a body tells which model is meant. The rest of it, which the model's own way of reading decides on, is
+    passed over."""
+
+    model: Any = None
+    model_name: Any = None
+    messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    prompt: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    inputs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+    def fields(self) -> list[str]:
+        return [name for name in ("messages", "prompt", "inputs") if getattr(self, name) is not msgspec.UNSET]
+
+
+_BODY = msgspec.json.Decoder(_Body)
+
+
+def addressed(http: HttpRequest, then: Callable[[str], Asked]) -> Asked:
     """What `then` makes of the model's name, "" where none is named.
 
     In a body it is `model_name`, of a chat or a completion `model`. LMI pays no heed to the latter, so its clients send
@@ -19,7 +38,7 @@ def addressed(http: HttpRequest, policy: Policy, then: Callable[[str], Asked]) -
     name = http.params.get("model", "") or model_name(http)
     if name:
         return then(name)
-    named, heeded = _in_body(http, policy)
+    named, heeded = _in_body(http)
     if not named or (heeded and named not in ANY_MODEL):
         return then(named)
 
@@ -29,17 +48,18 @@ def addressed(http: HttpRequest, policy: Policy, then: Callable[[str], Asked]) -
     return Inquiry(Request(DescribeModels()), told)
 
 
-def _in_body(http: HttpRequest, policy: Policy) -> tuple[str, bool]:
+def _in_body(http: HttpRequest) -> tuple[str, bool]:
     """The name in a body, "" where there is none, and whether LMI pays heed to it."""
-    # The body of a large array is not read twice for a name that it does not have.
+    # The body of a large array is not gone through for a name that it does not have.
     if media_type(http) in READERS or is_form(http) or b'"model' not in bytes(http.body):
         return "", True
     try:
-        body = object_body(http.body, policy)
-    except InvalidInput:  # told in the words of whichever model reads it
+        body = _BODY.decode(http.body)
+    except PARSER_FAULTS:  # told in the words of whichever model reads it
         return "", True
-    found = body.get("model" if is_openais(body) else "model_name")
+    openais = is_openais(body.fields())
+    found = body.model if openais else body.model_name
     if not isinstance(found, str):
         return "", True
     # As at OpenAI's paths: behind a colon stands an adapter, and of `organisation/name` the name counts.
-    return (found.partition(":")[0].rpartition("/")[2], False) if is_openais(body) else (found, True)
+    return (found.partition(":")[0].rpartition("/")[2], False) if openais else (found, True)

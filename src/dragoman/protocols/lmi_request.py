@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from email import message_from_bytes
 from email.policy import HTTP as MIME
@@ -84,15 +84,15 @@ def other_model(body: Mapping[str, Any], model: str, policy: Policy) -> list[str
     return found
 
 
-def is_openais(body: Mapping[str, Any]) -> bool:
-    """Whether a body is a chat or a completion of OpenAI's form."""
+def is_openais(body: Container[str]) -> bool:
+    """Whether a body with these fields is a chat or a completion of OpenAI's form."""
     return "messages" in body or ("prompt" in body and "inputs" not in body)
 
 
 def model_name(http: HttpRequest) -> str:
     """The model that the query, a header of LMI's or SageMaker's, or a form names; "" where none does."""
     target = http.headers.get(_TARGET, "").rpartition("/")[2].removesuffix(".tar.gz")
-    return _property(http, "model_name") or target or _in_form(http, "model_name")
+    return _property(http, "model_name") or target or _in_form(http)
 
 
 def versioned(http: HttpRequest) -> HttpRequest:
@@ -109,12 +109,13 @@ def _property(http: HttpRequest, name: str) -> str:
     return query or http.headers.get(name, "") or attributes(http).get(name, "")
 
 
-def _in_form(http: HttpRequest, name: str) -> str:
-    """What a form has under that name; "" where it has nothing, or is none."""
-    if not is_form(http):
+def _in_form(http: HttpRequest) -> str:
+    """The model that a form names; "" where it names none, or is no form."""
+    # A long text is not read twice for a name that it does not have, and no client encodes these letters.
+    if not is_form(http) or b"model" not in bytes(http.body):
         return ""
     try:
-        return _fields(http).get(name, "")
+        return _fields(http).get("model_name", "")
     except InvalidInput:  # told when the text in it is read
         return ""
 
