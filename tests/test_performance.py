@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import page, plots, subjects, turns, workloads  # noqa: E402
 from benchmarks.aims import AIMS, Most, Ratio  # noqa: E402
+from benchmarks.peers import PEERS  # noqa: E402
 from benchmarks.processes import RESULTS  # noqa: E402
 from benchmarks.suite import SUITE  # noqa: E402
 
@@ -51,6 +52,13 @@ def test_the_page_in_the_documentation_is_that_of_its_results() -> None:
     for name, found in results.items():
         if drawn := page.picture(found):
             assert (page.PAGE.with_suffix("") / f"{name}.svg").read_text() == drawn
+
+
+def test_the_pages_install_every_server_that_a_table_names() -> None:
+    named = {row["server"].partition(",")[0] for found in page.read(RESULTS).values() for row in found["rows"]}
+    for text in (page.PAGE.read_text(), (ROOT / "benchmarks" / "README.md").read_text()):
+        installed = re.findall(r"-m benchmarks\.peers install ([\w -]+?) *#", text)
+        assert named & set(PEERS) <= set(" ".join(installed).split())
 
 
 def test_ratios_are_those_of_one_round() -> None:
