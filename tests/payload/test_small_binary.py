@@ -1,5 +1,6 @@
-"""Small tensors in binary form are read in a short way, which makes of them what the long one does."""
+"""Tensors in binary form are read in a short way, which makes of them what the long one does."""
 
+from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
@@ -40,8 +41,10 @@ def test_both_ways_read_the_same(given: list[tuple[dict[str, Any], bytes]], end:
     head = orjson.dumps({"inputs": [one for one, _ in given]})
     rest = memoryview(b"".join([raw for _, raw in given]) + end)
 
-    def told(most: int) -> Any:
-        with mock.patch.object(small, "SMALL", most):
+    def told(*ways: Any) -> Any:
+        with ExitStack() as stack:
+            for way in ways:
+                stack.enter_context(way)
             try:
                 found = body.read_request(head, rest, policy).inputs
             except DragomanError as fault:
@@ -51,4 +54,7 @@ def test_both_ways_read_the_same(given: list[tuple[dict[str, Any], bytes]], end:
             for n, t in found.items()
         }
 
-    assert repr(told(small.SMALL)) == repr(told(0))
+    long_way = [mock.patch.object(body, name, return_value=None) for name in ("plain_raw", "recalled_head")]
+    expected = repr(told(*long_way))
+    assert repr(told()) == expected
+    assert repr(told(mock.patch.object(small, "SMALL", 0))) == expected  # as long ones are, which are not copied

@@ -127,6 +127,13 @@ async def test_small_answers_are_not_packed(house: House) -> None:
     assert "vary" not in answer.headers
 
 
+async def test_long_answers_tell_caches_that_others_may_get_them_packed(house: House) -> None:
+    for body in (BIG, inputs(tensor())):  # one that comes in parts, and one whose answer alone is long
+        answer = await house.infer("Identity" if body is BIG else "n" * 2000, body)
+        assert answer.headers["vary"] == "accept-encoding"
+        assert "content-encoding" not in answer.headers
+
+
 async def test_errors_go_packed_too(house: House) -> None:
     answer = await house.infer("n" * 2000, BIG, {"Accept-Encoding": "gzip"})
     assert answer.status == 404

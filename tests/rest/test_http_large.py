@@ -60,6 +60,17 @@ async def test_integers_written_as_floats_stay_exact(house: House, data: str, st
         assert answer.json["outputs"][0]["data"] == [1, 9007199254740993]
 
 
+async def test_binary_tensors_that_come_again_with_other_ids_and_numbers(house: House) -> None:
+    for number in range(12):
+        data = np.full(5000, number, np.float32).tobytes()
+        one = {"name": "x", "shape": [5000], "datatype": "FP32", "parameters": {"binary_data_size": len(data)}}
+        asked = {"id": "x" * number, "inputs": [one], "parameters": {"binary_data_output": True}}
+        answer = await house.infer("Identity", *binary(asked, data))
+        told, parts = blobs(answer)
+        assert told.get("id", "") == "x" * number
+        assert parts == [data]
+
+
 async def test_others_are_answered_while_a_large_request_is_read(house: House) -> None:
     one = {"name": "x", "shape": [1_000_000], "datatype": "BYTES", "parameters": {"binary_data_size": 4_000_000}}
     body, headers = binary({"inputs": [one], "parameters": {"binary_data_output": True}}, bytes(4_000_000))

@@ -19,7 +19,7 @@ from dragoman.payload.raw import raw_from_tensor, tensor_from_raw
 from dragoman.payload.recall import learn, learn_head, recalled, recalled_head
 from dragoman.payload.request import JsonParameters, RequestBody, Requested, told_parameters
 from dragoman.payload.simd import LONG
-from dragoman.payload.small import SMALL, small_raw, small_tensor
+from dragoman.payload.small import SMALL, plain_raw, small_tensor
 
 Read = TypeVar("Read")
 
@@ -142,7 +142,7 @@ def _plain(text: bytes, policy: Policy, rest: Buffer | None) -> RequestBody | No
             tensor = small_tensor(one.datatype, one.shape, one.data, policy)
         elif rest is not None and one.data is msgspec.UNSET:
             size = _sole_size(one.parameters)
-            tensor = small_raw(one.datatype, one.shape, rest[at : at + size], policy)
+            tensor = plain_raw(one.datatype, one.shape, rest[at : at + size], policy)
             at += size
         else:
             return None

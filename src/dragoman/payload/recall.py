@@ -18,7 +18,7 @@ from dragoman.core.datatypes import Array, Datatype
 from dragoman.core.tensor import Tensor
 from dragoman.payload.policy import Policy
 from dragoman.payload.request import Around, RequestBody
-from dragoman.payload.small import FAULTS, FORMS
+from dragoman.payload.small import FAULTS, FORMS, numbers_in
 
 _MOST = 512  # texts that are known
 _DATA, _ID = b'"data"', b'"id"'
@@ -122,7 +122,7 @@ def recalled_head(text: bytes, rest: memoryview, policy: Policy) -> RequestBody 
             return None
     inputs = {}
     for name, kind, shape, start, end in around.tensors:
-        inputs[name] = Tensor(np.ndarray(shape, kind.dtype, bytes(rest[start:end])), kind)
+        inputs[name] = Tensor(numbers_in(rest[start:end], shape, kind.dtype), kind)
     return RequestBody(inputs, around.outputs, {**around.parameters}, told, around)
 
 
@@ -164,7 +164,7 @@ def learn(text: bytes, policy: Policy, body: RequestBody) -> None:
 
 
 def learn_head(text: bytes, rest: memoryview, policy: Policy, body: RequestBody) -> None:
-    """Know the JSON of a request all of whose inputs are small numbers in binary form, from the second time on."""
+    """Know the JSON of a request all of whose inputs are numbers in binary form, from the second time on."""
     key, size, tensors = _without_id(text), 0, []
     for name, tensor in body.inputs.items():
         tensors.append((name, tensor.datatype, tensor.shape, size, size + tensor.data.nbytes))

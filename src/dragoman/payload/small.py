@@ -77,10 +77,10 @@ def small_tensor(datatype: str, shape: Sequence[int], data: Any, policy: Policy)
     return Tensor(array, kind)
 
 
-def small_raw(datatype: str, shape: Sequence[int], raw: Buffer, policy: Policy) -> Tensor | None:
+def plain_raw(datatype: str, shape: Sequence[int], raw: Buffer, policy: Policy) -> Tensor | None:
     """The tensor of a named datatype whose numbers are given as bytes; None where anything else is to be said of it."""
     form = FORMS.get(datatype)
-    if form is None or not 0 < len(raw) <= SMALL:
+    if form is None or not len(raw):
         return None
     kind = form[0]
     if kind is BOOL or math.prod(shape) * kind.size != len(raw):
@@ -88,9 +88,20 @@ def small_raw(datatype: str, shape: Sequence[int], raw: Buffer, policy: Policy) 
     if len(raw) // kind.size > policy.max_elements or len(shape) > policy.max_rank:
         return None
     try:
-        return Tensor(np.ndarray(shape, kind.dtype, bytes(raw)), kind)
+        return Tensor(numbers_in(raw, shape, kind.dtype), kind)
     except ValueError:
         return None
+
+
+def numbers_in(raw: Buffer, shape: Sequence[int], dtype: Any) -> Array:
+    """The numbers in some bytes, read-only: a view of many that lie where the processor wants them, else a copy."""
+    if len(raw) <= SMALL:
+        return np.ndarray(shape, dtype, bytes(raw))
+    array: Array = np.frombuffer(raw, dtype).reshape(shape)
+    if not array.flags.aligned:
+        array = array.copy()
+    array.flags.writeable = False
+    return array
 
 
 def _joined(rows: list[list[Any]], shape: Sequence[int]) -> list[Any]:

@@ -1,9 +1,9 @@
-"""Answers of few numbers, written in a few steps: what does not change from one to the next is written once.
+"""Answers of few numbers, or of any in binary form, in a few steps: what does not change is written once.
 
 Whatever is not plain is left to `body`, which writes the same and tells what is wrong with the rest.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -11,9 +11,11 @@ import orjson
 from dragoman.core.calls import Inference
 from dragoman.core.datatypes import BF16, BYTES
 from dragoman.core.tensor import Tensor
+from dragoman.payload.policy import Buffer
+from dragoman.payload.raw import raw_from_tensor
 
 SMALL = 64  # numbers up to which it pays in JSON,
-SMALL_RAW = 1024  # and bytes behind it
+_JOINED = 1024  # bytes behind it up to which all is put together, which is cheaper than to send several
 
 _KNOWN = 512
 _starts: dict[tuple[str, str], bytes] = {}
@@ -46,14 +48,16 @@ def write_answer(answer: Inference, model: str, version: str, id_: str | None) -
 
 def write_binary(
     answer: Inference, model: str, version: str, id_: str | None, binary: Callable[[str], bool]
-) -> tuple[bytes, int] | None:
-    """The answer as JSON with the binary data of all outputs behind it, and how long that JSON is; None where an output
-    is not wanted so, or anything else is to be said than its small outputs of numbers."""
+) -> tuple[Sequence[Buffer], int] | None:
+    """The answer as JSON with the binary data of all outputs behind it, in parts, and how long that JSON is; None where
+    an output is not wanted so, or anything else is to be said than its outputs of numbers."""
     if answer.parameters or answer.metadata or not answer.outputs:
         return None
     start = _starts.get((model, version)) or _start(model, version)
     id_text = b"" if id_ is None else b'"id":%b,' % orjson.dumps(id_)
-    told, blobs, outputs = [], [], answer.outputs
+    told, outputs = [], answer.outputs
+    blobs: list[Buffer] = []
+    size = 0
     for name in outputs:
         tensor = outputs[name]
         if type(tensor) is not Tensor or tensor.parameters or not binary(name):
@@ -62,9 +66,10 @@ def write_binary(
         if not head:
             return None
         told.append(head)
-        blobs.append(tensor.data.tobytes())
+        blobs.append(raw_from_tensor(tensor))
+        size += tensor.data.nbytes
     text = b"{%b%b%b]}" % (id_text, start, told[0] if len(told) == 1 else b",".join(told))
-    return b"".join((text, *blobs)), len(text)
+    return ((b"".join((text, *blobs)),) if size <= _JOINED else (text, *blobs)), len(text)
 
 
 def _start(model: str, version: str) -> bytes:
@@ -83,7 +88,7 @@ def _head(name: str, tensor: Tensor) -> bytes:
 
 def _raw_head(name: str, tensor: Tensor) -> bytes:
     """What is told of an output in binary form; nothing where it may not go so. An empty one has no such form."""
-    if tensor.datatype is BYTES or not 0 < tensor.data.nbytes <= SMALL_RAW:
+    if tensor.datatype is BYTES or not tensor.data.nbytes:
         return b""
     size = {"binary_data_size": tensor.data.nbytes}
     told = {"name": name, "datatype": tensor.datatype.name, "shape": tensor.shape, "parameters": size}

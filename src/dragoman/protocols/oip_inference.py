@@ -20,7 +20,7 @@ from dragoman.payload.oip_messages import (
 )
 from dragoman.payload.oip_raw import LARGE, contents_apart
 from dragoman.payload.raw import tensor_from_raw
-from dragoman.payload.small import small_raw
+from dragoman.payload.small import plain_raw
 from dragoman.protocols import oip
 from dragoman.protocols.wire import Buffer, GrpcRequest, Policy
 
@@ -142,7 +142,7 @@ def _inputs(message: Any, raw: Sequence[Buffer], policy: Policy) -> dict[str, Te
     for at, tensor in enumerate(message.inputs):
         name = tensor.name
         if raw and name not in found and not (tensor.parameters or tensor.HasField("contents")):
-            small = small_raw(tensor.datatype, tensor.shape, raw[at], policy)
+            small = plain_raw(tensor.datatype, tensor.shape, raw[at], policy)
             if small is not None:
                 found[name] = small
                 continue

@@ -112,7 +112,7 @@ class OpenInferenceRest:
         elif not wanted.classes:
             written = write_binary(response.answer, response.model, response.version, id_, wanted.is_binary)
             if written is not None:
-                return HttpResponse(200, written[:1], _binary_headers(written[1]))
+                return HttpResponse(200, written[0], _binary_headers(written[1]))
         return self._written(wanted, id_, response)
 
     def _written(self, wanted: Wanted, id_: str | None, response: Response[Inference]) -> HttpResponse:

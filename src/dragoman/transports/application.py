@@ -118,31 +118,45 @@ class Application:
 
     def begin(self, match: Match, request: HttpRequest, caller: Caller) -> HttpResponse | Coroutine[Any, Any, None]:
         """The answer to a `plain` request, where it is there at once; else what answers the caller as `answer` does."""
-        assert match.endpoint is not None
+        asked = self._at_once(match, request)
+        if type(asked) is HttpResponse:
+            body = asked.body
+            size = len(body[0]) if len(body) == 1 else sum(map(len, body))
+            if size < self._packed_from:
+                return asked
+            if size <= LARGE and "accept-encoding" not in request.headers:
+                return _varying(asked)
+        return self.answer(match, request, caller, asked)
+
+    def _at_once(self, match: Match, request: HttpRequest) -> Asked | Done:
+        """How far a `plain` request comes without waiting: to its answer, or to that of its fault, if all goes well."""
         fault_of: Callable[[DragomanError], HttpResponse] | None = None
         try:
-            asked: Asked | Done = match.endpoint(request)
-            while type(asked) is Inquiry:
-                told = self._engine.now(asked.request)
-                if told is None:
-                    break
-                asked = asked.then(told)
+            assert match.endpoint is not None
+            asked: Asked = match.endpoint(request)
+            if type(asked) is Inquiry:
+                asked = self._inquired(asked)
             if type(asked) is Exchange:
                 fault_of = asked.fault
                 response = self._engine.now(asked.request)
                 if response is not None:
-                    asked = asked.reply(response) if weight(response.answer) <= LARGE else Done(asked, response)
-            if type(asked) is HttpResponse:
-                body = asked.body
-                if (len(body[0]) if len(body) == 1 else sum(map(len, body))) < self._packed_from:
-                    return asked
+                    return asked.reply(response) if weight(response.answer) <= LARGE else Done(asked, response)
+            return asked
         except HttpFault as fault:
             return match.protocol.error(fault)
         except DragomanError as fault:
             return match.protocol.error(fault) if fault_of is None else fault_of(fault)
         except Exception:
             return match.protocol.error(_internal())
-        return self.answer(match, request, caller, asked)
+
+    def _inquired(self, asked: Asked) -> Asked:
+        """What is asked once the engine has told what it knows at once."""
+        while type(asked) is Inquiry:
+            told = self._engine.now(asked.request)
+            if told is None:
+                break
+            asked = asked.then(told)
+        return asked
 
     async def answer(
         self, match: Match, request: HttpRequest, caller: Caller, asked: Asked | Done | None = None
@@ -257,12 +271,12 @@ class Application:
         """The answer compressed, where that is wanted and worth it."""
         if not self._long(response):
             return response
-        headers = (*response.headers, ("vary", "accept-encoding"))
+        response = _varying(response)
         encoding = accepted(request.headers.get("accept-encoding", ""))
         if encoding is None:
-            return HttpResponse(response.status, response.body, headers)
+            return response
         body = await encoded(list(response.body), encoding)
-        return HttpResponse(response.status, (body,), (*headers, ("content-encoding", encoding)))
+        return HttpResponse(response.status, (body,), (*response.headers, ("content-encoding", encoding)))
 
     async def _stream(self, stream: HttpStream[Any], caller: Caller) -> None:
         async with (
@@ -332,6 +346,11 @@ class _OtherSite:
 
     def hang_up(self) -> None:
         self._caller.hang_up()
+
+
+def _varying(response: HttpResponse) -> HttpResponse:
+    """An answer that others may get compressed."""
+    return HttpResponse(response.status, response.body, (*response.headers, ("vary", "accept-encoding")))
 
 
 def _internal() -> HttpFault:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dragoman.core.eager import Start
 from dragoman.protocols.wire import HttpFault, HttpRequest, HttpResponse
+from dragoman.transports.aside import LARGE
 from dragoman.transports.http1.head import NO_HEAD, Head
 from dragoman.transports.http1.incoming import Asked, Continue, Desk, Incoming, Refused
 from dragoman.transports.http1.outgoing import Outgoing
@@ -83,8 +84,7 @@ class Connection(asyncio.BufferedProtocol):
             self._calm = False
             self._incoming.put(data)
             self._advance()
-        elif not self._over:
-            self._incoming.came(nbytes)
+        elif not self._over and self._incoming.came(nbytes):
             self._advance()
 
     def begin(self, data: bytes) -> None:
@@ -245,12 +245,22 @@ class Connection(asyncio.BufferedProtocol):
     # --- the request under way ----------------------------------------------------------------------------------
 
     def _ask(self, asked: Asked) -> None:
-        head, match, out = asked.head, asked.head.match, self._out
+        head, match, out, application = asked.head, asked.head.match, self._out, self._desk.application
         assert match is not None
         self._asking, self._held = True, len(asked.body)
         out.begin(head)
         request = HttpRequest(head.method, head.path, match.params, head.headers, asked.body, head.query)
-        self._run(self._desk.application.answer(match, request, out))
+        if not head.plain or head.length > LARGE:
+            self._run(application.answer(match, request, out))
+            return
+        done: Any = copy_context().run(application.begin, match, request, out)
+        if type(done) is HttpResponse:
+            self._desk.bodies.give_back(self._held)
+            self._asking, self._held = False, 0
+            out.write_plain(head, done)
+            self._turn_over(unread=False)
+        else:
+            self._run(done)
 
     def _run(self, answering: Coroutine[Any, Any, None]) -> None:
         start = Start(answering, self._listener.loop)

@@ -90,15 +90,18 @@ class Incoming:
         """Where the next bytes go."""
         return self._desk.scratch if self._body is None else self._body.room()
 
-    def came(self, count: int) -> None:
-        """So many bytes have been put there."""
-        if self._body is None:
+    def came(self, count: int) -> bool:
+        """So many bytes have been put there. False where `next` has nothing to say of them: a body goes on."""
+        body = self._body
+        if body is None:
             self.put(bytes(self._desk.scratch[:count]))
-            return
+            return True
         try:
-            self._body.came(count)
+            body.came(count)
         except HttpFault as fault:
             self._fault = fault
+            return True
+        return body.held == body.length
 
     def put(self, data: bytes) -> None:
         """Bytes that were read elsewhere."""
