@@ -142,6 +142,9 @@ class Settings:
     metrics_path: str = _setting(
         "/metrics", 'path where measurements are told in Prometheus\' format; "" switches them off', "wire"
     )
+    metrics_as: Literal["", "tgi"] = _setting(
+        "", "tell what text models measure under another server's names too: tgi, for its dashboards", "wire"
+    )
     protocols: str = _setting(
         "oip_rest,oip_generate,umbridge,lmi,tgi,openai,oip_grpc,metrics", "protocols to speak, by name", "wire"
     )

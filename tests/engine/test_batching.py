@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.datatypes import DATATYPES, Datatype
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
+from dragoman.core.metrics import Family
 from dragoman.core.signature import Signature
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.engine.batching import Batcher, group_key, merge, rows, split
@@ -95,6 +96,9 @@ class RecordingPool:
 
     async def start(self) -> Loaded:
         return Loaded(Signature(batched=True), "test", frozenset({Infer}))
+
+    def measurements(self) -> Sequence[Family]:
+        return ()
 
     async def call(self, request: Request[Any]) -> Any:
         call = request.call

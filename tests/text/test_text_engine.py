@@ -126,6 +126,29 @@ def greedy(served: Running) -> str:
     return text
 
 
+def test_what_the_engine_measures_is_told(served: Running) -> None:
+    def told() -> dict[str, float]:
+        with urllib.request.urlopen(f"http://{served.url}/metrics", timeout=60) as answer:
+            lines = [line for line in answer.read().decode().splitlines() if 'model="story"' in line]
+        found = [(line.partition("{")[0], float(line.rpartition(" ")[2])) for line in lines if "_bucket" not in line]
+        return {name: sum(value for other, value in found if other == name) for name, _ in found}
+
+    tokens = len(ask(served, "/tokenize", {"inputs": PROMPT, "model": "story"}))
+    ask(served, "/generate", {"inputs": PROMPT})
+    before = told()
+    ask(served, "/generate", {"inputs": PROMPT, "parameters": {"max_new_tokens": 5}})
+    after = told()
+    new = {name.removeprefix("dragoman_text_"): after[name] - before[name] for name in after}
+    parts = ("validation", "queue", "inference")
+    assert [new[f"{part}_seconds_count"] for part in (*parts, "duration", "token")] == [1] * 5
+    assert sum(new[f"{part}_seconds_sum"] for part in parts) == pytest.approx(new["duration_seconds_sum"])
+    assert new["token_seconds_sum"] == pytest.approx(new["inference_seconds_sum"] / 5)
+    assert (new["prompt_tokens_sum"], new["generated_tokens_sum"], new["max_new_tokens_sum"]) == (tokens, 5, 5)
+    assert new["steps_total"] == new["step_seconds_count"] >= 5
+    assert new["step_seconds_sum"] < new["inference_seconds_sum"]
+    assert (after["dragoman_text_queue_size"], after["dragoman_text_batch_size"]) == (0, 0)
+
+
 def test_what_stopped_a_text(served: Running) -> None:
     def told(**body: Any) -> tuple[str, Any]:
         given = {"model": "story", "prompt": PROMPT, "max_tokens": 8, "temperature": 0, **body}

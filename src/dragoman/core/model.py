@@ -1,6 +1,6 @@
 """The class that a model author writes: override what the model can do."""
 
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping
 from typing import Any
 
 from dragoman.core.calls import (
@@ -16,6 +16,7 @@ from dragoman.core.calls import (
     Tokenize,
 )
 from dragoman.core.datatypes import Array
+from dragoman.core.metrics import Family
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.tensor import Tensor
@@ -76,6 +77,11 @@ class Model:
     def details(self) -> Mapping[str, Any]:
         """What else metadata should tell of it: plain JSON values by name; asked once, after `load`."""
         return {}
+
+    def measurements(self) -> Iterable[Family]:
+        """What `/metrics` tells of it beside its calls, where it lives in the server's process; its name and version
+        are added as labels. Asked in the server's thread, at any time, and must not take long."""
+        return ()
 
     def infer(self, call: Infer) -> Results:
         """Answer one call: `call.inputs` are named tensors, checked against the signature.

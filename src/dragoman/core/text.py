@@ -142,14 +142,19 @@ class Text:
 @dataclass(frozen=True, slots=True)
 class PromptInfo:
     """What became of a prompt: its text (of a conversation: after the template), how many tokens it has, how many of
-    those were in the prefix cache, the tokens themselves where `prompt_logprobs` asked for them, and for how long it
-    waited until it was looked at."""
+    those were in the prefix cache, and the tokens themselves where `prompt_logprobs` asked for them.
+
+    As far as the engine knows: for how long the call's prompts were checked and cut into tokens, for how long this one
+    then waited until it was looked at, and how many new tokens its texts might have at most.
+    """
 
     text: str
     tokens: int
     cached: int = 0
     prefill: tuple[Token, ...] = ()
-    waited_s: float = 0.0
+    waited_s: float | None = None
+    checked_s: float | None = None
+    most_new: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar, cast
@@ -12,6 +12,7 @@ from dragoman.core import eager
 from dragoman.core.binding import bind
 from dragoman.core.calls import Call, Infer, Inference, Request, SignatureFor
 from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady, NotSupported, Overloaded
+from dragoman.core.metrics import Family
 from dragoman.core.peers import Peers
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.engine.batching import Batcher, mergeable, rows
@@ -138,6 +139,10 @@ class Deployment:
     def in_flight(self) -> int:
         """How many calls wait or are computed."""
         return self._in_flight
+
+    def measurements(self) -> Sequence[Family]:
+        """What the model measures of itself, as far as it is loaded."""
+        return self._pool.measurements() if self._pool is not None else ()
 
     @property
     def handlers(self) -> tuple[str, ...]:

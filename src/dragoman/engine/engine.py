@@ -16,6 +16,7 @@ from dragoman.core.calls import (
     Describe,
     DescribeModels,
     DescribeServer,
+    Generate,
     Handle,
     Index,
     Infer,
@@ -43,6 +44,7 @@ from dragoman.engine.deployment import Deployment
 from dragoman.engine.peers import Neighbourhood
 from dragoman.engine.registry import Registry
 from dragoman.engine.repository import Repository, Source
+from dragoman.engine.text_tally import Written
 
 A = TypeVar("A")
 log = logging.getLogger("dragoman.engine")
@@ -158,7 +160,7 @@ class Engine:
             raise
         if answer is None:
             return None
-        deployment.tally.ended(call, began_s)
+        deployment.tally.ended(call, began_s, None, answer)
         return Response(answer, deployment.spec.name, deployment.spec.version)
 
     async def call(self, request: Request[A]) -> Response[A]:
@@ -173,7 +175,7 @@ class Engine:
             except BaseException as fault:
                 deployment.tally.ended(request.call, began_s, fault)
                 raise
-            deployment.tally.ended(request.call, began_s)
+            deployment.tally.ended(request.call, began_s, None, answer)
             return Response(answer, deployment.spec.name, deployment.spec.version)
         found: Any = self._told(request)
         if found is None:
@@ -185,14 +187,19 @@ class Engine:
         deployment = self._find(request)
         pieces = deployment.stream(request)
         began_s, fault = time.monotonic(), None
+        written = Written() if type(request.call) is Generate else None
         try:
             async for piece in pieces:
+                if written is not None:
+                    written.take(piece)
                 yield Response(piece, deployment.spec.name, deployment.spec.version)
         except BaseException as raised:
             fault = raised
             raise
         finally:
-            deployment.tally.ended(request.call, began_s, fault)
+            took_s = deployment.tally.ended(request.call, began_s, fault)
+            if written is not None and fault is None:
+                deployment.tally.texts.add(written, took_s)
             await pieces.aclose()
 
     async def infer(
@@ -295,7 +302,8 @@ class Engine:
             ({"model": d.spec.name, "version": d.spec.version}, d.tally, d.in_flight, d.ready)
             for d in self._registry.all()
         ]
-        return (*tally.families(told), *model_metrics.families())
+        own = [(labels, d.measurements()) for (labels, *_), d in zip(told, self._registry.all(), strict=True)]
+        return (*tally.families(told), *model_metrics.gathered(own), *model_metrics.families())
 
     def _authorize(self, token: str) -> None:
         wanted = self._identity.control_token

@@ -75,7 +75,7 @@ class Neighbourhood:
         except BaseException as fault:
             deployment.tally.ended(request.call, began_s, fault)
             raise
-        deployment.tally.ended(request.call, began_s)
+        deployment.tally.ended(request.call, began_s, None, answer)
         return answer
 
 

@@ -1,29 +1,34 @@
 """How many calls a model version has answered, how they ended and how long they took."""
 
 import time
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dragoman.core.errors import DragomanError
+from dragoman.core.histogram import SECONDS, Histogram
 from dragoman.core.metrics import Family, Sample
+from dragoman.core.text import Generation
+from dragoman.engine import text_tally
+from dragoman.engine.text_tally import TextTally, Written
 
-# Upper bounds of the buckets of durations, in seconds.
-BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 OK = "ok"
 
 
 class Tally:
     """The counts of one deployment; a few additions a call."""
 
-    __slots__ = ("_rows",)
+    __slots__ = ("_rows", "texts")
 
     def __init__(self) -> None:
         self._rows: dict[type[Any], _Row] = {}
+        self.texts = TextTally()
 
-    def ended(self, call: Any, began_s: float, fault: BaseException | None = None) -> None:
-        """One call has ended; `began_s` is a reading of the monotonic clock."""
+    def ended(self, call: Any, began_s: float, fault: BaseException | None = None, answer: Any = None) -> float:
+        """One call has ended, by a fault or with its one answer; `began_s` is a reading of the monotonic clock.
+
+        Gives how long it took.
+        """
         took_s = time.monotonic() - began_s
         row = self._rows.get(type(call))
         if row is None:
@@ -32,8 +37,12 @@ class Tally:
             row.well += 1
         else:
             row.failed[outcome(fault)] += 1
-        row.buckets[bisect_left(BOUNDS_S, took_s)] += 1
-        row.sum_s += took_s
+        row.durations.observe(took_s)
+        if type(answer) is Generation:
+            written = Written()
+            written.take(answer)
+            self.texts.add(written, took_s)
+        return took_s
 
     def counts(self, labels: Mapping[str, str]) -> Iterable[Sample]:
         for call, row in self._sorted():
@@ -44,12 +53,7 @@ class Tally:
     def durations(self, labels: Mapping[str, str]) -> Iterable[Sample]:
         name = "dragoman_call_duration_seconds"
         for call, row in self._sorted():
-            own, count = {**labels, "call": call}, 0
-            for bound, inside in zip((*map(str, BOUNDS_S), "+Inf"), row.buckets, strict=True):
-                count += inside
-                yield Sample(f"{name}_bucket", {**own, "le": bound}, count)
-            yield Sample(f"{name}_sum", own, row.sum_s)
-            yield Sample(f"{name}_count", own, count)
+            yield from row.durations.samples(name, {**labels, "call": call})
 
     def _sorted(self) -> list[tuple[str, "_Row"]]:
         return sorted((kind.__name__, row) for kind, row in self._rows.items())
@@ -58,13 +62,12 @@ class Tally:
 class _Row:
     """The calls of one type: how many went well, how the others ended, and how long they all took."""
 
-    __slots__ = ("buckets", "failed", "sum_s", "well")
+    __slots__ = ("durations", "failed", "well")
 
     def __init__(self) -> None:
         self.well = 0
         self.failed: Counter[str] = Counter()
-        self.buckets = [0] * (len(BOUNDS_S) + 1)
-        self.sum_s = 0.0
+        self.durations = Histogram(SECONDS)
 
 
 def outcome(fault: BaseException) -> str:
@@ -87,3 +90,4 @@ def families(
     yield Family("dragoman_calls_in_flight", "gauge", "Calls that wait or are computed.", tuple(flying))
     ready = [Sample("dragoman_model_ready", labels, float(is_ready)) for labels, _, _, is_ready in rows]
     yield Family("dragoman_model_ready", "gauge", "1 where a model version can answer.", tuple(ready))
+    yield from text_tally.families([(labels, tally.texts) for labels, tally, _, _ in rows])

@@ -1,12 +1,14 @@
 """The engine: every step plans, computes, chooses and writes, a token for each text that is under way."""
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
 
 from dragoman.core.errors import DragomanError, ModelFailed
+from dragoman.core.metrics import Family
 from dragoman.core.text import Token
 from dragoman.generation import sampler
 from dragoman.generation.beams import Beams
@@ -18,6 +20,7 @@ from dragoman.generation.row import Row
 from dragoman.generation.runner import Runner
 from dragoman.generation.scheduler import Scheduler, Work
 from dragoman.generation.sequence import Sequence
+from dragoman.generation.steps import Steps, ahead
 from dragoman.generation.vocabulary import Vocabulary
 from dragoman.generation.writer import Ends, Writer
 
@@ -34,6 +37,7 @@ class Engine:
     ) -> None:
         self._runner, self._memory, self._vocabulary, self._ends = runner, memory, vocabulary, ends
         self.scheduler = Scheduler(memory, limits.max_batch, limits.prefill_chunk)
+        self._steps = Steps(waits=runner.device.type == "cpu")
 
     @property
     def busy(self) -> bool:
@@ -55,10 +59,24 @@ class Engine:
         """Nobody waits for it any more: its memory is free from now on."""
         self.scheduler.remove(job)
 
+    def measurements(self, active: int) -> Iterable[Family]:
+        """What it has done, and what lies before it of so many prompts; from any thread."""
+        yield from self._steps.families()
+        yield from ahead(self.scheduler, active)
+
     def step(self) -> None:
         """One token more for every text under way, and a portion of the prompts that wait for their first."""
+        works = self.scheduler.plan()
+        with self._steps.step(works):
+            self._step(works)
+
+    def _step(self, planned: list[Work]) -> None:
         searches: dict[Job, dict[Sequence, torch.Tensor]] = {}
-        for works, rows, logits in self._computed(self.scheduler.plan()):
+        began_s = time.monotonic()
+        computed = self._computed(planned)
+        if len(computed) == 1 and len(computed[0][0]) == len(planned):
+            self._steps.computed(began_s)
+        for works, rows, logits in computed:
             texts: list[tuple[Job, Sequence, int]] = []
             stop = 0
             for work, row in zip(works, rows, strict=True):

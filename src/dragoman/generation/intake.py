@@ -1,7 +1,9 @@
 """From a call to what the engine is asked: prompts become tokens, and parameters are checked."""
 
 import secrets
+import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from dragoman.core.calls import Generate
 from dragoman.core.errors import InvalidInput, TooLong
@@ -25,6 +27,7 @@ class Intake:
 
     def asked(self, call: Generate) -> list[Asked]:
         """One for each prompt. Raises InvalidInput naming the parameter; nothing has been computed then."""
+        began_s = time.monotonic()
         if not call.prompts:
             raise InvalidInput("prompts: expected at least one, got none")
         given = call.sampling
@@ -39,7 +42,8 @@ class Intake:
             if given.do_sample:
                 seed = given.seed if given.seed is not None else secrets.randbits(63)
             found.append(Asked(index, text, tuple(tokens), given, length, call.stream, seed, guides, bad))
-        return found
+        checked_s = time.monotonic() - began_s
+        return [replace(each, checked_s=checked_s) for each in found]
 
     def _tokens(self, prompt: Prompt, given: Sampling) -> tuple[str, list[int]]:
         text, tokens = self.vocabulary.encode(prompt, bounded=given.truncate is None)

@@ -26,6 +26,7 @@ class Asked:
     """What is asked for one prompt: its text and tokens, checked, and its place `index` in the call.
 
     `guides` makes a guide through the grammar for each text, where there is one. `seed` is None where nothing is drawn.
+    To check the call and to cut its prompts took `checked_s`.
     """
 
     index: int
@@ -37,6 +38,7 @@ class Asked:
     seed: int | None = None
     guides: Callable[[], Guide] | None = None
     bad: tuple[tuple[int, ...], ...] = ()
+    checked_s: float | None = None
 
     @property
     def width(self) -> int:
@@ -108,10 +110,10 @@ class Job:
         """Say what became of the prompt, once."""
         if not self.told:
             self.told = True
-            cached = self.sequences[0].cached
-            waited_s = max(0.0, self.waited_s)
-            info = PromptInfo(self.asked.text, len(self.asked.tokens), cached, tuple(self.prefill), waited_s)
-            self.outlet.info(self.asked.index, info)
+            asked = self.asked
+            told = (self.sequences[0].cached, tuple(self.prefill), max(0.0, self.waited_s))
+            info = PromptInfo(asked.text, len(asked.tokens), *told, asked.checked_s, asked.length)
+            self.outlet.info(asked.index, info)
 
     def take(self, sequence: Sequence, choice: Choice) -> bool:
         """Write a choice; gives whether that text is over. Raises ValueError where a grammar does not allow it."""

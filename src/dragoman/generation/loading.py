@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 
 from dragoman.core.calls import Generate
 from dragoman.core.errors import ModelFailed
+from dragoman.core.metrics import Family
 from dragoman.core.text import Generation, Prompt, TokenSpan
 from dragoman.generation import adapters
 from dragoman.generation.engine import Engine
@@ -91,6 +92,9 @@ class Loaded:
 
     def spans(self, prompt: Prompt) -> tuple[str, tuple[TokenSpan, ...]]:
         return self.intake.vocabulary.spans(prompt)
+
+    def measurements(self) -> Iterable[Family]:
+        return self.engine.measurements(self.service.active)
 
     async def close(self) -> None:
         await asyncio.to_thread(self.service.close)

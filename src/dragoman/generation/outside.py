@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from dragoman.core.calls import Generate
 from dragoman.core.errors import ModelFailed, Overloaded
+from dragoman.core.metrics import Family
 from dragoman.core.text import Generation, Prompt, PromptInfo, Sampling, Text, Token, TokenSpan, joined
 from dragoman.generation.choice import Choice
 from dragoman.generation.chooser import Chooser
@@ -96,6 +97,9 @@ class OutsideEngine:
     def spans(self, prompt: Prompt) -> tuple[str, tuple[TokenSpan, ...]]:
         return self._intake.vocabulary.spans(prompt)
 
+    def measurements(self) -> Iterable[Family]:
+        return ()
+
     async def generate(self, prompts: Sequence[Asked]) -> AsyncGenerator[Generation, None]:
         if 0 < self._capacity < self._open + len(prompts):
             raise Overloaded(f"Exceeds maximum queue size of {self._capacity} prompts")
@@ -149,7 +153,8 @@ class OutsideEngine:
         prefill: list[Token] = []
         if asked.sampling.prompt_logprobs is not None:
             prefill = [_token(known, asked.tokens[0], None), *(_seen(known, choice) for choice in step.tokens.prefill)]
-        return PromptInfo(asked.text, len(asked.tokens), step.tokens.cached, tuple(prefill))
+        told = (step.tokens.cached, tuple(prefill), None)  # how long a prompt waits inside an engine, only that knows
+        return PromptInfo(asked.text, len(asked.tokens), *told, asked.checked_s, asked.length)
 
 
 def _texts(step: _Step, ended: dict[int, list[Writer]]) -> list[Text]:

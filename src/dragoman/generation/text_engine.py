@@ -1,9 +1,10 @@
 """What an engine for texts promises the server: ours keeps it, and so does another one behind an adapter."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from dragoman.core.calls import Generate
+from dragoman.core.metrics import Family
 from dragoman.core.text import Generation, Prompt, TokenSpan
 from dragoman.generation.job import Asked
 
@@ -33,6 +34,9 @@ class TextEngine(Protocol):
 
     def spans(self, prompt: Prompt) -> tuple[str, tuple[TokenSpan, ...]]:
         """A prompt's text, and its tokens with the characters that each of them covers."""
+
+    def measurements(self) -> Iterable[Family]:
+        """What is known of its steps and its queue. From any thread."""
 
     async def close(self) -> None:
         """Stop; calls that are open fail with WorkerLost."""

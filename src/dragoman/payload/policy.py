@@ -17,7 +17,7 @@ class Policy:
     nonfinite: how NaN and infinities go into JSON. `null`: NaN as null, infinities are refused; `literal`: as the
     bare words NaN, Infinity and -Infinity, which Python reads but JSON does not allow; `error`: refused.
     health_json: whether health endpoints answer a JSON body instead of an empty one.
-    metrics_path: where measurements are told.
+    metrics_path: where measurements are told. metrics_as: by whose names those of texts are told too, "" by nobody's.
     max_json_depth, max_rank, max_elements, max_bytes_elements, max_tensors: how deep JSON may nest, how many axes
     and elements a tensor, how many elements one of BYTES, and how many inputs or outputs a request may have.
     strict_parameters: whether a parameter of text generation that is not known is refused rather than named.
@@ -29,6 +29,7 @@ class Policy:
     nonfinite: Literal["null", "literal", "error"] = "null"
     health_json: bool = False
     metrics_path: str = "/metrics"
+    metrics_as: Literal["", "tgi"] = ""
     max_json_depth: int = 64
     max_rank: int = 32
     max_elements: int = 1 << 31

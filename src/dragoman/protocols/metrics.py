@@ -1,29 +1,39 @@
 """`GET /metrics`: what the server and its models measure, in the text format of Prometheus (version 0.0.4)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import parse_qs
 
 from dragoman.core.calls import Measure, Request, Response
 from dragoman.core.errors import DragomanError, PathNotFound
 from dragoman.core.metrics import Family
+from dragoman.protocols import metrics_tgi
 from dragoman.protocols.wire import Exchange, HttpFault, HttpProtocol, HttpRequest, HttpResponse, Policy, Route
 
 _DJL = "/server/metrics"  # where DJL-Serving, which LMI's operators know, tells them
 _TYPE = ("content-type", "text/plain; version=0.0.4; charset=utf-8")
+_Families = Callable[[Iterable[Family]], Iterable[Family]]
+# Other names under which the same may be told, by whose names they are.
+_NAMES: Mapping[str, _Families] = {"tgi": metrics_tgi.families}
 
 
 def protocol(policy: Policy) -> HttpProtocol:
     """The protocol's table; empty where the operator has switched the path off."""
     paths = dict.fromkeys((policy.metrics_path, _DJL)) if policy.metrics_path else ()
-    return HttpProtocol("metrics", tuple(Route("GET", path, _metrics) for path in paths), _error)
+    also = _NAMES.get(policy.metrics_as)
+
+    def metrics(http: HttpRequest) -> Exchange[tuple[Family, ...], HttpResponse]:
+        return _metrics(http, also)
+
+    return HttpProtocol("metrics", tuple(Route("GET", path, metrics) for path in paths), _error)
 
 
-def _metrics(http: HttpRequest) -> Exchange[tuple[Family, ...], HttpResponse]:
+def _metrics(http: HttpRequest, also: _Families | None) -> Exchange[tuple[Family, ...], HttpResponse]:
     """All that is measured, or as Prometheus' own servers have it, the families whose names the query gives."""
     wanted = parse_qs(http.query).get("name[]", [])
 
     def write(response: Response[tuple[Family, ...]]) -> HttpResponse:
-        found = [family for family in response.answer if not wanted or family.name in wanted]
+        told = response.answer if also is None else (*response.answer, *also(response.answer))
+        found = [family for family in told if not wanted or family.name in wanted]
         return HttpResponse(200, ("".join(_lines(found)).encode(),), (_TYPE,))
 
     return Exchange(Request(Measure()), write)

@@ -64,7 +64,7 @@ class Answer:
         now_s = time.monotonic()
         total, validation = now_s - self._since_s, self._asked_s - self._since_s
         generated = sum(text.generated for text in generation.texts)
-        queue = min(total - validation, max((info.waited_s for info in generation.prompts), default=0.0))
+        queue = min(total - validation, max((info.waited_s or 0.0 for info in generation.prompts), default=0.0))
         inference_ms = round((total - validation - queue) * 1000)
         return (
             *self._computed(),

@@ -2,13 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 from dragoman.core.calls import Generate, Infer, Inference, Tokenize
 from dragoman.core.errors import DragomanError, ModelFailed
+from dragoman.core.metrics import Family
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
@@ -57,6 +58,10 @@ class TextModel(Model):
 
     def details(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self._loaded.details
+        return found
+
+    def measurements(self) -> Iterable[Family]:
+        found: Iterable[Family] = self._loaded.measurements()
         return found
 
     async def generate(self, call: Generate) -> AsyncGenerator[Generation, None]:

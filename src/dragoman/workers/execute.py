@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
 from itertools import islice
@@ -25,6 +25,7 @@ from dragoman.core.calls import (
     Tokenize,
 )
 from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidOutput, ModelFailed, NotSupported
+from dragoman.core.metrics import Family
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
@@ -102,6 +103,14 @@ class Executor:
         """Whether any call is answered by `async` code, which belongs on the event loop."""
         able = [self._kinds[call] for call in self.loaded.calls]
         return any(kind in ("coroutine", "async generator") for kind in able)
+
+    def measurements(self) -> Sequence[Family]:
+        """What the model measures of itself; nothing where that fails."""
+        try:
+            return tuple(self.model.measurements())
+        except Exception:
+            log.exception("model '%s' failed to tell its measurements", self.name)
+            return ()
 
     async def close(self) -> None:
         try:

@@ -1,13 +1,14 @@
 """A pool on the event loop of this process."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
 from dragoman.core.calls import Call, Request
 from dragoman.core.eager import in_task
 from dragoman.core.errors import NotReady
+from dragoman.core.metrics import Family
 from dragoman.core.spec import ModelSpec
 from dragoman.workers.execute import Executor
 from dragoman.workers.owned import owned
@@ -52,6 +53,9 @@ class InlinePool:
     def now(self) -> Mapping[type[Call[Any]], Callable[[Request[Any]], Any]]:
         """What answers without waiting, where no method of the model waits for anything."""
         return {} if self._executor is None or self._executor.loaded.concurrent else self._executor.steps(own=True)
+
+    def measurements(self) -> Sequence[Family]:
+        return () if self._executor is None else self._executor.measurements()
 
     async def call(self, request: Request[A]) -> A:
         if self._executor is None:

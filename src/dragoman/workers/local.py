@@ -6,13 +6,14 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, closing
 from functools import partial
 from typing import Any
 
 from dragoman.core.calls import Call, Request
 from dragoman.core.errors import DragomanError, ModelFailed
+from dragoman.core.metrics import Family
 from dragoman.core.spec import ModelSpec
 from dragoman.workers.cores import keep_to_share
 from dragoman.workers.execute import Executor
@@ -90,6 +91,11 @@ class ThreadPool:
             self._replicas.append((executor, thread))
         self._changed()
         return executors[0].loaded
+
+    def measurements(self) -> Sequence[Family]:
+        if self._inline is not None:
+            return self._inline.measurements()
+        return [family for executor, _ in self._replicas for family in executor.measurements()]
 
     async def call(self, request: Request[A]) -> A:
         if self._inline is not None:

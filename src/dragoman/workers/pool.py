@@ -1,10 +1,11 @@
 """What a pool promises: to hold a model, to answer calls with it, and to tell the truth about its health."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from dragoman.core.calls import Call, Request
+from dragoman.core.metrics import Family
 from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
 
@@ -69,6 +70,9 @@ class Pool(Protocol):
     def now(self) -> Mapping[type[Call[Any]], Callable[[Request[Any]], Any]]:
         """What answers calls of a type as `call` does, without waiting: of a loaded model on the event loop that never
         waits. Empty of any other."""
+
+    def measurements(self) -> Sequence[Family]:
+        """What the replicas in this process measure of themselves, each for itself; of others nothing is known."""
 
     async def call(self, request: Request[A]) -> A:
         """The one answer. Raises NotSupported where the model gives none or several.

@@ -5,7 +5,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -13,6 +13,7 @@ from typing import Any
 
 from dragoman.core.calls import Call, Request
 from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady
+from dragoman.core.metrics import Family
 from dragoman.core.spec import ModelSpec
 from dragoman.workers.frames import Buffer, Kind
 from dragoman.workers.importable import importable
@@ -74,6 +75,9 @@ class ProcessPool:
 
     def _made(self) -> Replica:
         return Replica(self._spec, self._served)
+
+    def measurements(self) -> Sequence[Family]:
+        return ()
 
     async def call(self, request: Request[A]) -> A:
         future: asyncio.Future[A] = asyncio.get_running_loop().create_future()

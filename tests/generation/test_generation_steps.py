@@ -1,0 +1,59 @@
+"""What the text engine tells of its steps, and of what lies before it."""
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+
+from dragoman.core.calls import Generate
+from dragoman.core.text import Sampling
+from dragoman.runtimes.llm import LanguageModel
+from generation.house import generation, opened
+
+
+def told(model: LanguageModel) -> dict[tuple[str, ...], float]:
+    samples = [sample for family in model.measurements() for sample in family.samples]
+    return {
+        (sample.name.removeprefix("dragoman_text_"), *sample.labels.values()): sample.value
+        for sample in samples
+        if "le" not in sample.labels
+    }
+
+
+async def test_steps_are_counted_by_what_they_did(llama_folder: Path) -> None:
+    model = opened(llama_folder, prefill_chunk=8)
+    try:
+        info = (await generation(model, "a b c d e f g h i j", max_new_tokens=4, ignore_eos=True)).prompts[0]
+        found = told(model)
+        chunks = -(-info.tokens // 8)
+        assert chunks > 1
+        assert info.most_new == 4
+        assert found["steps_total", "prefill", "ok"] == found["step_seconds_count", "prefill"] == chunks
+        # The last portion of a prompt brings the first token, and the last token is not computed on.
+        assert found["steps_total", "decode", "ok"] == found["step_seconds_count", "decode"] == 3
+        assert found["forward_seconds_count", "prefill"] == chunks
+        assert 0 < found["forward_seconds_sum", "decode"] <= found["step_seconds_sum", "decode"]
+        assert found["steps_total", "decode", "failed"] == 0
+    finally:
+        await model.close()
+
+
+async def test_who_waits_and_who_is_served(llama_folder: Path) -> None:
+    model = opened(llama_folder, max_batch=2)
+    call = Generate(prompts=("a b",), sampling=Sampling(max_new_tokens=60, ignore_eos=True, n=2), stream=True)
+    try:
+        async with aclosing(model.generate(call)) as first, aclosing(model.generate(call)) as second:
+            info = (await anext(first)).prompts[0]
+            waiting = asyncio.ensure_future(anext(second))
+            await asyncio.sleep(0)  # the call is with the engine now
+            found = told(model)
+            assert (found[("queue_size",)], found[("batch_size",)]) == (1, 2)
+            assert found[("batch_max_tokens",)] == 2 * (info.tokens + 60)
+            await first.aclose()
+            waited_s = (await waiting).prompts[0].waited_s
+            assert waited_s is not None
+            assert waited_s > 0
+        while told(model)[("batch_size",)]:
+            await asyncio.sleep(0)
+        assert told(model)[("queue_size",)] == told(model)[("batch_max_tokens",)] == 0
+    finally:
+        await model.close()
