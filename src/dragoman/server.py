@@ -233,7 +233,7 @@ def refusals(path: str, environment: Mapping[str, Any]) -> Iterator[tuple[str, s
     for name, source in sources.items():
         try:
             for spec in source.specs():
-                plugins.resolve("dragoman.runtimes.files:check_place")(spec)
+                plugins.resolve("dragoman.runtimes.unloaded:check")(spec)
         except DragomanError as fault:
             named = f"model '{name}'"
             yield named, fault.message.removeprefix(f"{named}: ")

@@ -1,9 +1,15 @@
 """`dragoman doctor FOLDER` tells what will differ, and whether all will work."""
 
 import json
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
+import joblib
 import pytest
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from dragoman.cli import main
 
@@ -68,6 +74,51 @@ def test_no_code_of_the_folder_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "is no folder" in capsys.readouterr().err
 
 
+def doctored(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["doctor", str(folder)]) in (0, 1)
+    return capsys.readouterr().out
+
+
+def test_what_is_not_installed_is_told_without_loading(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "boosters_of_mine.py").write_text("class Booster:\n    pass\n")
+    (tmp_path / "models").mkdir()
+    write = "import pickle, boosters_of_mine as b\nfor n in (2, 3, 4, 5):\n"
+    write += " open(f'../models/model{n}.pkl', 'wb').write(pickle.dumps(['x', b.Booster, b.Booster()], n))"
+    subprocess.run([sys.executable, "-c", write], cwd=tmp_path / "training", check=True)
+    text = doctored(tmp_path / "models", capsys)
+    for n in (2, 3, 4, 5):
+        assert (
+            f"model 'model{n}': 'model{n}.pkl' needs 'boosters_of_mine', which is not installed; pip install " in text
+        )
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
+def test_the_packages_of_a_runtime_are_told_with_what_installs_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "dragoman.toml").write_text('[model]\nruntime = "vllm"\n')
+    text = doctored(tmp_path, capsys)
+    assert "model 'm': it needs the package 'vllm', which is not installed; pip install 'dragoman[vllm]'" in text
+
+
+def test_models_that_can_be_loaded_are_left_in_peace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, compress in (("plain", 0), ("packed", 3)):
+        joblib.dump(make_pipeline(StandardScaler()).fit([[1.0], [2.0]]), tmp_path / f"{name}.joblib", compress)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "beside.py").write_text("")
+    (tmp_path / "mine" / "model.py").write_text(
+        "import beside\nimport os.path\nfrom . import x\ntry:\n    import not_there\nexcept ImportError:\n    pass\n"
+    )
+    text = doctored(tmp_path, capsys)
+    assert (
+        "plain.joblib\n  different  file: files of this kind can run code when loaded; start with --allow-pickle"
+        in text
+    )
+    assert text.endswith("everything works\n")
+
+
 @pytest.mark.parametrize(
     ("file", "text", "told"),
     [
@@ -89,6 +140,12 @@ def test_no_code_of_the_folder_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
         ("dragoman.toml", '[server]\nhttp_port = "x"\n', "settings: {}/dragoman.toml: [server]: setting 'http_port'"),
         ("dragoman.toml", '[server]\nprotocols = "morse"\n', "settings: there is no protocol 'morse'"),
         ("other.txt", "", "models: found no model in '{}'"),
+        (
+            "model.py",
+            "import numpy\nimport not_there.at_all\n",
+            "'model.py' needs 'not_there', which is not installed; pip",
+        ),
+        ("model.pkl", "<html>", "'model.pkl' cannot be read as a pickle: "),
     ],
 )
 def test_what_serve_refuses_the_doctor_refuses(

@@ -21,9 +21,9 @@ what the words mean:
   different   it is honoured, in a way that is worth knowing
   unused      it changes nothing here, and nothing is lost
   missing     what it asks for is not there; the rest works
-  refused     the server will not start with it
+  refused     the server will not start with it, or the model not be loaded
 
-The exit status is 1 where something is missing or refused, else 0. No code of the folder is run.
+The exit status is 1 where something is missing or refused, else 0. No code of the folder is run and no model loaded.
 """
 
 

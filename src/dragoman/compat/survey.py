@@ -15,6 +15,7 @@ from dragoman.compat.implementations import file_of, unsupported, well_known
 from dragoman.core.errors import InvalidInput
 
 _PICKLED = (".joblib", ".pkl", ".pickle")
+_TRUSTED = "files of this kind can run code when loaded; start with --allow-pickle if you trust them"
 _HANDLER = "served at its path, after every path of the protocols; what does not fit is 400 with one sentence, not 422"
 _METRIC = "told at /metrics on the HTTP port, where the package prometheus-client is installed"
 _HEADERS = (
@@ -51,6 +52,8 @@ def survey(folder: Path) -> list[Remark]:
         remarks += _code(path, str(path.relative_to(folder)))
     if not described and not properties:
         remarks.append(Remark(".", "models", "same", "no model-settings.json; models are found by their files"))
+        pickled = sorted(path for path in folder.rglob("*") if path.suffix in _PICKLED)
+        remarks += [Remark(str(path.relative_to(folder)), "file", "different", _TRUSTED) for path in pickled]
     return remarks
 
 
@@ -86,8 +89,7 @@ def _model(path: Path, root: Path) -> Iterator[Remark]:
     uri = path.parent / str(whole["parameters"].get("uri") or "")
     files = [uri] if uri.is_file() else list(path.parent.glob("model.*"))
     if any(f.suffix in _PICKLED for f in files) and (well_known(named) is not None or not named):
-        told = "files of this kind can run code when loaded; start with --allow-pickle if you trust them"
-        yield Remark(place, "parameters.uri", "different", told)
+        yield Remark(place, "parameters.uri", "different", _TRUSTED)
 
 
 def _implementation(named: str, place: str, folder: Path) -> Iterator[Remark]:

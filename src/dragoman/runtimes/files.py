@@ -1,6 +1,5 @@
 """What the runtimes share: the file that a spec names, and the package that reads it."""
 
-import ast
 import importlib
 import os
 import threading
@@ -13,21 +12,6 @@ from typing import Any
 from dragoman.core.errors import ModelFailed
 from dragoman.core.spec import ModelSpec
 
-# The runtimes whose uri is always a file or folder.
-_IN_FILES = (
-    "sklearn",
-    "xgboost",
-    "lightgbm",
-    "catboost",
-    "mlflow",
-    "onnx",
-    "torch",
-    "tensorflow",
-    "llm",
-    "vllm",
-    "openvino_genai",
-    "graph",
-)
 _TRANSFORMERS_LOADS = threading.Lock()
 
 
@@ -65,33 +49,6 @@ def model_path(spec: ModelSpec) -> Path:
     if not spec.uri or not path.exists():
         raise ModelFailed(f"there is no file '{spec.uri}'; expected the path of the model's file as its uri")
     return path
-
-
-def check_place(spec: ModelSpec) -> None:
-    """ModelFailed where it is plain, without running any code, that a model's file or class is not there."""
-    place, _, name = spec.uri.rpartition(":")
-    if spec.runtime in _IN_FILES:
-        model_path(spec)
-    elif spec.runtime in ("python", "mlserver") and place.endswith(".py"):
-        try:
-            names = _names(ast.parse(Path(place).read_text()))
-        except (OSError, SyntaxError, ValueError) as fault:
-            raise ModelFailed(f"cannot import '{spec.uri}': {type(fault).__name__}: {fault}") from fault
-        if not names & {name.partition(".")[0], "*"}:
-            raise ModelFailed(f"cannot import '{spec.uri}': '{place}' has no '{name}'")
-
-
-def _names(tree: ast.AST) -> set[str]:
-    """Every name that a module may have; "*" where it imports more than can be known."""
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            found.add(node.name)
-        elif isinstance(node, ast.Name):
-            found.add(node.id)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-    return found
 
 
 def check_pickle(path: Path, spec: ModelSpec) -> None:
