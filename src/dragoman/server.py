@@ -21,8 +21,8 @@ from dragoman.engine.engine import Engine, Identity
 from dragoman.engine.model_files import server_tables
 from dragoman.engine.model_metrics import FOLDER as METRICS_FOLDER
 from dragoman.engine.repository import DiskRepository
-from dragoman.front import Front, addresses, check
-from dragoman.settings import Settings, merged, sagemaker_defaults
+from dragoman.front import Front, addresses, check, listed
+from dragoman.settings import FIELDS, Settings, merged, sagemaker_defaults
 
 log = logging.getLogger("dragoman.server")
 
@@ -93,7 +93,7 @@ class Server:
 
     async def listen(self) -> None:
         """Open the ports; the server is live and not ready until `engine.start()` has loaded its models."""
-        if not (self.settings.load_at_start or self.settings.control_token):
+        if not (self.settings.load_at_start or self.settings.control_token or self.settings.control_open):
             log.warning("nothing will be served: no model is loaded at the start, nor later without --control-token")
         try:
             await self._front.start()
@@ -197,11 +197,12 @@ def _measuring(settings: Settings) -> Iterator[None]:
 
 def make_engine(paths: Sequence[str], live: Sequence[ModelSpec], settings: Settings) -> Engine:
     """The engine for models on disk and live ones, with no transport."""
-    repository = DiskRepository(paths, settings.model_defaults(), settings.version_policy, live)
+    folders = listed(settings.model_folders)
+    repository = DiskRepository(paths, settings.model_defaults(), settings.version_policy, live, folders)
     sources = repository.scan()
     for source in sources.values():
         source.specs()  # a mistake in the settings is told before anything is loaded
-    if not sources:
+    if not sources and not settings.may_grow:
         raise InvalidInput("there is nothing to serve; expected model files, folders, module:object or Python objects")
     extensions = plugins.resolve("dragoman.protocols.oip:EXTENSIONS")
     return Engine(
@@ -210,8 +211,9 @@ def make_engine(paths: Sequence[str], live: Sequence[ModelSpec], settings: Setti
             name=settings.server_name,
             extensions=extensions,
             control_token=settings.control_token,
+            control_open=settings.control_open,
             default_model=settings.default_model,
-            load_at_start=settings.load_at_start,
+            load_at_start=settings.load_at_start and bool(sources),
         ),
         sources,
     )
@@ -260,8 +262,8 @@ def settings_for(paths: Sequence[str], *layers: Mapping[str, Any]) -> Settings:
 
 def _check_file(found: Mapping[str, Any], where: str) -> None:
     """InvalidInput naming the file where it says what makes no sense, or is not for a file beside models to say."""
-    for name in ("allow_pickle", "control_token"):
-        if name in found:
+    for name in found:
+        if name in FIELDS and FIELDS[name].metadata["operator_only"]:
             raise InvalidInput(
                 f"{where}: '{name}' is for whoever starts the server to say, by flag or environment, not for a file "
                 "beside models"

@@ -38,7 +38,8 @@ class Settings:
     )
     sagemaker: bool = _setting(
         False,
-        "SageMaker's contract: HTTP on every network at SAGEMAKER_BIND_TO_PORT, no gRPC, PATH /opt/ml/model",
+        "SageMaker's contract: HTTP on every network at SAGEMAKER_BIND_TO_PORT, no gRPC, PATH /opt/ml/model, or with "
+        "SAGEMAKER_MULTI_MODEL models from below /opt/ml/models as they are asked for",
         "addresses",
     )
     http_also: str = _setting("", "further HTTP addresses, as host:port,host:port", "addresses")
@@ -87,6 +88,18 @@ class Settings:
 
     control_token: str = _setting(
         "", "token that enables loading and unloading models over the API", "security", operator_only=True
+    )
+    control_open: bool = _setting(
+        False,
+        "without a token, let whoever reaches the server load and unload models; for networks closed to others",
+        "security",
+        operator_only=True,
+    )
+    model_folders: str = _setting(
+        "",
+        "folders, as /srv/a,/srv/b, below which POST /models may load what a `url` names; none by default",
+        "security",
+        operator_only=True,
     )
     max_body_bytes: int = _setting(64 << 20, "largest request body, before and after decompression", "limits")
     max_bodies_bytes: int = _setting(1 << 30, "bytes of all bodies under way together; 0: no limit", "limits")
@@ -153,6 +166,11 @@ class Settings:
 
     log_format: Literal["text", "json"] = _setting("text", "format of the log: text or json", "log")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least level of what is logged", "log")
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether models that are not there at the start may come while it runs."""
+        return bool(self.model_folders) and (bool(self.control_token) or self.control_open)
 
     def model_defaults(self) -> dict[str, Any]:
         """What holds for every model that does not say otherwise, as fields of a `ModelSpec`."""
@@ -233,13 +251,22 @@ def _boolean(name: str, raw: Any) -> bool:
     return found
 
 
-SAGEMAKER_PATH = "/opt/ml/model"
+def sagemaker_paths(environment: Mapping[str, str]) -> list[str]:
+    """Where SageMaker puts the model of a container; those of an endpoint of many come one by one, later."""
+    return [] if _has_many(environment) else ["/opt/ml/model"]
 
 
 def sagemaker_defaults(environment: Mapping[str, str]) -> dict[str, Any]:
     """What SageMaker expects of a container, where nobody says otherwise."""
     port = environment.get("SAGEMAKER_BIND_TO_PORT") or "8080"
-    return {"host": "0.0.0.0", "http_port": port, "grpc_port": -1}  # noqa: S104 - a container's own network
+    made = {"host": "0.0.0.0", "http_port": port, "grpc_port": -1}  # noqa: S104 - a container's own network
+    # It sends no token. Requests from outside reach the paths of inference alone.
+    return {**made, "model_folders": "/opt/ml/models", "control_open": _has_many(environment)}
+
+
+def _has_many(environment: Mapping[str, str]) -> bool:
+    """Whether the container is one of a multi-model endpoint."""
+    return environment.get("SAGEMAKER_MULTI_MODEL", "").lower() == "true"
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -93,6 +93,7 @@ class RecordingPool:
         self.cancelled = 0
         self.ready = True
         self.capacity = 1
+        self.replicated = False
 
     async def start(self) -> Loaded:
         return Loaded(Signature(batched=True), "test", frozenset({Infer}))

@@ -173,7 +173,9 @@ def test_server_settings_from_settings_json(tmp_path: Path) -> None:
     assert found == {"http_port": 9090, "compress_responses": False}
 
 
-@pytest.mark.parametrize("name", ["allow_pickle", "control_token"])
+@pytest.mark.parametrize(
+    "name", ["allow_pickle", "control_token", "control_open", "model_folders", "umbridge_shared_memory"]
+)
 def test_what_guards_the_operator_is_not_read_from_the_folder(tmp_path: Path, name: str) -> None:
     write(tmp_path / "dragoman.toml", f"[server]\n{name} = true")
     with pytest.raises(InvalidInput, match="for whoever starts the server to say"):

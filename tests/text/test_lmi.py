@@ -672,9 +672,7 @@ async def test_models_come_and_go(tmp_path: Path) -> None:
         assert (await house.ask("GET", "/models/said")).status == 404
         there = await house.post("/models?model_name=said", None, token)
         assert there.json == {"status": 'Model "said" registered.'}
-        again = await house.post("/models", {"model_name": "said", "url": "/opt/ml/models/said"}, token)
+        again = await house.post("/models", {"model_name": "said", "url": "said"}, token)
         assert again.status == 200
-        assert (await house.post("/models", {"model_name": "said", "url": "s3://elsewhere"}, token)).status == 400
         assert (await house.ask("GET", "/models/said")).json[0]["status"] == "READY"
-        assert (await house.ask("PUT", "/models/said")).status == 400
         assert (await house.ask("GET", "/models?limit=x")).status == 424

@@ -166,6 +166,19 @@ class DiesInLoad(Model):
         os._exit(9)
 
 
+class NeedsMemory(Model):
+    def load(self) -> None:
+        raise MemoryError
+
+    def infer(self, call: Infer) -> Any:
+        return {}
+
+
+class KilledInLoad(Model):
+    def load(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 class HangsInLoad(Model):
     def load(self) -> None:
         Path(self.spec.parameters["begun"]).write_text(str(os.getpid()))

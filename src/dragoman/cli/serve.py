@@ -13,7 +13,7 @@ from dragoman.cli.table import progress, startup_line, startup_table
 from dragoman.core import logs
 from dragoman.core.errors import InvalidInput
 from dragoman.server import Server, run, settings_for
-from dragoman.settings import FIELDS, SAGEMAKER_PATH, choices, from_environment, kind, merged
+from dragoman.settings import FIELDS, choices, from_environment, kind, merged, sagemaker_paths
 
 _EPILOG = """\
 what PATH may be:
@@ -104,10 +104,10 @@ def _server(given: argparse.Namespace) -> Server:
         sys.path.append(os.getcwd())  # `module:object` finds modules of the folder one is in, after all installed ones
     flags = {name: getattr(given, name) for name in FIELDS if getattr(given, name) is not None}
     environment = from_environment(os.environ)
-    paths = given.paths or ([SAGEMAKER_PATH] if merged(environment, flags).sagemaker else [])
-    if not paths:
-        raise InvalidInput("there is nothing to serve; required: PATH, a model file, a folder or module:object")
+    paths = given.paths or (sagemaker_paths(os.environ) if merged(environment, flags).sagemaker else [])
     settings = settings_for(paths, environment, flags)
+    if not paths and not settings.may_grow:
+        raise InvalidInput("there is nothing to serve; required: PATH, a model file, a folder or module:object")
     logs.set_up(settings.log_format, settings.log_level)
     if settings.keep_memory:
         memory.keep()

@@ -52,16 +52,17 @@ def startup_table(server: Server, took_s: float) -> None:
         rows.append((spec.name, spec.version or "-", deployment.platform or "-", deployment.place, state.lower()))
         if deployment.reason:
             faults.append(f"  {spec.name}: {deployment.reason}")
-    lines = ["", *_aligned(rows), *(["", *faults] if faults else []), ""]
+    told = _aligned(rows) if len(rows) > 1 else ["  no model is loaded yet"]
+    lines = ["", *told, *(["", *faults] if faults else []), ""]
     url = server.http_url
     if url:
         lines.append(f"  HTTP  {', '.join(server.http_urls)}   {', '.join(server.http_protocols)}")
     if server.grpc_url:
         lines.append(f"  gRPC  {server.grpc_url}   {', '.join(server.grpc_protocols)}")
     first = next((d.spec.name for d in server.engine.deployments() if d.ready), None)
-    if first is not None:
-        if url:
-            lines += ["", f"  try   curl {url}/v2/models/{first}"]
+    if first is not None and url:
+        lines += ["", f"  try   curl {url}/v2/models/{first}"]
+    if first is not None or server.engine.ready():
         lines += ["", f"  {'ready' if server.engine.ready() else 'started'} in {took_s:.2f} s; Ctrl-C stops"]
     lines.append("")
     text = "\n".join(map(_tinted, lines) if sys.stderr.isatty() else lines)

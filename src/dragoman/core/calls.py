@@ -217,12 +217,14 @@ class ServerDescription:
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """One model version in the repository. `state` is UNKNOWN, READY, UNAVAILABLE, LOADING or UNLOADING."""
+    """One model version in the repository. `state` is UNKNOWN, READY, UNAVAILABLE, LOADING or UNLOADING; `url` is
+    where it lies, as whoever registered it said, "" of what the server's own repository holds."""
 
     name: str
     version: str
     state: str
     reason: str
+    url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,9 +276,11 @@ class Index(ServerCall[tuple[IndexEntry, ...]]):
 
 @dataclass(frozen=True, slots=True)
 class Load(ServerCall[None]):
-    """Load the model that the request names, or replace it by what is on disk now, without dropping a call."""
+    """Load the model that the request names, or replace it by what is on disk now, without dropping a call. With a
+    `url`, register what lies there by that name, which no other model may have then."""
 
     token: str = field(repr=False, default="")
+    url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +288,14 @@ class Unload(ServerCall[None]):
     """Drain and drop the model that the request names."""
 
     token: str = field(repr=False, default="")
+
+
+@dataclass(frozen=True, slots=True)
+class Scale(ServerCall[None]):
+    """Have so many replicas of the model that the request names, without dropping a call."""
+
+    token: str = field(repr=False, default="")
+    replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)

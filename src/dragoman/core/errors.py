@@ -4,7 +4,8 @@
     ├── CallerError           the caller, or the moment
     │   ├── InvalidInput          what was asked does not fit the model
     │   │   ├── TooLong               prompt and text do not fit into the model's context
-    │   │   └── Unaddressed           no model is named, and it is not plain which one is meant
+    │   │   ├── Unaddressed           no model is named, and it is not plain which one is meant
+    │   │   └── AlreadyLoaded         a model of that name is there, where a new one was to come
     │   ├── ModelNotFound         no such model or version
     │   │   └── PathNotFound      no model has such a path of its own
     │   ├── NotSupported          the model, or this form of answer, cannot do that
@@ -16,6 +17,7 @@
     └── ServerError           ours
         ├── InvalidOutput         the model answered something it should not
         ├── ModelFailed           the model raised, or could not be loaded
+        │   └── OutOfMemory           there is no memory to load it into
         └── WorkerLost            the process that computed the answer died
 
 Each protocol has one table from these to its own status. An error crosses process borders by pickle, so
@@ -51,6 +53,10 @@ class TooLong(InvalidInput):
 
 class Unaddressed(InvalidInput):
     """The call names no model, and there is no default nor only one that can answer it."""
+
+
+class AlreadyLoaded(InvalidInput):
+    """A model was to be registered by a name that another one has."""
 
 
 class ModelNotFound(CallerError):
@@ -99,6 +105,10 @@ class InvalidOutput(ServerError):
 
 class ModelFailed(ServerError):
     """The model raised, or could not be loaded."""
+
+
+class OutOfMemory(ModelFailed):
+    """There is not enough memory to load the model; there may be when others are unloaded."""
 
 
 class WorkerLost(ServerError):

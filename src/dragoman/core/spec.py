@@ -23,6 +23,7 @@ class ModelSpec:
     name, version: as clients address it; version "" where the model has none.
     runtime: the plugin that loads it (`sklearn`, `onnx`, `python`, ...).
     uri: its file or folder, or `module:attribute` / `file.py:attribute` for Python.
+    url: where it lies, as whoever registered it while the server ran said; "" of what the repository holds.
     target: a live Python object instead of a uri; it stays in this process.
     peers: the server's other models, for a model in the server's process; set by the server.
     platform, inputs, outputs: override what the model tells of itself.
@@ -45,6 +46,7 @@ class ModelSpec:
     version: str = ""
     runtime: str = ""
     uri: str = ""
+    url: str = ""
     target: Any = None
     peers: Peers | None = field(default=None, compare=False, repr=False)
     platform: str = ""

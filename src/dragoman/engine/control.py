@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
 from dragoman.core.calls import IndexEntry
-from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, NotReady
+from dragoman.core.errors import AlreadyLoaded, DragomanError, InvalidInput, ModelFailed, NotReady, OutOfMemory
 from dragoman.core.peers import Peers
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.registry import Registry
@@ -80,24 +80,35 @@ class Control:
             if current is not None and current.cancelling():
                 raise
 
-    async def load(self, name: str, version: str = "") -> None:
+    async def load(self, name: str, version: str = "", url: str = "") -> None:
         """Load a model, or one version of it, or put what is on disk now in its place; it goes on if the caller leaves.
+        With a `url`, load what lies there as a new one, whose place is forgotten when it is unloaded.
 
-        Raises InvalidInput where there is no such model, or where it cannot be loaded; the old one stays then. NotReady
-        where everything stops.
+        Raises InvalidInput where there is no such model, or where it cannot be loaded, OutOfMemory where memory is
+        short; the old one stays then. AlreadyLoaded where a new one was to come. NotReady where everything stops.
         """
-        source = (await asyncio.to_thread(self._repository.scan)).get(name)
-        if source is None:
-            raise InvalidInput(f"failed to load '{name}', it is not in the repository")
-        while name in self._loading:
-            await asyncio.wait({self._loading[name]})
-        if self._closed:
-            raise NotReady("the server is shutting down")
-        work = self._owned(name, self._replace(name, source, version))
-        await asyncio.wait({work})  # unlike awaiting it, leaves it alone when the caller is cancelled
-        if work.cancelled():
-            raise InvalidInput(f"failed to load '{name}', it was unloaded meanwhile")
-        work.result()
+        source = await asyncio.to_thread(self._sought, name, url or self._url(name))
+        await self._settled(name)
+        if url and self._registry.versions(name):
+            raise AlreadyLoaded(f"model '{name}' is loaded already; unload it to register another by that name")
+        await self._done(name, self._replace(name, source, version))
+
+    async def scale(self, name: str, version: str, replicas: int) -> None:
+        """Have so many replicas of a model, or of one version: each is loaded anew with them, to take its own place.
+
+        Raises ModelNotFound, NotSupported where it can have no more than one, and what `load` raises.
+        """
+        await self._settled(name)
+        there = self._registry.there(name, version)
+        specs = [d.scaled(replicas) for d in there]
+        changed = [spec for spec, d in zip(specs, there, strict=True) if spec is not d.spec]
+
+        async def scaled() -> None:
+            for spec in changed:
+                source = Source(lambda spec=spec: [spec], self._registry.default(name))  # type: ignore[misc]
+                await self._replace(name, source, spec.version)
+
+        await self._done(name, scaled())
 
     async def unload(self, name: str, version: str = "") -> None:
         """Drain and drop a model, or one version of it; a load under way is given up. ModelNotFound if not there."""
@@ -108,7 +119,7 @@ class Control:
             if not self._registry.versions(name):  # it was to be the first, so that nothing else is there
                 return
         old = self._registry.take(name, version)
-        self._remember(name, [d.spec.version for d in old], "unloaded")
+        self._remember(name, [d.spec.version for d in old if not d.spec.url], "unloaded")
         self._retire(old)
         self._changed()
 
@@ -122,7 +133,8 @@ class Control:
 
     def states(self) -> tuple[IndexEntry, ...]:
         """Every model version that is there."""
-        return tuple(IndexEntry(d.spec.name, d.spec.version, d.told_state, d.reason) for d in self._registry.all())
+        there = ((d, d.spec) for d in self._registry.all())
+        return tuple(IndexEntry(spec.name, spec.version, d.told_state, d.reason, spec.url) for d, spec in there)
 
     async def drain(self) -> None:
         """Wait until every model has answered the calls that it had."""
@@ -138,6 +150,32 @@ class Control:
         await asyncio.gather(*(d.close() for d in self._registry.all()))
 
     # ----------------------------------------------------------------------------------------------------------
+
+    def _url(self, name: str) -> str:
+        """Where the model of that name was registered from, "" where it was not."""
+        return self._registry.find(name).spec.url if self._registry.versions(name) else ""
+
+    def _sought(self, name: str, url: str) -> Source:
+        """What is at the url now, or without one by that name in the repository."""
+        source = self._repository.at(name, url) if url else self._repository.scan().get(name)
+        if source is None:
+            raise InvalidInput(f"failed to load '{name}', it is not in the repository")
+        return source
+
+    async def _settled(self, name: str) -> None:
+        """Wait until nothing of that name is being loaded. Raises NotReady where everything stops."""
+        while name in self._loading:
+            await asyncio.wait({self._loading[name]})
+        if self._closed:
+            raise NotReady("the server is shutting down")
+
+    async def _done(self, name: str, work: Coroutine[object, object, None]) -> None:
+        """Work on the model of that name until it is done, whether or not the caller waits for it."""
+        task = self._owned(name, work)
+        await asyncio.wait({task})  # unlike awaiting it, leaves it alone when the caller is cancelled
+        if task.cancelled():
+            raise InvalidInput(f"failed to load '{name}', it was unloaded meanwhile")
+        task.result()
 
     def _first(self) -> Mapping[str, Source]:
         found, self._found = self._found, None
@@ -158,8 +196,8 @@ class Control:
 
     def _remember(self, name: str, versions: Iterable[str], why: str) -> None:
         """Remember why versions that the repository has, or had, are not there."""
-        gone = self._gone.setdefault(name, {})
-        gone.update({version: IndexEntry(name, version, "UNAVAILABLE", why) for version in versions})
+        for version in versions:
+            self._gone.setdefault(name, {})[version] = IndexEntry(name, version, "UNAVAILABLE", why)
 
     def _owned(self, name: str, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work)
@@ -179,7 +217,9 @@ class Control:
     async def _replace(self, name: str, source: Source, version: str) -> None:
         """Load aside, then take the place of what was there, which drains while the new one answers."""
         versions = self._chosen(name, source, version)
-        first = not self._registry.versions(name)
+        # One that is registered is told of once it can answer: till then the server is as ready as it was.
+        registered = any(d.spec.url for d in versions.values())
+        first = not registered and not self._registry.versions(name)
         if first:
             self._registry.put(name, versions, source.default_version)
         try:
@@ -189,8 +229,8 @@ class Control:
             if first and self._registry.versions(name):  # the others are as ready as they were
                 self._registry.take(name)
                 self._changed()
-            self._remember(name, versions, str(fault) or "given up")
-            if isinstance(fault, ModelFailed):
+            self._remember(name, () if registered else versions, str(fault) or "given up")
+            if isinstance(fault, ModelFailed) and not isinstance(fault, OutOfMemory):
                 raise InvalidInput(fault.message) from fault
             raise
         if not version:  # all that is on disk has been looked at anew

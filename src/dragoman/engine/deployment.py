@@ -135,6 +135,19 @@ class Deployment:
         """Whether the model, as far as it is loaded, answers this type of call; any answers `Call` itself."""
         return call is Call or (self._loaded is not None and call in self._loaded.calls)
 
+    def scaled(self, replicas: int) -> ModelSpec:
+        """The spec with so many replicas, the very same where they are there. Raises NotReady, or NotSupported."""
+        if self._pool is None or self.state != "READY":
+            raise self._not_ready()
+        if replicas == (self.spec.replicas if self._pool.replicated else 1):
+            return self.spec
+        if not self._pool.replicated:
+            raise NotSupported(
+                f"model '{self.spec.name}' has one replica in the server's process, which answers all calls; expected "
+                f"1 worker, got {replicas}; with `placement` process it may have several"
+            )
+        return replace(self.spec, replicas=replicas)
+
     @property
     def in_flight(self) -> int:
         """How many calls wait or are computed."""
@@ -153,8 +166,11 @@ class Deployment:
     def loaded(self) -> Loaded:
         """What the model told; NotReady before it is loaded."""
         if self._loaded is None:
-            raise NotReady(f"model '{self.spec.name}' is not ready: {self.reason or self.state}")
+            raise self._not_ready()
         return self._loaded
+
+    def _not_ready(self) -> NotReady:
+        return NotReady(f"model '{self.spec.name}' is not ready: {self.reason or self.state}")
 
     # --- calls -------------------------------------------------------------------------------------------------
 
@@ -257,7 +273,7 @@ class Deployment:
         """The request, bound to the signature and with its deadline, or the reason why it cannot be taken."""
         loaded = self.loaded
         if (self.state != "READY" and not (inside and self.state == "UNLOADING")) or self._pool is None:
-            raise NotReady(f"model '{self.spec.name}' is not ready: {self.reason or self.state}")
+            raise self._not_ready()
         if 0 < self.spec.max_queue <= self._in_flight:
             raise Overloaded(f"Exceeds maximum queue size of {self.spec.max_queue} for model '{self.spec.name}'")
         call: Any = request.call

@@ -29,6 +29,7 @@ from dragoman.core.calls import (
     Ready,
     Request,
     Response,
+    Scale,
     ServerDescription,
     States,
     Unload,
@@ -52,14 +53,15 @@ log = logging.getLogger("dragoman.engine")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """How the server names itself, the token that model control asks for ("" switches it off), and the model that
-    answers calls which name none ("" leaves it to what can answer). Without `load_at_start` models are loaded only when
-    somebody asks for it, and the server is ready without any."""
+    """How the server names itself, the token that model control asks for ("" switches it off, or with `control_open`
+    leaves it to anybody), and the model that answers calls which name none ("" leaves it to what can answer). Without
+    `load_at_start` models are loaded only when somebody asks for it, and the server is ready without any."""
 
     name: str = "dragoman"
     version: str = __version__
     extensions: tuple[str, ...] = ()
     control_token: str = ""
+    control_open: bool = False
     default_model: str = ""
     load_at_start: bool = True
 
@@ -276,9 +278,12 @@ class Engine:
             case Index(token, ready):
                 self._authorize(token)
                 return self._control.index(ready=ready)
-            case Load(token):
+            case Load(token, url):
                 self._authorize(token)
-                await self._control.load(check_name(request.model), request.version)
+                await self._control.load(check_name(request.model), request.version, url)
+            case Scale(token, replicas):
+                self._authorize(token)
+                await self._control.scale(check_name(request.model), request.version, replicas)
             case Unload(token):
                 self._authorize(token)
                 await self._control.unload(check_name(request.model), request.version)
@@ -307,7 +312,7 @@ class Engine:
 
     def _authorize(self, token: str) -> None:
         wanted = self._identity.control_token
-        if not wanted:
+        if not wanted and not self._identity.control_open:
             raise Forbidden("model control is off; an operator enables it with --control-token")
-        if not hmac.compare_digest(token.encode(), wanted.encode()):
+        if wanted and not hmac.compare_digest(token.encode(), wanted.encode()):
             raise Unauthorized("This API is restricted, expecting header 'Authorization: Bearer <control token>'")

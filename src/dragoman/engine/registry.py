@@ -32,6 +32,15 @@ class Registry:
         """The versions of a model, oldest first; empty where there is no such model."""
         return sorted(self._models.get(name, {}), key=_age)
 
+    def there(self, name: str, version: str = "") -> list[Deployment]:
+        """The versions of a model, oldest first, or one of them; ModelNotFound where it is not in."""
+        named = [version] if version else self.versions(name) or [""]
+        return [self.find(name, each) for each in named]
+
+    def default(self, name: str) -> str:
+        """The version that was configured to answer where none is named, "" where none was."""
+        return self._defaults.get(name, "")
+
     def put(
         self, name: str, versions: dict[str, Deployment], default: str = "", *, beside: bool = False
     ) -> list[Deployment]:
@@ -70,7 +79,7 @@ class Registry:
             raise ModelNotFound(f"Request for unknown model: '{name}' is not found")
         if not version and len(versions) == 1:
             return next(iter(versions.values()))
-        default = self._defaults.get(name)
+        default = self.default(name)
         found = versions.get(version or (default if default in versions else self._newest(name)))
         if found is None:
             there = ", ".join(v for v in self.versions(name) if v) or "no versions"

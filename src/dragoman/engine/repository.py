@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from dragoman import plugins
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.spec import ModelSpec, check_name
 from dragoman.engine import model_files
+from dragoman.engine.model_places import model_place
 
 # `package.module:object` or `any folder/file.py:object`.
 _OBJECT = re.compile(r"(?:[A-Za-z_][\w.]*|.+\.py):[A-Za-z_][\w.]*")
@@ -44,6 +45,10 @@ class Repository:
         names = dict.fromkeys(s.name for s in self._fixed)
         return {n: Source(lambda n=n: [s for s in self._fixed if s.name == n]) for n in names}  # type: ignore[misc]
 
+    def at(self, name: str, url: str) -> Source:
+        """A model that lies elsewhere, as one of that name. Raises Forbidden, NotSupported or InvalidInput."""
+        raise NotSupported("models are loaded from the server's own repository alone; expected no `url`")
+
 
 @dataclass(frozen=True, slots=True)
 class _Found:
@@ -59,7 +64,8 @@ class _Found:
 class DiskRepository(Repository):
     """Models below some paths, beside fixed ones. Each scan looks at the disk anew, to find what has changed.
 
-    `defaults` are fields of a ModelSpec for every model; `version_policy` is latest, all, or a list as `1,3`.
+    `defaults` are fields of a ModelSpec for every model; `version_policy` is latest, all, or a list as `1,3`. What lies
+    below one of `folders` may be loaded too, where somebody says where.
     """
 
     def __init__(
@@ -68,28 +74,33 @@ class DiskRepository(Repository):
         defaults: Mapping[str, Any],
         version_policy: str = "latest",
         live: Sequence[ModelSpec] = (),
+        folders: Sequence[str] = (),
     ) -> None:
         super().__init__(live)
         self._paths = tuple(paths)
         self._defaults = dict(defaults)
         self._version_policy = _checked_policy(version_policy)
+        self._folders = tuple(folders)
 
     def scan(self) -> dict[str, Source]:
         sources = super().scan()
         by_name: dict[str, list[_Found]] = {}
         for path in self._paths:
-            there = list(_look(path))
-            if not there:
-                likely = [p for p in _visible(Path(path)) if p.stem == "model" or p.suffix in (".pt", ".pth")]
-                told = "expected a model file, a folder of models or module:object"
-                raise InvalidInput(f"found no model in '{path}'; {next(filter(None, map(_why_not, likely)), told)}")
-            for found in there:
+            for found in _looked(path):
                 check_name(found.name, f"the model name of '{found.path or path}'")
                 same = by_name.setdefault(found.name, [])
                 if found.name in sources or not _are_versions([*same, found]):
                     raise InvalidInput(f"two models are called '{found.name}'; the second is {found.path or path}")
                 same.append(found)
         return sources | {name: self._source(same) for name, same in by_name.items()}
+
+    def at(self, name: str, url: str) -> Source:
+        there = _looked(str(model_place(url, self._folders)))
+        if len(there) != 1:
+            names = ", ".join(found.name for found in there)
+            raise InvalidInput(f"`url`: expected one model, found several in '{url}': {names[:256]}")
+        found = self._source([replace(there[0], name=name)])
+        return Source(lambda: [replace(spec, url=url) for spec in found.specs()], found.default_version)
 
     def _source(self, same: Sequence[_Found]) -> Source:
         default = next((str(f.settings["default_version"]) for f in same if "default_version" in f.settings), "")
@@ -162,6 +173,16 @@ def _placed(spec: ModelSpec, path: Path | None) -> ModelSpec:
         why = _why_not(file) or f"no runtime is known for {file}; name one as `runtime`"
         raise InvalidInput(f"model '{spec.name}': {why}")
     return replace(spec, runtime=runtime, uri=str(file))
+
+
+def _looked(path: str) -> list[_Found]:
+    """The models at a path. Raises InvalidInput where there are none."""
+    there = list(_look(path))
+    if not there:
+        likely = [p for p in _visible(Path(path)) if p.stem == "model" or p.suffix in (".pt", ".pth")]
+        told = "expected a model file, a folder of models or module:object"
+        raise InvalidInput(f"found no model in '{path}'; {next(filter(None, map(_why_not, likely)), told)}")
+    return there
 
 
 def _look(path: str) -> Iterator[_Found]:

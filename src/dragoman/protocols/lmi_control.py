@@ -1,7 +1,8 @@
-"""LMI's health and management: `/ping`, and the models that are there, come and go."""
+"""LMI's health and management: `/ping`, and the models that are there, come, grow and go."""
 
+from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, unquote
 
 from dragoman.core.calls import (
     Call,
@@ -12,13 +13,15 @@ from dragoman.core.calls import (
     Ready,
     Request,
     Response,
+    Scale,
     States,
     Unload,
 )
-from dragoman.core.errors import InvalidInput, ModelNotFound, NotSupported
-from dragoman.protocols.text import object_body
+from dragoman.core.errors import InvalidInput, ModelNotFound
+from dragoman.protocols.text import ignored_header, object_body, refuse_unknown
 from dragoman.protocols.wire import (
     Exchange,
+    Headers,
     HttpRequest,
     HttpResponse,
     Inquiry,
@@ -30,6 +33,8 @@ from dragoman.protocols.wire import (
 
 _HEALTH = {"READY": "Healthy", "LOADING": "PENDING", "UNLOADING": "Unhealthy"}
 _MOST_LISTED = 100
+# Each worker loads the model anew: more of them at once is a slip of the hand.
+_MOST_WORKERS = 64
 
 
 def routes(policy: Policy) -> list[Route]:
@@ -38,6 +43,9 @@ def routes(policy: Policy) -> list[Route]:
     def register(http: HttpRequest) -> Exchange[None, HttpResponse]:
         return _register(http, policy)
 
+    def scale(http: HttpRequest) -> Exchange[None, HttpResponse]:
+        return _scale(http, policy)
+
     return [
         Route("GET", "/ping", _ping),
         Route("GET", "/models", _models),
@@ -45,7 +53,8 @@ def routes(policy: Policy) -> list[Route]:
         Route("GET", "/models/{model}", _model),
         Route("GET", "/models/{model}/adapters", _adapters),
         Route("GET", "/models/{model}/{version}", _model),
-        Route("PUT", "/models/{model}", _scale),
+        Route("PUT", "/models/{model}", scale),
+        Route("PUT", "/models/{model}/{version}", scale),
         Route("DELETE", "/models/{model}", _unregister),
         Route("DELETE", "/models/{model}/{version}", _unregister),
     ]
@@ -67,7 +76,7 @@ def _ping(http: HttpRequest) -> Inquiry[bool]:
 
 
 def _models(http: HttpRequest) -> Exchange[tuple[IndexEntry, ...], HttpResponse]:
-    query = parse_qs(http.query)
+    query = _query(http)
     start, limit = _count(query, "next_page_token", 0, 1 << 31), _count(query, "limit", 1, _MOST_LISTED)
 
     def reply(response: Response[tuple[IndexEntry, ...]]) -> HttpResponse:
@@ -81,8 +90,12 @@ def _models(http: HttpRequest) -> Exchange[tuple[IndexEntry, ...], HttpResponse]
     return Exchange(Request(States()), reply)
 
 
-def _count(query: dict[str, list[str]], name: str, least: int, most: int) -> int | None:
-    text = query.get(name, [""])[0]
+def _query(http: HttpRequest) -> dict[str, str]:
+    return {name: values[0] for name, values in parse_qs(http.query).items()}
+
+
+def _count(query: Mapping[str, str], name: str, least: int, most: int) -> int | None:
+    text = query.get(name, "")
     if not text:
         return None
     if not text.isdecimal() or not least <= int(text[:12]) <= most:
@@ -92,7 +105,7 @@ def _count(query: dict[str, list[str]], name: str, least: int, most: int) -> int
 
 def _entry(entry: IndexEntry) -> dict[str, Any]:
     version = {"version": entry.version} if entry.version else {}
-    return {"modelName": entry.name, **version, "modelUrl": entry.name, "status": entry.state}
+    return {"modelName": entry.name, **version, "modelUrl": entry.url or entry.name, "status": entry.state}
 
 
 def _model(http: HttpRequest) -> Exchange[tuple[IndexEntry, ...], HttpResponse]:
@@ -116,15 +129,21 @@ def _adapters(http: HttpRequest) -> Exchange[ModelDescription, HttpResponse]:
 
 
 def _register(http: HttpRequest, policy: Policy) -> Exchange[None, HttpResponse]:
-    """Load a model of the repository; SageMaker gives its name in JSON, LMI in the query."""
-    query = {name: values[0] for name, values in parse_qs(http.query).items()}
+    """Load a model: what lies at a `url`, or one of the repository. SageMaker asks in JSON, LMI in the query."""
+    query = _query(http)
     given = query if not len(http.body) else {**query, **object_body(http.body, policy)}
-    name, url = given.get("model_name"), given.get("url") or ""
+    url = given.get("url") or ""
+    name = given.get("model_name") or (_last(url) if isinstance(url, str) else "")
     if not isinstance(name, str) or not name or not isinstance(url, str):
-        raise InvalidInput("`model_name` must be the name of a model in the repository")
-    if url.rstrip("/").rpartition("/")[2] not in ("", name):
-        raise NotSupported(f"`url`: models are loaded from the server's own repository; expected none or '{name}'")
-    return _controlled(Load(bearer_token(http.headers)), name, "", f'Model "{name}" registered.')
+        raise InvalidInput("`model_name` and `url` must be text, and one of them must say which model to load")
+    # What is in the repository has its name for a url, as it is told.
+    call = Load(bearer_token(http.headers), "" if url == name else url)
+    return _controlled(call, name, "", f'Model "{name}" registered.', _unheeded(given, ("model_name", "url"), policy))
+
+
+def _last(url: str) -> str:
+    """What a model is called that nobody names: the last part of its url."""
+    return unquote(url.rstrip("/").rpartition("/")[2])
 
 
 def _unregister(http: HttpRequest) -> Exchange[None, HttpResponse]:
@@ -133,9 +152,29 @@ def _unregister(http: HttpRequest) -> Exchange[None, HttpResponse]:
     return _controlled(Unload(bearer_token(http.headers)), name, http.params.get("version", ""), told)
 
 
-def _controlled(call: Call[None], name: str, version: str, told: str) -> Exchange[None, HttpResponse]:
-    return Exchange(Request(call, name, version), lambda _: json_response({"status": told}))
+def _scale(http: HttpRequest, policy: Policy) -> Exchange[None, HttpResponse]:
+    """LMI starts the least and adds up to the most when they are busy; here there are as many as there may be."""
+    name, query = http.params["model"], _query(http)
+    least, most = (_count(query, f"{bound}_worker", 0, _MOST_WORKERS) for bound in ("min", "max"))
+    count = least if most is None else most
+    if not count:
+        raise InvalidInput("`max_worker`, or `min_worker`, must be at least 1; to have none, unregister the model")
+    if least is not None and least > count:
+        raise InvalidInput(f"`min_worker` must be <= `max_worker`; got {least} and {count}")
+    told = f'Model "{name}" worker scaled. New Worker configuration min workers:{count} max workers:{count}'
+    unheeded = _unheeded(query, ("min_worker", "max_worker"), policy)
+    call = Scale(bearer_token(http.headers), count)
+    return _controlled(call, name, http.params.get("version", ""), told, unheeded)
 
 
-def _scale(http: HttpRequest) -> Exchange[ModelDescription, HttpResponse]:
-    raise NotSupported("workers are set when the server starts: --replicas, or `replicas` in the model's settings")
+def _unheeded(given: Mapping[str, Any], known: tuple[str, ...], policy: Policy) -> Headers:
+    """The header that names what was given and has no effect here."""
+    unknown = [name for name in given if name not in known]
+    refuse_unknown(unknown, known, policy)
+    return ignored_header(unknown)
+
+
+def _controlled(
+    call: Call[None], name: str, version: str, told: str, headers: Headers = ()
+) -> Exchange[None, HttpResponse]:
+    return Exchange(Request(call, name, version), lambda _: json_response({"status": told}, 200, headers))

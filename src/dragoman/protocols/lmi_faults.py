@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dragoman.core.errors import (
+    AlreadyLoaded,
     DeadlineExceeded,
     DragomanError,
     Forbidden,
@@ -11,6 +12,7 @@ from dragoman.core.errors import (
     ModelNotFound,
     NotReady,
     NotSupported,
+    OutOfMemory,
     Overloaded,
     PathNotFound,
     ServerError,
@@ -32,6 +34,8 @@ CODES: Mapping[str, int] = {
 # Faults that are about the request's way, in the shape of the server below LMI: a status, or which of those above.
 _TYPES: Sequence[tuple[type[DragomanError], int | str, str]] = (
     (Unaddressed, "bad_request", "BadRequestException"),
+    (AlreadyLoaded, 409, "ConflictStatusException"),  # SageMaker: its endpoints of many models count on these two
+    (OutOfMemory, 507, "WlmOutOfMemoryException"),
     (NotSupported, "bad_request", "BadRequestException"),
     (PathNotFound, 404, "ResourceNotFoundException"),
     (ModelNotFound, 404, "ModelNotFoundException"),

@@ -33,6 +33,7 @@ from dragoman.workers.aside import aside, here
 from dragoman.workers.outcome import as_it_is, derivative, embedded, generation, inference
 from dragoman.workers.owned import owned
 from dragoman.workers.pool import Elsewhere, Loaded
+from dragoman.workers.shortage import failure
 
 log = logging.getLogger("dragoman.model")
 
@@ -92,11 +93,11 @@ class Executor:
         except Elsewhere:
             raise
         except DragomanError as fault:
-            raise ModelFailed(f"failed to load '{spec.name}', {fault.message}") from fault
+            raise failure(fault)(f"failed to load '{spec.name}', {fault.message}") from fault
         except _FAULTS as fault:
             _unless_ours(fault)
             log.exception("model '%s' could not be loaded", spec.name)
-            raise ModelFailed(f"failed to load '{spec.name}', {_told(fault)}") from fault
+            raise failure(fault)(f"failed to load '{spec.name}', {_told(fault)}") from fault
 
     @property
     def asynchronous(self) -> bool:

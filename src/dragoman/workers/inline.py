@@ -23,6 +23,8 @@ _TURN = 16
 class InlinePool:
     """The model runs on the event loop: for `async` models, and for those that answer at once."""
 
+    replicated = False
+
     def __init__(self, spec: ModelSpec, changed: Callable[[], None]) -> None:
         self._spec = spec
         self._changed = changed

@@ -75,6 +75,10 @@ class ThreadPool:
     def capacity(self) -> int:
         return self._inline.capacity if self._inline is not None else max(1, len(self._replicas))
 
+    @property
+    def replicated(self) -> bool:
+        return self._inline is None and self._spec.target is None
+
     async def start(self) -> Loaded:
         self._loop = asyncio.get_running_loop()
         executors = [await Executor.load(self._spec, "thread")]

@@ -63,6 +63,10 @@ class Pool(Protocol):
     def capacity(self) -> int:
         """How many calls are computed at the same time; further ones wait inside."""
 
+    @property
+    def replicated(self) -> bool:
+        """Whether it holds as many replicas as the spec says; else one, which answers whatever comes."""
+
     async def start(self) -> Loaded:
         """Load every replica. Raises ModelFailed, what the model's own checks raise, or Elsewhere."""
 

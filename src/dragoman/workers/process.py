@@ -33,6 +33,7 @@ class ProcessPool:
     """Each replica of the model has a process of its own; a crash costs the calls that it was computing alone."""
 
     now: Mapping[type[Call[Any]], Callable[[Request[Any]], Any]] = {}  # whoever asks waits
+    replicated = True
 
     def __init__(self, spec: ModelSpec, changed: Callable[[], None]) -> None:
         self._spec = spec

@@ -1,18 +1,20 @@
 """One worker process as the server sees it: its birth, the calls that it holds, and its end."""
 
 import asyncio
+import signal
 import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
 
 from dragoman.core.calls import Request
-from dragoman.core.errors import DragomanError, ModelFailed, WorkerLost
+from dragoman.core.errors import DragomanError, ModelFailed, OutOfMemory, WorkerLost
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.workers import shared
 from dragoman.workers.channel import Channel, pair
 from dragoman.workers.frames import Buffer, Frame, Kind, encode
 from dragoman.workers.pool import CONCURRENT, Elsewhere, Loaded
+from dragoman.workers.shortage import failure
 from dragoman.workers.spawn import exit_of, spawn, told
 
 # How long a process may take to end by itself: one that is idle closes its model first.
@@ -91,7 +93,7 @@ class Replica:
             self._channel = Channel(ours, self._received, self._eof.set, memory=memory)
         except OSError as fault:
             ours.close()
-            raise ModelFailed(f"failed to load '{self._spec.name}', no process: {fault}") from fault
+            raise failure(fault)(f"failed to load '{self._spec.name}', no process: {fault}") from fault
         finally:
             shared.close(memory or ())
         self._watching = asyncio.create_task(self._watch(process))
@@ -234,10 +236,16 @@ class Replica:
             await asyncio.wait({exited, eof})
             self.end = told(process.returncode)
             if not self._loaded.done():
-                why = f"failed to load '{self._spec.name}', the worker process died ({self.end}) while it loaded"
-                self._loaded.set_exception(ModelFailed(why))
+                self._loaded.set_exception(self._unloadable(process.returncode))
                 self._loaded.exception()  # nobody may be waiting any more
             self.gone.set()
+
+    def _unloadable(self, code: int) -> ModelFailed:
+        """What to tell of a process that ended while it loaded the model."""
+        why = f"failed to load '{self._spec.name}', the worker process died ({self.end}) while it loaded"
+        if code == -signal.SIGKILL:  # by the kernel: nobody waits any more where we killed it
+            return OutOfMemory(f"{why}, as where memory is short")
+        return ModelFailed(why)
 
     async def _see_off(self, process: subprocess.Popen[bytes], exited: asyncio.Task[None]) -> None:
         idle = self._ready and not self.held

@@ -1,0 +1,41 @@
+"""Where models that nobody put into the repository may be loaded from: what lies below folders that are named."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from dragoman.core.errors import Forbidden, InvalidInput, NotSupported
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_EXPECTED = "`url`: expected the absolute path, or the file:// URL, of a folder or file on the server's machine"
+
+
+def model_place(url: str, folders: Sequence[str]) -> Path:
+    """What a path or a `file://` URL stands for, with every link in it followed.
+
+    Raises NotSupported where it is no such thing, Forbidden where it does not lie below one of the folders, and
+    InvalidInput where nothing is there, which only those learn who might load it.
+    """
+    try:
+        place = _path(url).resolve()
+        if not any(Path(folder).resolve() in place.parents for folder in folders):
+            named = f"below {' or '.join(folders)}" if folders else "in a folder of --model-folders, which names none"
+            raise Forbidden(f"`url`: '{url[:256]}' may not be loaded; expected what lies {named}")
+        if not place.exists():
+            raise InvalidInput(f"`url`: there is nothing at '{url[:256]}'")
+    except (OSError, ValueError, RuntimeError) as fault:  # names that no file can have, links that go round
+        raise InvalidInput(f"{_EXPECTED}, got '{url[:256]}', which leads nowhere") from fault
+    return place
+
+
+def _path(url: str) -> Path:
+    path = url
+    if _SCHEME.match(url):
+        parts = urlsplit(url)
+        if parts.scheme != "file" or parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+            raise NotSupported(f"{_EXPECTED}, got '{url[:256]}'; what lies elsewhere must be downloaded before")
+        path = unquote(parts.path)
+    if not path.startswith("/"):
+        raise NotSupported(f"{_EXPECTED}, got '{url[:256]}'")
+    return Path(path)

@@ -1,0 +1,84 @@
+"""A model that finds no memory when it is loaded is told apart from one that is broken."""
+
+import errno
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from workers_harness import children, pool_of, processes
+
+import dragoman
+from dragoman.core.calls import Infer
+from dragoman.core.errors import ModelFailed, OutOfMemory
+from dragoman.core.spec import ModelSpec
+from dragoman.workers.local import ThreadPool
+
+
+def numpy_array() -> None:
+    np.zeros(1 << 56, np.uint8)
+
+
+def torch_tensor() -> None:
+    import torch
+
+    torch.zeros(1 << 45)
+
+
+def behind_another() -> None:
+    """As what wraps every fault of a library does."""
+    try:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
+    except RuntimeError as fault:
+        raise dragoman.errors.ModelFailed("the folder cannot be loaded") from fault
+
+
+def no_process() -> None:
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+def no_file() -> None:
+    raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def no_key() -> None:
+    raise KeyError("memory")
+
+
+async def loaded(fault: Callable[[], None]) -> None:
+    class Loads(dragoman.Model):
+        def load(self) -> None:
+            fault()
+
+        def infer(self, call: Infer) -> Any:
+            return {}
+
+    await ThreadPool(ModelSpec(name="m", runtime="python", target=Loads), lambda: None).start()
+
+
+@pytest.mark.parametrize("fault", [numpy_array, torch_tensor, behind_another, no_process])
+async def test_want_of_memory_is_told_as_such(fault: Callable[[], None]) -> None:
+    with pytest.raises(OutOfMemory, match=r"^failed to load 'm', "):
+        await loaded(fault)
+
+
+@pytest.mark.parametrize("fault", [no_file, no_key])
+async def test_other_faults_are_not(fault: Callable[[], None]) -> None:
+    with pytest.raises(ModelFailed, match=r"^failed to load 'm', ") as caught:
+        await loaded(fault)
+    assert type(caught.value) is ModelFailed
+
+
+async def test_it_crosses_from_a_process() -> None:
+    with pytest.raises(OutOfMemory, match="failed to load 'm', MemoryError"):
+        async with pool_of("process", "NeedsMemory"):
+            pass
+    assert not children()
+
+
+async def test_a_process_that_the_kernel_kills_lacked_memory() -> None:
+    with pytest.raises(OutOfMemory, match=r"died \(signal SIGKILL\) while it loaded, as where memory is short"):
+        async with processes("KilledInLoad"):
+            pass
+    assert not children()
