@@ -452,6 +452,27 @@ async def test_a_closed_engine_answers_nobody(openvino: tuple[OpenVinoTokens, Fa
         await _all(tokens, Sampling())
 
 
+class Late:
+    """Orders of which each comes when the thread has just been told to end, as it may from any other thread."""
+
+    def __init__(self, tokens: OpenVinoTokens) -> None:
+        self._tokens, self._orders = tokens, tokens._orders
+
+    def put(self, order: Any) -> None:
+        self._tokens._closed = "OpenVINO has failed"
+        self._orders.put(None)
+        self._tokens._thread.join()
+        self._orders.put(order)
+
+
+async def test_a_text_that_comes_as_the_engine_ends_is_told(openvino: tuple[OpenVinoTokens, FakePipeline]) -> None:
+    tokens, _ = openvino
+    orders: Any = Late(tokens)
+    tokens._orders = orders
+    with pytest.raises(WorkerLost, match="OpenVINO has failed"):
+        await asyncio.wait_for(_all(tokens, Sampling()), 10)
+
+
 # --- loading ---------------------------------------------------------------------------------------------------
 
 

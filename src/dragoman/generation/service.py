@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import queue
-import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 
@@ -11,6 +10,7 @@ from dragoman.core.errors import DragomanError, ModelFailed, Overloaded, WorkerL
 from dragoman.core.text import Generation, PromptInfo, Text, joined
 from dragoman.generation.engine import Engine
 from dragoman.generation.job import Asked, Job
+from dragoman.generation.own_thread import living, wake
 
 log = logging.getLogger("dragoman.generation")
 
@@ -31,12 +31,7 @@ class Service:
         self._touched: dict[asyncio.AbstractEventLoop, set[_Call]] = {}
         self._jobs: set[Job] = set()
         self._closed = False
-        ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, args=(make, ready), name=name, daemon=True)
-        self._thread.start()
-        fault = ready.get()
-        if fault is not None:
-            raise fault
+        self._thread = living(make, self._work, name)
 
     @property
     def active(self) -> int:
@@ -73,13 +68,7 @@ class Service:
 
     # --- in the engine's thread --------------------------------------------------------------------------
 
-    def _work(self, make: Callable[[], Engine], ready: "queue.SimpleQueue[BaseException | None]") -> None:
-        try:
-            engine = make()
-        except BaseException as fault:
-            ready.put(fault)
-            return
-        ready.put(None)
+    def _work(self, engine: Engine) -> None:
         while self._obeyed(engine):
             if engine.busy:
                 try:
@@ -130,15 +119,7 @@ class Service:
         """One wake-up of a loop for all that a step has given."""
         touched, self._touched = self._touched, {}
         for loop, calls in touched.items():
-            try:
-                loop.call_soon_threadsafe(_wake, calls)
-            except RuntimeError:  # the loop is closed: nobody waits any more
-                log.debug("a loop has gone with %d calls", len(calls))
-
-
-def _wake(calls: "set[_Call]") -> None:
-    for call in calls:
-        call.news.set()
+            wake(loop, calls)
 
 
 def _texts(asked: Asked) -> int:

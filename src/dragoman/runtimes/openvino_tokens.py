@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import logging
 import queue
-import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, Worke
 from dragoman.core.text import Sampling
 from dragoman.generation.choice import Choice
 from dragoman.generation.outside import Tokens, Wanted
+from dragoman.generation.own_thread import living, wake
 from dragoman.runtimes import openvino_sampling
 
 log = logging.getLogger("dragoman.generation")
@@ -28,12 +28,7 @@ class OpenVinoTokens:
         self._open: dict[_Text, Any] = {}
         self._numbers = itertools.count()
         self._closed = ""
-        ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, args=(make, ready), name=name, daemon=True)
-        self._thread.start()
-        fault = ready.get()
-        if fault is not None:
-            raise fault
+        self._thread = living(make, self._work, name)
 
     def refuse(self, sampling: Sampling) -> None:
         openvino_sampling.refuse(sampling)
@@ -44,6 +39,8 @@ class OpenVinoTokens:
         text = _Text(wanted)
         self._orders.put(lambda: self._begin(text))
         try:
+            if self._closed:  # meanwhile: nobody may be there to take the order
+                raise WorkerLost(self._closed)
             over = False
             while not over:
                 await text.news.wait()
@@ -63,13 +60,8 @@ class OpenVinoTokens:
 
     # --- in the pipeline's thread ------------------------------------------------------------------------
 
-    def _work(self, make: Callable[[], Any], ready: "queue.SimpleQueue[BaseException | None]") -> None:
-        try:
-            self._pipeline = make()
-        except BaseException as fault:
-            ready.put(fault)
-            return
-        ready.put(None)
+    def _work(self, pipeline: Any) -> None:
+        self._pipeline = pipeline
         while self._obeyed():
             try:
                 self._pipeline.step()
@@ -122,7 +114,7 @@ class OpenVinoTokens:
                 lost = None if status == GenerationStatus.FINISHED else ModelFailed(f"generation failed: {status.name}")
                 text.end(lost)
         for loop, texts in touched.items():
-            _call(loop, _wake, texts)
+            wake(loop, texts)
 
     def _broken(self, fault: Exception) -> None:
         """A step has failed, and nobody knows for which text: all of them end, and the next ones begin anew."""
@@ -163,19 +155,7 @@ class _Text:
     def end(self, fault: DragomanError | None) -> None:
         self.fault = fault
         self.over = True
-        _call(self.loop, _wake, [self])
-
-
-def _wake(texts: Sequence[_Text]) -> None:
-    for text in texts:
-        text.news.set()
-
-
-def _call(loop: asyncio.AbstractEventLoop, act: Callable[[Sequence[_Text]], None], texts: Sequence[_Text]) -> None:
-    try:
-        loop.call_soon_threadsafe(act, texts)
-    except RuntimeError:  # the loop is closed: nobody waits any more
-        log.debug("a loop has gone with %d texts", len(texts))
+        wake(self.loop, [self])
 
 
 def _line(fault: Exception) -> str:
