@@ -334,3 +334,10 @@ class Response(Generic[Answer]):
     answer: Answer
     model: str = ""
     version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Together(ServerCall[tuple[Response[Any], ...]]):
+    """Several calls of models, answered side by side; a fault of one is that of all, and ends them."""
+
+    requests: tuple[Request[Any], ...]

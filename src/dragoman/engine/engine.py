@@ -32,8 +32,10 @@ from dragoman.core.calls import (
     Scale,
     ServerDescription,
     States,
+    Together,
     Unload,
 )
+from dragoman.core.eager import in_task
 from dragoman.core.errors import Forbidden, NotReady, Unaddressed, Unauthorized
 from dragoman.core.metrics import Family
 from dragoman.core.peers import Peers
@@ -287,9 +289,21 @@ class Engine:
             case Unload(token):
                 self._authorize(token)
                 await self._control.unload(check_name(request.model), request.version)
+            case Together(requests):
+                return await self._together(requests)
             case _:
                 raise NotImplementedError(type(request.call).__name__)
         return None
+
+    async def _together(self, requests: Sequence[Request[Any]]) -> tuple[Response[Any], ...]:
+        await in_task()
+        tasks = [asyncio.ensure_future(self.call(request)) for request in requests]
+        try:
+            return tuple(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _ready(self, request: Request[Any]) -> bool:
         if not request.model:

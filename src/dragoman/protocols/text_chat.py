@@ -1,7 +1,7 @@
 """OpenAI's chat: a request becomes Generate on a conversation, for whichever protocol takes chats."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -9,7 +9,7 @@ import orjson
 from dragoman.core.calls import Generate
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import MOST_TOP, checked, flag, integer, shown
-from dragoman.core.text import Chat
+from dragoman.core.text import Chat, Sampling
 from dragoman.protocols.text import Given, Parameter, inquiry, object_in, option, sets
 from dragoman.protocols.text_chat_answer import ChatAnswer
 from dragoman.protocols.text_openai import COMMON, DONE, Faults, addressed, anything, error_event, given, settle
@@ -35,6 +35,16 @@ PARAMETERS: Mapping[str, Parameter] = {
     "top_logprobs": sets("top_logprobs", integer(0, MOST_TOP)),
     **CONVERSATION,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """What a chat's body says: the conversation, how to continue it, the tools in it, and all its parameters."""
+
+    chat: Chat
+    sampling: Sampling
+    tools: Tools
+    given: Given
 
 
 def chat_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Faults, model: str = "") -> Asked:
@@ -67,7 +77,8 @@ def flag_in(body: Mapping[str, Any], name: str, *, otherwise: bool) -> bool:
     return otherwise if found is None else checked(name, found, flag()) is True
 
 
-def _chat(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Faults, model: str) -> Asked:
+def chat_in(body: Mapping[str, Any], policy: Policy) -> ChatRequest:
+    """The request in a chat's body. Raises InvalidInput naming what does not fit."""
     found = given(body, PARAMETERS, policy)
     found.names["prompt"] = "messages"
     chat, tools = conversation(body)
@@ -84,10 +95,14 @@ def _chat(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Fa
         found.names["grammar"] = "tools"
     elif tools.offered:  # the markup of a call may be of special tokens, as Mistral's is
         fields.setdefault("skip_special_tokens", False)
-    sampling = found.sampling(policy)
-    stream = options.get("stream", False)
-    answer = ChatAnswer(options, tools)
-    call = Generate(prompts=(chat,), sampling=sampling, stream=stream)
+    return ChatRequest(chat, found.sampling(policy), tools, found)
+
+
+def _chat(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Faults, model: str) -> Asked:
+    asked = chat_in(body, policy)
+    found, stream = asked.given, asked.given.options.get("stream", False)
+    answer = ChatAnswer(found.options, asked.tools)
+    call = Generate(prompts=(asked.chat,), sampling=asked.sampling, stream=stream)
     request, fault = inquiry(call, http, policy, model), found.telling(faults)
     if stream:
         headers = answer.stream_headers(found.headers)

@@ -46,6 +46,7 @@ from dragoman.protocols.tgi_request import (
     text_to_cut,
     wants_stream,
 )
+from dragoman.protocols.tgi_vertex import named, predictions_asked
 from dragoman.protocols.wire import (
     Asked,
     Exchange,
@@ -126,6 +127,15 @@ class Tgi:
             return HttpStream(request, answer.piece, _error_event, b"", answer.stream_headers, refused)
 
         return addressed(body, http, then)
+
+    def vertex(self, http: HttpRequest) -> Asked:
+        """Google's Vertex AI: instances become predictions."""
+        body = object_body(http.body, self._policy)
+
+        def then(model: str, passed_over: tuple[str, ...]) -> Asked:
+            return predictions_asked(body, http, self._policy, write_error, model, passed_over)
+
+        return addressed(named(body), http, then)
 
     # --- tokens ----------------------------------------------------------------------------------------------
 
@@ -216,6 +226,7 @@ def protocol(policy: Policy) -> HttpProtocol:
         routes += [
             Route("POST", f"{base}/generate", at.generate),
             Route("POST", f"{base}/generate_stream", at.generate_stream),
+            Route("POST", f"{base}/vertex", at.vertex),
             Route("POST", f"{base}/tokenize", at.tokenize),
             Route("POST", f"{base}/chat_tokenize", at.chat_tokenize),
             Route("GET", f"{base}/health", at.health),
