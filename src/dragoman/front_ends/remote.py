@@ -66,14 +66,11 @@ class RemoteEngine:
             self._channel.send(encode(Kind.CREDIT, job.number, count))
 
         # How long its reader may take, the engine knows, and the transport.
-        stream = Stream(credit, lambda: None, _CREDIT, patient=True)
+        stream = Stream(credit, lambda: self._drop(job), _CREDIT, patient=True)
         job = self._asked(Kind.STREAM, request, stream.deliver)
-        try:
-            async with aclosing(stream.pieces()) as pieces:
-                async for piece in pieces:
-                    yield piece
-        finally:
-            self._drop(job)
+        async with aclosing(stream.pieces()) as pieces:
+            async for piece in pieces:
+                yield piece
 
     # ----------------------------------------------------------------------------------------------------------
 

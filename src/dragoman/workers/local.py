@@ -110,8 +110,7 @@ class ThreadPool:
         try:
             return await future
         finally:
-            job.cancel()
-            self._pending.discard(job)
+            self._drop(job)
 
     async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
         if self._inline is not None:
@@ -120,17 +119,13 @@ class ThreadPool:
                     yield piece
             return
         ahead = threading.Semaphore(WINDOW)
-        stream = Stream(ahead.release, lambda: job.cancel())
+        stream = Stream(ahead.release, lambda: self._drop(job))
         job = _Job(request, stream.deliver)
         job.credits = ahead
         self._put(job)
-        try:
-            async with aclosing(stream.pieces()) as pieces:
-                async for piece in pieces:
-                    yield piece
-        finally:
-            job.cancel()
-            self._pending.discard(job)
+        async with aclosing(stream.pieces()) as pieces:
+            async for piece in pieces:
+                yield piece
 
     async def close(self) -> None:
         if self._inline is not None:
@@ -156,6 +151,11 @@ class ThreadPool:
             raise stopped(self._spec)
         self._pending.add(job)
         self._jobs.put(job)
+
+    def _drop(self, job: _Job) -> None:
+        """Nobody waits for it any more."""
+        job.cancel()
+        self._pending.discard(job)
 
     # --- in the model's thread ---------------------------------------------------------------------------
 

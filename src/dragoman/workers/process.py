@@ -98,12 +98,9 @@ class ProcessPool:
         stream = Stream(credit, lambda: self._drop(job), _CREDIT)
         job = Job(next(self._numbers), Kind.STREAM, request, stream.deliver)
         self._enter(job)
-        try:
-            async with aclosing(stream.pieces()) as pieces:
-                async for piece in pieces:
-                    yield piece
-        finally:
-            self._drop(job)
+        async with aclosing(stream.pieces()) as pieces:
+            async for piece in pieces:
+                yield piece
 
     async def close(self) -> None:
         self._open = False

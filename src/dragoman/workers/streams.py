@@ -11,16 +11,17 @@ from dragoman.workers import pool
 class Stream:
     """The pieces that have come and are not read yet.
 
-    `credit` is told how many pieces further the worker may go, `step` at a time. `stop` is called when the reader
-    holds the worker up for too long: other calls wait for that worker, unless it is `patient`.
+    `credit` is told how many pieces further the worker may go, `step` at a time. `left` is called when nobody reads any
+    more, be it that the reader has held the worker up for too long: other calls wait for that worker, unless it is
+    `patient`.
     """
 
     def __init__(
-        self, credit: Callable[[int], None], stop: Callable[[], None], step: int = 1, *, patient: bool = False
+        self, credit: Callable[[int], None], left: Callable[[], None], step: int = 1, *, patient: bool = False
     ) -> None:
         self._patient = patient
         self._credit = credit
-        self._stop = stop
+        self._left = left
         self._step = step
         self._allowed = pool.WINDOW
         self._sent = 0
@@ -54,6 +55,7 @@ class Stream:
                     self._credit(self._step)
         finally:
             self._move_on()
+            self._left()
 
     def _move_on(self) -> None:
         if self._stalled is not None:
@@ -61,6 +63,6 @@ class Stream:
             self._stalled = None
 
     def _give_up(self) -> None:
-        self._stop()
+        self._left()
         told = f"the reader of this stream is too slow: it took nothing for {pool.STALL_S:g} s"
         self._arrived.put_nowait((None, DeadlineExceeded(told), True))
