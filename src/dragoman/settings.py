@@ -101,6 +101,12 @@ class Settings:
         "security",
         operator_only=True,
     )
+    trust_request_chat_template: bool = _setting(
+        False,
+        "let chats bring a `chat_template`; it runs in a sandbox, for as long and with as much memory as it takes",
+        "security",
+        operator_only=True,
+    )
     max_body_bytes: int = _setting(64 << 20, "largest request body, before and after decompression", "limits")
     max_bodies_bytes: int = _setting(1 << 30, "bytes of all bodies under way together; 0: no limit", "limits")
     max_header_bytes: int = _setting(16 << 10, "largest head of a request", "limits")

@@ -335,7 +335,7 @@ async def test_the_text_of_tokens(house: House) -> None:
 
 UNKNOWN: list[tuple[str, Any, str]] = [
     ("/tokenize", {"prompt": "a", "add_special_token": False, "user": None}, "add_special_token"),
-    ("/tokenize", {"prompt": "a", "messages": HELLO, "tools": [], "chat_template": "x"}, "prompt, chat_template"),
+    ("/tokenize", {"prompt": "a", "messages": HELLO, "tools": [], "chat_templates": "x"}, "prompt, chat_templates"),
     ("/detokenize", {"tokens": [5], "skip_special_tokens": True}, "skip_special_tokens"),
     (
         "/v1/completions",

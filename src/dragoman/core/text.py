@@ -14,7 +14,8 @@ class Chat:
 
     `messages` and `tools` are the objects that chat templates take: a message has `role` and `content`, and maybe
     `tool_calls`, `tool_call_id` and `name`. `options` are further variables of the template. `special_tokens`: the
-    tokenizer adds those that it puts around a text, on top of what the template writes.
+    tokenizer adds those that it puts around a text, on top of what the template writes. `template` is the caller's own
+    template, in place of the model's; "" where there is none.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -22,6 +23,7 @@ class Chat:
     options: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     special_tokens: bool = False
+    template: str = ""
 
 
 class Bare(str):

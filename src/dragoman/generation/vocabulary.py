@@ -1,12 +1,13 @@
 """A tokenizer as the engine needs it: prompts become tokens, tokens become text."""
 
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dragoman.core.errors import InvalidInput, TooLong
 from dragoman.core.text import Bare, Chat, Prompt, TokenSpan
@@ -16,6 +17,11 @@ from dragoman.generation.detokenizer import BytesDetokenizer, Detokenizer, Windo
 _LONG = 1000
 # So many times the model's context is more than anybody can mean: such a text is not cut, nor are its tokens told.
 _SPARE = 4
+# What the library takes beside a template's variables, but for what a chat says of itself.
+_NO_VARIABLES = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {
+    "documents",
+    "continue_final_message",
+}
 # How many of a prompt's last tokens a text's first characters may depend on.
 _BEFORE = 6
 
@@ -42,7 +48,7 @@ class Vocabulary:
         """
         if isinstance(prompt, str | Chat):
             text = str(prompt) if isinstance(prompt, str) else self._templated(prompt)
-            if bounded:
+            if bounded or (isinstance(prompt, Chat) and prompt.template):
                 self._check_size(text)
             return text, self.cut(text, special=_surrounded(prompt))
         strange = [token for token in prompt if not 0 <= token < self.size]
@@ -91,17 +97,23 @@ class Vocabulary:
             )
 
     def _templated(self, chat: Chat) -> str:
-        if not self.has_template:
+        if not (self.has_template or chat.template):
             raise InvalidInput("messages: this model has no chat template; send a plain prompt")
+        strange = sorted(_NO_VARIABLES & chat.options.keys())
+        if strange:
+            raise InvalidInput(f"chat_template_kwargs: expected variables of the template, got {', '.join(strange)}")
         try:
             text: str = self.tokenizer.apply_chat_template(
                 [dict(message) for message in chat.messages],
                 tools=[dict(tool) for tool in chat.tools] or None,
+                chat_template=chat.template or None,
                 add_generation_prompt=chat.add_generation_prompt,
                 tokenize=False,
                 **chat.options,
             )
         except Exception as fault:  # a template raises what it likes
+            if chat.template:
+                raise InvalidInput(f"chat_template: it refuses these messages: {fault}") from fault
             raise InvalidInput(f"messages: the model's chat template refuses them: {fault}") from fault
         return text
 

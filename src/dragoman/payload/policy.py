@@ -21,6 +21,7 @@ class Policy:
     max_json_depth, max_rank, max_elements, max_bytes_elements, max_tensors: how deep JSON may nest, how many axes
     and elements a tensor, how many elements one of BYTES, and how many inputs or outputs a request may have.
     strict_parameters: whether a parameter of text generation that is not known is refused rather than named.
+    trust_request_chat_template: whether a chat may bring a template of its own.
     max_sequences: how many texts may be generated at a time for one prompt.
     lmi_http_codes: statuses of LMI's errors that differ from its own, as name=status,...
     forward_headers: which headers of a request its model sees, in lower case; `*` stands for anything.
@@ -36,6 +37,7 @@ class Policy:
     max_tensors: int = 1024
     max_bytes_elements: int = 1 << 31
     strict_parameters: bool = False
+    trust_request_chat_template: bool = False
     max_sequences: int = 16
     lmi_http_codes: str = ""
     forward_headers: tuple[str, ...] = ()

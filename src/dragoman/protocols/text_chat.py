@@ -17,13 +17,17 @@ from dragoman.protocols.text_tools import Tools, tools_of
 from dragoman.protocols.wire import Asked, Exchange, HttpRequest, HttpStream, Policy
 
 _MOST_MESSAGES = 4096
+_LONGEST_TEMPLATE = 65_536
 _ROLES = {"developer": "system"}  # templates do not know OpenAI's newer word for it
+# vLLM: what may stand among the variables of a template, too.
+_AMONG_VARIABLES = ("chat_template", "add_generation_prompt", "continue_final_message")
 # What `conversation` reads, beside `add_special_tokens`.
 CONVERSATION: Mapping[str, Parameter] = {
     "messages": option("messages", anything()),
     "tools": option("tools", anything()),
     "tool_choice": option("tool_choice", anything()),
     "parallel_tool_calls": option("parallel_tool_calls", flag()),
+    "chat_template": option("chat_template", anything()),
     "chat_template_kwargs": option("chat_template_kwargs", anything()),
     "add_generation_prompt": option("add_generation_prompt", flag()),
     "continue_final_message": option("continue_final_message", flag()),
@@ -52,8 +56,10 @@ def chat_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy, fault
     return addressed(body, http, lambda name: _chat(body, http, policy, faults, name), model)
 
 
-def conversation(body: Mapping[str, Any]) -> tuple[Chat, Tools]:
+def conversation(body: Mapping[str, Any], policy: Policy) -> tuple[Chat, Tools]:
     """The conversation in a body. Raises InvalidInput naming the message that does not fit."""
+    variables = dict(object_in(body, "chat_template_kwargs"))
+    body = {**body, **{name: variables.pop(name) for name in _AMONG_VARIABLES if name in variables}}
     messages = body.get("messages")
     if not isinstance(messages, list) or not 0 < len(messages) <= _MOST_MESSAGES:
         raise InvalidInput(f"`messages` must be a list of 1 to {_MOST_MESSAGES} messages; got {shown(messages)}")
@@ -62,13 +68,27 @@ def conversation(body: Mapping[str, Any]) -> tuple[Chat, Tools]:
         tools = replace(tools, single=True)
     generation_prompt = flag_in(body, "add_generation_prompt", otherwise=True)
     special_tokens = flag_in(body, "add_special_tokens", otherwise=False)
-    options = object_in(body, "chat_template_kwargs")
     if flag_in(body, "continue_final_message", otherwise=False):
         if generation_prompt:
             raise InvalidInput("`continue_final_message` must only be given with `add_generation_prompt`: false")
-        options = {**options, "continue_final_message": True}
+        variables["continue_final_message"] = True
     read = tuple(_message(message, i) for i, message in enumerate(messages))
-    return Chat(read, tools.offered, options, generation_prompt, special_tokens), tools
+    template = _template(body.get("chat_template"), policy)
+    return Chat(read, tools.offered, variables, generation_prompt, special_tokens, template), tools
+
+
+def _template(given: Any, policy: Policy) -> str:
+    """The caller's own template, "" where there is none."""
+    if given is None:
+        return ""
+    if not policy.trust_request_chat_template:
+        raise InvalidInput(
+            "`chat_template` is refused: this server uses the model's own template alone, unless its operator allows "
+            "others with --trust-request-chat-template"
+        )
+    if not isinstance(given, str) or not 0 < len(given) <= _LONGEST_TEMPLATE:
+        raise InvalidInput(f"`chat_template` must be a text of 1 to {_LONGEST_TEMPLATE} characters; got {shown(given)}")
+    return given
 
 
 def flag_in(body: Mapping[str, Any], name: str, *, otherwise: bool) -> bool:
@@ -81,7 +101,7 @@ def chat_in(body: Mapping[str, Any], policy: Policy) -> ChatRequest:
     """The request in a chat's body. Raises InvalidInput naming what does not fit."""
     found = given(body, PARAMETERS, policy)
     found.names["prompt"] = "messages"
-    chat, tools = conversation(body)
+    chat, tools = conversation(body, policy)
     fields, options = found.fields, found.options
     if body.get("max_completion_tokens") is not None:
         fields["max_new_tokens"] = int(body["max_completion_tokens"])

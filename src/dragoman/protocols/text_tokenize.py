@@ -28,7 +28,7 @@ def tokens_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy) -> 
 
 
 def _tokens(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> Asked:
-    call, ignored = Tokenize(_prompt(body)), _unknown(body, _CHAT if "messages" in body else _TEXT, policy)
+    call, ignored = Tokenize(_prompt(body, policy)), _unknown(body, _CHAT if "messages" in body else _TEXT, policy)
     texts = flag_in(body, "return_token_strs", otherwise=False)
 
     def then(described: Response[ModelDescription]) -> Asked:
@@ -46,9 +46,9 @@ def _tokens(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: s
     return Inquiry(Request(Describe(Tokenize), asked.model, asked.version), then)
 
 
-def _prompt(body: Mapping[str, Any]) -> str | Chat:
+def _prompt(body: Mapping[str, Any], policy: Policy) -> str | Chat:
     if "messages" in body:
-        return conversation(body)[0]
+        return conversation(body, policy)[0]
     prompt = body.get("prompt")
     if not isinstance(prompt, str) or not prompt:
         raise InvalidInput(f"`prompt` must be a text that is not empty; got {shown(prompt)}")

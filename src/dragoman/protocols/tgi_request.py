@@ -101,7 +101,7 @@ def text_to_cut(body: Mapping[str, Any], policy: Policy, passed_over: Sequence[s
 
 def chat_to_cut(body: Mapping[str, Any], policy: Policy, passed_over: Sequence[str]) -> tuple[Chat, Sequence[str]]:
     """The conversation that is to be cut into tokens, and the names of what has no effect."""
-    chat, _ = conversation(body)
+    chat, _ = conversation(body, policy)
     # Not all of a chat has an effect on how it is cut into tokens, here as with TGI.
     return chat, _ignored(body, tuple(PARAMETERS_OF_CHAT), passed_over, policy)
 

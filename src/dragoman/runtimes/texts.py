@@ -99,8 +99,10 @@ class TextModel(Model):
 
 
 def _size(prompt: Prompt) -> int:
+    """How many characters a prompt has, or how many take as long."""
     if isinstance(prompt, Chat):
-        return sum(len(str(message)) for message in prompt.messages)
+        template = _LONG + 1 if prompt.template else 0  # a template of the caller's may take any time
+        return sum((len(str(message)) for message in prompt.messages), template)
     return len(prompt)
 
 

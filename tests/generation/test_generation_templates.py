@@ -1,0 +1,60 @@
+"""Chat templates that come with a chat: rendered in the same sandbox, and within bounds."""
+
+import time
+from typing import Any
+
+import pytest
+
+from dragoman import errors
+from dragoman.core.calls import Generate, Tokenize
+from dragoman.core.text import Chat, Sampling
+from dragoman.runtimes.llm import LanguageModel
+
+MESSAGES = ({"role": "user", "content": "hi"},)
+
+
+async def rendered(model: LanguageModel, template: str = "", **options: Any) -> str:
+    return (await model.tokenize(Tokenize(Chat(MESSAGES, options=options, template=template)))).text
+
+
+async def test_a_template_stands_for_the_models_own(llama: LanguageModel) -> None:
+    assert await rendered(llama, "{{ messages[0].content }}, {{ mood }}!", mood="well") == "hi, well!"
+    assert "<|user|>" in await rendered(llama)
+    call = Generate(prompts=(Chat(MESSAGES, template="A class"),), sampling=Sampling(max_new_tokens=1))
+    (piece,) = [piece async for piece in llama.generate(call)]
+    assert piece.prompts[0].text == "A class"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception('no') }}",
+        "{% for x in range(10 ** 9) %}{{ x }}{% endfor %}",
+        "{% for",
+        "{{ nothing.at_all }}",
+        "{% include '/etc/passwd' %}",
+    ],
+)
+async def test_what_a_template_must_not_do_is_its_callers_fault(llama: LanguageModel, template: str) -> None:
+    with pytest.raises(errors.InvalidInput, match="^chat_template: it refuses these messages: "):
+        await rendered(llama, template)
+
+
+async def test_a_text_that_cannot_fit_is_not_cut(llama: LanguageModel) -> None:
+    template = "{{ 'abc ' * 10_000_000 }}"
+    began_s = time.monotonic()
+    with pytest.raises(errors.TooLong):
+        await rendered(llama, template)
+    prompt = Chat(MESSAGES, template=template)
+    with pytest.raises(errors.TooLong):
+        await anext(llama.generate(Generate(prompts=(prompt,), sampling=Sampling(truncate=3))))
+    assert time.monotonic() - began_s < 5  # to cut it takes far longer
+
+
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "return_dict", "tools", "add_generation_prompt"])
+async def test_what_is_no_variable_of_a_template_is_named(llama: LanguageModel, name: str) -> None:
+    with pytest.raises(errors.InvalidInput, match=f"chat_template_kwargs: expected variables of .*, got {name}$"):
+        await rendered(llama, **{name: True})
