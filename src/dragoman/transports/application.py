@@ -13,7 +13,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -24,11 +24,9 @@ from dragoman.core.errors import DragomanError, NotReady
 from dragoman.engine.answers import AnswersNow
 from dragoman.protocols.wire import (
     Asked,
-    Buffer,
     Endpoint,
     Exchange,
     Fetch,
-    Headers,
     HttpFault,
     HttpProtocol,
     HttpRequest,
@@ -39,42 +37,13 @@ from dragoman.protocols.wire import (
 )
 from dragoman.transports.aside import LARGE, Aside, weight
 from dragoman.transports.bodies import Bodies
+from dragoman.transports.caller import Caller, OtherSite
 from dragoman.transports.encoding import accepted, decoded, encoded
 from dragoman.transports.later import Kept, Shelf, shelved
 from dragoman.transports.limits import Limits
 from dragoman.transports.routing import Match, Router
 
 log = logging.getLogger("dragoman.http")
-
-
-class Caller(Protocol):
-    """Who waits for the answer of one request: it is sent whole, or started, written piece by piece, and ended.
-
-    The methods return when there is room for more, and raise CancelledError where the caller has `left`, or does not
-    read for too long.
-    """
-
-    @property
-    def left(self) -> bool:
-        """Whether nobody is there any more."""
-
-    @property
-    def started(self) -> bool:
-        """Whether the head of an answer is under way already."""
-
-    async def send(self, response: HttpResponse) -> None:
-        """The whole answer; the transport adds the length."""
-
-    async def start(self, status: int, headers: Headers) -> None:
-        """The head of an answer whose length is not known."""
-
-    async def write(self, part: Buffer) -> None: ...
-
-    async def end(self, part: Buffer) -> None:
-        """The last part, which may be empty."""
-
-    def hang_up(self) -> None:
-        """Cut the connection, or the stream in it, so that nobody takes what was sent for the whole."""
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -167,7 +136,7 @@ class Application:
         """
         cors, preflight = self.limits.cors, None
         if cors.on and "origin" in request.headers:
-            caller = _OtherSite(caller, cors.added(request.headers))
+            caller = OtherSite(caller, cors.added(request.headers))
             preflight = cors.preflight(request.method, request.headers)
         try:
             await (caller.send(preflight) if preflight is not None else self._answer(match, request, caller, asked))
@@ -313,39 +282,6 @@ class Application:
             caller.hang_up()
         else:
             await caller.send(await self._packed(protocol.error(fault), request))
-
-
-class _OtherSite:
-    """A caller that is a page of another site: every answer says what its browser may let it read."""
-
-    def __init__(self, caller: Caller, added: Headers) -> None:
-        self._caller = caller
-        self._added = added
-
-    @property
-    def left(self) -> bool:
-        return self._caller.left
-
-    @property
-    def started(self) -> bool:
-        return self._caller.started
-
-    async def send(self, response: HttpResponse) -> None:
-        known = {name for name, _ in response.headers}
-        added = tuple(h for h in self._added if h[0] == "vary" or h[0] not in known)
-        await self._caller.send(HttpResponse(response.status, response.body, (*response.headers, *added)))
-
-    async def start(self, status: int, headers: Headers) -> None:
-        await self._caller.start(status, (*headers, *self._added))
-
-    async def write(self, part: Buffer) -> None:
-        await self._caller.write(part)
-
-    async def end(self, part: Buffer) -> None:
-        await self._caller.end(part)
-
-    def hang_up(self) -> None:
-        self._caller.hang_up()
 
 
 def _varying(response: HttpResponse) -> HttpResponse:

@@ -10,7 +10,7 @@ from dragoman.core.eager import Start
 from dragoman.protocols.wire import HttpFault, HttpRequest, HttpResponse
 from dragoman.transports.aside import LARGE
 from dragoman.transports.http1.head import NO_HEAD, Head
-from dragoman.transports.http1.incoming import Asked, Continue, Desk, Incoming, Refused
+from dragoman.transports.http1.incoming import Asked, Desk, Incoming, Refused
 from dragoman.transports.http1.outgoing import Outgoing
 from dragoman.transports.http1.outlet import Outlet
 from dragoman.transports.http1.patience import Stage, due_s
@@ -150,8 +150,10 @@ class Connection(asyncio.BufferedProtocol):
                 turns += 1
                 if type(arrival) is Asked:
                     self._ask(arrival)
+                elif type(arrival) is Refused:
+                    self._refuse(arrival)
                 else:
-                    self._meet(arrival)
+                    self._out.go_on()
             if not self._over:
                 self._settle(turns)
         except Exception:
@@ -216,23 +218,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def _read(self, reading: bool) -> None:
         self._reading = reading
-        if reading:
-            self._transport.resume_reading()
-        else:
-            self._transport.pause_reading()
+        transport = self._transport
+        (transport.resume_reading if reading else transport.pause_reading)()
 
     def _enter(self, stage: Stage) -> None:
         """From now on this is awaited."""
         self._stage = stage
         self._since_s = self._listener.loop.time()
         self._listener.wheel.watch(self, due_s(stage, self._since_s, 0, self._desk.limits))
-
-    def _meet(self, arrival: Asked | Refused | Continue) -> None:
-        """What is no request."""
-        if isinstance(arrival, Refused):
-            self._refuse(arrival)
-        else:
-            self._out.go_on()
 
     def _refuse(self, refused: Refused) -> None:
         head = refused.head
@@ -250,17 +243,15 @@ class Connection(asyncio.BufferedProtocol):
         self._asking, self._held = True, len(asked.body)
         out.begin(head)
         request = HttpRequest(head.method, head.path, match.params, head.headers, asked.body, head.query)
-        if not head.plain or head.length > LARGE:
-            self._run(application.answer(match, request, out))
-            return
-        done: Any = copy_context().run(application.begin, match, request, out)
+        at_once = head.plain and head.length <= LARGE
+        done: Any = copy_context().run(application.begin, match, request, out) if at_once else None
         if type(done) is HttpResponse:
             self._desk.bodies.give_back(self._held)
             self._asking, self._held = False, 0
             out.write_plain(head, done)
             self._turn_over(unread=False)
         else:
-            self._run(done)
+            self._run(done or application.answer(match, request, out))
 
     def _run(self, answering: Coroutine[Any, Any, None]) -> None:
         start = Start(answering, self._listener.loop)
