@@ -299,6 +299,13 @@ class Scale(ServerCall[None]):
 
 
 @dataclass(frozen=True, slots=True)
+class InFlight(ServerCall[int]):
+    """How many calls wait or are computed now, of models that answer any of these types of call?"""
+
+    able: tuple[type[ModelCall[Any]], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Measure(ServerCall[tuple[Family, ...]]):
     """What have the server and its models measured?"""
 

@@ -20,6 +20,7 @@ from dragoman.core.calls import (
     Handle,
     Index,
     Infer,
+    InFlight,
     ListModels,
     Live,
     Load,
@@ -269,8 +270,8 @@ class Engine:
             case DescribeServer():
                 me = self._identity
                 return ServerDescription(me.name, me.version, me.extensions)
-            case Measure():
-                return self._measurements()
+            case InFlight() | Measure() as call:
+                return self._measured(call)
             case States():
                 return self._control.states()
         return None
@@ -316,7 +317,9 @@ class Engine:
         told = ModelDescription(spec.name, versions, loaded.platform, loaded.signature, loaded.calls, loaded.details)
         return replace(told, protocols=spec.protocols, place=spec.uri)
 
-    def _measurements(self) -> tuple[Family, ...]:
+    def _measured(self, call: InFlight | Measure) -> int | tuple[Family, ...]:
+        if isinstance(call, InFlight):
+            return sum(d.in_flight for d in self._registry.all() if any(map(d.answers, call.able)))
         told = [
             ({"model": d.spec.name, "version": d.spec.version}, d.tally, d.in_flight, d.ready)
             for d in self._registry.all()

@@ -8,6 +8,7 @@ from dragoman.core.calls import (
     DescribeServer,
     Embed,
     Generate,
+    InFlight,
     ModelDescription,
     Request,
     Response,
@@ -81,6 +82,10 @@ class OpenAi:
         """vLLM: of the server."""
         return Exchange(Request(DescribeServer()), lambda told: json_response({"version": told.answer.version}))
 
+    def load(self, http: HttpRequest) -> Exchange[int, HttpResponse]:
+        """vLLM: how many calls models of texts have in hand."""
+        return Exchange(Request(InFlight((Generate, Embed))), lambda told: json_response({"server_load": told.answer}))
+
     def chat(self, http: HttpRequest) -> Asked:
         return chat_asked(object_body(http.body, self._policy), http, self._policy, write_error)
 
@@ -99,7 +104,8 @@ def protocol(policy: Policy) -> HttpProtocol:
     """The protocol's table."""
     at = OpenAi(policy)
     routes = [Route("GET", "/v1/models", at.models), Route("GET", "/v1/models/{name}", at.model)]
-    routes += [Route("GET", "/version", at.version), Route("POST", "/detokenize", at.detokenize)]
+    routes += [Route("GET", "/version", at.version), Route("GET", "/load", at.load)]
+    routes += [Route("POST", "/detokenize", at.detokenize)]
     routes.append(Route("POST", "/models/{model}/detokenize", at.detokenize))
     for base in ("/v1", "/models/{model}/v1"):
         routes += [
