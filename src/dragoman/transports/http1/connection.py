@@ -238,8 +238,8 @@ class Connection(asyncio.BufferedProtocol):
     # --- the request under way ----------------------------------------------------------------------------------
 
     def _ask(self, asked: Asked) -> None:
-        head, match, out, application = asked.head, asked.head.match, self._out, self._desk.application
-        assert match is not None
+        head, out, application = asked.head, self._out, self._desk.application
+        match: Any = head.match
         self._asking, self._held = True, len(asked.body)
         out.begin(head)
         request = HttpRequest(head.method, head.path, match.params, head.headers, asked.body, head.query)
