@@ -172,8 +172,7 @@ class Connection(asyncio.BufferedProtocol):
             return False
         try:
             match: Any = head.match
-            body = data[len(head.raw) :]
-            request = HttpRequest(head.method, head.path, match.params, head.headers, body, head.query)
+            request = HttpRequest(head.method, head.path, match.params, head.headers, data[len(head.raw) :], head.query)
             done = copy_context().run(desk.application.begin, match, request, self._out)
             if type(done) is HttpResponse:
                 self._since_s = self._listener.loop.time()
