@@ -1,6 +1,7 @@
 """One front end as the server sees it: its birth, the calls that come from it, and its end."""
 
 import asyncio
+import socket
 import subprocess
 from typing import Any
 
@@ -40,14 +41,9 @@ class FrontEnd:
         """Returns when it listens. Raises what it could not do as ServerError or InvalidInput; nothing is left then."""
         self._eof = asyncio.Event()
         self._listens: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        ours, theirs = pair()
-        memory = shared.files()
         try:
-            with theirs:
-                self._process = spawn(theirs.fileno(), 1, memory or (), "dragoman.front_ends.child")
+            self._process, ours, memory = _born()
         except OSError as fault:
-            ours.close()
-            shared.close(memory or ())
             raise ServerError(f"there is no process for a front end: {fault}") from fault
         self._worker = Worker(self.desk, ours, memory, told=self._told, now=self.desk.now)
         self._watching = asyncio.create_task(self._watch(self._process))
@@ -100,3 +96,16 @@ class FrontEnd:
                 self._listens.set_exception(ServerError(f"a front end died ({self.end}) while it started"))
                 self._listens.exception()  # nobody may be waiting any more
             self.gone.set()
+
+
+def _born() -> tuple[subprocess.Popen[bytes], socket.socket, tuple[int, int] | None]:
+    """A new process, our end of the way to it, and the memory that both share. Raises OSError; nothing is left then."""
+    ours, theirs = pair()
+    memory = shared.files()
+    try:
+        with theirs:
+            return spawn(theirs.fileno(), 1, memory or (), "dragoman.front_ends.child"), ours, memory
+    except OSError:
+        ours.close()
+        shared.close(memory or ())
+        raise

@@ -107,7 +107,7 @@ class Channel:
         """Send everything, and block while the system has no room for it."""
         while self._out:
             if not self._sent_some():
-                select.select([], [self._sock], [])
+                _wait_for_room(self._sock)
         self._all_sent()
 
     def _sent_some(self) -> bool:
@@ -154,6 +154,15 @@ class Channel:
         if self._drained is not None:
             self._drained.set_result(None)
             self._drained = None
+
+
+def _wait_for_room(sock: socket.socket) -> None:
+    if hasattr(select, "poll"):  # `select` knows no file beyond the first 1024, and a server with many clients has more
+        poll = select.poll()
+        poll.register(sock, select.POLLOUT)
+        poll.poll()
+    else:
+        select.select([], [sock], [])
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

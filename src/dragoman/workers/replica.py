@@ -84,18 +84,11 @@ class Replica:
         hello = self._hello()
         self._eof = asyncio.Event()
         self._loaded: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
-        ours, theirs = pair()
-        memory = shared.files()
         try:
-            with theirs:
-                process = spawn(theirs.fileno(), self._spec.replicas, memory or ())
-            self._process = process
-            self._channel = Channel(ours, self._received, self._eof.set, memory=memory)
+            process, self._channel = self._born()
         except OSError as fault:
-            ours.close()
             raise failure(fault)(f"failed to load '{self._spec.name}', no process: {fault}") from fault
-        finally:
-            shared.close(memory or ())
+        self._process = process
         self._watching = asyncio.create_task(self._watch(process))
         self._channel.send(hello)
         try:
@@ -163,6 +156,20 @@ class Replica:
         await asyncio.wait({self._watching})
 
     # --------------------------------------------------------------------------------------------------------
+
+    def _born(self) -> tuple[subprocess.Popen[bytes], Channel]:
+        """A new process, and the way to it."""
+        ours, theirs = pair()
+        memory = shared.files()
+        try:
+            with theirs:
+                process = spawn(theirs.fileno(), self._spec.replicas, memory or ())
+            return process, Channel(ours, self._received, self._eof.set, memory=memory)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            shared.close(memory or ())
 
     def _hello(self) -> list[Buffer]:
         try:
