@@ -243,3 +243,21 @@ class Threads(Model):
         from threadpoolctl import threadpool_info
 
         return {"n": np.array([max([library["num_threads"] for library in threadpool_info()], default=1)])}
+
+
+class ClosesLate(LoadsOnce):
+    """Begins to load, and loads when it is let; tells when it is closed."""
+
+    def load(self) -> None:
+        super().load()
+        Path(self.spec.parameters["begun"]).touch()
+        wait_for(Path(self.spec.parameters["go"]))
+
+    def close(self) -> None:
+        Path(self.spec.parameters["closed"]).touch()
+
+
+class AsyncClosesLate(ClosesLate):
+    async def close(self) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        super().close()

@@ -80,14 +80,15 @@ class Executor:
     async def load(cls, spec: ModelSpec, place: Placement, *, in_thread: bool = True) -> "Executor":
         """Make and load the model. Raises ModelFailed, or Elsewhere before it is loaded in the wrong place.
 
-        In a thread the event loop stays free; without, the model is loaded in the thread that it will run in.
+        In a thread the event loop stays free; without, the model is loaded in the thread that it will run in. One that
+        nobody waits for any more is closed once it is loaded.
         """
         run: Callable[..., Awaitable[Any]] = aside if in_thread else here
         try:
-            made: Executor | Model = await run(_loaded, cls, spec, place)
+            made: Executor | Model = await run(_loaded, cls, spec, place, unwanted=_close)
             if isinstance(made, Model):
                 await made.load()  # a coroutine
-                made = await run(cls, made, spec)
+                made = await run(cls, made, spec, unwanted=_close)
             assert isinstance(made, Executor)
             return made
         except Elsewhere:
@@ -260,6 +261,12 @@ def _loaded(kind: type[Executor], spec: ModelSpec, place: Placement) -> Executor
         return model
     model.load()
     return kind(model, spec)
+
+
+def _close(made: Executor | Model) -> None:
+    """Give back what a model has taken whose caller has left meanwhile."""
+    if isinstance(made, Executor):
+        asyncio.run(made.close())
 
 
 def _settle(model: Model, spec: ModelSpec, place: Placement) -> None:

@@ -85,8 +85,13 @@ class ThreadPool:
         if executors[0].loaded.concurrent:
             self._inline = InlinePool(self._spec, self._changed)
             return self._inline.hold(executors[0])
-        if self._spec.target is None:
-            executors += [await Executor.load(self._spec, "thread") for _ in range(self._spec.replicas - 1)]
+        try:
+            while self._spec.target is None and len(executors) < self._spec.replicas:
+                executors.append(await Executor.load(self._spec, "thread"))
+        except BaseException:
+            for executor in executors:
+                await executor.close()
+            raise
         keep_to_share(self._spec.replicas)
         for number, executor in enumerate(executors):
             name = f"{self._spec.name}-{number}"
