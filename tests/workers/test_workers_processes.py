@@ -105,6 +105,13 @@ async def test_a_death_in_the_first_load_is_told() -> None:
     assert not children()
 
 
+async def test_metadata_that_cannot_leave_the_process_are_told() -> None:
+    with pytest.raises(ModelFailed, match="failed to load 'm', what it tells of itself cannot leave .* '_thread.lock'"):
+        async with processes("TellsTooMuch"):
+            pass
+    assert not children()
+
+
 async def test_a_load_that_hangs_ends_with_start(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     pool = ProcessPool(spec_of("HangsInLoad", parameters={"begun": str(begun)}), lambda: None)

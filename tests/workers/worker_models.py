@@ -5,6 +5,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -159,6 +160,13 @@ class Strict(Acts):
 class Unloadable(Model):
     def load(self) -> None:
         raise RuntimeError("no weights here")
+
+
+class TellsTooMuch(Echo):
+    """Its metadata hold what cannot leave a process."""
+
+    def details(self) -> Any:
+        return {"lock": threading.Lock()}
 
 
 class DiesInLoad(Model):

@@ -54,16 +54,24 @@ def begin(parent: int, descriptors: Sequence[int]) -> None:
 async def _serve(sock: socket.socket, first: Frame, memory: Sequence[int]) -> None:
     try:
         executor = await Executor.load(first.value(), "process", in_thread=False)
+        loaded = _loaded(executor)
     except Elsewhere as found:
         sock.sendall(b"".join(encode(Kind.ELSEWHERE, 0, found.placement)))
         return
     except Exception as fault:
         sock.sendall(b"".join(encode(Kind.ERROR, 0, _crossing(fault, "failed to load"))))
         return
-    worker = Worker(executor, sock, (memory[1], memory[0]) if memory else None, executor.loaded.concurrent)
-    worker.tell(Kind.LOADED, executor.loaded)
-    await worker.serve()
+    sock.sendall(loaded)
+    await Worker(executor, sock, (memory[1], memory[0]) if memory else None, executor.loaded.concurrent).serve()
     await executor.close()
+
+
+def _loaded(executor: Executor) -> bytes:
+    try:
+        return b"".join(encode(Kind.LOADED, 0, executor.loaded))
+    except Exception as fault:
+        told = f"what it tells of itself cannot leave the worker process: {_named(fault)}"
+        raise ModelFailed(f"failed to load '{executor.name}', {told}") from fault
 
 
 class _Job:
