@@ -165,6 +165,10 @@ MARKUP = (
     *(
         "</function>",
         "<function=time>",
+        "<function=weather>\n",
+        "<parameter=a>",
+        "<parameter=",
+        "\n</parameter>\n",
         "time",
         "weather",
         '"name"',
@@ -235,8 +239,10 @@ def test_nothing_that_a_model_writes_takes_long() -> None:
         "{",
         '{"name":',
         '<tool_call>{"name":"time","arguments":{}',
+        "<function=time><parameter=a>",
+        "<function=time><parameter=",
     ):
-        for fill in (" ", "{};", "<tool_call>", '{"a":1}\n', "\\"):
+        for fill in (" ", "{};", "<tool_call>", "\n</parameter", "<parameter=b>", '{"a":1}\n', "\\"):
             found([start + fill * (60_000 // len(fill))])
             found(list(start + fill * (6_000 // len(fill))))
     assert time.monotonic() - began_s < 20  # it would take minutes

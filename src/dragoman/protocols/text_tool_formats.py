@@ -1,6 +1,7 @@
 """The formats in which models write calls of tools: how a call begins in each, and what may yet become one.
 
 Hermes, Qwen    <tool_call>{"name": ..., "arguments": {...}}</tool_call>
+Qwen3-Coder     <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>
 Llama           {"name": ..., "parameters": {...}}, maybe after <|python_tag|>; <function=NAME>{...}</function>
 Mistral         [TOOL_CALLS][{"name": ..., "arguments": {...}}], or [TOOL_CALLS]NAME[ARGS]{...}
 
@@ -12,12 +13,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_SPACE = r"[ \t\r\n]{0,512}"
+SPACE = r"[ \t\r\n]{0,512}"
 _NAME = r"(?P<name>[A-Za-z0-9_.\-]{1,128})"
 _LONGEST_HEAD = 4096
 
 
-def _begun(literal: str) -> str:
+def begun(literal: str) -> str:
     """A pattern of whatever a literal begins with."""
     found = ""
     for character in reversed(literal):
@@ -28,8 +29,9 @@ def _begun(literal: str) -> str:
 @dataclass(frozen=True, slots=True)
 class Format:
     """One way to write calls. `start` reads the opener up to the `{` of an object, which is the arguments where it has
-    read a name, and else a call; `starting` is all that may become one. `closer` ends the calls, if they have an end;
-    `going_on` is all that may lead from one call to the next, or to that end."""
+    read a name, and else a call, or behind a name up to the `<` of parameters; `starting` is all that may become one.
+    `closer` ends the calls, if they have an end; `going_on` is all that may lead from one call to the next, or to that
+    end."""
 
     opener: str
     start: re.Pattern[str]
@@ -41,58 +43,69 @@ class Format:
 def _format(opener: str, closer: str, start: str, starting: str) -> Format:
     return Format(
         opener,
-        re.compile(re.escape(opener) + start + r"(?=\{)"),
+        re.compile(re.escape(opener) + start),
         re.compile(re.escape(opener) + starting),
-        re.compile(_SPACE + re.escape(closer)) if closer else None,
-        re.compile(f"{_SPACE}(?:[;,]{_SPACE}|{_begun(closer)})"),
+        re.compile(SPACE + re.escape(closer)) if closer else None,
+        re.compile(f"{SPACE}(?:[;,]{SPACE}|{begun(closer)})"),
     )
 
 
-_OBJECTS = f"{_SPACE}(?P<list>\\[{_SPACE})?"
-_OBJECTS_STARTING = f"{_SPACE}(?:\\[{_SPACE})?"
-_MISTRAL_NAME = rf"{_SPACE}{_NAME} ?(?:\[CALL_ID\]\w{{1,64}})?(?:\[ARGS\])?{_SPACE}"
+_OBJECT = r"(?=\{)"
+_OBJECTS = f"{SPACE}(?P<list>\\[{SPACE})?{_OBJECT}"
+_OBJECTS_STARTING = f"{SPACE}(?:\\[{SPACE})?"
+_MISTRAL_NAME = rf"{SPACE}{_NAME} ?(?:\[CALL_ID\]\w{{1,64}})?(?:\[ARGS\])?{SPACE}{_OBJECT}"
+_FUNCTION = "<function="
+_PARAMETERS = "(?=<parameter=|</function>)"
+_TO_PARAMETERS = f"(?:{begun('<parameter=')}|{begun('</function>')})"
+_FUNCTION_STARTING = rf"[A-Za-z0-9_.\-]{{0,128}}(?:>{SPACE}{_TO_PARAMETERS})?"
 
+QWEN = "<tool_call>"
 PLAIN = _format("", "", _OBJECTS, _OBJECTS_STARTING)
 FORMATS: Mapping[str, Format] = {
     found.opener: found
     for found in (
-        _format("<tool_call>", "</tool_call>", _OBJECTS, _OBJECTS_STARTING),
+        _format(
+            QWEN,
+            "</tool_call>",
+            f"(?:{_OBJECTS}|{SPACE}{_FUNCTION}{_NAME}>{SPACE}{_PARAMETERS})",
+            f"(?:{_OBJECTS_STARTING}|{SPACE}(?:{begun(_FUNCTION)}|{_FUNCTION}{_FUNCTION_STARTING}))",
+        ),
         _format("<|python_tag|>", "", _OBJECTS, _OBJECTS_STARTING),
         _format(
             "[TOOL_CALLS]",
             "",
             f"(?:{_OBJECTS}|{_MISTRAL_NAME})",
-            rf"(?:{_OBJECTS_STARTING}|{_SPACE}[A-Za-z0-9_.\-]{{1,128}}[ \[\]\w]{{0,90}}{_SPACE})",
+            rf"(?:{_OBJECTS_STARTING}|{SPACE}[A-Za-z0-9_.\-]{{1,128}}[ \[\]\w]{{0,90}}{SPACE})",
         ),
-        _format("<function=", "</function>", f"{_NAME}>{_SPACE}", rf"[A-Za-z0-9_.\-]{{0,128}}(?:>{_SPACE})?"),
+        _format(_FUNCTION, "</function>", f"{_NAME}>{SPACE}(?:{_OBJECT}|{_PARAMETERS})", _FUNCTION_STARTING),
     )
 }
 OPENER = re.compile("|".join(map(re.escape, FORMATS)))
-OPENING = re.compile("(?:" + "|".join(map(_begun, FORMATS)) + r")\Z")
+OPENING = re.compile("(?:" + "|".join(map(begun, FORMATS)) + r")\Z")
 
-NEXT = re.compile(rf"{_SPACE}(?:[;,]{_SPACE})?(?=\{{)")
-LIST_END = re.compile(rf"{_SPACE}\]")
+NEXT = re.compile(rf"{SPACE}(?:[;,]{SPACE})?(?=\{{)")
+LIST_END = re.compile(rf"{SPACE}\]")
 
 # What stands behind the arguments in their object: its end, or more members, which do not count.
-OBJECT_END = re.compile(rf"{_SPACE}\}}")
-MEMBERS = re.compile(rf'{_SPACE},{_SPACE}"')
-ENDING = re.compile(rf"{_SPACE}(?:,{_SPACE})?")
+OBJECT_END = re.compile(rf"{SPACE}\}}")
+MEMBERS = re.compile(rf'{SPACE},{SPACE}"')
+ENDING = re.compile(rf"{SPACE}(?:,{SPACE})?")
 
 _TEXT = r'"[^"\\]{0,200}"'
-_COLON = f"{_SPACE}:{_SPACE}"
-_BEFORE = rf'\{{{_SPACE}(?:(?:"type"{_COLON}"function"|"id"{_COLON}{_TEXT}){_SPACE},{_SPACE}){{0,2}}"name"{_COLON}'
-_HEAD = re.compile(rf'{_BEFORE}"([^"\\]{{0,200}})"{_SPACE},{_SPACE}"(?:arguments|parameters)"{_SPACE}:{_SPACE}(?=\{{)')
+_COLON = f"{SPACE}:{SPACE}"
+_BEFORE = rf'\{{{SPACE}(?:(?:"type"{_COLON}"function"|"id"{_COLON}{_TEXT}){SPACE},{SPACE}){{0,2}}"name"{_COLON}'
+_HEAD = re.compile(rf'{_BEFORE}"([^"\\]{{0,200}})"{SPACE},{SPACE}"(?:arguments|parameters)"{SPACE}:{SPACE}(?=\{{)')
 _NAMED = re.compile(rf'{_BEFORE}"([^"\\]{{0,200}})"')
 # What the object of a call may begin with: a key, and what its value begins with.
 _VALUES = {"name": '"', "function": "{", "type": '"function"', "arguments": "", "parameters": "", "id": ""}
 
 
 def _first(key: str, value: str) -> str:
-    of_value = rf"{_begun(value)}\Z|{re.escape(value)}"
-    return rf'{_begun(chr(34) + key + chr(34))}\Z|"{key}"{_SPACE}(?:\Z|:{_SPACE}(?:{of_value}))'
+    of_value = rf"{begun(value)}\Z|{re.escape(value)}"
+    return rf'{begun(chr(34) + key + chr(34))}\Z|"{key}"{SPACE}(?:\Z|:{SPACE}(?:{of_value}))'
 
 
-_MAYBE = re.compile(rf"\{{{_SPACE}(?:{'|'.join(_first(key, value) for key, value in _VALUES.items())})")
+_MAYBE = re.compile(rf"\{{{SPACE}(?:{'|'.join(_first(key, value) for key, value in _VALUES.items())})")
 
 
 def head(text: str, at: int) -> tuple[str, int] | None:

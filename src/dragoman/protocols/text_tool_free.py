@@ -12,12 +12,14 @@ from dragoman.protocols.text_tool_formats import (
     OPENER,
     OPENING,
     PLAIN,
+    QWEN,
     Format,
     head,
     may_be_call,
 )
 from dragoman.protocols.text_tool_json import Extent, call_in
 from dragoman.protocols.text_tool_parts import Delta, Part
+from dragoman.protocols.text_tool_xml import Parameters
 from dragoman.protocols.text_tools import Tools, call
 
 _AT_ONCE = 4096
@@ -26,12 +28,13 @@ _AT_ONCE = 4096
 class FreeCalls:
     """Reads one text in pieces, which may be cut anywhere: what comes of it is the same.
 
-    A call is one from where its name, of a tool that there is, is followed by the `{` of its arguments. Markup that
-    leads to no call is text, to the letter. Space between calls and the text's start or end is left out.
+    A call is one from where its name, of a tool that there is, is followed by the `{` of its arguments, or by the mark
+    of a parameter. Markup that leads to no call is text, to the letter. Space between calls and the text's start or end
+    is left out.
     """
 
     def __init__(self, tools: Tools) -> None:
-        self._names, self._single = tools.names, tools.single
+        self._tools, self._names, self._single = tools, tools.names, tools.single
         self._text = ""  # what is not decided yet
         self._step: Callable[[], bool] = self._free
         self._last = self._cut = False
@@ -43,6 +46,7 @@ class FreeCalls:
         # of the calls that are being read
         self._format: Format = PLAIN
         self._extent = Extent()
+        self._given: Parameters | None = None
         self._at = self._seen = 0
         self._named = self._listed = self._called = self._muted = False
 
@@ -130,7 +134,11 @@ class FreeCalls:
         if name not in self._names:
             return self._leave(len(self._format.opener))
         self._open(name, start.end())
-        return self._go(self._arguments)
+        if not self._text.startswith("<"):
+            return self._go(self._arguments)
+        self._given, self._format = Parameters(self._tools.parameters(name)), FORMATS[QWEN]
+        self._add("{")
+        return self._go(self._parameters)
 
     def _leave(self, end: int) -> bool:
         self._say(end)
@@ -186,6 +194,14 @@ class FreeCalls:
         self._add(self._text[:stop])
         self._text = "" if stop is None else self._text[stop:]
         return stop is not None and self._go(self._between if self._named else self._tail, depth=1)
+
+    def _parameters(self) -> bool:
+        """Arguments that come as parameters, each with a mark of its own."""
+        assert self._given is not None
+        read = self._given.feed(self._text, last=self._last, cut=self._cut)
+        self._add(read.arguments)
+        self._text = self._text[read.used :]
+        return read.over and self._go(self._between)
 
     def _tail(self) -> bool:
         """What follows the arguments in their object; a model may forget to end it."""

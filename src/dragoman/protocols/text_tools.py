@@ -47,7 +47,7 @@ class Tools:
     def grammar(self) -> Grammar | None:
         """What the text must be where a call is required."""
         if self.only:
-            return Grammar("json_schema", json.dumps(self._parameters(self.only)))
+            return Grammar("json_schema", json.dumps(self.parameters(self.only)))
         if not self.required:
             return None
         choices = [
@@ -60,11 +60,12 @@ class Tools:
             for name in sorted(self.names)
         ]
         most = {"maxItems": 1} if self.single else {}
-        schemas = {name: _moved(self._parameters(name), f"#/$defs/{name}") for name in self.names}
+        schemas = {name: _moved(self.parameters(name), f"#/$defs/{name}") for name in self.names}
         whole = {"type": "array", "minItems": 1, **most, "items": {"anyOf": choices}, "$defs": schemas}
         return Grammar("json_schema", json.dumps(whole))
 
-    def _parameters(self, name: str) -> Any:
+    def parameters(self, name: str) -> Any:
+        """The schema of a tool's arguments."""
         tool = next(tool for tool in self.offered if tool["function"]["name"] == name)
         # OpenAI: without parameters it takes none.
         return tool["function"].get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}

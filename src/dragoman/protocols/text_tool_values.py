@@ -1,0 +1,158 @@
+"""What a model writes as the value of a parameter, outside of JSON, becomes JSON by the schema of its tool."""
+
+import ast
+import json
+import math
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dragoman.protocols.wire import sendable
+
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_AS_JSON_HAS_IT = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+# What tools call the types of JSON that do not call them by their names, as vLLM's parser has it: by their beginnings.
+_ALIASES = {
+    ("int", "uint", "long", "short", "unsigned"): "integer",
+    ("num", "float", "double"): "number",
+    ("bool", "binary"): "boolean",
+    ("obj", "dict"): "object",
+    ("arr", "list"): "array",
+    ("null",): "null",
+}
+_LONGEST_LITERAL = 65_536
+_DEEPEST = 16
+
+
+def kinds_of(schema: Any, root: Any, depth: int = 0) -> frozenset[str]:
+    """The types that a schema allows, as far as it tells; `root` is the one that its references look into."""
+    if not isinstance(schema, dict) or depth > _DEEPEST:
+        return frozenset()
+    types = _listed(schema.get("type"))
+    values = _listed(schema.get("enum")) or _listed(schema.get("const"))
+    found = {_named(each) for each in types} or {_kind(value) for value in values}
+    others = [each for name in ("anyOf", "oneOf", "allOf") for each in _listed(schema.get(name))]
+    others.append(_pointed_at(schema.get("$ref"), root))
+    return frozenset(found).union(*(kinds_of(each, root, depth + 1) for each in others))
+
+
+def _listed(given: Any) -> list[Any]:
+    return given if isinstance(given, list) else [] if given is None else [given]
+
+
+def _named(kind: Any) -> str:
+    name = str(kind).strip().lower()
+    return next((ours for theirs, ours in _ALIASES.items() if name.startswith(theirs)), "string")
+
+
+def _kind(value: Any) -> str:
+    kinds = {bool: "boolean", int: "integer", float: "number", dict: "object", list: "array", type(None): "null"}
+    return kinds.get(type(value), "string")
+
+
+def _pointed_at(pointer: Any, root: Any) -> Any:
+    if not isinstance(pointer, str) or not pointer.startswith("#/"):
+        return None
+    for name in pointer[2:].split("/"):
+        root = root.get(name) if isinstance(root, dict) else None
+    return root
+
+
+class Value:
+    """One value, in pieces: a text goes on as it comes, anything else when it is whole."""
+
+    def __init__(self, kinds: frozenset[str]) -> None:
+        self._kinds = kinds
+        self._text = ""
+        self._begun = self._opened = False
+
+    def add(self, text: str) -> str:
+        """The JSON that is certain by now."""
+        if text and not self._begun:
+            self._begun, text = True, text.removeprefix("\n")
+        if self._opened:
+            return _escaped(text)
+        self._text += text
+        if self._kinds - {"string", "null"} or "null".startswith(self._text.lower()):
+            return ""
+        self._opened = True
+        return f'"{_escaped(self._text)}'
+
+    def end(self) -> str:
+        """The rest of the JSON, the value being whole."""
+        return '"' if self._opened else typed(self._text, self._kinds)
+
+
+def typed(text: str, kinds: frozenset[str]) -> str:
+    """A value as JSON: of the first type that the schema allows and that it can be, else a text.
+
+    vLLM's parser has it so, and `null` for null whatever the type.
+    """
+    if text.lower() == "null":
+        return "null"
+    for kind, read in _READ.items():
+        found = read(text) if kind in kinds else None
+        if found is not None:
+            return found
+    return f'"{_escaped(text)}"'
+
+
+def _escaped(text: str) -> str:
+    return sendable(json.dumps(text, ensure_ascii=False)[1:-1])
+
+
+def _integer(text: str) -> str | None:
+    text = text.strip()
+    number = _number(text)
+    if number is None or not float(number).is_integer():
+        return None
+    return number if _INTEGER.fullmatch(number) else str(int(float(number)))
+
+
+def _number(text: str) -> str | None:
+    text = text.strip()
+    if _AS_JSON_HAS_IT.fullmatch(text):
+        return text if math.isfinite(float(text)) else None
+    if not _NUMBER.fullmatch(text):
+        return None
+    try:
+        value = int(text) if _INTEGER.fullmatch(text) else float(text)
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        return None
+
+
+def _boolean(text: str) -> str | None:
+    text = text.strip().lower()
+    return text if text in ("true", "false") else None
+
+
+def _structure(text: str) -> str | None:
+    """An object or a list, in JSON or as Python writes it."""
+    for read in (json.loads, _literal):
+        try:
+            value = read(text)
+            if isinstance(value, dict | list):
+                return sendable(json.dumps(value, ensure_ascii=False, allow_nan=False))
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return None
+
+
+def _literal(text: str) -> Any:
+    if len(text) > _LONGEST_LITERAL:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of how a text is written that is none of ours
+        return ast.literal_eval(text.strip())
+
+
+_READ: Mapping[str, Callable[[str], str | None]] = {
+    "integer": _integer,
+    "number": _number,
+    "boolean": _boolean,
+    "object": _structure,
+    "array": _structure,
+}
