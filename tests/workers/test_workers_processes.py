@@ -106,7 +106,9 @@ async def test_a_death_in_the_first_load_is_told() -> None:
 
 
 async def test_metadata_that_cannot_leave_the_process_are_told() -> None:
-    with pytest.raises(ModelFailed, match="failed to load 'm', what it tells of itself cannot leave .* '_thread.lock'"):
+    with pytest.raises(
+        ModelFailed, match=r"failed to load 'm', what it tells of itself cannot leave .* '_thread.lock'"
+    ):
         async with processes("TellsTooMuch"):
             pass
     assert not children()

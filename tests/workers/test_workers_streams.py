@@ -66,12 +66,24 @@ async def test_a_reader_who_is_too_slow_does_not_keep_the_model_from_others(
 
 
 @pytest.mark.parametrize("place", ["thread", "process"])
+async def test_a_reader_who_goes_on_is_not_cut_off(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.workers.pool.STALL_S", 0.4)
+    async with pool_of(place, "Count") as pool:
+        taken = []
+        async for piece in pool.stream(ask(60)):
+            taken.append(first(piece))
+            await asyncio.sleep(0.1 if len(taken) < 10 else 0)
+        assert taken == list(range(60))
+
+
+@pytest.mark.parametrize("place", ["thread", "process"])
 async def test_a_reader_may_take_its_time_where_the_model_does_not_wait(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dragoman.workers.pool.STALL_S", 0.05)
     async with pool_of(place, "Count") as pool:
-        pieces = pool.stream(ask(10))
-        assert first(await anext(pieces)) == 0
-        await asyncio.sleep(0.2)
-        assert [first(piece) async for piece in pieces] == list(range(1, 10))
+        for count in (10, 16):
+            pieces = pool.stream(ask(count))
+            assert [first(await anext(pieces)) for _ in range(2)] == [0, 1]
+            await asyncio.sleep(0.2)
+            assert [first(piece) async for piece in pieces] == list(range(2, count))

@@ -25,6 +25,7 @@ class Stream:
         self._step = step
         self._allowed = pool.WINDOW
         self._sent = 0
+        self._over = False  # whether nothing comes any more
         # Bounded by the window: the worker waits for a credit before each piece beyond it.
         self._arrived: asyncio.Queue[tuple[Any, BaseException | None, bool]] = asyncio.Queue()
         self._stalled: asyncio.TimerHandle | None = None
@@ -33,9 +34,8 @@ class Stream:
         """Take in a piece, an error or the end from the worker."""
         self._arrived.put_nowait((value, error, last))
         self._sent += 1
-        self._move_on()
-        if not last and error is None and self._sent > self._allowed and not self._patient:
-            self._stalled = asyncio.get_running_loop().call_later(pool.STALL_S, self._give_up)
+        self._over = self._over or last or error is not None
+        self._watch()
 
     async def pieces(self) -> AsyncGenerator[Any, None]:
         """The pieces as they come; raises the error that ends them."""
@@ -51,16 +51,20 @@ class Stream:
                 read += 1
                 if read % self._step == 0:
                     self._allowed += self._step
-                    self._move_on()
                     self._credit(self._step)
+                self._watch()
         finally:
-            self._move_on()
+            self._over = True
+            self._watch()
             self._left()
 
-    def _move_on(self) -> None:
+    def _watch(self) -> None:
+        """Count anew for how long the reader takes nothing while the worker waits for it."""
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
+        if self._sent > self._allowed and not (self._over or self._patient):
+            self._stalled = asyncio.get_running_loop().call_later(pool.STALL_S, self._give_up)
 
     def _give_up(self) -> None:
         self._left()
