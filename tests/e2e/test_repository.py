@@ -238,12 +238,17 @@ def test_versions_are_loaded_and_unloaded_one_by_one(versions: Path) -> None:
             write(versions / version, 5)
         assert served.ask("POST", f"{path}/load", {"parameters": {"version": "1"}}, TOKEN)[0] == 200
         assert told() == {"1": "READY", "2": "READY", "10": "UNAVAILABLE"}
+        assert served.ask("POST", f"{path}/load", {"parameters": {"version": 1}}, TOKEN)[0] == 200
         assert (factor(served, "m/versions/1"), factor(served, "m")) == (5, 2)
         status, body, _ = served.ask("POST", f"{path}/load", {"parameters": {"version": "7"}}, TOKEN)
         assert (status, body["error"]) == (
             400,
             "failed to load 'm', version '7' is not among those to be served: 1, 2, 10",
         )
+        status, body, _ = served.ask("POST", f"{path}/load", {"parameters": {"version": True}}, TOKEN)
+        assert (status, body["error"]) == (400, "parameter 'version': expected text, got True")
+        assert served.ask("POST", f"{path}/load", {"parameters": {"version": None}}, TOKEN)[0] == 200
+        assert told() == {"1": "READY", "2": "READY", "10": "READY"}
 
 
 def test_a_listed_version_that_is_not_there(versions: Path) -> None:

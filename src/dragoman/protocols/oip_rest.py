@@ -194,7 +194,10 @@ class OpenInferenceRest:
     def _control(
         self, call: Load | Unload, http: HttpRequest, parameters: Mapping[str, Any]
     ) -> Exchange[None, HttpResponse]:
-        version = str(parameters.get("version", ""))
+        version = parameters.get("version")
+        if isinstance(version, bool | float):
+            raise InvalidInput(f"parameter 'version': expected text, got {version!r}")
+        version = "" if version is None else str(version)
         return Exchange(Request(call, http.params["model"], version), lambda r: HttpResponse(200))
 
 
