@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import dragoman
 from dragoman.core.errors import InvalidInput
 from dragoman.front_ends.ports import held
-from e2e.served import MODELS, PATIENCE_S, Served, serving, started, until
+from e2e.served import MODELS, PATIENCE_S, Served, free_ports, serving, started, until
 
 FRONTS = MODELS / "fronts.py"
 TOKEN = "open sesame"
@@ -410,6 +411,25 @@ def served_here(settings: dict[str, Any]) -> Any:
         return x / 2
 
     return dragoman.Server(half, **settings)
+
+
+async def test_a_start_that_is_given_up_leaves_no_process_behind() -> None:
+    (port,) = free_ports(1)
+    server = served_here({"http_port": port, "grpc_port": -1, "front_ends": 6})
+    listening = asyncio.create_task(server.listen())
+    async with asyncio.timeout(PATIENCE_S):
+        while True:  # until the first of them answers
+            with suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+                break
+            await asyncio.sleep(0.005)
+    await asyncio.sleep(0.05)
+    listening.cancel()
+    await asyncio.wait({listening}, timeout=PATIENCE_S)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
+    await server.stop(0.0)
 
 
 def test_all_ports_are_held_or_none() -> None:

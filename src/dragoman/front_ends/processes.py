@@ -53,14 +53,16 @@ class FrontEnds(Front):
         tls_context(settings)
         self._hold(where or ports_of(settings, http, grpc))
         made = [self._made(desk) for desk in self._desks]
-        starting = await asyncio.gather(*(each.start() for each in made), return_exceptions=True)
-        self.alive = [each for each, fault in zip(made, starting, strict=True) if fault is None]
-        for fault in starting:
-            if fault is not None:
-                raise fault
+        faults = await asyncio.gather(*map(self._started, made), return_exceptions=True)
+        for fault in filter(None, faults):
+            raise fault
         self._owned = [asyncio.create_task(self._place(each.desk).keep(each)) for each in made]
         self._owned.append(asyncio.create_task(self._keep_told()))
         log.info("%d front ends listen", len(made))
+
+    async def _started(self, front_end: FrontEnd) -> None:
+        await front_end.start()
+        self.alive.append(front_end)  # at once: where the start is given up, `stop` ends those that are there
 
     def _hold(self, where: Ports) -> None:
         """Take the ports: each is the same for all processes, whoever chose it."""
