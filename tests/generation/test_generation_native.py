@@ -16,11 +16,14 @@ import transformers
 
 from dragoman.generation.cache import Cache
 from dragoman.generation.crew import MOST, quickest
-from dragoman.generation.native.code import INT, LANES, POINTER, Code, Compiled, instructions, new_module
 from dragoman.generation.native.kernels import COLUMNS, Build, product
+from dragoman.generation.native.power import power
 from dragoman.generation.native.team import Team
 from dragoman.generation.row import Row
 from dragoman.generation.runner import Runner
+from dragoman.native.code import Code
+from dragoman.native.compiled import Compiled, instructions, new_module
+from dragoman.native.kinds import INT, LANES, POINTER
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -294,7 +297,7 @@ def test_the_power_of_e_is_right_to_two_units_in_the_last_place() -> None:
     code = Code(module, "powers", (POINTER, INT))
     numbers, count = code.arguments
     with code.loop(code.integer(0), count, LANES) as i:
-        numbers.put(numbers.vector(i * 4).power(), i * 4)
+        numbers.put(power(numbers.vector(i * 4)), i * 4)
     code.finish()
     powers = Compiled(module).function("powers", 2)
     given_ = np.linspace(-86.9, 87.9, 160_000, dtype=np.float32)

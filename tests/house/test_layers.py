@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[2] / "src" / "dragoman"
 MAY_IMPORT = {
     "core": set(),
     "plugins": {"core"},
-    "payload": {"core"},
+    "native": set(),
+    "payload": {"core", "native"},
     "codecs": {"core", "plugins", "payload"},
     "client": {"core", "plugins", "payload", "codecs"},
     "protocols": {"core", "plugins", "payload"},
@@ -22,7 +23,7 @@ MAY_IMPORT = {
     "compat": {"core", "plugins", "payload", "codecs"},
     "derivatives": {"core"},
     "graphs": {"core", "plugins"},
-    "generation": {"core"},
+    "generation": {"core", "native"},
     "runtimes": {"core", "plugins", "payload", "codecs", "client", "compat", "derivatives", "graphs", "generation"},
     "engine": {"core", "plugins", "workers", "_version"},
     "transports": {"core", "protocols", "engine"},

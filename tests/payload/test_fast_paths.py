@@ -21,19 +21,23 @@ from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.payload import body, json_data, raw, simd, small
 from dragoman.payload.cut import divided
+from dragoman.payload.digits.machine import _made, digits
 from dragoman.payload.message import InferenceRequest
 from dragoman.payload.policy import Policy
 
 quick = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 SIMD = simd._parser() is not None
+MACHINE = _made().result() is not None  # compiled by now, if it can be
 POLICY = Policy()
 NEVER = 1 << 60
 
 
 @contextmanager
-def way(least: int, *, with_simd: bool, portion: int = 1 << 18, most: int = 0) -> Iterator[None]:
-    """Arrays are long from so many bytes on, and are read with simdjson or without; small ones have `most` bytes."""
+def way(least: int, *, with_simd: bool, portion: int = 1 << 18, most: int = 0, machine: bool = False) -> Iterator[None]:
+    """Arrays are long from so many bytes on, and are read with simdjson or without, and with machine code or without;
+    small ones have `most` bytes."""
     with (
+        mock.patch.object(json_data, "digits", digits if machine else lambda dtype: None),
         mock.patch.object(small, "SMALL", most),
         mock.patch.object(body, "LONG", least),
         mock.patch.object(json_data, "LONG", least if with_simd else NEVER),
@@ -72,10 +76,10 @@ def every_way(text: bytes, policy: Policy = POLICY) -> Any:
             expected = told(read)
             assert isinstance(expected, tuple) == isinstance(plain, tuple)
         for least in (2, 16):
-            for with_simd in (False, True):
-                with way(least, with_simd=with_simd, portion=portion):
+            for with_simd, machine in ((False, False), (True, False), (True, True)):
+                with way(least, with_simd=with_simd, portion=portion, machine=machine):
                     found = told(read)
-                assert found == expected, f"least {least}, portion {portion}, simdjson {with_simd}"
+                assert found == expected, f"least {least}, portion {portion}, simdjson {with_simd}, machine {machine}"
     return plain
 
 

@@ -13,6 +13,7 @@ from dragoman.core.bytes_tensor import BytesTensor, texts_of
 from dragoman.core.datatypes import BF16, BYTES, Array, Datatype, bf16_to_fp32, fp32_to_bf16
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.tensor import NONE, Parameters, Tensor, object_array
+from dragoman.payload.digits.machine import digits
 from dragoman.payload.policy import Buffer, Policy
 from dragoman.payload.raw import check_shape, shaped
 from dragoman.payload.simd import LONG, numbers
@@ -26,6 +27,7 @@ _ALL_RANKS = 33
 _PORTION = 1 << 18  # bytes to read, a sixteenth of it in numbers to write, at a time
 _STRETCH = 256  # bytes that are looked through for a comma at a time
 _OPEN, _CLOSE = b"[]"
+_MANY = 512  # numbers that machine code prints sooner than orjson
 _FEW = 64  # numbers that are printed sooner than looked through for those that JSON has no form for
 _EXACT = 1 << 53  # beyond, a float no longer tells which integer was written
 
@@ -79,7 +81,7 @@ def tensor_from_json(
     if depth > 1 and depth != len(shape) and not (count == 0 and depth < len(shape)):
         raise InvalidInput(f"{where}: 'data' nests {depth} deep, expected 1 or {len(shape)} by its shape")
     parsed = isinstance(data, msgspec.Raw)
-    if parsed and depth == 1 and datatype is not BYTES and len(memoryview(data)) > _PORTION:
+    if parsed and depth == 1 and datatype is not BYTES and len(memoryview(data)) > _whole(datatype):
         array = _in_portions(where, datatype, memoryview(data), count)
     else:
         values = _read(where, datatype, data, depth, shape)
@@ -91,6 +93,11 @@ def tensor_from_json(
     if array.size != count:
         raise InvalidInput(f"{where}: shape {list(shape)} needs {count} elements, got {array.size}")
     return Tensor(shaped(array, shape, where), datatype, parameters)
+
+
+def _whole(datatype: Datatype) -> int:
+    """The most bytes of a flat list that are read in one go."""
+    return _PORTION if digits(datatype.dtype) is None else LONG
 
 
 def _read(where: str, datatype: Datatype, data: Any, depth: int, shape: Sequence[int] = (), first: int = 0) -> Any:
@@ -128,21 +135,29 @@ def _in_portions(where: str, datatype: Datatype, data: memoryview, count: int) -
     if data[0] != _OPEN or data[-1] != _CLOSE:  # white space around it
         data = memoryview(bytes(data).strip())
     array = np.empty(min(count, len(data)), datatype.dtype)
+    machine = digits(datatype.dtype)
     at, end, first = 1, len(data) - 1, 0
     while at <= end:
-        stop = _comma(data, at + _PORTION, end)
-        portion = b"".join((b"[", data[at:stop], b"]"))  # short enough to stay in the core's own cache
-        values = _numbers(where, datatype, portion, None) if len(portion) >= LONG else None
-        if values is None:
-            values = _read(where, datatype, msgspec.Raw(portion), 1, first=first)
-        part = values if isinstance(values, np.ndarray) else _array(values, datatype, where)
-        if not part.size and (first or stop < end):
-            raise InvalidInput(f"{where}: data[{first}]: expected a value between commas")
-        if first + part.size <= array.size:
-            array[first : first + part.size] = part
-        first += part.size
+        stop = _comma(data, at + _PORTION, end)  # short enough to stay in the core's own cache
+        size = machine.read(data[at:stop], array[first:]) if machine is not None else -1
+        if size < 0:
+            part = _portion(where, datatype, b"".join((b"[", data[at:stop], b"]")), first)
+            size = part.size
+            if not size and (first or stop < end):
+                raise InvalidInput(f"{where}: data[{first}]: expected a value between commas")
+            if first + size <= array.size:
+                array[first : first + size] = part
+        first += size
         at = stop + 1
     return array if first == count else np.broadcast_to(np.empty(1, datatype.dtype), first)
+
+
+def _portion(where: str, datatype: Datatype, text: bytes, first: int) -> Array:
+    """The array in a part of a long list, `first` being the place of its first element."""
+    values = _numbers(where, datatype, text, None) if len(text) >= LONG else None
+    if values is None:
+        values = _read(where, datatype, msgspec.Raw(text), 1, first=first)
+    return values if isinstance(values, np.ndarray) else _array(values, datatype, where)
 
 
 def _comma(data: memoryview, at: int, end: int) -> int:
@@ -177,7 +192,7 @@ def _integral(data: Any, datatype: Datatype, depth: int) -> Any:
     if datatype.kind not in ("int", "uint"):
         return None
     try:
-        return _whole(_decode_numbers(data, depth), datatype)
+        return _integers(_decode_numbers(data, depth), datatype)
     except PARSER_FAULTS:
         return None
 
@@ -187,7 +202,7 @@ def _decode_numbers(data: Any, depth: int) -> Any:
     return msgspec.json.decode(data, type=kind) if isinstance(data, msgspec.Raw) else msgspec.convert(data, kind)
 
 
-def _whole(values: Any, datatype: Datatype) -> Any:
+def _integers(values: Any, datatype: Datatype) -> Any:
     """The integers in nested lists of numbers, None where one is none or where a float cannot tell which it was."""
     try:
         wide = np.array(values, np.float64)
@@ -269,6 +284,9 @@ def json_from_tensor(where: str, tensor: Tensor, policy: Policy, at_once: bool =
 def printed(flat: Array) -> Any:
     """A flat array of numbers as orjson prints it at the end; a long one is printed here, in portions."""
     step = _PORTION // 16
+    machine = digits(flat.dtype) if flat.size >= _MANY else None
+    if machine is not None:
+        return orjson.Fragment(machine.printed(flat))
     if flat.size <= step:
         return flat
     parts: list[Buffer] = [b"["]

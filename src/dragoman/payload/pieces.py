@@ -8,8 +8,9 @@ import msgspec
 import numpy as np
 
 from dragoman.core.datatypes import FP64, Array
+from dragoman.payload.digits.machine import digits
 from dragoman.payload.json_data import PARSER_FAULTS
-from dragoman.payload.simd import numbers
+from dragoman.payload.simd import LONG, numbers
 
 _PIECE = 1 << 18  # bytes to read at a time
 _MOST = 1024  # vectors
@@ -56,6 +57,9 @@ def cut(text: bytes, key: bytes) -> Cut | None:
 def vector(text: bytes, span: tuple[int, int]) -> Array | None:
     """The numbers in a part of the text, `[...]`; None where there is anything but numbers in it."""
     at, end = span[0] + 1, span[1] - 1
+    found = _by_machine(memoryview(text)[at:end])
+    if found is not None:
+        return found
     if end - at <= _PIECE:
         return _read(text[span[0] : span[1]])
     pieces: list[Array] = []
@@ -68,6 +72,14 @@ def vector(text: bytes, span: tuple[int, int]) -> Array | None:
         pieces.append(piece)
         at = stop + 1
     return np.concatenate(pieces)
+
+
+def _by_machine(text: memoryview) -> Array | None:
+    machine = digits(FP64.dtype) if len(text) >= LONG else None
+    if machine is None:
+        return None
+    array = np.empty(np.count_nonzero(np.frombuffer(text, np.uint8) == ord(",")) + 1, np.float64)
+    return array if machine.read(text, array) == array.size else None
 
 
 def _read(piece: bytes) -> Array | None:

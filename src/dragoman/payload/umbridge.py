@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dragoman.core.datatypes import Array
+from dragoman.core.datatypes import FP64, Array
 from dragoman.core.errors import InvalidInput
 from dragoman.payload import pieces, simd
 from dragoman.payload.depth import check_depth
+from dragoman.payload.digits.machine import digits
 from dragoman.payload.json_data import PARSER_FAULTS
 from dragoman.payload.policy import Policy
 
@@ -79,7 +80,9 @@ def read_question(text: bytes, policy: Policy) -> Question | Misfit:
     if brackets > most:
         check_depth(text, policy)
     if len(text) >= simd.LONG:
-        found = _in_pieces(text) if len(text) > _VERY_LONG else simd.read(text, _from_document)
+        found = _in_pieces(text) if len(text) > _VERY_LONG or digits(FP64.dtype) is not None else None
+        if found is None and len(text) <= _VERY_LONG:
+            found = simd.read(text, _from_document)
         if found is not None:
             return found
     if len(text) < _MANY or counted(text, b"[", _MANY) < _MANY:
@@ -92,9 +95,9 @@ def read_question(text: bytes, policy: Policy) -> Question | Misfit:
 
 
 def _in_pieces(text: bytes) -> Question | None:
-    """What a very long body asks; None where that is not plain to see."""
+    """What a long body asks; None where that is not plain to see, or there are other long vectors than its inputs."""
     found = pieces.cut(text, b'"input"')
-    if found is None:
+    if found is None or (len(found.rest) >= simd.LONG and len(text) <= _VERY_LONG):
         return None
     try:
         lists = _DECODER.decode(found.rest)

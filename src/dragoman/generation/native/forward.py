@@ -5,8 +5,11 @@ from enum import IntEnum
 
 from llvmlite import ir
 
-from dragoman.generation.native.code import LANES, POINTER, Code, Value, Variable, new_module
 from dragoman.generation.native.kernels import COLUMNS, Build, Unit, attend, hold, norm, padded, product, read, write
+from dragoman.generation.native.power import power
+from dragoman.native.code import Code, Value, Variable
+from dragoman.native.compiled import new_module
+from dragoman.native.kinds import LANES, POINTER
 
 # A product of more rows than these is made of several, whose sums stay in the nearest cache.
 PANEL = 96
@@ -231,7 +234,7 @@ class _Step:
         inner = self._given[Given.INNER] + row * (build.bytes * padded(build.inner))
         with code.loop(code.integer(0), code.integer(build.inner), LANES) as i:
             gate, up = gates.vector(i * 4), gates.vector((i + build.inner) * 4)
-            write(build, inner, i, gate / ((code.vector(0) - gate).power() + code.vector(1)) * up)
+            write(build, inner, i, gate / (power(code.vector(0) - gate) + code.vector(1)) * up)
 
     def _logits(self, part: Value) -> None:
         code, build = self._code, self._build

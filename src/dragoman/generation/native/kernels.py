@@ -6,7 +6,9 @@ from typing import Any
 
 from llvmlite import ir
 
-from dragoman.generation.native.code import INT, LANES, POINTER, Code, Value, Variable
+from dragoman.generation.native.power import power
+from dragoman.native.code import Code, Value, Variable
+from dragoman.native.kinds import INT, LANES, POINTER
 
 # Weights lie in blocks of so many columns, side by side for each step along the rows.
 COLUMNS = 64
@@ -240,7 +242,7 @@ def _weigh(code: Code, unit: Unit) -> Value:
         highest.set(unit.scores.vector(number * 4).most(highest.get()))
     most, total = highest.get().highest().spread(), Variable(code, code.vector(0))
     with code.loop(code.integer(0), count, LANES) as number:
-        weights = (unit.scores.vector(number * 4) - most).power()
+        weights = power(unit.scores.vector(number * 4) - most)
         unit.scores.put(weights, number * 4)
         total.set(total.get() + weights)
     return total.get().total()

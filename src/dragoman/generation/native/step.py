@@ -12,12 +12,13 @@ import torch
 from dragoman.generation.attention import Form
 from dragoman.generation.cache import Cache
 from dragoman.generation.compact import Compact
-from dragoman.generation.native.code import LANES, Compiled, instructions
 from dragoman.generation.native.forward import COUNTER_BYTES, PANEL, Given, Layer, counters, module
 from dragoman.generation.native.kernels import COLUMNS, Build, padded
 from dragoman.generation.native.team import Team
 from dragoman.generation.packing import PackedLinear
 from dragoman.generation.row import Row
+from dragoman.native.compiled import Compiled, instructions
+from dragoman.native.kinds import LANES
 
 _Integers = np.ndarray[Any, np.dtype[np.int64]]
 

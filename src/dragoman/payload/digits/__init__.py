@@ -1,0 +1,1 @@
+"""Long arrays of numbers as decimal digits and back, in machine code where llvmlite is installed."""
