@@ -45,7 +45,8 @@ def hard(dtype: Any) -> np.ndarray[Any, Any]:
     kind = np.finfo(dtype)
     with np.errstate(over="ignore", under="ignore"):
         found: list[Any] = [2.0 ** np.arange(-1074, 1024), 10.0 ** np.arange(-323, 309), [kind.max, kind.tiny]]
-        found += [np.arange(2000), np.arange(1, 1000) / 1000, 9007199254740992 + np.arange(-9, 9), [kind.smallest_subnormal]]
+        found += [np.arange(2000), np.arange(1, 1000) / 1000, 9007199254740992 + np.arange(-9, 9)]
+        found += [[kind.smallest_subnormal]]
         values = np.concatenate(found).astype(dtype)
         values = values[np.isfinite(values)]
         around = [np.nextafter(values, dtype.type(end)) for end in (-np.inf, np.inf)]
