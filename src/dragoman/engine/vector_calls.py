@@ -74,9 +74,12 @@ class VectorCalls:
 
     def bound_now(self, call: Any) -> Any:
         """A call of any kind, bound where that is done here; None where its sizes have to be looked up."""
-        point = type(call) is Infer and call.positional is not None and not (call.config or call.parameters)
-        if point and self._usual.face is not None:  # as most are
-            return bind_evaluation(call, self._usual.face, self._name)
+        kind, known = type(call), self._usual.face
+        if known is not None:  # as most are
+            if kind is Infer and call.positional is not None and not (call.config or call.parameters):
+                return bind_evaluation(call, known, self._name)
+            if issubclass(kind, DerivativeCall) and not call.config:
+                return bind_derivative(call, known, self._name)
         if self._configurable:
             call = self.opened(call)
             if self.depends(call):

@@ -159,7 +159,7 @@ def _is_the_only(answer: Any, sizes: Sequence[int]) -> bool:
 
 
 def _place(names: Mapping[str, object], name: str | int) -> int:
-    return list(names).index(str(name))
+    return [*names].index(str(name))
 
 
 def _specs(sizes: Sequence[int], names: Sequence[str], noun: str, vectorised: bool) -> tuple[TensorSpec, ...]:
