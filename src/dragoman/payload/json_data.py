@@ -271,23 +271,23 @@ def json_from_tensor(where: str, tensor: Tensor, policy: Policy, at_once: bool =
     array = bf16_to_fp32(tensor.data) if tensor.datatype is BF16 else tensor.data
     flat = np.ascontiguousarray(array).reshape(-1)
     if tensor.datatype.kind != "float":
-        return flat if at_once else printed(flat)
+        return printed(flat, at_once)
     if flat.size <= _FEW:
         text = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
         if b"null" not in text:
             return orjson.Fragment(text)
     if not np.isfinite(flat).all():
         return _nonfinite(where, flat, policy, at_once)
-    return flat if at_once else printed(flat)
+    return printed(flat, at_once)
 
 
-def printed(flat: Array) -> Any:
+def printed(flat: Array, at_once: bool = False) -> Any:
     """A flat array of numbers as orjson prints it at the end; a long one is printed here, in portions."""
     step = _PORTION // 16
     machine = digits(flat.dtype) if flat.size >= _MANY else None
     if machine is not None:
         return orjson.Fragment(machine.printed(flat))
-    if flat.size <= step:
+    if at_once or flat.size <= step:
         return flat
     parts: list[Buffer] = [b"["]
     for at in range(0, flat.size, step):
@@ -303,7 +303,7 @@ def _nonfinite(where: str, flat: Array, policy: Policy, at_once: bool) -> Any:
         return orjson.Fragment(texts)
     lossless = policy.nonfinite == "null" and not np.isinf(flat).any()
     if lossless:
-        return flat if at_once else printed(flat)  # orjson prints NaN as null, which reads as NaN again
+        return printed(flat, at_once)  # orjson prints NaN as null, which reads as NaN again
     first = int(np.flatnonzero(~np.isfinite(flat) if policy.nonfinite == "error" else np.isinf(flat))[0])
     raise NotSupported(
         f"{where} holds {flat[first]} at element {first}, which JSON cannot carry; ask for binary output, or "
