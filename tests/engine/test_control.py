@@ -57,6 +57,34 @@ class Hanging(dragoman.Model):
         return {}
 
 
+class Gated(dragoman.Model):
+    placement = "inline"
+    began: asyncio.Event
+    gate: asyncio.Event
+
+    async def load(self) -> None:
+        type(self).began.set()
+        await type(self).gate.wait()
+
+    def infer(self, call: Infer) -> Any:
+        return {}
+
+
+class Slow(dragoman.Model):
+    placement = "inline"
+    closing: asyncio.Event
+    gate: asyncio.Event
+    closed: list[bool]
+
+    def infer(self, call: Infer) -> Any:
+        return {}
+
+    async def close(self) -> None:
+        type(self).closing.set()
+        await type(self).gate.wait()
+        type(self).closed.append(True)
+
+
 @pytest.fixture
 async def repository() -> Versions:
     return Versions("1", "2", "10")
@@ -160,6 +188,37 @@ async def test_unloading_gives_up_the_first_load_of_a_model(repository: Versions
         assert (await index(engine))["1"][0] == "UNAVAILABLE"
         with pytest.raises(errors.ModelNotFound):
             await unload(engine)
+
+
+async def test_unloading_another_version_leaves_a_load_alone(engine: Engine, repository: Versions) -> None:
+    Gated.began, Gated.gate = asyncio.Event(), asyncio.Event()
+    repository.models["11"] = Gated
+    loading = asyncio.ensure_future(load(engine, "11"))
+    await Gated.began.wait()
+    await unload(engine, "1")
+    with pytest.raises(errors.ModelNotFound, match="version '7'"):
+        await unload(engine, "7")
+    Gated.gate.set()
+    await asyncio.wait_for(loading, 5)
+    assert await index(engine) == {"2": READY, "10": READY, "11": READY, "1": UNLOADED}
+
+
+async def test_unloading_twice_closes_what_was_loaded_all_the_same(repository: Versions) -> None:
+    Hanging.began = asyncio.Event()
+    Slow.closing, Slow.gate, Slow.closed = asyncio.Event(), asyncio.Event(), []
+    repository.models = {"1": Slow, "2": Slow, "3": Hanging}
+    async with Engine(repository, Identity(control_token="secret", load_at_start=False)) as engine:
+        asked = asyncio.ensure_future(load(engine))
+        await Hanging.began.wait()
+        unloading = [asyncio.ensure_future(unload(engine))]
+        await asyncio.wait_for(Slow.closing.wait(), 5)
+        unloading.append(asyncio.ensure_future(unload(engine)))
+        await asyncio.sleep(0)
+        Slow.gate.set()
+        await asyncio.wait_for(asyncio.gather(*unloading), 5)
+        with pytest.raises(errors.InvalidInput, match="it was unloaded meanwhile"):
+            await asked
+        assert Slow.closed == [True, True]
 
 
 class Two(Repository):

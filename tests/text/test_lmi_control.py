@@ -342,6 +342,8 @@ async def test_a_model_that_cannot_be_loaded_again_stays_as_it_is(house: House, 
         ("max_worker=65", "`max_worker` must be an integer >= 0 and <= 64; got '65'"),
         ("min_worker=-1", "`min_worker` must be an integer >= 0 and <= 64; got '-1'"),
         ("min_worker=two", "got 'two'"),
+        (f"max_worker={'0' * 12}65", "got '00000000000065'"),
+        (f"max_worker={'0' * 12}{'1' * 5000}", "must be an integer >= 0 and <= 64"),
     ],
 )
 async def test_numbers_of_workers_that_make_no_sense(house: House, query: str, told: str) -> None:

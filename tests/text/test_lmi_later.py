@@ -122,3 +122,11 @@ async def test_an_answer_is_not_kept_for_ever(house: House, monkeypatch: pytest.
         while (await _fetch(house, token)).status != 400 or house.model().active:
             await asyncio.sleep(0.05)
     assert house.model().cancelled == 1
+
+
+async def test_a_place_with_any_number_of_digits_is_none(house: House) -> None:
+    token = await _begin(house, {"inputs": "a"})
+    await _until_there(house, token)
+    assert (await _fetch(house, f"{token}.0")).status == 200
+    for place in ("2", "0" * 12 + "1", "1" * 5000):
+        assert (await _fetch(house, f"{token}.{place}")).status == 400

@@ -3,10 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from dragoman.core.calls import IndexEntry
 from dragoman.core.errors import AlreadyLoaded, DragomanError, InvalidInput, ModelFailed, NotReady, OutOfMemory
 from dragoman.core.peers import Peers
+from dragoman.core.spec import ModelSpec
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.registry import Registry
 from dragoman.engine.repository import Repository, Source
@@ -16,6 +18,19 @@ log = logging.getLogger("dragoman.engine")
 # How many models load at the same time when the server starts, and how long one may take before it has failed.
 LOADING_AT_ONCE = 4
 _LOAD_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Loading:
+    """Work on a model that is under way, and the versions that are to come of it."""
+
+    task: "asyncio.Task[None]"
+    versions: frozenset[str]
+
+    def give_up(self) -> None:
+        """A second time would interrupt it while it closes what it has loaded."""
+        if not self.task.cancelling():
+            self.task.cancel()
 
 
 class Control:
@@ -42,7 +57,7 @@ class Control:
         self._gate = gate or asyncio.Semaphore(LOADING_AT_ONCE)
         self._found = found
         self._gone: dict[str, dict[str, IndexEntry]] = {}  # by name and version; of those that are there none counts
-        self._loading: dict[str, asyncio.Task[None]] = {}
+        self._loading: dict[str, _Loading] = {}
         self._retiring: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -68,9 +83,9 @@ class Control:
 
         waiting: list[asyncio.Task[None]] = []
         for name, source in self._first().items():
-            versions = self._made(source)
+            versions = self._made(source.specs())
             self._registry.put(name, versions, source.default_version)  # LOADING from now on
-            waiting.append(self._owned(name, load(name, list(versions.values()))))
+            waiting.append(self._owned(name, load(name, list(versions.values())), versions))
         try:
             await asyncio.gather(*waiting)
         except asyncio.CancelledError:
@@ -91,7 +106,8 @@ class Control:
         await self._settled(name)
         if url and self._registry.versions(name):
             raise AlreadyLoaded(f"model '{name}' is loaded already; unload it to register another by that name")
-        await self._done(name, self._replace(name, source, version))
+        versions = self._chosen(name, source, version)
+        await self._done(name, self._replace(name, versions, source.default_version, beside=bool(version)), versions)
 
     async def scale(self, name: str, version: str, replicas: int) -> None:
         """Have so many replicas of a model, or of one version: each is loaded anew with them, to take its own place.
@@ -105,17 +121,17 @@ class Control:
 
         async def scaled() -> None:
             for spec in changed:
-                source = Source(lambda spec=spec: [spec], self._registry.default(name))  # type: ignore[misc]
-                await self._replace(name, source, spec.version)
+                made, default = self._made([spec]), self._registry.default(name)
+                await self._replace(name, made, default, beside=bool(spec.version))
 
-        await self._done(name, scaled())
+        await self._done(name, scaled(), [spec.version for spec in changed])
 
     async def unload(self, name: str, version: str = "") -> None:
-        """Drain and drop a model, or one version of it; a load under way is given up. ModelNotFound if not there."""
+        """Drain and drop a model, or one version of it, and give up a load of it. ModelNotFound if not there."""
         loading = self._loading.get(name)
-        if loading is not None:
-            loading.cancel()
-            await asyncio.wait({loading})
+        if loading is not None and (not version or version in loading.versions):
+            loading.give_up()
+            await asyncio.wait({loading.task})
             if not self._registry.versions(name):  # it was to be the first, so that nothing else is there
                 return
         old = self._registry.take(name, version)
@@ -143,9 +159,11 @@ class Control:
     async def close(self) -> None:
         """Stop at once."""
         self._closed = True
-        tasks = [*self._retiring, *self._loading.values()]
-        for task in tasks:
+        for task in self._retiring:
             task.cancel()
+        for loading in self._loading.values():
+            loading.give_up()
+        tasks = [*self._retiring, *(loading.task for loading in self._loading.values())]
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(d.close() for d in self._registry.all()))
 
@@ -165,13 +183,13 @@ class Control:
     async def _settled(self, name: str) -> None:
         """Wait until nothing of that name is being loaded. Raises NotReady where everything stops."""
         while name in self._loading:
-            await asyncio.wait({self._loading[name]})
+            await asyncio.wait({self._loading[name].task})
         if self._closed:
             raise NotReady("the server is shutting down")
 
-    async def _done(self, name: str, work: Coroutine[object, object, None]) -> None:
+    async def _done(self, name: str, work: Coroutine[object, object, None], versions: Iterable[str]) -> None:
         """Work on the model of that name until it is done, whether or not the caller waits for it."""
-        task = self._owned(name, work)
+        task = self._owned(name, work, versions)
         await asyncio.wait({task})  # unlike awaiting it, leaves it alone when the caller is cancelled
         if task.cancelled():
             raise InvalidInput(f"failed to load '{name}', it was unloaded meanwhile")
@@ -181,12 +199,12 @@ class Control:
         found, self._found = self._found, None
         return self._repository.scan() if found is None else found
 
-    def _made(self, source: Source) -> dict[str, Deployment]:
-        return {spec.version: Deployment(spec, self._changed, self._peers) for spec in source.specs()}
+    def _made(self, specs: Iterable[ModelSpec]) -> dict[str, Deployment]:
+        return {spec.version: Deployment(spec, self._changed, self._peers) for spec in specs}
 
     def _chosen(self, name: str, source: Source, version: str) -> dict[str, Deployment]:
         """One version, or where none is named every one that is to be served."""
-        made = self._made(source)
+        made = self._made(source.specs())
         if not version:
             return made
         if version not in made:
@@ -199,12 +217,12 @@ class Control:
         for version in versions:
             self._gone.setdefault(name, {})[version] = IndexEntry(name, version, "UNAVAILABLE", why)
 
-    def _owned(self, name: str, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
+    def _owned(self, name: str, work: Coroutine[object, object, None], versions: Iterable[str]) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work)
-        self._loading[name] = task
+        loading = self._loading[name] = _Loading(task, frozenset(versions))
 
         def done(_: "asyncio.Task[None]") -> None:
-            if self._loading.get(name) is task:
+            if self._loading.get(name) is loading:
                 del self._loading[name]
             if not task.cancelled():
                 fault = task.exception()  # whoever asked may be gone
@@ -214,14 +232,13 @@ class Control:
         task.add_done_callback(done)
         return task
 
-    async def _replace(self, name: str, source: Source, version: str) -> None:
+    async def _replace(self, name: str, versions: dict[str, Deployment], default: str, *, beside: bool) -> None:
         """Load aside, then take the place of what was there, which drains while the new one answers."""
-        versions = self._chosen(name, source, version)
         # One that is registered is told of once it can answer: till then the server is as ready as it was.
         registered = any(d.spec.url for d in versions.values())
         first = not registered and not self._registry.versions(name)
         if first:
-            self._registry.put(name, versions, source.default_version)
+            self._registry.put(name, versions, default)
         try:
             await _start_all(name, list(versions.values()))
         except BaseException as fault:
@@ -233,10 +250,10 @@ class Control:
             if isinstance(fault, ModelFailed) and not isinstance(fault, OutOfMemory):
                 raise InvalidInput(fault.message) from fault
             raise
-        if not version:  # all that is on disk has been looked at anew
+        if not beside:  # all that is on disk has been looked at anew
             self._gone.pop(name, None)
         if not first:
-            self._retire(self._registry.put(name, versions, source.default_version, beside=bool(version)))
+            self._retire(self._registry.put(name, versions, default, beside=beside))
         self._changed()
 
     def _retire(self, old: Sequence[Deployment]) -> None:

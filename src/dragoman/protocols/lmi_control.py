@@ -33,6 +33,7 @@ from dragoman.protocols.wire import (
 
 _HEALTH = {"READY": "Healthy", "LOADING": "PENDING", "UNLOADING": "Unhealthy"}
 _MOST_LISTED = 100
+_MOST_DIGITS = 12
 # Each worker loads the model anew: more of them at once is a slip of the hand.
 _MOST_WORKERS = 64
 
@@ -98,7 +99,7 @@ def _count(query: Mapping[str, str], name: str, least: int, most: int) -> int | 
     text = query.get(name, "")
     if not text:
         return None
-    if not text.isdecimal() or not least <= int(text[:12]) <= most:
+    if not text.isdecimal() or len(text) > _MOST_DIGITS or not least <= int(text) <= most:
         raise InvalidInput(f"`{name}` must be an integer >= {least} and <= {most}; got '{text[:64]}'")
     return int(text)
 

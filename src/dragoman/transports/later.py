@@ -16,6 +16,7 @@ from dragoman.protocols.wire import Buffer, Fetch, Headers, HttpRequest, HttpRes
 _MOST_KEPT = 1024
 _MOST_BYTES = 1 << 28
 _KEPT_S = 900.0
+_MOST_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,8 @@ class Shelf:
         """So many of the parts of an answer as there are, and are wanted, from where its token points to."""
         name, _, place = asked.token.partition(".")
         kept = self._kept.get(name)
-        if kept is None or not (place.isdecimal() or not place) or int(place or 0) > len(kept.parts):
+        placed = not place or (place.isdecimal() and len(place) <= _MOST_DIGITS)
+        if kept is None or not placed or int(place or 0) > len(kept.parts):
             return asked.told(None)
         self._keep(name)
         start = int(place or 0)
