@@ -1,8 +1,10 @@
 """`dragoman doctor FOLDER` tells what will differ, and whether all will work."""
 
 import json
+import pickle
 import subprocess
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -103,6 +105,31 @@ def test_the_packages_of_a_runtime_are_told_with_what_installs_them(
     assert "model 'm': it needs the package 'vllm', which is not installed; pip install 'dragoman[vllm]'" in text
 
 
+def test_pickles_of_every_protocol_can_be_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = StandardScaler().fit([[1.0], [2.0]])
+    model.noted = {1, 2}, object(), b"bytes"  # which the old protocols name as Python 2 did
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        (tmp_path / f"model{protocol}.pkl").write_bytes(pickle.dumps(model, protocol))
+    assert doctored(tmp_path, capsys).endswith("everything works\n")
+
+
+@pytest.mark.parametrize(
+    "code", [b"\xef\xbb\xbfimport dragoman\n", b"# coding: latin-1\nNAME = '\xe9'\n"], ids=["bom", "latin-1"]
+)
+def test_python_is_read_in_its_own_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str], code: bytes) -> None:
+    folder = folder_of(tmp_path, {}, {"name": "m"})
+    (tmp_path / "mine.py").write_bytes(code + MODEL.encode())
+    assert main(["doctor", folder]) == 0
+    assert capsys.readouterr().out.endswith("everything works\n")
+
+
+def test_what_is_compiled_lies_beside_a_model_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / f"compiled{EXTENSION_SUFFIXES[0]}").write_bytes(b"")
+    (tmp_path / "mine" / "model.py").write_text("import compiled\n")
+    assert doctored(tmp_path, capsys).endswith("everything works\n")
+
+
 def test_models_that_can_be_loaded_are_left_in_peace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, compress in (("plain", 0), ("packed", 3)):
         joblib.dump(make_pipeline(StandardScaler()).fit([[1.0], [2.0]]), tmp_path / f"{name}.joblib", compress)
@@ -146,13 +173,14 @@ def test_models_that_can_be_loaded_are_left_in_peace(tmp_path: Path, capsys: pyt
             "'model.py' needs 'not_there', which is not installed; pip",
         ),
         ("model.pkl", "<html>", "'model.pkl' cannot be read as a pickle: "),
+        ("model.pkl", "\x8e" + "\x00" * 7 + "\x40", "'model.pkl' cannot be read as a pickle: MemoryError"),
     ],
 )
 def test_what_serve_refuses_the_doctor_refuses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, text: str, told: str
 ) -> None:
     (tmp_path / "other.py").write_text("class Other:\n    pass\n")
-    (tmp_path / file).write_text(text)
+    (tmp_path / file).write_bytes(text.encode("latin-1"))
     assert main(["doctor", str(tmp_path)]) == 1
     assert told.format(tmp_path) in capsys.readouterr().out
     assert not (tmp_path / "__pycache__").exists()

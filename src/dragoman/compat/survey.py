@@ -124,7 +124,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _code(path: Path, place: str) -> Iterator[Remark]:
     """What a Python file asks of the package `mlserver`, as far as reading it tells."""
     try:
-        tree = ast.parse(path.read_text())
+        tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError) as fault:
         yield Remark(place, "code", "missing", f"cannot be read: {fault}")
         return

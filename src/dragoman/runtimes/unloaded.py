@@ -3,7 +3,9 @@
 import ast
 import pickletools
 import sys
+from _compat_pickle import IMPORT_MAPPING
 from collections.abc import Iterator, Mapping
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -71,14 +73,14 @@ def _check_code(spec: ModelSpec) -> None:
     if path.suffix != ".py":
         return
     try:
-        tree = ast.parse(path.read_text())
+        tree = ast.parse(path.read_bytes())  # which may say in what characters they are written
     except (OSError, SyntaxError, ValueError) as fault:
         raise ModelFailed(f"cannot import '{spec.uri}': {type(fault).__name__}: {fault}") from fault
     if name and not _names(tree) & {name.partition(".")[0], "*"}:
         raise ModelFailed(f"cannot import '{spec.uri}': '{place}' has no '{name}'")
     for module in _imported(tree):
-        beside = (path.parent / f"{module}.py").exists() or (path.parent / module).is_dir()
-        if not beside and module != "mlserver" and not _is_installed(module):  # for which there is one of ours
+        beside = PathFinder.find_spec(module, [str(path.resolve().parent)])  # compiled ones too
+        if beside is None and module != "mlserver" and not _is_installed(module):  # for which there is one of ours
             raise ModelFailed(f"'{path.name}' {_missing(module)}")
 
 
@@ -116,8 +118,9 @@ def _check_pickle(path: Path) -> None:
         for module in _modules(path):
             if not _is_installed(module.partition(".")[0]):
                 raise ModelFailed(f"'{path.name}' {_missing(module.partition('.')[0])}")
-    except ValueError as fault:
-        raise ModelFailed(f"'{path.name}' cannot be read as a pickle: {fault}") from fault
+    except (ValueError, MemoryError, OverflowError) as fault:  # a length that is none
+        told = str(fault) or type(fault).__name__
+        raise ModelFailed(f"'{path.name}' cannot be read as a pickle: {told}") from fault
 
 
 def _modules(path: Path) -> Iterator[str]:
@@ -139,10 +142,15 @@ def _modules(path: Path) -> Iterator[str]:
                 case "STACK_GLOBAL":
                     module, before, top = before, "", ""
                 case "GLOBAL":
-                    module, before, top = argument.partition(" ")[0], "", ""
+                    module, before, top = _now(argument.partition(" ")[0]), "", ""
                 case _:
                     before, top = "", ""
             if module == _ARRAYS:
                 return
             if module:
                 yield module
+
+
+def _now(module: str) -> str:
+    """What Python 3 calls a module that pickles of old protocols name as Python 2 did."""
+    return IMPORT_MAPPING.get(module, module)
