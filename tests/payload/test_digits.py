@@ -3,6 +3,8 @@
 import json
 import logging
 import math
+import subprocess
+import sys
 from concurrent.futures import Future
 from typing import Any
 from unittest import mock
@@ -218,6 +220,18 @@ def test_until_it_is_compiled_others_do_it(caplog: pytest.LogCaptureFixture) -> 
         assert digits(DOUBLE) is None
 
 
+def test_an_interpreter_that_ends_meanwhile_waits_for_it() -> None:
+    # LLVM is taken down at the end: a thread that still compiles would abort the whole process.
+    text = (
+        "import atexit, numpy as np\n"
+        "from dragoman.payload.digits.machine import _made, digits\n"
+        "atexit.register(lambda: print(_made().done()))\n"
+        "digits(np.dtype(np.float64))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True\n", "")
+
+
 WORDS = st.sampled_from(
     ["1", "-2.5", "0.1", "1e5", "1e400", "1e-320", "null", "true", "[1]", '"x"', "", "-0", "12345678901234567890"]
 )
@@ -254,3 +268,16 @@ def test_long_arrays_are_printed_by_it() -> None:
     with mock.patch.object(json_data, "digits", return_value=None):
         expected = orjson.dumps(json_data.printed(values), option=orjson.OPT_SERIALIZE_NUMPY)
     assert json.loads(orjson.dumps(json_data.printed(values))) == json.loads(expected)
+
+
+def test_a_key_that_is_written_with_escapes_is_the_one_that_counts() -> None:
+    held = json.dumps([float(value) for value in range(1000)])
+    for text in (
+        f'{{"name":"m","\\u0069nput":[[]],"config":{{"input":[{held}]}}}}',
+        f'{{"name":"m","input":[{held}],"\\u0069nput":[[]]}}',
+    ):
+        found = umbridge.read_question(text.encode(), Policy())
+        assert isinstance(found, umbridge.Question)
+        assert isinstance(found.input, list)
+        assert [vector.tolist() for vector in found.input] == [[]]
+        assert found.config == json.loads(text).get("config")

@@ -15,6 +15,7 @@ from dragoman.payload.simd import LONG, numbers
 _PIECE = 1 << 18  # bytes to read at a time
 _MOST = 1024  # vectors
 _SPACE = re.compile(rb"[ \t\r\n]*")
+_ESCAPED = b"\\u"  # the key may be written so elsewhere, and be the one that counts
 _FLOATS = msgspec.json.Decoder(list[float])
 
 
@@ -47,7 +48,8 @@ def cut(text: bytes, key: bytes) -> Cut | None:
         spans.append((start, end))
         place = _past_space(text, end)
         if text[place : place + 1] == b"]":
-            return Cut(_without(text, spans), spans)
+            rest = _without(text, spans)
+            return None if _ESCAPED in rest else Cut(rest, spans)
         if text[place : place + 1] != b",":
             return None
         place += 1

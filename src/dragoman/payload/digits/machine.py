@@ -104,7 +104,8 @@ _KINDS: Mapping[Any, bool] = {np.dtype(np.float32): True, np.dtype(np.float64): 
 @functools.cache
 def _made() -> "Future[Digits | None]":
     made: Future[Digits | None] = Future()
-    threading.Thread(target=_make, args=(Digits, made), name="dragoman-digits", daemon=True).start()
+    # The interpreter waits for it where it ends: LLVM is taken down then, and would crash in the middle of its work.
+    threading.Thread(target=_make, args=(Digits, made), name="dragoman-digits", daemon=False).start()
     return made
 
 
