@@ -232,6 +232,11 @@ def test_an_interpreter_that_ends_meanwhile_waits_for_it() -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True\n", "")
 
 
+def test_without_a_thread_to_compile_it_others_do_it() -> None:
+    with mock.patch("threading.Thread.start", side_effect=RuntimeError("can't start new thread")):
+        assert machine._made.__wrapped__().result() is None
+
+
 WORDS = st.sampled_from(
     ["1", "-2.5", "0.1", "1e5", "1e400", "1e-320", "null", "true", "[1]", '"x"', "", "-0", "12345678901234567890"]
 )

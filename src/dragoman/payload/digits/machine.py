@@ -105,7 +105,11 @@ _KINDS: Mapping[Any, bool] = {np.dtype(np.float32): True, np.dtype(np.float64): 
 def _made() -> "Future[Digits | None]":
     made: Future[Digits | None] = Future()
     # The interpreter waits for it where it ends: LLVM is taken down then, and would crash in the middle of its work.
-    threading.Thread(target=_make, args=(Digits, made), name="dragoman-digits", daemon=False).start()
+    thread = threading.Thread(target=_make, args=(Digits, made), name="dragoman-digits", daemon=False)
+    try:
+        thread.start()
+    except RuntimeError:  # there are too many, or the interpreter ends
+        made.set_result(None)
     return made
 
 
