@@ -34,7 +34,7 @@ def cut(text: bytes, key: bytes) -> Cut | None:
     """
     at = text.find(key)
     opening = re.compile(rb"\s*:\s*\[").match(text, at + len(key)) if at >= 0 else None
-    if opening is None or text.find(key, at + 1) >= 0:
+    if opening is None:
         return None
     spans: list[tuple[int, int]] = []
     place = opening.end()
@@ -49,7 +49,8 @@ def cut(text: bytes, key: bytes) -> Cut | None:
         place = _past_space(text, end)
         if text[place : place + 1] == b"]":
             rest = _without(text, spans)
-            return None if _ESCAPED in rest else Cut(rest, spans)
+            # What was cut out is not looked at: where a key stands in it, it is no vector of numbers.
+            return None if rest.count(key) != 1 or _ESCAPED in rest else Cut(rest, spans)
         if text[place : place + 1] != b",":
             return None
         place += 1
