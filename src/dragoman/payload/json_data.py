@@ -154,9 +154,7 @@ def _in_portions(where: str, datatype: Datatype, data: memoryview, count: int) -
 
 def _portion(where: str, datatype: Datatype, text: bytes, first: int) -> Array:
     """The array in a part of a long list, `first` being the place of its first element."""
-    values = _numbers(where, datatype, text, None) if len(text) >= LONG else None
-    if values is None:
-        values = _read(where, datatype, msgspec.Raw(text), 1, first=first)
+    values = _read(where, datatype, msgspec.Raw(text), 1, first=first)
     return values if isinstance(values, np.ndarray) else _array(values, datatype, where)
 
 

@@ -8,7 +8,7 @@ meanwhile.
 import functools
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -34,12 +34,12 @@ class Digits:
         """Takes a good part of a second. Raises ImportError where llvmlite is not installed, NotImplementedError where
         this machine cannot do what pays."""
         from dragoman.native.compiled import Compiled, instructions, new_module
-        from dragoman.payload.digits import printing, reading
+        from dragoman.payload.digits import floats, printing, reading
 
         if "avx2" not in instructions():
             raise NotImplementedError("it needs vectors of four integers")
         module = new_module()
-        for kind in (printing.FP32, printing.FP64):
+        for kind in (floats.FP32, floats.FP64):
             printing.write_printer(module, kind)
             reading.write_reader(module, kind)
         compiled = Compiled(module)
@@ -90,15 +90,15 @@ class Digits:
                 raise NotImplementedError("it does not compute what it should")
 
 
+_KINDS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
+
+
 def digits(dtype: Any) -> Digits | None:
     """What reads and prints numbers of this kind; None where nothing does, or nothing yet."""
     if dtype not in _KINDS:
         return None
     made = _made()
     return made.result() if made.done() else None
-
-
-_KINDS: Mapping[Any, bool] = {np.dtype(np.float32): True, np.dtype(np.float64): True}
 
 
 @functools.cache

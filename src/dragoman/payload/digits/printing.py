@@ -13,6 +13,7 @@ from llvmlite import ir
 
 from dragoman.native.code import Code, Value, Variable
 from dragoman.native.kinds import EIGHT, INT, POINTER, WORD
+from dragoman.payload.digits.floats import Float
 from dragoman.payload.digits.powers import ENTRY_BYTES, EXACT, EXACT_HALF, LEAST, ROUNDED_UP
 
 AT_ONCE = EIGHT.count
@@ -22,29 +23,6 @@ MOST_BYTES, MORE_BYTES = 26, 32
 _HALF = (1 << 32) - 1
 _ZEROS = 0x3030303030303030  # "0" in each byte
 _TENTH, _TENTH_HALF = 0xCCCCCCCCCCCCCCCD, 0xCCCCCCCD  # 2^67 / 10 and 2^35 / 10, rounded up
-
-
-@dataclass(frozen=True, slots=True)
-class Float:
-    """A format of IEEE 754. `digits`: the most that one needs; they stand with a point alone where that is behind the
-    first `most` of them, or at most so many zeros, 1 - `least`, before the first."""
-
-    name: str
-    bytes: int
-    mantissa: int
-    exponent: int
-    bias: int
-    digits: int
-    least: int
-    most: int
-
-    @property
-    def double(self) -> bool:
-        return self.bytes == 8
-
-
-FP32 = Float("fp32", 4, 23, 8, 150, 9, -6, 13)
-FP64 = Float("fp64", 8, 52, 11, 1075, 17, -5, 16)
 
 
 def write_printer(module: ir.Module, kind: Float) -> None:

@@ -9,8 +9,8 @@ from llvmlite import ir
 
 from dragoman.native.code import Code, Value, Variable
 from dragoman.native.kinds import FLOAT, INT, POINTER, WORD
+from dragoman.payload.digits.floats import Float
 from dragoman.payload.digits.powers import ENTRY_BYTES, LEAST
-from dragoman.payload.digits.printing import Float
 
 FAILED = -1
 # What has to follow a text: the array's end, and as much as is looked at beyond.
