@@ -46,18 +46,8 @@ class Broken(dragoman.Model):
 
 
 class Hanging(dragoman.Model):
-    placement = "inline"
-    began: asyncio.Event
+    """Is not loaded before its gate opens."""
 
-    async def load(self) -> None:
-        type(self).began.set()
-        await asyncio.Event().wait()
-
-    def infer(self, call: Infer) -> Any:
-        return {}
-
-
-class Gated(dragoman.Model):
     placement = "inline"
     began: asyncio.Event
     gate: asyncio.Event
@@ -177,7 +167,7 @@ async def test_without_its_default_version_the_newest_answers() -> None:
 
 
 async def test_unloading_gives_up_the_first_load_of_a_model(repository: Versions) -> None:
-    Hanging.began = asyncio.Event()
+    Hanging.began, Hanging.gate = asyncio.Event(), asyncio.Event()
     repository.models = {"1": Hanging}
     async with Engine(repository, Identity(control_token="secret", load_at_start=False)) as engine:
         asked = asyncio.ensure_future(load(engine))
@@ -191,20 +181,20 @@ async def test_unloading_gives_up_the_first_load_of_a_model(repository: Versions
 
 
 async def test_unloading_another_version_leaves_a_load_alone(engine: Engine, repository: Versions) -> None:
-    Gated.began, Gated.gate = asyncio.Event(), asyncio.Event()
-    repository.models["11"] = Gated
+    Hanging.began, Hanging.gate = asyncio.Event(), asyncio.Event()
+    repository.models["11"] = Hanging
     loading = asyncio.ensure_future(load(engine, "11"))
-    await Gated.began.wait()
+    await Hanging.began.wait()
     await unload(engine, "1")
     with pytest.raises(errors.ModelNotFound, match="version '7'"):
         await unload(engine, "7")
-    Gated.gate.set()
+    Hanging.gate.set()
     await asyncio.wait_for(loading, 5)
     assert await index(engine) == {"2": READY, "10": READY, "11": READY, "1": UNLOADED}
 
 
 async def test_unloading_twice_closes_what_was_loaded_all_the_same(repository: Versions) -> None:
-    Hanging.began = asyncio.Event()
+    Hanging.began, Hanging.gate = asyncio.Event(), asyncio.Event()
     Slow.closing, Slow.gate, Slow.closed = asyncio.Event(), asyncio.Event(), []
     repository.models = {"1": Slow, "2": Slow, "3": Hanging}
     async with Engine(repository, Identity(control_token="secret", load_at_start=False)) as engine:
@@ -232,7 +222,7 @@ class Two(Repository):
 
 
 async def test_a_model_is_replaced_while_another_is_still_loaded_for_the_first_time() -> None:
-    Hanging.began = asyncio.Event()
+    Hanging.began, Hanging.gate = asyncio.Event(), asyncio.Event()
     engine = Engine(Two(), Identity(control_token="secret"))
     starting = asyncio.ensure_future(engine.start())
     await Hanging.began.wait()
@@ -245,7 +235,7 @@ async def test_a_model_is_replaced_while_another_is_still_loaded_for_the_first_t
 
 
 async def test_nothing_is_loaded_once_the_engine_is_closed(repository: Versions) -> None:
-    Hanging.began = asyncio.Event()
+    Hanging.began, Hanging.gate = asyncio.Event(), asyncio.Event()
     async with Engine(repository, Identity(control_token="secret")) as engine:
         repository.models = {"1": Hanging}
         asked = asyncio.ensure_future(load(engine))

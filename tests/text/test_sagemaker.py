@@ -17,11 +17,17 @@ class Model(dragoman.Model):
 """
 
 
-def test_one_flag(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(_MODEL)
+def container(folder: Path) -> Served:
+    """One with a model, which is about to start."""
+    (folder / "model.py").write_text(_MODEL)
     (port,) = free_ports(1)
-    served = Served(str(tmp_path), "--sagemaker", environment={"SAGEMAKER_BIND_TO_PORT": str(port)})
+    served = Served(str(folder), "--sagemaker", environment={"SAGEMAKER_BIND_TO_PORT": str(port)})
     served.http_port = port
+    return served
+
+
+def test_one_flag(tmp_path: Path) -> None:
+    served = container(tmp_path)
     try:
         served.until_status("/ping", 200)
         status, answer, _ = served.ask("POST", "/invocations", {"inputs": "a"}, {"content-type": "application/json"})
@@ -75,10 +81,7 @@ def test_an_endpoint_of_many_models(tmp_path: Path) -> None:
 
 
 def test_a_container_of_one_model_lets_nobody_load_others(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(_MODEL)
-    (port,) = free_ports(1)
-    served = Served(str(tmp_path), "--sagemaker", environment={"SAGEMAKER_BIND_TO_PORT": str(port)})
-    served.http_port = port
+    served = container(tmp_path)
     try:
         served.until_status("/ping", 200)
         assert served.ask("POST", "/models", {"model_name": "a", "url": "/opt/ml/models/a/model"})[0] == 403
