@@ -108,7 +108,7 @@ def test_no_import_is_for_type_checkers_alone() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_and_functions_stay_short(path: Path) -> None:
     text = path.read_text()
-    assert len(text.splitlines()) <= 350, "a file"
+    assert len(text.splitlines()) <= 450, "a file"
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0]
