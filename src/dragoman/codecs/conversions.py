@@ -6,10 +6,9 @@ To add a type, add a line to `CONVERSIONS`.
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dragoman.codecs.codec import InputCodec
 from dragoman.codecs.coded import by_codec, full_name, has_codec, of_codec, series
@@ -64,11 +63,11 @@ def conversion(annotation: Any, where: str) -> Conversion:
         codec = next((note for note in arguments[1:] if isinstance(note, type) and issubclass(note, InputCodec)), None)
         return of_codec(codec) if codec else _annotated(conversion(arguments[0], where), arguments[1:])
     if origin is np.ndarray:
-        return _array(annotation, where)
+        return _array(_scalar(arguments), annotation, where)
     if origin is list and arguments:
         return _list(annotation, where)
     if isinstance(annotation, type) and issubclass(annotation, np.generic):
-        return _one(_array(NDArray[annotation], where))
+        return _one(_array(annotation, annotation, where))
     raise ModelFailed(
         f"{where} is annotated {_shown(annotation)}, which has no tensor form; expected np.ndarray, "
         "NDArray[np.float32], Annotated[NDArray[...], Shape(-1, 4)], float, int, bool, str, bytes, datetime, dict, "
@@ -89,9 +88,16 @@ def optional(annotation: Any) -> tuple[Any, bool]:
 # --- arrays ----------------------------------------------------------------------------------------------
 
 
-def _array(annotation: Any, where: str) -> Conversion:
+def _scalar(arguments: tuple[Any, ...]) -> Any:
+    """Return the scalar type in the arguments of `np.ndarray[shape, np.dtype[scalar]]`."""
+    scalar = (*(get_args(arguments[1]) if len(arguments) > 1 else ()), Any)[0]
+    if isinstance(scalar, TypeVar):  # of `NDArray` without arguments
+        return scalar.__bound__ or Any
+    return scalar
+
+
+def _array(scalar: Any, annotation: Any, where: str) -> Conversion:
     """NDArray of one scalar type, or of an abstract one such as np.floating, or of Any."""
-    scalar = (get_args(get_args(annotation)[1]) or (Any,))[0]
     if scalar is Any or scalar is np.generic:
         return ANY
     if scalar is np.str_:

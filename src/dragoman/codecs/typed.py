@@ -14,11 +14,13 @@ from dragoman.codecs.conversion import Conversion
 from dragoman.codecs.conversions import Shape as Shape
 from dragoman.codecs.conversions import conversion
 from dragoman.codecs.decode import NO_DEFAULTS, Defaults, decode_inputs, encode_answer
+from dragoman.codecs.registry import CODECS
 from dragoman.core.calls import Infer, Inference
 from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed
 from dragoman.core.model import Result, Results
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor
+from dragoman.core.type_aliases import without_aliases
 
 # Return annotations that tell nothing of the outputs: whatever `Model.infer` may give is taken.
 _OPEN: tuple[Any, ...] = (inspect.Signature.empty, Any, Inference, Result, Results, dict, tuple, list)
@@ -47,7 +49,7 @@ class TypedFunction:
         self._defaults = defaults
         name = getattr(function, "__qualname__", type(function).__qualname__)
         try:
-            declared = inspect.signature(function, eval_str=True)
+            declared = _declared(function)
         except (NameError, TypeError, ValueError) as fault:
             raise ModelFailed(f"the annotations of {name} cannot be read: {fault}") from fault
         self._arguments = arguments(declared, name)
@@ -121,6 +123,18 @@ class TypedFunction:
         return {name: tensor for name, tensor in call.inputs.items() if name not in self._names}
 
 
+def _declared(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the function's signature; type aliases in its annotations are replaced by their values."""
+    found = inspect.signature(function, eval_str=True)
+    parameters = [p.replace(annotation=_plain(p.annotation)) for p in found.parameters.values()]
+    return found.replace(parameters=parameters, return_annotation=_plain(found.return_annotation))
+
+
+def _plain(annotation: Any) -> Any:
+    """Return the annotation without type aliases, except those that are the type hint of a codec."""
+    return without_aliases(annotation, lambda alias: CODECS.own_input(alias) is not None)
+
+
 # --- results ---------------------------------------------------------------------------------------------
 
 
@@ -187,7 +201,7 @@ def _results(annotation: Any, where: str) -> _Results:
         found = tuple((f"output-{i}", conversion(each, where)) for i, each in enumerate(arguments))
         return _Results(found, tuple)
     if isinstance(annotation, type) and (names := _field_names(annotation)):
-        hints = get_type_hints(annotation, include_extras=True)
+        hints = _field_hints(annotation, where)
         found = tuple((n, conversion(_unwrapped(hints[n]), f"field '{n}' of {where}")) for n in names)
         by_key = is_typeddict(annotation)
         return _Results(found, lambda v: tuple(v[n] if by_key else getattr(v, n) for n in names), named=True)
@@ -204,6 +218,14 @@ def _field_names(kind: type) -> tuple[str, ...]:
     if issubclass(kind, Tensor):
         return ()
     return tuple(f.name for f in fields(kind)) if is_dataclass(kind) else tuple(getattr(kind, "_fields", ()))
+
+
+def _field_hints(kind: type, where: str) -> dict[str, Any]:
+    """Return the annotations of the fields without type aliases; ModelFailed if one cannot be evaluated."""
+    try:
+        return {n: _plain(hint) for n, hint in get_type_hints(kind, include_extras=True).items()}
+    except (NameError, TypeError) as fault:
+        raise ModelFailed(f"the annotations of {kind.__qualname__}, {where}, cannot be read: {fault}") from fault
 
 
 def _unwrapped(annotation: Any) -> Any:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from dragoman.core.errors import ModelFailed
+from dragoman.core.type_aliases import without_aliases
 from dragoman.derivatives.callee import Callee
 
 
@@ -29,7 +30,7 @@ def annotated_outputs(function: Callable[..., Any]) -> tuple[int, ...] | None:
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
-        return get_type_hints(function, include_extras=True)
+        return {name: without_aliases(hint) for name, hint in get_type_hints(function, include_extras=True).items()}
     except (NameError, TypeError, AttributeError):  # what cannot be looked up tells nothing
         return {}
 

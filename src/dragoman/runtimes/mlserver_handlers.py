@@ -15,6 +15,7 @@ import orjson
 
 from dragoman.core.calls import Handle, Handled, Request
 from dragoman.core.errors import InvalidInput, InvalidOutput
+from dragoman.core.type_aliases import without_aliases
 
 _SINGLE = (str, int, float, bool)
 _TRUE, _FALSE = frozenset({"1", "true", "on", "yes"}), frozenset({"0", "false", "off", "no"})
@@ -86,7 +87,7 @@ class PlainRequest:
 
 def _hints(method: Callable[..., Any]) -> dict[str, Any]:
     try:
-        return get_type_hints(method)
+        return {name: without_aliases(hint) for name, hint in get_type_hints(method).items()}
     except (NameError, TypeError):  # an annotation that exists only for type checkers
         return {}
 

@@ -16,6 +16,7 @@ from dragoman.compat.mlserver.codecs.errors import InputsNotFound, OutputNotFoun
 from dragoman.compat.mlserver.codecs.utils import DefaultOutputPrefix, decode_request_input
 from dragoman.compat.mlserver.types import InferenceRequest, InferenceResponse, RequestInput, ResponseOutput
 from dragoman.core.errors import InvalidInput
+from dragoman.core.type_aliases import without_aliases
 
 
 def decode_args(predict: Callable[..., Any]) -> Callable[[Any, InferenceRequest], Awaitable[InferenceResponse]]:
@@ -26,7 +27,7 @@ def decode_args(predict: Callable[..., Any]) -> Callable[[Any, InferenceRequest]
     `output-0`, `output-1`, ...; one whole answer (a DataFrame, ResponseOutputs) keeps its names.
     """
     signature = inspect.signature(predict)
-    hints = get_type_hints(predict)
+    hints = {name: without_aliases(hint, _has_codec) for name, hint in get_type_hints(predict).items()}
     parameters = {n: p for n, p in signature.parameters.items() if n != "self"}
     returned = _returned(hints.get("return"))
 
@@ -38,6 +39,10 @@ def decode_args(predict: Callable[..., Any]) -> Callable[[Any, InferenceRequest]
         return _answer(self, result, returned)
 
     return wrapped
+
+
+def _has_codec(hint: Any) -> bool:
+    return find_input_codec_by_type_hint(hint) is not None or find_request_codec_by_type_hint(hint) is not None
 
 
 def _arguments(
