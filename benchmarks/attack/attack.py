@@ -1,0 +1,57 @@
+"""The interface of an attack: a function that is given the addresses of a running server."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.processes import Process
+
+HEALTH_MS = 250.0  # the aim of every attack: no health check waits longer
+MEMORY_FACTOR = 4.0  # the aim of attacks that state their body's size: memory grows by at most so many times that
+SLACK_MIB = 64.0  # what a server may take for its first requests, whatever their size
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A running server. `process.pids()` are the server's process, first, and its workers."""
+
+    http_port: int
+    grpc_port: int
+    process: Process
+    host: str = "127.0.0.1"
+
+
+class AimMissedError(Exception):
+    """Raised by an attack that has an aim of its own and found it missed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attack:
+    """One attack.
+
+    Parameters
+    ----------
+    name : unique, in kebab case.
+    about : one line, for the table.
+    run : does the attack and returns a note for the table, such as the status that came back. It must come to an end
+        by itself. It raises `AimMissedError` where an aim of its own is missed.
+    body_bytes : size of the largest body after decompression; 0 if memory is not the point.
+    models : what is served, names of `benchmarks.attack.server.MODELS`.
+    options : further flags of `dragoman serve`; none, since the aim is about default settings, unless the attack is
+        about a setting.
+    infer_may_fail : errors of the well-behaved client's inference are no failure, only those of its health checks are.
+    health_ms : longest time that a health check may take.
+    """
+
+    name: str
+    about: str
+    run: Callable[[Target], str]
+    body_bytes: int = 0
+    models: tuple[str, ...] = ("doubled",)
+    options: tuple[str, ...] = ()
+    infer_may_fail: bool = False
+    health_ms: float = HEALTH_MS
+
+    @property
+    def memory_limit_mib(self) -> float | None:
+        """How much the server's memory may grow; None for any amount."""
+        return SLACK_MIB + MEMORY_FACTOR * self.body_bytes / (1 << 20) if self.body_bytes else None

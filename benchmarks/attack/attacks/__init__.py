@@ -1,0 +1,1 @@
+"""One module for each kind of attack, with a tuple `ATTACKS`."""

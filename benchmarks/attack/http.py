@@ -1,0 +1,33 @@
+"""Sending hostile bodies over HTTP."""
+
+import gzip
+import http.client
+import time
+
+from benchmarks.attack.attack import Target
+
+_LIMIT_S = 120.0
+
+
+def post(
+    target: Target, path: str, body: bytes, *, packed: bool = False, content_type: str = "application/json"
+) -> str:
+    """Send a body, compressed if `packed`, and return the status, the begin of the response and the time it took."""
+    headers = {"content-type": content_type}
+    if packed:
+        body, headers["content-encoding"] = gzip.compress(body, 9), "gzip"
+    connection = http.client.HTTPConnection(target.host, target.http_port, timeout=_LIMIT_S)
+    began_s = time.monotonic()
+    try:
+        connection.request("POST", path, body, headers)
+        response = connection.getresponse()
+        text = response.read(200)
+        while response.read(1 << 20):
+            pass
+        size = f"{len(body):,} bytes, " if packed else ""
+        said = text[:60].decode(errors="replace").replace("|", "/").replace("\n", " ")
+        return f"{size}{response.status} `{said}` after {time.monotonic() - began_s:.2f} s"
+    except (OSError, http.client.HTTPException) as fault:
+        return f"{type(fault).__name__} after {time.monotonic() - began_s:.2f} s"
+    finally:
+        connection.close()

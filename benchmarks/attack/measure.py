@@ -1,0 +1,107 @@
+"""One attack against one server: what the well-behaved client met with, and what memory the server took."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.attack.attack import AimMissedError, Attack, Target
+from benchmarks.attack.server import running
+from benchmarks.processes import ROOT, Process, peak_mib
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """Times in ms, memory in MiB over all processes of the server. `missed` says which aims were not met."""
+
+    name: str
+    about: str
+    note: str = ""
+    took_s: float = 0.0
+    before_ms: float = 0.0  # the longest health check without an attack
+    health_http_ms: float = 0.0
+    health_grpc_ms: float = 0.0
+    infer_ms: float = 0.0
+    memory_before: float = 0.0
+    memory_peak: float = 0.0
+    memory_after: float = 0.0
+    memory_limit: float | None = None
+    missed: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure(attack: Attack, calm_s: float = 1.0) -> Result:
+    """Run an attack on a server of its own, with so many seconds before it, and after it before memory is read."""
+    result = Result(name=attack.name, about=attack.about, memory_limit=attack.memory_limit_mib)
+    with running(attack.models, attack.options) as target, _client(target) as client:
+        time.sleep(calm_s)
+        before = _report(client)
+        result.before_ms = max(before["health_http"]["longest_ms"], before["health_grpc"]["longest_ms"])
+        result.memory_before = target.process.memory_mib()["rss_mib"]
+        _forget_peaks(target.process)
+        began_s = time.monotonic()
+        try:
+            result.note = attack.run(target)
+        except AimMissedError as missed:
+            result.missed.append(str(missed))
+        result.took_s = time.monotonic() - began_s
+        time.sleep(calm_s)
+        if target.process.child.poll() is not None:
+            result.missed.append(f"the server ended with status {target.process.child.returncode}")
+            return result
+        waits = _report(client)
+        result.memory_peak = sum(map(peak_mib, target.process.pids()))
+        result.memory_after = target.process.memory_mib()["rss_mib"]
+    result.health_http_ms = waits["health_http"]["longest_ms"]
+    result.health_grpc_ms = waits["health_grpc"]["longest_ms"]
+    result.infer_ms = waits["infer"]["longest_ms"]
+    result.missed += judged(attack, result, waits)
+    return result
+
+
+def judged(attack: Attack, result: Result, waits: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Which aims a measurement misses; `waits` are the client's, see `benchmarks.attack.client.Waits`."""
+    missed = []
+    for name, longest_ms in (("HTTP", result.health_http_ms), ("gRPC", result.health_grpc_ms)):
+        if longest_ms > attack.health_ms:
+            missed.append(f"health over {name} took {longest_ms:.0f} ms")
+    probes = ("health_http", "health_grpc", *(() if attack.infer_may_fail else ("infer",)))
+    failed = ((name, waits[name]) for name in probes)
+    missed += [f"{found['errors']} errors of {name}: {found['error']}" for name, found in failed if found["errors"]]
+    grown = result.memory_peak - result.memory_before
+    if result.memory_limit is not None and grown > result.memory_limit:
+        missed.append(f"memory grew by {grown:.0f} MiB, limit {result.memory_limit:.0f}")
+    return missed
+
+
+@contextmanager
+def _client(target: Target) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "benchmarks.attack.client", str(target.http_port), str(target.grpc_port)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+        try:
+            while not _report(client)["infer"]["probes"]:  # until it is warm
+                time.sleep(0.1)
+            yield client
+        finally:
+            client.kill()
+
+
+def _report(client: subprocess.Popen[str]) -> Any:
+    assert client.stdin is not None
+    assert client.stdout is not None
+    client.stdin.write("\n")
+    client.stdin.flush()
+    return json.loads(client.stdout.readline())
+
+
+def _forget_peaks(process: Process) -> None:
+    """Let the kernel count the peak of each process from now on; see proc(5), clear_refs."""
+    for pid in process.pids():
+        Path(f"/proc/{pid}/clear_refs").write_text("5")

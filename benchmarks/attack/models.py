@@ -1,0 +1,57 @@
+"""The models that are served while the server is attacked."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import dragoman
+
+
+def doubled(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The model that the well-behaved client asks, with every setting at its default."""
+    return 2 * x
+
+
+class Rows(dragoman.Model):
+    """Returns a table of numbers as it came."""
+
+    inputs = (dragoman.TensorSpec("x", dragoman.FP32, (-1, -1)),)
+    outputs = (dragoman.TensorSpec("y", dragoman.FP32, (-1, -1)),)
+
+    def infer(self, call: dragoman.Infer) -> dragoman.Tensor:
+        return call.inputs["x"]
+
+
+class Texts(dragoman.Model):
+    """Counts texts."""
+
+    inputs = (dragoman.TensorSpec("x", dragoman.BYTES, (-1,)),)
+    outputs = (dragoman.TensorSpec("y", dragoman.INT64, (1,)),)
+
+    def infer(self, call: dragoman.Infer) -> NDArray[np.int64]:
+        return np.array([call.inputs["x"].data.size])
+
+
+class Large(dragoman.Model):
+    """Returns as many numbers, or texts, as it is asked for, in rows of one."""
+
+    inputs = (dragoman.TensorSpec("count", dragoman.INT64, (1,)), dragoman.TensorSpec("texts", dragoman.BOOL, (1,)))
+    outputs = (dragoman.TensorSpec("y", None, (-1, 1)),)
+
+    def infer(self, call: dragoman.Infer) -> dragoman.Tensor:
+        count = int(call.inputs["count"].data[0])
+        if call.inputs["texts"].data[0]:
+            return dragoman.Tensor.of(np.array([b"%d" % n for n in range(count)], dtype=object).reshape(count, 1))
+        return dragoman.Tensor.of(np.sqrt(np.arange(count, dtype=np.float64)).reshape(count, 1))
+
+
+def _size(config: Mapping[str, Any]) -> list[int]:
+    return [int(config.get("n", 4))]
+
+
+@dragoman.vector_function(inputs=_size, outputs=_size, derivatives=None)
+def vector(x: NDArray[np.float64], config: Mapping[str, Any]) -> NDArray[np.float64]:
+    """A model for UM-Bridge of as many inputs as the entry `n` of the config says."""
+    return 2 * x

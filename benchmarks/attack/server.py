@@ -1,0 +1,51 @@
+"""The server under attack: a fresh process for each attack, with the default settings."""
+
+import contextlib
+import io
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.attack.attack import Target
+from benchmarks.processes import RESULTS, ROOT, dragoman, free_port, http_ready, started
+
+HERE = Path(__file__).parent
+LLAMA = RESULTS / "attack" / "tiny-llama"
+# What can be served, by the name under which clients ask for it.
+MODELS: Mapping[str, str] = {
+    "doubled": f"{HERE / 'models.py'}:doubled",
+    "Rows": f"{HERE / 'models.py'}:Rows",
+    "Texts": f"{HERE / 'models.py'}:Texts",
+    "Large": f"{HERE / 'models.py'}:Large",
+    "vector": f"{HERE / 'models.py'}:vector",
+    "tiny-llama": str(LLAMA),
+}
+
+
+@contextmanager
+def running(models: Sequence[str], options: Sequence[str] = ()) -> Iterator[Target]:
+    """A server of some of `MODELS` that is ready. What it logs is in `benchmarks/results/attack/server.log`."""
+    if "tiny-llama" in models and not (LLAMA / "config.json").exists():
+        _make_llama(LLAMA)
+    http, grpc = free_port(), free_port()
+    command = dragoman([MODELS[name] for name in models], http, grpc, *options)
+    with started(command, RESULTS / "attack" / "server.log") as process:
+        process.until(lambda: http_ready(http), 120)
+        yield Target(http, grpc, process)
+
+
+def _make_llama(folder: Path) -> None:
+    """Save a small Llama with random weights."""
+    sys.path.insert(0, str(ROOT / "examples" / "text"))
+    from transformers.utils import logging
+
+    from dragoman.plugins import import_file
+
+    logging.set_verbosity_error()
+    train = import_file(ROOT / "examples" / "text" / "train_models.py")
+    folder.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        train.train(folder, "llama", train.TINY, 1)
