@@ -185,6 +185,16 @@ def test_what_is_no_answer_is_told(text: bytes) -> None:
         read_output(text, several=True)
 
 
+@pytest.mark.parametrize("value", [b'"1"', b"true", b"{}", b"[1]"])
+@pytest.mark.parametrize("count", [1, 2000], ids=["short", "long"])
+@pytest.mark.parametrize("several", [True, False])
+def test_a_value_that_is_not_a_number_is_rejected_not_converted(value: bytes, count: int, several: bool) -> None:
+    vector = b"[%s]" % b", ".join([b"1.5"] * count + [value])
+    text = b'{"output": %s}' % (b"[%s]" % vector if several else vector)
+    with pytest.raises(InvalidOutput, match="expected numbers in 'output', got"):
+        read_output(text, several=several)
+
+
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
 def test_garbage_never_gets_through(garbage: bytes) -> None:
     try:

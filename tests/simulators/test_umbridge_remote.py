@@ -1,11 +1,15 @@
 """Remote UM-Bridge servers as models of ours: the reference server, and our own."""
 
 import asyncio
+import json
+import re
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -210,10 +214,71 @@ def test_wrong_parameters_are_told(parameters: dict[str, Any], message: str) -> 
         remote(ModelSpec(name="far", parameters=parameters))
 
 
+INFO = {"protocolVersion": 1.0, "models": ["m"]}
+SUPPORT = {"support": {"Evaluate": True}}
+
+
+@contextmanager
+def scripted(**answers: Any) -> Iterator[str]:
+    """A server that sends these JSON texts, whatever a request asks of an endpoint."""
+
+    class Endpoint(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            text = json.dumps(answers[self.path[1:]]).encode()
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            self.send_response(200)
+            self.send_header("content-length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        do_POST = do_GET  # noqa: N815 - as http.server names it
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endpoint) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason"),
+    [
+        ({"Info": {**INFO, "protocolVersion": "1.0"}}, "expected the number 1.0 as protocolVersion, got '1.0'"),
+        ({"Info": {**INFO, "protocolVersion": True}}, "expected the number 1.0 as protocolVersion, got True"),
+        ({"Info": {**INFO, "protocolVersion": 2.0}}, "expected the number 1.0 as protocolVersion, got 2.0"),
+        ({"Info": {**INFO, "models": [1]}}, r"expected a list of names as models, got \[1\]"),
+        ({"Info": {**INFO, "models": []}}, "has no models"),
+        ({"ModelInfo": {"support": ["Evaluate"]}}, "expected an object as support, got"),
+        ({"InputSizes": {"inputSizes": [1.5]}}, r"expected a list of integers from 0 as inputSizes, got \[1.5\]"),
+        ({"InputSizes": {"inputSizes": [True]}}, "expected a list of integers from 0 as inputSizes"),
+        ({"InputSizes": {"inputSizes": ["1"]}}, "expected a list of integers from 0 as inputSizes"),
+        ({"OutputSizes": {"outputSizes": [-1]}}, "expected a list of integers from 0 as outputSizes"),
+    ],
+)
+async def test_a_server_that_describes_itself_wrongly_is_not_loaded(answers: dict[str, Any], reason: str) -> None:
+    right = {"Info": INFO, "ModelInfo": SUPPORT, "InputSizes": {"inputSizes": [1]}, "OutputSizes": {"outputSizes": [1]}}
+    with scripted(**{**right, **answers}) as url:
+        async with engine(url, model="") as far:
+            assert re.search(reason, far.deployments()[0].reason)
+
+
+async def test_text_in_the_place_of_a_number_is_not_converted() -> None:
+    sizes = {"InputSizes": {"inputSizes": [1.0]}, "OutputSizes": {"outputSizes": [1]}}
+    with scripted(Info=INFO, ModelInfo=SUPPORT, **sizes, Evaluate={"output": [["1"]]}) as url:
+        async with engine(url, model="m") as far:
+            with pytest.raises(errors.InvalidOutput, match="expected numbers in 'output', got '1'"):
+                await evaluated(far, vector(0))
+
+
 async def test_a_model_that_the_server_does_not_have_is_not_loaded(simulators: Served, tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     table = f'[model]\nruntime = "umbridge"\n[model.parameters]\nurls = "http://{simulators.url}"\n'
-    for line, reason in (("", "several models; expected `model`"), ('model = "x"\n', "has no model 'x'")):
+    for line, reason in (("", "models; expected `model` to name one of"), ('model = "x"\n', "has no model 'x'")):
         (tmp_path / "far" / "dragoman.toml").write_text(table + line)
         async with dragoman.open_engine(str(tmp_path)) as made:
             assert reason in made.deployments()[0].reason

@@ -34,6 +34,8 @@ class _Vectors(msgspec.Struct):
 _ANSWERS: Mapping[bool, Any] = {False: msgspec.json.Decoder(_Vector), True: msgspec.json.Decoder(_Vectors)}
 _PYTHONS = re.compile(rb"\b(nan|inf)\b")
 _JSONS = {b"nan": b"NaN", b"inf": b"Infinity"}
+# The types that json.loads returns for a number, and None, which servers in C++ print for NaN.
+_NUMBERS = (float, int, type(None))
 
 
 def read_output(text: bytes, *, several: bool) -> list[Array]:
@@ -70,8 +72,12 @@ def _loose_output(text: bytes, several: bool) -> Any:
     if not isinstance(vectors, list) or not all(isinstance(vector, list) for vector in vectors):
         wanted = "a list of vectors" if several else "a vector"
         raise InvalidOutput(f"the answer is not valid: expected {wanted}, got {text[:200]!r}")
-    numbers = [[float("nan") if value is None else value for value in vector] for vector in vectors]
-    return numbers if several else numbers[0]
+    for vector in vectors:
+        for value in vector:
+            if type(value) not in _NUMBERS:
+                raise InvalidOutput(f"the answer is not valid: expected numbers in 'output', got {value!r:.40}")
+    floats = [[float("nan") if value is None else value for value in vector] for vector in vectors]
+    return floats if several else floats[0]
 
 
 # --- writing ------------------------------------------------------------------------------------------------

@@ -192,16 +192,28 @@ class Remote(VectorFunction):
     def connect(self) -> None:
         """Ask what the model can do. Raises ModelFailed where there is no such model, NotReady where nobody answers."""
         info = self._json("/Info", None)
-        if info.get("protocolVersion") not in (1, "1.0"):
-            raise ModelFailed(f"expected UM-Bridge 1.0, got protocolVersion {info.get('protocolVersion')!r}")
-        models = info.get("models")
-        if not isinstance(models, list) or not (self._model in models or (not self._model and len(models) == 1)):
-            there = f"there are {models}"
-            wanted = f"no model '{self._model}'" if self._model else "several models; expected `model` to name one"
-            raise ModelFailed(f"the UM-Bridge server has {wanted}; {there}")
-        self._model = self._model or models[0]
-        support = self._json("/ModelInfo", {"name": self._model}).get("support", {})
+        version = info.get("protocolVersion")
+        if isinstance(version, bool) or version != 1:
+            raise ModelFailed(f"/Info: expected the number 1.0 as protocolVersion, got {version!r:.40}")
+        self._model = self._chosen_model(info.get("models"))
+        support = self._json("/ModelInfo", {"name": self._model}).get("support")
+        if not isinstance(support, dict):
+            raise InvalidOutput(f"/ModelInfo: expected an object as support, got {support!r:.200}")
         self._sources = {ability: "remote" for verb, ability in _ABILITIES.items() if support.get(verb) is True}
+
+    def _chosen_model(self, models: Any) -> str:
+        """The model to call, of those that the server lists. Raises ModelFailed where there is no such model."""
+        if not isinstance(models, list) or not all(isinstance(name, str) for name in models):
+            raise ModelFailed(f"/Info: expected a list of names as models, got {models!r:.200}")
+        if self._model in models:
+            return self._model
+        if self._model:
+            raise ModelFailed(f"the UM-Bridge server has no model '{self._model}'; there are {models}")
+        if len(models) != 1:
+            raise ModelFailed(
+                f"the UM-Bridge server has {len(models) or 'no'} models; expected `model` to name one of {models}"
+            )
+        return str(models[0])
 
     # --- what a function of vectors can do -----------------------------------------------------------------------
 
@@ -250,8 +262,8 @@ class Remote(VectorFunction):
         known = (verb, config_key(config))
         if known not in self._sizes:
             found = self._json(f"/{verb}", {"name": self._model, "config": self._config | dict(config)}).get(key)
-            if not isinstance(found, list) or not all(isinstance(n, int | float) and n == int(n) for n in found):
-                raise InvalidOutput(f"/{verb}: expected a list of integers as {key}, got {found!r}")
+            if not isinstance(found, list) or not all(map(_is_size, found)):
+                raise InvalidOutput(f"/{verb}: expected a list of integers from 0 as {key}, got {found!r:.200}")
             self._sizes[known] = [int(n) for n in found]
             if len(self._sizes) > _REMEMBERED:
                 self._sizes.popitem(last=False)
@@ -279,6 +291,13 @@ class Remote(VectorFunction):
             return text
 
         return self._servers.call(ask)
+
+
+def _is_size(value: Any) -> bool:
+    """Whether a JSON value is an integer from 0; 2.0 is one."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return value >= 0 and (isinstance(value, int) or value.is_integer())
 
 
 def _fault(place: str, status: int, text: bytes) -> DragomanError:
