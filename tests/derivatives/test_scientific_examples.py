@@ -40,7 +40,7 @@ def loaded() -> Callable[[str], VectorFunction]:
 KNOWN: tuple[tuple[str, list[float], float, list[float] | None, list[list[float]] | None], ...] = (
     ("banana", [0, 0], -5.534036030183454, [-0.8, 6.4], [[167 / 75, 2 / 3], [2 / 3, -16 / 3]]),
     ("banana", [2, 0], -3.3207026968501214, [1.84, 52 / 15], [[-97 / 75, -3.6], [-3.6, -16 / 3]]),
-    ("donut", [0, 0], -204.84848484848487, None, None),
+    ("donut", [0, 0], -204.84848484848487, [0, 0], None),
     ("donut", [2, 2], -1.581180343024592, [-9.78923448] * 2, [[-32.750338923, -27.8557216831]]),
     ("funnel", [0, 0], -2.936489355077455, [-0.5, 0], [[-1 / 9, 0], [0, -1]]),
     ("funnel", [2, 2], -4.429382143772902, [-0.45155166, -0.27067057], [[-0.3817816776, 0.2706705665]]),
@@ -68,9 +68,24 @@ def test_published_values(
         assert found == pytest.approx(np.array(wanted), abs=6e-11)
 
 
-def test_the_ring_has_no_derivative_at_its_middle(loaded: Callable[[str], VectorFunction]) -> None:
-    with pytest.raises(InvalidInput, match="no derivative at the origin"):
-        loaded("donut").gradient(0, 0, [np.zeros(2)], np.ones(1), {})
+def test_the_ring_has_no_second_derivative_at_the_origin(loaded: Callable[[str], VectorFunction]) -> None:
+    with pytest.raises(InvalidInput, match="expected a point other than the origin"):
+        loaded("donut").apply_hessian(0, 0, 0, [np.zeros(2)], np.ones(1), np.ones(2), {})
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, np.nan])
+def test_a_beam_that_does_not_resist_bending_is_rejected(loaded: Callable[[str], VectorFunction], wrong: float) -> None:
+    beam, modulus, ones = loaded("beam"), np.full(31, 10.0), np.ones(31)
+    modulus[7] = wrong
+    at = [modulus]
+    for call in (
+        lambda: beam.evaluate(at, {}),
+        lambda: beam.gradient(0, 0, at, ones, {}),
+        lambda: beam.apply_jacobian(0, 0, at, ones, {}),
+        lambda: beam.apply_hessian(0, 0, 0, at, ones, ones, {}),
+    ):
+        with pytest.raises(InvalidInput, match=f"input 'modulus': expected positive numbers, got {wrong} at node 7"):
+            call()
 
 
 @pytest.mark.parametrize(

@@ -67,3 +67,14 @@ def test_a_name_that_is_declared_is_the_name_of_a_live_function(served_address: 
     url = served_address(unnamed)
     assert umbridge.supported_models(url) == ["energy"]
     assert umbridge.HTTPModel(url, "energy").apply_hessian(0, 0, 0, [[1.0, 2.0]], [1.0], [1.0, 3.0]) == [2.0, 6.0]
+
+
+def test_the_origin_is_answered_or_explained(served_address: Callable[[Any], str]) -> None:
+    donut = umbridge.HTTPModel(served_address(str(EXAMPLES / "donut")), "donut")
+    assert donut([[0.0, 0.0]])[0][0] == pytest.approx(-204.84848484848487, rel=1e-14)
+    assert donut.gradient(0, 0, [[0.0, 0.0]], [1.0]) == [0.0, 0.0]
+    assert donut.apply_jacobian(0, 0, [[0.0, 0.0]], [1.0, 1.0]) == [0.0]
+    url = served_address(str(EXAMPLES / "beam"))
+    answer = requests.post(f"{url}/Evaluate", json={"name": "beam", "input": [[0.0] * 31]}, timeout=60)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "InvalidInput")
+    assert "'modulus': expected positive numbers, got 0.0 at node 0" in answer.json()["error"]["message"]

@@ -36,6 +36,13 @@ def stiffness(modulus: Array) -> Array:
 
 
 def solved(modulus: Array, forces: Array) -> Array:
+    """K(E)⁻¹ forces. Raises InvalidInput unless every modulus is positive: else the beam offers no resistance there."""
+    if not (modulus > 0).all():
+        node = int(np.flatnonzero(~(modulus > 0))[0])
+        raise dragoman.errors.InvalidInput(
+            f"input 'modulus': expected positive numbers, got {modulus[node]} at node {node}, where the beam would "
+            "not resist bending"
+        )
     return np.asarray(np.linalg.solve(stiffness(modulus), forces))
 
 
