@@ -4,6 +4,9 @@ import importlib
 import importlib.util
 import sys
 import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -79,7 +82,7 @@ def resolve(path: str) -> Any:
     """The object that `module:attribute` or `file.py:attribute` names; ModelFailed where there is none."""
     place, _, attribute = path.rpartition(":")
     try:
-        found: Any = import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        found: Any = import_file(Path(place)) if place.endswith(".py") else _import_module(place)
     except (ImportError, OSError, SyntaxError) as fault:
         raise ModelFailed(f"cannot import '{path}': {type(fault).__name__}: {fault}") from fault
     for part in attribute.split("."):
@@ -102,17 +105,70 @@ def import_file(path: Path) -> ModuleType:
         found = sys.modules.get(name)
         if found is not None:
             return found
-        outer, _under_way.file = importing(), str(path)
-        try:
+        with _model_import(path):
             return _executed(name, path)
-        finally:
-            _under_way.file = outer
 
 
 def importing() -> str:
     """The file that this thread imports now as a model's, "" where it does not."""
     file: str = getattr(_under_way, "file", "")
     return file
+
+
+def _import_module(name: str) -> ModuleType:
+    """The module of that name; one that is not ours and not imported yet may hold a model."""
+    if name in sys.modules or name.partition(".")[0] == __package__:
+        return importlib.import_module(name)
+    with _IMPORTING:
+        found = importlib.util.find_spec(name)
+        if found is None or not isinstance(found.loader, SourceFileLoader):
+            return importlib.import_module(name)
+        with _model_import(Path(found.loader.path)):
+            return importlib.import_module(name)
+
+
+@contextmanager
+def _model_import(path: Path) -> Iterator[None]:
+    """Import a model's file: `importing` returns its path, and `umbridge.serve_models` raises ModelFailed.
+
+    A file that calls `serve_models` when it is imported would otherwise start a second server and never return.
+    """
+    outer, _under_way.file = importing(), str(path)
+    package = _umbridge(path)
+    original = getattr(package, "serve_models", None)
+    try:
+        if original is not None:
+            package.serve_models = _rejecting(original)
+        yield
+    finally:
+        if original is not None:
+            package.serve_models = original
+        _under_way.file = outer
+
+
+def _umbridge(path: Path) -> Any:
+    """The umbridge package, where a file names it and it is installed."""
+    if b"umbridge" not in path.read_bytes():
+        return None
+    try:
+        return importlib.import_module("umbridge")
+    except ImportError:
+        return None  # the file's own import raises the same
+
+
+def _rejecting(original: Any) -> Any:
+    """`original`, unless this thread imports a model's file."""
+
+    def serve_models(*arguments: Any, **options: Any) -> Any:
+        if not importing():
+            return original(*arguments, **options)
+        caller = traceback.extract_stack(limit=2)[0]
+        raise ModelFailed(
+            f"'{Path(caller.filename).name}' calls serve_models in line {caller.lineno}, which never returns; "
+            'expected that call behind `if __name__ == "__main__":`'
+        )
+
+    return serve_models
 
 
 class _Uncached(SourceFileLoader):

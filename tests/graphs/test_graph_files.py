@@ -394,3 +394,11 @@ async def test_parameters_of_a_graph(tmp_path: Path) -> None:
     ]:
         with pytest.raises(errors.ModelFailed, match=re.escape(message)):
             GraphModel(ModelSpec(name="g", uri=str(path), parameters=parameters))
+
+
+def test_a_node_whose_file_serves_when_it_is_imported_is_one_line(tmp_path: Path) -> None:
+    text = (FILES / "powers.py").read_text().partition("if __name__")[0]
+    (tmp_path / "powers.py").write_text(text + "umbridge.serve_models([Powers()])\n")
+    line = text.count("\n") + 1
+    with pytest.raises(errors.ModelFailed, match=f"node 'p': 'powers.py' calls serve_models in line {line}, which"):
+        loaded(tmp_path, '[nodes]\np = { model = "powers.py:Powers" }\n')

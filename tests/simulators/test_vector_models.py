@@ -8,9 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import umbridge
 
 import dragoman
-from dragoman import ApplyHessian, ApplyJacobian, Gradient, Infer, Inference, ModelSpec, Tensor, TensorSpec, errors
+from dragoman import (
+    ApplyHessian,
+    ApplyJacobian,
+    Gradient,
+    Infer,
+    Inference,
+    ModelSpec,
+    Tensor,
+    TensorSpec,
+    errors,
+    plugins,
+)
 from dragoman.core.calls import Describe, Request, SignatureFor
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors
 from dragoman.engine.engine import Engine
@@ -298,10 +310,6 @@ async def test_any_model_of_float_vectors_is_a_function_of_vectors() -> None:
         ("import umbridge\nclass Mine(umbridge.Model): pass\n", "failed to load"),
         ("x = 1\n", "holds no model"),
         (
-            "from sims import Forward\nimport umbridge as u\nu.serve_models([Forward()], 4242)\n",
-            "in line 3, which never",
-        ),
-        (
             "from sims import forward\nmine = forward\nif __name__ == '__main__':\n    serve_models([])\n",
             "forward, mine",
         ),
@@ -317,3 +325,41 @@ async def test_files_with_simulators_are_loaded(tmp_path: Path, text: str, messa
             assert message in deployment.reason
         else:
             assert await evaluated(engine, "m", [1, 2], [0, 0, 0]) == [[1.0, 4.0], [3.0]]
+
+
+GUARD = 'expected that call behind `if __name__ == "__main__":`'
+SERVES = "import umbridge as u\nfrom sims import Forward\nmodel = Forward()\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (SERVES + "u.serve_models([model], 4242)\n", 4),
+        (SERVES + "from umbridge import serve_models as go\ngo([model], port=4242)\n", 5),
+        (SERVES + "def main():\n    u.serve_models([model])\nif True:\n    main()\n", 5),
+    ],
+)
+@pytest.mark.parametrize("placement", ["thread", "process"])
+@pytest.mark.parametrize("attribute", ["", ":model"])
+async def test_a_file_that_serves_when_it_is_imported_is_one_line(
+    tmp_path: Path, text: str, line: int, placement: Any, attribute: str
+) -> None:
+    (tmp_path / "sims.py").write_text(SIMULATORS.read_text())
+    (tmp_path / "server.py").write_text(text)
+    spec = ModelSpec(name="m", runtime="python", uri=f"{tmp_path / 'server.py'}{attribute}", placement=placement)
+    async with Engine(Repository([spec])) as engine:
+        reason = engine.deployments()[0].reason
+        assert (
+            reason == f"failed to load 'm', 'server.py' calls serve_models in line {line}, which never returns; {GUARD}"
+        )
+
+
+def test_serve_models_is_itself_again_after_an_import(tmp_path: Path) -> None:
+    original = umbridge.serve_models
+    (tmp_path / "server.py").write_text(SERVES.replace("from sims import Forward\nmodel = Forward()\n", ""))
+    kept = plugins.import_file(tmp_path / "server.py").u.serve_models
+    assert kept is umbridge.serve_models is original
+    with pytest.raises(errors.ModelFailed, match="calls serve_models in line 1"):
+        (tmp_path / "bad.py").write_text("import umbridge; umbridge.serve_models([])\n")
+        plugins.import_file(tmp_path / "bad.py")
+    assert umbridge.serve_models is original

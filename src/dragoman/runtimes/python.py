@@ -14,7 +14,7 @@ from dragoman.core.errors import ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec, Placement
-from dragoman.runtimes.vectors import check_returns, is_vectors, vector_model
+from dragoman.runtimes.vectors import is_vectors, vector_model
 from dragoman.runtimes.vectors_waiting import WaitingModel
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -161,7 +161,6 @@ def _target(spec: ModelSpec) -> Any:
 
 def _imported(path: Path) -> ModuleType:
     try:
-        check_returns(path)
         return plugins.import_file(path)
     except (ImportError, OSError, SyntaxError) as fault:
         raise ModelFailed(f"cannot import '{path.name}': {type(fault).__name__}: {fault}") from fault

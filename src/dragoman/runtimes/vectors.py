@@ -1,12 +1,10 @@
 """Functions of vectors as models: simulators in Python, with the derivatives that they have."""
 
-import ast
 import inspect
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -236,20 +234,6 @@ def _lists(inputs: Vectors) -> list[list[float]]:
 def _is_theirs(target: Any) -> bool:
     kind = target if isinstance(target, type) else type(target)
     return not issubclass(kind, Model) and all(callable(getattr(kind, name, None)) for name in _THEIRS)
-
-
-def check_returns(path: Path) -> None:
-    """ModelFailed for a file that serves its models itself as soon as it is imported, and would never come back."""
-    text = path.read_bytes()
-    if b"serve_models" not in text:
-        return
-    for node in ast.parse(text).body:
-        match node:
-            case ast.Expr(value=ast.Call(func=ast.Name(id="serve_models") | ast.Attribute(attr="serve_models"))):
-                raise ModelFailed(
-                    f"'{path.name}' calls serve_models in line {node.lineno}, which never returns; expected that call "
-                    'behind `if __name__ == "__main__":`'
-                )
 
 
 def _instance(target: Any, spec: ModelSpec) -> Any:
