@@ -253,7 +253,9 @@ class Describe(ServerCall[ModelDescription]):
 
 @dataclass(frozen=True, slots=True)
 class DescribeModels(ServerCall[tuple[ModelDescription, ...]]):
-    """What are the models that are loaded?"""
+    """What are the models that are loaded? `after_start`: wait for the answer until the server has tried them all."""
+
+    after_start: bool = False
 
 
 @dataclass(frozen=True, slots=True)

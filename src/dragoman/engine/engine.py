@@ -263,8 +263,8 @@ class Engine:
                 if otherwise is not None and not request.model:
                     wanted = self._preferred(wanted, otherwise)
                 return self._description(self._named(request.model, request.version, wanted))
-            case DescribeModels():
-                return tuple(self._description(d) for d in self._registry.served() if d.is_loaded)
+            case DescribeModels(after_start):
+                return None if after_start and not self._settled else self._descriptions()
             case ListModels():
                 return tuple(self._registry.names())
             case DescribeServer():
@@ -292,6 +292,10 @@ class Engine:
                 await self._control.unload(check_name(request.model), request.version)
             case Together(requests):
                 return await self._together(requests)
+            case DescribeModels():
+                while not self._settled:
+                    await self.changed()
+                return self._descriptions()
             case _:
                 raise NotImplementedError(type(request.call).__name__)
         return None
@@ -316,6 +320,14 @@ class Engine:
         versions = tuple(v for v in self._registry.versions(spec.name) if v)
         told = ModelDescription(spec.name, versions, loaded.platform, loaded.signature, loaded.calls, loaded.details)
         return replace(told, protocols=spec.protocols, place=spec.uri)
+
+    @property
+    def _settled(self) -> bool:
+        """Whether every model has been tried at the start, or will not be any more."""
+        return self.started or self._draining
+
+    def _descriptions(self) -> tuple[ModelDescription, ...]:
+        return tuple(self._description(d) for d in self._registry.served() if d.is_loaded)
 
     def _measured(self, call: InFlight | Measure) -> int | tuple[Family, ...]:
         if isinstance(call, InFlight):

@@ -94,11 +94,14 @@ class UmBridge:
     policy: Policy
 
     def info(self, http: HttpRequest) -> Asked:
+        """The models, once all have been tried: UM-Bridge's load balancer reads this list when the port opens, and
+        never again."""
+
         def reply(response: Response[tuple[ModelDescription, ...]]) -> HttpResponse:
             names = [model.name for model in response.answer if any(support(model).values())]
             return json_response({"protocolVersion": PROTOCOL_VERSION, "models": names})
 
-        return Exchange(Request(DescribeModels()), reply)
+        return Exchange(Request(DescribeModels(after_start=True)), reply)
 
     def model_info(self, http: HttpRequest) -> Asked:
         question = self.question(http, ())
