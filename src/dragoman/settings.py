@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dragoman.core.errors import InvalidInput
-from dragoman.core.spec import Placement
+from dragoman.core.spec import Placement, WorkingDirectory
 
 
 def _setting(
@@ -82,6 +82,16 @@ class Settings:
     timeout_s: float = _setting(0.0, "deadline in seconds of calls that bring none; 0: none", "models")
     cancel_grace_s: float = _setting(
         10.0, "seconds that a process may go on with a call nobody waits for before it is killed; 0: no limit", "models"
+    )
+    heartbeat_s: float = _setting(
+        5.0,
+        "seconds that an idle or stopped worker process may be silent before its model is not ready; 0: for ever",
+        "models",
+    )
+    working_directory: WorkingDirectory = _setting(
+        "shared",
+        "working directory of worker processes: shared is that of the server, own is a new empty one for each replica",
+        "models",
     )
     version_policy: str = _setting("latest", "which versions to serve: latest, all, or a list as 1,3", "models")
     load_at_start: bool = _setting(True, "load models at the start; else only the repository API loads any", "models")
@@ -193,6 +203,8 @@ _OF_MODELS = (
     "max_queue",
     "timeout_s",
     "cancel_grace_s",
+    "heartbeat_s",
+    "working_directory",
 )
 FIELDS = {f.name: f for f in dataclasses.fields(Settings)}
 PREFIX = "DRAGOMAN_"

@@ -36,7 +36,8 @@ NAMES = ("Mirror", "Apart", "Flat", "Pair", "Together", "Gate", "Counts", "Speak
 
 def fronts(gate: Path, count: int, *flags: str) -> Any:
     models = (f"{FRONTS}:{name}" for name in NAMES)
-    settings = ("--front-ends", str(count), "--control-token", TOKEN, "--max-batch-size", "64", *flags)
+    settings = ("--front-ends", str(count), "--control-token", TOKEN, "--max-batch-size", "64")
+    settings = (*settings, "--heartbeat-s", "2", *flags)
     return serving(*models, *settings, environment={"TEST_GATE": str(gate)})
 
 
@@ -351,6 +352,25 @@ def told_or(served: Served, name: str) -> dict[str, float]:
         return told(served, name)
     except requests.ConnectionError:
         return {}
+
+
+def readiness(served: Served) -> int:
+    """The status of readiness, over a connection that reaches a process that answers; 0 where this one did not."""
+    with suppress(requests.RequestException):
+        return requests.get(f"http://{served.url}/v2/health/ready", timeout=1).status_code
+    return 0
+
+
+def test_readiness_says_no_while_a_front_end_is_stopped(served: Served) -> None:
+    model = served.ask("POST", "/v2/models/Apart/infer", {"inputs": BODIES["a few numbers"]})[1]["parameters"]["pid"]
+    stopped = next(pid for pid in served.workers() if pid != model)
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        until(lambda: readiness(served) == 400, "readiness of the other")
+        assert f"front end {stopped} is stopped" in served.log()
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    served.until_ready()
 
 
 def test_sigterm_finishes_what_is_under_way(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -122,7 +123,21 @@ def fatal(what: str, call: Infer) -> Any:
             told(call, "begun").touch()
             wait_for(told(call, "go"))
             return act(str(call.parameters.get("then", "pid")), call)
+        case "hold the lock":
+            _hold_the_lock(call)
+            return act("pid", call)
+        case "hold the lock afterwards":
+            threading.Timer(0.05, _hold_the_lock, [call]).start()
+            return act("pid", call)
+        case "start":
+            program = subprocess.Popen(["sleep", "600"])
+            return {"pid": np.array([program.pid])}
     raise AssertionError(what)
+
+
+def _hold_the_lock(call: Infer) -> None:
+    """Compute in C without letting any other thread of the interpreter run."""
+    ctypes.PyDLL(None).usleep(int(1e6 * float(call.parameters["for_s"])))
 
 
 class OwnFault(InvalidInput):
@@ -149,6 +164,18 @@ class AsyncActs(Model):
             told(call, "cancelled").touch()
             raise
         return act(str(call.parameters.get("then", "pid")), call)
+
+
+class Writes(Model):
+    """Writes a file by a relative path, as simulators read it, and reads it when three replicas have written it."""
+
+    def infer(self, call: Infer) -> Any:
+        Path("input.txt").write_text(str(number(call)))
+        folder = told(call, "folder")
+        (folder / f"written{number(call)}").touch()
+        while len(list(folder.glob("written*"))) < 3:
+            time.sleep(0.002)
+        return {"read": np.array([int(Path("input.txt").read_text())])}
 
 
 class Strict(Acts):

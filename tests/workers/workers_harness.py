@@ -78,7 +78,7 @@ def _is_worker(pid: int) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-    return b"dragoman.workers.child" in command or not command  # one that has ended, or not begun yet, tells none
+    return b"dragoman.workers.group" in command or not command  # one that has ended, or not begun yet, tells none
 
 
 def descriptors() -> set[str]:

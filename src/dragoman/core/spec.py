@@ -11,6 +11,7 @@ from dragoman.core.signature import TensorSpec
 
 Placement = Literal["", "inline", "thread", "process"]
 PLACEMENTS: tuple[Placement, ...] = ("inline", "thread", "process")
+WorkingDirectory = Literal["shared", "own"]
 
 # What a model or version may be called: safe in a URL and as the name of a folder.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,255}", re.ASCII)
@@ -39,6 +40,9 @@ class ModelSpec:
     timeout_s: the deadline in seconds of calls that bring none; 0 is no limit.
     cancel_grace_s: how long a worker process may go on with a call that nobody waits for before it is killed, in
         seconds; 0 is no limit.
+    heartbeat_s: how long a worker process may be stopped, or idle and silent, before it counts as hung, in seconds;
+        0 is for ever.
+    working_directory: `shared` where worker processes have that of the server, `own` where each has an empty one.
     allow_pickle: whether files that can run code when loaded may be loaded.
     """
 
@@ -62,6 +66,8 @@ class ModelSpec:
     max_queue: int = 1024
     timeout_s: float = 0.0
     cancel_grace_s: float = 10.0
+    heartbeat_s: float = 5.0
+    working_directory: WorkingDirectory = "shared"
     allow_pickle: bool = False
 
 

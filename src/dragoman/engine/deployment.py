@@ -76,12 +76,24 @@ class Deployment:
         return Batcher(pool, self._merges, 0.0) if self._merges > 1 and loaded.signature.batched else None
 
     async def _placed(self) -> tuple[Pool, Loaded]:
+        if self.spec.working_directory == "own":
+            return await self._pooled(self._separated(), replace(self.spec, placement="process"))
         self.place = first_placement(self.spec)
         try:
             return await self._pooled(self.place, self.spec)
         except Elsewhere as wish:
             self.place = wish.placement
         return await self._pooled(self.place, replace(self.spec, placement=self.place))
+
+    def _separated(self) -> Placement:
+        """The placement of a model whose replicas each have a working directory. Raises ModelFailed."""
+        if self.spec.placement not in ("", "process"):
+            raise ModelFailed(
+                f"failed to load '{self.spec.name}', working_directory 'own': expected placement 'process', got "
+                f"'{self.spec.placement}'; threads of one process share its working directory"
+            )
+        self.place = "process"
+        return self.place
 
     async def _pooled(self, placement: Placement, spec: ModelSpec) -> tuple[Pool, Loaded]:
         if self._peers is not None and placement in ("inline", "thread"):

@@ -5,13 +5,13 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from dragoman import plugins
 from dragoman.core.datatypes import datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.signature import TensorSpec
-from dragoman.core.spec import PLACEMENTS
+from dragoman.core.spec import PLACEMENTS, WorkingDirectory
 
 # What `[model]` and `[models.NAME]` may say, and the kind of each value.
 _KEYS: Mapping[str, type | tuple[type, ...]] = {
@@ -28,6 +28,8 @@ _KEYS: Mapping[str, type | tuple[type, ...]] = {
     "max_queue": int,
     "timeout_s": (int, float),
     "cancel_grace_s": (int, float),
+    "heartbeat_s": (int, float),
+    "working_directory": str,
     "version_policy": str,
     "default_version": str,
     "inputs": list,
@@ -44,7 +46,11 @@ _LEAST: Mapping[str, int] = {
     "max_queue": 0,
     "timeout_s": 0,
     "cancel_grace_s": 0,
+    "heartbeat_s": 0,
 }
+
+# Settings that are one of some words.
+_WORDS: Mapping[str, tuple[str, ...]] = {"placement": PLACEMENTS, "working_directory": get_args(WorkingDirectory)}
 
 
 def model_settings(folder: Path) -> dict[str, Any] | None:
@@ -106,8 +112,9 @@ def checked(table: Any, path: Path) -> dict[str, Any]:
     for name, told in result.get("protocols", {}).items():
         if not isinstance(told, dict):
             raise InvalidInput(f"{path}: 'protocols.{name}' expects a table, got {told!r}")
-    if result.get("placement", "thread") not in PLACEMENTS:
-        raise InvalidInput(f"{path}: 'placement' expects one of {', '.join(PLACEMENTS)}, got {result['placement']!r}")
+    for key, words in _WORDS.items():
+        if key in result and result[key] not in words:
+            raise InvalidInput(f"{path}: '{key}' expects one of {', '.join(words)}, got {result[key]!r}")
     for key in ("inputs", "outputs"):
         if key in result:
             result[key] = tuple(_tensor(t, f"{path}: '{key}'") for t in result[key])

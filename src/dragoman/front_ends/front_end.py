@@ -13,7 +13,8 @@ from dragoman.workers import shared
 from dragoman.workers.channel import pair
 from dragoman.workers.child import Worker
 from dragoman.workers.frames import Frame, Kind
-from dragoman.workers.spawn import exit_of, spawn, told
+from dragoman.workers.heartbeat import Heartbeat, is_stopped
+from dragoman.workers.spawn import exit_of, kill, spawn, told
 
 # How long a process may take to end once its socket is closed, and to cut its connections when its time is over.
 _END_S = 0.5
@@ -21,7 +22,10 @@ _PARTING_S = 3.0
 
 
 class FrontEnd:
-    """A process that listens. `gone` is set when it has ended, which `end` tells of; its calls are cancelled then."""
+    """A process that listens. `gone` is set when it has ended, which `end` tells of; its calls are cancelled then.
+
+    `heartbeat` tells whether it is stopped.
+    """
 
     def __init__(self, desk: Desk, settings: Settings, where: Ports) -> None:
         self.desk = desk
@@ -31,6 +35,7 @@ class FrontEnd:
         self.answered = False
         self.overdue = False
         self.end = ""
+        self.heartbeat = Heartbeat(lambda: is_stopped(self.pid), lambda: None)
 
     @property
     def pid(self) -> int:
@@ -64,7 +69,7 @@ class FrontEnd:
         self._worker.tell(Kind.STOP, grace_s)
         done, _ = await asyncio.wait({self._watching}, timeout=grace_s + _PARTING_S)
         if not done and self._process is not None:
-            self._process.kill()
+            kill(self._process)
             await asyncio.wait({self._watching})
 
     def _told(self, frame: Frame) -> None:
@@ -86,7 +91,7 @@ class FrontEnd:
             await asyncio.wait({exited, serving}, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait({exited}, timeout=_END_S)
         finally:
-            process.kill()  # does nothing to one that has ended
+            kill(process)
             process.wait()
             self._worker.close()
             self._eof.set()

@@ -16,6 +16,7 @@ from dragoman.front_ends.front_end import FrontEnd
 from dragoman.front_ends.ports import held
 from dragoman.settings import Settings
 from dragoman.workers.cores import cores
+from dragoman.workers.heartbeat import BEATS
 from dragoman.workers.place import Place
 
 log = logging.getLogger("dragoman.front_end")
@@ -58,6 +59,8 @@ class FrontEnds(Front):
             raise fault
         self._owned = [asyncio.create_task(self._place(each.desk).keep(each)) for each in made]
         self._owned.append(asyncio.create_task(self._keep_told()))
+        if settings.heartbeat_s:
+            self._owned.append(asyncio.create_task(self._watch_heartbeats(settings.heartbeat_s / BEATS)))
         log.info("%d front ends listen", len(made))
 
     async def _started(self, front_end: FrontEnd) -> None:
@@ -106,8 +109,21 @@ class FrontEnds(Front):
     # --- what they tell ----------------------------------------------------------------------------------------
 
     def _complete(self) -> bool:
-        """Whether every front end is there."""
-        return len(self.alive) == len(self._desks)
+        """Whether every front end is there and can answer."""
+        return len(self.alive) == len(self._desks) and not any(each.heartbeat.is_hung for each in self.alive)
+
+    async def _watch_heartbeats(self, interval_s: float) -> None:
+        """Tell the others where one is stopped: its connections wait, and new ones still come to it."""
+        while True:
+            await asyncio.sleep(interval_s)
+            complete = self._complete()
+            for each in self.alive:
+                hung = each.heartbeat.is_hung
+                each.heartbeat.beat(busy=True)  # it computes nothing, so it is never silent for long
+                if each.heartbeat.is_hung and not hung:
+                    log.error("front end %d is stopped; its clients wait", each.pid)
+            if complete != self._complete():
+                self._tell()
 
     async def _shelved(self, call: Shelved) -> Any:
         """Answers that are fetched later are kept here, since a client may come back to any of the processes."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ctypes
 import faulthandler
 import os
 import signal
@@ -20,10 +19,9 @@ from dragoman.workers import shared
 from dragoman.workers.channel import Channel, receive
 from dragoman.workers.execute import Executor
 from dragoman.workers.frames import Buffer, Frame, Kind, encode
+from dragoman.workers.group import signal_at_end_of_parent
 from dragoman.workers.owned import owned
 from dragoman.workers.pool import WINDOW, Elsewhere
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
@@ -158,6 +156,8 @@ class Worker:
                 job.cancelled = True
                 if job.task is not None:
                     job.task.cancel()
+            case Kind.PING:
+                self._channel.send(encode(Kind.PONG))
             case _ if self._told is not None:
                 self._told(frame)
 
@@ -273,16 +273,22 @@ def _named(fault: BaseException) -> str:
 
 
 def _leave_signals_to_the_parent() -> None:
-    """Ctrl-C goes to the whole group, and a service manager's SIGTERM to the whole service; the parent drains first."""
+    """A service manager sends signals to all processes of the service; the parent drains first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    # What the model itself forks can be ended as ever.
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    os.register_at_fork(after_in_child=_restore_signals)
+
+
+def _restore_signals() -> None:
+    """What the model itself forks can be ended as ever."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _end_with(parent: int) -> None:
     """Have the kernel kill this process when its parent ends, however that happens; elsewhere EOF must do."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        signal_at_end_of_parent(signal.SIGKILL)
         if os.getppid() != parent:  # it ended before we asked
             os._exit(0)

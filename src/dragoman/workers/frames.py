@@ -37,6 +37,7 @@ class Kind(enum.IntEnum):
 
     UNUSED goes both ways: shared memory that the other side may write again. A front end is spawned as a worker is, and
     asks as the server does: CALL and so on go from it to the server, which tells it READY (or not) and STOP.
+    PING is answered by PONG, at once where the process is idle.
 
     SPEC is answered by LOADED, by ELSEWHERE (the model would be in another place), or by ERROR.
     Every CALL and STREAM is ended by exactly one ANSWER, END or ERROR, also where it was cancelled.
@@ -56,6 +57,8 @@ class Kind(enum.IntEnum):
     UNUSED = 11
     READY = 12
     STOP = 13
+    PING = 14
+    PONG = 15
 
 
 class Frame(NamedTuple):

@@ -16,6 +16,7 @@ from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady
 from dragoman.core.metrics import Family
 from dragoman.core.spec import ModelSpec
 from dragoman.workers.frames import Buffer, Kind
+from dragoman.workers.heartbeat import BEATS
 from dragoman.workers.importable import importable
 from dragoman.workers.place import Place
 from dragoman.workers.pool import CONCURRENT, WINDOW, A, Loaded
@@ -49,7 +50,7 @@ class ProcessPool:
 
     @property
     def ready(self) -> bool:
-        return bool(self._replicas)
+        return any(not replica.heartbeat.is_hung for replica in self._replicas)
 
     @property
     def capacity(self) -> int:
@@ -71,6 +72,8 @@ class ProcessPool:
         self._places = [Place(self._made, self._lose, self._gain, self._fail) for _ in replicas]
         keeping = zip(self._places, replicas, strict=True)
         self._keepers = [asyncio.create_task(place.keep(replica)) for place, replica in keeping]
+        if self._spec.heartbeat_s:
+            self._keepers.append(asyncio.create_task(self._watch_heartbeats(self._spec.heartbeat_s / BEATS)))
         self._changed()
         return loaded[0]
 
@@ -136,7 +139,9 @@ class ProcessPool:
     def _pump(self) -> None:
         """Give the calls that wait to the workers that have room."""
         while self._queue:
-            replica = min((r for r in self._replicas if r.room), key=lambda r: len(r.held), default=None)
+            # Where all hang, calls wait in the processes: a deadline then ends one that hangs for good.
+            able = [r for r in self._replicas if not r.heartbeat.is_hung] or self._replicas
+            replica = min((r for r in able if r.room), key=lambda r: len(r.held), default=None)
             if replica is None:
                 return
             job = self._queue.popleft()
@@ -157,6 +162,33 @@ class ProcessPool:
             return None
 
     def _served(self, _replica: Replica) -> None:
+        self._pump()
+
+    # --- processes hang --------------------------------------------------------------------------------------
+
+    async def _watch_heartbeats(self, interval_s: float) -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            ready = self.ready
+            for replica in self._replicas:
+                if replica.beat():
+                    self._heartbeat_changed(replica)
+            if self.ready != ready:
+                self._changed()
+
+    def _heartbeat_changed(self, replica: Replica) -> None:
+        what = "model '%s': worker process %d "
+        if not replica.heartbeat.is_hung:
+            log.info(what + "answers again", self._spec.name, replica.pid)
+        else:
+            why = replica.heartbeat.reason
+            log.error(what + "hangs: %s; no call is sent to it while others answer", self._spec.name, replica.pid, why)
+            if self.ready and not self._concurrent:
+                for job in [*replica.held.values()][:0:-1]:  # all but the first, which it may have begun
+                    if job.wanted:
+                        replica.take_back(job)
+                        job.number, job.replica = next(self._numbers), None
+                        self._queue.appendleft(job)
         self._pump()
 
     # --- processes come and go -------------------------------------------------------------------------------

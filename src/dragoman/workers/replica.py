@@ -3,8 +3,10 @@
 import asyncio
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from dragoman.core.calls import Request
@@ -13,9 +15,10 @@ from dragoman.core.spec import ModelSpec, Placement
 from dragoman.workers import shared
 from dragoman.workers.channel import Channel, pair
 from dragoman.workers.frames import Buffer, Frame, Kind, encode
+from dragoman.workers.heartbeat import Heartbeat, is_stopped
 from dragoman.workers.pool import CONCURRENT, Elsewhere, Loaded
 from dragoman.workers.shortage import failure
-from dragoman.workers.spawn import exit_of, spawn, told
+from dragoman.workers.spawn import exit_of, kill, spawn, told
 
 # How long a process may take to end by itself: one that is idle closes its model first.
 _IDLE_GRACE_S = 2.0
@@ -31,11 +34,15 @@ class Job:
     __slots__ = ("deliver", "kind", "number", "replica", "request")
 
     def __init__(
-        self, number: int, kind: Kind, request: Request[Any], deliver: Callable[[Any, DragomanError | None, bool], None]
+        self,
+        number: int,
+        kind: Kind,
+        request: Request[Any] | None,
+        deliver: Callable[[Any, DragomanError | None, bool], None],
     ) -> None:
         self.number = number
         self.kind = kind
-        self.request: Request[Any] | None = request
+        self.request = request
         self.deliver = deliver
         self.replica: Replica | None = None
 
@@ -62,7 +69,7 @@ class Replica:
 
     `held` are the calls that it has, in order; one that was cancelled stays until the process says it is done. A
     model that does one call at a time and does not end a cancelled one in time is killed; it is `overdue` then.
-    `answered` tells whether any call was done here, `end` how the process ended.
+    `answered` tells whether any call was done here, `end` how the process ended, `heartbeat` whether it hangs.
     """
 
     def __init__(self, spec: ModelSpec, served: Callable[["Replica"], None]) -> None:
@@ -78,6 +85,7 @@ class Replica:
         self.answered = False
         self.overdue = False
         self.end = ""
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     async def start(self) -> Loaded:
         """Start the process and load the model in it. Raises ModelFailed or Elsewhere; nothing is left behind then."""
@@ -89,6 +97,7 @@ class Replica:
         except OSError as fault:
             raise failure(fault)(f"failed to load '{self._spec.name}', no process: {fault}") from fault
         self._process = process
+        self.heartbeat = Heartbeat(partial(is_stopped, process.pid), partial(self._channel.send, encode(Kind.PING)))
         self._watching = asyncio.create_task(self._watch(process))
         self._channel.send(hello)
         try:
@@ -99,6 +108,10 @@ class Replica:
         self._concurrent = loaded.concurrent
         self._ready = True
         return loaded
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def room(self) -> bool:
@@ -112,6 +125,18 @@ class Replica:
         if self._concurrent:
             return len(self.held) < CONCURRENT
         return not self.held or (len(self.held) == 1 and (self._alone or self._short))
+
+    def beat(self) -> bool:
+        """Look whether the process hangs; true where that has changed."""
+        hung = self.heartbeat.is_hung
+        self.heartbeat.beat(busy=bool(self.held))
+        return self.heartbeat.is_hung != hung
+
+    def take_back(self, job: Job) -> None:
+        """Give up a call that has been sent and not begun, so that another process may have it."""
+        self._channel.send(encode(Kind.CANCEL, job.number))
+        self.held[job.number] = given_up = Job(job.number, job.kind, None, _nobody)
+        given_up.replica = self
 
     def encoded(self, job: Job) -> list[Buffer]:
         """The call for `send`. Raises what pickle raises."""
@@ -147,7 +172,7 @@ class Replica:
             self._give_grace(job)
             return
         self.overdue = True
-        self._process.kill()
+        kill(self._process)
 
     async def stop(self) -> None:
         """End the process: by EOF, then by SIGKILL."""
@@ -163,13 +188,20 @@ class Replica:
         memory = shared.files()
         try:
             with theirs:
-                process = spawn(theirs.fileno(), self._spec.replicas, memory or ())
+                process = spawn(theirs.fileno(), self._spec.replicas, memory or (), folder=self._own_folder())
             return process, Channel(ours, self._received, self._eof.set, memory=memory)
         except OSError:
             ours.close()
             raise
         finally:
             shared.close(memory or ())
+
+    def _own_folder(self) -> str | None:
+        """The working directory of the process, where it has one of its own. Raises OSError."""
+        if self._spec.working_directory == "shared":
+            return None
+        self._folder = tempfile.TemporaryDirectory(prefix=f"dragoman-{self._spec.name}-", ignore_cleanup_errors=True)
+        return self._folder.name
 
     def _hello(self) -> list[Buffer]:
         try:
@@ -189,7 +221,9 @@ class Replica:
             error = ModelFailed(f"model '{self._spec.name}' failed: its answer cannot be read: {fault}")
         if frame.kind == Kind.ERROR and error is None:
             value, error = None, value
-        if job is None:
+        if frame.kind == Kind.PONG:
+            self.heartbeat.heard()
+        elif job is None:
             self._has_loaded(value, error)
         elif frame.kind == Kind.PIECE:
             job.deliver(value, error, error is not None)
@@ -234,13 +268,15 @@ class Replica:
             else:
                 await self._see_off(process, exited)
         finally:
-            process.kill()  # does nothing to one that has ended
+            kill(process)
             process.wait()
             self._channel.close()
             self._eof.set()
             exited.cancel()
             eof.cancel()
             await asyncio.wait({exited, eof})
+            if self._folder is not None:
+                self._folder.cleanup()
             self.end = told(process.returncode)
             if not self._loaded.done():
                 self._loaded.set_exception(self._unloadable(process.returncode))
@@ -258,7 +294,7 @@ class Replica:
         idle = self._ready and not self.held
         await asyncio.wait({exited}, timeout=_IDLE_GRACE_S if idle else _BUSY_GRACE_S)
         if not exited.done():
-            process.kill()
+            kill(process)
             await asyncio.wait({exited})
 
     def lost(self) -> WorkerLost:

@@ -1,0 +1,52 @@
+"""Entry point of a worker process: end its whole process group when it ends, however that happens.
+
+A model may start programs of its own, a simulator for example. They are in the worker's process group, which the
+server kills as a whole. Where the server cannot (it was killed itself), a guard does: a process that only waits for
+the end of the worker. It is forked before anything large is imported, so that it costs about 5 MiB.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+# linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+
+
+def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
+    """Start the guard, then run the worker; see `dragoman.workers.child.main`."""
+    if sys.platform == "linux":
+        _start_guard((fd, *memory))
+    from dragoman.workers import child  # here, since it imports NumPy
+
+    child.main(fd, parent, memory)
+
+
+def signal_at_end_of_parent(number: signal.Signals) -> None:
+    """Have the kernel send this process a signal when its parent ends. Linux alone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def _start_guard(descriptors: Sequence[int]) -> None:
+    worker = os.getpid()
+    if os.getpgrp() == worker and not os.fork():
+        _guard(worker, descriptors)
+
+
+def _guard(worker: int, descriptors: Sequence[int]) -> NoReturn:
+    """Wait until the worker has ended, then kill what is left of its group, this process included."""
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        signal_at_end_of_parent(signal.SIGUSR1)
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, b"dragoman-guard", 0, 0, 0)
+        for descriptor in (0, 1, 2, *descriptors):  # whoever reads at their other ends waits for their last holder
+            os.close(descriptor)
+        while os.getppid() == worker:
+            signal.sigwait({signal.SIGUSR1})
+    finally:
+        os.killpg(0, signal.SIGKILL)
+        os._exit(0)
