@@ -34,6 +34,8 @@ class Listener:
 
     def receive(self, data: Any, at: int, stop: int, ended: bool) -> None:
         assert self.code is None, "nothing is told after the end"
+        if self.head.fault is not None:
+            return
         self.body += bytes(data[at:stop])
         if self.house.reads:
             self.stream.take(stop - at)
@@ -71,6 +73,8 @@ class House:
     def open(self, stream: Stream, head: Head, ended: bool) -> Listener:
         listener = Listener(self, stream, head)
         self.heard.append(listener)
+        if head.fault is not None:
+            stream.head(encoded([(b":status", b"%d" % head.fault.status)]), ended=True)
         if ended:
             listener.receive(b"", 0, 0, True)
         return listener

@@ -289,6 +289,7 @@ MALFORMED: dict[str, list[tuple[str, str]]] = {
     "an empty path": [(n, "" if n == ":path" else v) for n, v in POST],
     "a path without slash": [(n, "x" if n == ":path" else v) for n, v in POST],
     "a method of blanks": [(n, "A B" if n == ":method" else v) for n, v in POST],
+    "a scheme of blanks": [(n, "ht tp" if n == ":scheme" else v) for n, v in POST],
     "CONNECT": [(":method", "CONNECT"), (":authority", "localhost")],
     "two methods": [POST[0], *POST],
     "an unknown pseudo-field": [(":status", "200"), *POST],
@@ -299,6 +300,9 @@ MALFORMED: dict[str, list[tuple[str, str]]] = {
     "a line break": fields(("x", "a\r\nb: c")),
     "a null": fields(("x", "a\0b")),
     "blanks around": fields(("x", " y ")),
+    "a tab before": fields(("x", "\ty")),
+    "a blank alone": fields(("x", " ")),
+    "a null in a call of gRPC": fields(("content-type", "application/grpc"), ("x", "a\0b ")),
     "connection": fields(("connection", "close")),
     "keep-alive": fields(("keep-alive", "5")),
     "proxy-connection": fields(("proxy-connection", "x")),
@@ -319,6 +323,44 @@ def test_a_malformed_request_hurts_its_stream_alone(name: str) -> None:
     wire.data(3, b"on its way", ended=True).data(1, b"x", ended=True)
     assert wire.answer(1) == b"x"
     assert wire.alive()
+
+
+UNFIT = {
+    **{f"path {path!r}": [(n, path if n == ":path" else v) for n, v in GET]
+       for path in ("/a b", "/a\tb", "/\x01", "/a\x7f", "/a\r\nb: c", "/a\0", "/a ")},
+    **{f"authority {host!r}": [(n, host if n == ":authority" else v) for n, v in GET]
+       for host in ("a b", "u@a", "a/../x", "a:b", "a:80:80", "a\r\nb", " a", "[::1", "a\x01", "é", "a?b", "a#b")},
+    "host 'a b'": [*(f for f in GET if f[0] != ":authority"), ("host", "a b")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_a_path_or_authority_that_no_uri_can_have_is_400(name: str) -> None:
+    wire = Wire().headers(1, UNFIT[name], ended=True)
+    (head,) = wire.read()
+    assert wire.decoder.decode(head.data) == [(":status", "400")]
+    assert wire.alive()
+
+
+@pytest.mark.parametrize(
+    "host", ["", "a", "a.example:80", "127.0.0.1:", "[::1]:8080", "[fe80::1%25eth0]", "a_b-c~d", "%2Ftmp%2Fsocket"]
+)
+def test_authorities_that_clients_send(host: str) -> None:
+    wire = Wire().headers(1, [(n, host if n == ":authority" else v) for n, v in GET], ended=True)
+    assert wire.decoder.decode(wire.read()[0].data) == [(":status", "200")]
+    assert wire.house.heard[0].head.authority == host
+
+
+def test_blanks_around_metadata_of_grpc_are_taken_off() -> None:
+    wire = Wire(House(answering=False))
+    wire.headers(1, fields(("x-a", "trail "), ("content-type", "application/grpc"), ("x-b", "\t lead"), ("x-c", " ")))
+    assert wire.read() == []
+    assert wire.house.heard[0].head.fields == (
+        ("x-a", "trail"),
+        ("content-type", "application/grpc"),
+        ("x-b", "lead"),
+        ("x-c", ""),
+    )
 
 
 def announced(wire: Wire, length: int) -> Wire:

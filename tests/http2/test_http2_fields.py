@@ -56,8 +56,10 @@ def test_garbage_is_a_fault_or_what_the_library_reads(block: bytes, before: list
 
 def test_a_list_too_long_keeps_the_table_right() -> None:
     encoder, decoder = LibraryEncoder(), Decoder(100)
-    assert decoder.decode(encoder.encode([(b"a", b"b" * 50), (b"c", b"d" * 50)])) is None
+    assert decoder.decode(encoder.encode([(b"a", b"b" * 50), (b"c", b"d" * 50)])) == [(b"a", b"b" * 50)]
+    assert decoder.too_large
     assert decoder.decode(encoder.encode([(b"c", b"d" * 50)])) == [(b"c", b"d" * 50)]
+    assert not decoder.too_large
 
 
 @pytest.mark.parametrize("block", [b"\x40", b"\x40\x05abc", b"\x00\x01a", b"\x7f", b"\xc0", b"\x10\x81", b"\x3f"])

@@ -8,7 +8,7 @@ from dragoman.protocols.wire import GrpcProtocol
 from dragoman.transports.bodies import Bodies
 from dragoman.transports.grpc_calls import Handler, Refusal, UnaryHandler
 from dragoman.transports.grpc_own.call import Call
-from dragoman.transports.grpc_own.head import CallHead, call_head, is_grpc
+from dragoman.transports.grpc_own.head import CallHead, call_head
 from dragoman.transports.grpc_own.status import trailers_only
 from dragoman.transports.grpc_own.streaming import StreamCall
 from dragoman.transports.grpc_own.unary import UnaryCall
@@ -51,7 +51,7 @@ class Calls:
     def open(self, stream: Stream, head: Head, ended: bool) -> Hearer:
         """A request begins."""
         if not head.note:
-            head.note.append(call_head(head, self.handlers) if is_grpc(head) else None)
+            head.note.append(call_head(head, self.handlers) if head.is_grpc else None)
         found: CallHead | None = head.note[0]
         if found is None:
             return self._other(stream, head, ended)

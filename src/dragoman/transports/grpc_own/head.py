@@ -27,17 +27,13 @@ class CallHead:
     refused: Refusal | None
 
 
-def is_grpc(head: Head) -> bool:
-    """Whether a request is a call at all."""
-    kind = next((value for name, value in head.fields if name == "content-type"), "")
-    return kind == "application/grpc" or kind.startswith(("application/grpc+", "application/grpc;"))
-
-
 def call_head(head: Head, handlers: Mapping[str, Handler]) -> CallHead:
     """The call that a request is for."""
     fields = dict(head.fields)
     handler, refused = handlers.get(head.path), None
-    if head.method != "POST":
+    if head.fault is not None:
+        refused = Refusal("RESOURCE_EXHAUSTED" if head.fault.status == 431 else "INTERNAL", head.fault.message)
+    elif head.method != "POST":
         refused = Refusal("UNIMPLEMENTED", f"expected the method POST, got {head.method[:32]}")
     elif handler is None:
         refused = Refusal("UNIMPLEMENTED", f"there is no method {head.path[:256]}")

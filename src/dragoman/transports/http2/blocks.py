@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from dragoman.protocols.wire import HttpFault
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.fields import Decoder, Field
 from dragoman.transports.http2.frames import ConnectionFault
@@ -17,10 +18,11 @@ _MAX_KEPT_BYTES: Final = 1024
 class Blocks:
     """The blocks of one connection. `begun` tells whether one is still coming in."""
 
-    __slots__ = ("_block", "_decoder", "_ended", "_heads", "_max_fields", "_number", "_pieces", "begun", "most")
+    __slots__ = ("_block", "_decoder", "_ended", "_heads", "_max_bytes", "_max_fields", "_number", "_pieces", "begun", "most")
 
     def __init__(self, max_header_bytes: int, max_fields: int) -> None:
         self._max_fields = max_fields
+        self._max_bytes = max_header_bytes
         self._decoder = Decoder(max_header_bytes)
         # Somewhat larger ones are read, so that their stream alone is refused.
         self.most = max(frames.SMALLEST_FRAME, 4 * max_header_bytes)
@@ -49,24 +51,33 @@ class Blocks:
         block, self._block, self.begun = bytes(self._block), bytearray(), False
         return self._ended, block
 
-    def fields(self, block: bytes) -> list[Field] | None:
-        """The fields of a block; None where they are too many. Raises ConnectionFault."""
-        version = self._decoder.version
-        found = self._decoder.decode(block)
-        if self._decoder.version != version:
-            self._heads.clear()
-        return None if found is not None and len(found) > self._max_fields else found
+    def fields(self, block: bytes) -> tuple[list[Field], HttpFault | None]:
+        """Return the fields of a block, as far as they are allowed, and an error where they were more.
 
-    def head(self, block: bytes) -> Head | None:
-        """The head of a request; None where it has too many fields. Raises ConnectionFault and StreamFault."""
+        Raises ConnectionFault.
+        """
+        decoder = self._decoder
+        version = decoder.version
+        found = decoder.decode(block)
+        if decoder.version != version:
+            self._heads.clear()
+        if decoder.too_large:
+            return found, HttpFault(431, f"headers: expected at most {self._max_bytes} bytes, got more")
+        if len(found) > self._max_fields:
+            told = f"headers: expected at most {self._max_fields} fields, got {len(found)}"
+            return found[: self._max_fields], HttpFault(431, told)
+        return found, None
+
+    def head(self, block: bytes) -> Head:
+        """Return the head of a request; its `fault` says if it has too many fields.
+
+        Raises ConnectionFault and StreamFault.
+        """
         head = self._heads.get(block)
         if head is not None:
             return head
         version = self._decoder.version
-        fields = self.fields(block)
-        if fields is None:
-            return None
-        head = read_head(fields)
+        head = read_head(*self.fields(block))
         if self._decoder.version == version and len(block) <= _MAX_KEPT_BYTES:
             if len(self._heads) >= _MAX_KEPT:
                 self._heads.clear()

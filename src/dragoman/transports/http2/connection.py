@@ -9,7 +9,6 @@ from typing import Any
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.blocks import Blocks, unpadded
 from dragoman.transports.http2.control import Control
-from dragoman.transports.http2.fields import encoded
 from dragoman.transports.http2.frames import ConnectionFault, StreamFault
 from dragoman.transports.http2.request import Head, check_trailers
 from dragoman.transports.http2.stream import Buffer, Listener, Stream, Streams
@@ -21,7 +20,6 @@ log = logging.getLogger("dragoman.http2")
 _DIRECT = 1 << 13
 # Clients send the rest of a body that was refused in pieces that are larger.
 _TINY = 1 << 10
-_TOO_LARGE = encoded([(b":status", b"431")])
 
 _unpack = frames.head.unpack_from
 
@@ -181,7 +179,7 @@ class Connection(Control):
         head = self._blocks.head(block)
         if len(self.open) >= self.terms.max_streams or self.refusing:
             raise StreamFault(frames.REFUSED_STREAM, "too many streams at a time")
-        length = -1 if head is None else head.length
+        length = -1 if head.fault is not None else head.length
         if ended and length > 0:
             raise StreamFault(frames.PROTOCOL_ERROR, f"expected {length} bytes, got no body")
         stream = Stream(self, number, length, self.terms.stream_window, self.stream_window_out, self.now_s)
@@ -189,10 +187,7 @@ class Connection(Control):
         stream.heard_all = ended
         self._begin(stream, head, ended)
 
-    def _begin(self, stream: Stream, head: Head | None, ended: bool) -> None:
-        if head is None:
-            stream.head(_TOO_LARGE, ended=True)
-            return
+    def _begin(self, stream: Stream, head: Head, ended: bool) -> None:
         try:
             listener = self._streams.open(stream, head, ended)
         except Exception as fault:
@@ -202,10 +197,10 @@ class Connection(Control):
                 stream.listener = listener
 
     def _trailers(self, stream: Stream, ended: bool, block: bytes) -> None:
-        fields = self._blocks.fields(block)
+        fields, too_many = self._blocks.fields(block)
         if stream.heard_all:
             raise StreamFault(frames.STREAM_CLOSED, "fields after the end of a request")
-        if not ended or fields is None:
+        if not ended or too_many is not None:
             raise StreamFault(frames.PROTOCOL_ERROR, "expected one block of fields after a body, which ends it")
         check_trailers(fields)
         self._ends = True

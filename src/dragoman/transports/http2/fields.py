@@ -1,19 +1,18 @@
 """Header fields to and from their compressed form (HPACK, RFC 7541).
 
-Reading is done here and not by the `hpack` library, whose tables and Huffman codes it uses, for three reasons: it
-tells whether a block has changed the table (`version`), so that equal blocks need not be read again; a list beyond
-the limit costs no memory while the table stays right; and gRPC's blocks, which are mostly indices, take a fourth of
-the time.
+Reading is done here and not by the `hpack` library, for three reasons: it tells whether a block has changed the table
+(`version`), so that equal blocks need not be read again; a list beyond the limit costs no memory while the table stays
+right; and gRPC's blocks, which are mostly indices, take a fourth of the time. The static table
+comes from the library's public decoder.
 """
 
 from collections.abc import Iterable
 from typing import Final
 
-from hpack.exceptions import HPACKDecodingError
-from hpack.huffman_table import decode_huffman
-from hpack.table import HeaderTable
+import hpack
 
 from dragoman.transports.http2.frames import COMPRESSION_ERROR, ConnectionFault
+from dragoman.transports.http2.huffman import huffman
 
 Field = tuple[bytes, bytes]
 
@@ -21,7 +20,11 @@ Field = tuple[bytes, bytes]
 ENTRY_BYTES: Final = 32
 TABLE_BYTES: Final = 4096
 
-_STATIC: Final[tuple[Field, ...]] = ((b"", b""), *HeaderTable.STATIC_TABLE)
+# RFC 7541, appendix A: what a decoder that has seen nothing makes of each index.
+_STATIC: Final[tuple[Field, ...]] = (
+    (b"", b""),
+    *((bytes(name), bytes(value)) for name, value in hpack.Decoder().decode(bytes(range(0x81, 0x81 + 61)), raw=True)),
+)
 _NAMES: Final = {name: at for at, (name, _) in reversed(list(enumerate(_STATIC))) if at}
 # No number in a block that we take is larger; one of more bytes is an attack.
 _MAX_INTEGER: Final = 1 << 24
@@ -31,26 +34,29 @@ class Decoder:
     """Reads the blocks of one connection.
 
     `version` changes with the table: while it stays, equal blocks mean equal fields. A block whose fields count more
-    than `max_list_bytes` (each its name, value and 32 bytes) is read to its end, for the table's sake, and gives None.
+    than `max_list_bytes` (each its name, value and 32 bytes) is read to its end, for the table's sake; `too_large` says
+    that the last block was one. It gives only the fields that fit.
     """
 
-    __slots__ = ("_entries", "_limit", "_max_list_bytes", "_size", "version")
+    __slots__ = ("_entries", "_huffman", "_limit", "_max_list_bytes", "_size", "too_large", "version")
 
     def __init__(self, max_list_bytes: int) -> None:
         self.version = 0
+        self.too_large = False
+        self._huffman = huffman()
         self._max_list_bytes = max_list_bytes
         self._entries: list[Field] = []  # the newest last
         self._size = 0
         self._limit = TABLE_BYTES
 
-    def decode(self, block: bytes) -> list[Field] | None:
-        """The fields of a block; None where there are too many. Raises ConnectionFault COMPRESSION_ERROR."""
+    def decode(self, block: bytes) -> list[Field]:
+        """Return the fields of a block. Raises ConnectionFault COMPRESSION_ERROR."""
         try:
             return self._decode(block)
-        except (IndexError, HPACKDecodingError) as fault:
+        except (IndexError, ValueError) as fault:
             raise ConnectionFault(COMPRESSION_ERROR, "a header block ends early or is malformed") from fault
 
-    def _decode(self, block: bytes) -> list[Field] | None:
+    def _decode(self, block: bytes) -> list[Field]:
         found: list[Field] = []
         at, end, room = 0, len(block), self._max_list_bytes
         while at < end:
@@ -72,7 +78,8 @@ class Decoder:
             room -= len(field[0]) + len(field[1]) + ENTRY_BYTES
             if room >= 0:
                 found.append(field)
-        return found if room >= 0 else None
+        self.too_large = room < 0
+        return found
 
     def _entry(self, index: int) -> Field:
         if 0 < index <= 61:
@@ -84,15 +91,27 @@ class Decoder:
     def _literal(self, block: bytes, at: int, mask: int) -> tuple[Field, int]:
         index = block[at] & mask
         if index == 0:
-            name, at = _text(block, at + 1)
+            name, at = self._text(block, at + 1)
         else:
             if index == mask:
                 index, at = _integer(block, at, mask)
             else:
                 at += 1
             name = self._entry(index)[0]
-        value, at = _text(block, at)
+        value, at = self._text(block, at)
         return (name, value), at
+
+    def _text(self, block: bytes, at: int) -> tuple[bytes, int]:
+        first = block[at]
+        if first & 0x7F == 0x7F:
+            length, at = _integer(block, at, 0x7F)
+        else:
+            length, at = first & 0x7F, at + 1
+        end = at + length
+        if end > len(block):
+            raise ConnectionFault(COMPRESSION_ERROR, "a header block ends within a text")
+        text = block[at:end]
+        return (self._huffman.decode(text) if first >= 0x80 else text), end
 
     def _add(self, field: Field) -> None:
         self.version += 1
@@ -136,19 +155,6 @@ def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
         shift += 7
-
-
-def _text(block: bytes, at: int) -> tuple[bytes, int]:
-    first = block[at]
-    if first & 0x7F == 0x7F:
-        length, at = _integer(block, at, 0x7F)
-    else:
-        length, at = first & 0x7F, at + 1
-    end = at + length
-    if end > len(block):
-        raise ConnectionFault(COMPRESSION_ERROR, "a header block ends within a text")
-    text = block[at:end]
-    return (decode_huffman(text) if first >= 0x80 else text), end
 
 
 def encoded(fields: Iterable[Field]) -> bytes:

@@ -5,12 +5,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from dragoman.protocols.wire import HttpFault
 from dragoman.transports.http2.fields import Field
 from dragoman.transports.http2.frames import PROTOCOL_ERROR, StreamFault
 
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 # No controls that could split a field elsewhere, and no blanks around it (8.2.1).
 _VALUE = re.compile(rb"(?:[^\x00\r\n\t ](?:[^\x00\r\n]*[^\x00\r\n\t ])?)?")
+_BLANKS = b"\t "
+_PATH = re.compile(r"[^\x00-\x20\x7f]*")
+# RFC 3986, 3.2.2 and 3.2.3: a name or an address, and perhaps a port; no user (RFC 9113, 8.3.1).
+_AUTHORITY = re.compile(r"(?:\[[0-9A-Za-z:.%_~-]+\]|[\w.~!$&'()*+,;=%-]*)(?::[0-9]*)?", re.ASCII)
 _OF_CONNECTIONS = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 
@@ -19,7 +24,8 @@ _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 class Head:
     """A request's head. `path` is as it was sent; `length` that of the body where it is announced, else -1.
 
-    `note` is for whoever answers: it is kept as long as equal heads come.
+    `fault` is the HTTP error with which the request has to be answered, whatever it asks for; `fields` may then not be
+    all that were sent. `note` is for whoever answers: it is kept as long as equal heads come.
     """
 
     method: str
@@ -28,20 +34,30 @@ class Head:
     path: str
     fields: tuple[tuple[str, str], ...]
     length: int = -1
+    is_grpc: bool = False
+    fault: HttpFault | None = None
     note: list[Any] = field(default_factory=list)
 
 
-def read_head(fields: Iterable[Field]) -> Head:
-    """Raises StreamFault PROTOCOL_ERROR where the request is malformed."""
+def read_head(fields: Iterable[Field], fault: HttpFault | None = None) -> Head:
+    """Return the head with these fields; `fault` is an error that is known already.
+
+    Values of gRPC's metadata lose blanks around them, as its specification allows; in any other request they are
+    malformed (RFC 9113, 8.2.1). Raises StreamFault PROTOCOL_ERROR if the request is malformed.
+    """
     pseudo: dict[bytes, str] = {}
     plain: list[tuple[str, str]] = []
     cookies: list[str] = []
+    padded = b""
     for name, value in fields:
         if name[:1] == b":":
-            if plain or cookies or name in pseudo or name not in _PSEUDO or not _VALUE.fullmatch(value):
+            if plain or cookies or name in pseudo or name not in _PSEUDO:
                 raise _malformed(f"the field {_shown(name)} is unknown, twice there, or at the wrong place")
             pseudo[name] = value.decode("latin-1")
             continue
+        if value[:1] in _BLANKS or value[-1:] in _BLANKS:
+            stripped = value.strip(_BLANKS)
+            padded, value = padded if stripped == value else name, stripped
         _check(name, value)
         if name == b"cookie":
             cookies.append(value.decode("latin-1"))  # 8.2.3: comes in crumbs
@@ -49,20 +65,38 @@ def read_head(fields: Iterable[Field]) -> Head:
             plain.append((name.decode("latin-1"), value.decode("latin-1")))
     if cookies:
         plain.append(("cookie", "; ".join(cookies)))
-    return _head(pseudo, plain)
-
-
-def _head(pseudo: dict[bytes, str], plain: list[tuple[str, str]]) -> Head:
+    kind = next((value for name, value in plain if name == "content-type"), "")
+    is_grpc = kind == "application/grpc" or kind.startswith(("application/grpc+", "application/grpc;"))
+    if padded and not is_grpc:
+        raise _malformed(f"the value of field {_shown(padded)} begins or ends with a blank")
     method, scheme, path = (pseudo.get(name, "") for name in (b":method", b":scheme", b":path"))
-    if not method or not scheme or not _NAME.fullmatch(method.lower().encode("latin-1")):
+    if fault is not None:  # fields may be missing
+        return Head(method, scheme, "", path, tuple(plain), is_grpc=is_grpc, fault=fault)
+    authority = _checked(method, scheme, path, pseudo.get(b":authority", ""), plain)
+    fault = _unfit(path, authority)
+    return Head(method, scheme, authority, path, tuple(plain), _length(plain), is_grpc, fault)
+
+
+def _checked(method: str, scheme: str, path: str, authority: str, plain: list[tuple[str, str]]) -> str:
+    """Check the pseudo-fields and return the authority, which the field Host may name as well."""
+    if not all(_NAME.fullmatch(text.lower().encode("latin-1")) for text in (method, scheme)):
         raise _malformed("expected a :method, a :scheme and a :path")
     if not (path.startswith("/") or (path == "*" and method == "OPTIONS")):
         raise _malformed(f"expected a :path that begins with a slash, got {path[:64]!r}")
     hosts = {value for name, value in plain if name == "host"}
-    authority = pseudo.get(b":authority") or next(iter(hosts), "")
+    authority = authority or next(iter(hosts), "")
     if len(hosts) > 1 or (hosts and hosts != {authority}):
         raise _malformed("the fields :authority and host name different hosts")
-    return Head(method, scheme, authority, path, tuple(plain), _length(plain))
+    return authority
+
+
+def _unfit(path: str, authority: str) -> HttpFault | None:
+    """The error of a path or an authority that no URI can have."""
+    if _PATH.fullmatch(path) is None:
+        return HttpFault(400, f":path: expected no blanks or control characters, got {path[:64]!r}")
+    if _AUTHORITY.fullmatch(authority) is None:
+        return HttpFault(400, f":authority: expected a host and perhaps a port, got {authority[:64]!r}")
+    return None
 
 
 def _length(plain: list[tuple[str, str]]) -> int:

@@ -59,6 +59,9 @@ class Request:
         self._room: asyncio.Future[None] | None = None
         self._began_s = house.loop.time()
         self._over = False
+        if head.fault is not None:
+            self._refuse(head.fault)  # not raised: equal heads share it
+            return
         try:
             self._prepare()
         except HttpFault as fault:
