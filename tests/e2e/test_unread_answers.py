@@ -1,7 +1,9 @@
 """Answers that clients do not take are bounded: on each connection, and on all together; looked at through sockets."""
 
 import asyncio
+import gc
 import json
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,8 +32,12 @@ class Grown(dragoman.Model):
     placement = "inline"
     asked = 0
 
+    def __init__(self) -> None:
+        self.inputs_seen: list[weakref.ref[Any]] = []
+
     def infer(self, call: dragoman.Infer) -> dict[str, Any]:
         self.asked += 1
+        self.inputs_seen.append(weakref.ref(call.inputs["n"].data))
         return {"y": np.full(MIB, call.inputs["n"].data[0], np.uint8)}
 
 
@@ -166,6 +172,19 @@ async def test_who_makes_no_room_is_not_answered_beyond_a_bound_and_then_gets_it
         assert model.asked == STREAMS
         assert min(client.came.values()) >= MIB
         assert max(client.came.values()) < MIB + 1000
+
+
+@pytest.mark.parametrize("kind", ["rest", "grpc"])
+async def test_an_answer_that_waits_keeps_nothing_of_its_request(kind: str) -> None:
+    async with house() as (model, server), Slow.to(server.http_ports[0]) as client:
+        for _ in range(5):
+            client.ask(kind)
+        while model.asked < 5:
+            await client.pong()
+        gc.collect()
+        assert [seen() for seen in model.inputs_seen] == [None] * 5
+        client.make_room()
+        await client.all_ended()
 
 
 async def test_who_gives_up_what_waits_leaves_nothing_behind() -> None:

@@ -2,9 +2,11 @@
 
 import asyncio
 import gzip
+import os
 import zlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -306,6 +308,49 @@ async def test_what_all_calls_hold_is_bounded(engine: FakeEngine) -> None:
     await server.stop(0)
 
 
+async def test_a_claimed_length_takes_no_file_and_little_memory(engine: FakeEngine) -> None:
+    server = make_server("own", engine, replace(LIMITS, max_body_bytes=64 << 20))
+    async with Raw.to(await server.start("127.0.0.1", 0)) as raw:
+        assert await answers(raw)
+        before = open_files(), address_space()
+        numbers = [raw.ask("ModelInfer", b"\0\x03\xff\xff\xff" + b"x", end=False) for _ in range(20)]
+        assert await answers(raw)
+        assert open_files() == before[0]
+        assert address_space() - before[1] < 20 * (4 << 20)
+        for number in numbers:
+            raw.h2.reset_stream(number, 8)
+    await server.stop(0)
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def address_space() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
+
+
+async def test_a_message_in_work_counts_until_the_next_is_read(engine: FakeEngine) -> None:
+    engine.pieces = 0
+    server = make_server("own", engine, replace(LIMITS, max_bodies_bytes=300_000))
+    message = infer_message("slow")
+    message.raw_input_contents[0] = bytes(200_000)
+    message.inputs[0].datatype, message.inputs[0].shape[0] = "UINT8", 200_000
+    data = framed(message.SerializeToString())
+    async with Raw.to(await server.start("127.0.0.1", 0)) as raw:
+        assert await answers(raw)
+        numbers = [raw.ask("ModelStreamInfer", end=False) for _ in range(2)]
+        for number in numbers:
+            for at in range(0, len(data), 15_000):
+                raw.say(number, data[at : at + 15_000])
+            if number == numbers[0]:
+                await asyncio.wait_for(engine.started.wait(), 10)
+        code, told = (await raw.answer(numbers[1])).status
+        assert code == EXHAUSTED
+        assert told.startswith("the requests under way hold all of the 300000 bytes")
+    await server.stop(0)
+
+
 async def test_a_client_that_says_nothing_is_asked_and_stays(hasty: Raw) -> None:
     assert await answers(hasty)
     pings = 0
@@ -411,6 +456,28 @@ async def test_large_raw_contents_reach_the_model_where_they_were_received(raw: 
         while isinstance(owner, np.ndarray):
             owner = owner.base
         assert isinstance(owner, memoryview)
+
+
+@pytest.mark.parametrize("size", [1 << 20, (1 << 20) + 1, 5 << 20])
+def test_a_large_message_grows_as_it_comes(size: int) -> None:
+    body = os.urandom(1 << 10) * (size >> 10) + bytes(size & 1023)
+    messages = Messages(8 << 20)
+    messages.feed(framed(body), 0, 5)
+    first = messages.room(8 << 20)
+    assert first is not None
+    assert len(first) == min(size, 1 << 20)
+    at, step = 5, 300_000
+    while messages.begun:
+        room = messages.room(step)
+        assert room is not None
+        if at % 2:
+            room[:] = framed(body)[at : at + len(room)]
+            messages.filled(len(room))
+            at += len(room)
+        else:
+            messages.feed(framed(body), at, min(at + step, size + 5))
+            at += step
+    assert bytes(messages.ready[0][1]) == body
 
 
 def test_a_message_beyond_the_limit_is_refused_by_its_prefix() -> None:

@@ -2,11 +2,11 @@
 
 import struct
 from collections import deque
-from typing import Any, Final
+from typing import Final
 
-from dragoman.core.room import space
 from dragoman.protocols.wire import Buffer
 from dragoman.transports.grpc_calls import Refusal
+from dragoman.transports.receive_buffer import ReceiveBuffer
 
 PREFIX_BYTES: Final = 5
 prefix = struct.Struct(">BI")
@@ -20,15 +20,14 @@ class Messages:
     `awaited` is how many bytes of the one under way are still to come.
     """
 
-    __slots__ = ("_filled", "_flag", "_limit", "_place", "_prefix", "_small", "awaited", "ready")
+    __slots__ = ("_flag", "_large", "_limit", "_prefix", "_small", "awaited", "ready")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._prefix = b""
         self._flag = 0
         self._small = bytearray()
-        self._place: Any = None
-        self._filled = 0
+        self._large: ReceiveBuffer | None = None
         self.awaited = 0
         self.ready: deque[tuple[int, Buffer]] = deque()
 
@@ -66,14 +65,13 @@ class Messages:
             return
         self._flag, self.awaited = flag, length
         if length > _SMALL:
-            self._place = space(length)
-            self._filled = 0
+            self._large = ReceiveBuffer(length)
 
     def _more(self, data: bytes | memoryview, at: int, stop: int) -> int:
         size = min(self.awaited, stop - at)
-        if self._place is not None:
-            self._place[self._filled : self._filled + size] = memoryview(data)[at : at + size]
-            self.filled(size)
+        if self._large is not None:
+            self._large.put(memoryview(data)[at : at + size])
+            self._received(self._large, size)
             return at + size
         piece = data[at : at + size]
         self.awaited -= size
@@ -87,18 +85,19 @@ class Messages:
 
     def room(self, size: int) -> memoryview | None:
         """Where the next bytes, at most `size` of them, belong; None where `feed` takes them."""
-        if self._place is None:
-            return None
-        found: memoryview = self._place[self._filled : self._filled + min(size, self.awaited)]
-        return found
+        return None if self._large is None else self._large.room()[:size]
 
     def filled(self, size: int) -> None:
         """So many bytes were written there."""
-        self._filled += size
+        assert self._large is not None
+        self._large.advance(size)
+        self._received(self._large, size)
+
+    def _received(self, buffer: ReceiveBuffer, size: int) -> None:
         self.awaited -= size
         if not self.awaited:
-            place, self._place = self._place, None
-            self._done(place.toreadonly())
+            self._large = None
+            self._done(buffer.whole())
 
     def _done(self, message: Buffer) -> None:
         self.ready.append((self._flag, message))

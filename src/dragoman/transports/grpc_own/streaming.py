@@ -15,11 +15,12 @@ from dragoman.transports.http2.stream import Stream
 class StreamCall(Call):
     """The peer of a handler. What the handler does not read stays with the client, beyond one window of it."""
 
-    __slots__ = ("_ended", "_reader", "_writer")
+    __slots__ = ("_ended", "_in_work", "_reader", "_writer")
 
     def __init__(self, house: House, stream: Stream, head: CallHead) -> None:
         super().__init__(house, stream, head)
         self._ended = False
+        self._in_work = 0  # bytes of the message that is being answered
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
         handler = head.handler
@@ -46,7 +47,12 @@ class StreamCall(Call):
         _wake(self._reader)
 
     async def read(self) -> Any:
-        """The next message, None after the last. It comes later where the client does not take its answers."""
+        """The next message, None after the last. It comes later where the client does not take its answers.
+
+        The handler holds each until it asks for the next one.
+        """
+        in_work, self._in_work = self._in_work, 0
+        self.hold(-in_work)
         backlog = self._stream.connection.backlog
         if backlog.size > backlog.most:
             went_on = self._house.loop.create_future()
@@ -64,8 +70,8 @@ class StreamCall(Call):
             raise unread(self._house.bodies)
         messages = self._messages
         flag, message = messages.ready.popleft()
-        self._stream.take(PREFIX_BYTES + len(message))
-        self.hold(-PREFIX_BYTES - len(message))
+        self._in_work = PREFIX_BYTES + len(message)
+        self._stream.take(self._in_work)
         if not messages.ready and messages.awaited:
             self._stream.expect(messages.awaited)
         return await self.unpacked(message) if flag else message

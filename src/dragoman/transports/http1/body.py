@@ -1,51 +1,36 @@
 """The body of a request while it comes in, within the limits and counted against what all bodies may take."""
 
-from dragoman.core.room import space
 from dragoman.protocols.wire import Buffer, HttpFault
 from dragoman.transports.bodies import Bodies
-
-# What is set aside for a body at first: a length is easily claimed. Memory that no byte has come into is not used.
-_FIRST = 1 << 20
-_GROWTH = 4
+from dragoman.transports.receive_buffer import ReceiveBuffer
 
 
 class Body:
     """A body of known length, received into its final place."""
 
-    __slots__ = ("_bodies", "_space", "held", "length")
+    __slots__ = ("_bodies", "_buffer", "length", "room", "whole")
 
     def __init__(self, length: int, bodies: Bodies) -> None:
         self.length = length
-        self.held = 0
         self._bodies = bodies
-        self._space = space(min(length, _FIRST))
+        self._buffer = ReceiveBuffer(length)
+        self.room = self._buffer.room
+        self.whole = self._buffer.whole
 
-    def room(self) -> memoryview:
-        """Where the next bytes go."""
-        if self.held == len(self._space):
-            size = self.held * _GROWTH
-            larger = space(self.length if size + size // 2 > self.length else size)
-            larger[: self.held] = self._space
-            self._space = larger
-        return self._space[self.held :]
+    @property
+    def held(self) -> int:
+        """How many bytes have come, which count as taken."""
+        return self._buffer.size
 
     def came(self, count: int) -> None:
-        """So many bytes were put there. Raises HttpFault 503 where bodies take too much already."""
+        """So many bytes were put in `room()`. Raises HttpFault 503 where bodies take too much already."""
         self._bodies.take(count)
-        self.held += count
+        self._buffer.advance(count)
 
     def put(self, data: bytes) -> None:
-        """Bytes that were read elsewhere."""
-        view = memoryview(data)
-        while len(view):
-            room = self.room()
-            count = min(len(room), len(view))
-            room[:count] = view[:count]
-            self.came(count)
-            view = view[count:]
-
-    def whole(self) -> Buffer:
-        return self._space.toreadonly()
+        """Bytes that were read elsewhere. Raises HttpFault 503 where bodies take too much already."""
+        self._bodies.take(len(data))
+        self._buffer.put(data)
 
 
 class GrowingBody:

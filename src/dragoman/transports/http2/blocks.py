@@ -18,7 +18,18 @@ _MAX_KEPT_BYTES: Final = 1024
 class Blocks:
     """The blocks of one connection. `begun` tells whether one is still coming in."""
 
-    __slots__ = ("_block", "_decoder", "_ended", "_heads", "_max_bytes", "_max_fields", "_number", "_pieces", "begun", "most")
+    __slots__ = (
+        "_block",
+        "_decoder",
+        "_ended",
+        "_heads",
+        "_max_bytes",
+        "_max_fields",
+        "_number",
+        "_pieces",
+        "begun",
+        "most",
+    )
 
     def __init__(self, max_header_bytes: int, max_fields: int) -> None:
         self._max_fields = max_fields

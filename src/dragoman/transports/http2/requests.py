@@ -171,11 +171,10 @@ class Request:
     # --- out -----------------------------------------------------------------------------------------------------
 
     async def send(self, response: HttpResponse) -> None:
+        """Send the whole answer. It does not wait until the client takes it: that would keep the request, and all that
+        its answer was made of, while only the answer counts."""
         self._check_there()
         self._send(response)
-        if self._stream.pending:
-            self._release()  # the answer is counted now
-            await self._has_room()
 
     def _send(self, response: HttpResponse) -> None:
         self.started = True
