@@ -74,7 +74,7 @@ class Front:
         if settings.grpc_server == "grpcio":
             from dragoman.transports.grpc import GrpcServer
 
-            return GrpcServer(self._engine, tables, max_message_bytes=settings.max_body_bytes, tls=_tls_bytes(settings))
+            return GrpcServer(self._engine, tables, limits=limits(settings), tls=_tls_bytes(settings))
         from dragoman.transports.grpc_own.server import OwnGrpcServer
 
         return OwnGrpcServer(self._engine, tables, limits=limits(settings), tls=tls_context(settings))

@@ -124,6 +124,26 @@ class Settings:
     max_connections: int = _setting(
         20_000, "connections over HTTP at a time; more get 503; 0: no limit; uvicorn heeds none", "limits"
     )
+    max_streams: int = _setting(
+        500, "requests and gRPC calls at a time of one HTTP/2 connection; clients wait with more", "limits", least=1
+    )
+    max_grpc_calls: int = _setting(
+        2000,
+        "gRPC calls at a time on each port; more get RESOURCE_EXHAUSTED; health checks do not count",
+        "limits",
+        least=1,
+    )
+    max_grpc_calls_per_address: int = _setting(
+        1000,
+        "gRPC calls at a time from one client address on each port; 0: no limit; not enforced with grpc_server grpcio",
+        "limits",
+    )
+    grpc_stream_idle_timeout_s: float = _setting(
+        600.0,
+        "seconds that a gRPC stream may be open without a request on it; 0: no limit; not enforced with grpc_server "
+        "grpcio",
+        "limits",
+    )
     header_timeout_s: float = _setting(10.0, "seconds that a request's head may take to arrive", "limits")
     body_timeout_s: float = _setting(30.0, "seconds that a body may take, and one more for each 64 KiB", "limits")
     write_timeout_s: float = _setting(60.0, "seconds that a client may leave its answer unread", "limits")

@@ -81,7 +81,7 @@ def make_server(kind: str, engine: Any, limits: Limits = LIMITS, tls: tuple[Path
     """A server of either kind; `tls` are the files of its key and chain, and whether that also signs for clients."""
     if kind == "grpcio":
         pem = tls and (tls[0].read_bytes(), tls[1].read_bytes(), tls[1].read_bytes() if tls[2] else None)
-        return GrpcServer(engine, [TABLE], max_message_bytes=limits.max_body_bytes, tls=pem)
+        return GrpcServer(engine, [TABLE], limits=limits, tls=pem)
     context = None
     if tls is not None:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

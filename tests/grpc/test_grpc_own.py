@@ -370,17 +370,6 @@ async def test_pings_too_often_are_named(raw: Raw) -> None:
     assert await raw.end() == 11
 
 
-async def test_calls_at_a_time_are_bounded(raw: Raw, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.transports.grpc_own.calls._MAX_CALLS", 3)
-    slow = framed(infer_message("slow").SerializeToString())
-    numbers = [raw.ask("ModelInfer", slow) for _ in range(4)]
-    assert (await raw.answer(numbers[3])).status[0] == EXHAUSTED
-    raw.h2.reset_stream(numbers[0], 8)
-    raw.flush()
-    await asyncio.wait_for(engine.cancelled.wait(), 10)  # counts as long as it works
-    assert await answers(raw)
-
-
 async def test_stopping_says_goodbye(engine: FakeEngine) -> None:
     server = make_server("own", engine)
     async with Raw.to(await server.start("127.0.0.1", 0)) as raw:

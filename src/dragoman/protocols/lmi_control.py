@@ -48,7 +48,7 @@ def routes(policy: Policy) -> list[Route]:
         return _scale(http, policy)
 
     return [
-        Route("GET", "/ping", _ping),
+        Route("GET", "/ping", _ping, health=True),
         Route("GET", "/models", _models),
         Route("POST", "/models", register),
         Route("GET", "/models/{model}", _model),

@@ -77,9 +77,9 @@ def protocol(policy: Policy) -> GrpcProtocol:
     return GrpcProtocol(
         service=m.SERVICE,
         methods=(
-            GrpcMethod("ServerLive", _server_live),
-            GrpcMethod("ServerReady", _server_ready),
-            GrpcMethod("ModelReady", _model_ready),
+            GrpcMethod("ServerLive", _server_live, health=True),
+            GrpcMethod("ServerReady", _server_ready, health=True),
+            GrpcMethod("ModelReady", _model_ready, health=True),
             GrpcMethod("ServerMetadata", _server_metadata),
             GrpcMethod("ModelMetadata", _model_metadata),
             GrpcMethod("ModelInfer", partial(_infer, policy)),

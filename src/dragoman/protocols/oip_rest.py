@@ -206,8 +206,8 @@ def protocol(policy: Policy) -> HttpProtocol:
     at = OpenInferenceRest(policy)
     routes = [
         Route("GET", "/v2", at.server),
-        Route("GET", "/v2/health/live", at.live),
-        Route("GET", "/v2/health/ready", at.ready),
+        Route("GET", "/v2/health/live", at.live, health=True),
+        Route("GET", "/v2/health/ready", at.ready, health=True),
         Route("GET", "/v2/models", at.models),
         Route("POST", "/v2/repository/index", at.index),
         Route("POST", "/v2/repository/models/{model}/load", at.load),
@@ -216,7 +216,7 @@ def protocol(policy: Policy) -> HttpProtocol:
     for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         routes += [
             Route("GET", model, at.model),
-            Route("GET", f"{model}/ready", at.ready),
+            Route("GET", f"{model}/ready", at.ready, health=True),
             Route("POST", f"{model}/infer", at.infer),
             Route("POST", f"{model}/infer_stream", at.infer_stream),
         ]

@@ -220,7 +220,11 @@ def _span(token: TokenSpan) -> dict[str, Any]:
 def protocol(policy: Policy) -> HttpProtocol:
     """The protocol's table."""
     at = Tgi(policy)
-    routes = [Route("POST", "/", at.either), Route("POST", "/models/{model}", at.either), Route("GET", "/", at.health)]
+    routes = [
+        Route("POST", "/", at.either),
+        Route("POST", "/models/{model}", at.either),
+        Route("GET", "/", at.health, health=True),
+    ]
     routes.append(Route("POST", "/models/{model}/{version}", at.of_hub))
     for base in ("", "/models/{model}"):
         routes += [
@@ -229,7 +233,7 @@ def protocol(policy: Policy) -> HttpProtocol:
             Route("POST", f"{base}/vertex", at.vertex),
             Route("POST", f"{base}/tokenize", at.tokenize),
             Route("POST", f"{base}/chat_tokenize", at.chat_tokenize),
-            Route("GET", f"{base}/health", at.health),
+            Route("GET", f"{base}/health", at.health, health=True),
             Route("GET", f"{base}/info", at.info),
         ]
     return HttpProtocol("TGI", tuple(routes), write_error)

@@ -118,11 +118,15 @@ Endpoint = Callable[[HttpRequest], Asked]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`pattern` is a path whose parts in braces are parameters: `/v2/models/{model}/infer`."""
+    """`pattern` is a path whose parts in braces are parameters: `/v2/models/{model}/infer`.
+
+    `health` marks a health check, which is answered on connections beyond the limits too.
+    """
 
     method: str
     pattern: str
     endpoint: Endpoint
+    health: bool = False
 
 
 class HttpFault(Exception):
@@ -212,10 +216,11 @@ GrpcReply = bytes | Sequence[Buffer] | GrpcAnswer
 
 @dataclass(frozen=True, slots=True)
 class GrpcMethod:
-    """A unary method: one message in, one out."""
+    """A unary method: one message in, one out. `health` marks a health check, which no limit on calls stops."""
 
     name: str
     endpoint: Callable[[GrpcRequest], Exchange[Any, bytes] | Exchange[Any, GrpcReply]]
+    health: bool = False
 
 
 @dataclass(frozen=True, slots=True)

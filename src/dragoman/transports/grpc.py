@@ -12,11 +12,9 @@ from dragoman.engine.answers import Answers
 from dragoman.protocols.wire import GrpcAnswer, GrpcProtocol, GrpcRequest
 from dragoman.transports.grpc_calls import Handler, Refusal, Reply, StreamHandler, UnaryHandler, whole
 from dragoman.transports.grpc_services import handlers
+from dragoman.transports.limits import Limits
 
 log = logging.getLogger("dragoman.grpc")
-
-# Calls and streams at a time; further ones get RESOURCE_EXHAUSTED before their message is read.
-_MAX_CALLS = 1000
 
 Tls = tuple[bytes, bytes, bytes | None]
 
@@ -29,11 +27,12 @@ class GrpcServer:
     """
 
     def __init__(
-        self, engine: Answers, protocols: Sequence[GrpcProtocol], *, max_message_bytes: int, tls: Tls | None = None
+        self, engine: Answers, protocols: Sequence[GrpcProtocol], *, limits: Limits, tls: Tls | None = None
     ) -> None:
         self._engine = engine
         self._protocols = tuple(protocols)
-        self._options = _options(max_message_bytes)
+        self._options = _options(limits)
+        self._max_calls = limits.max_grpc_calls
         self._tls = tls
         self._server: Any = None
         self._stopping: asyncio.Future[None] | None = None
@@ -45,7 +44,7 @@ class GrpcServer:
         """
         stopping = asyncio.get_running_loop().create_future()
         options = (*self._options, ("grpc.so_reuseport", int(shared)))  # else a busy port is an error
-        server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MAX_CALLS)
+        server = grpc.aio.server(options=options, maximum_concurrent_rpcs=self._max_calls)
         server.add_generic_rpc_handlers([self._handlers(stopping)])
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         bound = _bind(server, address, self._tls)
@@ -79,9 +78,10 @@ class _Paths(grpc.GenericRpcHandler):  # type: ignore[misc]
         return self._methods.get(details.method)
 
 
-def _options(max_message_bytes: int) -> tuple[tuple[str, int], ...]:
+def _options(limits: Limits) -> tuple[tuple[str, int], ...]:
     return (
-        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", limits.max_body_bytes),
+        ("grpc.max_concurrent_streams", limits.max_streams),
         ("grpc.max_send_message_length", -1),
         # Clients may ask every ten seconds whether the connection lives, also between calls.
         ("grpc.keepalive_permit_without_calls", 1),

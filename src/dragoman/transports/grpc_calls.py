@@ -70,6 +70,7 @@ class UnaryHandler:
 
     answer: Callable[[GrpcRequest], Coroutine[Any, Any, Reply | GrpcAnswer]]
     begin: "Callable[[GrpcRequest], Begun] | None" = None
+    health: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class StreamHandler:
     """Reads from a peer and writes to it until the call is over. Raises Refusal."""
 
     talk: Callable[[Peer], Coroutine[Any, Any, None]]
+    health: bool = False
 
 
 Handler = UnaryHandler | StreamHandler
@@ -109,7 +111,7 @@ class Unary:
     aside: Aside
 
     def handler(self) -> UnaryHandler:
-        return UnaryHandler(self.answer, self.begin)
+        return UnaryHandler(self.answer, self.begin, self.method.health)
 
     async def answer(self, request: GrpcRequest) -> Reply | GrpcAnswer:
         """A client that leaves cancels this coroutine."""

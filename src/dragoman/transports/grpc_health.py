@@ -33,7 +33,10 @@ class Health:
 
     def handlers(self) -> dict[str, Handler]:
         """The handlers of the service, by their paths."""
-        return {f"/{SERVICE}/Check": UnaryHandler(self.check), f"/{SERVICE}/Watch": StreamHandler(self.watch)}
+        return {
+            f"/{SERVICE}/Check": UnaryHandler(self.check, health=True),
+            f"/{SERVICE}/Watch": StreamHandler(self.watch, health=True),
+        }
 
     async def check(self, request: GrpcRequest) -> bytes:
         service = _asked(request.body)

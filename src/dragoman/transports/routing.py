@@ -13,17 +13,18 @@ from dragoman.protocols.wire import Endpoint, HttpFault, HttpProtocol
 class _Node:
     parts: dict[str, "_Node"] = field(default_factory=dict)
     parameter: "tuple[str, _Node] | None" = None
-    endpoints: dict[str, tuple[Endpoint, HttpProtocol]] = field(default_factory=dict)
+    endpoints: dict[str, tuple[Endpoint, HttpProtocol, bool]] = field(default_factory=dict)
     protocol: HttpProtocol | None = None  # the first that has a path here or below
 
 
 class Match(msgspec.Struct, frozen=True):
-    """What answers: `endpoint` is None for OPTIONS, which `allow` answers."""
+    """What answers: `endpoint` is None for OPTIONS, which `allow` answers. `health` tells that it is a health check."""
 
     endpoint: Endpoint | None
     protocol: HttpProtocol
     params: dict[str, str]
     allow: str
+    health: bool = False
 
 
 class Router:
@@ -40,7 +41,7 @@ class Router:
                 for part in _segments(route.pattern):
                     node = _child(node, part)
                     node.protocol = node.protocol or protocol
-                node.endpoints[route.method] = route.endpoint, protocol
+                node.endpoints[route.method] = route.endpoint, protocol, route.health
 
     def match(self, method: str, raw_path: str) -> Match:
         """The endpoint for a path still percent-encoded; a trailing slash does not matter.
@@ -72,7 +73,7 @@ class Router:
 def _by_method(node: _Node, method: str, params: dict[str, str]) -> Match:
     found = node.endpoints.get("GET" if method == "HEAD" and "HEAD" not in node.endpoints else method)
     if found is not None:
-        return Match(found[0], found[1], params, "")
+        return Match(found[0], found[1], params, "", found[2])
     methods = {*node.endpoints, "OPTIONS"} | ({"HEAD"} if "GET" in node.endpoints else set())
     allow = ", ".join(sorted(methods))
     protocol = next(iter(node.endpoints.values()))[1]

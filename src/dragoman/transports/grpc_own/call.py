@@ -38,12 +38,13 @@ class Call:
 
     __slots__ = (
         "_began_s", "_begun", "_counted", "_gone", "_heard", "_held", "_house", "_left",
-        "_messages", "_stream", "_task", "_timer", "deadline_s", "head",
+        "_messages", "_stream", "_task", "_timer", "connection", "deadline_s", "head",
     )  # fmt: skip
 
     def __init__(self, house: House, stream: Stream, head: CallHead) -> None:
         self._house = house
         self._stream = stream
+        self.connection = stream.connection
         self.head = head
         self.deadline_s = None if head.timeout_s is None else time.monotonic() + head.timeout_s
         self._messages: Messages | None = None

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dragoman.engine.answers import Answers
 from dragoman.protocols.wire import GrpcProtocol
 from dragoman.transports.bodies import Bodies
-from dragoman.transports.grpc_calls import Handler, Refusal, UnaryHandler
+from dragoman.transports.grpc_calls import Handler, UnaryHandler
+from dragoman.transports.grpc_own.admission import Admission
 from dragoman.transports.grpc_own.call import Call
 from dragoman.transports.grpc_own.head import CallHead, call_head
 from dragoman.transports.grpc_own.status import trailers_only
@@ -19,11 +20,7 @@ from dragoman.transports.http2.stream import Listener as Hearer
 from dragoman.transports.http2.stream import Stream, Streams
 from dragoman.transports.limits import Limits
 
-# Calls and streams at a time; further ones get RESOURCE_EXHAUSTED before their message is read.
-_MAX_CALLS = 1000
-
 _NOT_GRPC = encoded([(b":status", b"415"), (b"content-length", b"0")])
-_BUSY = Refusal("RESOURCE_EXHAUSTED", f"there are {_MAX_CALLS} calls under way already")
 
 
 class Calls:
@@ -44,6 +41,7 @@ class Calls:
         self.stopping: asyncio.Future[None] = self.loop.create_future()
         self.handlers: Mapping[str, Handler] = handlers(engine, protocols, self.stopping, bodies)
         self._calls: set[Call] = set()
+        self._admission = Admission(limits)
         self._idle: asyncio.Future[None] | None = None
 
     # --- streams -------------------------------------------------------------------------------------------------
@@ -55,7 +53,7 @@ class Calls:
         found: CallHead | None = head.note[0]
         if found is None:
             return self._other(stream, head, ended)
-        refused = found.refused or (_BUSY if len(self._calls) >= _MAX_CALLS else None)
+        refused = found.refused or self._admission.refusal(stream.connection, found.health)
         if refused is not None:
             stream.head(trailers_only(refused), ended=True)
             return Nobody()
@@ -77,9 +75,11 @@ class Calls:
 
     def enter(self, call: Call) -> None:
         self._calls.add(call)
+        self._admission.enter(call.connection, call.head.health)
 
     def leave(self, call: Call) -> None:
         self._calls.discard(call)
+        self._admission.leave(call.connection, call.head.health)
         if self._idle is not None and not self._calls and not self._idle.done():
             self._idle.set_result(None)
 

@@ -18,13 +18,14 @@ _NOT_METADATA: Final = frozenset(("te", "content-type", "content-length"))
 @dataclass(frozen=True, slots=True)
 class CallHead:
     """`metadata` is as handlers see it: without what is gRPC's own and without binary values. `encoding` is that of
-    packed messages, "" where none are. `refused` is why there will be no call."""
+    packed messages, "" where none are. `refused` is why there will be no call; `health` marks a health check."""
 
     handler: Handler | None
     metadata: Mapping[str, str]
     timeout_s: float | None
     encoding: str
     refused: Refusal | None
+    health: bool = False
 
 
 def call_head(head: Head, handlers: Mapping[str, Handler]) -> CallHead:
@@ -48,7 +49,8 @@ def call_head(head: Head, handlers: Mapping[str, Handler]) -> CallHead:
         if timeout_s is None:
             refused = refused or Refusal("INTERNAL", f"malformed grpc-timeout {fields['grpc-timeout'][:32]!r}")
     metadata = {name: value for name, value in fields.items() if _is_metadata(name)}
-    return CallHead(handler, metadata, timeout_s, "" if encoding == "identity" else encoding, refused)
+    health = handler is not None and handler.health
+    return CallHead(handler, metadata, timeout_s, "" if encoding == "identity" else encoding, refused, health)
 
 
 def _is_metadata(name: str) -> bool:

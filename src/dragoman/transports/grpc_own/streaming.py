@@ -15,12 +15,13 @@ from dragoman.transports.http2.stream import Stream
 class StreamCall(Call):
     """The peer of a handler. What the handler does not read stays with the client, beyond one window of it."""
 
-    __slots__ = ("_ended", "_in_work", "_reader", "_writer")
+    __slots__ = ("_ended", "_idle_since_s", "_in_work", "_reader", "_writer")
 
     def __init__(self, house: House, stream: Stream, head: CallHead) -> None:
         super().__init__(house, stream, head)
         self._ended = False
         self._in_work = 0  # bytes of the message that is being answered
+        self._idle_since_s = house.loop.time()
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
         handler = head.handler
@@ -58,6 +59,7 @@ class StreamCall(Call):
             went_on = self._house.loop.create_future()
             backlog.park(lambda: _wake(went_on))
             await went_on
+        self._idle_since_s = self._house.loop.time()
         while self._messages is None or not self._messages.ready:
             if self._ended:
                 return None
@@ -75,6 +77,16 @@ class StreamCall(Call):
         if not messages.ready and messages.awaited:
             self._stream.expect(messages.awaited)
         return await self.unpacked(message) if flag else message
+
+    def watch(self, now_s: float) -> None:
+        """End a stream on which no message has come for long while none was being answered."""
+        timeout_s = self._house.limits.grpc_stream_idle_timeout_s
+        is_idle = self._reader is not None and not self.late()
+        if timeout_s and is_idle and now_s - self._idle_since_s > timeout_s:
+            told = f"no message came on this stream for {timeout_s:g} s (grpc_stream_idle_timeout_s)"
+            self.refuse(Refusal("DEADLINE_EXCEEDED", told))
+        else:
+            super().watch(now_s)
 
     # --- out -----------------------------------------------------------------------------------------------------
 

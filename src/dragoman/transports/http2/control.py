@@ -46,6 +46,8 @@ class Control(Sending):
         self.last = 0
         self.reset_lately: dict[int, None] = {}
         self.settled = self.over = self.draining = self.refusing = False
+        self.address = ""
+        self.reserved = False
         self.alive = 0
         self.now_s = clock()
         self._close = close

@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from dragoman.transports.bodies import Bodies
+from dragoman.transports.client_address import client_address
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.connection import Connection
 from dragoman.transports.http2.stream import Buffer, Streams
@@ -42,13 +44,15 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._reading = True
         self._heard = False
         self._asked = False
-        self._shortest_s = min(limits.header_timeout_s, limits.body_timeout_s, limits.write_timeout_s) / 5
+        times_s = limits.header_timeout_s, limits.body_timeout_s, limits.write_timeout_s
+        self._shortest_s = min(*times_s, limits.grpc_stream_idle_timeout_s or math.inf) / 5
         self.connection = Connection(streams, terms, self._write, self._close, self._loop.time, keep)
 
     # --- the socket ----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        self.connection.address = client_address(transport)
         self._made_s = self._heard_s = self.connection.now_s = self._loop.time()
         self._transport.set_write_buffer_limits(high=_HIGH_WATER)
         self.connection.start()

@@ -43,9 +43,14 @@ class Streams(Protocol):
 
 
 class Outlet(Protocol):
-    """Where a stream's frames go: its connection."""
+    """Where a stream's frames go: its connection.
+
+    `address` is that of the client, "" where it is not known. Where it is `reserved`, only health checks are answered.
+    """
 
     backlog: Backlog
+    address: str
+    reserved: bool
 
     def send_head(self, stream: "Stream", block: bytes, ended: bool) -> None: ...
 

@@ -18,7 +18,7 @@ class Terms:
     room, further requests wait too.
     """
 
-    max_streams: int = 1000
+    max_streams: int = 500
     stream_window: int = 1 << 20
     connection_window: int = 16 << 20
     max_frame: int = 1 << 20
@@ -60,4 +60,6 @@ class Allowance:
 
 def terms(limits: Limits) -> Terms:
     """The terms that go with a transport's limits."""
-    return Terms(max_header_bytes=limits.max_header_bytes, max_headers=limits.max_headers)
+    return Terms(
+        max_streams=limits.max_streams, max_header_bytes=limits.max_header_bytes, max_headers=limits.max_headers
+    )

@@ -1,0 +1,236 @@
+"""Limits on calls at a time: one client cannot take the calls of the others, and never their health checks."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+from grpc_fakes import LIMITS, SERVICE, FakeEngine, failed, infer_message, make_server
+from grpc_health.v1 import health_pb2
+from raw_client import Raw, framed
+
+from dragoman.payload import oip_messages as m
+from dragoman.transports.client_address import client_address
+from dragoman.transports.grpc_own.admission import MAX_HEALTH_CALLS
+
+MESSAGE = framed(infer_message(id="7").SerializeToString())
+SLOW = framed(infer_message("slow").SerializeToString())
+OK, EXHAUSTED, LATE = 0, 8, 4
+HEALTH: dict[str, tuple[str, bytes]] = {
+    "ServerLive": (f"{SERVICE}ServerLive", b""),
+    "ServerReady": (f"{SERVICE}ServerReady", b""),
+    "ModelReady": (f"{SERVICE}ModelReady", m.ModelReadyRequest(name="echo").SerializeToString()),
+    "Check": ("/grpc.health.v1.Health/Check", health_pb2.HealthCheckRequest().SerializeToString()),
+}
+
+Serve = Callable[..., Any]
+
+
+@pytest.fixture
+async def serve(engine: FakeEngine) -> AsyncIterator[Serve]:
+    """Makes servers with other limits, and gives their ports."""
+    servers: list[Any] = []
+
+    async def serve(**limits: Any) -> int:
+        servers.append(make_server("own", engine, replace(LIMITS, **limits)))
+        port: int = await servers[-1].start("127.0.0.1", 0)
+        return port
+
+    yield serve
+    for server in servers:
+        await server.stop(0)
+
+
+async def health_is_answered(port: int, source: str = "127.0.0.1") -> None:
+    async with connected(port, source) as raw:
+        for path, body in HEALTH.values():
+            heard = await raw.answer(raw.ask("", framed(body), path=path))
+            assert heard.status == (OK, "")
+            assert heard.message == b"\x08\x01"
+
+
+@asynccontextmanager
+async def connected(port: int, source: str) -> AsyncIterator[Raw]:
+    raw = Raw(*await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0)))
+    try:
+        yield raw
+    finally:
+        raw.writer.transport.abort()
+
+
+async def status(raw: Raw, method: str = "ModelInfer", data: bytes = MESSAGE) -> tuple[int, str]:
+    return (await raw.answer(raw.ask(method, data))).status
+
+
+async def synchronized(raw: Raw) -> None:
+    """Return once the server has seen all that was sent."""
+    heard = await raw.answer(raw.ask("", framed(b""), path=f"{SERVICE}ServerLive"))
+    assert heard.status == (OK, "")
+
+
+async def test_the_calls_of_one_address_are_bounded_below_those_of_the_server(serve: Serve) -> None:
+    port = await serve(max_grpc_calls=5, max_grpc_calls_per_address=3)
+    async with connected(port, "127.0.0.2") as first, connected(port, "127.0.0.2") as second:
+        numbers = [raw.ask("ModelStreamInfer", end=False) for raw in (first, first, second)]
+        await synchronized(first)
+        await synchronized(second)
+        for raw in (first, second):
+            code, told = await status(raw)
+            assert (code, told) == (
+                EXHAUSTED,
+                "this address has 3 calls under way already (max_grpc_calls_per_address)",
+            )
+        await health_is_answered(port, "127.0.0.2")
+        async with connected(port, "127.0.0.3") as other:
+            assert await status(other) == (OK, "")
+            for _ in range(2):
+                other.ask("ModelStreamInfer", end=False)
+            assert await status(other) == (EXHAUSTED, "the server has 5 calls under way already (max_grpc_calls)")
+            await health_is_answered(port, "127.0.0.4")
+        first.say(numbers[0], b"", end=True)
+        assert (await first.answer(numbers[0])).status == (OK, "")
+        assert await status(second) == (OK, "")
+
+
+async def test_no_limit_for_one_address(serve: Serve) -> None:
+    port = await serve(max_grpc_calls=5, max_grpc_calls_per_address=0)
+    async with connected(port, "127.0.0.1") as raw:
+        for _ in range(5):
+            raw.ask("ModelStreamInfer", end=False)
+        assert await status(raw) == (EXHAUSTED, "the server has 5 calls under way already (max_grpc_calls)")
+
+
+async def test_a_call_counts_as_long_as_it_works(serve: Serve, engine: FakeEngine) -> None:
+    port = await serve(max_grpc_calls_per_address=2)
+    working = asyncio.Event()
+    call = engine.call
+
+    async def stubborn(request: Any) -> Any:
+        if request.model != "slow":
+            return await call(request)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await working.wait()
+
+    engine.call = stubborn  # type: ignore[method-assign]
+    async with connected(port, "127.0.0.1") as raw:
+        for _ in range(2):
+            raw.h2.reset_stream(raw.ask("ModelInfer", SLOW), 8)
+        assert (await status(raw))[0] == EXHAUSTED
+        working.set()
+        while (await status(raw))[0] == EXHAUSTED:
+            await asyncio.sleep(0)
+        assert await status(raw) == (OK, "")
+
+
+async def test_health_checks_of_one_connection_are_bounded(serve: Serve) -> None:
+    port = await serve()
+    async with connected(port, "127.0.0.1") as raw:
+        watches = [
+            raw.ask("", framed(b""), path="/grpc.health.v1.Health/Watch", end=False) for _ in range(MAX_HEALTH_CALLS)
+        ]
+        code, told = await status(raw, "ServerLive", framed(b""))
+        assert (code, told) == (EXHAUSTED, "this connection has 16 health checks under way already")
+        assert await status(raw) == (OK, "")
+        await health_is_answered(port)
+        raw.h2.reset_stream(watches[0], 8)
+        while (await status(raw, "ServerLive", framed(b"")))[0] == EXHAUSTED:  # its task ends a little later
+            await asyncio.sleep(0)
+
+
+async def test_streams_of_one_connection_are_bounded_and_advertised(serve: Serve) -> None:
+    port = await serve(max_streams=3)
+    async with connected(port, "127.0.0.1") as raw:
+        assert await status(raw) == (OK, "")
+        assert raw.h2.remote_settings.max_concurrent_streams == 3
+
+
+async def test_real_clients_wait_for_their_streams(serve: Serve, engine: FakeEngine) -> None:
+    port = await serve(max_streams=3)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        infer = channel.unary_unary(f"{SERVICE}ModelInfer")
+        messages = [infer_message(id=str(n)).SerializeToString() for n in range(50)]
+        found = await asyncio.gather(*(infer(message, timeout=20) for message in messages))
+    assert [m.ModelInferResponse.FromString(each).id for each in found] == [str(n) for n in range(50)]
+
+
+async def test_an_idle_stream_ends(serve: Serve, engine: FakeEngine) -> None:
+    port = await serve(grpc_stream_idle_timeout_s=0.2)
+    async with connected(port, "127.0.0.1") as raw:
+        engine.pieces = 0
+        busy = raw.ask("ModelStreamInfer", SLOW, end=False)  # its call goes on
+        watching = raw.ask("", framed(b""), path="/grpc.health.v1.Health/Watch", end=False)
+        silent = raw.ask("ModelStreamInfer", end=False)
+        talked = raw.ask("ModelStreamInfer", MESSAGE, end=False)
+        reflecting = raw.ask("", path="/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", end=False)
+        for number in (silent, talked, reflecting):
+            heard = await raw.answer(number)
+            assert heard.status == (LATE, "no message came on this stream for 0.2 s (grpc_stream_idle_timeout_s)")
+        await asyncio.sleep(0.3)
+        await synchronized(raw)
+        assert not raw.streams[busy].ended
+        assert not raw.streams[watching].ended
+
+
+async def test_a_stream_may_be_idle_for_ever(serve: Serve) -> None:
+    port = await serve(grpc_stream_idle_timeout_s=0.0, header_timeout_s=0.1)
+    async with connected(port, "127.0.0.1") as raw:
+        number = raw.ask("ModelStreamInfer", end=False)
+        await asyncio.sleep(0.3)
+        raw.say(number, MESSAGE, end=True)
+        assert (await raw.answer(number)).status == (OK, "")
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        (("10.0.0.1", 5), "10.0.0.1"),
+        (("::ffff:10.0.0.1", 5, 0, 0), "10.0.0.1"),
+        (("2001:db8:1:2:3:4:5:6", 5, 0, 0), "2001:db8:1:2::/64"),
+        (("2001:db8:1:2::1", 5, 0, 0), "2001:db8:1:2::/64"),
+        (("fe80::1%eth0", 5, 0, 2), "fe80::/64"),
+        ("", ""),
+        (None, ""),
+    ],
+)
+def test_the_address_of_a_client(peer: Any, address: str) -> None:
+    class Transport:
+        def get_extra_info(self, name: str) -> Any:
+            assert name == "peername"
+            return peer
+
+    assert client_address(Transport()) == address
+
+
+# --- metadata, with a real client, at either server ------------------------------------------------------------------
+
+
+async def test_blanks_around_metadata(channel: Any) -> None:
+    infer = channel.unary_unary(f"{SERVICE}ModelInfer")
+    metadata = (("x-a", "trail "), ("x-b", " lead"), ("x-c", " "))
+    reply = await infer(infer_message(id="7").SerializeToString(), metadata=metadata, timeout=20)
+    assert m.ModelInferResponse.FromString(reply).id == "7"
+
+
+async def test_metadata_beyond_the_limit(channel: Any) -> None:
+    live = channel.unary_unary(f"{SERVICE}ServerLive")
+    error = await failed(live(b"", metadata=(("x-a", "b" * 20_000),), timeout=20))
+    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert m.ServerLiveResponse.FromString(await live(b"", timeout=20)).live
+
+
+async def test_metadata_beyond_the_limit_is_told_in_full(serve: Serve) -> None:
+    port = await serve(max_headers=20)
+    async with connected(port, "127.0.0.1") as raw:
+        large = raw.ask("ModelInfer", MESSAGE, fields={"x-a": "b" * 20_000})
+        heard = await raw.answer(large)
+        assert heard.status == (EXHAUSTED, "headers: expected at most 16384 bytes, got more")
+        assert heard.headers[0][":status"] == "200"
+        assert len(heard.headers) == 1
+        many = raw.ask("ModelInfer", MESSAGE, fields={f"x-{n}": "" for n in range(20)})
+        assert (await raw.answer(many)).status == (EXHAUSTED, "headers: expected at most 20 fields, got 26")
+        assert await status(raw) == (OK, "")
