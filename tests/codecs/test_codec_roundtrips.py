@@ -5,6 +5,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pandas as pd
 import pytest
@@ -154,8 +155,6 @@ def test_every_float_in_every_bit(wire: Wire, value: Any) -> None:
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_objects_and_bfloat16(wire: Wire) -> None:
-    import ml_dtypes
-
     text = np.array([["a", "ü\0"], ["", "c"]], dtype=object)
     back = there_and_back(NumpyCodec, text, wire)
     assert back.dtype == object

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from dragoman.core.calls import Inference, Response
-from dragoman.core.datatypes import BF16, FP32, UINT8, fp32_to_bf16
+from dragoman.core.datatypes import BF16, FP32, UINT8
 from dragoman.core.errors import NotSupported
 from dragoman.core.tensor import Tensor
 from dragoman.payload import small_answer
@@ -99,7 +99,7 @@ def test_few_numbers_take_the_short_way(count: int) -> None:
 
 
 def test_numbers_of_their_own_format_take_the_long_way() -> None:
-    bits = Tensor(fp32_to_bf16(np.ones(2, np.float32)), BF16)
+    bits = Tensor.of(np.ones(2), BF16)
     assert b"1.0,1.0" in written(Inference({"y": bits})).body[0]
 
 

@@ -10,7 +10,7 @@ from dragoman.codecs.registry import CODECS
 from dragoman.core.datatypes import BYTES
 from dragoman.core.errors import InvalidInput
 from dragoman.core.signature import Signature, TensorSpec
-from dragoman.core.tensor import NONE, Parameters, Tensor
+from dragoman.core.tensor import NONE, Parameters, Tensor, with_own_dtype
 from dragoman.payload.message import InferenceRequest, RequestInput, RequestOutput
 
 Wanted = Sequence[str | RequestOutput] | None
@@ -103,7 +103,7 @@ def _named(name: str, value: Any, spec: TensorSpec) -> RequestInput:
 def _tensor(value: Any, spec: TensorSpec) -> Tensor:
     match value:
         case Tensor():
-            return value
+            return with_own_dtype(value) if type(value) is Tensor else value
         case RequestInput():
             return value.tensor
         case np.ndarray():

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dragoman.codecs.registry import CODECS
-from dragoman.core.datatypes import BF16, Array, bf16_to_fp32
+from dragoman.core.datatypes import Array
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Tensor
 from dragoman.payload.message import InferenceResponse
@@ -14,8 +14,8 @@ class Result(Mapping[str, Any]):
     """The outputs of one answer by name, in the model's order.
 
     `result["y"]` is what the output's content type says (text, points in time, ...), else its array. Without
-    decoding it is always the array. Arrays are read-only views of what came: copy one to write into it. BF16 comes
-    as float32, BYTES as an object array of `bytes`.
+    decoding it is always the array. Arrays are read-only views of what came: copy one to write into it. BF16
+    is an array of `ml_dtypes.bfloat16`, BYTES an object array of `bytes`.
     """
 
     def __init__(self, response: InferenceResponse, decode: bool = True) -> None:
@@ -58,7 +58,7 @@ class Result(Mapping[str, Any]):
         """
         if not name and len(self) != 1:
             raise InvalidInput(f"name the output to have as an array: one of {', '.join(map(repr, self))}")
-        return _array(self._tensors[name or next(iter(self))])
+        return self._tensors[name or next(iter(self))].data
 
     def to_frame(self) -> Any:
         """The outputs as the columns of a pandas DataFrame. Raises InvalidInput where they are none."""
@@ -69,10 +69,6 @@ class Result(Mapping[str, Any]):
     def _value(self, name: str, tensor: Tensor) -> Any:
         content_type = tensor.parameters.get("content_type")
         if not content_type or not self._decode:
-            return _array(tensor)
+            return tensor.data
         where = f"output '{name}'"
         return CODECS.input(str(content_type), where).to_value(tensor, where)
-
-
-def _array(tensor: Tensor) -> Array:
-    return bf16_to_fp32(tensor.data) if tensor.datatype is BF16 else tensor.data

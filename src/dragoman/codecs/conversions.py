@@ -16,7 +16,6 @@ from dragoman.codecs.conversion import ANY, Conversion, data_of
 from dragoman.codecs.registry import CODECS
 from dragoman.codecs.strings import strings
 from dragoman.core.datatypes import (
-    BF16,
     BOOL,
     BYTES,
     DATATYPES,
@@ -29,7 +28,7 @@ from dragoman.core.datatypes import (
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.tensor import Tensor, object_array
 
-_FLOATS = frozenset(d for d in NUMERIC if d.kind == "float")
+_FLOATS = frozenset(d for d in DATATYPES.values() if d.kind == "float")
 _INTEGERS = frozenset(d for d in NUMERIC if d.kind in ("int", "uint"))
 _EXACT_IN_FP64 = 2**53
 
@@ -104,7 +103,7 @@ def _array(scalar: Any, annotation: Any, where: str) -> Conversion:
         return Conversion(BYTES, None, frozenset(), strings, Tensor.of)
     scalar = get_origin(scalar) or scalar  # np.floating[Any]
     try:
-        fitting = [d for d in DATATYPES.values() if d is not BF16 and issubclass(d.dtype.type, scalar)]
+        fitting = [d for d in DATATYPES.values() if issubclass(d.dtype.type, scalar)]
         if len(fitting) > 1:
             first = next((d for d in (FP64, INT64) if d in fitting), fitting[0])
             return Conversion(first, None, frozenset(fitting) - {first}, data_of, Tensor.of)

@@ -1,13 +1,12 @@
 """The content type `np`: tensors as NumPy arrays."""
 
-import importlib
 from typing import Any
 
 import numpy as np
 
 from dragoman.codecs.codec import FirstTensorCodec, InputCodec
 from dragoman.codecs.strings import fault, texts
-from dragoman.core.datatypes import BF16, BYTES, Array, bf16_to_fp32
+from dragoman.core.datatypes import BYTES, Array
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Scalar, Tensor
 
@@ -21,7 +20,7 @@ _SLACK = 1 << 20
 class NumpyCodec(InputCodec):
     """`np.ndarray`. An array [N] is encoded as [N, 1]; decoding gives the shape that is declared, as a view.
 
-    BYTES become an object array of `bytes`, unless the array that was encoded held `str`; BF16 becomes float32.
+    BYTES become an object array of `bytes`, unless the array that was encoded held `str`.
     """
 
     content_type = CONTENT_TYPE
@@ -48,7 +47,7 @@ class NumpyCodec(InputCodec):
         name = tensor.parameters.get(DTYPE)
         if name is not None:
             return _restored(tensor, str(name), where)
-        return bf16_to_fp32(tensor.data) if tensor.datatype is BF16 else tensor.data
+        return tensor.data
 
 
 class NumpyRequestCodec(FirstTensorCodec):
@@ -60,8 +59,6 @@ class NumpyRequestCodec(FirstTensorCodec):
 
 
 def _recorded(array: Array, plain: Tensor) -> dict[str, Scalar]:
-    if plain.datatype is BF16:
-        return {DTYPE: "bfloat16"} if array.dtype.name == "bfloat16" else {}
     if array.dtype != object:
         return {} if array.dtype == plain.datatype.dtype else {DTYPE: array.dtype.str}
     kinds = {type(element) for element in array.flat}
@@ -74,8 +71,8 @@ def _recorded(array: Array, plain: Tensor) -> dict[str, Scalar]:
 
 def _restored(tensor: Tensor, name: str, where: str) -> Any:
     """The array in the dtype that was recorded."""
-    if name == "bfloat16" and tensor.datatype is BF16:
-        return tensor.data.view(_bfloat16(where))
+    if name == tensor.datatype.dtype.name:
+        return tensor.data
     if name == "str" and tensor.datatype is BYTES:
         array = np.empty(tensor.data.size, object)
         array[:] = texts(tensor, where)
@@ -86,7 +83,7 @@ def _restored(tensor: Tensor, name: str, where: str) -> Any:
         raise fault(where, CONTENT_TYPE, f"knows no '{DTYPE}' {name!r}") from bad
     if tensor.datatype is BYTES and dtype.kind in "SU":
         return _fixed(tensor, dtype, where)
-    if dtype.kind in "biuf" and dtype.newbyteorder("=") == tensor.datatype.dtype and tensor.datatype is not BF16:
+    if dtype.kind in "biuf" and dtype.newbyteorder("=") == tensor.datatype.dtype:
         return tensor.data.astype(dtype)
     raise fault(where, CONTENT_TYPE, f"with '{DTYPE}' {name!r} does not fit datatype {tensor.datatype}")
 
@@ -101,11 +98,3 @@ def _fixed(tensor: Tensor, dtype: np.dtype[Any], where: str) -> Array:
     if dtype.itemsize * len(elements) > _SLACK + 16 * sum(map(len, elements)):
         raise fault(where, CONTENT_TYPE, f"with '{DTYPE}' '{dtype.str}' needs too much memory for its elements")
     return np.array(elements, dtype).reshape(tensor.data.shape)
-
-
-def _bfloat16(where: str) -> np.dtype[Any]:
-    try:
-        found: np.dtype[Any] = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
-    except ImportError as missing:
-        raise fault(where, CONTENT_TYPE, "needs the package 'ml_dtypes' for bfloat16") from missing
-    return found

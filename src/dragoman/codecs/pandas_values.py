@@ -12,9 +12,9 @@ from dragoman.codecs.pandas_names import CATEGORIES, CATEGORIES_DTYPE, DTYPE, OR
 from dragoman.codecs.registry import CODECS
 from dragoman.codecs.strings import decoded, fault, texts
 from dragoman.core.bytes_tensor import flattened
-from dragoman.core.datatypes import BF16, BYTES, INT64, Array, bf16_to_fp32
+from dragoman.core.datatypes import BYTES, INT64, Array
 from dragoman.core.errors import InvalidInput
-from dragoman.core.tensor import Tensor, object_array
+from dragoman.core.tensor import Tensor, numpy_numbers, object_array
 
 _MOMENT = re.compile(r"[+-]?\d{4,}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?")
 _PACKAGE_DTYPES = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)|str|string(\[\w+\])?|object")
@@ -40,7 +40,7 @@ def _told_by_content_type(tensor: Tensor, where: str) -> Any:
     if not content_type and tensor.datatype is BYTES:
         return _text_or_bytes(tensor)
     if not content_type:
-        return bf16_to_fp32(tensor.data) if tensor.datatype is BF16 else tensor.data
+        return numpy_numbers(tensor)
     values = CODECS.input(content_type, where).to_value(tensor, where)
     if content_type == "str":
         return _text(values)

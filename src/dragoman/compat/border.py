@@ -72,7 +72,7 @@ def _tensor(output: Any) -> Tensor:
     data, datatype = getattr(output.data, "root", output.data), getattr(output.datatype, "value", output.datatype)
     try:
         return tensor_of(data, datatype, output.shape, _parameters(output.parameters))
-    except (TypeError, ValueError, OverflowError) as fault:
+    except (TypeError, ValueError, OverflowError, InvalidInput) as fault:
         raise InvalidOutput(f"output '{output.name}' is no {datatype} {output.shape}: {fault}") from fault
 
 

@@ -1,13 +1,14 @@
 """The datatypes of tensors: the thirteen of the Open Inference Protocol and BF16.
 
-BYTES elements are `bytes` objects in an object array. NumPy has no bfloat16, so a BF16 array holds the
-sixteen bits of each number as `uint16`; `bf16_to_fp32` and `fp32_to_bf16` convert.
+BYTES elements are `bytes` objects in an object array. The dtype of BF16 is `ml_dtypes.bfloat16`, since NumPy has none
+of its own.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,7 +47,7 @@ INT16 = Datatype("INT16", np.dtype("<i2"), 2, "int")
 INT32 = Datatype("INT32", np.dtype("<i4"), 4, "int")
 INT64 = Datatype("INT64", np.dtype("<i8"), 8, "int")
 FP16 = Datatype("FP16", np.dtype("<f2"), 2, "float")
-BF16 = Datatype("BF16", np.dtype("<u2"), 2, "float")
+BF16 = Datatype("BF16", np.dtype(ml_dtypes.bfloat16), 2, "float")
 FP32 = Datatype("FP32", np.dtype("<f4"), 4, "float")
 FP64 = Datatype("FP64", np.dtype("<f8"), 8, "float")
 BYTES = Datatype("BYTES", np.dtype(object), 0, "bytes")
@@ -54,9 +55,10 @@ BYTES = Datatype("BYTES", np.dtype(object), 0, "bytes")
 DATATYPES: Mapping[str, Datatype] = {
     d.name: d for d in (BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, BF16, FP32, FP64, BYTES)
 }
+# The datatypes of NumPy's own numbers, which most libraries take; few take bfloat16.
 NUMERIC = frozenset(DATATYPES.values()) - {BYTES, BF16}
 
-_BY_DTYPE: Mapping[np.dtype[Any], Datatype] = {d.dtype: d for d in DATATYPES.values() if d is not BF16}
+_BY_DTYPE: Mapping[np.dtype[Any], Datatype] = {d.dtype: d for d in DATATYPES.values()}
 
 
 def datatype(name: str) -> Datatype:
@@ -70,29 +72,42 @@ def datatype(name: str) -> Datatype:
 def datatype_of(dtype: np.dtype[Any]) -> Datatype:
     """The datatype that holds arrays of `dtype`; InvalidInput where none does.
 
-    Byte order does not matter here (`Tensor.of` converts); strings and objects are BYTES; bfloat16 as other
-    libraries define it for NumPy is BF16.
+    Byte order does not matter here (`Tensor.of` converts); strings and objects are BYTES.
     """
     found = _BY_DTYPE.get(dtype.newbyteorder("="))
     if found is not None:
         return found
-    if dtype.name == "bfloat16":
-        return BF16
     if dtype.kind in "SU":
         return BYTES
     raise InvalidInput(f"arrays of dtype {dtype} have no datatype in the protocol; convert them first")
 
 
-def bf16_to_fp32(bits: Array) -> NDArray[np.float32]:
-    """The numbers whose bfloat16 bits are given, exactly."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+def rounded(numbers: Array, datatype: Datatype) -> Array:
+    """Return the numbers as the floating-point datatype: the nearest, ties to even.
+
+    Raises InvalidInput naming the first finite number that is too large for the datatype.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):  # ml_dtypes warns of signalling NaN wherever it meets one
+        found: Array = (_to_odd_fp32(numbers) if datatype is BF16 else numbers).astype(datatype.dtype, copy=False)
+        finite = np.isfinite(found)
+        if not finite.all() and (lost := np.isfinite(numbers) & ~finite).any():
+            raise InvalidInput(f"{numbers[lost].flat[0]} does not fit into {datatype}")
+    return found
 
 
-def fp32_to_bf16(numbers: Array) -> NDArray[np.uint16]:
-    """The bits of the nearest bfloat16, ties to even; NaN stays NaN."""
-    single = np.ascontiguousarray(numbers, dtype=np.float32)
+def _to_odd_fp32(numbers: Array) -> Array:
+    """Return the numbers as FP32, where one that is not exact gets the neighbour whose last bit is 1.
+
+    Rounding that to BF16 gives the BF16 that is nearest to the number itself. Rounding to the nearest FP32 first would
+    turn numbers close to the middle between two BF16 into that middle.
+    S. Boldo, G. Melquiond: Emulation of FMA and correctly rounded sums, IEEE Trans. Computers 57(4), 2008.
+    """
+    if np.can_cast(numbers.dtype, np.float32):
+        return numbers
+    wide = numbers.astype(np.longdouble if numbers.dtype.kind in "iu" else np.float64)
+    single = wide.astype(np.float32)
+    inexact, is_larger = (single != wide) & ~np.isnan(wide), np.abs(single) > np.abs(wide)
     bits = single.view(np.uint32)
-    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
-    # Rounding up may carry a NaN into infinity: keep its sign and make it quiet.
-    quiet = ((bits >> np.uint32(16)) | np.uint32(0x0040)).astype(np.uint16)
-    return np.where(np.isnan(single), quiet, rounded)
+    bits -= is_larger
+    bits |= inexact
+    return single

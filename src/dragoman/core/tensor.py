@@ -6,7 +6,7 @@ from typing import Any, NoReturn, Self
 
 import numpy as np
 
-from dragoman.core.datatypes import BF16, BYTES, NUMERIC, Array, Datatype, datatype_of, fp32_to_bf16
+from dragoman.core.datatypes import BF16, BYTES, Array, Datatype, datatype_of, rounded
 from dragoman.core.errors import InvalidInput
 from dragoman.core.quick import quick
 
@@ -41,7 +41,7 @@ class Tensor:
     """An array with its datatype.
 
     `data` is little-endian and row-major in meaning (it may be a strided view); for BYTES an object array of
-    `bytes`, for BF16 the bits as uint16.
+    `bytes`, for BF16 an array of `ml_dtypes.bfloat16`.
     """
 
     data: Array
@@ -56,7 +56,7 @@ class Tensor:
         to the nearest, to an integer only where no number changes. Raises InvalidInput where there is no such
         datatype or a number does not fit.
         """
-        if type(value) is np.ndarray and datatype in NUMERIC and value.dtype is datatype.dtype:
+        if datatype is not None and type(value) is np.ndarray and value.dtype is datatype.dtype is not BYTES.dtype:
             return cls(value, datatype, parameters)
         array = np.asarray(value)
         if array.dtype.kind in "SU" and not isinstance(value, np.ndarray):
@@ -67,8 +67,6 @@ class Tensor:
             found = datatype_of(array.dtype)
         elif found is BYTES:
             array = _as_bytes(array)
-        elif found is BF16:
-            array = array.view(np.uint16)
         if datatype is not None and found is not datatype:
             array, found = _converted(array, found, datatype), datatype
         if array.dtype != found.dtype:
@@ -79,8 +77,33 @@ class Tensor:
     def shape(self) -> tuple[int, ...]:
         return self.data.shape
 
-    def __reduce__(self) -> tuple[type["Tensor"], tuple[Array, Datatype, Parameters]]:
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        if self.datatype is BF16:
+            return _of_bits, (self.data.view(np.uint16), self.parameters)
         return Tensor, (self.data, self.datatype, self.parameters)
+
+
+def _of_bits(bits: Array, parameters: Parameters) -> Tensor:
+    """Return the BF16 tensor of these bits: pickle leaves arrays outside its stream only if their dtype is NumPy's."""
+    return Tensor(bits.view(BF16.dtype), BF16, parameters)
+
+
+def with_own_dtype(tensor: Tensor) -> Tensor:
+    """Return a tensor made by a user's code, with its data in the dtype of its datatype.
+
+    Byte order is converted, and text to bytes. Raises InvalidInput for any other dtype, such as BF16 as bits in uint16.
+    """
+    dtype, datatype = tensor.data.dtype, tensor.datatype
+    if dtype is datatype.dtype:
+        return tensor
+    if datatype_of(dtype) is not datatype:
+        raise InvalidInput(f"a tensor of datatype {datatype} needs data of dtype {datatype.dtype.name}, got {dtype}")
+    return Tensor.of(tensor.data, datatype, tensor.parameters)
+
+
+def numpy_numbers(tensor: Tensor) -> Array:
+    """Return the array in a dtype of NumPy's own, for libraries that know no other: BF16 as FP32, which is exact."""
+    return tensor.data.astype(np.float32) if tensor.datatype is BF16 else tensor.data
 
 
 def object_array(elements: Iterable[Any], shape: tuple[int, ...]) -> Array:
@@ -134,15 +157,12 @@ def _element_as_number(element: Any, wanted: Datatype) -> Any:
 
 
 def _converted(array: Array, found: Datatype, wanted: Datatype) -> Array:
-    if BYTES in (found, wanted) or "bool" in (found.kind, wanted.kind) or found is BF16:
+    if BYTES in (found, wanted) or "bool" in (found.kind, wanted.kind):
         raise InvalidInput(f"{found} does not convert to {wanted}")
-    if wanted is BF16:
-        return fp32_to_bf16(array)
+    if wanted.kind == "float":
+        return rounded(array, wanted)
     with np.errstate(over="ignore", invalid="ignore"):
         result = array.astype(wanted.dtype)
-    if wanted.kind == "float":
-        changed = np.isfinite(array) & ~np.isfinite(result)
-    else:
         # Between signed and unsigned the bits come back as they were, so the sign is looked at, too.
         changed = (result.astype(array.dtype) != array) | ((result < 0) != (array < 0))
     if changed.any():

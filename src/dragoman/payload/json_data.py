@@ -10,9 +10,9 @@ import numpy as np
 import orjson
 
 from dragoman.core.bytes_tensor import BytesTensor, texts_of
-from dragoman.core.datatypes import BF16, BYTES, Array, Datatype, bf16_to_fp32, fp32_to_bf16
+from dragoman.core.datatypes import BYTES, Array, Datatype, rounded
 from dragoman.core.errors import InvalidInput, NotSupported
-from dragoman.core.tensor import NONE, Parameters, Tensor, object_array
+from dragoman.core.tensor import NONE, Parameters, Tensor, numpy_numbers, object_array
 from dragoman.payload.digits.machine import digits
 from dragoman.payload.policy import Buffer, Policy
 from dragoman.payload.raw import check_shape, shaped
@@ -121,10 +121,7 @@ def _read(where: str, datatype: Datatype, data: Any, depth: int, shape: Sequence
 def _numbers(where: str, datatype: Datatype, text: bytes, shape: Sequence[int] | None) -> Array | None:
     """As `numbers`, in the datatype's own dtype."""
     found = numbers(text, datatype, shape)
-    if found is None or datatype.kind != "float":
-        return found
-    with np.errstate(over="ignore"):
-        return _narrowed(found, datatype, where)
+    return found if found is None or datatype.kind != "float" else _rounded(found, datatype, where)
 
 
 def _in_portions(where: str, datatype: Datatype, data: memoryview, count: int) -> Array:
@@ -220,12 +217,11 @@ def _integers(values: Any, datatype: Datatype) -> Any:
 
 def _array(values: Any, datatype: Datatype, where: str) -> Array:
     try:
-        with np.errstate(over="ignore"):
-            if datatype is BYTES:
-                texts = np.array(values, dtype=object)
-                return object_array([e.encode() for e in texts.flat], texts.shape)
-            array = np.array(values, dtype=np.float64 if datatype.kind == "float" else datatype.dtype)
-            return array if datatype.kind != "float" else _narrowed(array, datatype, where)
+        if datatype is BYTES:
+            texts = np.array(values, dtype=object)
+            return object_array([e.encode() for e in texts.flat], texts.shape)
+        array = np.array(values, dtype=np.float64 if datatype.kind == "float" else datatype.dtype)
+        return array if datatype.kind != "float" else _rounded(array, datatype, where)
     except OverflowError as fault:
         limits = np.iinfo(datatype.dtype)
         bad = next(v for v in np.array(values, dtype=object).flat if not limits.min <= v <= limits.max)
@@ -234,20 +230,11 @@ def _array(values: Any, datatype: Datatype, where: str) -> Array:
         raise InvalidInput(f"{where}: 'data' is ragged, expected rows of equal lengths") from fault
 
 
-def _narrowed(wide: Array, datatype: Datatype, where: str) -> Array:
-    if datatype is BF16:
-        single = wide.astype(np.float32)
-        array: Array = fp32_to_bf16(single)
-        finite = np.isfinite(bf16_to_fp32(array))
-    else:
-        array = wide.astype(datatype.dtype, copy=False)
-        finite = np.isfinite(array)
-    if finite.all():
-        return array
-    lost = np.isfinite(wide) & ~finite
-    if lost.any():
-        raise InvalidInput(f"{where}: {wide[lost].flat[0]} does not fit into {datatype}")
-    return array
+def _rounded(wide: Array, datatype: Datatype, where: str) -> Array:
+    try:
+        return rounded(wide, datatype)
+    except InvalidInput as fault:
+        raise InvalidInput(f"{where}: {fault.message}") from fault
 
 
 # --- the other way -----------------------------------------------------------------------------------------
@@ -266,8 +253,7 @@ def json_from_tensor(where: str, tensor: Tensor, policy: Policy, at_once: bool =
             raise NotSupported(
                 f"{where} holds bytes that are not UTF-8 text, which JSON cannot carry; ask for binary output"
             ) from fault
-    array = bf16_to_fp32(tensor.data) if tensor.datatype is BF16 else tensor.data
-    flat = np.ascontiguousarray(array).reshape(-1)
+    flat = np.ascontiguousarray(numpy_numbers(tensor)).reshape(-1)
     if tensor.datatype.kind != "float":
         return printed(flat, at_once)
     if flat.size <= _FEW:

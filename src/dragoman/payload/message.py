@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import orjson
 
-from dragoman.core.datatypes import BF16, BYTES, Array, bf16_to_fp32, datatype
+from dragoman.core.datatypes import BYTES, Array, datatype
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.payload.body import divide, read_request, read_response, write_tensors
 from dragoman.payload.json_data import tensor_from_json
@@ -198,8 +198,7 @@ def elements(tensor: Tensor, text: type[str] = str) -> list[Any]:
     """The elements, flat: `text` for those of BYTES that are UTF-8, None for NaN."""
     if tensor.datatype is BYTES:
         return [_text(element, text) for element in tensor.data.flat]
-    array = bf16_to_fp32(tensor.data) if tensor.datatype is BF16 else tensor.data
-    values: list[Any] = array.reshape(-1).tolist()
+    values: list[Any] = tensor.data.reshape(-1).tolist()
     return [None if v != v else v for v in values] if tensor.datatype.kind == "float" else values
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from dragoman.core.calls import Infer, Inference, ModelDescription, Request, Response
-from dragoman.core.datatypes import BF16, BYTES, Array, bf16_to_fp32
+from dragoman.core.datatypes import BYTES, Array
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.sampling import shown
 from dragoman.core.signature import TensorSpec
-from dragoman.core.tensor import Tensor
+from dragoman.core.tensor import Tensor, numpy_numbers
 from dragoman.protocols.lmi_ndlist import from_ndlist, to_ndlist
 from dragoman.protocols.lmi_numpy import from_npy, from_npz, to_npy, to_npz
 from dragoman.protocols.lmi_request import media_type
@@ -236,7 +236,7 @@ def _to_json(response: Response[Inference], policy: Policy) -> HttpResponse:
 
 
 def _nested(name: str, tensor: Tensor, policy: Policy) -> Any:
-    array = _plain(tensor)
+    array = numpy_numbers(tensor)
     if tensor.datatype is BYTES:
         try:
             return np.array([each.decode() for each in array.flat], dtype=object).reshape(array.shape).tolist()
@@ -258,7 +258,7 @@ def _to_csv(response: Response[Inference], policy: Policy) -> HttpResponse:
 
 
 def _columns(name: str, tensor: Tensor) -> list[list[Any]]:
-    array = _plain(tensor)
+    array = numpy_numbers(tensor)
     if array.ndim > 2:
         raise NotSupported(f"output '{name}' has {array.ndim} axes, more than CSV can hold; ask for JSON")
     table = array.reshape(len(array) if array.ndim else 1, -1).tolist()
@@ -269,21 +269,17 @@ def _to_npy(response: Response[Inference], policy: Policy) -> HttpResponse:
     if len(response.answer.outputs) > 1:
         return _to_npz(response, policy)
     (tensor,) = response.answer.outputs.values()
-    return HttpResponse(200, (to_npy(_plain(tensor)),), (("content-type", "application/x-npy"),))
+    return HttpResponse(200, (to_npy(numpy_numbers(tensor)),), (("content-type", "application/x-npy"),))
 
 
 def _to_npz(response: Response[Inference], policy: Policy) -> HttpResponse:
-    arrays = {name: _plain(tensor) for name, tensor in response.answer.outputs.items()}
+    arrays = {name: numpy_numbers(tensor) for name, tensor in response.answer.outputs.items()}
     return HttpResponse(200, (to_npz(arrays),), (("content-type", "tensor/npz"),))
 
 
 def _to_ndlist(response: Response[Inference], policy: Policy) -> HttpResponse:
-    arrays = {name: _plain(tensor) for name, tensor in response.answer.outputs.items()}
+    arrays = {name: numpy_numbers(tensor) for name, tensor in response.answer.outputs.items()}
     return HttpResponse(200, (to_ndlist(arrays),), (("content-type", "tensor/ndlist"),))
-
-
-def _plain(tensor: Tensor) -> Array:
-    return bf16_to_fp32(tensor.data) if tensor.datatype is BF16 else tensor.data
 
 
 _WRITERS: Mapping[str, Callable[[Response[Inference], Policy], HttpResponse]] = {

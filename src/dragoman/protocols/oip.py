@@ -6,9 +6,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from dragoman.core.calls import Infer, Inference
-from dragoman.core.datatypes import BF16, BYTES, Array, bf16_to_fp32
+from dragoman.core.datatypes import BYTES, Array
 from dragoman.core.errors import InvalidInput
-from dragoman.core.tensor import Parameters, Tensor, object_array
+from dragoman.core.tensor import Parameters, Tensor, numpy_numbers, object_array
 from dragoman.protocols.wire import Policy
 
 # Triton's parameter is an unsigned 64-bit number; half of that is 292,000 years.
@@ -81,7 +81,7 @@ def classified(answer: Inference, wanted: Mapping[str, int]) -> Inference:
 
 
 def _best(tensor: Tensor, count: int) -> Tensor:
-    values = bf16_to_fp32(tensor.data) if tensor.datatype is BF16 else tensor.data
+    values = numpy_numbers(tensor)
     kind = tensor.datatype.kind
     if kind in ("bytes", "bool") or not values.ndim:
         return tensor

@@ -10,11 +10,11 @@ import numpy as np
 from dragoman.codecs.decode import Defaults
 from dragoman.codecs.strings import strings
 from dragoman.core.calls import Infer
-from dragoman.core.datatypes import BF16, BYTES, Array, bf16_to_fp32
+from dragoman.core.datatypes import BYTES, Array
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature, TensorSpec
-from dragoman.core.tensor import Parameters, Tensor, object_array
+from dragoman.core.tensor import Parameters, Tensor, numpy_numbers, object_array
 from dragoman.runtimes.contents import content
 from dragoman.runtimes.files import check_pickle, model_path, package
 from dragoman.runtimes.mlflow_schema import Entry, entries, frame, own
@@ -141,7 +141,7 @@ def _told_nothing(tensors: Mapping[str, Tensor]) -> Any:
 def _read(tensor: Tensor, name: str) -> Array:
     if tensor.datatype is BYTES:
         return strings(tensor, name)
-    return bf16_to_fp32(tensor.data) if tensor.datatype is BF16 else tensor.data
+    return numpy_numbers(tensor)
 
 
 # --- results ---------------------------------------------------------------------------------------------

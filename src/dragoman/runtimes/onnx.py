@@ -60,22 +60,22 @@ class OnnxModel(Model):
     def signature(self) -> Signature:
         return self._signature
 
-    def infer(self, call: Infer) -> Mapping[str, Array | Tensor]:
+    def infer(self, call: Infer) -> Mapping[str, Array]:
         wanted = list(call.outputs) or [s.name for s in self._signature.outputs]
         if self._has_bf16:
             return self._infer_bf16(call, wanted)
         feed = {name: _fed(name, tensor) for name, tensor in call.inputs.items()}
         return dict(zip(wanted, self._session.run(wanted, feed), strict=True))
 
-    def _infer_bf16(self, call: Infer, wanted: list[str]) -> Mapping[str, Array | Tensor]:
-        """As `infer`, through ONNX Runtime's own values, because NumPy has no bfloat16."""
+    def _infer_bf16(self, call: Infer, wanted: list[str]) -> Mapping[str, Array]:
+        """As `infer`, through ONNX Runtime's own values, because `run` takes no array of bfloat16."""
         feed = {name: self._value(name, tensor) for name, tensor in call.inputs.items()}
         values = self._session.run_with_ort_values(wanted, feed)
         return {name: _read(value) for name, value in zip(wanted, values, strict=True)}
 
     def _value(self, name: str, tensor: Tensor) -> Any:
         if tensor.datatype is BF16:
-            bits = np.ascontiguousarray(tensor.data)
+            bits = np.ascontiguousarray(tensor.data).view(np.uint16)
             return self._values.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_BFLOAT16)
         return self._values.ortvalue_from_numpy(_fed(name, tensor))
 
@@ -84,14 +84,14 @@ def _fed(name: str, tensor: Tensor) -> Array:
     return strings(tensor, name) if tensor.datatype is BYTES else tensor.data
 
 
-def _read(value: Any) -> Array | Tensor:
+def _read(value: Any) -> Array:
     if value.data_type() != "tensor(bfloat16)":
         array: Array = value.numpy()
         return array
     shape = tuple(value.shape())
     # The value owns its memory: the copy is taken while `value` lives.
     bits = ctypes.string_at(value.data_ptr(), 2 * math.prod(shape)) if math.prod(shape) else b""
-    return Tensor(np.frombuffer(bits, dtype=BF16.dtype).reshape(shape), BF16)
+    return np.frombuffer(bits, dtype=BF16.dtype).reshape(shape)
 
 
 def _signature(session: Any, file: str) -> Signature:

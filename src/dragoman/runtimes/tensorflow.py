@@ -60,12 +60,8 @@ class TensorFlowModel(Model):
         return {name: results[name].numpy() for name in call.outputs or results}
 
     def _fed(self, name: str, tensor: Tensor) -> Any:
-        array = tensor.data
-        dtype = self._inputs[name].dtype
-        if tensor.datatype is BF16:
-            array = array.view(dtype.as_numpy_dtype)
         try:
-            return self._tensorflow.constant(array, dtype=dtype)
+            return self._tensorflow.constant(tensor.data, dtype=self._inputs[name].dtype)
         except (TypeError, ValueError) as fault:
             raise InvalidInput(f"input '{name}': TensorFlow takes no such {tensor.datatype} here: {fault}") from fault
 

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dragoman import plugins
 from dragoman.core.calls import ApplyHessian, ApplyJacobian, DerivativeCall, Gradient, Infer
 from dragoman.core.datatypes import BF16, BYTES, DATATYPES, FP32, Array, Datatype
@@ -127,7 +129,7 @@ class TorchModel(Model):
     def _fed(self, name: str, tensor: Tensor) -> Any:
         if tensor.datatype is BYTES:
             raise InvalidInput(f"input '{name}': PyTorch has no strings; expected numbers, got BYTES")
-        array = tensor.data
+        array = tensor.data.view(np.uint16) if tensor.datatype is BF16 else tensor.data
         # PyTorch shares the array's memory, and knows no memory that must not be written.
         if not array.flags.writeable or any(stride < 0 for stride in array.strides):
             array = array.copy()
@@ -144,13 +146,14 @@ class TorchModel(Model):
                 return tuple(self._given(value) for value in result)
         raise InvalidOutput(f"expected a tensor, or a tuple or dict of tensors, got {type(result).__name__}")
 
-    def _given(self, value: Any) -> Array | Tensor:
+    def _given(self, value: Any) -> Array:
         if not isinstance(value, self._torch.Tensor):
             raise InvalidOutput(f"expected a tensor, got {type(value).__name__} inside the output")
         value = value.detach().cpu()
         if value.dtype == self._torch.bfloat16:
-            return Tensor(value.view(self._torch.uint16).numpy(), BF16)
-        array: Array = value.resolve_conj().resolve_neg().numpy()
+            array: Array = value.view(self._torch.uint16).numpy().view(BF16.dtype)
+        else:
+            array = value.resolve_conj().resolve_neg().numpy()
         return array
 
 

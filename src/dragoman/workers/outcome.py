@@ -10,8 +10,8 @@ from dragoman.core.binding import check_tensor
 from dragoman.core.calls import ApplyHessian, ApplyJacobian, Embed, Embedded, Generate, Gradient, Infer, Inference
 from dragoman.core.datatypes import FP64
 from dragoman.core.errors import InvalidInput, InvalidOutput
-from dragoman.core.signature import OPEN, Signature
-from dragoman.core.tensor import NONE, Parameters, Tensor
+from dragoman.core.signature import OPEN, Signature, TensorSpec
+from dragoman.core.tensor import NONE, Parameters, Tensor, with_own_dtype
 from dragoman.core.text import Generation
 
 
@@ -24,7 +24,7 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
     sole = signature.sole  # what most models give, in few steps
     if sole is not None and call.outputs in ((), signature.output_names) and not call.content_types:
         one = result.get(sole.name) if type(result) is dict and len(result) == 1 else result
-        if type(one) is Tensor and one.datatype is sole.datatype and sole.fits(one.data.shape):
+        if type(one) is Tensor and _is_as_declared(one, sole):
             return Inference({sole.name: one})
         if type(one) is np.ndarray:
             return Inference({sole.name: _checked(sole.name, one, signature)})
@@ -46,6 +46,11 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
         written: Inference = plugins.resolve("dragoman.codecs.wanted:as_wanted")(answer, call.content_types)
         return written
     return answer
+
+
+def _is_as_declared(tensor: Tensor, spec: TensorSpec) -> bool:
+    data, datatype = tensor.data, tensor.datatype
+    return datatype is spec.datatype and data.dtype is datatype.dtype and spec.fits(data.shape)
 
 
 def _named(result: Any, signature: Signature) -> Mapping[str, Any]:
@@ -126,6 +131,8 @@ def _checked(name: Any, value: Any, signature: Signature) -> Tensor:
         raise InvalidOutput(f"expected names of outputs that are text and not empty, got {name!r}")
     wanted = spec.datatype if spec is not None else None
     try:
+        if type(value) is Tensor:  # a BytesTensor cannot be wrong
+            value = with_own_dtype(value)
         if isinstance(value, Tensor) and wanted in (None, value.datatype):
             tensor = value
         elif isinstance(value, Tensor):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.core.calls import Infer, Inference, Response, Tensors
-from dragoman.core.datatypes import BYTES, DATATYPES
+from dragoman.core.datatypes import BF16, BYTES, DATATYPES
 from dragoman.core.tensor import NONE, Parameters, Tensor
 
 _EXACT = frozenset({str, int, float, bool, type(None)})
@@ -54,7 +54,7 @@ def loads(part: Any, arrays: Arrays) -> Any:
     """What `dumps` was given; the arrays are views of the memory in `arrays`."""
     rows, parameters, *rest = marshal.loads(part)  # noqa: S302 (from our own child, or parent, alone)
     tensors = {
-        name: Tensor(np.ndarray(shape, dtype, memory), DATATYPES[datatype], told or NONE)
+        name: Tensor(np.ndarray(shape, dtype or BF16.dtype, memory), DATATYPES[datatype], told or NONE)
         for (name, datatype, dtype, shape, told), memory in zip(rows, arrays, strict=True)
     }
     match rest:
@@ -81,8 +81,11 @@ def _row(tensor: Tensor, arrays: Arrays) -> tuple[Any, ...]:
     data: Any = tensor.data
     if not data.flags.c_contiguous:
         data = np.ascontiguousarray(data)
+    dtype = data.dtype.str
+    if tensor.datatype is BF16:  # whose dtype has no such name, and no buffer
+        data, dtype = data.view(np.uint16), ""
     arrays.append(pickle.PickleBuffer(data).raw())
-    return tensor.datatype.name, data.dtype.str, data.shape, _parameters(tensor.parameters)
+    return tensor.datatype.name, dtype, data.shape, _parameters(tensor.parameters)
 
 
 def _parameters(parameters: Parameters) -> dict[str, Any] | None:

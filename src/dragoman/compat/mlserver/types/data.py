@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.core.datatypes import BF16, BYTES, datatype, fp32_to_bf16
+from dragoman.core.datatypes import BYTES, Array, Datatype, datatype, rounded
 from dragoman.core.tensor import Parameters, Tensor, object_array
 from dragoman.payload import message
 
@@ -33,12 +33,23 @@ def tensor_of(data: Any, name: str, shape: Sequence[int], parameters: Parameters
         raise ValueError(f"{len(flat)} elements")
     if kind is BYTES:
         return Tensor(object_array(map(_bytes, flat), size), kind, parameters)
-    if kind.kind == "float":
-        flat = [math.nan if v is None else v for v in flat] if isinstance(flat, list) else flat
-        numbers = fp32_to_bf16(np.asarray(flat)) if kind is BF16 else np.asarray(flat, dtype=kind.dtype)
-    else:
-        numbers = np.asarray(flat, dtype=kind.dtype)
+    numbers = _floats(flat, kind) if kind.kind == "float" else _exact(flat, kind)
     return Tensor(numbers.reshape(size), kind, parameters)
+
+
+def _floats(flat: Any, kind: Datatype) -> Array:
+    if isinstance(flat, list):
+        flat = [math.nan if v is None else v for v in flat]
+    return rounded(flat if hasattr(flat, "dtype") and flat.dtype.kind in "biufV" else np.asarray(flat, float), kind)
+
+
+def _exact(flat: Any, kind: Datatype) -> Array:
+    """Return integers or booleans; ValueError for a number that would change."""
+    numbers = np.asarray(flat, dtype=kind.dtype)
+    given = np.asarray(flat)
+    if given.dtype.kind in "iuf" and (changed := numbers != given).any():
+        raise ValueError(f"{given[changed][0]} does not fit into {kind}")
+    return numbers
 
 
 def _flat(data: Any) -> Iterator[Any]:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 from dragoman.compat.mlserver.types.base import BaseModel, each
 from dragoman.compat.mlserver.types.data import elements, tensor_of
-from dragoman.core.errors import InvalidOutput
+from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.core.tensor import NONE, Tensor
 
 
@@ -118,7 +118,7 @@ class _NamedTensor(BaseModel):
         found = data.root if isinstance(data, TensorData) else data
         try:
             return tensor_of(found, str(self.datatype), self.shape, told or NONE)
-        except (TypeError, ValueError, OverflowError) as fault:
+        except (TypeError, ValueError, OverflowError, InvalidInput) as fault:
             raise InvalidOutput(f"'{self.name}' has data that is no {self.datatype} {self.shape}: {fault}") from fault
 
 
