@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.datatypes import DATATYPES, Datatype
-from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
+from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed, NotReady
 from dragoman.core.metrics import Family
 from dragoman.core.signature import Signature
 from dragoman.core.tensor import Tensor, object_array
-from dragoman.engine.batching import Batcher, group_key, merge, rows, split
+from dragoman.engine.batching import Batcher, group_key, merge, mergeable, rows, split
 from dragoman.workers.pool import Loaded
 
 datatypes = st.sampled_from(list(DATATYPES.values()))
@@ -70,15 +70,30 @@ def test_only_equal_calls_share_a_key() -> None:
         Infer({"x": x}, (), {"a": 1.0}),
         Infer({"x": x}, (), {"a": "1"}),
         Infer({"x": Tensor(x.data, x.datatype, {"content_type": "np"})}),
+        Infer({"x": x}, config={"level": 1}),
+        Infer({"x": x}, config={"level": 2}),
     ]
     assert len({group_key(c) for c in [base, *others]}) == 1 + len(others)
     assert group_key(base) == group_key(Infer({"x": Tensor.of(np.ones((5, 3), np.float32))}))
+
+
+def test_calls_are_merged_where_all_inputs_have_as_many_rows() -> None:
+    two, wide, three, scalar = (Tensor.of(np.zeros(shape)) for shape in ((2, 3), (2, 5, 1), (3, 3), ()))
+    assert mergeable(Infer({"x": two, "y": wide}))
+    assert mergeable(Infer({"x": two}), {})
+    assert not mergeable(Infer({"x": two, "y": three}))
+    assert not mergeable(Infer({"x": scalar}))
+    assert not mergeable(Infer({"x": two}), {"user": "alice"})
+    assert not mergeable(Infer({"x": two}, content_types={"y": "str"}))
 
 
 @pytest.mark.parametrize("shape", [(3,), (), (5, 1)])
 def test_rows_out_must_be_rows_in(shape: tuple[int, ...]) -> None:
     with pytest.raises(InvalidOutput, match="output 'y': expected 4 rows"):
         split(Inference({"y": Tensor.of(np.zeros(shape))}), [1, 3])
+
+
+FATAL = 666.0
 
 
 class RecordingPool:
@@ -111,6 +126,8 @@ class RecordingPool:
             raise
         x = call.inputs["x"].data
         self.batches.append(len(x))
+        if (x == FATAL).any():
+            raise ZeroDivisionError("a fault of ours")
         if (x < 0).any():
             raise ModelFailed("model 'm' failed: ValueError: negative")
         return Inference({"y": Tensor.of(x * 2)}, call.parameters)
@@ -248,5 +265,58 @@ async def test_closing_fails_those_who_wait(pool: RecordingPool, batcher: Any) -
     calls = [asyncio.ensure_future(queue.call(asked(float(i)))) for i in range(4)]
     await asyncio.sleep(0.01)
     await queue.close()
+    assert pool.cancelled == 1
     results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
-    assert all(isinstance(r, Exception) for r in results)
+    assert [type(r) for r in results] == [NotReady] * 4
+
+
+async def test_closing_stops_the_timer_of_a_batch_that_waits(pool: RecordingPool, batcher: Any) -> None:
+    queue = batcher(8, 0.02)
+    call = asyncio.ensure_future(queue.call(asked(1.0)))
+    await asyncio.sleep(0.005)
+    await queue.close()
+    with pytest.raises(NotReady):
+        await call
+    await asyncio.sleep(0.03)
+    assert not pool.batches
+
+
+@pytest.mark.parametrize("others", [[], [2.0, 3.0]])
+async def test_an_error_of_ours_reaches_every_member_of_its_batch(
+    pool: RecordingPool, batcher: Any, others: list[float]
+) -> None:
+    answers = await asyncio.wait_for(gather(batcher(8), [asked(FATAL), *map(asked, others)]), 5)
+    assert [type(a) for a in answers] == [ZeroDivisionError] * (1 + len(others))
+
+
+async def test_a_batch_that_is_stopped_from_outside_answers_its_members(pool: RecordingPool, batcher: Any) -> None:
+    pool.gate.clear()
+    before = asyncio.all_tasks()
+    call = asyncio.ensure_future(batcher(8).call(asked(1.0)))
+    await asyncio.sleep(0.01)
+    (work,) = asyncio.all_tasks() - before - {call}
+    work.cancel()
+    with pytest.raises(NotReady, match="the server is stopping"):
+        await asyncio.wait_for(call, 5)
+
+
+async def test_rows_fill_a_batch_exactly(pool: RecordingPool, batcher: Any) -> None:
+    await gather(batcher(4, 10.0), [asked(1.0, 2.0, 3.0), asked(4.0)])
+    await gather(batcher(4), [asked(1.0, 2.0, 3.0), asked(4.0, 5.0), asked(6.0)])
+    assert pool.batches == [4, 3, 3]
+
+
+async def test_a_batch_waits_without_keeping_the_event_loop_busy(pool: RecordingPool) -> None:
+    class Counted(RecordingPool):
+        looked = 0
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "capacity":
+                Counted.looked += 1
+            return super().__getattribute__(name)
+
+    queue: Any = Batcher(Counted(), 8, 0.05, linger=20.0)
+    await gather(queue, [asked(1.0), asked(2.0)])
+    first = asyncio.ensure_future(queue.call(asked(3.0)))
+    assert numbers(await first) == [6.0]
+    assert Counted.looked < 20

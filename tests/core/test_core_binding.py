@@ -1,0 +1,276 @@
+"""Calls against signatures: order, shapes, outputs and raw bytes, and the message for each thing that does not fit."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dragoman.core.binding import bind, fits
+from dragoman.core.calls import Infer
+from dragoman.core.datatypes import BOOL, BYTES, FP32, FP64, INT64
+from dragoman.core.errors import InvalidInput
+from dragoman.core.signature import OPEN, Signature, TensorSpec
+from dragoman.core.tensor import Tensor
+
+X = TensorSpec("x", FP32, (-1, 2))
+N = TensorSpec("n", INT64, (-1,))
+FREE = TensorSpec("free", optional=True)
+Y = TensorSpec("y", FP32, (-1,))
+Z = TensorSpec("z", FP32, (-1,), optional=True)
+ONE = Signature((X,), (Y,))
+TWO = Signature((X, N), (Y, Z), batched=True)
+
+
+def floats(*shape: int, **parameters: Any) -> Tensor:
+    return Tensor(np.zeros(shape, np.float32), FP32, parameters)
+
+
+def integers(*shape: int, **parameters: Any) -> Tensor:
+    return Tensor(np.zeros(shape, np.int64), INT64, parameters)
+
+
+def message(inputs: Mapping[str, Tensor], signature: Signature, **fields: Any) -> str:
+    with pytest.raises(InvalidInput) as caught:
+        bind(Infer(dict(inputs), **fields), signature, "m")
+    return caught.value.message
+
+
+def test_inputs_reach_the_model_in_its_own_order() -> None:
+    bound = bind(Infer({"n": integers(3), "x": floats(3, 2)}), TWO, "m")
+    assert list(bound.inputs) == ["x", "n"]
+    partly_open = Signature((X, N), open_inputs=True, open_outputs=True)
+    bound = bind(Infer({"b": floats(1), "n": integers(3), "a": floats(1), "x": floats(4, 2)}), partly_open, "m")
+    assert list(bound.inputs) == ["x", "n", "b", "a"]
+
+
+def test_a_call_that_is_in_order_is_passed_on_as_it_is() -> None:
+    for call, signature in (
+        (Infer({"x": floats(5, 2)}), ONE),
+        (Infer({"x": floats(5, 2)}, ("y",)), ONE),
+        (Infer({"x": floats(3, 2), "n": integers(3)}), TWO),
+        (Infer({"anything": floats(1, 2, 3)}), OPEN),
+    ):
+        assert bind(call, signature, "m") is call
+
+
+@pytest.mark.parametrize(
+    ("inputs", "signature", "fields", "expected"),
+    [
+        ({"x": floats(1, 3)}, ONE, {}, "input 'x': expected shape [-1, 2], got [1, 3]"),
+        ({"x": floats(2)}, ONE, {}, "input 'x': expected shape [-1, 2], got [2]"),
+        ({"x": integers(1, 2)}, ONE, {}, "input 'x': expected datatype FP32, got INT64"),
+        (
+            {"x": floats(1, 2), "v": floats(1)},
+            ONE,
+            {},
+            "unexpected inference input 'v' for model 'm'; expected 'x'",
+        ),
+        ({"v": floats(1)}, Signature((), (Y,)), {}, "unexpected inference input 'v' for model 'm'; expected none"),
+        (
+            {"x": floats(1, 2)},
+            TWO,
+            {},
+            "expected 2 inputs but got 1 inputs for model 'm'; missing 'n'",
+        ),
+        ({}, TWO, {}, "expected 2 inputs but got 0 inputs for model 'm'; missing 'x', 'n'"),
+        (
+            {"free": floats(1)},
+            Signature((X, FREE), (Y,)),
+            {},
+            "expected at least 'x' but got 'free' for model 'm'; missing 'x'",
+        ),
+        ({}, Signature((X, FREE), (Y,)), {}, "expected at least 'x' but got none for model 'm'; missing 'x'"),
+        (
+            {"x": floats(3, 2), "n": integers(4)},
+            TWO,
+            {},
+            "inputs of one batch need the same number of rows, got {'x': 3, 'n': 4}",
+        ),
+        (
+            {"v": floats()},
+            Signature((TensorSpec("v"),), (Y,), batched=True),
+            {},
+            "input 'v': expected a batch axis, got shape []",
+        ),
+        ({"x": floats(1, 2)}, ONE, {"outputs": ("y", "y")}, "output 'y' already exists in request"),
+        (
+            {"x": floats(1, 2)},
+            ONE,
+            {"outputs": ("w",)},
+            "unexpected inference output 'w' for model 'm'; expected 'y'",
+        ),
+        (
+            {"x": floats(3, 2), "n": integers(3)},
+            TWO,
+            {"outputs": ("y", "w")},
+            "unexpected inference output 'w' for model 'm'; expected 'y', 'z'",
+        ),
+    ],
+)
+def test_each_misfit_is_named(
+    inputs: Mapping[str, Tensor], signature: Signature, fields: dict[str, Any], expected: str
+) -> None:
+    assert message(inputs, signature, **fields) == expected
+
+
+def test_optional_and_accepted_inputs_fit() -> None:
+    wide = Signature((TensorSpec("x", FP32, (-1, 2), accepts=frozenset({INT64})), FREE), (Y,))
+    call = Infer({"x": integers(1, 2)})
+    assert bind(call, wide, "m") is call
+    call = Infer({"free": floats(7), "x": integers(1, 2)})
+    assert list(bind(call, wide, "m").inputs) == ["x", "free"]
+
+
+def test_a_column_with_a_content_type_is_a_row_where_the_model_has_one_axis() -> None:
+    signature = Signature((N, X), (Y,))
+    given = {"n": integers(3, 1, content_type="np"), "x": floats(3, 2, content_type="np")}
+    bound = bind(Infer(given), signature, "m").inputs
+    assert bound["n"].shape == (3,)
+    assert bound["n"].parameters == {"content_type": "np"}
+    assert bound["x"].shape == (3, 2)
+    assert message({**given, "n": integers(3, 1)}, signature) == "input 'n': expected shape [-1], got [3, 1]"
+    assert message({**given, "n": integers(3, 1, other=1)}, signature) == "input 'n': expected shape [-1], got [3, 1]"
+    two = integers(3, 2, content_type="np")
+    assert message({**given, "n": two}, signature) == "input 'n': expected shape [-1], got [3, 2]"
+
+
+def test_calls_to_be_decoded_are_checked_by_their_codec() -> None:
+    decodes = Signature((X,), (Y,), decodes=True)
+    other = {"column": integers(1)}
+    by_call = Infer(other, parameters={"content_type": "pd"})
+    assert bind(by_call, decodes, "m") is by_call
+    assert message(other, decodes, parameters={"content_type": "pd"}, outputs=("w",)).startswith("unexpected inference")
+    by_model = Infer(other)
+    assert bind(by_model, Signature((X,), (Y,), decodes=True, content_type="pd"), "m") is by_model
+    assert "unexpected inference input 'column'" in message(other, decodes)
+    assert "unexpected inference input 'column'" in message(other, ONE, parameters={"content_type": "pd"})
+    plain = Infer({"x": floats(1, 2)}, parameters={"content_type": "pd"})
+    assert not fits(plain, decodes)
+    assert fits(plain, ONE)
+
+
+def test_a_model_that_is_not_checked_takes_anything() -> None:
+    call = Infer({"whatever": integers(1)}, ("any", "other"))
+    assert bind(call, Signature((X,), (Y,), unchecked=True), "m") is call
+
+
+def raw(content: bytes, spec: TensorSpec, **options: Any) -> Tensor:
+    return bind(Infer({}, raw=content), Signature((spec,), (Y,), **options), "m").inputs[spec.name]
+
+
+def raw_message(content: bytes, *specs: TensorSpec, **options: Any) -> str:
+    with pytest.raises(InvalidInput) as caught:
+        bind(Infer({}, raw=content), Signature(specs, (Y,), **options), "m")
+    return caught.value.message
+
+
+def test_raw_bytes_take_the_shape_of_the_only_input() -> None:
+    numbers = np.arange(6, dtype=np.float32)
+    assert raw(numbers.tobytes(), X).data.tolist() == numbers.reshape(3, 2).tolist()
+    assert raw(b"", X).shape == (0, 2)
+    assert raw(numbers.tobytes(), TensorSpec("x", FP32, (2, 3))).shape == (2, 3)
+    assert raw(numbers.tobytes(), TensorSpec("x", FP32, (-1, 2, -1))).shape == (1, 2, 3)
+    assert raw(b"\0\1\1", TensorSpec("b", BOOL, (-1,))).data.tolist() == [False, True, True]
+    assert raw(b"", TensorSpec("b", BOOL, (-1,))).shape == (0,)
+    text = raw(b"\0\xff", TensorSpec("t", BYTES, (-1, 1)))
+    assert text.data.tolist() == [[b"\0\xff"]]
+    assert not text.data.flags.writeable
+    assert bind(Infer({}, raw=b""), Signature((X,), (Y,)), "m").raw is None
+
+
+@pytest.mark.parametrize(
+    ("content", "specs", "expected"),
+    [
+        (b"", (X, N), "a raw binary request needs a model of one input; model 'm' has 'x', 'n'"),
+        (b"", (), "a raw binary request needs a model of one input; model 'm' has none"),
+        (
+            b"",
+            (TensorSpec("x", FP32),),
+            "a raw binary request needs the datatype and shape of input 'x' to be known",
+        ),
+        (
+            b"",
+            (TensorSpec("x", None, (1,)),),
+            "a raw binary request needs the datatype and shape of input 'x' to be known",
+        ),
+        (b"1234", (X,), "input 'x': 4 bytes do not fill shape [-1, 2] of FP32"),
+        (b"1234", (TensorSpec("x", FP32, (0, -1)),), "input 'x': 4 bytes do not fill shape [0, -1] of FP32"),
+        (b"12345678", (TensorSpec("x", FP32, (1,)),), "input 'x': 8 bytes do not fill shape [1] of FP32"),
+        (
+            b"1234",
+            (TensorSpec("x", FP32, (2, -1, -1)),),
+            "input 'x': a raw binary request allows one free axis, got [2, -1, -1]",
+        ),
+        (
+            b"1234",
+            (TensorSpec("x", FP32, (-1, -1, -1)),),
+            "input 'x': a raw binary request allows one free axis, got [1, -1, -1]",
+        ),
+        (b"\0\2", (TensorSpec("b", BOOL, (-1,)),), "input 'b': expected BOOL bytes of 0 or 1, got 2"),
+    ],
+)
+def test_raw_bytes_that_do_not_fit_are_rejected(content: bytes, specs: tuple[TensorSpec, ...], expected: str) -> None:
+    assert raw_message(content, *specs) == expected
+
+
+def test_raw_bytes_need_a_model_whose_inputs_are_all_known() -> None:
+    assert "needs a model of one input" in raw_message(b"12345678", X, open_inputs=True)
+
+
+def test_what_plainly_fits_needs_no_look() -> None:
+    assert fits(Infer({"x": floats(5, 2)}), ONE)
+    assert not fits(Infer({"x": floats(5, 3)}), ONE)
+    assert not fits(Infer({"x": Tensor(np.zeros((5, 2)), FP64)}), ONE)
+    assert not fits(Infer({"v": floats(5, 2)}), ONE)
+    assert not fits(Infer({"x": floats(5, 2, a=1)}), ONE)
+    assert not fits(Infer({"x": floats(5, 2)}, ("w",)), ONE)
+    assert not fits(Infer({"x": floats(5, 2)}, raw=b""), ONE)
+    two = Signature((X, N), (Y, Z))
+    both = {"x": floats(5, 2), "n": integers(7)}
+    assert fits(Infer(both), two)
+    assert fits(Infer(both, ("z",)), two)
+    assert fits(Infer(both, parameters={"a": 1}), two)
+    assert not fits(Infer(both), TWO)  # their rows are to be compared
+    assert not fits(Infer(both, ("y", "z")), two)
+    assert not fits(Infer({"x": floats(5, 2)}), two)
+    assert not fits(Infer({"n": integers(7), "x": floats(5, 2)}), two)
+    assert not fits(Infer({**both, "n": integers(7, 1)}), two)
+    assert not fits(Infer({**both, "n": integers(7, a=1)}), two)
+    assert not fits(Infer(both, raw=b""), two)
+    assert not fits(Infer(both), Signature((X, N), (Y,), unchecked=True))
+    assert not fits(Infer(both, parameters={"a": 1}), Signature((X, N), (Y,), decodes=True))
+
+
+def test_specs_know_what_fits() -> None:
+    spec = TensorSpec("x", FP32, (-1, 2, 3))
+    assert spec.fixed == ((1, 2), (2, 3))
+    assert [spec.fits(shape) for shape in ((9, 2, 3), (9, 2, 4), (9, 3, 3), (2, 3), (1, 2, 3, 1))] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
+    assert TensorSpec("x").fits((1, 2, 3))
+    assert [s.complete for s in (spec, TensorSpec("x", FP32), TensorSpec("x", None, ()), TensorSpec("x"))] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_signatures_know_what_is_asked_for_in_every_call() -> None:
+    assert (TWO.output_names, TWO.default_outputs) == (("y", "z"), frozenset({"y"}))
+    assert TWO.input("n") is N
+    assert TWO.output("z") is Z
+    assert TWO.input("y") is None
+    assert (ONE.alone, ONE.sole, TWO.alone, TWO.sole) == (X, Y, None, None)
+    assert Signature((X,), (Z,)).sole is None
+    unchecked = Signature((X,), (Y,), unchecked=True)
+    assert (unchecked.plain, unchecked.alone, unchecked.sole) == (False, None, None)
+    assert not Signature((TensorSpec("x", FP32, ()),), (Y,), batched=True).plain
+    assert Signature((X,), (Y,), batched=True).plain
+    assert Signature((X,), (Y,), decodes=True).plain
+    assert not Signature((X,), (Y,), decodes=True, content_type="pd").plain

@@ -1,0 +1,322 @@
+"""Small values of the core: histograms, paths, log lines, vectors that authors return, pieces of text, names."""
+
+import io
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dragoman.core import logs
+from dragoman.core.bytes_tensor import BytesTensor, flattened, piece_of, portions, texts_of, with_parameters
+from dragoman.core.datatypes import BYTES, FP64
+from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, Overloaded
+from dragoman.core.histogram import SECONDS, TOKENS, Histogram
+from dragoman.core.leaving import until_left, watch
+from dragoman.core.metrics import Sample
+from dragoman.core.paths import matched
+from dragoman.core.spec import check_name
+from dragoman.core.tensor import NONE, Tensor
+from dragoman.core.text import Generation, PromptInfo, Text, Token, joined
+from dragoman.core.vector_answers import as_vector, as_vectors, parts
+from dragoman.core.vectors import MARK, VectorFunction, carried_by, put
+
+
+def test_a_histogram_counts_each_value_in_every_bucket_that_holds_it() -> None:
+    histogram = Histogram((0.5, 1, 2.0))
+    for value in (0.25, 1.0, 1.5, 4.0, 8.0):
+        histogram.observe(value)
+    assert list(histogram.samples("took", {"model": "m"})) == [
+        Sample("took_bucket", {"model": "m", "le": "0.5"}, 1),
+        Sample("took_bucket", {"model": "m", "le": "1.0"}, 2),
+        Sample("took_bucket", {"model": "m", "le": "2.0"}, 3),
+        Sample("took_bucket", {"model": "m", "le": "+Inf"}, 5),
+        Sample("took_sum", {"model": "m"}, 14.75),
+        Sample("took_count", {"model": "m"}, 5),
+    ]
+
+
+def test_buckets_grow() -> None:
+    assert list(SECONDS) == sorted(set(SECONDS))
+    assert (SECONDS[0], SECONDS[-1]) == (0.0005, 120.0)
+    assert (TOKENS[:4], TOKENS[-1]) == ((1.0, 2.0, 4.0, 8.0), 131072.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "expected"),
+    [
+        ("POST", "/scores/a%20b", ("POST /scores/{name}", {"name": "a b"})),
+        ("POST", "scores/a/", ("POST /scores/{name}", {"name": "a"})),
+        ("GET", "/scores/a", ("GET /scores/a", {})),
+        ("GET", "/scores/b", ("GET scores/{other}/", {"other": "b"})),
+        ("GET", "/x/1/y/2", ("GET /x/{a}/y/{b}", {"a": "1", "b": "2"})),
+        ("GET", "/x/1/z/2", None),
+        ("GET", "/x/1/y", None),
+        ("PUT", "/scores/a", None),
+        ("GET", "/{half", ("GET /{half", {})),
+        ("GET", "/other", None),
+        ("GET", "/half}", ("GET /half}", {})),
+    ],
+)
+def test_paths_match_the_first_pattern_that_fits(method: str, path: str, expected: Any) -> None:
+    handlers = [
+        "POST /scores/{name}",
+        "GET /scores/a",
+        "GET scores/{other}/",
+        "GET /x/{a}/y/{b}",
+        "GET /{half",
+        "GET /half}",
+    ]
+    assert matched(handlers, method, path) == expected
+
+
+@pytest.fixture
+def logging_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    root, jax = logging.getLogger(), logging.getLogger("jax._src.xla_bridge")
+    before = root.handlers, root.level, jax.level
+    for name in ("DRAGOMAN_LOG_FORMAT", "DRAGOMAN_LOG_LEVEL"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    yield
+    root.handlers, _, _ = before
+    root.setLevel(before[1])
+    jax.setLevel(before[2])
+
+
+@pytest.mark.usefixtures("logging_as_before")
+def test_log_lines_are_json_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", written)
+    logs.set_up("json", "debug")
+    assert (os.environ["DRAGOMAN_LOG_FORMAT"], os.environ["DRAGOMAN_LOG_LEVEL"]) == ("json", "debug")
+    log = logging.getLogger("some.name")
+    log.debug("hello %s", "there", extra={"model": "m", "path": os.sep})
+    record = logging.LogRecord("some.name", logging.ERROR, __file__, 1, "failed", None, None)
+    record.created, record.msecs = 0.0, 7.9
+    try:
+        raise ZeroDivisionError("deliberate")
+    except ZeroDivisionError:
+        record.exc_info = sys.exc_info()
+    log.handle(record)
+    first, second = (json.loads(line) for line in written.getvalue().splitlines())
+    assert list(first) == ["time", "level", "logger", "pid", "message", "model", "path"]
+    told = {"level": "debug", "logger": "some.name", "pid": os.getpid(), "message": "hello there", "model": "m"}
+    assert told.items() <= first.items()
+    assert second["time"] == "1970-01-01T00:00:00.007Z"
+    assert second["level"] == "error"
+    assert second["traceback"].endswith("ZeroDivisionError: deliberate")
+
+
+@pytest.mark.usefixtures("logging_as_before")
+def test_a_worker_logs_as_the_process_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", written)
+    logs.set_up_from_environment()
+    logging.getLogger("a").debug("hidden")
+    logging.getLogger("a").info("plain")
+    assert written.getvalue().endswith(f" INFO    a [{os.getpid()}]: plain\n")
+    assert len(written.getvalue().splitlines()) == 1
+    assert logging.getLogger("jax._src.xla_bridge").level == logging.WARNING
+    logs.set_up("json", "warning")
+    logs.set_up_from_environment()
+    logging.getLogger("a").info("hidden")
+    logging.getLogger("a").warning("seen")
+    assert json.loads(written.getvalue().splitlines()[-1])["message"] == "seen"
+
+
+def test_work_knows_whether_its_caller_has_left() -> None:
+    left = threading.Event()
+    has_left = until_left(left, lambda _: watch(), None)
+    assert not has_left()
+    left.set()
+    assert has_left()
+    assert not watch()()
+    with pytest.raises(KeyError):
+        until_left(left, dict[str, int]().__getitem__, "x")
+    assert not watch()()
+
+
+@pytest.mark.parametrize("name", ["a", "A_0.b-c", "_", "9", "x" * 256])
+def test_names_that_are_safe_are_taken(name: str) -> None:
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", ".a", "-a", "a/b", "a b", "é", "x" * 257, "a\n"])
+def test_names_that_are_not_safe_are_rejected(name: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_name(name, "version")
+    assert caught.value.message == (
+        f"version {name!r} is not allowed; expected 1 to 256 letters, digits, '_', '-' and '.', not beginning "
+        "with '.' or '-'"
+    )
+    with pytest.raises(InvalidInput, match=r"^model name "):
+        check_name(name)
+
+
+def test_errors_have_a_message_and_say_when_to_come_again() -> None:
+    assert DragomanError("why", "else").message == "why"
+    assert DragomanError().message == "DragomanError"
+    assert (InvalidInput("x").retry_after_s, Overloaded("x").retry_after_s) == (None, 1.0)
+
+
+# --- what the author of a function of vectors returns --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "sizes", "expected"),
+    [
+        (([1, 2], 3.0), (2, 1), [[1, 2], [3]]),
+        ([[1, 2], [3]], (2, 1), [[1, 2], [3]]),
+        ([(1, 2), np.array([3])], (2, 1), [[1, 2], [3]]),
+        (np.array([[1, 2], [3, 4]]), (2, 2), [[1, 2], [3, 4]]),
+        ([1, 2], (2,), [[1, 2]]),
+        (np.array([1, 2], np.float32), (2,), [[1, 2]]),
+        (5, (1,), [[5]]),
+        (np.float64(5), (1,), [[5]]),
+        (True, (1,), None),
+        ([], (0,), [[]]),
+        (np.array([], object), (0,), [[]]),
+        ((), (), []),
+    ],
+)
+def test_answers_become_vectors(answer: Any, sizes: tuple[int, ...], expected: Any) -> None:
+    if expected is None:
+        with pytest.raises(InvalidOutput, match="output 0: expected real numbers, got bool of bool"):
+            as_vectors(answer, sizes)
+        return
+    found = as_vectors(answer, sizes)
+    assert [each.tolist() for each in found] == expected
+    assert {each.dtype for each in found} <= {np.dtype(np.float64)}
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (([1, 2],), "expected 2 output vectors, got 1"),
+        (([1, 2], [1, 2]), "output 1: expected 3 numbers, got 2"),
+        (([1, 2], [[1, 2, 3]]), "output 1: expected a vector of 3 numbers, got shape [1, 3]"),
+        ((["a", "b"], [1, 2, 3]), "output 0: expected real numbers, got list of str32"),
+        (([1j, 2], [1, 2, 3]), "output 0: expected real numbers, got list of complex128"),
+    ],
+)
+def test_answers_that_are_no_such_vectors_are_named(answer: Any, expected: str) -> None:
+    with pytest.raises(InvalidOutput) as caught:
+        as_vectors(answer, (2, 3))
+    assert caught.value.message == expected
+
+
+def test_a_ragged_list_is_no_vector() -> None:
+    with pytest.raises(InvalidOutput, match=r"^here: expected numbers, got list: "):
+        as_vector([[1, 2], [3]], 2, "here")
+
+
+def test_a_vector_that_fits_is_not_copied() -> None:
+    vector = np.zeros(3)
+    assert as_vector(vector, 3, "here") is vector
+    assert parts(vector) == (vector,)
+    (member,) = parts([vector])
+    assert member is vector
+    assert parts([]) == ([],)
+    assert parts([[1], 2]) == ([[1], 2],)
+
+
+class Twice(VectorFunction):
+    def evaluate(self, inputs: Any, config: Any) -> Any:
+        return 2 * inputs[0]
+
+
+def test_overridden_methods_are_the_authors() -> None:
+    function = Twice()
+    assert function.sources() == {"evaluate": "author"}
+    function.gradient = lambda *_: None  # type: ignore[method-assign]
+    assert function.sources() == {"evaluate": "author", "gradient": "author"}
+    assert function.notes() == {}
+    for method, count in (("input_sizes", 1), ("gradient", 5), ("apply_jacobian", 5), ("apply_hessian", 7)):
+        with pytest.raises(NotImplementedError):
+            getattr(VectorFunction(), method)(*[None] * count)
+
+
+def test_functions_carry_their_declaration() -> None:
+    function = Twice()
+
+    def plain() -> None: ...
+
+    assert carried_by(function) is function
+    assert carried_by(plain) is None
+    setattr(plain, MARK, function)
+    assert carried_by(plain) is function
+    setattr(plain, MARK, "something else")
+    assert carried_by(plain) is None
+    assert carried_by(3) is None
+
+
+def test_one_input_is_put_in_place_of_another() -> None:
+    assert put([1, 2, 3], 0, 9) == (9, 2, 3)
+    assert put([1, 2, 3], 2, 9) == (1, 2, 9)
+
+
+# --- text ------------------------------------------------------------------------------------------------
+
+
+def test_pieces_of_texts_are_joined_in_order() -> None:
+    info = (PromptInfo("p", 1), PromptInfo("q", 2))
+    one, two = Token(1, "a"), Token(2, "b")
+    pieces = [
+        Generation((Text(1, 0, "B", (two,)),), info),
+        Generation((Text(0, 1, "x"), Text(0, 0, "a", (one,), 1))),
+        Generation((Text(0, 0, "b", (two,), 2, "length"),), (PromptInfo("late", 0),)),
+    ]
+    assert joined(pieces) == Generation(
+        (Text(0, 0, "ab", (one, two), 2, "length"), Text(0, 1, "x"), Text(1, 0, "B", (two,))), info
+    )
+
+
+def texts_both_ways(*texts: str) -> list[BytesTensor]:
+    shape = (len(texts),)
+    elements = np.array([text.encode() for text in texts], object)
+    return [
+        BytesTensor.of_texts(list(texts), shape, {"a": 1}),
+        BytesTensor.of_any_texts(list(texts), shape, {"a": 1}),
+        BytesTensor.of_piece(b"".join(b"\0\0\0\0" + text.encode() for text in texts), shape, {"a": 1}),
+        BytesTensor(elements, BYTES, {"a": 1}),
+    ]
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_texts_are_the_same_however_they_are_held(index: int) -> None:
+    def made() -> BytesTensor:
+        return texts_both_ways("é", "", "b", "four")[index]
+
+    expected = [b"\xc3\xa9", b"", b"b", b"four"]
+    assert made().data.tolist() == expected
+    assert texts_of(made()) == ["é", "", "b", "four"]
+    assert piece_of(made()) == b"\0\0\0\0" + b"\0\0\0\0".join(expected)
+    assert (made().shape, made().datatype, made().parameters) == ((4,), BYTES, {"a": 1})
+    square = made().told_anew((2, 2), {"b": 2})
+    assert (square.shape, square.data.tolist(), square.parameters) == ((2, 2), [expected[:2], expected[2:]], {"b": 2})
+    assert flattened(square).shape == (4,)
+    assert flattened(square).parameters == {"b": 2}
+    assert with_parameters(square, NONE).parameters is NONE
+    assert with_parameters(square, NONE).shape == (2, 2)
+    gone = [part.data.tolist() for part in portions(made(), 3)]
+    assert gone == ([expected] if index in (1, 2) else [expected[:3], expected[3:]])
+    found = made()
+    found.texts()
+    assert found.is_text
+    assert found.data is found.data
+    assert index == 3 or not found.data.flags.writeable
+
+
+def test_plain_tensors_of_texts_are_read_the_same_way() -> None:
+    plain = Tensor(np.array([[b"a", b"b"], [b"c", b"d"]], object), BYTES, {"a": 1})
+    assert texts_of(plain) == ["a", "b", "c", "d"]
+    assert piece_of(plain) == b"\0\0\0\0a\0\0\0\0b\0\0\0\0c\0\0\0\0d"
+    assert [part.data.tolist() for part in portions(plain, 3)] == [[b"a", b"b", b"c"], [b"d"]]
+    assert (flattened(plain).shape, flattened(plain).parameters) == ((4,), {"a": 1})
+    numbers = with_parameters(Tensor.of(np.zeros((2, 3))), {"b": 2})
+    assert (numbers.shape, numbers.datatype, numbers.parameters) == ((2, 3), FP64, {"b": 2})
