@@ -1,0 +1,112 @@
+"""Changes the code in small ways and counts how many of the changes the tests notice: ./scripts/mutation --help"""
+
+import argparse
+import compileall
+import py_compile
+import random
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.mutation.baseline import Baseline, measure
+from benchmarks.mutation.child import Job, preload, run, timed_out
+from benchmarks.mutation.mutants import Mutant, Mutants
+from benchmarks.mutation.results import Result, Results
+from benchmarks.mutation.targets import ROOT, SOURCE, TARGETS, Target
+
+WORK = ROOT / "build" / "mutation"
+_TESTS_S = 10.0  # of CPU time
+
+
+def main() -> None:
+    options = _parse()
+    results = Results.load(options.results)
+    for target in TARGETS:
+        if not options.targets or target.name in options.targets:
+            _run_target(target, options, results)
+    print(results.table())
+    sys.exit(not results.good_enough())
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser("mutation", description=__doc__)
+    parser.add_argument("targets", nargs="*", choices=[*(t.name for t in TARGETS), []], help="default: every target")
+    parser.add_argument("--all", action="store_true", help="every mutant (hours), not a sample")
+    parser.add_argument("--share", type=float, default=0.1, help="share of each file's mutants; default %(default)s")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the sample; default %(default)s")
+    parser.add_argument("--files", default="", help="only files whose path contains this text")
+    parser.add_argument("--results", type=Path, default=WORK / "results.json", help="default %(default)s")
+    return parser.parse_args()
+
+
+def _run_target(target: Target, options: argparse.Namespace, results: Results) -> None:
+    tree = _copied_sources(WORK / target.name / "src")
+    folder = WORK / target.name
+    began_s = time.monotonic()
+    baseline = measure(target, tree, folder)
+    preload(baseline.libraries)
+    print(
+        f"{target.name}: {len(baseline.seconds)} tests, {time.monotonic() - began_s:.0f} s on unchanged code",
+        flush=True,
+    )
+    for path in target.paths():
+        module = str(path.relative_to(SOURCE))
+        if options.files in module:
+            _run_file(target, Mutants(path, module), tree, baseline, options, results)
+
+
+def _run_file(
+    target: Target, mutants: Mutants, tree: Path, baseline: Baseline, options: argparse.Namespace, results: Results
+) -> None:
+    found: list[Result] = []
+    for index in _sampled(mutants, options):
+        mutant = mutants.render(index)
+        if mutant is not None:
+            found.append(_judge(mutant, tree, baseline, WORK / target.name))
+            if not found[-1].killed:
+                print(f"  {found[-1]}", flush=True)
+    results.record(target.name, mutants.module, len(mutants), found)
+    killed = sum(result.killed for result in found)
+    print(f"{mutants.module}: {killed} of {len(found)} killed, of {len(mutants)} mutants", flush=True)
+
+
+def _sampled(mutants: Mutants, options: argparse.Namespace) -> list[int]:
+    total = len(mutants)
+    count = total if options.all else min(total, max(1, round(options.share * total)))
+    return sorted(random.Random(f"{options.seed} {mutants.module}").sample(range(total), count))
+
+
+def _judge(mutant: Mutant, tree: Path, baseline: Baseline, folder: Path) -> Result:
+    """Run the tests that reach the mutated line, the fastest first, until one fails or 10 s of tests have passed."""
+    tests: dict[str, int] = {}
+    total_s = 0.0
+    for test in baseline.tests(mutant.module, mutant.line, mutant.statement):
+        if tests and total_s + baseline.seconds[test] > _TESTS_S:
+            break
+        tests[test] = len(tests)
+        total_s += baseline.seconds[test]
+    if not tests:
+        return Result.of(mutant, "no test")
+    path = tree / mutant.module
+    original = path.read_text()
+    path.write_text(mutant.source)
+    try:
+        files = sorted({test.partition("::")[0] for test in tests})
+        ended = run(Job(tree, folder, files, tests), total_s)
+    finally:
+        path.write_text(original)
+    return Result.of(mutant, "timeout" if timed_out(ended) else "killed" if ended not in (0, 5) else "survived")
+
+
+def _copied_sources(tree: Path) -> Path:
+    """A compiled copy of the sources; mutants are written there, where processes that a test starts see them too."""
+    shutil.rmtree(tree, ignore_errors=True)
+    shutil.copytree(SOURCE, tree, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    # checked by content: a mutant is written within the same second and may have the same length
+    compileall.compile_dir(tree, quiet=1, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
+    return tree
+
+
+if __name__ == "__main__":
+    main()

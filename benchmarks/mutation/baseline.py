@@ -1,0 +1,81 @@
+"""The tests on unchanged code: which lines each test runs, and how long it takes."""
+
+import hashlib
+import json
+import pickle
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import coverage
+
+from benchmarks.mutation.child import Job, run
+from benchmarks.mutation.targets import ROOT, Target
+
+_TESTS_S = 300.0  # at most, on an idle machine
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """`seconds` by test; `tests` by file below `src` and line, where "" stands for import or another process."""
+
+    seconds: dict[str, float]
+    lines: dict[str, dict[int, set[str]]]
+    libraries: list[str]
+
+    def tests(self, module: str, line: int, statement: int) -> list[str]:
+        """The tests that run a line, the fastest first; none where no test does."""
+        lines = self.lines.get(module, {})
+        found = lines.get(line, set()) | lines.get(statement, set())
+        if "" in found:
+            found = {test for tests in lines.values() for test in tests if test} or set(self.seconds)
+        return sorted(found & self.seconds.keys(), key=lambda test: (self.seconds[test], test))
+
+
+def measure(target: Target, tree: Path, folder: Path) -> Baseline:
+    """Run the target's tests once under coverage; tests that fail on unchanged code are left out, and named.
+
+    The result is kept in the folder until the sources or the tests change.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = folder / f"baseline-{_digest(target, tree)}.pickle"
+    if not kept.exists():
+        kept.write_bytes(pickle.dumps(_measured(target, tree, folder)))
+    found: Baseline = pickle.loads(kept.read_bytes())
+    return found
+
+
+def _digest(target: Target, tree: Path) -> str:
+    files = [path for name in target.tests for path in sorted((ROOT / name).rglob("*.py")) or [ROOT / name]]
+    digest = hashlib.sha256()
+    for path in [*files, *sorted(tree.rglob("*.py"))]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _measured(target: Target, tree: Path, folder: Path) -> Baseline:
+    data = folder / ".coverage"
+    data.unlink(missing_ok=True)
+    options = ("-p", "pytest_cov", "--cov=dragoman", "--cov-context=test", "--cov-report=")
+    job = Job(tree, folder, target.tests, {}, options, {"COVERAGE_FILE": str(data)})
+    ended = run(job, _TESTS_S)
+    report = json.loads((folder / "outcome.json").read_text())
+    if report["failed"]:
+        print(f"{target.name}: left out, for they fail on unchanged code: {report['failed']}", file=sys.stderr)
+    seconds = {t: s for t, s in report["seconds"].items() if t not in report["failed"]}
+    if not seconds:
+        raise SystemExit(f"{target.name}: no test passed (exit status {ended}), see {folder / 'output.txt'}")
+    return Baseline(seconds, _lines(data, tree), report["libraries"])
+
+
+def _lines(data: Path, tree: Path) -> dict[str, dict[int, set[str]]]:
+    measured = coverage.CoverageData(str(data))
+    measured.read()
+    found: dict[str, dict[int, set[str]]] = {}
+    for file in measured.measured_files():
+        path = Path(file)
+        if path.is_relative_to(tree):
+            by_line = measured.contexts_by_lineno(file)
+            tests = {n: {context.rpartition("|")[0] for context in contexts} for n, contexts in by_line.items()}
+            found[str(path.relative_to(tree))] = tests
+    return found

@@ -1,0 +1,165 @@
+"""Runs pytest in a forked process, which starts with the large libraries imported and Dragoman not."""
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import resource
+import signal
+import sys
+import sysconfig
+import time
+import traceback
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import Phase, settings
+
+# pytest looks for plugins in the metadata of every installed package, which takes longer than most tests
+_PLUGINS = ("pytest_asyncio.plugin", "_hypothesis_pytestplugin")
+_PR_SET_CHILD_SUBREAPER = 36
+_TIMED_OUT = -1
+
+
+@dataclass(frozen=True)
+class Job:
+    """Tests to be run with the sources of a tree.
+
+    With an `order` only the test ids in it are run, in that order, until one fails; otherwise all tests are run.
+    """
+
+    tree: Path
+    folder: Path
+    files: Sequence[str]
+    order: Mapping[str, int] = field(default_factory=dict)
+    options: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def preload(modules: Iterable[str]) -> None:
+    """Import libraries once, so that each forked process has them at once."""
+    for name in (*_PLUGINS, *modules):
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # so that collections in a forked process neither visit nor copy what is here
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # so that no process outlives its test
+
+
+def run(job: Job, tests_s: float) -> int:
+    """Return the exit status of pytest on tests that take `tests_s` of CPU time; negative: a signal or a limit."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    pid = os.fork()
+    if not pid:
+        cpu_s = int(5 + 4 * tests_s)
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+        _be_pytest(job)
+    ended = _TIMED_OUT
+    until_s = time.monotonic() + 60.0 + 20 * tests_s
+    while time.monotonic() < until_s:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            ended = os.waitstatus_to_exitcode(status)
+            break
+        time.sleep(0.005)
+    _end_children()
+    return ended
+
+
+def timed_out(ended: int) -> bool:
+    return ended in (_TIMED_OUT, -signal.SIGXCPU, -signal.SIGKILL)
+
+
+def _end_children() -> None:
+    """Kill and reap every process below this one."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while found := children.read_text().split():
+        for child in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(child), signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-1, 0)
+
+
+def _be_pytest(job: Job) -> None:
+    status = 70
+    try:
+        os.setsid()
+        output = os.open(job.folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.environ.update({"PYTHONPATH": str(job.tree), "PYTHONDONTWRITEBYTECODE": "1", **job.environment})
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+        sys.dont_write_bytecode = True
+        sys.path.insert(0, str(job.tree))
+        options = ["-q", "-p", "no:cacheprovider", "--tb=short", "--assert=plain", "--hypothesis-seed=0", *job.options]
+        options += [word for plugin in _PLUGINS for word in ("-p", plugin)]
+        status = int(pytest.main([*options, *job.files], plugins=[_Plugin(job)]))
+    except BaseException:
+        os.write(2, traceback.format_exc().encode())
+    finally:
+        os._exit(status)
+
+
+class _Plugin:
+    """Selects and orders tests; writes down which failed and how long each took."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._seconds: dict[str, float] = {}
+        self._failed: list[str] = []
+        self._skipped: set[str] = set()
+
+    def pytest_configure(self) -> None:
+        """No shrinking, for that a test fails is all that is asked; no examples kept from other mutants."""
+        settings.register_profile(
+            "mutation", settings.get_profile("patient"), phases=(Phase.explicit, Phase.generate), database=None
+        )
+        settings.load_profile("mutation")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        order = self._job.order
+        if order:
+            items[:] = sorted((i for i in items if i.nodeid in order), key=lambda i: order[i.nodeid])
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Measure CPU time: another program that keeps the machine busy makes no test slow."""
+        before_s = time.process_time()
+        result = yield
+        self._seconds[item.nodeid] = time.process_time() - before_s
+        return result
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped:
+            self._skipped.add(report.nodeid)
+        if report.failed and report.nodeid not in self._failed:
+            self._failed.append(report.nodeid)
+            self._leave_early(pytest.ExitCode.TESTS_FAILED)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        self._leave_early(exitstatus)
+        seconds = {test: s for test, s in self._seconds.items() if test not in self._skipped}
+        outcome = {"seconds": seconds, "failed": self._failed, "libraries": _libraries()}
+        (self._job.folder / "outcome.json").write_text(json.dumps(outcome))
+
+    def _leave_early(self, status: int) -> None:
+        if self._job.order:
+            print("failed:", *self._failed, flush=True)
+            os._exit(status)
+
+
+def _libraries() -> list[str]:
+    """The imported modules that are not of this project."""
+    folders = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platlib", "purelib"))
+    found = {name: getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items())}
+    return [name for name, file in found.items() if file.startswith(folders) and not name.startswith("test")]

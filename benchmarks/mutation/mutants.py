@@ -1,0 +1,136 @@
+"""Mutants of a module: mutmut's operators, without those that no test can or should notice."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import libcst as cst
+from libcst.metadata import MetadataWrapper, PositionProvider
+from mutmut.mutation.mutators import mutation_operators
+
+# Calls whose arguments are texts for operators, or only for a type checker.
+_LOGGERS = frozenset({"log", "logger"})
+_TYPE_MAKERS = frozenset({"TypeVar", "ParamSpec", "NewType", "getLogger"})
+# Every mutant of these arguments fails at once, in any test: they would only raise the score.
+_TRIVIAL_CALLS = frozenset({"len", "isinstance"})
+_NEVER_VISITED = (cst.Annotation, cst.Decorator, cst.Import, cst.ImportFrom, cst.Assert)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one module; `before` and `after` are the changed line."""
+
+    module: str
+    line: int
+    statement: int
+    before: str
+    after: str
+    source: str
+
+
+class Mutants:
+    """The mutants of a file, in the order of its lines; each is rendered when asked for."""
+
+    def __init__(self, path: Path, module: str) -> None:
+        self.module = module
+        self._text = path.read_text()
+        wrapper = MetadataWrapper(cst.parse_module(self._text))
+        visitor = _Visitor()
+        wrapper.visit(visitor)
+        self._tree = wrapper.module
+        self._found = visitor.found
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def render(self, index: int) -> Mutant | None:
+        """One mutant; None where the change gives no other valid module."""
+        (line, statement), node, changed = self._found[index]
+        mutated = self._tree.deep_replace(node, changed)
+        assert isinstance(mutated, cst.Module)
+        source = mutated.code
+        if source == self._text or not _compiles(source):
+            return None
+        pairs = zip(self._text.splitlines(), source.splitlines(), strict=False)
+        before, after = next((a, b) for a, b in pairs if a != b)
+        return Mutant(self.module, line, statement, before.strip(), after.strip(), source)
+
+
+def _compiles(source: str) -> bool:
+    try:
+        compile(source, "mutant", "exec")
+    except SyntaxError:
+        return False
+    return True
+
+
+class _Visitor(cst.CSTVisitor):
+    """Collects `((line, line of its statement), node, changed node)`, skipping by rule what `docs/testing.md` lists."""
+
+    METADATA_DEPENDENCIES = (PositionProvider,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[tuple[int, int], cst.CSTNode, cst.CSTNode]] = []
+        self._statement = 0
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        if isinstance(node, _NEVER_VISITED) or _is_text(node) or _is_type(node) or _is_trivial(node):
+            return False
+        if isinstance(node, cst.SimpleStatementLine | cst.BaseCompoundStatement):
+            self._statement = self.get_metadata(PositionProvider, node).start.line
+        if isinstance(node, cst.ClassDef):  # the class header holds bases and options only
+            node.body.visit(self)
+            return False
+        if isinstance(node, cst.Call) and _name(node.func) == "cast":
+            node.args[1].value.visit(self)
+            return False
+        if not _is_strict_zip(node):
+            self._mutate(node)
+        return not (isinstance(node, cst.Arg) and node.keyword is not None and node.keyword.value == "strict")
+
+    def _mutate(self, node: cst.CSTNode) -> None:
+        line = self.get_metadata(PositionProvider, node).start.line
+        at = line, self._statement or line
+        for kind, operator in mutation_operators:
+            if isinstance(node, kind):
+                changes = list(operator(node))
+                # one mutant of a text is enough: its lower and upper case would only count it three times
+                kept = changes[:1] if isinstance(node, cst.SimpleString) else changes
+                self.found.extend((at, node, changed) for changed in kept)
+
+
+def _name(node: cst.CSTNode) -> str:
+    return node.value if isinstance(node, cst.Name) else ""
+
+
+def _is_text(node: cst.CSTNode) -> bool:
+    """Whether it is a docstring, or a call that only writes to the log."""
+    if isinstance(node, cst.Expr) and isinstance(node.value, cst.BaseString):
+        return True
+    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+        return False
+    return _name(node.func.value) in _LOGGERS
+
+
+def _is_type(node: cst.CSTNode) -> bool:
+    """Whether an assignment only names a type, a logger or the slots of a class."""
+    if not isinstance(node, cst.Assign):
+        return False
+    target, value = node.targets[0].target, node.value
+    if _name(target) in ("__slots__", "__all__"):
+        return True
+    if isinstance(value, cst.Call):
+        name = value.func.attr.value if isinstance(value.func, cst.Attribute) else _name(value.func)
+        return name in _TYPE_MAKERS
+    # an alias: `Key = tuple[Any, ...]`, `Number = int | float`; constants are upper case
+    named = _name(target)
+    return named[:1].isupper() and not named.isupper() and isinstance(value, cst.Subscript | cst.BinaryOperation)
+
+
+def _is_trivial(node: cst.CSTNode) -> bool:
+    return isinstance(node, cst.Call) and _name(node.func) in _TRIVIAL_CALLS
+
+
+def _is_strict_zip(node: cst.CSTNode) -> bool:
+    """Whether it is `zip(..., strict=True)`: the option asserts, as `assert` does, what cannot be otherwise."""
+    return isinstance(node, cst.Call) and any(a.keyword is not None and a.keyword.value == "strict" for a in node.args)

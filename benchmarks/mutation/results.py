@@ -1,0 +1,90 @@
+"""Results of mutants, kept in a file, and the score with its confidence interval."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.mutation.mutants import Mutant
+
+LEAST = 0.9
+_Z = 1.96  # for 95 %
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one mutant: killed, timeout, survived, or "no test" where no test runs its line."""
+
+    module: str
+    line: int
+    before: str
+    after: str
+    verdict: str
+
+    @classmethod
+    def of(cls, mutant: Mutant, verdict: str) -> "Result":
+        return cls(mutant.module, mutant.line, mutant.before, mutant.after, verdict)
+
+    @property
+    def killed(self) -> bool:
+        return self.verdict in ("killed", "timeout")
+
+    def __str__(self) -> str:
+        return f"{self.verdict} {self.module}:{self.line}\n    - {self.before}\n    + {self.after}"
+
+
+@dataclass
+class Results:
+    """By target and file: how many mutants it has, and what became of those that were tried."""
+
+    path: Path
+    targets: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path) -> "Results":
+        return cls(path, json.loads(path.read_text()) if path.exists() else {})
+
+    def record(self, target: str, module: str, mutants: int, found: Sequence[Result]) -> None:
+        """Replace what is known of a file, and write everything down."""
+        survivors = [asdict(result) for result in found if not result.killed]
+        for survivor in survivors:
+            del survivor["module"]
+        self.targets.setdefault(target, {})[module] = {
+            "mutants": mutants,
+            "tried": len(found),
+            "killed": sum(result.killed for result in found),
+            "timeouts": sum(result.verdict == "timeout" for result in found),
+            "survivors": survivors,
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(self.targets, indent=1) + "\n")
+
+    def _sums(self, target: str) -> tuple[int, int, int]:
+        files = self.targets[target].values()
+        mutants, tried, killed = (sum(file[key] for file in files) for key in ("mutants", "tried", "killed"))
+        return mutants, tried, killed
+
+    def table(self) -> str:
+        """The score of each target as a table in Markdown."""
+        rows = ["| part | mutants | tried | killed | score | 95 % interval |", "|---|---|---|---|---|---|"]
+        for target in self.targets:
+            mutants, tried, killed = self._sums(target)
+            low, high = interval(killed, tried, mutants)
+            score = killed / max(1, tried)
+            rows.append(f"| {target} | {mutants:,} | {tried:,} | {killed:,} | {score:.1%} | {low:.1%} to {high:.1%} |")
+        return "\n".join(rows)
+
+    def good_enough(self) -> bool:
+        return all(killed >= LEAST * tried for _, tried, killed in map(self._sums, self.targets))
+
+
+def interval(killed: int, tried: int, mutants: int) -> tuple[float, float]:
+    """Wilson's interval for the share killed among all, with the finite population correction."""
+    if not tried:
+        return 0.0, 1.0
+    z2 = _Z * _Z * max(0, mutants - tried) / max(1, mutants - 1)
+    share = killed / tried
+    middle = (share + z2 / (2 * tried)) / (1 + z2 / tried)
+    half = (z2 * (share * (1 - share) / tried + z2 / (4 * tried * tried))) ** 0.5 / (1 + z2 / tried)
+    return middle - half, middle + half

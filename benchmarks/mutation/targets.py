@@ -1,0 +1,70 @@
+"""Which code is mutated, and which tests are to notice it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Files below `src/dragoman` and the test files that cover them, none of which takes long."""
+
+    name: str
+    files: tuple[str, ...]
+    tests: tuple[str, ...]
+
+    def paths(self) -> list[Path]:
+        found = [path for pattern in self.files for path in sorted((SOURCE / "dragoman").glob(pattern))]
+        assert found, f"no file of target {self.name!r} matches"
+        return [path for path in found if path.name != "__init__.py" or path.stat().st_size > 200]
+
+
+_GRAPH_TESTS = ("asks", "building", "builtin", "derivatives", "drawing", "files", "known_answers", "peers")
+
+TARGETS = (
+    Target(
+        "batching",
+        ("engine/batching.py", "engine/linger.py", "engine/answers.py"),
+        ("tests/engine/test_batching.py", "tests/engine/test_linger.py", "tests/engine/test_engine.py"),
+    ),
+    Target(
+        "core",
+        ("core/*.py",),
+        (
+            "tests/core",
+            "tests/house/test_core.py",
+            "tests/engine",
+            "tests/codecs/test_codec_roundtrips.py",
+            "tests/codecs/test_typed.py",
+            "tests/codecs/test_spec_examples.py",
+            "tests/derivatives/test_vector_functions.py",
+            "tests/graphs/test_graph_asks.py",
+            "tests/graphs/test_graph_known_answers.py",
+            "tests/workers/test_workers_frames.py",
+            "tests/workers/test_workers_rooms.py",
+        ),
+    ),
+    Target("graphs", ("graphs/*.py",), tuple(f"tests/graphs/test_graph_{part}.py" for part in _GRAPH_TESTS)),
+    Target(
+        "formats",
+        ("payload/*.py", "payload/digits/*.py"),
+        (
+            "tests/payload",
+            "tests/codecs",
+            "tests/rest/test_rest_binary.py",
+            "tests/rest/test_rest_garbage.py",
+            "tests/rest/test_rest_properties.py",
+            "tests/rest/test_rest_traps.py",
+            "tests/grpc/test_grpc_messages.py",
+            "tests/grpc/test_grpc_own.py",
+            "tests/grpc/test_grpc_reply.py",
+            "tests/grpc/test_grpc_roundtrip.py",
+            "tests/grpc/test_grpc_table.py",
+            "tests/simulators/test_umbridge_json.py",
+            "tests/simulators/test_umbridge_wire.py",
+        ),
+    ),
+    Target("derivatives", ("derivatives/*.py",), ("tests/derivatives", "tests/graphs/test_graph_derivatives.py")),
+)
