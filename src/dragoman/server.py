@@ -200,6 +200,8 @@ def make_engine(paths: Sequence[str], live: Sequence[ModelSpec], settings: Setti
     folders = listed(settings.model_folders)
     repository = DiskRepository(paths, settings.model_defaults(), settings.version_policy, live, folders)
     sources = repository.scan()
+    for skipped in repository.skipped:
+        log.info("not served: file=%s reason=%s", skipped.file, skipped.reason)
     for source in sources.values():
         source.specs()  # a mistake in the settings is told before anything is loaded
     if not sources and not settings.may_grow:
@@ -228,7 +230,7 @@ def refusals(path: str, environment: Mapping[str, Any]) -> Iterator[tuple[str, s
     except DragomanError as fault:
         yield "settings", fault.message
     try:
-        sources = DiskRepository([path], settings.model_defaults(), settings.version_policy).scan()
+        sources = DiskRepository([path], settings.model_defaults(), settings.version_policy, run_code=False).scan()
     except DragomanError as fault:
         yield "models", fault.message
         return

@@ -1,6 +1,7 @@
 """What is found on disk, and what files beside a model say of it."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,89 @@ def test_a_folder_of_models_holds_files_and_folders(tmp_path: Path) -> None:
     write(tmp_path / "empty" / "notes.txt")
     specs = found(tmp_path)
     assert {n: s[0].runtime for n, s in specs.items()} == {"a": "onnx", "b": "torch", "c": "python"}
+
+
+@pytest.mark.parametrize("beside", ["a.onnx", "iris2.onnx", "sub/model.onnx", "model.onnx", "z.pt2"])
+def test_a_name_does_not_depend_on_what_lies_beside_it(tmp_path: Path, beside: str) -> None:
+    file = write(tmp_path / "f1" / "iris.onnx")
+    assert [*found(tmp_path / "f1")] == ["iris"]
+    write(tmp_path / "f1" / beside)
+    assert found(tmp_path / "f1")["iris"][0].uri == str(file)
+
+
+@pytest.mark.parametrize("beside", ["other.onnx", "a.onnx", "sub/model.onnx"])
+def test_the_name_of_a_model_file_is_that_of_its_folder_whatever_lies_beside_it(tmp_path: Path, beside: str) -> None:
+    file = write(tmp_path / "f1" / "model.onnx")
+    write(tmp_path / "f1" / beside)
+    assert found(tmp_path / "f1")["f1"][0].uri == str(file)
+    assert found(tmp_path)["f1"][0].uri == str(file)
+
+
+def test_a_sub_folder_is_one_model_called_as_the_sub_folder(tmp_path: Path) -> None:
+    file = write(tmp_path / "f1" / "iris.onnx")
+    write(tmp_path / "f2" / "other.onnx")
+    assert found(tmp_path)["f1"][0].uri == str(file)
+    write(tmp_path / "f1" / "deeper" / "model.onnx")
+    assert {n: s[0].uri for n, s in found(tmp_path).items()}["f1"] == str(file)
+
+
+def test_a_sub_folder_with_several_models_is_an_error_that_names_them(tmp_path: Path) -> None:
+    write(tmp_path / "f1" / "iris.onnx")
+    write(tmp_path / "f1" / "iris2.onnx")
+    write(tmp_path / "good.onnx")
+    with pytest.raises(
+        InvalidInput, match=r"sub-folder 'f1' holds several models: iris.onnx, iris2.onnx; expected one"
+    ):
+        found(tmp_path)
+    assert {*found(tmp_path / "f1")} == {"iris", "iris2"}
+    (tmp_path / "f1" / "iris.onnx").rename(tmp_path / "f1" / "model.onnx")
+    assert {n: Path(s[0].uri).name for n, s in found(tmp_path).items()} == {"f1": "model.onnx", "good": "good.onnx"}
+
+
+def skipped(*paths: Path) -> dict[str, str]:
+    repository = DiskRepository([str(p) for p in paths], {})
+    repository.scan()
+    return {each.file: each.reason for each in repository.skipped}
+
+
+def test_files_that_look_like_models_and_are_not_served_are_listed_with_the_reason(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    write(folder / "iris.onnx")
+    for name in ("train.py", "__init__.py", "weights.pt", "README.md", "data.csv", "requests.json", "notes.txt"):
+        write(folder / name)
+    write(folder / "llama" / "model.gguf")
+    write(folder / "forest" / "model.joblib")
+    write(folder / "forest" / "scaler.pkl")
+    write(folder / "forest" / "features.py")
+    write(folder / "code" / "model.py")
+    write(folder / "code" / "helper.py")
+    found = skipped(folder)
+    assert {*found} == {
+        "models/train.py",
+        "models/weights.pt",
+        "models/llama/model.gguf",
+        "models/forest/scaler.pkl",
+        "models/forest/features.py",
+    }
+    assert "dragoman serve FILE" in found["models/train.py"]
+    assert "expected a program of TorchScript" in found["models/weights.pt"]
+    assert "GGUF is not supported" in found["models/llama/model.gguf"]
+    assert "the sub-folder is one model, 'model.joblib'" in found["models/forest/scaler.pkl"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("server.py", "f/server.py: a Python file in a folder is not a model by itself; name it in the command"),
+        ("model.gguf", "f/model.gguf: GGUF is not supported; expected the folder that save_pretrained writes"),
+        ("net.safetensors", "f/net.safetensors: weights alone are not a model"),
+    ],
+)
+def test_a_folder_without_a_model_says_why_of_each_file(tmp_path: Path, name: str, reason: str) -> None:
+    write(tmp_path / "f" / name)
+    with pytest.raises(InvalidInput) as raised:
+        found(tmp_path / "f")
+    assert f"found no model in '{tmp_path / 'f'}'; {reason}" in raised.value.message
 
 
 def test_models_lie_at_any_depth(tmp_path: Path) -> None:
@@ -157,7 +241,8 @@ def test_nothing_to_serve_is_told(tmp_path: Path) -> None:
 def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "a" / "m.onnx")
     write(tmp_path / "b" / "m.onnx")
-    with pytest.raises(InvalidInput, match="two models are called 'm'"):
+    both = f"two models are called 'm': {tmp_path / 'a' / 'm.onnx'} and {tmp_path / 'b' / 'm.onnx'}; give one"
+    with pytest.raises(InvalidInput, match=re.escape(both)):
         found(tmp_path / "a" / "m.onnx", tmp_path / "b" / "m.onnx")
 
 

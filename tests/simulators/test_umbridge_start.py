@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 import umbridge
 
+from dragoman import errors
+from dragoman.engine.repository import DiskRepository
+from dragoman.server import refusals
 from e2e.served import started
 from simulators.conftest import SIMULATORS
 
@@ -39,3 +42,136 @@ def test_info_waits_for_models_that_still_load(tmp_path: Path, front_ends: str) 
         gate.touch()
         asking.join(60)
     assert found == [["Double", "gated"]]
+
+
+MODEL = """
+import umbridge
+
+class Scaled(umbridge.Model):
+    def __init__(self, name, factor=2.0):
+        super().__init__("pre_" + name if name.startswith("_") else name)
+        self.factor = factor
+
+    def get_input_sizes(self, config):
+        return [1]
+
+    def get_output_sizes(self, config):
+        return [1]
+
+    def __call__(self, parameters, config):
+        return [[self.factor * parameters[0][0]]]
+
+    def supports_evaluate(self):
+        return True
+"""
+GUARDED = """
+
+class Fixed(Scaled):
+    def __init__(self):
+        super().__init__("fixed", 5.0)
+
+if __name__ == "__main__":
+    umbridge.serve_models([Fixed()], 4242)
+"""
+
+
+def written(folder: Path) -> list[str]:
+    """Files of simulators, as their authors write them, and the paths by which they are served."""
+    (folder / "scaled.py").write_text(MODEL)
+    (folder / "server.py").write_text(MODEL + 'model = Scaled("posterior")\nprint("imported")\n')
+    (folder / "several.py").write_text(
+        "from scaled import Scaled\nimport umbridge\n"
+        'a = Scaled("forward", 3.0)\nb = Scaled("_computed", 4.0)\nsame = a\n'
+    )
+    (folder / "guarded.py").write_text(MODEL + GUARDED)
+    (folder / "chosen.py").write_text(MODEL + 'one = Scaled("first", 6.0)\ntwo = Scaled("second", 7.0)\n')
+    (folder / "folder").mkdir()
+    (folder / "folder" / "model.py").write_text(MODEL + 'm = Scaled("in_folder", 8.0)\n')
+    (folder / "named").mkdir()
+    (folder / "named" / "model.py").write_text(MODEL + 'm = Scaled("its_own", 9.0)\n')
+    (folder / "named" / "dragoman.toml").write_text('[model]\nname = "operators"\n')
+    (folder / "given.py").write_text(MODEL)
+    paths = ["server.py", "several.py", "guarded.py:Fixed", "chosen.py:two", "folder", "named", "given.py:Scaled"]
+    return [str(folder / path) for path in paths]
+
+
+FACTORS = {
+    "posterior": 2.0,
+    "forward": 3.0,
+    "pre__computed": 4.0,
+    "fixed": 5.0,
+    "second": 7.0,
+    "in_folder": 8.0,
+    "operators": 9.0,
+    "Scaled": 2.0,  # its name is given by whoever makes it
+}
+
+
+def test_models_of_the_umbridge_package_are_served_by_their_own_names(tmp_path: Path) -> None:
+    with started(*written(tmp_path), "--placement", "thread", "--nonfinite", "error") as served:
+        url = f"http://{served.until_ready().url}"
+        assert set(umbridge.supported_models(url)) == {*FACTORS}
+        for name, factor in FACTORS.items():
+            assert umbridge.HTTPModel(url, name)([[3.0]]) == [[3.0 * factor]], name
+        # A client whose parser rejects every spelling of an infinity gets an error that it can read.
+        with pytest.raises(Exception, match="error of type InvalidOutput: output 'output_0': element 0 is inf"):
+            umbridge.HTTPModel(url, "posterior")([[1.5e308]])
+
+
+@pytest.mark.parametrize("placement", ["process", "thread"])
+def test_a_file_of_one_class_is_served_by_the_name_of_its_instance(tmp_path: Path, placement: str) -> None:
+    written(tmp_path)
+    file = tmp_path / "lone.py"
+    file.write_text("import umbridge\nimport scaled\n" + GUARDED.replace("(Scaled)", "(scaled.Scaled)"))
+    with started(str(file), "--placement", placement) as served:
+        url = f"http://{served.until_ready().url}"
+        assert umbridge.HTTPModel(url, "fixed")([[1.0]]) == [[5.0]]
+
+
+def names(*paths: Any) -> list[str]:
+    return [*DiskRepository([str(path) for path in paths], {}).scan()]
+
+
+def test_names_follow_the_file_when_it_changes(tmp_path: Path) -> None:
+    file = tmp_path / "server.py"
+    file.write_text(MODEL + 'model = Scaled("before")\n')
+    assert names(file) == ["before"]
+    file.write_text(MODEL + 'model = Scaled("afterwards")\n')
+    assert names(file) == ["afterwards"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'a, b = Scaled("same"), Scaled("same")\n',  # several models of one name: the loader asks to name one
+        "raise SystemExit(3)\n",
+        "import umbridge\numbridge.serve_models([])\n",
+        "import os; os._exit(1)\n",
+        "class Other(Scaled): pass\n",
+        'model = Scaled("m")\nmodel.name = 5\n',
+    ],
+)
+def test_a_file_whose_models_have_no_names_of_their_own_is_called_as_the_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "server.py").write_text(MODEL + text)
+    assert names(tmp_path / "server.py") == ["server"]
+
+
+def test_two_files_with_models_of_one_name_are_an_error_that_names_both(tmp_path: Path) -> None:
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text(MODEL + 'model = Scaled("posterior")\n')
+    with pytest.raises(errors.InvalidInput, match=r"two models are called 'posterior': .*a.py and .*b.py; give one of"):
+        names(tmp_path / "a.py", tmp_path / "b.py")
+
+
+def test_a_name_that_cannot_stand_in_a_url_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text(MODEL + 'model = Scaled("my model")\n')
+    with pytest.raises(errors.InvalidInput, match="'my model' is not allowed"):
+        names(tmp_path / "server.py")
+
+
+def test_the_doctor_runs_no_code_to_find_names(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text(MODEL + f'model = Scaled("m")\nopen({str(tmp_path / "ran")!r}, "w")\n')
+    assert [*refusals(str(tmp_path / "server.py"), {})] == []
+    assert not (tmp_path / "ran").exists()
+    assert names(tmp_path / "server.py") == ["m"]
+    assert (tmp_path / "ran").exists()

@@ -52,6 +52,9 @@ def startup_table(server: Server, took_s: float) -> None:
         rows.append((spec.name, spec.version or "-", deployment.platform or "-", deployment.place, state.lower()))
         if deployment.reason:
             faults.append(f"  {spec.name}: {deployment.reason}")
+    for skipped in server.engine.skipped():
+        rows.append((skipped.file, "-", "-", "-", "skipped"))
+        faults.append(f"  {skipped.file}: {skipped.reason}")
     told = _aligned(rows) if len(rows) > 1 else ["  no model is loaded yet"]
     lines = ["", *told, *(["", *faults] if faults else []), ""]
     url = server.http_url

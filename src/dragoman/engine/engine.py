@@ -48,6 +48,7 @@ from dragoman.engine.deployment import Deployment
 from dragoman.engine.peers import Neighbourhood
 from dragoman.engine.registry import Registry
 from dragoman.engine.repository import Repository, Source
+from dragoman.engine.search import Skipped
 from dragoman.engine.text_tally import Written
 
 A = TypeVar("A")
@@ -84,6 +85,7 @@ class Engine:
         self._registry = Registry()
         gate = asyncio.Semaphore(LOADING_AT_ONCE)
         self._neighbourhood = Neighbourhood(self._registry, self.changed, gate)
+        self._repository = repository
         self._control = Control(repository, self._registry, self._changed, self._neighbourhood.of, gate, found)
         self._draining = False
         self.started = False
@@ -137,6 +139,10 @@ class Engine:
     def deployments(self) -> list[Deployment]:
         """Every model version, for a person to look at."""
         return self._registry.all()
+
+    def skipped(self) -> Sequence[Skipped]:
+        """Files in the folders of models that look like models and are not served."""
+        return self._repository.skipped
 
     def peers(self, name: str) -> Peers:
         """The models, for something of that name that asks them from a thread. On the event loop."""

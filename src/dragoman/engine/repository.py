@@ -1,7 +1,7 @@
-"""Finds models on disk: a file, a folder of versions, a folder of models, or `module:object`."""
+"""The models that a server may load: below some paths, as things are on disk now, and live ones."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,10 @@ from typing import Any
 from dragoman import plugins
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.spec import ModelSpec, check_name
-from dragoman.engine import model_files
 from dragoman.engine.model_places import model_place
+from dragoman.engine.search import Found, Search, Skipped, recognise, why_not
 
-# `package.module:object` or `any folder/file.py:object`.
-_OBJECT = re.compile(r"(?:[A-Za-z_][\w.]*|.+\.py):[A-Za-z_][\w.]*")
 _POLICY = re.compile(r"latest|all|\d+(?:\s*,\s*\d+)*")
-_PASSED_OVER = {"__pycache__", "node_modules"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +27,10 @@ class Source:
 
 
 class Repository:
-    """Where the engine finds its models: here a fixed list of specs."""
+    """Where the engine finds its models: here a fixed list of specs. `skipped` are files that the last scan found and
+    that are not served."""
+
+    skipped: Sequence[Skipped] = ()
 
     def __init__(self, specs: Sequence[ModelSpec] = ()) -> None:
         self._fixed = tuple(specs)
@@ -50,22 +50,11 @@ class Repository:
         raise NotSupported("models are loaded from the server's own repository alone; expected no `url`")
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A model on disk: where it lies and what the files beside it say of it."""
-
-    name: str
-    path: Path | None
-    settings: Mapping[str, Any]
-    versions: Mapping[str, Path]
-    fault: InvalidInput | None = None  # what its files say makes no sense
-
-
 class DiskRepository(Repository):
     """Models below some paths, beside fixed ones. Each scan looks at the disk anew, to find what has changed.
 
     `defaults` are fields of a ModelSpec for every model; `version_policy` is latest, all, or a list as `1,3`. What lies
-    below one of `folders` may be loaded too, where somebody says where.
+    below one of `folders` may be loaded too, where somebody says where. `run_code`: see `Search`.
     """
 
     def __init__(
@@ -75,34 +64,43 @@ class DiskRepository(Repository):
         version_policy: str = "latest",
         live: Sequence[ModelSpec] = (),
         folders: Sequence[str] = (),
+        *,
+        run_code: bool = True,
     ) -> None:
         super().__init__(live)
         self._paths = tuple(paths)
         self._defaults = dict(defaults)
         self._version_policy = _checked_policy(version_policy)
         self._folders = tuple(folders)
+        self._run_code = run_code
 
     def scan(self) -> dict[str, Source]:
         sources = super().scan()
-        by_name: dict[str, list[_Found]] = {}
+        by_name: dict[str, list[Found]] = {}
+        search = Search(self._run_code)
         for path in self._paths:
-            for found in _looked(path):
-                check_name(found.name, f"the model name of '{found.path or path}'")
+            for found in search.models(path):
+                check_name(found.name, f"the model name of '{_place(found)}'")
                 same = by_name.setdefault(found.name, [])
                 if found.name in sources or not _are_versions([*same, found]):
-                    raise InvalidInput(f"two models are called '{found.name}'; the second is {found.path or path}")
+                    first = _place(same[0]) if same else "a Python object"
+                    raise InvalidInput(
+                        f"two models are called '{found.name}': {first} and {_place(found)}; give one of them another "
+                        "name, as `name` in a dragoman.toml in a folder of its own"
+                    )
                 same.append(found)
+        self.skipped = tuple(search.skipped)
         return sources | {name: self._source(same) for name, same in by_name.items()}
 
     def at(self, name: str, url: str) -> Source:
-        there = _looked(str(model_place(url, self._folders)))
+        there = Search(self._run_code).models(str(model_place(url, self._folders)))
         if len(there) != 1:
             names = ", ".join(found.name for found in there)
             raise InvalidInput(f"`url`: expected one model, found several in '{url}': {names[:256]}")
         found = self._source([replace(there[0], name=name)])
         return Source(lambda: [replace(spec, url=url) for spec in found.specs()], found.default_version)
 
-    def _source(self, same: Sequence[_Found]) -> Source:
+    def _source(self, same: Sequence[Found]) -> Source:
         default = next((str(f.settings["default_version"]) for f in same if "default_version" in f.settings), "")
 
         def specs() -> list[ModelSpec]:
@@ -112,7 +110,7 @@ class DiskRepository(Repository):
 
         return Source(specs, default)
 
-    def _specified(self, found: _Found) -> list[ModelSpec]:
+    def _specified(self, found: Found) -> list[ModelSpec]:
         if found.fault is not None:
             raise found.fault
         given = {k: v for k, v in found.settings.items() if k not in ("version_policy", "default_version")}
@@ -124,7 +122,12 @@ class DiskRepository(Repository):
         return [_placed(replace(base, version=v, uri=""), found.versions[v]) for v in chosen]
 
 
-def _are_versions(same: Sequence[_Found]) -> bool:
+def _place(found: Found) -> str:
+    """Where a model lies, for a message."""
+    return str(found.path or found.settings["uri"])
+
+
+def _are_versions(same: Sequence[Found]) -> bool:
     """Whether these, of one name, are one model: alone, or each with a version of its own in its settings."""
     told = [found.settings.get("version", "") for found in same]
     return len(same) == 1 or (len({*told}) == len(same) and not any(found.versions for found in same))
@@ -164,111 +167,12 @@ def _placed(spec: ModelSpec, path: Path | None) -> ModelSpec:
     if path is None or ":" in spec.uri:
         return replace(spec, runtime=spec.runtime or "python", uri=spec.uri or str(path))
     file = (path / spec.uri) if spec.uri else path
-    if file.is_dir() and _recognise(file) is None:
+    if file.is_dir() and recognise(file) is None:
         file = plugins.resolve("dragoman.runtimes.recognise:model_file")(file) or file
-    runtime = spec.runtime or _recognise(file)
+    runtime = spec.runtime or recognise(file)
     if runtime is None and not file.exists():
         raise InvalidInput(f"model '{spec.name}': there is no file '{file}'; expected the path of the model's file")
     if runtime is None:
-        why = _why_not(file) or f"no runtime is known for {file}; name one as `runtime`"
+        why = why_not(file) or f"no runtime is known for {file}; name one as `runtime`"
         raise InvalidInput(f"model '{spec.name}': {why}")
     return replace(spec, runtime=runtime, uri=str(file))
-
-
-def _looked(path: str) -> list[_Found]:
-    """The models at a path. Raises InvalidInput where there are none."""
-    there = list(_look(path))
-    if not there:
-        likely = [p for p in _visible(Path(path)) if p.stem == "model" or p.suffix in (".pt", ".pth")]
-        told = "expected a model file, a folder of models or module:object"
-        raise InvalidInput(f"found no model in '{path}'; {next(filter(None, map(_why_not, likely)), told)}")
-    return there
-
-
-def _look(path: str) -> Iterator[_Found]:
-    place = Path(path)
-    if _OBJECT.fullmatch(path) and not place.exists():
-        name = path.rpartition(":")[2].rpartition(".")[2]
-        yield _Found(name, None, {"runtime": "python", "uri": path}, {})
-    elif place.is_dir():
-        settings = model_files.environment_settings(place.resolve())
-        if settings is None:
-            yield from _look_in(place.resolve())
-        else:
-            yield _Found(settings.get("name") or _name(place.resolve()), place.resolve(), settings, {})
-    elif place.is_file():
-        if _recognise(place) is None:
-            told = f"no runtime is known for the file '{path}'; expected a model file that docs/serving.md lists, or a "
-            raise InvalidInput(_why_not(place) or told + "folder with it and a dragoman.toml that names its runtime")
-        yield _Found(_name(place), place.resolve(), {}, {})
-    else:
-        raise InvalidInput(f"'{path}' is not there; expected a model file, a folder of models or module:object")
-
-
-def _look_below(folder: Path, above: frozenset[Path]) -> Iterator[_Found]:
-    """As `_look_in`, for one of several folders: its fault is its own, and a link back up leads nowhere."""
-    real = folder.resolve()
-    if real in above:
-        return
-    try:
-        yield from _look_in(folder, above | {real})
-    except (InvalidInput, OSError) as fault:
-        told = fault if isinstance(fault, InvalidInput) else InvalidInput(f"{folder} cannot be read: {fault}")
-        yield _Found(folder.name, folder, {}, {}, told)
-
-
-def _look_in(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[_Found]:
-    above = above or frozenset({folder.resolve()})
-    settings = model_files.model_settings(folder)
-    folders = [p for p in _visible(folder) if p.is_dir()]
-    versions = {p.name: p for p in folders if p.name.isdecimal() and not _described(p)}
-    if settings is not None or versions or _recognise(folder) is not None:
-        settings = settings or {}
-        versions = {} if "uri" in settings else versions
-        yield _Found(settings.get("name") or _name(folder), folder, settings, versions)
-        if _described(folder):  # MLServer: every model-settings.json is a model, wherever it lies
-            yield from (found for p in folders for found in _described_below(p))
-        return
-    files = [p for p in _visible(folder) if p.is_file() and p.suffix != ".py" and _recognise(p) is not None]
-    below = [found for p in folders for found in _look_below(p, above)]
-    if len(files) == 1 and not below:
-        yield _Found(_name(folder), files[0], {}, {})
-        return
-    overrides = model_files.repository_settings(folder)
-    for found in [*(_Found(_name(p), p, {}, {}) for p in files), *below]:
-        yield replace(found, settings={**found.settings, **overrides.pop(found.name, {})})
-    if overrides:
-        raise InvalidInput(f"{folder / 'dragoman.toml'}: there is no model {', '.join(map(repr, overrides))} here")
-
-
-def _described(folder: Path) -> bool:
-    return (folder / "model-settings.json").is_file()
-
-
-def _described_below(folder: Path) -> Iterator[_Found]:
-    if _described(folder):
-        yield from _look_in(folder)
-    else:
-        yield from (found for p in _visible(folder) if p.is_dir() for found in _described_below(p))
-
-
-def _visible(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if not p.name.startswith(".") and p.name not in _PASSED_OVER)
-
-
-def _name(path: Path) -> str:
-    """What a file or folder is called where nothing beside it says so; a graph may say so itself."""
-    if _recognise(path) == "graph":
-        name: str = plugins.resolve("dragoman.runtimes.graph_files:graph_name")(path)
-        return name
-    return path.name if path.is_dir() else path.stem
-
-
-def _why_not(path: Path) -> str:
-    found: str = plugins.resolve("dragoman.runtimes.recognise:why_not")(path)
-    return found
-
-
-def _recognise(path: Path) -> str | None:
-    recognise: Callable[[Path], str | None] = plugins.resolve("dragoman.runtimes.recognise:recognise")
-    return recognise(path)

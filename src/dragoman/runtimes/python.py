@@ -166,10 +166,16 @@ def _imported(path: Path) -> ModuleType:
         raise ModelFailed(f"cannot import '{path.name}': {type(fault).__name__}: {fault}") from fault
 
 
-def _only_model(module: ModuleType, path: Path) -> Any:
+def candidates(module: ModuleType) -> dict[str, Any]:
+    """The models that a file holds, by the names of the variables: each object once, no class beside its instance."""
     found = {name: value for name, value in vars(module).items() if _is_candidate(name, value, module)}
     made = {type(value) for value in found.values()}
-    found = {name: value for name, value in found.items() if not (isinstance(value, type) and value in made)}
+    once = {id(value): name for name, value in reversed(found.items())}
+    return {n: v for n, v in found.items() if once[id(v)] == n and not (isinstance(v, type) and v in made)}
+
+
+def _only_model(module: ModuleType, path: Path) -> Any:
+    found = candidates(module)
     if len(found) == 1:
         return next(iter(found.values()))
     if not found:

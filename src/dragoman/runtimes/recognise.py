@@ -31,6 +31,16 @@ def why_not(path: Path) -> str:
     return f"'{path.name}' is no model: {_EXPECTED[path.suffix.lower()]}"
 
 
+def why_skipped(path: Path) -> str:
+    """Why a file in a folder of models is not served; "" where nobody would expect it to be, as of a README."""
+    suffix = path.suffix.lower()
+    if suffix == ".py":
+        return "" if path.name.startswith("__") else _SCRIPT
+    if suffix in _UNSUPPORTED:
+        return _UNSUPPORTED[suffix]
+    return why_not(path) if suffix in _MODELS_ONLY or path.stem == "model" else ""
+
+
 def model_file(folder: Path) -> Path | None:
     """The one model directly in a folder: a file, or a folder that is a model itself, as a SavedModel is.
 
@@ -164,4 +174,23 @@ _BOOSTER = "expected what save_model of an XGBoost or a LightGBM booster writes"
 _EXPECTED = {
     **dict.fromkeys((".pt", ".pth", ".ts"), _PROGRAM),
     **dict.fromkeys((".bst", ".json", ".model", ".txt"), _BOOSTER),
+}
+# Suffixes that no file has but models.
+_MODELS_ONLY = frozenset({".pt", ".pth", ".ts", ".bst", ".model"})
+_SCRIPT = (
+    "a Python file in a folder is not a model by itself; name it in the command (dragoman serve FILE), or call it "
+    "model.py in a sub-folder of its own"
+)
+# Why files of other formats are not served.
+_UNSUPPORTED: Mapping[str, str] = {
+    ".gguf": "GGUF is not supported; expected the folder that save_pretrained writes, with config.json and safetensors",
+    ".ggml": "GGML is not supported; expected the folder that save_pretrained writes, with config.json and safetensors",
+    ".safetensors": "weights alone are not a model; expected them beside the config.json that save_pretrained writes",
+    ".ckpt": "a checkpoint is not a model; export it as ONNX, torch.export or TorchScript",
+    ".h5": "Keras files are not supported; write a SavedModel folder by model.export(folder)",
+    ".keras": "Keras files are not supported; write a SavedModel folder by model.export(folder)",
+    ".tflite": "TensorFlow Lite is not supported; write a SavedModel folder or ONNX",
+    ".pmml": "PMML is not supported; save the model by joblib or as ONNX",
+    ".engine": "TensorRT engines are not supported; serve the ONNX file that it was built from",
+    ".plan": "TensorRT engines are not supported; serve the ONNX file that it was built from",
 }

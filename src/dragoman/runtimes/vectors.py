@@ -32,12 +32,12 @@ _THEIRS = ("get_input_sizes", "get_output_sizes", "supports_evaluate", "__call__
 
 def is_vectors(target: Any) -> bool:
     """Whether an object is a function of vectors, or a class of them: ours, marked, or a model of `umbridge`."""
-    return is_vector_function(target) or _is_theirs(target)
+    return is_vector_function(target) or is_umbridge(target)
 
 
 def vector_model(target: Any, spec: ModelSpec) -> "VectorModel":
     """The model that a function of vectors is. Raises ModelFailed where it cannot be made, saying why."""
-    if _is_theirs(target):
+    if is_umbridge(target):
         return VectorModel(spec, Theirs(_instance(target, spec)))
     declared = getattr(carried_by(target), "declared", None)
     return VectorModel(spec, prepared(target), getattr(declared, "placement", "") or "process")
@@ -231,14 +231,19 @@ def _lists(inputs: Vectors) -> list[list[float]]:
     return [vector.tolist() for vector in inputs]
 
 
-def _is_theirs(target: Any) -> bool:
+def is_umbridge(target: Any) -> bool:
+    """Whether an object, or a class, is a model of the `umbridge` package."""
     kind = target if isinstance(target, type) else type(target)
     return not issubclass(kind, Model) and all(callable(getattr(kind, name, None)) for name in _THEIRS)
+
+
+def takes_name(kind: type) -> bool:
+    """Whether a class of the `umbridge` package's models is given its name when it is made."""
+    parameters = inspect.signature(kind).parameters.values()
+    return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
 
 def _instance(target: Any, spec: ModelSpec) -> Any:
     if not isinstance(target, type):
         return target
-    parameters = inspect.signature(target).parameters.values()
-    needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return target(spec.name) if needed else target()
+    return target(spec.name) if takes_name(target) else target()

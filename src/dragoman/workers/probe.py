@@ -1,0 +1,54 @@
+"""Run one function in a process of its own: for code that the server's process must not run."""
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from dragoman import plugins
+from dragoman.core.errors import ModelFailed
+from dragoman.workers.child import begin
+from dragoman.workers.spawn import spawn
+
+
+def probe(function: str, arguments: Sequence[Any], timeout_s: float) -> Any:
+    """Call `module:function` in a new process and return its result, both as JSON.
+
+    What the function prints is discarded. Raises ModelFailed where it raises, ends its process or takes too long.
+    """
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            process = spawn(theirs.fileno(), 1, module=__name__)
+        try:
+            ours.settimeout(timeout_s)
+            ours.sendall(json.dumps([function, *arguments]).encode())
+            ours.shutdown(socket.SHUT_WR)
+            result = b"".join(iter(lambda: ours.recv(1 << 16), b""))
+        except OSError as fault:
+            raise ModelFailed(f"{type(fault).__name__}: {fault}") from fault
+        finally:
+            process.kill()
+            process.wait()
+    if not result:
+        raise ModelFailed("the process ended without a result")
+    found: dict[str, Any] = json.loads(result)
+    if "error" in found:
+        raise ModelFailed(found["error"])
+    return found["result"]
+
+
+def main(fd: int, parent: int, _memory: Sequence[int] = ()) -> None:
+    """Answer the one request that comes through the socket."""
+    begin(parent, (fd,))
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    with socket.socket(fileno=fd) as sock:
+        function, *arguments = json.loads(b"".join(iter(lambda: sock.recv(1 << 16), b"")))
+        try:
+            answer = {"result": plugins.resolve(function)(*arguments)}
+        except BaseException as fault:  # SystemExit of a model's file too
+            answer = {"error": f"{type(fault).__name__}: {fault}"[:1000]}
+        sock.sendall(json.dumps(answer).encode())
