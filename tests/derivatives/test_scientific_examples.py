@@ -78,12 +78,13 @@ def test_a_beam_that_does_not_resist_bending_is_rejected(loaded: Callable[[str],
     beam, modulus, ones = loaded("beam"), np.full(31, 10.0), np.ones(31)
     modulus[7] = wrong
     at = [modulus]
-    for call in (
+    calls: list[Callable[[], Any]] = [
         lambda: beam.evaluate(at, {}),
         lambda: beam.gradient(0, 0, at, ones, {}),
         lambda: beam.apply_jacobian(0, 0, at, ones, {}),
         lambda: beam.apply_hessian(0, 0, 0, at, ones, ones, {}),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(InvalidInput, match=f"input 'modulus': expected positive numbers, got {wrong} at node 7"):
             call()
 

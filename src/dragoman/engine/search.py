@@ -52,12 +52,12 @@ class Search:
     _root: Path = field(default_factory=Path)
 
     def models(self, path: str) -> list[Found]:
-        """The models at a path. Raises InvalidInput where there are none."""
+        """The models at a path. Raises InvalidInput where there are none, or where it cannot be read."""
         before = len(self.skipped)
         try:
             there = list(self._look(path))
         except OSError as fault:
-            raise InvalidInput(f"'{path}' cannot be read: {fault}") from fault
+            raise InvalidInput(f"'{path}' cannot be read: {fault.strerror or fault}") from fault
         if not there:
             reasons = [f"{each.file}: {each.reason}" for each in self.skipped[before:][:_NAMED]]
             told = "; ".join(reasons) or "expected a model file, a folder of models or module:object"

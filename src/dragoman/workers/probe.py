@@ -9,7 +9,7 @@ from typing import Any
 from dragoman import plugins
 from dragoman.core.errors import ModelFailed
 from dragoman.workers.child import begin
-from dragoman.workers.spawn import spawn
+from dragoman.workers.spawn import kill, spawn
 
 
 def probe(function: str, arguments: Sequence[Any], timeout_s: float) -> Any:
@@ -29,7 +29,7 @@ def probe(function: str, arguments: Sequence[Any], timeout_s: float) -> Any:
         except OSError as fault:
             raise ModelFailed(f"{type(fault).__name__}: {fault}") from fault
         finally:
-            process.kill()
+            kill(process)
             process.wait()
     if not result:
         raise ModelFailed("the process ended without a result")
