@@ -196,7 +196,8 @@ def test_mistakes_in_python() -> None:
         other.exp(x)
     with pytest.raises(InvalidInput, match="this value belongs to another graph"):
         other.output(x)
-    with pytest.raises(InvalidInput, match="function is no function of vectors; expected one marked @dragoman"):
+    told = "^function is no function of vectors; expected one marked @dragoman.vector_function, or a VectorFunction$"
+    with pytest.raises(InvalidInput, match=told):
         g.add(lambda x: x)
     with pytest.raises(AttributeError, match="a graph has no 'expp'; built-in nodes are identity, "):
         g.expp(x)

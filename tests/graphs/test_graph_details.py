@@ -1,0 +1,419 @@
+"""Options, sizes, ports and drawings of graphs to the letter."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed
+from dragoman.core.vectors import Config, VectorFunction, Vectors
+from dragoman.graphs import answers
+from dragoman.graphs.around import Limited, Remembered
+from dragoman.graphs.builtin import BUILT_IN, built_in
+from dragoman.graphs.builtin_elementwise import Elementwise
+from dragoman.graphs.draw_svg import svg
+from dragoman.graphs.draw_text import text
+from dragoman.graphs.function import GraphFunction
+from dragoman.graphs.graph import Graph, made_node
+from dragoman.graphs.picture import picture, summary
+from dragoman.graphs.wiring import Bound, GraphInput, Node, Port, told, wire
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("linear", {"matrix": [[[1]]]}, "matrix: expected at most 2 axes, got shape [1, 1, 1]"),
+        ("linear", {"matrix": [[1]], "shift": [[1]]}, "shift: expected at most 1 axes, got shape [1, 1]"),
+        ("linear", {"matrix": [[1]], "shift": "x"}, "shift: expected numbers, got 'x'"),
+        ("linear", {"matrix": [[1], [2]], "shift": [1]}, "shift: expected 2 numbers, as the matrix has rows, got 1"),
+        ("scale", {"factor": "x"}, "factor: expected numbers, got 'x'"),
+        ("scale", {"shift": "x"}, "shift: expected numbers, got 'x'"),
+        ("scale", {"shift": float("inf")}, "shift: expected finite numbers, got NaN or infinity"),
+        ("scale", {"dim": 0}, "dim: expected a whole number from 1, got 0"),
+        (
+            "scale",
+            {"factor": [1, 2], "shift": [1], "dim": 3},
+            "factor, shift and dim: expected one size, got 1 and 2 and 3",
+        ),
+        ("identity", {"dim": 1.5}, "dim: expected a whole number from 1, got 1.5"),
+        ("sum", {"dim": 0}, "dim: expected a whole number from 1, got 0"),
+        ("sum", {"weights": "x"}, "weights: expected numbers, got 'x'"),
+        ("sum", {"n": "x" * 99}, f"n: expected a whole number from 1, got '{'x' * 79} ..."),
+        ("product", {"n": 0}, "n: expected a whole number from 1, got 0"),
+        ("product", {"dim": 0}, "dim: expected a whole number from 1, got 0"),
+        ("concatenate", {"n": 0}, "n: expected a whole number from 1, got 0"),
+        ("concatenate", {"sizes": [1, "x"]}, "sizes: expected a whole number from 0, got 'x'"),
+        ("concatenate", {"sizes": 3}, "sizes: expected a list of whole numbers, got 3"),
+        ("concatenate", {"sizes": "12"}, "sizes: expected a list of whole numbers, got '12'"),
+        ("split", {"sizes": b"12"}, "sizes: expected a list of whole numbers, got b'12'"),
+        ("select", {"indices": []}, "indices: expected a list of whole numbers, got []"),
+        ("select", {"indices": [0], "dim": 0}, "dim: expected a whole number from 1, got 0"),
+        ("constant", {"value": None}, "value: expected finite numbers, got NaN or infinity"),
+        ("constant", {"value": "x"}, "value: expected numbers, got 'x'"),
+        ("constant", {}, "'constant' needs the option 'value'"),
+        ("exp", {"dim": 0}, "dim: expected a whole number from 1, got 0"),
+        ("gaussian_logpdf", {"mean": "x"}, "mean: expected numbers, got 'x'"),
+        ("gaussian_logpdf", {"cov": "x"}, "cov: expected numbers, got 'x'"),
+        ("gaussian_logpdf", {"mean": [[1]]}, "mean: expected at most 1 axes, got shape [1, 1]"),
+        ("gaussian_logpdf", {"cov": [[[1]]]}, "cov: expected at most 2 axes, got shape [1, 1, 1]"),
+        ("gaussian_logpdf", {"cov": [1, 0]}, "cov: expected variances above 0, got 0.0"),
+        ("gaussian_logpdf", {"cov": [[1, 2, 3]]}, "cov: expected a symmetric matrix, got one of shape [1, 3]"),
+        ("gaussian_logpdf", {"dim": 0}, "dim: expected a whole number from 1, got 0"),
+        (
+            "gaussian_logpdf",
+            {"mean": [1], "cov": [1, 2], "dim": 3},
+            "expected one size, got mean of 1, cov of 2, dim of 3",
+        ),
+        ("gaussian_loglik", {"data": [1], "mean": [1]}, "data: expected the vector that was measured, once"),
+        ("sine", {}, f"there is no built-in node 'sine'; there are {', '.join(BUILT_IN)}"),
+        ("split", {"size": 1}, "'split' has no option 'size'; it has sizes"),
+    ],
+)
+def test_wrong_options_are_named(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        built_in(name, options)
+    assert caught.value.message == message
+
+
+def test_an_elementwise_function_is_one_of_ours() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Elementwise("sinh")
+    assert caught.value.message == (
+        "function: expected one of exp, log, sqrt, square, reciprocal, sin, cos, tanh, got 'sinh'"
+    )
+
+
+def test_options_have_the_defaults_that_are_documented() -> None:
+    two = [np.array([1.0, 2.0]), np.array([3.0, 4.0])]
+    for name, expected in (("sum", [4, 6]), ("product", [3, 8]), ("concatenate", [1, 2, 3, 4])):
+        node = built_in(name, {})
+        assert np.asarray(node.evaluate(two, {})).tolist() == expected
+        assert len(node.input_sizes({})) == 2
+    assert np.asarray(built_in("scale", {}).evaluate(two[:1], {})).tolist() == [1, 2]
+    assert built_in("sum", {"n": 3, "weights": [1, 2, 3]}).input_sizes({}) == [-1, -1, -1]
+    assert built_in("sum", {"n": 2, "weights": [1, 2, 3], "dim": 4}).input_sizes({}) == [4, 4, 4]
+    assert built_in("linear", {"matrix": [[1, 2, 3]]}).input_sizes({}) == [3]
+    assert built_in("split", {"sizes": np.array([1, 0, 2])}).output_sizes({}) == [1, 0, 2]
+    assert built_in("select", {"indices": [0, 1], "dim": 5}).input_sizes({}) == [5]
+    assert built_in("constant", {"value": 3}).output_sizes({}) == [1]
+    assert built_in("gaussian_logpdf", {"dim": 3}).input_sizes({}) == [3]
+    assert built_in("gaussian_logpdf", {"cov": np.eye(2)}).input_sizes({}) == [2]
+    assert set(built_in("sum", {}).sources().values()) == {"built in"}
+
+
+def test_options_are_copied() -> None:
+    given = np.array([1.0, 2.0])
+    node = built_in("constant", {"value": given})
+    given[0] = 9
+    assert np.asarray(node.evaluate([], {})).tolist() == [1, 2]
+    with pytest.raises(ValueError, match="read-only"):
+        node.evaluate([], {})[0] = 5
+
+
+def graph(
+    edges: Sequence[tuple[tuple[str, str], tuple[str, str]]] = (), nodes: Any = None, **more: Any
+) -> GraphFunction:
+    made = [made_node(name, function) for name, function in nodes.items()]
+    return GraphFunction(wire(made, edges, **more))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sizes", "message"),
+    [
+        (
+            {"c": built_in("concatenate", {"sizes": [1, 2]}), "d": built_in("exp", {"dim": 4})},
+            {},
+            "node 'd', input 0: expected a vector of 4, got 3 from 'c.0'",
+        ),
+        (
+            {"c": built_in("concatenate", {}), "d": built_in("exp", {"dim": 4})},
+            {"x": 5},
+            "node 'c': output 0: expected a vector of 4, got 5 of some of its inputs alone",
+        ),
+        (
+            {"c": built_in("concatenate", {}), "d": built_in("exp", {"dim": 4})},
+            {"x": 1, "y": 1},
+            "node 'd', input 0: expected a vector of 4, got 2 from 'c.0'",
+        ),
+        (
+            {"c": built_in("sum", {}), "d": built_in("exp", {"dim": 4})},
+            {"x": 5},
+            "node 'd', input 0: expected a vector of 4, got 5 from 'c.0'",
+        ),
+        (
+            {"c": built_in("sum", {}), "d": built_in("exp", {})},
+            {"x": 5, "y": 3},
+            "node 'c': expected vectors of one size, got 3 and 5",
+        ),
+    ],
+)
+def test_sizes_that_do_not_fit_are_named(nodes: dict[str, Any], sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        graph([(("c", ""), ("d", ""))], nodes, inputs={"x": [("c", "0")], "y": [("c", "1")]}, sizes=sizes)
+    assert caught.value.message == message
+
+
+def test_sizes_that_a_built_in_node_cannot_have_are_named() -> None:
+    node: Any = built_in("concatenate", {})
+    assert node.fit([1, 2], [None]) == ([1, 2], [3])
+    assert node.fit([1, 2], [3]) == ([1, 2], [3])
+    assert node.fit([None, 3], [3]) == ([0, 3], [3])
+    assert node.fit([None, None], [3]) == ([None, None], [3])
+    assert node.fit([None, 3], [None]) == ([None, 3], [None])
+    for inputs, message in (
+        ([1, 1], "output 0: expected a vector of 4, got 2, its inputs together"),
+        ([5, None], "output 0: expected a vector of 4, got 5 of some of its inputs alone"),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            node.fit(inputs, [4])
+        assert caught.value.message == message
+    with pytest.raises(InvalidInput) as caught:
+        node = built_in("sum", {})
+        node.fit([5, 3], [4])
+    assert caught.value.message == "expected vectors of one size, got 3 and 4 and 5"
+
+
+def test_sizes_follow_through_concatenations_and_selections() -> None:
+    nodes = {"c": built_in("concatenate", {}), "d": built_in("exp", {"dim": 4})}
+    ends = {"x": [("c", "0")], "y": [("c", "1")]}
+    assert graph([(("c", ""), ("d", ""))], nodes, inputs=ends, sizes={"x": 1}).input_sizes({}) == (1, 3)
+    assert graph([(("c", ""), ("d", ""))], nodes, inputs=ends, sizes={"y": 4}).input_sizes({}) == (0, 4)
+    with pytest.raises(InvalidInput, match="its size follows from nothing"):
+        graph([(("c", ""), ("d", ""))], nodes, inputs=ends)
+    chosen = {"s": built_in("select", {"indices": [0, 2]})}
+    assert graph(nodes=chosen, sizes={"s": 3}).output_sizes({}) == (2,)
+    with pytest.raises(InvalidInput) as caught:
+        graph(nodes=chosen, sizes={"s": 2})
+    assert caught.value.message == "node 's': indices: expected less than 2, the size of its input, got 2"
+
+
+class Told(VectorFunction):
+    """Tells what its sizes are; its number of inputs may depend on the config."""
+
+    name = ""
+
+    def __init__(self, inputs: Any, outputs: Any) -> None:
+        self.inputs, self.outputs = inputs, outputs
+
+    def input_sizes(self, config: Config) -> Any:
+        return [*self.inputs, *([1] if config else [])]
+
+    def output_sizes(self, config: Config) -> Any:
+        return self.outputs
+
+    def evaluate(self, inputs: Vectors, config: Config) -> Any:
+        return inputs[0]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "message"),
+    [
+        ([1.0], [1], "node 'n', input 0: expected a size of 0 or more, got 1.0"),
+        ([1], [1, True], "node 'n', output 1: expected a size of 0 or more, got True"),
+        ([-2], [1], "node 'n', input 0: expected a size of 0 or more, got -2"),
+        (
+            [1],
+            [-1],
+            "node 'n', output 0: its size follows from nothing; say the size of the node, or of the graph's "
+            "input that feeds it",
+        ),
+    ],
+)
+def test_sizes_that_a_node_tells_are_checked(inputs: Any, outputs: Any, message: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        graph(nodes={"n": Told(inputs, outputs)})
+    assert caught.value.message == message
+
+
+def test_the_number_of_vectors_does_not_depend_on_a_config() -> None:
+    made = graph(nodes={"n": Told([1], [1])})
+    with pytest.raises(InvalidInput) as caught:
+        made.evaluate([np.zeros(1)], {"more": 1})
+    assert caught.value.message == "node 'n': expected 1 inputs under this config, got 2"
+    with pytest.raises(InvalidInput, match=r"^config: expected JSON values, got Object of type set is not JSON"):
+        made.evaluate([np.zeros(1)], {"more": {1}})
+
+
+def test_ports_that_are_not_plain_are_named() -> None:
+    nodes = {"p": built_in("sum", {}), "q": built_in("split", {"sizes": [1, 1]})}
+    for edge, message in (
+        ((("q", "0"), ("p", "")), "node 'p' has 2 inputs; say which, as 'p.0'"),
+        ((("q", ""), ("p", "0")), "node 'q' has 2 outputs; say which, as 'q.0'"),
+        ((("q", "0"), ("p", "2")), "node 'p' has no input '2'; it has 2, counted from 0"),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            graph([edge], nodes)
+        assert caught.value.message == message
+    with pytest.raises(InvalidInput) as caught:
+        graph(nodes={"v": VectorFunction()})
+    assert caught.value.message == "node 'v': VectorFunction does not tell its sizes"
+
+
+def test_sources_are_told_in_words() -> None:
+    assert [told(each) for each in (Port("a", 1), GraphInput(2), Bound(np.zeros(1)))] == [
+        "'a.1'",
+        "the graph's input 2",
+        "a bound value",
+    ]
+    with pytest.raises(InvalidInput, match="it is fed by the graph's input 0 already, and by the graph's input 0 too"):
+        graph(nodes={"e": built_in("exp", {})}, inputs={"x": [("e", ""), ("e", "")]})
+    with pytest.raises(InvalidInput, match=r"it is fed by 'e\.0' already, and by a bound value too"):
+        nodes = {"e": built_in("exp", {}), "f": built_in("exp", {})}
+        graph([(("e", ""), ("f", ""))], nodes, bound={("f", ""): np.zeros(1)})
+
+
+def test_a_node_is_called_after_its_function() -> None:
+    g = Graph()
+    x = g.input("x", 1)
+    for name in ("my f", "-x", "é"):
+        function = Told([1], [1])
+        function.name = name
+        g.output(g.add(function)(x), name)
+    g.output(g.add(Told([1], [1]))(x), "y")
+    assert set(g.build().wiring.nodes) == {"my_f", "node", "_", "Told"}
+
+
+def test_a_node_gets_its_part_of_the_config() -> None:
+    plain = VectorFunction()
+    assert Node(name="n", function=plain).configured({"a": 1}) == {"a": 1}
+    assert Node(name="n", function=plain, config={"b": 2}).configured({}) == {"b": 2}
+    assert Node(name="n", function=plain, config={"b": 2}).configured({"a": 1, "b": 3}) == {"a": 1, "b": 2}
+    assert Node(name="n", function=plain, passes=("a",)).configured({"a": 1, "c": 3}) == {"a": 1}
+    assert Node(name="n", function=plain, config={"b": 2}, passes=()).configured({"a": 1}) == {"b": 2}
+
+
+# --- what nodes return -------------------------------------------------------------------------------------
+
+
+def test_rows_of_outputs_are_checked() -> None:
+    rows = answers.outputs(([1, 2], [[1, 2], [3, 4]]), (1, 2), 2)
+    assert [each.tolist() for each in rows] == [[[1], [2]], [[1, 2], [3, 4]]]
+    assert not any(each.flags.writeable for each in rows)
+    assert answers.outputs(np.array([[1.0], [2.0]]), (1,), 2)[0].tolist() == [[1], [2]]
+    for answer, sizes, message in (
+        (np.zeros((3, 1)), (1,), "output 0: expected shape [2, 1], got [3, 1]"),
+        ((np.zeros((2, 1)), np.zeros(2)), (1, 2), "output 1: expected shape [2, 2], got [2]"),
+        ((1, 2, 3), (1, 1), "expected 2 outputs, got 1"),
+    ):
+        with pytest.raises(InvalidOutput) as caught:
+            answers.outputs(answer, sizes, 2)
+        assert caught.value.message == message
+
+
+def test_errors_of_nodes_keep_their_kind_and_get_the_name() -> None:
+    found = answers.named(InvalidInput("no"), "n")
+    assert (type(found), found.message) == (InvalidInput, "node 'n': no")
+    found = answers.named(ZeroDivisionError("by zero"), "n")
+    assert (type(found), found.message) == (ModelFailed, "node 'n' failed: ZeroDivisionError: by zero")
+    assert isinstance(found, DragomanError)
+    assert len(answers.named(ValueError("x" * 2000), "n").message) == 1000
+
+
+class Counted(VectorFunction):
+    """Counts its evaluations, and fails on negative numbers."""
+
+    input_names, output_names = ("x",), ("y",)
+    vectorised = True
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.closed = 0
+
+    def input_sizes(self, config: Config) -> Sequence[int]:
+        return (1,)
+
+    def output_sizes(self, config: Config) -> Sequence[int]:
+        return (1,)
+
+    def evaluate(self, inputs: Vectors, config: Config) -> Any:
+        self.asked += 1
+        if inputs[0].flat[0] < 0:
+            raise ValueError("negative")
+        return 2 * inputs[0]
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_the_last_evaluations_are_remembered() -> None:
+    counted = Counted()
+    remembered = Remembered(counted, 2)
+
+    def ask(x: float, **config: Any) -> Any:
+        return remembered.evaluate([np.array([x])], config)[0].tolist()
+
+    assert [ask(1), ask(2), ask(1)] == [[2], [4], [2]]
+    assert counted.asked == 2
+    assert [ask(3), ask(1)] == [[6], [2]]  # 2 was used longest ago
+    assert counted.asked == 3
+    assert [ask(2), ask(1)] == [[4], [2]]
+    assert counted.asked == 4
+    assert ask(1, level=2) == [2]
+    assert counted.asked == 5
+    for _ in range(2):
+        with pytest.raises(ValueError, match="negative"):
+            ask(-1)
+    assert counted.asked == 7
+    points = np.array([[1.0], [3.0]])
+    assert [np.asarray(remembered.evaluate([points], {})).tolist() for _ in range(2)] == [[[2], [6]]] * 2
+    assert counted.asked == 9
+
+
+@pytest.mark.parametrize("make", [lambda f: Remembered(f, 1), lambda f: Limited(f, 1)])
+def test_a_function_with_something_around_it_is_the_same_function(make: Any) -> None:
+    counted = Counted()
+    around = make(counted)
+    assert (around.input_names, around.output_names, around.vectorised) == (("x",), ("y",), True)
+    assert (around.input_sizes({}), around.output_sizes({}), around.notes()) == ((1,), (1,), {})
+    assert around.sources() == {"evaluate": "author"}
+    assert np.asarray(around.evaluate([np.array([3.0])], {})).reshape(-1).tolist() == [6]
+    around.close()
+    assert counted.closed == 1
+
+
+# --- drawings ----------------------------------------------------------------------------------------------
+
+
+def crossing() -> GraphFunction:
+    """A graph whose lines cross and skip layers, with a bound value and a node that lacks derivatives."""
+    nodes = {
+        "split": built_in("split", {"sizes": [1, 2, 1]}),
+        "own": Told([2], [2]),
+        "gauss": built_in("gaussian_logpdf", {"dim": 2}),
+        "weights": built_in("sum", {"n": 3}),
+        "join": built_in("concatenate", {"n": 2}),
+        "last": built_in("scale", {"factor": 0.5}),
+    }
+    edges = [
+        (("split", "0"), ("weights", "2")),
+        (("split", "1"), ("own", "")),
+        (("split", "2"), ("weights", "0")),
+        (("own", ""), ("gauss", "")),
+        (("gauss", ""), ("weights", "1")),
+        (("weights", ""), ("join", "1")),
+        (("join", ""), ("last", "")),
+    ]
+    return graph(
+        edges,
+        nodes,
+        inputs={"theta": [("split", "")]},
+        outputs={"whole": ("last", ""), "density": ("gauss", ""), "again": ("gauss", "")},
+        bound={("join", "0"): np.array([1.5, 2, 3, 4])},
+    )
+
+
+def test_a_drawing_is_the_same_to_the_letter() -> None:
+    made = crossing()
+    drawn = text(picture(made)) + "\n\n" + "\n".join(summary(made)) + "\n"
+    assert drawn == (GOLDEN / "crossing.txt").read_text()
+    assert svg(picture(made), "a < b") == (GOLDEN / "crossing.svg").read_text()
+
+
+def test_few_bound_numbers_are_shown_whole() -> None:
+    made = graph(nodes={"s": built_in("sum", {})}, bound={("s", "1"): np.array([1, 2, 1e-7])})
+    (box,) = (box for box in picture(made).boxes if box.kind == "bound")
+    assert (box.key, box.texts, box.inputs, box.outputs) == ("bound s.1", ("= 1, 2, 1e-07",), 0, 1)

@@ -1,0 +1,160 @@
+"""Graphs as files tell them: what every key becomes, and the whole message for each that is wrong."""
+
+from typing import Any
+
+import pytest
+
+from dragoman.core.errors import InvalidInput
+from dragoman.graphs.document import Document, NodeText, document
+
+KINDS = "expected one of fn, model, umbridge, served, builtin, linear"
+
+
+def test_every_key_has_a_meaning() -> None:
+    found = document(
+        {
+            "name": "g",
+            "threads": 0,
+            "nodes": {
+                "a": {
+                    "fn": "f.py:f",
+                    "passes": ["k"],
+                    "linear": True,
+                    "concurrency": 2,
+                    "cache": 3,
+                    "config": {"c": 1},
+                    "derivatives": "jax",
+                },
+                "b": {"umbridge": "http://h", "model": "m", "linear": False},
+                "c": {"served": "s"},
+                "d": {"builtin": "sum"},
+                "e": {"linear": [[1]], "shift": 2},
+                "f": {"model": "m", "passes": []},
+            },
+            "edges": ["a.0 -> b.x", "b->c ->  d.1"],
+            "inputs": {"x": "a", "y": ["b.0", "b.1"], "z": {"to": "c.1", "size": 0}, "w": {"to": ["d", "e"]}},
+            "outputs": {"u": "d.0"},
+            "bind": {"e.2": [1, 2]},
+        }
+    )
+    assert found == Document(
+        name="g",
+        threads=0,
+        nodes=(
+            NodeText("a", "fn", "f.py:f", {"c": 1}, ("k",), True, 2, 3, {"derivatives": "jax"}),
+            NodeText("b", "umbridge", "http://h", options={"model": "m"}),
+            NodeText("c", "served", "s"),
+            NodeText("d", "builtin", "sum"),
+            NodeText("e", "linear", [[1]], options={"shift": 2}),
+            NodeText("f", "model", "m", passes=()),
+        ),
+        edges=((("a", "0"), ("b", "x")), (("b", ""), ("c", "")), (("c", ""), ("d", "1"))),
+        inputs={
+            "x": (("a", ""),),
+            "y": (("b", "0"), ("b", "1")),
+            "z": (("c", "1"),),
+            "w": (("d", ""), ("e", "")),
+        },
+        outputs={"u": ("d", "0")},
+        bound={("e", "2"): [1, 2]},
+        sizes={"z": 0},
+    )
+    assert [node.label for node in found.nodes] == ["fn", "umbridge", "s", "sum", "linear", "model"]
+
+
+def test_what_is_left_out_has_a_default() -> None:
+    assert document({}) == Document(nodes=())
+    made = Document(nodes=())
+    assert (made.name, made.threads, made.edges, made.inputs, made.outputs, made.bound, made.sizes) == (
+        "",
+        8,
+        (),
+        None,
+        None,
+        {},
+        {},
+    )
+    node = NodeText("n", "fn", "f")
+    assert (node.config, node.passes, node.linear, node.concurrency, node.cache, node.options) == (
+        {},
+        None,
+        False,
+        0,
+        0,
+        {},
+    )
+    assert document({"nodes": {"n": {"fn": "f"}}}).nodes == (node,)
+    assert document({"threads": 1024}).threads == 1024
+    assert document({"inputs": {}}).inputs == {}
+
+
+def test_outputs_in_a_list_are_called_after_their_nodes() -> None:
+    assert document({"outputs": ["a", "b.2"]}).outputs == {"a": ("a", ""), "b": ("b", "2")}
+    assert document({"outputs": ["a", "b.2", "a.x"]}).outputs == {"a.0": ("a", ""), "b": ("b", "2"), "a.x": ("a", "x")}
+
+
+END = "expected a node, or a node and its port as 'beam.0'"
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ([], "a graph: expected a table, got []"),
+        ({1: 2}, "a graph: expected a table, got {1: 2}"),
+        (
+            {"node": 1},
+            "there is no key 'node' in a graph; there are name, threads, nodes, edges, inputs, outputs, bind",
+        ),
+        ({"threads": 1025}, "threads: expected a whole number from 0 to 1024, got 1025"),
+        ({"threads": -1}, "threads: expected a whole number from 0 to 1024, got -1"),
+        ({"threads": True}, "threads: expected a whole number from 0 to 1024, got True"),
+        ({"threads": 1.0}, "threads: expected a whole number from 0 to 1024, got 1.0"),
+        ({"name": None}, "name: expected text, got None"),
+        ({"nodes": 3}, "nodes: expected a table, got 3"),
+        ({"nodes": "x" * 200}, f"nodes: expected a table, got '{'x' * 99}"),
+        ({"nodes": {"a": 3}}, "node 'a': expected a table, got 3"),
+        ({"nodes": {"a": {}}}, f"node 'a': {KINDS}, got nothing"),
+        ({"nodes": {"a": {"x": 1, "y": 2}}}, f"node 'a': {KINDS}, got x, y"),
+        ({"nodes": {"a": {"builtin": "sum", "linear": "B"}}}, f"node 'a': {KINDS}, got builtin and linear"),
+        ({"nodes": {"a": {"model": "m", "fn": "f"}}}, f"node 'a': {KINDS}, got fn and model"),
+        (
+            {"nodes": {"a": {"fn": "f", "passes": "x"}}},
+            "node 'a': passes: expected a list of keys of the config, got 'x'",
+        ),
+        (
+            {"nodes": {"a": {"fn": "f", "passes": ["x", 1]}}},
+            "node 'a': passes: expected a list of keys of the config, got ['x', 1]",
+        ),
+        ({"nodes": {"a": {"fn": "f", "config": 1}}}, "node 'a': config: expected a table, got 1"),
+        (
+            {"nodes": {"a": {"fn": "f", "concurrency": "8"}}},
+            "node 'a': concurrency: expected a whole number from 0, got '8'",
+        ),
+        ({"nodes": {"a": {"fn": "f", "cache": -1}}}, "node 'a': cache: expected a whole number from 0, got -1"),
+        ({"nodes": {"a": {"fn": "f", "cache": True}}}, "node 'a': cache: expected a whole number from 0, got True"),
+        ({"edges": "a -> b"}, "edges: expected a list of texts as 'a.0 -> b.1', got 'a -> b'"),
+        ({"edges": ["a"]}, "edges: expected a text as 'a.0 -> b.1', got 'a'"),
+        ({"edges": [1]}, "edges: expected a text as 'a.0 -> b.1', got 1"),
+        ({"edges": ["a -> "]}, f"edge 'a -> ': {END}, got ' '"),
+        (
+            {"edges": ["a -> b.1 -> c"]},
+            "edge 'a -> b.1 -> c': in the middle of a chain stand nodes of one input and output, by name alone",
+        ),
+        ({"inputs": []}, "inputs: expected a table, got []"),
+        ({"inputs": {"x": 1}}, "inputs: 'x': expected a text or a list of them, got 1"),
+        ({"inputs": {"x": [1]}}, f"inputs: 'x': {END}, got 1"),
+        ({"inputs": {"x": {}}}, "inputs: 'x': expected the keys to and size, got none"),
+        ({"inputs": {"x": {"size": 1}}}, "inputs: 'x': expected the keys to and size, got size"),
+        ({"inputs": {"x": {"to": "a", "b": 1}}}, "inputs: 'x': expected the keys to and size, got to, b"),
+        ({"inputs": {"x": {"to": "a", "size": -1}}}, "inputs: 'x': expected a whole number from 0, got -1"),
+        ({"outputs": 1}, "outputs: expected a text or a list of them, got 1"),
+        ({"outputs": [""]}, f"outputs: {END}, got ''"),
+        ({"outputs": {"y": 1}}, f"outputs: 'y': {END}, got 1"),
+        ({"bind": [1]}, "bind: expected a table, got [1]"),
+        ({"bind": {"": 1}}, f"bind: {END}, got ''"),
+    ],
+)
+def test_what_is_wrong_is_named(table: Any, message: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        document(table)
+    assert caught.value.message == message
