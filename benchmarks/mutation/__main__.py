@@ -2,17 +2,20 @@
 
 import argparse
 import compileall
+import datetime
 import py_compile
 import random
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
 
+from benchmarks.mutation import page
 from benchmarks.mutation.baseline import Baseline, measure
 from benchmarks.mutation.child import Job, preload, run, timed_out
 from benchmarks.mutation.mutants import Mutant, Mutants
-from benchmarks.mutation.results import Result, Results
+from benchmarks.mutation.results import RESULTS, Result, Results
 from benchmarks.mutation.targets import ROOT, SOURCE, TARGETS, Target
 
 WORK = ROOT / "build" / "mutation"
@@ -25,6 +28,8 @@ def main() -> None:
     for target in TARGETS:
         if not options.targets or target.name in options.targets:
             _run_target(target, options, results)
+    if options.results == RESULTS:
+        page.write(results)
     print(results.table())
     sys.exit(not results.good_enough())
 
@@ -36,8 +41,13 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--share", type=float, default=0.1, help="share of each file's mutants; default %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="seed of the sample; default %(default)s")
     parser.add_argument("--files", default="", help="only files whose path contains this text")
-    parser.add_argument("--results", type=Path, default=WORK / "results.json", help="default %(default)s")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="default %(default)s")
     return parser.parse_args()
+
+
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _run_target(target: Target, options: argparse.Namespace, results: Results) -> None:
@@ -46,6 +56,7 @@ def _run_target(target: Target, options: argparse.Namespace, results: Results) -
     began_s = time.monotonic()
     baseline = measure(target, tree, folder)
     preload(baseline.libraries)
+    results.begin(target.name, date=f"{datetime.date.today()}", commit=_commit(), seed=options.seed)
     print(
         f"{target.name}: {len(baseline.seconds)} tests, {time.monotonic() - began_s:.0f} s on unchanged code",
         flush=True,
@@ -79,13 +90,13 @@ def _sampled(mutants: Mutants, options: argparse.Namespace) -> list[int]:
 
 def _judge(mutant: Mutant, tree: Path, baseline: Baseline, folder: Path) -> Result:
     """Run the tests that reach the mutated line, the fastest first, until one fails or 10 s of tests have passed."""
-    tests: dict[str, int] = {}
+    tests: dict[str, float] = {}
     total_s = 0.0
     for test in baseline.tests(mutant.module, mutant.line, mutant.statement):
         if tests and total_s + baseline.seconds[test] > _TESTS_S:
             break
-        tests[test] = len(tests)
-        total_s += baseline.seconds[test]
+        tests[test] = baseline.seconds[test]
+        total_s += tests[test]
     if not tests:
         return Result.of(mutant, "no test")
     path = tree / mutant.module
@@ -93,7 +104,7 @@ def _judge(mutant: Mutant, tree: Path, baseline: Baseline, folder: Path) -> Resu
     path.write_text(mutant.source)
     try:
         files = sorted({test.partition("::")[0] for test in tests})
-        ended = run(Job(tree, folder, files, tests), total_s)
+        ended = run(Job(tree, folder, files, tests))
     finally:
         path.write_text(original)
     return Result.of(mutant, "timeout" if timed_out(ended) else "killed" if ended not in (0, 5) else "survived")

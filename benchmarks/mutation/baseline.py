@@ -12,8 +12,6 @@ import coverage
 from benchmarks.mutation.child import Job, run
 from benchmarks.mutation.targets import ROOT, Target
 
-_TESTS_S = 300.0  # at most, on an idle machine
-
 
 @dataclass(frozen=True)
 class Baseline:
@@ -58,7 +56,7 @@ def _measured(target: Target, tree: Path, folder: Path) -> Baseline:
     data.unlink(missing_ok=True)
     options = ("-p", "pytest_cov", "--cov=dragoman", "--cov-context=test", "--cov-report=")
     job = Job(tree, folder, target.tests, {}, options, {"COVERAGE_FILE": str(data)})
-    ended = run(job, _TESTS_S)
+    ended = run(job)
     report = json.loads((folder / "outcome.json").read_text())
     if report["failed"]:
         print(f"{target.name}: left out, for they fail on unchanged code: {report['failed']}", file=sys.stderr)

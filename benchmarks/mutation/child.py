@@ -6,7 +6,6 @@ import gc
 import importlib
 import json
 import os
-import resource
 import signal
 import sys
 import sysconfig
@@ -23,20 +22,22 @@ from hypothesis import Phase, settings
 # pytest looks for plugins in the metadata of every installed package, which takes longer than most tests
 _PLUGINS = ("pytest_asyncio.plugin", "_hypothesis_pytestplugin")
 _PR_SET_CHILD_SUBREAPER = 36
-_TIMED_OUT = -1
+# What one test may take beyond a multiple of what it takes on unchanged code, in seconds.
+_CPU_S = 2.0
+_WALL_S = 40.0
 
 
 @dataclass(frozen=True)
 class Job:
     """Tests to be run with the sources of a tree.
 
-    With an `order` only the test ids in it are run, in that order, until one fails; otherwise all tests are run.
+    With `seconds`, the CPU time of test ids, only these are run, in that order, until one fails or takes far longer.
     """
 
     tree: Path
     folder: Path
     files: Sequence[str]
-    order: Mapping[str, int] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
     options: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -51,28 +52,19 @@ def preload(modules: Iterable[str]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # so that no process outlives its test
 
 
-def run(job: Job, tests_s: float) -> int:
-    """Return the exit status of pytest on tests that take `tests_s` of CPU time; negative: a signal or a limit."""
+def run(job: Job) -> int:
+    """Return the exit status of pytest; negative where a signal ended it."""
     job.folder.mkdir(parents=True, exist_ok=True)
     pid = os.fork()
     if not pid:
-        cpu_s = int(5 + 4 * tests_s)
-        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
         _be_pytest(job)
-    ended = _TIMED_OUT
-    until_s = time.monotonic() + 60.0 + 20 * tests_s
-    while time.monotonic() < until_s:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            ended = os.waitstatus_to_exitcode(status)
-            break
-        time.sleep(0.005)
+    _, status = os.waitpid(pid, 0)
     _end_children()
-    return ended
+    return os.waitstatus_to_exitcode(status)
 
 
 def timed_out(ended: int) -> bool:
-    return ended in (_TIMED_OUT, -signal.SIGXCPU, -signal.SIGKILL)
+    return ended in (-signal.SIGPROF, -signal.SIGALRM)
 
 
 def _end_children() -> None:
@@ -126,13 +118,17 @@ class _Plugin:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        order = self._job.order
+        order = {test: place for place, test in enumerate(self._job.seconds)}
         if order:
             items[:] = sorted((i for i in items if i.nodeid in order), key=lambda i: order[i.nodeid])
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Measure CPU time: another program that keeps the machine busy makes no test slow."""
+        usual_s = self._job.seconds.get(item.nodeid)
+        if usual_s is not None:  # the signals end the process
+            signal.setitimer(signal.ITIMER_PROF, _CPU_S + 5 * usual_s)
+            signal.setitimer(signal.ITIMER_REAL, _WALL_S + 50 * usual_s)
         before_s = time.process_time()
         result = yield
         self._seconds[item.nodeid] = time.process_time() - before_s
@@ -153,7 +149,7 @@ class _Plugin:
         (self._job.folder / "outcome.json").write_text(json.dumps(outcome))
 
     def _leave_early(self, status: int) -> None:
-        if self._job.order:
+        if self._job.seconds:
             print("failed:", *self._failed, flush=True)
             os._exit(status)
 

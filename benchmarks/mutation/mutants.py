@@ -93,10 +93,20 @@ class _Visitor(cst.CSTVisitor):
         at = line, self._statement or line
         for kind, operator in mutation_operators:
             if isinstance(node, kind):
-                changes = list(operator(node))
+                changes = [changed for changed in operator(node) if not _is_false_to_none(node, changed)]
                 # one mutant of a text is enough: its lower and upper case would only count it three times
                 kept = changes[:1] if isinstance(node, cst.SimpleString) else changes
                 self.found.extend((at, node, changed) for changed in kept)
+
+
+def _is_false_to_none(node: cst.CSTNode, changed: cst.CSTNode) -> bool:
+    """Whether None takes the place of False, which no condition tells apart; True takes it in another mutant."""
+    if isinstance(node, cst.Assign | cst.AnnAssign) and isinstance(changed, cst.Assign | cst.AnnAssign):
+        return node.value is not None and _name(node.value) == "False"
+    if isinstance(node, cst.Call) and isinstance(changed, cst.Call) and len(node.args) == len(changed.args):
+        pairs = zip(node.args, changed.args, strict=True)
+        return any(_name(a.value) == "False" and _name(b.value) == "None" for a, b in pairs)
+    return False
 
 
 def _name(node: cst.CSTNode) -> str:

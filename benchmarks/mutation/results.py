@@ -1,13 +1,15 @@
 """Results of mutants, kept in a file, and the score with its confidence interval."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.mutation.mutants import Mutant
+from benchmarks.mutation.targets import ROOT
 
+RESULTS = ROOT / "benchmarks" / "results" / "mutation.json"
 LEAST = 0.9
 _Z = 1.96  # for 95 %
 
@@ -36,21 +38,25 @@ class Result:
 
 @dataclass
 class Results:
-    """By target and file: how many mutants it has, and what became of those that were tried."""
+    """By target: commit, date and seed of its last run, and for each file what became of the mutants tried."""
 
     path: Path
-    targets: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    targets: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path) -> "Results":
         return cls(path, json.loads(path.read_text()) if path.exists() else {})
 
+    def begin(self, target: str, **about: Any) -> None:
+        """Note when and on which commit a target is run."""
+        self.targets.setdefault(target, {"files": {}}).update(about)
+
     def record(self, target: str, module: str, mutants: int, found: Sequence[Result]) -> None:
-        """Replace what is known of a file, and write everything down."""
+        """Replace the results of a file, and write everything to disk."""
         survivors = [asdict(result) for result in found if not result.killed]
         for survivor in survivors:
             del survivor["module"]
-        self.targets.setdefault(target, {})[module] = {
+        self.targets[target]["files"][module] = {
             "mutants": mutants,
             "tried": len(found),
             "killed": sum(result.killed for result in found),
@@ -61,19 +67,30 @@ class Results:
         self.path.write_text(json.dumps(self.targets, indent=1) + "\n")
 
     def _sums(self, target: str) -> tuple[int, int, int]:
-        files = self.targets[target].values()
+        files = self.targets[target]["files"].values()
         mutants, tried, killed = (sum(file[key] for file in files) for key in ("mutants", "tried", "killed"))
         return mutants, tried, killed
 
     def table(self) -> str:
         """The score of each target as a table in Markdown."""
-        rows = ["| part | mutants | tried | killed | score | 95 % interval |", "|---|---|---|---|---|---|"]
+        rows = [
+            "| part | mutants | tried | killed | score | 95 % interval | date, commit |",
+            "|---|---|---|---|---|---|---|",
+        ]
         for target in self.targets:
             mutants, tried, killed = self._sums(target)
             low, high = interval(killed, tried, mutants)
             score = killed / max(1, tried)
-            rows.append(f"| {target} | {mutants:,} | {tried:,} | {killed:,} | {score:.1%} | {low:.1%} to {high:.1%} |")
+            about = self.targets[target]
+            cells = (f"{mutants:,}", f"{tried:,}", f"{killed:,}", f"{score:.1%}", f"{low:.1%} to {high:.1%}")
+            rows.append(f"| {' | '.join((target, *cells))} | {about['date']}, {about['commit']} |")
         return "\n".join(rows)
+
+    def survivors(self) -> Iterator[Result]:
+        """The mutants that no test noticed."""
+        for target in self.targets.values():
+            for module, file in target["files"].items():
+                yield from (Result(module, **survivor) for survivor in file["survivors"])
 
     def good_enough(self) -> bool:
         return all(killed >= LEAST * tried for _, tried, killed in map(self._sums, self.targets))
