@@ -280,6 +280,26 @@ def test_a_well_known_runtime_takes_an_input_of_any_name(tmp_path: Path) -> None
     assert got["outputs"][0]["data"] == pytest.approx([2.0])
 
 
+def test_an_xgboost_classifier_answers_with_labels(tmp_path: Path) -> None:
+    import xgboost
+    from sklearn.datasets import load_iris
+
+    x, y = load_iris(return_X_y=True)
+    classifier = xgboost.XGBClassifier(n_estimators=5).fit(x[:100], y[:100])
+    classifier.save_model(tmp_path / "model.json")
+    settings = {"name": "iris", "implementation": "mlserver_xgboost.XGBoostModel", "parameters": {"uri": "."}}
+    (tmp_path / "model-settings.json").write_text(json.dumps(settings))
+    rows = tensor("predict", "FP32", [2, 4], x[[0, 99]].reshape(-1).tolist())
+    with serving(str(tmp_path)) as served:
+        (labels,) = ask(served, "iris/infer", {"inputs": [rows]}).json()["outputs"]
+        wanted = [{"name": "predict_proba"}]
+        (chances,) = ask(served, "iris/infer", {"inputs": [rows], "outputs": wanted}).json()["outputs"]
+    assert (labels["name"], labels["datatype"], labels["data"]) == ("predict", "INT64", [0, 1])
+    assert (chances["name"], chances["datatype"], chances["shape"]) == ("predict_proba", "FP32", [2, 2])
+    expected = classifier.predict_proba(x[[0, 99]].astype(np.float32))
+    assert np.float32(chances["data"]).tolist() == expected.reshape(-1).tolist()
+
+
 CALLERS = """
 from mlserver import MLModel
 from mlserver.codecs import StringCodec

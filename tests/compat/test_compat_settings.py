@@ -122,7 +122,7 @@ def test_what_a_model_makes_of_its_fields(tmp_path: Path, monkeypatch: pytest.Mo
         "max_batch_size": 7,
         "max_batch_wait_s": 0.25,
         "replicas": 2,
-        "parameters": {"content_type": "np", "format": "ubj", "method": "predict"},
+        "parameters": {"content_type": "np", "sklearn_api": True, "format": "ubj", "method": "predict"},
     }
 
 

@@ -741,6 +741,8 @@ async def test_t63_names_that_are_none(tmp_path: Path, name: str) -> None:
 # --- model control ---------------------------------------------------------------------------------------------
 
 CONTROL = ("/v2/repository/index", "/v2/repository/models/Adder/load", "/v2/repository/models/Adder/unload")
+# What `RepositoryIndexRequest().model_dump()` of MLServer sends: null is as if it were not there.
+NULLS = {"ready": None, "parameters": None}
 
 
 async def test_control_is_off_by_default(house: House) -> None:
@@ -773,6 +775,7 @@ async def test_control_with_the_right_token() -> None:
         assert (await house.infer("Adder", both())).status == 404
         states = {e["name"]: e["state"] for e in (await house.ask("POST", CONTROL[0], {"ready": False}, right)).json}
         assert states["Adder"] == "UNAVAILABLE"
+        assert states == {e["name"]: e["state"] for e in (await house.ask("POST", CONTROL[0], NULLS, right)).json}
         ready = (await house.ask("POST", CONTROL[0], {"ready": True}, right)).json
         assert {e["state"] for e in ready} == {"READY"}
         assert (await house.ask("POST", CONTROL[1], b"null", right)).status == 200

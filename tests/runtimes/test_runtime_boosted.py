@@ -11,7 +11,7 @@ import xgboost
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
 
 from dragoman.core.calls import Infer
-from dragoman.core.datatypes import FP32, FP64, INT64, NUMERIC
+from dragoman.core.datatypes import FP32, FP64, INT64, NUMERIC, datatype_of
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.signature import TensorSpec
@@ -96,6 +96,86 @@ def test_xgboost_linear_booster(tmp_path: Path) -> None:
     assert [spec.name for spec in model.signature().outputs] == ["predict", "margin"]
     rows = data.data.to_numpy(dtype=np.float32)
     np.testing.assert_array_equal(_infer(model, rows)["predict"], regressor.predict(data.data))
+
+
+def _binary(**options: Any) -> Any:
+    return xgboost.XGBClassifier(n_estimators=5, **options).fit(*load_breast_cancer(return_X_y=True))
+
+
+def _early_stopped() -> Any:
+    x, y = load_breast_cancer(return_X_y=True)
+    stopped = xgboost.XGBClassifier(n_estimators=200, learning_rate=1.0, early_stopping_rounds=3)
+    stopped.fit(x[::2], y[::2], eval_set=[(x[1::2], y[1::2])], verbose=False)
+    assert stopped.get_booster().num_boosted_rounds() > stopped.best_iteration + 1
+    return stopped
+
+
+def _several_labels() -> Any:
+    x, y = load_breast_cancer(return_X_y=True)
+    return xgboost.XGBClassifier(n_estimators=5).fit(x, np.stack((y, x[:, 0] > 14), axis=1))
+
+
+def _multi(**options: Any) -> Any:
+    return xgboost.XGBClassifier(n_estimators=5, **options).fit(*load_iris(return_X_y=True))
+
+
+def _by_classes() -> Any:
+    """A Booster that predicts classes, saved as the scikit-learn interface saves one."""
+    x, y = load_iris(return_X_y=True)
+    booster = xgboost.train({"objective": "multi:softmax", "num_class": 3}, xgboost.DMatrix(x, y), 5)
+    booster.set_attr(scikit_learn='{"_estimator_type": "classifier"}')
+    return booster
+
+
+@pytest.mark.parametrize(
+    ("make", "labels"),
+    [
+        (_binary, np.int64),
+        (lambda: _binary(objective="binary:logitraw"), np.int64),
+        (lambda: _binary(booster="gblinear"), np.int64),
+        (_early_stopped, np.int64),
+        (_several_labels, np.float64),
+        (_multi, np.int64),
+        (lambda: _multi(booster="dart"), np.int64),
+        (_by_classes, np.int32),
+    ],
+)
+def test_xgboost_by_the_names_of_its_scikit_learn_interface(tmp_path: Path, make: Any, labels: Any) -> None:
+    path = tmp_path / "model.ubj"
+    make().save_model(path)
+    classifier = xgboost.XGBClassifier()
+    classifier.load_model(path)
+    model = XGBoostModel(ModelSpec(name="m", uri=str(path), parameters={"sklearn_api": True}))
+    model.load()
+    rows = (load_iris if classifier.n_features_in_ == 4 else load_breast_cancer)(return_X_y=True)[0].astype(np.float32)
+    found = _infer(model, rows, "predict", "predict_proba", "margin")
+    assert list(_infer(model, rows)) == ["predict"]
+    for name, spec in zip(("predict", "margin", "predict_proba"), model.signature().outputs, strict=True):
+        options = {"output_margin": True} if name == "margin" else {}
+        expected = getattr(classifier, "predict" if name == "margin" else name)(rows, **options)
+        assert found[name].dtype == expected.dtype
+        np.testing.assert_allclose(found[name], expected, rtol=1e-6 if name == "predict_proba" else 0)
+        assert (spec.name, spec.datatype, spec.optional) == (name, datatype_of(expected.dtype), name != "predict")
+        assert spec.fits(found[name].shape)
+    assert found["predict"].dtype == labels
+
+
+def test_xgboost_boosters_and_regressors_stay_as_they_are(tmp_path: Path) -> None:
+    x, y = load_iris(return_X_y=True)
+    booster = xgboost.train({"objective": "multi:softprob", "num_class": 3}, xgboost.DMatrix(x, y), 5)
+    for saved, names in ((booster, ["predict", "margin", "label"]), (_regressor(), ["predict", "margin"])):
+        saved.save_model(tmp_path / "model.ubj")
+        plain = _loaded(XGBoostModel, tmp_path / "model.ubj")
+        model = XGBoostModel(ModelSpec(name="m", uri=plain.spec.uri, parameters={"sklearn_api": True}))
+        model.load()
+        assert [spec.name for spec in model.signature().outputs] == names
+        _, features = plain.signature().inputs[0].shape or (0, 0)
+        rows = np.zeros((2, features))
+        np.testing.assert_array_equal(_infer(model, rows)["predict"], _infer(plain, rows)["predict"])
+
+
+def _regressor() -> Any:
+    return xgboost.XGBRegressor(n_estimators=5).fit(*load_diabetes(return_X_y=True))
 
 
 def test_lightgbm_classifiers(tmp_path: Path) -> None:

@@ -18,10 +18,11 @@ class WellKnown:
 
 
 _ANY_NAME = {"content_type": "np"}  # clients of these never had to know how an input is called
+_XGBOOST = {**_ANY_NAME, "sklearn_api": True}  # their runtime loads every file by XGBRegressor or XGBClassifier
 
 RUNTIMES: Mapping[str, WellKnown] = {
     "mlserver_sklearn.SKLearnModel": WellKnown("sklearn", ("model.joblib", "model.pickle", "model.pkl"), _ANY_NAME),
-    "mlserver_xgboost.XGBoostModel": WellKnown("xgboost", ("model.bst", "model.json", "model.ubj"), _ANY_NAME),
+    "mlserver_xgboost.XGBoostModel": WellKnown("xgboost", ("model.bst", "model.json", "model.ubj"), _XGBOOST),
     "mlserver_lightgbm.LightGBMModel": WellKnown("lightgbm", ("model.bst",), _ANY_NAME),
     "mlserver_catboost.CatboostModel": WellKnown("catboost", ("model.cbm", "model.bin"), _ANY_NAME),
     "mlserver_mlflow.MLflowRuntime": WellKnown("mlflow"),

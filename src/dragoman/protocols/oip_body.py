@@ -18,7 +18,7 @@ from dragoman.protocols.wire import HttpRequest, Policy
 class Control(msgspec.Struct):
     """What the index and the loading and unloading of models are told."""
 
-    ready: bool = False
+    ready: bool | None = None
     parameters: JsonParameters | None = None
 
 

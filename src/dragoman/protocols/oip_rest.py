@@ -171,7 +171,7 @@ class OpenInferenceRest:
     # --- model control ---------------------------------------------------------------------------------------
 
     def index(self, http: HttpRequest) -> Exchange[Any, HttpResponse]:
-        call = Index(bearer_token(http.headers), read_control(http, self._policy).ready)
+        call = Index(bearer_token(http.headers), bool(read_control(http, self._policy).ready))
         return Exchange(
             Request(call),
             lambda r: json_response(

@@ -1,14 +1,14 @@
 """XGBoost models, in its JSON or UBJSON form."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 
 from dragoman.codecs.decode import Defaults
 from dragoman.core.calls import Infer
-from dragoman.core.datatypes import FP32, INT64, NUMERIC, Array
+from dragoman.core.datatypes import FP32, NUMERIC, Array, datatype_of
 from dragoman.core.errors import ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature, TensorSpec
@@ -30,6 +30,10 @@ class XGBoostModel(Model):
     Outputs: `predict`, as `Booster.predict` gives it: for a model that XGBClassifier saved these are the
     probabilities, [rows] of the second class or [rows, classes]. Computed only when asked for: `margin`, before
     the objective's transformation, and `label`, the class as XGBClassifier.predict gives it.
+
+    With `parameters.sklearn_api = true` in the spec, the outputs are those of XGBoost's scikit-learn interface: for a
+    model that XGBClassifier saved `predict` is the label, and `predict_proba` is computed when asked for. A model
+    that was trained with early stopping then predicts by its best iteration.
     """
 
     placement: Placement = "thread"
@@ -48,22 +52,31 @@ class XGBoostModel(Model):
         probe = np.zeros((1, self._booster.num_features()), np.float32)
         # A linear booster cannot predict in place; it needs its own copy of the matrix.
         self._in_place = self._try_in_place(probe, xgboost.core.XGBoostError)
+        self._classes = _classes(self._booster)
+        self._objective = _objective(self._booster)
+        sklearn_api = bool(self.spec.parameters.get("sklearn_api"))
+        self._is_classifier = sklearn_api and _is_saved_by_classifier(self._booster)
+        self._range = _best_range(self._booster) if sklearn_api else (0, 0)
         self._signature = self._probed(probe)
 
     def signature(self) -> Signature:
         return self._signature
 
     def infer(self, call: Infer) -> Mapping[str, Array]:
-        rows = self._rows(call)
-        wanted = call.outputs or ("predict",)
-        result: dict[str, Array] = {}
-        if "predict" in wanted or "label" in wanted:
-            result["predict"] = self._predict(rows)
-        if "label" in wanted:
-            result["label"] = _labels(result["predict"])
+        wanted = set(call.outputs or ("predict",))
+        return self._computed(self._rows(call), wanted)
+
+    def _computed(self, rows: Array, wanted: Collection[str]) -> dict[str, Array]:
+        found: dict[str, Array] = {}
+        if not {"predict", "label", "predict_proba"}.isdisjoint(wanted):
+            found["predict"] = values = self._predict(rows)
+            if self._is_classifier or "label" in wanted:
+                found["predict" if self._is_classifier else "label"] = self._labels(values)
+            if "predict_proba" in wanted:
+                found["predict_proba"] = self._probabilities(values, rows)
         if "margin" in wanted:
-            result["margin"] = self._predict(rows, margin=True)
-        return result
+            found["margin"] = self._predict(rows, margin=True)
+        return found
 
     def _rows(self, call: Infer) -> Array:
         value = content(call, self._defaults)
@@ -79,7 +92,8 @@ class XGBoostModel(Model):
     def _predict(self, rows: Array, *, margin: bool = False) -> Array:
         booster = self._booster
         if self._in_place:
-            return np.asarray(booster.inplace_predict(rows, predict_type="margin" if margin else "value"))
+            kind = "margin" if margin else "value"
+            return np.asarray(booster.inplace_predict(rows, iteration_range=self._range, predict_type=kind))
         # The names are passed through: the matrix of a call has none, which is no mismatch.
         matrix = self._matrix(rows, feature_names=booster.feature_names, feature_types=booster.feature_types)
         return np.asarray(booster.predict(matrix, output_margin=margin))
@@ -91,14 +105,37 @@ class XGBoostModel(Model):
             return False
         return True
 
+    def _labels(self, values: Array) -> Array:
+        """Return what XGBClassifier.predict makes of `Booster.predict`, in its dtypes."""
+        if values.ndim > 1 and self._classes != 2:
+            labels: Array = np.argmax(values, axis=1)
+            return labels.astype(np.int64)
+        if values.ndim > 1 and values.shape[1] != 1:  # one column for each of several labels
+            return (values > 0.5).astype(np.float64)
+        if self._objective == "multi:softmax":
+            return values.astype(np.int32)
+        return (values > 0.5).astype(np.int64).reshape(-1)
+
+    def _probabilities(self, values: Array, rows: Array) -> Array:
+        """Return what XGBClassifier.predict_proba makes of `Booster.predict`."""
+        if self._objective == "multi:softmax":
+            margin = self._predict(rows, margin=True)
+            powers = np.exp(margin - margin.max(axis=1, keepdims=True))
+            found: Array = powers / powers.sum(axis=1, keepdims=True)
+            return found
+        if values.ndim == 2 and (values.shape[1] == self._classes or (self._classes == 2 and values.shape[1] > 1)):
+            return values
+        return np.stack((1 - values.reshape(-1), values.reshape(-1)), axis=1)
+
     def _probed(self, probe: Array) -> Signature:
-        predict, margin = self._predict(probe), self._predict(probe, margin=True)
+        further = ("predict_proba",) if self._is_classifier else ()
+        if not self._is_classifier and self._objective in _LABELLED:
+            further = ("label",)
+        found = self._computed(probe, {"predict", "margin", *further})
         outputs = [
-            TensorSpec("predict", FP32, (-1, *predict.shape[1:])),
-            TensorSpec("margin", FP32, (-1, *margin.shape[1:]), optional=True),
+            TensorSpec(name, datatype_of(found[name].dtype), (-1, *found[name].shape[1:]), optional=name != "predict")
+            for name in ("predict", "margin", *further)
         ]
-        if _objective(self._booster) in _LABELLED:
-            outputs.append(TensorSpec("label", INT64, (-1,), optional=True))
         return Signature(
             inputs=(TensorSpec("input", FP32, (-1, probe.shape[1]), accepts=NUMERIC),),
             outputs=tuple(outputs),
@@ -112,8 +149,18 @@ def _objective(booster: Any) -> str:
     return str(json.loads(booster.save_config())["learner"]["objective"]["name"])
 
 
-def _labels(probabilities: Array) -> Array:
-    if probabilities.ndim > 1:
-        labels: Array = np.argmax(probabilities, axis=1).astype(np.int64)
-        return labels
-    return (probabilities > 0.5).astype(np.int64)
+def _classes(booster: Any) -> int:
+    """Return the number of classes as XGBClassifier counts them: 2 where the model gives one probability a row."""
+    return max(2, int(json.loads(booster.save_config())["learner"]["learner_model_param"]["num_class"]))
+
+
+def _is_saved_by_classifier(booster: Any) -> bool:
+    """Return whether XGBClassifier saved the model, as XGBoost's scikit-learn interface notes in the file."""
+    return json.loads(booster.attr("scikit_learn") or "{}").get("_estimator_type") == "classifier"
+
+
+def _best_range(booster: Any) -> tuple[int, int]:
+    """Return the iterations that XGBoost's scikit-learn interface predicts by; (0, 0) stands for all."""
+    best = booster.attr("best_iteration")
+    linear = json.loads(booster.save_config())["learner"]["gradient_booster"]["name"] == "gblinear"
+    return (0, 0) if best is None or linear else (0, int(best) + 1)
