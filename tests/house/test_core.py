@@ -3,8 +3,9 @@
 import math
 import pickle
 import re
+from dataclasses import fields, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.core import errors
-from dragoman.core.calls import Infer, Inference
+from dragoman.core.bytes_tensor import BytesTensor
+from dragoman.core.calls import Infer, Inference, Request, Response
 from dragoman.core.datatypes import (
     BF16,
     BOOL,
@@ -173,3 +175,19 @@ def test_errors_cross_processes() -> None:
         back = pickle.loads(pickle.dumps(kind("why")))
         assert type(back) is kind
         assert back.message == "why"
+
+
+def test_tensors_cannot_be_changed() -> None:
+    array = np.ones(3)
+    tensor, text = Tensor.of(array), BytesTensor.of_texts(["a"], (1,))
+    for frozen in (tensor, text, Infer({"x": tensor}), Inference({"x": tensor}), Request(Infer({})), Response(None)):
+        for name in (*(f.name for f in fields(frozen)), "further"):
+            with pytest.raises(AttributeError):
+                setattr(frozen, name, None)
+            with pytest.raises(AttributeError):
+                delattr(frozen, name)
+    assert tensor.data is array
+    assert text.data.tolist() == [b"a"]
+    changed = replace(tensor, data=np.zeros(1))
+    assert (changed.shape, changed.datatype, tensor.shape) == ((1,), FP64, (3,))
+    assert get_type_hints(Tensor)["datatype"] is Datatype

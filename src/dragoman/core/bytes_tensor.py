@@ -7,6 +7,7 @@ text does not want bytes as well.
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 
 from dragoman.core.datatypes import BYTES, Array, Datatype
@@ -17,58 +18,54 @@ _DATA: Any = Tensor.__dict__["data"]
 
 
 class BytesTensor(Tensor):
-    """A BYTES tensor made of texts, or of one piece of bytes in which each element comes after a gap."""
+    """A BYTES tensor made of texts, or of one piece of bytes in which each element comes after a gap.
 
-    __slots__ = ("_piece", "_shape", "_texts")
-    _texts: list[str] | None
-    _piece: bytes | None
-    _shape: tuple[int, ...]
+    The field `data` is None until somebody asks for the array.
+    """
 
-    def __init__(self, data: Array, datatype: Datatype = BYTES, parameters: Parameters = NONE) -> None:
-        _DATA.__set__(self, data)
-        self._set(None, None, data.shape, parameters)
+    datatype: Datatype = BYTES
+    parameters: Parameters = NONE
+    _texts: list[str] | None = None
+    _piece: bytes | None = None
+    _shape: tuple[int, ...] | None = None
 
     @classmethod
     def of_texts(cls, texts: list[str], shape: Sequence[int], parameters: Parameters = NONE) -> Self:
         """From text that UTF-8 can hold, in row-major order. The list is kept, and is not changed any more."""
-        return cls.__new__(cls)._set(texts, None, tuple(shape), parameters)
+        return cls._of(texts, None, shape, parameters)
 
     @classmethod
     def of_any_texts(cls, texts: list[str], shape: Sequence[int], parameters: Parameters = NONE) -> Self:
         """The same from any text; UnicodeEncodeError where UTF-8 cannot hold it."""
         piece = GAP.decode().join(["", *texts]).encode()
-        return cls.__new__(cls)._set(texts, piece, tuple(shape), parameters)
+        return cls._of(texts, piece, shape, parameters)
 
     @classmethod
     def of_piece(cls, piece: bytes, shape: Sequence[int], parameters: Parameters = NONE) -> Self:
         """From the elements in one piece, each after a gap, none of which holds a zero byte."""
-        return cls.__new__(cls)._set(None, piece, tuple(shape), parameters)
+        return cls._of(None, piece, shape, parameters)
 
-    def _set(
-        self, texts: list[str] | None, piece: bytes | None, shape: tuple[int, ...], parameters: Parameters
-    ) -> Self:
-        for name, value in (("_texts", texts), ("_piece", piece), ("_shape", shape)):
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "datatype", BYTES)
-        object.__setattr__(self, "parameters", parameters)
-        return self
+    @classmethod
+    def _of(cls, texts: list[str] | None, piece: bytes | None, shape: Sequence[int], parameters: Parameters) -> Self:
+        make: Any = cls
+        made: Self = make(None, BYTES, parameters, texts, piece, tuple(shape))
+        return made
 
     @property
     def data(self) -> Array:
         """The elements as `bytes`; the array is read-only."""
-        try:
-            found: Array = _DATA.__get__(self)
-        except AttributeError:
+        found: Array | None = _DATA.__get__(self)
+        if found is None:
             texts, piece = self._texts, self._piece
             elements = _split(piece or b"") if texts is None else [text.encode() for text in texts]
-            found = object_array(elements, self._shape)
+            found = object_array(elements, self.shape)
             found.flags.writeable = False
             _DATA.__set__(self, found)
         return found
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self._shape
+        return self.data.shape if self._shape is None else self._shape
 
     @property
     def in_one_piece(self) -> bool:
@@ -90,7 +87,8 @@ class BytesTensor(Tensor):
         if self._texts is None:
             piece = self._piece
             found = _decoded(self.data) if piece is None else piece.decode().split(GAP.decode())[1:]
-            object.__setattr__(self, "_texts", found)
+            struct: Any = self
+            msgspec.structs.force_setattr(struct, "_texts", found)
             return found
         return self._texts
 
@@ -98,13 +96,13 @@ class BytesTensor(Tensor):
         """The same elements in another shape of as many, with other parameters."""
         if self._texts is None and self._piece is None:
             return Tensor(self.data.reshape(shape), BYTES, parameters)
-        return BytesTensor.__new__(BytesTensor)._set(self._texts, self._piece, shape, parameters)
+        return BytesTensor._of(self._texts, self._piece, shape, parameters)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         if self._texts is not None:
-            return BytesTensor.of_texts, (self._texts, self._shape, self.parameters)
+            return BytesTensor.of_texts, (self._texts, self.shape, self.parameters)
         if self._piece is not None:
-            return BytesTensor.of_piece, (self._piece, self._shape, self.parameters)
+            return BytesTensor.of_piece, (self._piece, self.shape, self.parameters)
         return Tensor, (self.data, BYTES, self.parameters)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from dragoman.core.datatypes import BF16, BYTES, Array, Datatype, datatype_of, rounded
 from dragoman.core.errors import InvalidInput
-from dragoman.core.quick import quick
+from dragoman.core.quick import native
 
 # Longer integers are not written out in messages.
 _LONG_BITS = 256
@@ -35,10 +35,10 @@ class _None(dict[str, Scalar]):
 NONE: Parameters = _None()
 
 
-@quick
+@native
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
-    """An array with its datatype.
+    """An array with its datatype. Fields cannot be assigned: tensors are shared by callers.
 
     `data` is little-endian and row-major in meaning (it may be a strided view); for BYTES an object array of
     `bytes`, for BF16 an array of `ml_dtypes.bfloat16`.

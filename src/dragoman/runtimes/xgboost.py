@@ -156,7 +156,7 @@ def _classes(booster: Any) -> int:
 
 def _is_saved_by_classifier(booster: Any) -> bool:
     """Return whether XGBClassifier saved the model, as XGBoost's scikit-learn interface notes in the file."""
-    return json.loads(booster.attr("scikit_learn") or "{}").get("_estimator_type") == "classifier"
+    return bool(json.loads(booster.attr("scikit_learn") or "{}").get("_estimator_type") == "classifier")
 
 
 def _best_range(booster: Any) -> tuple[int, int]:
