@@ -13,7 +13,7 @@ import pytest
 
 import dragoman
 from client.client_house import TOKEN, Counter, Echo, Gate, House, Rows, url_of
-from dragoman import errors
+from dragoman import FP64, TensorSpec, errors
 from dragoman.client.faults import ServerUnreachable
 
 X = {"x": np.ones(1)}
@@ -61,6 +61,16 @@ def test_health_and_metadata(client: Any) -> None:
     assert (told.name, told.platform, told.versions) == ("Rows", "python", ())
     assert told.signature.inputs == Rows.inputs
     assert told.signature.outputs == Rows.outputs
+
+
+def test_metadata_lists_what_a_typed_function_takes_and_gives(client: Any, kind: Kind) -> None:
+    found = client.metadata("power").signature
+    any_rank = None if kind[0] == "rest" else (-1,)  # over gRPC there is no place for it
+    assert found.inputs == (TensorSpec("x", FP64, any_rank), TensorSpec("by", FP64, (1,)))
+    assert found.outputs == (TensorSpec("output-0", FP64, any_rank),)
+    assert client.infer("power", {"x": [1, 2]})["output-0"].tolist() == [1.0, 4.0]
+    assert client.infer("power", {"x": [[1], [2]], "by": 3})["output-0"].tolist() == [[1.0], [8.0]]
+    assert client.infer("power", {"x": 3})["output-0"].tolist() == [9.0]
 
 
 def test_nothing_listens(house: House, kind: Kind) -> None:

@@ -253,12 +253,6 @@ def test_specs_know_what_fits() -> None:
         False,
     ]
     assert TensorSpec("x").fits((1, 2, 3))
-    assert [s.complete for s in (spec, TensorSpec("x", FP32), TensorSpec("x", None, ()), TensorSpec("x"))] == [
-        True,
-        False,
-        False,
-        False,
-    ]
 
 
 def test_signatures_know_what_is_asked_for_in_every_call() -> None:

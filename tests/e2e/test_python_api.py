@@ -65,6 +65,26 @@ async def test_a_function_in_a_server() -> None:
         assert [a.tolist() for a in direct.values()] == [[10.0]]
 
 
+async def test_the_metadata_of_a_function() -> None:
+    def mixed(x: NDArray[np.float64], y, z: list[int]):  # type: ignore[no-untyped-def]
+        return x
+
+    async with dragoman.Server(double, mixed, http_port=0, grpc_port=-1) as server:
+        connection = http.client.HTTPConnection(server.http_url.removeprefix("http://"), timeout=30)
+
+        def get(name: str) -> Any:
+            connection.request("GET", f"/v2/models/{name}")
+            return json.loads(connection.getresponse().read())
+
+        found, other = [await asyncio.to_thread(get, name) for name in ("double", "mixed")]
+        connection.close()
+    any_rank = {"datatype": "FP64", "shape": [-1], "parameters": {"any_rank": True}}
+    assert (found["inputs"], found["outputs"]) == ([{"name": "x", **any_rank}], [{"name": "output-0", **any_rank}])
+    # Of `y` no datatype is known, for which the protocol has no form.
+    assert other["inputs"] == [{"name": "x", **any_rank}, {"name": "z", "datatype": "INT64", "shape": [-1]}]
+    assert other["outputs"] == []
+
+
 async def test_a_server_stops_and_its_ports_are_free_again() -> None:
     async with dragoman.Server(double, http_port=0, grpc_port=0) as server:
         port, grpc_port = server.http_ports[0], server.grpc_port

@@ -83,7 +83,7 @@ def test_model_metadata_lists_the_tensors_that_are_known() -> None:
     reply = m.ModelMetadataResponse.FromString(exchange.reply(answer))
     assert (reply.name, list(reply.versions), reply.platform) == ("a", ["1", "2"], "onnx_onnxv1")
     assert [(t.name, t.datatype, list(t.shape)) for t in reply.inputs] == [("x", "FP32", [-1, 2])]
-    assert [(t.name, t.datatype, list(t.shape)) for t in reply.outputs] == [("y", "INT32", [])]
+    assert [(t.name, t.datatype, list(t.shape)) for t in reply.outputs] == [("y", "INT32", []), ("z", "FP32", [-1])]
     assert not reply.properties
 
 

@@ -1,6 +1,6 @@
 """The protocol over REST: each call as one question with binary tensors, and what its answer says."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -36,6 +36,12 @@ class _Tensor(msgspec.Struct):
     name: str
     datatype: str = ""
     shape: Sequence[int] = ()
+    parameters: Mapping[str, Any] | None = None
+
+    @property
+    def known_shape(self) -> tuple[int, ...] | None:
+        """The shape; None if any rank fits, of which only our own server tells."""
+        return None if (self.parameters or {}).get("any_rank") is True else tuple(self.shape)
 
 
 class _Model(msgspec.Struct):
@@ -164,7 +170,7 @@ def _read_model(answer: HttpAnswer) -> ModelDescription:
 
 
 def _specs(rows: Sequence[_Tensor] | None) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(r.name, DATATYPES.get(r.datatype), tuple(r.shape)) for r in rows or ())
+    return tuple(TensorSpec(r.name, DATATYPES.get(r.datatype), r.known_shape) for r in rows or ())
 
 
 def _read_index(answer: HttpAnswer) -> list[IndexEntry]:

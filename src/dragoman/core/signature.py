@@ -44,11 +44,6 @@ class TensorSpec:
                 return False
         return True
 
-    @property
-    def complete(self) -> bool:
-        """Whether metadata can tell this tensor's datatype and shape."""
-        return self.datatype is not None and self.shape is not None
-
 
 @dataclass(frozen=True, slots=True)
 class Signature:

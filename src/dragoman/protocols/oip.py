@@ -1,13 +1,14 @@
 """What the Open Inference Protocol says the same over REST and gRPC: its extensions and their parameters."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
 from dragoman.core.calls import Infer, Inference
 from dragoman.core.datatypes import BYTES, Array
 from dragoman.core.errors import InvalidInput
+from dragoman.core.signature import Shape, TensorSpec
 from dragoman.core.tensor import Parameters, Tensor, numpy_numbers, object_array
 from dragoman.protocols.wire import Policy
 
@@ -19,6 +20,22 @@ MOST_CLASSES = 1000
 _WIDE = 4096
 
 EXTENSIONS = ("binary_tensor_data", "classification", "model_repository", "parameters", "schedule_policy")
+
+
+# OIP has no form for a tensor of any rank. Its shape in the metadata is one that fits, for clients that know no better;
+# over REST this parameter of the tensor tells it from a tensor of one axis.
+ANY_RANK = "any_rank"
+_ONE_AXIS = (-1,)
+
+
+def metadata_tensors(specs: Iterable[TensorSpec]) -> Iterator[tuple[str, str, Shape, bool]]:
+    """Yield name, datatype, shape and whether any rank fits, of each tensor whose datatype is known.
+
+    A tensor of unknown datatype has no form in the metadata. Its name is checked all the same.
+    """
+    for spec in specs:
+        if spec.datatype is not None:
+            yield spec.name, spec.datatype.name, _ONE_AXIS if spec.shape is None else spec.shape, spec.shape is None
 
 
 def deadline_s(parameters: Parameters, deadline: float | None = None) -> float | None:

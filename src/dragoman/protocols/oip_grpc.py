@@ -137,14 +137,14 @@ def _written_description(answer: ModelDescription) -> Any:
         name=answer.name,
         versions=answer.versions,
         platform=answer.platform,
-        inputs=[_written_spec(s) for s in answer.signature.inputs if s.complete],
-        outputs=[_written_spec(s) for s in answer.signature.outputs if s.complete],
+        inputs=_written_specs(answer.signature.inputs),
+        outputs=_written_specs(answer.signature.outputs),
     )
 
 
-def _written_spec(spec: TensorSpec) -> Any:
-    datatype = "" if spec.datatype is None else spec.datatype.name
-    return m.ModelMetadataResponse.TensorMetadata(name=spec.name, datatype=datatype, shape=spec.shape or ())
+def _written_specs(specs: tuple[TensorSpec, ...]) -> list[Any]:
+    made = m.ModelMetadataResponse.TensorMetadata
+    return [made(name=n, datatype=datatype, shape=shape) for n, datatype, shape, _ in oip.metadata_tensors(specs)]
 
 
 # --- inference -------------------------------------------------------------------------------------------

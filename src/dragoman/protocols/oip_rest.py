@@ -34,7 +34,7 @@ from dragoman.core.errors import (
 from dragoman.core.signature import TensorSpec
 from dragoman.payload.body import HEADER_LENGTH, write_tensors
 from dragoman.payload.small_answer import write_answer, write_binary
-from dragoman.protocols.oip import classified
+from dragoman.protocols.oip import ANY_RANK, classified, metadata_tensors
 from dragoman.protocols.oip_body import Wanted, address, read_control, read_infer
 from dragoman.protocols.oip_custom import handle
 from dragoman.protocols.oip_derivatives import derivative, told
@@ -254,7 +254,6 @@ def _envelope(response: Response[Inference], id_: str | None, outputs: list[Any]
 
 def _metadata(specs: tuple[TensorSpec, ...]) -> list[dict[str, Any]]:
     return [
-        {"name": s.name, "datatype": s.datatype.name, "shape": s.shape}
-        for s in specs
-        if s.datatype is not None and s.shape is not None
+        {"name": name, "datatype": datatype, "shape": shape, **({"parameters": {ANY_RANK: True}} if any_rank else {})}
+        for name, datatype, shape, any_rank in metadata_tensors(specs)
     ]
