@@ -1,0 +1,318 @@
+"""Calls and their envelopes: what is left out has a documented default, and values survive a pickle unchanged."""
+
+import asyncio
+import pickle
+from dataclasses import FrozenInstanceError, dataclass, field, replace
+from dataclasses import fields as fields_of
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dragoman.core.calls import (
+    ApplyHessian,
+    ApplyJacobian,
+    Generate,
+    Gradient,
+    Handle,
+    Handled,
+    Index,
+    Infer,
+    Inference,
+    Load,
+    ModelDescription,
+    Request,
+    Response,
+    Scale,
+    Unload,
+)
+from dragoman.core.eager import Start, Waiting, begun, in_task, resumed
+from dragoman.core.model import Model
+from dragoman.core.quick import native
+from dragoman.core.signature import OPEN, Signature
+from dragoman.core.spec import ModelSpec
+from dragoman.core.tensor import NONE, Tensor
+from dragoman.core.text import Chat, PromptInfo, Sampling, Text, Token
+
+X = Tensor.of(np.array([1.0, 2.0]))
+
+
+def values(value: Any) -> dict[str, Any]:
+    return {each.name: getattr(value, each.name) for each in fields_of(value)}
+
+
+def test_sampling_is_neutral_by_default() -> None:
+    assert values(Sampling()) == {
+        "max_new_tokens": None,
+        "shorten": False,
+        "min_new_tokens": 0,
+        "do_sample": False,
+        "seed": None,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "typical_p": 1.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "n": 1,
+        "best_of": 0,
+        "num_beams": 1,
+        "length_penalty": 1.0,
+        "early_stopping": False,
+        "stop": (),
+        "stop_token_ids": (),
+        "include_stop": False,
+        "ignore_eos": False,
+        "bad_words": (),
+        "logit_bias": {},
+        "allowed_token_ids": (),
+        "top_logprobs": 0,
+        "prompt_logprobs": None,
+        "truncate": None,
+        "skip_special_tokens": True,
+        "spaces_between_special_tokens": True,
+        "grammar": None,
+        "adapter": "",
+    }
+
+
+def test_texts_and_chats_have_defaults() -> None:
+    assert values(Chat(())) == {
+        "messages": (),
+        "tools": (),
+        "options": {},
+        "add_generation_prompt": True,
+        "special_tokens": False,
+        "template": "",
+    }
+    assert values(Token(1, "a")) == {"id": 1, "text": "a", "logprob": None, "special": False, "top": ()}
+    assert values(Text()) == {
+        "prompt": 0,
+        "choice": 0,
+        "text": "",
+        "tokens": (),
+        "generated": 0,
+        "finish": "",
+        "stop": None,
+        "whole": "",
+        "seed": None,
+    }
+    assert values(PromptInfo("p", 3)) == {
+        "text": "p",
+        "tokens": 3,
+        "cached": 0,
+        "prefill": (),
+        "waited_s": None,
+        "checked_s": None,
+        "most_new": None,
+    }
+    assert Generate(prompts=("p",)) == Generate(prompts=("p",), sampling=Sampling(), stream=False)
+
+
+def test_a_specification_has_documented_defaults() -> None:
+    found = values(ModelSpec(name="m"))
+    settings = {
+        "placement": "",
+        "replicas": 1,
+        "max_batch_size": 0,
+        "max_batch_wait_s": 0.0,
+        "batch_linger": 0.5,
+        "max_queue": 1024,
+        "timeout_s": 0.0,
+        "cancel_grace_s": 10.0,
+        "allow_pickle": False,
+        "inputs": (),
+        "outputs": (),
+        "parameters": {},
+        "protocols": {},
+        "target": None,
+        "peers": None,
+    }
+    assert settings.items() <= found.items()
+    assert {found[name] for name in ("version", "runtime", "uri", "url", "platform")} == {""}
+
+
+def test_calls_have_defaults() -> None:
+    call = Infer({})
+    assert (call.outputs, call.parameters, call.raw, call.positional, call.config, call.content_types) == (
+        (),
+        NONE,
+        None,
+        None,
+        NONE,
+        NONE,
+    )
+    assert values(Request(call)) == {
+        "call": call,
+        "model": "",
+        "version": "",
+        "id": "",
+        "deadline_s": None,
+        "metadata": {},
+    }
+    assert values(Response(1)) == {"answer": 1, "model": "", "version": ""}
+    assert values(Inference({})) == {"outputs": {}, "parameters": NONE, "metadata": {}}
+    gradient = Gradient(sens=X)
+    assert (gradient.inputs, gradient.positional, gradient.output, gradient.config, gradient.input) == (
+        {},
+        None,
+        0,
+        NONE,
+        0,
+    )
+    assert ApplyJacobian(vec=X).input == 0
+    hessian = ApplyHessian(sens=X, vec=X)
+    assert (hessian.input1, hessian.input2) == (0, 0)
+    assert values(Handle(method="GET", path="/p")) == {
+        "method": "GET",
+        "path": "/p",
+        "query": "",
+        "content": b"",
+        "content_type": "",
+        "handler": "",
+        "params": {},
+    }
+    assert values(Handled(b"x")) == {
+        "content": b"x",
+        "content_type": "application/json",
+        "status": 200,
+        "metadata": {},
+    }
+    described = values(ModelDescription("m", (), "p", OPEN))
+    assert {"calls": frozenset(), "details": {}, "protocols": {}, "place": ""}.items() <= described.items()
+    assert (Index().ready, Load().url, Scale().replicas) == (False, "", 1)
+
+
+def test_tokens_are_not_shown() -> None:
+    for call in (Index("secret"), Load("secret"), Unload("secret"), Scale("secret")):
+        assert "secret" not in repr(call)
+        assert call.token == "secret"
+    assert {call.token for call in (Index(), Load(), Unload(), Scale())} == {""}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        Infer({"x": X}),
+        Infer({"x": X}, ("y",), {"p": 1}, b"raw"),
+        Infer({}, positional=(X,)),
+        Infer({}, config={"c": 1}),
+        Infer({}, content_types={"y": "str"}),
+    ],
+)
+def test_calls_survive_a_pickle(call: Infer) -> None:
+    back = pickle.loads(pickle.dumps(call))
+    assert (back.outputs, back.parameters, back.raw, back.config, back.content_types) == (
+        call.outputs,
+        call.parameters,
+        call.raw,
+        call.config,
+        call.content_types,
+    )
+    assert [t.data.tolist() for t in back.inputs.values()] == [t.data.tolist() for t in call.inputs.values()]
+    assert (back.positional is None) == (call.positional is None)
+    answer = pickle.loads(pickle.dumps(Inference({"y": X}, {"p": 1}, {"k": "v"})))
+    assert (answer.parameters, answer.metadata) == ({"p": 1}, {"k": "v"})
+
+
+def test_no_parameters_are_one_object_for_good() -> None:
+    assert pickle.loads(pickle.dumps(NONE)) is NONE
+    assert hash(NONE) == 0
+    changed: Any = NONE
+    with pytest.raises(TypeError, match=r"^parameters are not changed; make new ones$"):
+        changed["a"] = 1
+
+
+# --- dataclasses that are made quickly -----------------------------------------------------------------------
+
+
+def test_a_native_dataclass_is_one_in_all_else() -> None:
+    @native
+    @dataclass(frozen=True, slots=True)
+    class Point:
+        """A point."""
+
+        x: int
+        y: int = 2
+        more: list[int] = field(default_factory=list)
+
+        def moved(self) -> "Point":
+            return replace(self, x=self.x + 1)
+
+    point = Point(1)
+    assert (point.x, point.y, point.more) == (1, 2, [])
+    assert Point(1).more is not point.more
+    assert point == Point(1)
+    assert point.moved() == Point(2)
+    assert Point.__doc__ == "A point."
+    assert [each.name for each in fields_of(point)] == ["x", "y", "more"]
+    with pytest.raises((AttributeError, FrozenInstanceError)):
+        point.x = 3  # type: ignore[misc]
+
+
+# --- a coroutine's first step --------------------------------------------------------------------------------
+
+
+async def test_what_need_not_wait_is_done_at_once() -> None:
+    async def ready() -> int:
+        return 3
+
+    async def waits() -> int:
+        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
+        return 4
+
+    assert begun(ready()) == 3
+    coroutine = waits()
+    waiting = begun(coroutine)
+    assert isinstance(waiting, Waiting)
+    assert await resumed(coroutine, waiting) == 4
+    start = Start(ready(), asyncio.get_running_loop())
+    assert (start.task, start.result, start.fault) == (None, 3, None)
+    start = Start(waits(), asyncio.get_running_loop())
+    assert start.task is not None
+    assert await start.task == 4
+    assert (start.result, start.fault) == (None, None)
+
+
+async def test_errors_of_the_first_step_are_kept() -> None:
+    async def fails() -> int:
+        raise KeyError("x")
+
+    start = Start(fails(), asyncio.get_running_loop())
+    assert isinstance(start.fault, KeyError)
+    assert start.task is None
+    with pytest.raises(KeyError):
+        begun(fails())
+
+
+async def test_a_task_is_there_when_it_is_asked_for() -> None:
+    found: list[bool] = []
+
+    async def looks() -> None:
+        found.append(asyncio.current_task() is None)
+        await in_task()
+        found.append(asyncio.current_task() is None)
+
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+    loop.call_soon(lambda: done.set_result(Start(looks(), loop)))
+    made = await done
+    assert made.task is not None
+    await made.task
+    assert found == [True, False]
+
+
+def test_a_model_declares_by_overriding() -> None:
+    model = Model(ModelSpec(name="m"))
+    assert model.signature() == Signature(open_inputs=True, open_outputs=True)
+    assert (model.details(), model.measurements(), model.merges, model.platform, model.placement) == (
+        {},
+        (),
+        0,
+        "python",
+        "process",
+    )
+    assert (model.batched, model.handlers, model.takes_request) == (False, (), False)
