@@ -79,6 +79,12 @@ class Front:
 
         return OwnGrpcServer(self._engine, tables, limits=limits(settings), tls=tls_context(settings))
 
+    def begin_drain(self) -> None:
+        """Close idle connections, and every other one after its next answer; new ones are still accepted."""
+        for server in (self._http, self._grpc):
+            if server is not None:
+                server.begin_drain()
+
     async def stop(self, grace_s: float) -> None:
         """Accept nothing new and let requests under way finish, for at most `grace_s` seconds."""
         await asyncio.gather(*(t.stop(grace_s) for t in (self._http, self._grpc) if t is not None))

@@ -3,12 +3,11 @@
 import asyncio
 import logging
 import os
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,6 +22,7 @@ from dragoman.engine.model_metrics import FOLDER as METRICS_FOLDER
 from dragoman.engine.repository import DiskRepository
 from dragoman.front import Front, addresses, check, listed
 from dragoman.settings import FIELDS, Settings, merged, sagemaker_defaults
+from dragoman.signals import StopSignals
 
 log = logging.getLogger("dragoman.server")
 
@@ -104,6 +104,7 @@ class Server:
     async def stop(self, grace_s: float) -> None:
         """Be not ready, finish what is under way for at most `grace_s` seconds in all, then stop."""
         end_s = time.monotonic() + grace_s
+        self._front.begin_drain()
         try:
             async with asyncio.timeout(grace_s if grace_s > 0 else 0.001):
                 await self.engine.drain()
@@ -118,27 +119,37 @@ class Server:
 
     async def run(self, started: Callable[["Server"], Any] | None = None) -> None:
         """Serve until SIGTERM or SIGINT, then drain and stop. `started` is awaited once the ports are open."""
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
-        await self.listen()
-        loading = asyncio.ensure_future(self.engine.start())
-        telling = asyncio.ensure_future(started(self)) if started is not None else None
-        waiting = asyncio.ensure_future(stop.wait())
-        try:
-            await asyncio.wait({waiting, loading}, return_when=asyncio.FIRST_COMPLETED)
-            if loading.done():
-                await loading
-                await waiting
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)  # a second signal ends the process at once
-            for task in (loading, telling, waiting):
-                if task is not None:
-                    task.cancel()
-            log.info("stopping: calls under way may take %g s; another signal ends them", self.settings.drain_s)
-            await self.stop(self.settings.drain_s)
+        with StopSignals() as signals:
+            await self.listen()
+            loading = asyncio.ensure_future(self.engine.start())
+            telling = asyncio.ensure_future(started(self)) if started is not None else None
+            waiting = asyncio.ensure_future(signals.stop.wait())
+            try:
+                await asyncio.wait({waiting, loading}, return_when=asyncio.FIRST_COMPLETED)
+                if loading.done():
+                    await loading
+                    await waiting
+                await self._wait_until_unrouted(signals)
+            finally:
+                signals.release()  # a further signal ends the process at once
+                for task in (loading, telling, waiting):
+                    if task is not None:
+                        task.cancel()
+                log.info("stopping: calls under way may take %g s; another signal ends them", self.settings.drain_s)
+                await self.stop(self.settings.drain_s)
+
+    async def _wait_until_unrouted(self, signals: StopSignals) -> None:
+        """Report not ready, and answer requests until load balancers have noticed or a second signal comes."""
+        delay_s = self.settings.drain_delay_s
+        if delay_s and any(deployment.ready for deployment in self.engine.deployments()):
+            self.engine.report_not_ready()
+            told = (
+                "not ready from now on: requests are answered for %g s, then the server stops; another signal ends that"
+            )
+            log.info(told, delay_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await signals.hurry.wait()
 
 
 def serve(*models: Any, **settings: Any) -> None:

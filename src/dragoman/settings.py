@@ -157,6 +157,11 @@ class Settings:
         16, "how many texts may be generated at a time for one prompt, as n, best_of or beams", "limits", least=1
     )
     drain_s: float = _setting(30.0, "seconds that calls under way may take after SIGTERM", "limits")
+    drain_delay_s: float = _setting(
+        0.0,
+        "seconds after SIGTERM in which the server is not ready and still answers, so that load balancers can notice",
+        "limits",
+    )
 
     nonfinite: Literal["null", "literal", "error"] = _setting(
         "null", "NaN and infinities in JSON: null (infinities refused), literal (NaN, Infinity) or error", "wire"

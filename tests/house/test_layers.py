@@ -30,7 +30,8 @@ MAY_IMPORT = {
     "event_loop": set(),
     "front": {"core", "plugins", "engine", "transports", "settings"},
     "front_ends": {"core", "engine", "event_loop", "front", "settings", "workers"},
-    "server": {"core", "plugins", "engine", "event_loop", "front", "front_ends", "settings"},
+    "server": {"core", "plugins", "engine", "event_loop", "front", "front_ends", "settings", "signals"},
+    "signals": set(),
     "memory": set(),
     "open_files": set(),
     "cli": {

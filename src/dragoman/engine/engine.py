@@ -88,6 +88,7 @@ class Engine:
         self._repository = repository
         self._control = Control(repository, self._registry, self._changed, self._neighbourhood.of, gate, found)
         self._draining = False
+        self._is_leaving = False
         self.started = False
         self._change: asyncio.Event = asyncio.Event()
 
@@ -111,6 +112,11 @@ class Engine:
             self.started = True
             self._changed()
 
+    def report_not_ready(self) -> None:
+        """Be not ready, the server and each model, and answer calls as before: the server stops soon."""
+        self._is_leaving = True
+        self._changed()
+
     async def drain(self) -> None:
         """Be not ready, take no more calls, and wait for those in flight."""
         self._draining = True
@@ -130,7 +136,11 @@ class Engine:
         """Whether every model is ready to answer; a server with no model is not, unless it was to start without."""
         models = self._registry.all()
         enough = bool(models) or (self.started and not self._identity.load_at_start)
-        return not self._draining and enough and all(d.ready for d in models)
+        return not self._stops and enough and all(d.ready for d in models)
+
+    @property
+    def _stops(self) -> bool:
+        return self._draining or self._is_leaving
 
     async def changed(self) -> None:
         """Returns when the readiness of anything may have changed."""
@@ -319,7 +329,7 @@ class Engine:
     def _ready(self, request: Request[Any]) -> bool:
         if not request.model:
             return self.ready()
-        return not self._draining and self._registry.find(request.model, request.version).ready
+        return not self._stops and self._registry.find(request.model, request.version).ready
 
     def _description(self, deployment: Deployment) -> ModelDescription:
         loaded, spec = deployment.loaded, deployment.spec

@@ -27,6 +27,7 @@ def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
 async def _serve(sock: socket.socket, memory: tuple[int, int] | None, settings: Settings, where: Ports) -> None:
     engine = RemoteEngine(sock, memory)
     front = Front(engine, settings)
+    engine.begin_drain = front.begin_drain
     try:
         await front.start(where)
     except Exception as fault:

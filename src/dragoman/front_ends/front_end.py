@@ -60,6 +60,10 @@ class FrontEnd:
             raise
         self.answered = True
 
+    def begin_drain(self) -> None:
+        """Have it close idle connections, and every other one after its next answer."""
+        self._worker.tell(Kind.DRAIN)
+
     def be(self, ready: bool) -> None:
         """Tell it whether the server is ready."""
         self._worker.tell(Kind.READY, ready)

@@ -83,6 +83,10 @@ class FrontEnds(Front):
     def _place(self, desk: Desk) -> Place[FrontEnd]:
         return Place(lambda: self._made(desk), self._lost, self._gained, lambda: None)
 
+    def begin_drain(self) -> None:
+        for each in self.alive:
+            each.begin_drain()
+
     async def stop(self, grace_s: float) -> None:
         owned, self._owned = self._owned, []
         for task in owned:

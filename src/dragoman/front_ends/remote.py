@@ -25,8 +25,11 @@ _CREDIT = WINDOW // 2
 
 
 class RemoteEngine:
-    """Answers as the engine does. `stopping` is how many seconds requests under way may take when it is to stop, which
-    it is also where the engine is gone."""
+    """Answers as the engine does.
+
+    `begin_drain` is called when the server begins to drain. `stopping` is how many seconds requests under way may take
+    when it is to stop, which it is also where the engine is gone.
+    """
 
     def __init__(self, sock: socket.socket, memory: tuple[int, int] | None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -34,6 +37,7 @@ class RemoteEngine:
         self._held: dict[int, Job] = {}
         self._ready = False
         self._change = asyncio.Event()
+        self.begin_drain: Callable[[], None] = lambda: None
         self.stopping: asyncio.Future[float] = self._loop.create_future()
         self._channel = Channel(sock, self._received, self._lost, memory=memory)
         shared.close(memory or ())
@@ -111,6 +115,8 @@ class RemoteEngine:
             self._ready = value
             self._change.set()
             self._change = asyncio.Event()
+        elif kind == Kind.DRAIN:
+            self.begin_drain()
         elif kind == Kind.STOP and not self.stopping.done():
             self.stopping.set_result(value)
 

@@ -21,6 +21,7 @@ class AsgiApplication:
 
     def __init__(self, application: Application) -> None:
         self._application = application
+        self.draining = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         departure: Departure = scope["extensions"][EXTENSION]
@@ -29,6 +30,7 @@ class AsgiApplication:
         departure.notify = task.cancel
         application = self._application
         client = Client(scope, receive, send, departure, application.limits, application.bodies)
+        client.closes = self.draining
         try:
             await self._serve(scope, client)
         except asyncio.CancelledError:  # before it is the application's
@@ -57,8 +59,9 @@ class UvicornServer:
 
     def __init__(self, application: Application, *, tls: ssl.SSLContext | None = None) -> None:
         limits = application.limits
+        self._application = AsgiApplication(application)
         config = uvicorn.Config(
-            AsgiApplication(application),
+            self._application,
             http=guarded(limits),
             ws="none",
             lifespan="off",
@@ -84,6 +87,12 @@ class UvicornServer:
                 await self._task
             await asyncio.sleep(0.001)
         return [s.getsockname()[1] for s in sockets]
+
+    def begin_drain(self) -> None:
+        """Close idle connections, and every other one after its next answer; new ones are still accepted."""
+        self._application.draining = True
+        for connection in [*self._server.server_state.connections]:
+            connection.shutdown()
 
     async def stop(self, grace_s: float) -> None:
         """Accept nothing new and let requests under way finish, for at most `grace_s` seconds."""

@@ -40,6 +40,7 @@ class Client:
         self._bodies = bodies
         self._held = 0
         self._unread = False
+        self.closes = False  # the connection ends with this answer
 
     # --- in --------------------------------------------------------------------------------------------------
 
@@ -116,6 +117,8 @@ class Client:
 
     async def start(self, status: int, headers: Headers) -> None:
         self.started = True
+        if self.closes and ("connection", "close") not in headers:
+            headers = (*headers, ("connection", "close"))
         told = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in headers]
         await self._patiently({"type": "http.response.start", "status": status, "headers": told})
 

@@ -52,6 +52,9 @@ class GrpcServer:
         self._server, self._stopping = server, stopping
         return bound
 
+    def begin_drain(self) -> None:
+        """Nothing: grpcio closes connections when it stops, not before."""
+
     async def stop(self, grace_s: float) -> None:
         """Takes no more calls and waits for those in flight, which are cancelled after `grace_s` seconds.
 

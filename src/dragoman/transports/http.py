@@ -25,6 +25,9 @@ class HttpServer(Protocol):
     async def start(self, addresses: Sequence[tuple[str, int]], *, shared: bool = False) -> list[int]:
         """Listen; gives the bound ports. Raises OSError where an address cannot be bound."""
 
+    def begin_drain(self) -> None:
+        """Close idle connections, and every other one after its next answer; new ones are still accepted."""
+
     async def stop(self, grace_s: float) -> None:
         """Accept nothing new and let requests under way finish, for at most `grace_s` seconds."""
 
@@ -68,6 +71,10 @@ class OwnServer:
         wires = http1(Desk(application)), http2(streams, terms(limits), application.bodies)
         self._listener = Listener(*wires, limits=limits, tls=self._tls)
         return await self._listener.start(addresses, shared=shared)
+
+    def begin_drain(self) -> None:
+        if self._listener is not None:
+            self._listener.begin_drain()
 
     async def stop(self, grace_s: float) -> None:
         if self._listener is None:

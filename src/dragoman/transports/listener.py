@@ -7,7 +7,8 @@ preface that no request of HTTP/1.1 can begin with (RFC 9113, 3.4). The connecti
 `connection_made(transport)`, and `begin(data)` with what had been read to find out.
 
 What a connection owes the listener: to call `listener.lost(self)` when it is gone, and to obey `drain` and `cut` when
-the server stops. What it gets from it: `listener.loop` and `listener.wheel`, the one timer for all time-outs.
+the server stops. What it gets from it: `listener.loop`, `listener.wheel`, the one timer for all time-outs, and `listener.draining`,
+which says that the server stops soon, so that a connection of HTTP/1.1 should be closed after an answer.
 """
 
 import asyncio
@@ -69,6 +70,7 @@ class Listener:
             tls.set_alpn_protocols(["h2", "http/1.1"] if http2 is not None else ["http/1.1"])
         self._servers: list[asyncio.Server] = []
         self._open: set[Connection] = set()
+        self.draining = False
         self._empty = asyncio.Event()
 
     async def start(self, addresses: Sequence[tuple[str, int]], *, shared: bool = False) -> list[int]:
@@ -82,6 +84,12 @@ class Listener:
             server = await self.loop.create_server(self._accept, sock=bound, backlog=_BACKLOG, **options)
             self._servers.append(server)
         return [s.getsockname()[1] for s in sockets]
+
+    def begin_drain(self) -> None:
+        """Close idle connections, and every other one after its next answer; new ones are still accepted."""
+        self.draining = True
+        for connection in [*self._open]:
+            connection.drain()
 
     async def stop(self, grace_s: float) -> None:
         """Accept nothing new and let requests under way finish, for at most `grace_s` seconds."""

@@ -36,7 +36,8 @@ class Kind(enum.IntEnum):
     """What a frame says. To the worker: SPEC, CALL, STREAM, CREDIT, CANCEL. To the server: the others.
 
     UNUSED goes both ways: shared memory that the other side may write again. A front end is spawned as a worker is, and
-    asks as the server does: CALL and so on go from it to the server, which tells it READY (or not) and STOP.
+    asks as the server does: CALL and so on go from it to the server, which tells it READY (or not), DRAIN and
+    STOP.
     PING is answered by PONG, at once where the process is idle.
 
     SPEC is answered by LOADED, by ELSEWHERE (the model would be in another place), or by ERROR.
@@ -59,6 +60,7 @@ class Kind(enum.IntEnum):
     STOP = 13
     PING = 14
     PONG = 15
+    DRAIN = 16
 
 
 class Frame(NamedTuple):

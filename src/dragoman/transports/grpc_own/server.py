@@ -59,6 +59,11 @@ class OwnGrpcServer:
         self._calls, self._listener = calls, listener
         return bound
 
+    def begin_drain(self) -> None:
+        """Tell each client to take its further calls elsewhere; those that connect anew are told why."""
+        if self._listener is not None:
+            self._listener.begin_drain()
+
     async def stop(self, grace_s: float) -> None:
         """Takes no more calls and waits for those in flight, which are cancelled after `grace_s` seconds.
 

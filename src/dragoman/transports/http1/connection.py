@@ -53,6 +53,7 @@ class Connection(asyncio.BufferedProtocol):
         self._listener = listener
         self._incoming = Incoming(desk)
         self._out = Outlet(outgoing, listener.loop)
+        self._out.draining = listener.draining
         self._transport: Any = None
         self._stage = Stage.NEW  # what is awaited,
         self._since_s = 0.0  # and since when
