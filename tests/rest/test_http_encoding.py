@@ -3,15 +3,20 @@
 import gzip
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 import pytest_asyncio
+import tritonclient.http.aio as triton
+from tritonclient.utils import InferenceServerException
 
+import dragoman
+from dragoman import Infer, Tensor, TensorSpec
 from dragoman.protocols.wire import HttpFault
 from dragoman.transports.encoding import accepted, decoded
-from rest.rest_house import Answer, House, binary, blobs, encoded, inputs, outputs, serving, tensor
+from rest.rest_house import Answer, House, Identity, binary, blobs, encoded, inputs, outputs, serving, tensor
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("http_server")]
 ROWS = np.arange(1000, dtype=np.int32)
@@ -128,16 +133,58 @@ async def test_small_answers_are_not_packed(house: House) -> None:
 
 
 async def test_long_answers_tell_caches_that_others_may_get_them_packed(house: House) -> None:
-    for body in (BIG, inputs(tensor())):  # one that comes in parts, and one whose answer alone is long
-        answer = await house.infer("Identity" if body is BIG else "n" * 2000, body)
-        assert answer.headers["vary"] == "accept-encoding"
-        assert "content-encoding" not in answer.headers
+    answer = await house.infer("Identity", BIG)
+    assert answer.headers["vary"] == "accept-encoding"
+    assert "content-encoding" not in answer.headers
 
 
-async def test_errors_go_packed_too(house: House) -> None:
-    answer = await house.infer("n" * 2000, BIG, {"Accept-Encoding": "gzip"})
-    assert answer.status == 404
-    assert unpacked(answer).error
+class Wide(dragoman.Model):
+    """So many inputs that its metadata are long."""
+
+    placement = "inline"
+    inputs = tuple(TensorSpec(f"input_{n}", dragoman.FP32, (-1, 3)) for n in range(30))
+
+    def infer(self, call: Infer) -> Mapping[str, Tensor]:
+        return call.inputs
+
+
+async def test_triton_asks_for_gzip_and_gets_it_for_inference_alone() -> None:
+    """Its client for asyncio unpacks only answers to `infer`."""
+    names = [f"m{n}" for n in range(20)]
+    copies = [type(name, (Identity,), {}) for name in names]
+    async with serving(Wide, Identity, *copies, control_token="sesame") as house:
+        headers = {"Accept-Encoding": "gzip, deflate", "Authorization": "Bearer sesame"}
+        async with triton.InferenceServerClient(f"127.0.0.1:{house.port}") as client:
+            assert await client.is_server_ready()
+            index = await client.get_model_repository_index(headers=headers)
+            assert {entry["name"] for entry in index} == {"Wide", "Identity", *names}
+            metadata = await client.get_model_metadata("Wide", headers=headers)
+            assert len(metadata["inputs"]) == 30
+            with pytest.raises(InferenceServerException, match="n" * 2000):
+                await client.get_model_metadata("n" * 2000, headers=headers)
+            given = triton.InferInput("x", [1000], "INT32")
+            given.set_data_from_numpy(ROWS)
+            with pytest.raises(InferenceServerException, match="n" * 2000):
+                await client.infer("n" * 2000, [given], headers=headers)
+            for packing in ("gzip", "deflate"):
+                answer = await client.infer("Identity", [given], response_compression_algorithm=packing)
+                assert answer.as_numpy("x").tolist() == ROWS.tolist()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/v2/models/Wide", None),
+        ("POST", f"/v2/models/{'n' * 2000}/infer", BIG),
+        ("POST", f"/v2/models/{'n' * 2000}/infer", inputs(tensor())),
+        ("POST", "/v2/models/Wide/infer", inputs(tensor("y" * 2000, [1], "INT32", [1]))),
+    ],
+)
+async def test_what_is_no_inference_is_never_packed(method: str, path: str, body: Any) -> None:
+    async with serving(Wide) as house:
+        answer = await house.ask(method, path, body, {"Accept-Encoding": "gzip"})
+        assert len(answer.body) > 1024
+        assert not {"content-encoding", "vary"} & {*answer.headers}
 
 
 async def test_the_operator_may_switch_it_off() -> None:

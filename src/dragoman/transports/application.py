@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from dragoman.core.calls import Response
+from dragoman.core.calls import ModelCall, Response
 from dragoman.core.eager import in_task
 from dragoman.core.errors import DragomanError, NotReady
 from dragoman.engine.answers import AnswersNow
@@ -51,6 +51,13 @@ class Done(msgspec.Struct, frozen=True):
 
     exchange: Exchange[Any, HttpResponse]
     response: Response[Any]
+
+
+class Inferred(msgspec.Struct, frozen=True):
+    """A model's answer, written, which may be compressed. Nothing else ever is: clients of Triton that ask for gzip do
+    not expect it of metadata, lists, health or errors."""
+
+    response: HttpResponse
 
 
 class Application:
@@ -89,15 +96,12 @@ class Application:
         """The answer to a `plain` request, where it is there at once; else what answers the caller as `answer` does."""
         asked = self._at_once(match, request)
         if type(asked) is HttpResponse:
-            body = asked.body
-            size = len(body[0]) if len(body) == 1 else sum(map(len, body))
-            if size < self._packed_from:
-                return asked
-            if size <= LARGE and "accept-encoding" not in request.headers:
-                return _varying(asked)
+            return asked
+        if type(asked) is Inferred and "accept-encoding" not in request.headers:
+            return _varying(asked.response)
         return self.answer(match, request, caller, asked)
 
-    def _at_once(self, match: Match, request: HttpRequest) -> Asked | Done:
+    def _at_once(self, match: Match, request: HttpRequest) -> Asked | Done | Inferred:
         """How far a `plain` request comes without waiting: to its answer, or to that of its fault, if all goes well."""
         fault_of: Callable[[DragomanError], HttpResponse] | None = None
         try:
@@ -109,7 +113,9 @@ class Application:
                 fault_of = asked.fault
                 response = self._engine.now(asked.request)
                 if response is not None:
-                    return asked.reply(response) if weight(response.answer) <= LARGE else Done(asked, response)
+                    if weight(response.answer) > LARGE:
+                        return Done(asked, response)
+                    return self._written(asked, asked.reply(response))
             return asked
         except HttpFault as fault:
             return match.protocol.error(fault)
@@ -117,6 +123,15 @@ class Application:
             return match.protocol.error(fault) if fault_of is None else fault_of(fault)
         except Exception:
             return match.protocol.error(_internal())
+
+    def _written(self, asked: Exchange[Any, HttpResponse], response: HttpResponse) -> HttpResponse | Inferred:
+        """What was written of an answer, which is `Inferred` where it may be compressed and is long enough for it."""
+        body = response.body
+        size = len(body[0]) if len(body) == 1 else sum(map(len, body))
+        if size < self._packed_from or response.status != 200 or not isinstance(asked.request.call, ModelCall):
+            return response
+        is_encoded = any(name == "content-encoding" for name, _ in response.headers)  # by the model itself
+        return response if is_encoded else Inferred(response)
 
     def _inquired(self, asked: Asked) -> Asked:
         """What is asked once the engine has told what it knows at once."""
@@ -128,7 +143,7 @@ class Application:
         return asked
 
     async def answer(
-        self, match: Match, request: HttpRequest, caller: Caller, asked: Asked | Done | None = None
+        self, match: Match, request: HttpRequest, caller: Caller, asked: Asked | Done | Inferred | None = None
     ) -> None:
         """Answer one request; it never raises. `asked` is what its endpoint has made of it, if that was run.
 
@@ -142,11 +157,13 @@ class Application:
             await (caller.send(preflight) if preflight is not None else self._answer(match, request, caller, asked))
         except asyncio.CancelledError:
             if not caller.left:
-                await self._give_up(match.protocol, request, caller, NotReady("the server is shutting down"))
+                await self._give_up(match.protocol, caller, NotReady("the server is shutting down"))
         except Exception:
-            await self._give_up(match.protocol, request, caller, _internal())
+            await self._give_up(match.protocol, caller, _internal())
 
-    async def _answer(self, match: Match, request: HttpRequest, caller: Caller, asked: Asked | Done | None) -> None:
+    async def _answer(
+        self, match: Match, request: HttpRequest, caller: Caller, asked: Asked | Done | Inferred | None
+    ) -> None:
         if match.endpoint is None:
             await caller.send(HttpResponse(204, (), (("allow", match.allow),)))
             return
@@ -160,14 +177,17 @@ class Application:
                 asked = await self._read(match.endpoint, request)
             done = await self._done(asked, request, caller)
         except (DragomanError, HttpFault) as fault:
-            await self._give_up(match.protocol, request, caller, fault)
+            await self._give_up(match.protocol, caller, fault)
         except Exception:
-            await self._give_up(match.protocol, request, caller, _internal())
+            await self._give_up(match.protocol, caller, _internal())
         else:
             if done is not None:
-                if self.bodies.over and sum(map(len, done.body)) > LARGE:
-                    done = match.protocol.error(self.bodies.unread)
-                await caller.send(await self._packed(done, request) if self._long(done) else done)
+                response = done.response if isinstance(done, Inferred) else done
+                if self.bodies.over and sum(map(len, response.body)) > LARGE:
+                    response = match.protocol.error(self.bodies.unread)
+                elif isinstance(done, Inferred):
+                    response = await self._packed(response, request)
+                await caller.send(response)
         finally:
             self.bodies.give_back(held)
 
@@ -179,13 +199,16 @@ class Application:
         size = len(request.body)
         return endpoint(request) if size <= LARGE else await self._aside.read(endpoint, request, size)
 
-    async def _done(self, asked: Asked | Done, request: HttpRequest, caller: Caller) -> HttpResponse | None:
+    async def _done(
+        self, asked: Asked | Done | Inferred, request: HttpRequest, caller: Caller
+    ) -> HttpResponse | Inferred | None:
         """The response, or None where it was a stream and has gone out."""
         if isinstance(asked, Done):
-            return await self._aside.write(asked.exchange.reply, asked.response, weight(asked.response.answer))
+            exchange, answer = asked.exchange, asked.response
+            return self._written(exchange, await self._aside.write(exchange.reply, answer, weight(answer.answer)))
         while isinstance(asked, Inquiry):
             asked = await self._aside.read(asked.then, await self._engine.call(asked.request), len(request.body))
-        if isinstance(asked, HttpResponse):
+        if isinstance(asked, HttpResponse | Inferred):
             return asked
         if isinstance(asked, Fetch | Later):
             return await self._kept(asked, request)
@@ -196,7 +219,8 @@ class Application:
                 return None
             response = await self._engine.call(asked.request)
             size = weight(response.answer)
-            return asked.reply(response) if size <= LARGE else await self._aside.write(asked.reply, response, size)
+            reply = asked.reply(response) if size <= LARGE else await self._aside.write(asked.reply, response, size)
+            return self._written(asked, reply)
         except DragomanError as fault:
             if asked.fault is None or caller.started:
                 raise
@@ -227,19 +251,13 @@ class Application:
             except Exception:
                 done = later.error(_internal())
             if done is not None and not kept.started:
-                await kept.send(done)
+                await kept.send(done.response if isinstance(done, Inferred) else done)
         finally:
             if not kept.done:
                 kept.hang_up()
 
-    def _long(self, response: HttpResponse) -> bool:
-        """Whether compressing it is allowed and worth it."""
-        return sum(map(len, response.body)) >= self._packed_from
-
     async def _packed(self, response: HttpResponse, request: HttpRequest) -> HttpResponse:
-        """The answer compressed, where that is wanted and worth it."""
-        if not self._long(response):
-            return response
+        """The answer compressed, where that is wanted."""
         response = _varying(response)
         encoding = accepted(request.headers.get("accept-encoding", ""))
         if encoding is None:
@@ -274,14 +292,12 @@ class Application:
         except Exception:
             yield stream.error(DragomanError(_internal().message))
 
-    async def _give_up(
-        self, protocol: HttpProtocol, request: HttpRequest, caller: Caller, fault: DragomanError | HttpFault
-    ) -> None:
+    async def _give_up(self, protocol: HttpProtocol, caller: Caller, fault: DragomanError | HttpFault) -> None:
         """Answer with a fault, or hang up where an answer is under way already."""
         if caller.started:
             caller.hang_up()
         else:
-            await caller.send(await self._packed(protocol.error(fault), request))
+            await caller.send(protocol.error(fault))
 
 
 def _varying(response: HttpResponse) -> HttpResponse:

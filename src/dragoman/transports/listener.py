@@ -7,8 +7,8 @@ preface that no request of HTTP/1.1 can begin with (RFC 9113, 3.4). The connecti
 `connection_made(transport)`, and `begin(data)` with what had been read to find out.
 
 What a connection owes the listener: to call `listener.lost(self)` when it is gone, and to obey `drain` and `cut` when
-the server stops. What it gets from it: `listener.loop`, `listener.wheel`, the one timer for all time-outs, and `listener.draining`,
-which says that the server stops soon, so that a connection of HTTP/1.1 should be closed after an answer.
+the server stops. What it gets from it: `listener.loop`, `listener.wheel`, the one timer for all time-outs, and
+`listener.draining`, which says whether the server stops soon: a new connection of HTTP/1.1 closes after an answer then.
 """
 
 import asyncio
