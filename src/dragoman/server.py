@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Self
 
@@ -95,11 +96,23 @@ class Server:
         """Open the ports; the server is live and not ready until `engine.start()` has loaded its models."""
         if not (self.settings.load_at_start or self.settings.control_token or self.settings.control_open):
             log.warning("nothing will be served: no model is loaded at the start, nor later without --control-token")
+        self._warn_of_open_control()
         try:
             await self._front.start()
         except BaseException:
             await self.stop(0.0)
             raise
+
+    def _warn_of_open_control(self) -> None:
+        """Warn where other machines may load and unload models. SageMaker's contract has its container do so."""
+        settings = self.settings
+        hosts = sorted({host for host, _ in addresses(settings) if not _is_loopback(host)})
+        if settings.control_open and not settings.control_token and hosts and not settings.sagemaker:
+            log.warning(
+                "control_open on a public address: whoever reaches %s may load and unload models, and models can run "
+                "code; set --control-token or --host 127.0.0.1",
+                ", ".join(hosts),
+            )
 
     async def stop(self, grace_s: float) -> None:
         """Be not ready, finish what is under way for at most `grace_s` seconds in all, then stop."""
@@ -302,6 +315,13 @@ def _live_spec(target: Any, settings: Settings) -> ModelSpec:
     if not isinstance(name, str) or not name:
         name = type(target).__name__
     return ModelSpec(**settings.model_defaults(), name=check_name(name), runtime="python", target=target)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name, which may be any machine's
+        return False
 
 
 def _host(host: str) -> str:

@@ -163,6 +163,54 @@ def test_a_request_with_a_few_bytes_changed(data: st.DataObject) -> None:
         assert found.kind in ("asked", "continue") or found.fault[:3] in ("400", "404", "405", "413", "431")
 
 
+NO_HOSTS = (
+    b"a b",
+    b"u@a/../x",
+    b"u@a",
+    b"a/b",
+    b"a,, b",
+    b"a:b",
+    b"a:1:2",
+    b"a?b",
+    b"a#b",
+    b"a\\b",
+    b"[::1",
+    b"::1",
+    b"a%g1",
+)
+HOSTS = (
+    b"",
+    b"a",
+    b"a.b.",
+    b"a_b-c:80",
+    b"a:",
+    b"127.0.0.1:8080",
+    b"[::1]",
+    b"[::1]:8080",
+    b"[fe80::1%25eth0]",
+    b"a%20b",
+)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("end", [b"\r\n\r\n", b"\r\naccept: a,  b  c\r\n\r\n"])
+def test_hosts_as_there_are(host: bytes, end: bytes) -> None:
+    raw = b"POST /a/b HTTP/1.1\r\nhost: %b%b" % (host, end)
+    assert [found.kind for found in put([raw])] == ["asked"]
+    assert [found.kind for found in put([raw[i : i + 1] for i in range(len(raw))])] == ["asked"]
+
+
+@pytest.mark.parametrize("line", [b"GET  /a/b HTTP/1.1\r\n", b"\r\nGET /a/b  HTTP/1.1\r\n"])
+def test_two_blanks_in_a_request_line_that_comes_in_pieces(line: bytes) -> None:
+    raw = line + b"host: x\r\n\r\n"
+    for size in (1, 2, 5, 7):
+        (found,) = put([raw[i : i + size] for i in range(0, len(raw), size)])
+        assert (found.kind, found.fault) == (
+            "fatal",
+            "400 the request is not valid HTTP/1.1: two blanks in a row in the request line",
+        )
+
+
 # --- what is not let in --------------------------------------------------------------------------------------------
 
 
@@ -180,6 +228,12 @@ def test_a_request_with_a_few_bytes_changed(data: st.DataObject) -> None:
         b"POST /a/b HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n",
         b"POST a/b HTTP/1.1\r\nhost: x\r\n\r\n",
         b"POST /a b HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"POST  /a/b HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"POST /a/b  HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"POST http:///a/b HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"POST http://u@x/a/b HTTP/1.1\r\nhost: x\r\n\r\n",
+        *(b"POST /a/b HTTP/1.1\r\nhost: %b\r\n\r\n" % host for host in NO_HOSTS),
+        b"POST /a/b HTTP/1.0\r\nhost: a b\r\n\r\n",
         b"POST /a/b HTTP/2.0\r\nhost: x\r\n\r\n",
         b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n",
         head(content_length="1", Content_Length="1"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from dragoman import open_engine
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import BF16, BYTES, FP32
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
@@ -52,6 +53,18 @@ def _script(module: torch.nn.Module, path: Path, how: Callable[..., Any] = torch
         warnings.filterwarnings("ignore", message="`torch.jit", category=DeprecationWarning)
         how(module.eval(), *args).save(str(path))
     return path
+
+
+async def test_a_traceback_of_torchscript_stays_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _script(Net(), tmp_path / "net.pt")
+    async with open_engine(tmp_path / "net.pt") as engine:
+        with pytest.raises(ModelFailed) as caught:
+            await engine.infer("net", {"features": ROWS.astype(np.float64)})
+    message = caught.value.message
+    assert message.startswith("model 'net' failed: RuntimeError: ")
+    assert "must have the same dtype" in message
+    assert not [word for word in ("Traceback", "File", "/", ".py", "HERE") if word in message]
+    assert "Traceback of TorchScript" in caplog.text
 
 
 def _export(module: torch.nn.Module, path: Path, *args: torch.Tensor, shapes: Any, **kwargs: torch.Tensor) -> Path:

@@ -5,9 +5,38 @@ import logging
 import os
 import sys
 import time
-from typing import Literal
+from typing import Any, Literal
 
 _KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+# What may end a line or steer a terminal, but for tabs: C0, DEL, C1 and the two separators of Unicode.
+_CONTROL = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if n != 9} | {0x2028: "\\u2028", 0x2029: "\\u2029"}
+_CONTROL |= {10: "\\n", 13: "\\r"}
+_ENDS_NO_LINE = {n: text for n, text in _CONTROL.items() if n != 10}
+
+
+class TextFormatter(logging.Formatter):
+    """One line a message, with its line breaks escaped; the lines of a traceback follow, each behind a bar.
+
+    No text of a client or a model can pass for a line of the log, since every one of those begins with the time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s [%(process)d]: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (named by logging)
+        return super().formatMessage(record).translate(_CONTROL)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return _barred(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802
+        return _barred(super().formatStack(stack_info))
+
+
+def _barred(text: str) -> str:
+    return "\n".join(f"  | {line}" for line in text.translate(_ENDS_NO_LINE).split("\n"))
 
 
 class JsonFormatter(logging.Formatter):
@@ -32,8 +61,7 @@ def set_up(style: Literal["text", "json"] | str, level: str = "info") -> None:
     os.environ["DRAGOMAN_LOG_FORMAT"] = style
     os.environ["DRAGOMAN_LOG_LEVEL"] = level
     handler = logging.StreamHandler(sys.stderr)
-    plain = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s [%(process)d]: %(message)s")
-    handler.setFormatter(JsonFormatter() if style == "json" else plain)
+    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())

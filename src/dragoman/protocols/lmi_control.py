@@ -27,7 +27,7 @@ from dragoman.protocols.wire import (
     Inquiry,
     Policy,
     Route,
-    bearer_token,
+    control_token,
     json_response,
 )
 
@@ -138,7 +138,7 @@ def _register(http: HttpRequest, policy: Policy) -> Exchange[None, HttpResponse]
     if not isinstance(name, str) or not name or not isinstance(url, str):
         raise InvalidInput("`model_name` and `url` must be text, and one of them must say which model to load")
     # What is in the repository has its name for a url, as it is told.
-    call = Load(bearer_token(http.headers), "" if url == name else url)
+    call = Load(control_token(http.headers), "" if url == name else url)
     return _controlled(call, name, "", f'Model "{name}" registered.', _unheeded(given, ("model_name", "url"), policy))
 
 
@@ -150,7 +150,7 @@ def _last(url: str) -> str:
 def _unregister(http: HttpRequest) -> Exchange[None, HttpResponse]:
     name = http.params["model"]
     told = f'Model "{name}" unregistered'
-    return _controlled(Unload(bearer_token(http.headers)), name, http.params.get("version", ""), told)
+    return _controlled(Unload(control_token(http.headers)), name, http.params.get("version", ""), told)
 
 
 def _scale(http: HttpRequest, policy: Policy) -> Exchange[None, HttpResponse]:
@@ -164,7 +164,7 @@ def _scale(http: HttpRequest, policy: Policy) -> Exchange[None, HttpResponse]:
         raise InvalidInput(f"`min_worker` must be <= `max_worker`; got {least} and {count}")
     told = f'Model "{name}" worker scaled. New Worker configuration min workers:{count} max workers:{count}'
     unheeded = _unheeded(query, ("min_worker", "max_worker"), policy)
-    call = Scale(bearer_token(http.headers), count)
+    call = Scale(control_token(http.headers), count)
     return _controlled(call, name, http.params.get("version", ""), told, unheeded)
 
 

@@ -50,7 +50,7 @@ from dragoman.protocols.wire import (
     HttpStream,
     Policy,
     Route,
-    bearer_token,
+    control_token,
     json_response,
     retry_after,
     row_of,
@@ -171,7 +171,7 @@ class OpenInferenceRest:
     # --- model control ---------------------------------------------------------------------------------------
 
     def index(self, http: HttpRequest) -> Exchange[Any, HttpResponse]:
-        call = Index(bearer_token(http.headers), bool(read_control(http, self._policy).ready))
+        call = Index(control_token(http.headers), bool(read_control(http, self._policy).ready))
         return Exchange(
             Request(call),
             lambda r: json_response(
@@ -184,11 +184,11 @@ class OpenInferenceRest:
         for key in parameters:
             if key == "config" or key.startswith("file:"):
                 raise NotSupported(f"parameter '{key}': models are loaded from the server's own disk as they lie there")
-        return self._control(Load(bearer_token(http.headers)), http, parameters)
+        return self._control(Load(control_token(http.headers)), http, parameters)
 
     def unload(self, http: HttpRequest) -> Exchange[None, HttpResponse]:
         return self._control(
-            Unload(bearer_token(http.headers)), http, read_control(http, self._policy).parameters or {}
+            Unload(control_token(http.headers)), http, read_control(http, self._policy).parameters or {}
         )
 
     def _control(

@@ -10,13 +10,15 @@ What is made for each request is a struct of msgspec: frozen like a dataclass, a
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any, Generic, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 import orjson
 
 from dragoman.core.calls import Request, Response
-from dragoman.core.errors import DragomanError
+from dragoman.core.errors import DragomanError, Forbidden
 from dragoman.payload.policy import Buffer as Buffer
 from dragoman.payload.policy import Policy as Policy
 
@@ -163,6 +165,29 @@ def bearer_token(headers: Mapping[str, str]) -> str:
     """The token of `authorization: Bearer <token>`, "" where there is none."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def control_token(headers: Mapping[str, str]) -> str:
+    """The token of a request over HTTP that loads, unloads or lists models.
+
+    Raises Forbidden where a web page asks without one, unless it comes from this very server by an address that is no
+    name: browsers send such requests for any page, to whatever address its name has been bound to (DNS rebinding).
+    """
+    token, origin = bearer_token(headers), headers.get("origin")
+    if not token and origin is not None and not _is_own_page(origin, headers.get("host", "")):
+        raise Forbidden(f"model control from a web page needs a control token, got none and Origin {origin[:256]!r}")
+    return token
+
+
+def _is_own_page(origin: str, host: str) -> bool:
+    """Whether a page comes from the host that it asks, and that is an address or this machine itself."""
+    try:
+        url = urlsplit(origin)
+        if url.scheme not in ("http", "https") or url.netloc != host:
+            return False
+        return url.hostname == "localhost" or bool(ip_address(url.hostname or ""))
+    except ValueError:
+        return False
 
 
 def retry_after(fault: DragomanError) -> Headers:

@@ -8,6 +8,7 @@ import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from dragoman.transports.host import is_host
 from dragoman.transports.limits import Limits
 
 
@@ -118,6 +119,8 @@ class GuardedProtocol(HttpToolsProtocol):
             raise ValueError("head too large")  # the parser stops and calls send_400_response
         if self.parser.get_method() == b"CONNECT":
             raise ValueError("not a proxy")
+        if not all(is_host(value.decode("latin-1")) for name, value in self.headers if name == b"host"):
+            raise ValueError("not a host")
         if self.parser.should_upgrade():
             return  # comes again once the offer is declined
         self._stop_timer()

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from dragoman.core import errors, logs
 from dragoman.core.calls import Request
+from dragoman.core.error_text import public_text
 from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.workers import shared
 from dragoman.workers.channel import Channel, receive
@@ -68,7 +69,7 @@ def _loaded(executor: Executor) -> bytes:
     try:
         return b"".join(encode(Kind.LOADED, 0, executor.loaded))
     except Exception as fault:
-        told = f"what it tells of itself cannot leave the worker process: {_named(fault)}"
+        told = f"what it tells of itself cannot leave the worker process: {public_text(fault)}"
         raise ModelFailed(f"failed to load '{executor.name}', {told}") from fault
 
 
@@ -252,7 +253,7 @@ class Worker:
         try:
             return self._channel.encode(kind, job.frame.job, answer)
         except Exception as fault:
-            told = f"its answer cannot leave the worker process: {_named(fault)}"
+            told = f"its answer cannot leave the worker process: {public_text(fault)}"
             raise ModelFailed(f"model '{self._executor.name}' failed: {told}") from fault
 
     def _error(self, job: _Job, fault: BaseException) -> list[Buffer]:
@@ -265,11 +266,7 @@ def _crossing(fault: BaseException, doing: str) -> DragomanError:
         known = next(c for c in type(fault).__mro__ if c.__module__ == errors.__name__)
         made: DragomanError = known(fault.message)
         return made
-    return ModelFailed(f"{doing}: {_named(fault)}")
-
-
-def _named(fault: BaseException) -> str:
-    return f"{type(fault).__name__}: {fault}"[:1000]
+    return ModelFailed(f"{doing}: {public_text(fault)}")
 
 
 def _leave_signals_to_the_parent() -> None:

@@ -24,6 +24,7 @@ from dragoman.core.calls import (
     SignatureFor,
     Tokenize,
 )
+from dragoman.core.error_text import MAX_CHARACTERS, public_message, public_text
 from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidOutput, ModelFailed, NotSupported
 from dragoman.core.metrics import Family
 from dragoman.core.model import Model
@@ -239,11 +240,11 @@ class Executor:
     def _failed(self, fault: BaseException, request: Request[Any]) -> DragomanError:
         if isinstance(fault, InvalidOutput):
             log.error("model '%s' failed on request %r: %s", self.name, request.id, fault.message)
-            return InvalidOutput(f"model '{self.name}' failed: {fault.message}")
+            return InvalidOutput(f"model '{self.name}' failed: {public_message(fault.message)}")
         if isinstance(fault, DragomanError):
-            return fault
+            return _public(fault)
         log.error("model '%s' failed on request %r", self.name, request.id, exc_info=fault)
-        return ModelFailed(f"model '{self.name}' failed: {_told(fault)}")
+        return ModelFailed(f"model '{self.name}' failed: {public_text(fault)}")
 
 
 def _make(spec: ModelSpec) -> Model:
@@ -321,7 +322,16 @@ def _unless_ours(fault: BaseException) -> None:
         raise fault
 
 
+def _public(fault: DragomanError) -> DragomanError:
+    """An error that a model has raised for its caller, whose text may be that of a framework."""
+    message = public_message(fault.message)
+    if message != fault.message:
+        log.warning("an error of a model was shortened for its caller; in full: %s", fault.message)
+        fault.args = (message, *fault.args[1:])
+    return fault
+
+
 def _told(fault: BaseException) -> str:
-    """The fault for a caller's eyes: its type and message, no traceback, and not without bound."""
+    """Why a model could not be loaded: the type and message of the fault, not without bound."""
     text = f"{type(fault).__name__}: {fault}"
-    return text if len(text) <= 1000 else text[:1000] + " ..."
+    return text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS] + " ..."

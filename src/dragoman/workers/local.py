@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from dragoman.core.calls import Call, Request
+from dragoman.core.error_text import public_text
 from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.core.metrics import Family
 from dragoman.core.spec import ModelSpec
@@ -182,7 +183,7 @@ class ThreadPool:
         except DragomanError as fault:
             self._post(job, None, fault, True)
         except BaseException as fault:
-            self._post(job, None, ModelFailed(f"{type(fault).__name__}: {fault}"), True)
+            self._post(job, None, ModelFailed(public_text(fault)), True)
 
     def _stream(self, job: _Job, executor: Executor, request: Request[Any], credit: threading.Semaphore) -> None:
         with closing(executor.pieces(request)) as pieces:

@@ -9,13 +9,14 @@ import msgspec
 
 from dragoman.protocols.wire import HttpFault
 from dragoman.transports.application import Application
+from dragoman.transports.host import is_host
 from dragoman.transports.routing import Match
 
 CHUNKED = -1
 _CLOSE = (("connection", "close"),)
 _DIGITS = re.compile(r"[0-9]{1,18}", re.ASCII)
 # What a proxy is told to give whole: the path begins behind the authority.
-_ABSOLUTE = re.compile(r"https?://[^/?]*", re.ASCII | re.IGNORECASE)
+_ABSOLUTE = re.compile(r"https?://([^/?]*)", re.ASCII | re.IGNORECASE)
 
 # Clients that keep their connection send the same head again and again. So many are kept, none longer than this.
 _KNOWN = 512
@@ -58,6 +59,7 @@ class Reading:
     def __init__(self, max_headers: int) -> None:
         self._parser = httptools.HttpRequestParser(self)
         self._max_headers = max_headers
+        self._line: bytes | None = b""  # what there is of the request line, until all of it is there
         self._url = b""
         self._headers: list[tuple[str, str]] = []
         self._keep_alive = False
@@ -65,6 +67,8 @@ class Reading:
 
     def feed(self, data: bytes) -> None:
         """Some more of the head, and nothing behind it. Raises HttpFault 400 or 431."""
+        if self._line is not None:
+            self._check_line(self._line + data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -72,6 +76,13 @@ class Reading:
         except httptools.HttpParserError as fault:
             inner = fault.__context__
             raise inner if isinstance(inner, HttpFault) else not_http() from fault
+
+    def _check_line(self, data: bytes) -> None:
+        """RFC 9112, 3: its parts are separated by one blank each, which the parser does not insist on."""
+        line, end, _ = data.lstrip(b"\r\n").partition(b"\r\n")
+        if b"  " in line:
+            raise not_http("two blanks in a row in the request line")
+        self._line = None if end else line
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -98,6 +109,8 @@ class Reading:
             raise not_http("this is no proxy")
         if not http10 and "host" not in headers:
             raise not_http("no Host")
+        if not is_host(headers.get("host", "")):
+            raise not_http(f"Host {headers['host'][:64]!r}")
         length = _length(headers, http10)
         path, query = _target(self._url.decode("latin-1"))
         match, fault = _match(application, method, path)
@@ -149,6 +162,8 @@ def _target(url: str) -> tuple[str, str]:
     """RFC 9112, 3.2: path and query of an origin or absolute form, still percent-encoded."""
     absolute = _ABSOLUTE.match(url)
     if absolute is not None:
+        if not absolute[1] or not is_host(absolute[1]):
+            raise not_http(f"the host {absolute[1][:64]!r} of the target")
         url = url[absolute.end() :] or "/"
         url = url if url.startswith("/") else f"/{url}"
     elif not url.startswith("/") and url != "*":
