@@ -320,3 +320,17 @@ async def test_a_batch_waits_without_keeping_the_event_loop_busy(pool: Recording
     first = asyncio.ensure_future(queue.call(asked(3.0)))
     assert numbers(await first) == [6.0]
     assert Counted.looked < 20
+
+
+async def test_the_rest_of_a_kind_of_call_goes_behind_the_others(pool: RecordingPool, batcher: Any) -> None:
+    pool.gate.clear()
+    queue = batcher(2)
+    running = asyncio.ensure_future(queue.call(asked(0.0)))
+    await asyncio.sleep(0.01)
+    calls = [asked(float(i), user="alice") for i in range(5)] + [asked(9.0, user="bob")]
+    waiting = asyncio.ensure_future(gather(queue, calls))
+    await asyncio.sleep(0.01)
+    pool.gate.set()
+    await running
+    assert [numbers(answer) for answer in await waiting] == [[0.0], [2.0], [4.0], [6.0], [8.0], [18.0]]
+    assert pool.batches == [1, 2, 1, 2, 1]  # the first, alice's, bob's, alice's

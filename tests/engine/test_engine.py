@@ -95,6 +95,18 @@ async def test_the_deadline_ends_a_call_and_its_work() -> None:
     assert Sleeper.left >= 1
 
 
+async def test_a_deadline_that_is_over_is_kept_where_an_answer_is_there_at_once() -> None:
+    async with dragoman.open_engine(Doubler) as engine:
+        call = Infer({"x": Tensor.of(X)})
+        there = engine.now(Request(call, "Doubler", deadline_s=time.monotonic() + 60))
+        assert there is not None
+        np.testing.assert_array_equal(there.answer.outputs["y"].data, X * 2)
+        late = Request(call, "Doubler", deadline_s=time.monotonic() - 0.001)
+        assert engine.now(late) is None
+        with pytest.raises(errors.DeadlineExceeded, match="Request timeout expired"):
+            await engine.call(late)
+
+
 async def test_calls_beyond_the_queue_are_refused() -> None:
     async with dragoman.open_engine(Sleeper, max_queue=2) as engine:
         running = [asyncio.ensure_future(engine.infer("Sleeper", {"seconds": [60.0]})) for _ in range(2)]
