@@ -278,12 +278,19 @@ def settings_for(paths: Sequence[str], *layers: Mapping[str, Any]) -> Settings:
     """Settings from the files in the folders that are served, then from each further layer."""
     files: dict[str, Any] = {}
     for path in map(Path, paths):
-        if path.is_dir():
-            for where, found in server_tables(path):
-                _check_file(found, where)
-                files |= found
+        for where, found in _tables_of(path):
+            _check_file(found, where)
+            files |= found
     made = merged(files, *layers)
     return merged(sagemaker_defaults(os.environ), files, *layers) if made.sagemaker else made
+
+
+def _tables_of(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The server's settings in the files of a folder. Raises InvalidInput where it cannot be read."""
+    try:
+        return server_tables(path) if path.is_dir() else []
+    except OSError as fault:
+        raise InvalidInput(f"'{path}' cannot be read: {fault.strerror or fault}") from fault
 
 
 def _check_file(found: Mapping[str, Any], where: str) -> None:

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,6 +79,44 @@ def test_nothing_to_serve(tmp_path: Path) -> None:
     done = run("serve", str(tmp_path))
     assert done.returncode == 2
     assert f"found no model in '{tmp_path}'" in done.stderr
+
+
+# Root may read everything, so the command runs as somebody else once all that it imports is there.
+AS_NOBODY = """
+import contextlib, io, os, sys, tempfile
+from dragoman.cli import main
+with tempfile.TemporaryDirectory() as empty, contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stderr(io.StringIO()):
+        main([sys.argv[1], empty])
+if os.geteuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("command", ["serve", "doctor"])
+@pytest.mark.parametrize(("mode", "below"), [(0o000, ""), (0o444, ""), (0o111, ""), (0o000, "inside")])
+def test_a_folder_that_cannot_be_read_is_one_line(command: str, mode: int, below: str) -> None:
+    with tempfile.TemporaryDirectory() as name:  # the folders of pytest are its user's alone
+        folder = Path(name) / "models"
+        (folder / "inside").mkdir(parents=True)
+        (folder / "model.onnx").touch()
+        Path(name).chmod(0o755)
+        folder.chmod(mode)
+        done = subprocess.run(
+            [sys.executable, "-c", AS_NOBODY, command, str(folder / below)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        folder.chmod(0o755)
+    assert "cannot be read: Permission denied" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 1
+    if command == "serve":
+        assert done.returncode == 2
 
 
 def test_mistakes_in_files_and_environment(tmp_path: Path) -> None:

@@ -28,4 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DragomanError as fault:
         print(f"dragoman: {fault.message}", file=sys.stderr)
         return 2
+    except PermissionError as fault:
+        print(f"dragoman: '{fault.filename}' cannot be read: {fault.strerror}", file=sys.stderr)
+        return 2
     return status

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any, ClassVar
 
 import httptools
 import orjson
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dragoman.transports.host import is_host
 from dragoman.transports.limits import Limits
@@ -20,7 +21,7 @@ class Departure:
     def __init__(self) -> None:
         self.left = False
         self.notify: Callable[[], Any] | None = None
-        self.cycle: RequestResponseCycle | None = None
+        self.cycle: Any = None  # uvicorn's, of this request and its answer
 
     def __call__(self) -> None:
         self.left = True
@@ -193,8 +194,9 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         body = orjson.dumps({"error": message})
+        line = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[status] + head + body)
+        self.transport.write(line + head + body)
         if self.transport.can_write_eof():
             # To close at once would lose a client that still sends the answer.
             self.flow.resume_reading()
