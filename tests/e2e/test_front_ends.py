@@ -36,9 +36,8 @@ NAMES = ("Mirror", "Apart", "Flat", "Pair", "Together", "Gate", "Counts", "Speak
 
 def fronts(gate: Path, count: int, *flags: str) -> Any:
     models = (f"{FRONTS}:{name}" for name in NAMES)
-    settings = ("--front-ends", str(count), "--control-token", TOKEN, "--max-batch-size", "64")
-    settings = (*settings, "--heartbeat-s", "2", *flags)
-    return serving(*models, *settings, environment={"TEST_GATE": str(gate)})
+    settings = ("--front-ends", str(count), "--control-token", TOKEN, "--max-batch-size", "64", "--heartbeat-s", "2")
+    return serving(*models, *settings, *flags, environment={"TEST_GATE": str(gate)})
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Model control that asks for no token is not for web pages of other sites, nor announced to other machines unsaid."""
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -83,7 +84,7 @@ async def test_a_page_with_the_token_may_do_as_others_with_it() -> None:
     ],
 )
 async def test_open_control_on_a_public_address_is_warned_of(
-    host: str, settings: dict[str, object], warned: bool, caplog: pytest.LogCaptureFixture
+    host: str, settings: dict[str, Any], warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server(Identity, host=host, http_port=0, grpc_port=-1, **settings)
     try:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from workers_harness import MODELS, ask, children, first, processes, spec_of, until
@@ -81,7 +82,7 @@ async def test_secrets_do_not_reach_a_worker(monkeypatch: pytest.MonkeyPatch) ->
     assert not [variable for variable in environment if b"sesame" in variable]
 
 
-async def written(folder: Path, **options: str) -> tuple[list[int], set[str]]:
+async def written(folder: Path, **options: Any) -> tuple[list[int], set[str]]:
     """What three replicas read of the file that each wrote, and the folders in which they did."""
     async with processes("Writes", replicas=3, **options) as pool:
         answers = await asyncio.gather(*(pool.call(ask(n, folder=folder)) for n in (1, 2, 3)))
