@@ -1,0 +1,48 @@
+"""What a first-time user does with `pip install .` alone: these tests need no framework and no other client."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dragoman
+from e2e.served import Served, serving
+
+ROOT = Path(__file__).parents[2]
+
+
+def readme_file(name: str) -> str:
+    """The Python file that the README tells its reader to write."""
+    found = re.search(rf"`{re.escape(name)}`:\n\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert found, f"README.md has no file {name}"
+    return found[1]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("install")
+    for name in ("celsius.py", "energy.py"):
+        (folder / name).write_text(readme_file(name))
+    models = ["celsius.py:celsius", "energy.py:energy", str(ROOT / "examples" / "scientific" / "banana")]
+    with serving(*models, folder=folder) as served:
+        yield served
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_the_first_function_answers(server: Served, protocol: str) -> None:
+    address = server.url if protocol == "http" else server.grpc_url
+    with dragoman.Client(f"{protocol}://{address}") as client:
+        answer = client.infer("celsius", {"fahrenheit": np.array([32.0, 212.0])})
+        (values,) = answer.values()
+        assert values.tolist() == [0.0, 100.0]
+        assert client.infer("banana", {"x": [[2.0, 0.0]]})["log_density"].shape[0] == 1
+
+
+def test_a_simulator_answers_with_its_gradient(server: Served) -> None:
+    question = {"name": "energy", "input": [[1, 2]]}
+    assert server.ask("POST", "/Evaluate", question)[1] == {"output": [[2.5]]}
+    gradient = {**question, "sens": [1], "outWrt": 0, "inWrt": 0}
+    assert server.ask("POST", "/Gradient", gradient)[1] == {"output": [1.0, 2.0]}
+    assert server.ask("POST", "/Gradient", {**gradient, "name": "banana", "input": [[2, 0]]})[0] == 200
