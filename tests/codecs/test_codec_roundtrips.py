@@ -331,7 +331,8 @@ def test_columns_are_views_that_who_writes_gets_a_copy_of() -> None:
     read = InferenceRequest.from_json(b"".join(parts), str(length))
     frame = PandasCodec.decode_request(read)
     for one in read.inputs:
-        assert np.shares_memory(frame[one.name].to_numpy(), one.data)
+        # Before pandas 3 a write would go through to the request, so columns are copies there.
+        assert np.shares_memory(frame[one.name].to_numpy(), one.data) == (pd.__version__ >= "3")
     frame.loc[frame.a > 1, "a"] = 0.0
     frame["b"] += 1
     assert frame.a.tolist() == [0, 1, 0, 0]

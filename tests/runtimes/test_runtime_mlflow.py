@@ -118,7 +118,8 @@ def test_columns_of_every_type(tmp_path: Path) -> None:
         "datetime": ["2024-02-29", "2024-02-29T12:30:00.5+02:00"],
     }
     dtypes = _infer(model, given)["dtype"].tolist()
-    assert dtypes == ["bool", "int32", "float32", "float64", "str", "object", "datetime64[ns]"]
+    text = str(pandas.Series(["a"]).dtype)  # "object" before pandas 3
+    assert dtypes == ["bool", "int32", "float32", "float64", text, "object", "datetime64[ns]"]
     echoed = _infer(_python(_echo, tmp_path / "echo", signature), {**given, "long": np.array([1, 2])})
     assert echoed["string"].tolist() == ["é", "b\0"]
     assert echoed["binary"].tolist() == [b"\xff", b"b\0"]

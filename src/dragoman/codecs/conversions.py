@@ -55,7 +55,7 @@ def conversion(annotation: Any, where: str) -> Conversion:
             return found
     if has_codec(annotation):
         return _one(by_codec(annotation))
-    if full_name(annotation) == "pandas.Series":
+    if full_name(annotation) in ("pandas.Series", "pandas.core.series.Series"):  # the latter before pandas 3
         return series()
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
