@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dragoman import plugins
+from dragoman import open_files, plugins
 from dragoman.core.errors import InvalidInput
 from dragoman.engine.answers import AnswersNow
 from dragoman.settings import Settings
@@ -146,7 +146,8 @@ def limits(settings: Settings) -> Limits:
     names = [n for n in Limits.__slots__ if hasattr(settings, n)]
     given = {n: getattr(settings, n) for n in names}
     root = settings.root_path.strip("/")
-    return Limits(**given | {"root_path": f"/{root}" if root else ""}, cors=_cors(settings))
+    given |= {"root_path": f"/{root}" if root else "", "max_open_files": open_files.limit()}
+    return Limits(**given, cors=_cors(settings))
 
 
 def _cors(settings: Settings) -> Cors:

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "engine": {"core", "plugins", "workers", "_version"},
     "transports": {"core", "protocols", "engine"},
     "event_loop": set(),
-    "front": {"core", "plugins", "engine", "transports", "settings"},
+    "front": {"core", "open_files", "plugins", "engine", "transports", "settings"},
     "front_ends": {"core", "engine", "event_loop", "front", "settings", "workers"},
     "server": {"core", "plugins", "engine", "event_loop", "front", "front_ends", "settings", "signals"},
     "signals": set(),

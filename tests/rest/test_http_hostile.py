@@ -235,14 +235,16 @@ async def test_more_connections_than_are_allowed() -> None:
         for client in clients:
             await client.send(LIVE)
             assert await client.status() == 200
-        refused = await peer(house)
-        answer = await read_answer(refused.reader)
-        assert (answer.status, answer.headers["connection"]) == (503, "close")
-        assert await refused.ended() == b""
+        for sent, status in ((ASK, 503), (request("GET", "/v2"), 503), (LIVE, 200)):  # beyond them, health alone
+            further = await peer(house)
+            await further.send(sent * 2)
+            answer = await read_answer(further.reader)
+            assert (answer.status, answer.headers["connection"]) == (status, "close")
+            assert await further.ended() == b""
         clients[0].writer.close()
         await clients[0].writer.wait_closed()
         async with asyncio.timeout(10):
-            while (await house.send(LIVE)).status != 200:
+            while (await house.send(ASK)).status != 200:
                 pass
         for client in clients:
             client.writer.close()

@@ -9,16 +9,22 @@ preface that no request of HTTP/1.1 can begin with (RFC 9113, 3.4). The connecti
 What a connection owes the listener: to call `listener.lost(self)` when it is gone, and to obey `drain` and `cut` when
 the server stops. What it gets from it: `listener.loop`, `listener.wheel`, the one timer for all time-outs, and
 `listener.draining`, which says whether the server stops soon: a new connection of HTTP/1.1 closes after an answer then.
+Once made it asks `listener.admits(self, transport)` whether it may answer more than health checks.
 """
 
 import asyncio
+import logging
 import socket
 import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from dragoman.transports.limits import Limits
+from dragoman.transports.reserve import Reserve
+from dragoman.transports.warnings import Warnings
 from dragoman.transports.wheel import Wheel
+
+log = logging.getLogger("dragoman.http")
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _BACKLOG = 2048
@@ -26,7 +32,6 @@ _BACKLOG = 2048
 _LITTLE = 4096
 # How long connections may take to end once their work has been cut.
 _END_S = 0.5
-_FULL = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 class Connection(Protocol):
@@ -71,6 +76,8 @@ class Listener:
         self._servers: list[asyncio.Server] = []
         self._open: set[Connection] = set()
         self.draining = False
+        self.warnings = Warnings(log, self.loop)
+        self._reserve = Reserve(limits, self.warnings)
         self._empty = asyncio.Event()
 
     async def start(self, addresses: Sequence[tuple[str, int]], *, shared: bool = False) -> list[int]:
@@ -105,6 +112,7 @@ class Listener:
                 continue
             break
         self.wheel.close()
+        self.warnings.close()
 
     async def _all_gone(self) -> None:
         while self._open:
@@ -114,6 +122,7 @@ class Listener:
     def lost(self, connection: Connection) -> None:
         """This connection is gone."""
         self._open.discard(connection)
+        self._reserve.forget(connection)
         if not self._open:
             self._empty.set()
 
@@ -124,8 +133,6 @@ class Listener:
         return connection
 
     def _accept(self) -> Any:
-        if 0 < self.limits.max_connections <= len(self._open):
-            return _Full()
         if self._http2 is None and self._tls is None:
             return self.speak(self._http1)
         return _Unknown(self, self._http1, self._http2)
@@ -134,13 +141,12 @@ class Listener:
         """This connection is there."""
         self._open.add(connection)
 
+    def admits(self, connection: Connection, transport: Any) -> bool:
+        """Return whether a connection that has just been made may send any request.
 
-class _Full(asyncio.Protocol):
-    """A connection too many."""
-
-    def connection_made(self, transport: Any) -> None:
-        transport.write(_FULL)
-        transport.close()
+        If not, the server has too many: the connection is for one health check and may be aborted for another one.
+        """
+        return self._reserve.admits(connection, transport, len(self._open))
 
 
 class _Unknown(asyncio.BufferedProtocol):
@@ -168,6 +174,7 @@ class _Unknown(asyncio.BufferedProtocol):
             self._speak(self._http2)
             return
         self._listener.met(self)
+        self._listener.admits(self, transport)
         self._due_s = self._listener.loop.time() + self._listener.limits.header_timeout_s
         self._listener.wheel.watch(self, self._due_s)
 

@@ -6,6 +6,7 @@ from typing import TypeVar
 from dragoman.transports.grpc_calls import Refusal
 from dragoman.transports.http2.stream import Outlet
 from dragoman.transports.limits import Limits
+from dragoman.transports.reserve import TOO_MANY_CONNECTIONS
 
 K = TypeVar("K", str, Outlet)
 
@@ -32,7 +33,7 @@ class Admission:
                 return None
             return _exhausted(f"this connection has {MAX_HEALTH_CALLS} health checks under way already")
         if connection.reserved:
-            return Refusal("UNAVAILABLE", "the server has too many connections: this one is for health checks alone")
+            return Refusal("UNAVAILABLE", TOO_MANY_CONNECTIONS.message)
         if self._calls >= limits.max_grpc_calls:
             return _exhausted(f"the server has {limits.max_grpc_calls} calls under way already (max_grpc_calls)")
         most = limits.max_grpc_calls_per_address

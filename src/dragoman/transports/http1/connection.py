@@ -15,6 +15,7 @@ from dragoman.transports.http1.outgoing import Outgoing
 from dragoman.transports.http1.outlet import Outlet
 from dragoman.transports.http1.patience import Stage, due_s
 from dragoman.transports.listener import Listener
+from dragoman.transports.reserve import TOO_MANY_CONNECTIONS
 
 log = logging.getLogger("dragoman.http")
 
@@ -38,6 +39,7 @@ class Connection(asyncio.BufferedProtocol):
         "_out",
         "_over",
         "_reading",
+        "_reserved",
         "_since_s",
         "_stage",
         "_task",
@@ -66,12 +68,15 @@ class Connection(asyncio.BufferedProtocol):
         self._usual = NO_HEAD  # that of the last whole, plain request
         self._over = False  # nothing that comes is looked at any more
         self._reading = True
+        self._reserved = False  # for a health check alone
 
     # --- what the transport tells -------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self._out.open(transport)
+        if not self._listener.admits(self, transport):
+            self._reserved = self._out.draining = True
         self._enter(Stage.NEW)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -240,6 +245,10 @@ class Connection(asyncio.BufferedProtocol):
     def _ask(self, asked: Asked) -> None:
         head, out, application = asked.head, self._out, self._desk.application
         match: Any = head.match
+        if self._reserved and not match.health:
+            self._desk.bodies.give_back(len(asked.body))
+            self._refuse(Refused(head, TOO_MANY_CONNECTIONS, fatal=True))
+            return
         self._asking, self._held = True, len(asked.body)
         out.begin(head)
         request = HttpRequest(head.method, head.path, match.params, head.headers, asked.body, head.query)

@@ -40,7 +40,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._loop = listener.loop
         self._transport: Any = None
         self._direct = False
-        self._paused_s = 0.0
+        self._paused_s = 0.0  # since when the client has read nothing; 0 while the transport has room
+        self._unread = 0  # bytes that were unread then
         self._reading = True
         self._heard = False
         self._asked = False
@@ -53,6 +54,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self.connection.address = client_address(transport)
+        self.connection.reserved = not self._listener.admits(self, transport)
         self._made_s = self._heard_s = self.connection.now_s = self._loop.time()
         self._transport.set_write_buffer_limits(high=_HIGH_WATER)
         self.connection.start()
@@ -82,6 +84,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
         except Exception:
             log.exception("a connection failed")
             connection.fail(frames.INTERNAL_ERROR, "internal error")
+        if connection.reserved and connection.last:
+            connection.drain()
         if connection.open or connection.waits_since_s() < connection.now_s:
             self._watch_closely()
 
@@ -107,6 +111,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._paused_s = self._loop.time()
+        self._unread = self._transport.get_write_buffer_size()
         self.connection.paused = True
         self._watch_closely()
 
@@ -174,18 +179,27 @@ class Http2Protocol(asyncio.BufferedProtocol):
             connection.fail(frames.SETTINGS_TIMEOUT, f"the greeting did not come within {limits.header_timeout_s} s")
         elif now_s - connection.waits_since_s() > limits.header_timeout_s:
             connection.fail(frames.ENHANCE_YOUR_CALM, f"a frame did not come within {limits.header_timeout_s} s")
-        elif self._paused_s and now_s - self._paused_s > limits.write_timeout_s:
-            log.warning("a client did not read its answers for %s s", limits.write_timeout_s)
+        elif self._paused_s and not self._reads(now_s) and now_s - self._paused_s > limits.write_timeout_s:
+            self._listener.warnings.log("client disconnected: it read nothing for %s s", limits.write_timeout_s)
             self.abort()
         else:
             self._check_streams(now_s)
             self._check_alive(now_s)
 
+    def _reads(self, now_s: float) -> bool:
+        """Whether the client has read some of what the transport holds, since this was last called or it paused."""
+        unread = self._transport.get_write_buffer_size()
+        if unread >= self._unread:
+            return False
+        self._unread, self._paused_s = unread, now_s
+        self.connection.moved_s = now_s
+        return True
+
     def _check_streams(self, now_s: float) -> None:
-        connection = self.connection
+        connection, timeout_s = self.connection, self._limits.write_timeout_s
         for stream in list(connection.open.values()):
-            if stream.pending and now_s - stream.sent_s > self._limits.write_timeout_s:
-                log.warning("a client did not make room for its answer for %s s", self._limits.write_timeout_s)
+            if stream.pending and now_s - connection.unread_since_s(stream) > timeout_s:
+                self._listener.warnings.log("stream reset: the client read nothing of it for %s s", timeout_s)
                 connection.give_up(stream, frames.CANCEL)
             elif not stream.heard_all and stream.listener is not None:
                 stream.listener.watch(now_s)

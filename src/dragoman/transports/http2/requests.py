@@ -16,6 +16,7 @@ from dragoman.transports.http2 import frames
 from dragoman.transports.http2.fields import encoded
 from dragoman.transports.http2.request import Head
 from dragoman.transports.http2.stream import Buffer, Stream
+from dragoman.transports.reserve import TOO_MANY_CONNECTIONS
 from dragoman.transports.routing import Match
 
 log = logging.getLogger("dragoman.http")
@@ -75,6 +76,8 @@ class Request:
     def _prepare(self) -> None:
         application, length = self._house.application, self._head.length
         self._match = application.match(self._head.method, self._head.path.partition("?")[0])
+        if self._stream.connection.reserved and not self._match.health:
+            raise HttpFault(503, TOO_MANY_CONNECTIONS.message, (("retry-after", "1"),))
         if length > application.limits.max_body_bytes:
             raise too_large(application.limits.max_body_bytes)
         self._body = (

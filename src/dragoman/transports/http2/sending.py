@@ -37,6 +37,7 @@ class Sending:
         self.max_frame_out = frames.SMALLEST_FRAME
         self.heads_sent = self.bytes_sent = 0
         self.now_s = 0.0
+        self.moved_s = 0.0  # when the client last took some of any body
 
     # --- frames --------------------------------------------------------------------------------------------------
 
@@ -171,7 +172,14 @@ class Sending:
             self.heads_sent += 1
             self.bytes_sent += size
         if most - left >= _STEP or not stream.pending:
-            stream.sent_s = self.now_s
+            stream.sent_s = self.moved_s = self.now_s
+
+    def unread_since_s(self, stream: Stream) -> float:
+        """Return since when the client has made no room for what waits on a stream.
+
+        A stream whose own window is open only waits for its turn: it counts as read while any other one is.
+        """
+        return max(stream.sent_s, self.moved_s) if stream.window_out > 0 else stream.sent_s
 
     def _let_go(self, stream: Stream) -> None:
         """All of it counts until the last byte is sent, for a part keeps the whole."""

@@ -1,0 +1,78 @@
+"""Room for health checks when a server has as many connections, or open files, as it may have."""
+
+from collections import OrderedDict
+from typing import Any, Protocol
+
+from dragoman.protocols.wire import HttpFault
+from dragoman.transports.limits import Limits
+from dragoman.transports.warnings import Warnings
+
+# Connections beyond the limits that are open for health checks at a time; a further one replaces the oldest.
+RESERVED_CONNECTIONS = 32
+# File descriptors that other connections leave: the last of them, but no more than this part of all.
+_RESERVED_FILES = 64
+_LARGEST_PART = 8
+
+
+# The error of any other request on such a connection.
+TOO_MANY_CONNECTIONS = HttpFault(
+    503,
+    "the server has too many connections: this one is for health checks alone",
+    (("retry-after", "1"), ("connection", "close")),
+)
+
+
+class Abortable(Protocol):
+    """A connection that can be cut off at once."""
+
+    def abort(self) -> None: ...
+
+
+class Reserve:
+    """Decides whether a new connection is an ordinary one, and keeps those that are not few.
+
+    The system gives a connection the lowest free descriptor, so its number says how many are taken, by whatever part of
+    the process: no counting is needed.
+    """
+
+    def __init__(self, limits: Limits, warnings: Warnings) -> None:
+        self._max_connections = limits.max_connections
+        self._max_files = limits.max_open_files
+        self._reserved_files = min(_RESERVED_FILES, limits.max_open_files // _LARGEST_PART)
+        self._most = RESERVED_CONNECTIONS
+        if self._max_files:
+            self._most = max(1, min(self._most, self._reserved_files // 2))
+        self._warnings = warnings
+        self._connections: OrderedDict[Abortable, None] = OrderedDict()
+
+    def admits(self, connection: Abortable, transport: Any, open_connections: int) -> bool:
+        """Return whether a new connection may send any request. If not, it is for health checks alone.
+
+        `open_connections` is the number of connections, this one included.
+        """
+        if 0 < self._max_connections < open_connections:
+            self._warnings.log(
+                "too many connections: new ones are for health checks alone, max_connections=%d", self._max_connections
+            )
+        elif self._max_files and _descriptor(transport) >= self._max_files - self._reserved_files:
+            self._warnings.log(
+                "running out of file descriptors: new connections are for health checks alone, limit=%d (ulimit -n)",
+                self._max_files,
+            )
+        else:
+            return True
+        self._connections[connection] = None
+        if len(self._connections) > self._most:
+            oldest, _ = self._connections.popitem(last=False)
+            oldest.abort()
+        return False
+
+    def forget(self, connection: Abortable) -> None:
+        """This connection is gone."""
+        self._connections.pop(connection, None)
+
+
+def _descriptor(transport: Any) -> int:
+    """Return the descriptor of a transport's socket; -1 if it has none."""
+    socket = transport.get_extra_info("socket")
+    return -1 if socket is None else int(socket.fileno())

@@ -1,0 +1,106 @@
+"""Beyond the limits on connections and files, health checks are answered and the log says what is wrong."""
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+
+import grpc
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import dragoman
+from dragoman.payload import oip_messages as m
+from rest.rest_house import House
+
+QUESTION = json.dumps({"inputs": [{"name": "x", "datatype": "FP64", "shape": [3], "data": [1.0, 2.0, 3.0]}]})
+INFER = "/v2/models/double/infer"
+FILES = 64  # the limit, of which the last 8 are kept
+SERVICE = "/inference.GRPCInferenceService/"
+
+
+def double(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return 2 * x
+
+
+@pytest.fixture
+async def crowded(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[dragoman.Server]:
+    """A server whose process has all files open that it may have for ordinary connections."""
+    monkeypatch.setattr("dragoman.open_files.limit", lambda: FILES)
+    async with dragoman.Server(double, http_port=0, grpc_port=0, placement="inline") as server:
+        with ExitStack() as stack:
+            while (number := os.dup(0)) < FILES:
+                stack.callback(os.close, number)
+            os.close(number)
+            yield server
+
+
+async def test_health_over_http1(crowded: dragoman.Server, caplog: pytest.LogCaptureFixture) -> None:
+    client = House(crowded.http_ports[0], crowded)
+    for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/double/ready", "/health", "/ping"):
+        response = await client.ask("GET", path)
+        assert (response.status, response.headers["connection"]) == (200, "close")
+    response = await client.ask("POST", INFER, QUESTION)
+    assert response.status == 503
+    assert response.error.startswith("the server has too many connections")
+    assert response.headers["retry-after"] == "1"
+    assert "running out of file descriptors" in caplog.text
+    assert "limit=64 (ulimit -n)" in caplog.text
+    assert len(caplog.records) == 1  # not one for each connection
+
+
+async def test_health_over_grpc(crowded: dragoman.Server) -> None:
+    for port in (crowded.http_ports[0], crowded.grpc_port):
+        for name in ("ServerLive", "ServerReady"):
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=LONE) as channel:
+                assert await channel.unary_unary(SERVICE + name)(b"", timeout=20) == b"\x08\x01"
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=LONE) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await channel.unary_unary(SERVICE + "ServerMetadata")(b"", timeout=20)
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert caught.value.details().startswith("the server has too many connections")
+
+
+LONE = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v2/health/live", b"200"), ("/v2", b"503")])
+async def test_health_over_http2(crowded: dragoman.Server, path: str, status: bytes) -> None:
+    curl = shutil.which("curl")
+    if curl is None:
+        pytest.skip("asks with curl")
+    options = ("-sS", "--http2-prior-knowledge", "-w", " %{http_code}", "--max-time", "20")
+    process = await asyncio.create_subprocess_exec(
+        curl, *options, f"{crowded.http_url}{path}", stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    assert out.split()[-1] == status
+
+
+async def test_connections_that_ask_nothing_make_way_for_health(crowded: dragoman.Server) -> None:
+    idle = [await asyncio.open_connection("127.0.0.1", crowded.http_ports[0]) for _ in range(30)]
+    assert (await House(crowded.http_ports[0], crowded).ask("GET", "/v2/health/live")).status == 200
+    assert await asyncio.wait_for(_ended(idle[0][0]), 20)
+    for _, writer in idle:
+        writer.transport.abort()
+
+
+async def _ended(reader: asyncio.StreamReader) -> bool:
+    try:
+        return await reader.read() == b""
+    except ConnectionError:
+        return True
+
+
+async def test_with_files_left_all_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.open_files.limit", lambda: 4096)
+    async with dragoman.Server(double, http_port=0, grpc_port=0, placement="inline") as server:
+        response = await House(server.http_ports[0], server).ask("POST", INFER, QUESTION)
+        assert response.json["outputs"][0]["data"] == [2.0, 4.0, 6.0]
+        assert "connection" not in response.headers
+        async with grpc.aio.insecure_channel(server.grpc_url) as channel:
+            reply = await channel.unary_unary(SERVICE + "ServerMetadata")(b"", timeout=20)
+        assert m.ServerMetadataResponse.FromString(reply).name == "dragoman"
