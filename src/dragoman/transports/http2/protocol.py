@@ -206,7 +206,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def _check_alive(self, now_s: float) -> None:
         """A client that says nothing for long is asked whether it is there."""
-        if self._heard:
+        if self._heard or self.connection.moved_s > self._heard_s:  # one that reads is there, and a PING waits behind
             self._heard, self._heard_s, self._asked = False, now_s, False
         elif self._asked and now_s - self._heard_s > self._limits.keep_alive_timeout_s + _ANSWER_S:
             self.abort()
