@@ -39,6 +39,7 @@ class Attack:
     options : further flags of `dragoman serve`; none, since the aim is about default settings, unless the attack is
         about a setting.
     infer_may_fail : errors of the well-behaved client's inference are no failure, only those of its health checks are.
+    max_files : the server's limit of open files, as of `ulimit -n`; 0 leaves it as it is.
     health_ms : longest time that a health check may take.
     """
 
@@ -49,6 +50,7 @@ class Attack:
     models: tuple[str, ...] = ("doubled",)
     options: tuple[str, ...] = ()
     infer_may_fail: bool = False
+    max_files: int = 0
     health_ms: float = HEALTH_MS
 
     @property

@@ -40,7 +40,7 @@ class Result:
 def measure(attack: Attack, calm_s: float = 1.0) -> Result:
     """Run an attack on a server of its own, with so many seconds before it, and after it before memory is read."""
     result = Result(name=attack.name, about=attack.about, memory_limit=attack.memory_limit_mib)
-    with running(attack.models, attack.options) as target, _client(target) as client:
+    with running(attack.models, attack.options, attack.max_files) as target, _client(target) as client:
         time.sleep(calm_s)
         before = _report(client)
         result.before_ms = max(before["health_http"]["longest_ms"], before["health_grpc"]["longest_ms"])

@@ -25,12 +25,17 @@ MODELS: Mapping[str, str] = {
 
 
 @contextmanager
-def running(models: Sequence[str], options: Sequence[str] = ()) -> Iterator[Target]:
-    """A server of some of `MODELS` that is ready. What it logs is in `benchmarks/results/attack/server.log`."""
+def running(models: Sequence[str], options: Sequence[str] = (), max_files: int = 0) -> Iterator[Target]:
+    """A server of some of `MODELS` that is ready, with at most `max_files` open files if that is not 0.
+
+    What it logs is in `benchmarks/results/attack/server.log`.
+    """
     if "tiny-llama" in models and not (LLAMA / "config.json").exists():
         _make_llama(LLAMA)
     http, grpc = free_port(), free_port()
     command = dragoman([MODELS[name] for name in models], http, grpc, *options)
+    if max_files:
+        command = ["bash", "-c", 'ulimit -n "$0" && exec "$@"', str(max_files), *command]
     with started(command, RESULTS / "attack" / "server.log") as process:
         process.until(lambda: http_ready(http), 120)
         yield Target(http, grpc, process)

@@ -12,6 +12,8 @@ RESERVED_CONNECTIONS = 32
 # File descriptors that other connections leave: the last of them, but no more than this part of all.
 _RESERVED_FILES = 64
 _LARGEST_PART = 8
+# Listeners of a process that share these: HTTP and gRPC; as much again is left for files.
+_LISTENERS = 4
 
 
 # The error of any other request on such a connection.
@@ -41,7 +43,7 @@ class Reserve:
         self._reserved_files = min(_RESERVED_FILES, limits.max_open_files // _LARGEST_PART)
         self._most = RESERVED_CONNECTIONS
         if self._max_files:
-            self._most = max(1, min(self._most, self._reserved_files // 2))
+            self._most = max(1, min(self._most, self._reserved_files // _LISTENERS))
         self._warnings = warnings
         self._connections: OrderedDict[Abortable, None] = OrderedDict()
 
