@@ -134,7 +134,7 @@ def answered(loop: asyncio.AbstractEventLoop, pieces: list[bytes]) -> bytes:
     async def run() -> bytes:
         out: list[Buffer] = []
         calls = Calls(FakeEngine(), [TABLE], LIMITS, Bodies(0))
-        connection = Connection(calls, Terms(), out.extend, lambda: None)
+        connection = Connection(calls, Terms(), out.extend, lambda: None, clock=lambda: 0.0)
         for piece in pieces:
             while piece:
                 room = connection.room()

@@ -264,45 +264,14 @@ async def test_a_client_that_makes_room_drop_by_drop_is_not_awaited(hasty: Raw) 
     await dripping
 
 
-async def test_a_client_that_reads_slowly_and_steadily_is_awaited(strict: int) -> None:
-    message = m.ModelInferRequest(model_name="echo")
-    message.inputs.add(name="x", datatype="UINT8", shape=[200_000])
-    message.raw_input_contents.append(bytes(200_000))
-    data = framed(message.SerializeToString())
-    async with Raw.to(strict) as raw:
-        raw.takes = False
-        raw.h2.update_settings({4: 1 << 20})
-        raw.flush()
-        assert await answers(raw)
-        numbers = []
-        for _ in range(8):
-            numbers.append(raw.ask("ModelInfer", end=False))
-            for at in range(0, len(data), 15_000):
-                if raw.h2.local_flow_control_window(numbers[-1]) < 15_000:
-                    await raw.until(lambda n=numbers[-1]: raw.h2.local_flow_control_window(n) >= 15_000)
-                raw.say(numbers[-1], data[at : at + 15_000], end=at + 15_000 >= len(data))
-
-        async def steadily() -> None:
-            while True:  # each stream waits longer for its turn than the server's write_timeout_s
-                raw.h2.increment_flow_control_window(1 << 16)
-                raw.flush()
-                await asyncio.sleep(0.05)
-
-        reading = asyncio.ensure_future(steadily())
-        for number in numbers:
-            heard = await raw.answer(number)
-            assert heard.reset is None
-            assert heard.status == (OK, "")
-        reading.cancel()
-
-
 async def test_warnings_about_clients_that_read_nothing_are_few(hasty: Raw, caplog: pytest.LogCaptureFixture) -> None:
     hasty.h2.update_settings({4: 0})
     hasty.takes = False
     numbers = [hasty.ask("ModelInfer", framed(MESSAGE)) for _ in range(20)]
     for number in numbers:
         assert (await hasty.answer(number)).reset == 8
-    (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
+    record, *others = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert not others
     assert record.getMessage() == "stream reset: the client read nothing of it for 0.2 s"
 
 

@@ -2,17 +2,21 @@
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any
 
 import pytest
-from http2_fakes import House
+from http2_fakes import House, Wire
 
 from dragoman.transports.bodies import Bodies
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.protocol import Http2Protocol, http2
+from dragoman.transports.http2.request import Head
+from dragoman.transports.http2.stream import Stream
 from dragoman.transports.http2.terms import Terms
 from dragoman.transports.limits import Limits
 from dragoman.transports.listener import Listener
+from dragoman.transports.turns import Turns
 from dragoman.transports.warnings import Warnings
 
 
@@ -22,6 +26,7 @@ class Transport:
     def __init__(self) -> None:
         self.unread = 0
         self.aborted = False
+        self.reading = True
 
     def get_extra_info(self, name: str) -> Any:
         return None
@@ -32,9 +37,11 @@ class Transport:
 
     def writelines(self, buffers: list[bytes]) -> None: ...
 
-    def pause_reading(self) -> None: ...
+    def pause_reading(self) -> None:
+        self.reading = False
 
-    def resume_reading(self) -> None: ...
+    def resume_reading(self) -> None:
+        self.reading = True
 
     def get_write_buffer_size(self) -> int:
         return self.unread
@@ -78,6 +85,107 @@ async def test_a_client_that_reads_nothing_is_cut_off(
     connection.overdue(asyncio.get_running_loop().time() + 61.0)
     assert transport.aborted
     assert [r.getMessage() for r in caplog.records] == ["client disconnected: it read nothing for 60.0 s"]
+
+
+async def test_streams_that_wait_for_their_turn_of_a_steady_reader_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
+    wire = http2(House(), Terms(), Bodies(0))
+    connection: Any = wire(Listener(wire, limits=Limits(write_timeout_s=60.0)))
+    connection.connection_made(Transport())
+    connection.begin(frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 20}))
+    client = Wire()
+    for number in range(1, 21, 2):
+        connection.begin(client.headers_frame(number))
+        for part in range(10):
+            connection.begin(frames.frame(frames.DATA, int(part == 9), number, bytes(10_000)))
+    assert len(connection.connection.open) == 10
+    for _ in range(30):  # a stream has its turn every 100 s
+        now_s += 10.0
+        connection.begin(frames.window_update(0, 2000))
+        connection.overdue(now_s)
+        assert len(connection.connection.open) == 10
+    connection.overdue(now_s + 59.0)
+    assert len(connection.connection.open) == 10
+    connection.overdue(now_s + 61.0)
+    assert not connection.connection.open
+
+
+class SlowHouse(House):
+    """Each request takes a millisecond of the clock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 1000.0
+
+    def open(self, stream: Stream, head: Head, ended: bool) -> Any:
+        self.now_s += 0.001
+        return super().open(stream, head, ended)
+
+
+def test_requests_that_came_together_are_worked_on_in_slices() -> None:
+    house = SlowHouse()
+    wire = Wire(house)
+    wire.connection._clock = lambda: house.now_s
+    wire.send(b"".join(wire.headers_frame(n, ended=True) for n in range(1, 41, 2)))
+    slices = [len(house.heard)]
+    while wire.connection.more:
+        wire.send(b"")
+        slices.append(len(house.heard) - sum(slices))
+    assert sum(slices) == 20
+    assert max(slices) <= 4
+    assert wire.alive()
+
+
+async def test_reading_pauses_until_what_was_read_is_worked_on() -> None:
+    house = SlowHouse()
+    wire = http2(house, Terms(), Bodies(0))
+    connection: Any = wire(Listener(wire, limits=Limits()))
+    connection.connection.__init__(house, Terms(), connection._write, connection._close, lambda: house.now_s)
+    transport = Transport()
+    connection.connection_made(transport)
+    client = Wire(house)
+    connection.begin(frames.PREFACE + frames.settings({}))
+    connection.begin(b"".join(client.headers_frame(n, ended=True) for n in range(1, 41, 2)))
+    assert not transport.reading
+    assert len(house.heard) < 5
+    while not transport.reading:
+        await asyncio.sleep(0)
+    assert len(house.heard) == 20
+
+
+async def test_large_requests_take_turns() -> None:
+    loop, now_s, done = asyncio.get_running_loop(), 0.0, []
+    turns = Turns(loop, 0.01, lambda: now_s)
+
+    def work(number: int) -> None:
+        nonlocal now_s
+        now_s += 0.004
+        done.append(number)
+
+    for number in range(10):
+        turns.run(partial(work, number))
+    assert done == [0, 1, 2]
+    await asyncio.sleep(0)
+    assert done == [0, 1, 2, 3, 4, 5]
+    waiting = asyncio.ensure_future(turns.wait())
+    while not waiting.done():
+        await asyncio.sleep(0)
+    assert done == list(range(10))
+
+
+async def test_an_exception_in_a_turn_hurts_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    turns, done = Turns(asyncio.get_running_loop(), 1e-9), []
+
+    def fails() -> None:
+        raise ValueError("a mistake")
+
+    turns.run(partial(done.append, 0))
+    turns.run(fails)
+    turns.run(partial(done.append, 1))
+    while len(done) < 2:
+        await asyncio.sleep(0)
+    assert "a mistake" in caplog.text
 
 
 async def test_warnings_of_a_kind_are_counted(caplog: pytest.LogCaptureFixture) -> None:

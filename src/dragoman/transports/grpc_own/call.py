@@ -14,6 +14,7 @@ from dragoman.transports.grpc_own.messages import Messages
 from dragoman.transports.grpc_own.status import trailers, trailers_only
 from dragoman.transports.http2.stream import Buffer, Stream
 from dragoman.transports.limits import Limits
+from dragoman.transports.turns import Turns
 
 # Messages up to this size are not counted among the bodies, only bounded by how many calls there may be.
 SMALL = 1 << 16
@@ -27,6 +28,7 @@ class House(Protocol):
     loop: asyncio.AbstractEventLoop
     limits: Limits
     bodies: Bodies
+    turns: Turns
 
     def enter(self, call: "Call") -> None: ...
 

@@ -19,6 +19,7 @@ from dragoman.transports.http2.request import Head
 from dragoman.transports.http2.stream import Listener as Hearer
 from dragoman.transports.http2.stream import Stream, Streams
 from dragoman.transports.limits import Limits
+from dragoman.transports.turns import Turns
 
 _NOT_GRPC = encoded([(b":status", b"415"), (b"content-length", b"0")])
 
@@ -38,6 +39,7 @@ class Calls:
         self.limits = limits
         self.bodies = bodies
         self.others = others
+        self.turns = Turns(self.loop)
         self.stopping: asyncio.Future[None] = self.loop.create_future()
         self.handlers: Mapping[str, Handler] = handlers(engine, protocols, self.stopping, bodies)
         self._calls: set[Call] = set()

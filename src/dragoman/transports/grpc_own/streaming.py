@@ -10,6 +10,7 @@ from dragoman.transports.grpc_own.head import CallHead
 from dragoman.transports.grpc_own.messages import PREFIX_BYTES, Messages, prefix
 from dragoman.transports.grpc_own.status import HEAD, OK
 from dragoman.transports.http2.stream import Stream
+from dragoman.transports.turns import LARGE_REQUEST
 
 
 class StreamCall(Call):
@@ -68,9 +69,11 @@ class StreamCall(Call):
                 await self._reader
             finally:
                 self._reader = None
+        messages = self._messages
+        if len(messages.ready[0][1]) > LARGE_REQUEST:
+            await self._house.turns.wait()
         if self._house.bodies.over:
             raise unread(self._house.bodies)
-        messages = self._messages
         flag, message = messages.ready.popleft()
         self._in_work = PREFIX_BYTES + len(message)
         self._stream.take(self._in_work)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from contextvars import copy_context
+from functools import partial
 from types import CoroutineType
 from typing import Any
 
@@ -15,6 +16,7 @@ from dragoman.transports.grpc_own.head import CallHead
 from dragoman.transports.grpc_own.messages import Messages, prefix
 from dragoman.transports.grpc_own.status import HEAD, OK, ok
 from dragoman.transports.http2.stream import Stream
+from dragoman.transports.turns import LARGE_REQUEST
 
 log = logging.getLogger("dragoman.grpc")
 
@@ -77,6 +79,13 @@ class UnaryCall(Call):
         if backlog.size > backlog.most:
             self._message = message
             backlog.park(self._go_on)
+        elif len(message) > LARGE_REQUEST:
+            self._house.turns.run(partial(self._answer, handler, message))
+        else:
+            self._answer(handler, message)
+
+    def _answer(self, handler: UnaryHandler, message: Buffer) -> None:
+        if self._gone:
             return
         request = GrpcRequest(message, self.head.metadata, self.deadline_s)
         if handler.begin is None:

@@ -18,6 +18,8 @@ log = logging.getLogger("dragoman.http2")
 
 # Less than this of a body goes through the common buffer.
 _DIRECT = 1 << 13
+# How long the requests that were read at once may take before others have a turn.
+_SLICE_S = 0.002
 # Clients send the rest of a body that was refused in pieces that are larger.
 _TINY = 1 << 10
 
@@ -57,6 +59,7 @@ class Connection(Control):
         self._left = 0
         self._padding = 0
         self._ends = False
+        self.more = False  # frames wait that came in; `receive` with nothing takes them
 
     # --- bytes in ------------------------------------------------------------------------------------------------
 
@@ -80,6 +83,7 @@ class Connection(Control):
         return self._rest_s if self._rest or self._blocks.begun else math.inf
 
     def _read(self, data: bytes) -> None:
+        self.more = False
         if self._rest:
             self._rest += data
             if len(self._rest) < self._need and self._greeted:
@@ -104,6 +108,7 @@ class Connection(Control):
         """Take every frame that is there; gives where the first one begins that is not."""
         if self._left or self._padding:
             at = self._go_on(data, at, end)
+        until_s = self._clock() + _SLICE_S
         while end - at >= 9:
             high, low, kind, flags, number = _unpack(data, at)
             length = high << 8 | low
@@ -122,6 +127,9 @@ class Connection(Control):
                 self.fail_stream(number, fault)
             if self.over:
                 return end
+            if kind == frames.HEADERS and self._clock() > until_s:
+                self.more = at < end
+                break
         self._need = frames.HEAD_BYTES
         return at
 

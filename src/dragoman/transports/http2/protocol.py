@@ -43,6 +43,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._paused_s = 0.0  # since when the client has read nothing; 0 while the transport has room
         self._unread = 0  # bytes that were unread then
         self._reading = True
+        self._full = False  # it asks on and on and does not read
+        self._behind = False  # what was read last is not worked on yet
         self._heard = False
         self._asked = False
         times_s = limits.header_timeout_s, limits.body_timeout_s, limits.write_timeout_s
@@ -84,10 +86,20 @@ class Http2Protocol(asyncio.BufferedProtocol):
         except Exception:
             log.exception("a connection failed")
             connection.fail(frames.INTERNAL_ERROR, "internal error")
+        if connection.more is not self._behind:
+            self._behind = connection.more
+            self._read_or_wait()
+        if connection.more:
+            self._loop.call_soon(self._go_on)
         if connection.reserved and connection.last:
             connection.drain()
         if connection.open or connection.waits_since_s() < connection.now_s:
             self._watch_closely()
+
+    def _go_on(self) -> None:
+        """Work on more of what was read."""
+        if self.connection.more and not self.connection.over:
+            self._take(self.connection.receive, b"")
 
     def eof_received(self) -> bool:
         return False
@@ -105,9 +117,16 @@ class Http2Protocol(asyncio.BufferedProtocol):
             transport.write(buffers[0])
         else:
             transport.writelines(buffers)
-        if self._paused_s and self._reading and transport.get_write_buffer_size() > _MOST_WAITING:
-            self._reading = False
-            transport.pause_reading()  # a client that asks on and on and never reads
+        if self._paused_s and not self._full and transport.get_write_buffer_size() > _MOST_WAITING:
+            self._full = True
+            self._read_or_wait()
+
+    def _read_or_wait(self) -> None:
+        """Read on unless something speaks against it."""
+        reading = not (self._full or self._behind)
+        if reading is not self._reading:
+            self._reading = reading
+            (self._transport.resume_reading if reading else self._transport.pause_reading)()
 
     def pause_writing(self) -> None:
         self._paused_s = self._loop.time()
@@ -118,9 +137,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._paused_s = 0.0
         self.connection.paused = False
-        if not self._reading:
-            self._reading = True
-            self._transport.resume_reading()
+        self._full = False
+        self._read_or_wait()
         self.connection.pump()
 
     def _close(self) -> None:

@@ -18,6 +18,7 @@ from dragoman.transports.http2.request import Head
 from dragoman.transports.http2.stream import Buffer, Stream
 from dragoman.transports.reserve import TOO_MANY_CONNECTIONS
 from dragoman.transports.routing import Match
+from dragoman.transports.turns import LARGE_REQUEST, Turns
 
 log = logging.getLogger("dragoman.http")
 
@@ -33,6 +34,7 @@ class Requests:
     def __init__(self, application: Application) -> None:
         self.application = application
         self.loop = asyncio.get_running_loop()
+        self.turns = Turns(self.loop)
 
     def open(self, stream: Stream, head: Head, ended: bool) -> "Request":
         request = Request(self, stream, head)
@@ -116,11 +118,13 @@ class Request:
             self._stream.take(size)
         elif (backlog := self._stream.connection.backlog).size > backlog.most:
             backlog.park(self._go_on)
+        elif self._body is not None and self._body.held > LARGE_REQUEST:
+            self._house.turns.run(self._go_on)
         else:
             self._ask()
 
     def _go_on(self) -> None:
-        """The client has made room."""
+        """The client has made room, or it is this request's turn."""
         if not self._over:
             self._ask()
 
