@@ -122,7 +122,10 @@ class Settings:
     max_header_bytes: int = _setting(16 << 10, "largest head of a request", "limits")
     max_headers: int = _setting(256, "how many fields a head may have; uvicorn heeds no such limit", "limits", least=1)
     max_connections: int = _setting(
-        20_000, "connections over HTTP at a time; more get 503; 0: no limit; uvicorn heeds none", "limits"
+        20_000,
+        "connections at a time, over HTTP and over gRPC; beyond them only health checks are answered; 0: no limit; "
+        "not enforced with http_server uvicorn",
+        "limits",
     )
     max_streams: int = _setting(
         500, "requests and gRPC calls at a time of one HTTP/2 connection; clients wait with more", "limits", least=1

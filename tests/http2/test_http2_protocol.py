@@ -142,7 +142,7 @@ async def test_reading_pauses_until_what_was_read_is_worked_on() -> None:
     wire = http2(house, Terms(), Bodies(0))
     connection: Any = wire(Listener(wire, limits=Limits()))
     connection.connection.__init__(house, Terms(), connection._write, connection._close, lambda: house.now_s)
-    transport = Transport()
+    transport: Any = Transport()
     connection.connection_made(transport)
     client = Wire(house)
     connection.begin(frames.PREFACE + frames.settings({}))
@@ -175,7 +175,8 @@ async def test_large_requests_take_turns() -> None:
 
 
 async def test_an_exception_in_a_turn_hurts_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    turns, done = Turns(asyncio.get_running_loop(), 1e-9), []
+    turns = Turns(asyncio.get_running_loop(), 1e-9)
+    done: list[int] = []
 
     def fails() -> None:
         raise ValueError("a mistake")
