@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dragoman.protocols.wire import HttpFault
+from dragoman.transports.host import is_host
 from dragoman.transports.http2.fields import Field
 from dragoman.transports.http2.frames import PROTOCOL_ERROR, StreamFault
 
@@ -14,8 +15,6 @@ _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _VALUE = re.compile(rb"(?:[^\x00\r\n\t ](?:[^\x00\r\n]*[^\x00\r\n\t ])?)?")
 _BLANKS = b"\t "
 _PATH = re.compile(r"[^\x00-\x20\x7f]*")
-# RFC 3986, 3.2.2 and 3.2.3: a name or an address, and perhaps a port; no user (RFC 9113, 8.3.1).
-_AUTHORITY = re.compile(r"(?:\[[0-9A-Za-z:.%_~-]+\]|[\w.~!$&'()*+,;=%-]*)(?::[0-9]*)?", re.ASCII)
 _OF_CONNECTIONS = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 
@@ -94,7 +93,7 @@ def _unfit(path: str, authority: str) -> HttpFault | None:
     """The error of a path or an authority that no URI can have."""
     if _PATH.fullmatch(path) is None:
         return HttpFault(400, f":path: expected no blanks or control characters, got {path[:64]!r}")
-    if _AUTHORITY.fullmatch(authority) is None:
+    if not is_host(authority):
         return HttpFault(400, f":authority: expected a host and perhaps a port, got {authority[:64]!r}")
     return None
 
