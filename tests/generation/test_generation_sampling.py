@@ -114,7 +114,9 @@ PROCESSORS: list[tuple[str, dict[str, Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "ours"), PROCESSORS, ids=lambda value: None if callable(value) else str(value))
+@pytest.mark.parametrize(
+    ("name", "options", "ours"), PROCESSORS, ids=lambda value: None if callable(value) else str(value)
+)
 @pytest.mark.parametrize("size", [50, 5000])
 def test_rules_equal_the_processors_of_transformers(name: str, options: dict[str, Any], ours: Any, size: int) -> None:
     import torch

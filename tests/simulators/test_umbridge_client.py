@@ -90,5 +90,5 @@ def test_it_finds_a_server_at_the_port_that_it_expects(tmp_path: Path) -> None:
     (tmp_path / "sim.py").write_text(SIMULATORS.read_text().partition("class Points")[0])
     with serving(str(tmp_path / "sim.py"), "--umbridge-port", "0", "--placement", "thread") as served:
         line = next(word for word in served.log().split() if word.startswith("http://") and served.url not in word)
-        model = umbridge.HTTPModel(line.strip(",").rstrip("/"), "sim")
+        model = umbridge.HTTPModel(line.strip(",").rstrip("/"), "forward")
         assert model(POINT) == [[1.0, 4.0], [53.0]]

@@ -243,7 +243,8 @@ def test_calls_that_the_model_writes_come_as_it_writes_them(served: Running) -> 
                     came[piece.index] += piece.function.arguments or ""
                     pieces += 1
             assert (content, came) == (whole.message.content, calls)
-            assert pieces > 6 * count
+            # A name and two chunks of arguments each: a busy machine sends several tokens in one chunk.
+            assert pieces >= 3 * count
             assert chunk.choices[0].finish_reason == "tool_calls"
 
 

@@ -22,9 +22,10 @@ def model_place(url: str, folders: Sequence[str]) -> Path:
         if not any(Path(folder).resolve() in place.parents for folder in folders):
             named = f"below {' or '.join(folders)}" if folders else "in a folder of --model-folders, which names none"
             raise Forbidden(f"`url`: '{url[:256]}' may not be loaded; expected what lies {named}")
-        if not place.exists():
-            raise InvalidInput(f"`url`: there is nothing at '{url[:256]}'")
-    except (OSError, ValueError, RuntimeError) as fault:  # names that no file can have, links that go round
+        place.stat()  # raises for a loop of links, which `resolve` returns as it is from Python 3.13 on
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InvalidInput(f"`url`: there is nothing at '{url[:256]}'") from error
+    except (OSError, ValueError, RuntimeError) as fault:  # impossible file names, loops of links
         raise InvalidInput(f"{_EXPECTED}, got '{url[:256]}', which leads nowhere") from fault
     return place
 
