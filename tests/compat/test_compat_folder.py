@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -298,6 +299,53 @@ def test_an_xgboost_classifier_answers_with_labels(tmp_path: Path) -> None:
     assert (chances["name"], chances["datatype"], chances["shape"]) == ("predict_proba", "FP32", [2, 2])
     expected = classifier.predict_proba(x[[0, 99]].astype(np.float32))
     assert np.float32(chances["data"]).tolist() == expected.reshape(-1).tolist()
+
+
+KINDS = """
+from mlserver import MLModel
+from mlserver.codecs import StringCodec
+from mlserver.types import InferenceResponse
+
+
+class Kinds(MLModel):
+    async def predict(self, payload):
+        (given,) = payload.inputs
+        kinds = ["str" if isinstance(each, str) else type(each).__name__ for each in given.data]
+        return InferenceResponse(model_name=self.name, outputs=[StringCodec.encode_output("kinds", kinds)])
+"""
+
+
+@pytest.fixture(scope="module", params=[0, 32])
+def kinds(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("kinds")
+    (folder / "kinds.py").write_text(KINDS)
+    settings = {"name": "kinds", "implementation": "kinds.Kinds", "max_batch_size": request.param}
+    (folder / "model-settings.json").write_text(json.dumps(settings))
+    with serving(str(folder)) as served:
+        yield served
+
+
+@pytest.mark.parametrize(
+    "elements", [[b"P2 1 1 255 7"], [b"\xff\xd8abc"], [b"a", b"\xff"], [b"ab"] * 20, [b"a\0"] * 20]
+)
+def test_bytes_are_bytes_whatever_they_hold(kinds: Served, elements: list[bytes]) -> None:
+    given = triton_grpc.InferInput("x", [len(elements)], "BYTES")
+    given.set_data_from_numpy(np.array(elements, object))
+    over_http = triton_http.InferInput("x", [len(elements)], "BYTES")
+    over_http.set_data_from_numpy(np.array(elements, object), binary_data=True)
+    with (
+        triton_grpc.InferenceServerClient(kinds.grpc_url) as grpc,
+        triton_http.InferenceServerClient(kinds.url) as http,
+    ):
+        for found in (grpc.infer("kinds", [given]), http.infer("kinds", [over_http])):
+            assert found.as_numpy("kinds").ravel().tolist() == [b"bytes"] * len(elements)
+
+
+@pytest.mark.parametrize("shape", [[2], [2, 1]])
+def test_json_text_is_text(kinds: Served, shape: list[int]) -> None:
+    data: list[Any] = ["a", "\xff"] if len(shape) == 1 else [["a"], ["b"]]
+    answer = ask(kinds, "kinds/infer", {"inputs": [tensor("x", "BYTES", shape, data)]}).json()
+    assert answer["outputs"][0]["data"] == ["str", "str"]
 
 
 CALLERS = """

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dragoman.core.bytes_tensor import BytesTensor, came_as_text
 from dragoman.core.calls import Infer, Inference, Request
-from dragoman.core.datatypes import DATATYPES, Datatype
+from dragoman.core.datatypes import BYTES, DATATYPES, Datatype
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed, NotReady
 from dragoman.core.metrics import Family
 from dragoman.core.signature import Signature
@@ -55,6 +56,17 @@ def test_split_undoes_merge(specs: list[tuple[Datatype, tuple[int, ...]]], count
             part.outputs[n].data.tolist() == t.data.tolist() if t.datatype.kind == "bytes" else same(part.outputs[n], t)
             for n, t in call.inputs.items()
         )
+
+
+def test_text_and_bytes_are_not_merged() -> None:
+    texts = [BytesTensor.of_texts([text], (1, 1)) for text in ("a", "b")]
+    plain = Tensor(object_array([b"c"], (1, 1)), BYTES)
+    calls = [Infer({"x": tensor}) for tensor in (*texts, plain)]
+    first, second, third = map(group_key, calls)
+    assert first == second != third
+    merged = merge(calls[:2]).inputs["x"]
+    assert (came_as_text(merged), merged.shape, merged.data.tolist()) == (True, (2, 1), [[b"a"], [b"b"]])
+    assert not came_as_text(merge([calls[2], calls[2]]).inputs["x"])
 
 
 def test_only_equal_calls_share_a_key() -> None:

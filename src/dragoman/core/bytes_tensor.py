@@ -20,7 +20,8 @@ _DATA: Any = Tensor.__dict__["data"]
 class BytesTensor(Tensor):
     """A BYTES tensor made of texts, or of one piece of bytes in which each element comes after a gap.
 
-    The field `data` is None until somebody asks for the array.
+    The field `data` is None until somebody asks for the array. `came_as_text` tells whether the elements were given as
+    text, as in JSON, rather than as bytes.
     """
 
     datatype: Datatype = BYTES
@@ -28,27 +29,35 @@ class BytesTensor(Tensor):
     _texts: list[str] | None = None
     _piece: bytes | None = None
     _shape: tuple[int, ...] | None = None
+    came_as_text: bool = False
 
     @classmethod
     def of_texts(cls, texts: list[str], shape: Sequence[int], parameters: Parameters = NONE) -> Self:
         """From text that UTF-8 can hold, in row-major order. The list is kept, and is not changed any more."""
-        return cls._of(texts, None, shape, parameters)
+        return cls._of(texts, None, shape, parameters, True)
 
     @classmethod
     def of_any_texts(cls, texts: list[str], shape: Sequence[int], parameters: Parameters = NONE) -> Self:
         """The same from any text; UnicodeEncodeError where UTF-8 cannot hold it."""
         piece = GAP.decode().join(["", *texts]).encode()
-        return cls._of(texts, piece, shape, parameters)
+        return cls._of(texts, piece, shape, parameters, True)
 
     @classmethod
     def of_piece(cls, piece: bytes, shape: Sequence[int], parameters: Parameters = NONE) -> Self:
         """From the elements in one piece, each after a gap, none of which holds a zero byte."""
-        return cls._of(None, piece, shape, parameters)
+        return cls._of(None, piece, shape, parameters, False)
 
     @classmethod
-    def _of(cls, texts: list[str] | None, piece: bytes | None, shape: Sequence[int], parameters: Parameters) -> Self:
+    def _of(
+        cls,
+        texts: list[str] | None,
+        piece: bytes | None,
+        shape: Sequence[int],
+        parameters: Parameters,
+        came_as_text: bool,
+    ) -> Self:
         make: Any = cls
-        made: Self = make(None, BYTES, parameters, texts, piece, tuple(shape))
+        made: Self = make(None, BYTES, parameters, texts, piece, tuple(shape), came_as_text)
         return made
 
     @property
@@ -96,14 +105,29 @@ class BytesTensor(Tensor):
         """The same elements in another shape of as many, with other parameters."""
         if self._texts is None and self._piece is None:
             return Tensor(self.data.reshape(shape), BYTES, parameters)
-        return BytesTensor._of(self._texts, self._piece, shape, parameters)
+        return BytesTensor._of(self._texts, self._piece, shape, parameters, self.came_as_text)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        if self._texts is not None:
-            return BytesTensor.of_texts, (self._texts, self.shape, self.parameters)
+        if self._texts is not None and (self.came_as_text or self._piece is None):
+            return BytesTensor._of, (self._texts, None, self.shape, self.parameters, self.came_as_text)
         if self._piece is not None:
-            return BytesTensor.of_piece, (self._piece, self.shape, self.parameters)
+            return BytesTensor._of, (None, self._piece, self.shape, self.parameters, self.came_as_text)
         return Tensor, (self.data, BYTES, self.parameters)
+
+
+def came_as_text(tensor: Tensor) -> bool:
+    """Return whether the elements of a BYTES tensor were given as text, as in JSON, rather than as bytes."""
+    return isinstance(tensor, BytesTensor) and tensor.came_as_text
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Return tensors of one datatype and of equal rows as one, in order, with the parameters of the first."""
+    first = tensors[0]
+    if all(map(came_as_text, tensors)):
+        shape = (sum(tensor.shape[0] for tensor in tensors), *first.shape[1:])
+        texts = [text for tensor in tensors for text in texts_of(tensor)]
+        return BytesTensor.of_texts(texts, shape, first.parameters)
+    return Tensor(np.concatenate([tensor.data for tensor in tensors]), first.datatype, first.parameters)
 
 
 def texts_of(tensor: Tensor) -> list[str]:

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
+from dragoman.core.bytes_tensor import came_as_text, joined
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidInput, InvalidOutput, NotReady
 from dragoman.core.tensor import Parameters, Tensor
@@ -28,7 +27,10 @@ def group_key(call: Infer) -> Key:
     """Calls of equal keys may be merged: of equal names, datatypes, trailing shapes, wanted outputs, parameters and
     config."""
     tensors = tuple(
-        [(name, t.datatype.name, t.shape[1:], _parameters_key(t.parameters)) for name, t in call.inputs.items()]
+        [
+            (name, t.datatype.name, came_as_text(t), t.shape[1:], _parameters_key(t.parameters))
+            for name, t in call.inputs.items()
+        ]
     )
     config = config_key(call.config) if call.config else ""
     return tensors, call.outputs, _parameters_key(call.parameters), config
@@ -59,10 +61,7 @@ def rows(call: Infer) -> int:
 def merge(calls: Sequence[Infer]) -> Infer:
     """One call with the rows of all, in order. They have equal keys."""
     first = calls[0]
-    inputs = {
-        name: Tensor(np.concatenate([c.inputs[name].data for c in calls]), t.datatype, t.parameters)
-        for name, t in first.inputs.items()
-    }
+    inputs = {name: joined([c.inputs[name] for c in calls]) for name in first.inputs}
     return replace(first, inputs=inputs)
 
 

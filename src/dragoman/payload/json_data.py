@@ -12,7 +12,7 @@ import orjson
 from dragoman.core.bytes_tensor import BytesTensor, texts_of
 from dragoman.core.datatypes import BYTES, Array, Datatype, rounded
 from dragoman.core.errors import InvalidInput, NotSupported
-from dragoman.core.tensor import NONE, Parameters, Tensor, numpy_numbers, object_array
+from dragoman.core.tensor import NONE, Parameters, Tensor, numpy_numbers
 from dragoman.payload.digits.machine import digits
 from dragoman.payload.policy import Buffer, Policy
 from dragoman.payload.raw import check_shape, shaped
@@ -92,6 +92,8 @@ def tensor_from_json(
         raise InvalidInput(f"{where}: 'data' nests as {list(array.shape)}, expected its shape {list(shape)}")
     if array.size != count:
         raise InvalidInput(f"{where}: shape {list(shape)} needs {count} elements, got {array.size}")
+    if datatype is BYTES and count:
+        return BytesTensor.of_texts(array.reshape(-1).tolist(), shape, parameters)
     return Tensor(shaped(array, shape, where), datatype, parameters)
 
 
@@ -219,7 +221,9 @@ def _array(values: Any, datatype: Datatype, where: str) -> Array:
     try:
         if datatype is BYTES:
             texts = np.array(values, dtype=object)
-            return object_array([e.encode() for e in texts.flat], texts.shape)
+            for text in texts.flat:
+                text.encode()  # what is no text, or none that UTF-8 can hold, is found here
+            return texts
         array = np.array(values, dtype=np.float64 if datatype.kind == "float" else datatype.dtype)
         return array if datatype.kind != "float" else _rounded(array, datatype, where)
     except OverflowError as fault:

@@ -194,16 +194,16 @@ class InferenceResponse:
         }
 
 
-def elements(tensor: Tensor, text: type[str] = str) -> list[Any]:
-    """The elements, flat: `text` for those of BYTES that are UTF-8, None for NaN."""
+def elements(tensor: Tensor) -> list[Any]:
+    """The elements, flat: `str` for those of BYTES that are UTF-8, None for NaN."""
     if tensor.datatype is BYTES:
-        return [_text(element, text) for element in tensor.data.flat]
+        return [_text(element) for element in tensor.data.flat]
     values: list[Any] = tensor.data.reshape(-1).tolist()
     return [None if v != v else v for v in values] if tensor.datatype.kind == "float" else values
 
 
-def _text(element: bytes, text: type[str]) -> str | bytes:
+def _text(element: bytes) -> str | bytes:
     try:
-        return text(element.decode())
+        return element.decode()
     except UnicodeDecodeError:
         return element

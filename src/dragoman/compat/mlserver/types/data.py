@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from dragoman.core.bytes_tensor import came_as_text, texts_of
 from dragoman.core.datatypes import BYTES, Array, Datatype, datatype, rounded
 from dragoman.core.tensor import Parameters, Tensor, object_array
 from dragoman.payload import message
 
 
 class Text(str):
-    """An element of a BYTES tensor that is text. Over gRPC their code knows it as bytes, and decodes it."""
+    """An element of a BYTES tensor that came as text. Code that was written for bytes decodes it."""
 
     __slots__ = ()
 
@@ -21,8 +22,10 @@ class Text(str):
 
 
 def elements(tensor: Tensor) -> list[Any]:
-    """The elements, flat, as their code expects them."""
-    return message.elements(tensor, Text)
+    """Return the elements, flat; those of BYTES as text or bytes as they came, whatever is in them."""
+    if tensor.datatype is not BYTES:
+        return message.elements(tensor)
+    return list(map(Text, texts_of(tensor))) if came_as_text(tensor) else tensor.data.reshape(-1).tolist()
 
 
 def tensor_of(data: Any, name: str, shape: Sequence[int], parameters: Parameters) -> Tensor:
