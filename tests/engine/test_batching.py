@@ -119,6 +119,7 @@ class RecordingPool:
         self.gate.set()
         self.cancelled = 0
         self.ready = True
+        self.unavailable = ""
         self.capacity = 1
         self.replicated = False
 

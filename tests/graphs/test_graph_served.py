@@ -56,7 +56,7 @@ def written(folder: Path, ours: str, theirs: str) -> Path:
         "name": "posterior",
         "nodes": {
             "field": {"fn": "fields.py:field"},
-            "ours": {"umbridge": ours, "model": "Powers", "concurrency": 8},
+            "ours": {"umbridge": ours, "model": "powers", "concurrency": 8},
             "theirs": {"umbridge": theirs, "model": "powers"},
             "obs": {"linear": "B.npy"},
             "like": {"builtin": "gaussian_loglik", "data": DATA, "cov": 0.5},
@@ -156,7 +156,7 @@ def test_each_remote_node_is_asked_once(servers: tuple[Served, Served], model: A
 
     def counts() -> dict[str, int]:
         _, page, _ = servers[1].ask("GET", "/metrics")
-        found = re.findall(r'dragoman_calls_total{model="Powers",.*call="(\w+)",outcome="ok"} (\S+)', page.decode())
+        found = re.findall(r'dragoman_calls_total{model="powers",.*call="(\w+)",outcome="ok"} (\S+)', page.decode())
         return {call: int(float(count)) for call, count in found}
 
     before = counts()

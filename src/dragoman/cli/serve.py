@@ -80,8 +80,10 @@ def _run(given: argparse.Namespace) -> int:
     async def started(server: Server) -> None:
         nonlocal failed
         await progress(server)
-        states = [d.state for d in server.engine.deployments()]
-        if states and set(states) == {"UNAVAILABLE"}:  # one that somebody has unloaded meanwhile is no failure
+        models = server.engine.deployments()
+        if models and all(
+            d.state == "UNAVAILABLE" and not d.retries for d in models
+        ):  # one that somebody has unloaded meanwhile is no failure
             failed = True
             os.kill(os.getpid(), 15)
         tell = startup_table if server.settings.log_format == "text" else startup_line

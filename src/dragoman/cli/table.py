@@ -51,7 +51,8 @@ def startup_table(server: Server, took_s: float) -> None:
         state = deployment.told_state
         rows.append((spec.name, spec.version or "-", deployment.platform or "-", deployment.place, state.lower()))
         if deployment.reason:
-            faults.append(f"  {spec.name}: {deployment.reason}")
+            again = "; it is loaded again until that works" if deployment.retries else ""
+            faults.append(f"  {spec.name}: {deployment.reason}{again}")
     for skipped in server.engine.skipped():
         rows.append((skipped.file, "-", "-", "-", "skipped"))
         faults.append(f"  {skipped.file}: {skipped.reason}")

@@ -83,6 +83,11 @@ class Model:
         are added as labels. Asked in the server's thread, at any time, and must not take long."""
         return ()
 
+    def unavailable(self) -> str:
+        """Why the model cannot answer now, as when a server that it calls is down; "" while it can. The model's
+        readiness follows it. Asked about once a second, in any thread, also during calls; must return at once."""
+        return ""
+
     def infer(self, call: Infer) -> Results:
         """Answer one call: `call.inputs` are named tensors, checked against the signature.
 

@@ -15,5 +15,8 @@ class Peers(Protocol):
         """What a model is, once it is loaded. Raises ModelNotFound, NotReady where it could not be loaded, and
         InvalidInput where it waits for the one that asks."""
 
+    def unavailable(self, name: str) -> str:
+        """Why a model is not ready; "" while it is. For any thread; returns at once."""
+
     def call(self, request: Request[A]) -> A:
         """The answer of the model that the request names: queued, limited and counted as any other call."""

@@ -78,6 +78,10 @@ class VectorFunction:
         """What metadata should tell besides, as plain JSON values: what derivatives cost, how exact they are."""
         return {}
 
+    def unavailable(self) -> str:
+        """Why it cannot answer now, as when a server that it calls is down; "" while it can. Must return at once."""
+        return ""
+
     def close(self) -> None:
         """Let go of what it holds: connections, threads."""
 

@@ -18,6 +18,8 @@ log = logging.getLogger("dragoman.engine")
 # How many models load at the same time when the server starts, and how long one may take before it has failed.
 LOADING_AT_ONCE = 4
 _LOAD_TIMEOUT_S = 600.0
+# A model that could not be loaded yet is loaded again after 1 s, then 2 s, ...
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 1.0, 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class _Loading:
 
     task: "asyncio.Task[None]"
     versions: frozenset[str]
+    is_retry: bool = False  # the model could not be loaded yet; any other work on it goes first
 
     def give_up(self) -> None:
         """A second time would interrupt it while it closes what it has loaded."""
@@ -72,7 +75,10 @@ class Control:
         self._changed()
 
     async def start(self) -> None:
-        """Load every model of the repository, some at the same time; one that fails is UNAVAILABLE."""
+        """Load every model of the repository, some at the same time; one that fails is UNAVAILABLE.
+
+        One that raises NotReady, as where a server that it needs is down, is loaded again and again after that.
+        """
 
         async def load(name: str, versions: list[Deployment]) -> None:
             async with self._gate:
@@ -80,6 +86,8 @@ class Control:
                     await _start_all(name, versions)
                 except DragomanError as fault:
                     log.error("%s", fault.message)
+            if any(d.retries for d in versions):
+                self._owned(name, self._retry(name, versions), [d.spec.version for d in versions], is_retry=True)
 
         waiting: list[asyncio.Task[None]] = []
         for name, source in self._first().items():
@@ -150,7 +158,7 @@ class Control:
     def states(self) -> tuple[IndexEntry, ...]:
         """Every model version that is there."""
         there = ((d, d.spec) for d in self._registry.all())
-        return tuple(IndexEntry(spec.name, spec.version, d.told_state, d.reason, spec.url) for d, spec in there)
+        return tuple(IndexEntry(spec.name, spec.version, d.told_state, d.told_reason, spec.url) for d, spec in there)
 
     async def drain(self) -> None:
         """Wait until every model has answered the calls that it had."""
@@ -183,6 +191,8 @@ class Control:
     async def _settled(self, name: str) -> None:
         """Wait until nothing of that name is being loaded. Raises NotReady where everything stops."""
         while name in self._loading:
+            if self._loading[name].is_retry:
+                self._loading[name].give_up()
             await asyncio.wait({self._loading[name].task})
         if self._closed:
             raise NotReady("the server is shutting down")
@@ -217,9 +227,31 @@ class Control:
         for version in versions:
             self._gone.setdefault(name, {})[version] = IndexEntry(name, version, "UNAVAILABLE", why)
 
-    def _owned(self, name: str, work: Coroutine[object, object, None], versions: Iterable[str]) -> "asyncio.Task[None]":
+    async def _retry(self, name: str, versions: Sequence[Deployment]) -> None:
+        """Load those versions again that could not be loaded yet, until each is loaded or has failed for good."""
+        delay_s, told = _FIRST_RETRY_S, ""
+        while waiting := [d for d in versions if d.retries]:
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
+            try:
+                async with self._gate:
+                    await _start_all(name, waiting)
+                log.info("model '%s' is loaded at last", name)
+            except DragomanError as fault:
+                if fault.message != told:
+                    log.warning("%s; next attempt in %g s", fault.message, delay_s)
+                told = fault.message
+
+    def _owned(
+        self,
+        name: str,
+        work: Coroutine[object, object, None],
+        versions: Iterable[str],
+        *,
+        is_retry: bool = False,
+    ) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work)
-        loading = self._loading[name] = _Loading(task, frozenset(versions))
+        loading = self._loading[name] = _Loading(task, frozenset(versions), is_retry)
 
         def done(_: "asyncio.Task[None]") -> None:
             if self._loading.get(name) is loading:

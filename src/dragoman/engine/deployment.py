@@ -33,6 +33,7 @@ class Deployment:
         self.spec = spec
         self.state = "LOADING"
         self.reason = ""
+        self.retries = False  # whether it could not be loaded yet, and is loaded again later
         self.place: Placement = ""
         self.tally = Tally()
         self._changed = changed
@@ -51,20 +52,22 @@ class Deployment:
     # --- its life ------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Load the model. Raises ModelFailed, and is UNAVAILABLE then."""
+        """Load the model. Raises ModelFailed, or NotReady where that may work later, and is UNAVAILABLE then."""
+        self.retries = False
         try:
             if self.spec.protocols:
                 await asyncio.to_thread(_check_protocols, self.spec)
             self._pool, self._loaded = await self._placed()
         except BaseException as fault:
             self.state, self.reason = "UNAVAILABLE", str(fault) or type(fault).__name__
+            self.retries = isinstance(fault, NotReady)
             self._changed()
             raise
         self._batcher = self._made_batcher(self._pool, self._loaded)
         self._vectors = VectorCalls(self._loaded, self.spec.name)
         self._sized_by_config = SignatureFor in self._loaded.calls
         self._now = self._pool.now if self._batcher is None else {}
-        self.state = "READY"
+        self.state, self.reason = "READY", ""
         self._changed()
 
     def _made_batcher(self, pool: Pool, loaded: Loaded) -> Batcher | None:
@@ -134,6 +137,11 @@ class Deployment:
     def told_state(self) -> str:
         """The state as the repository index tells it: a model all of whose workers are down is UNAVAILABLE."""
         return "UNAVAILABLE" if self.state == "READY" and not self.ready else self.state
+
+    @property
+    def told_reason(self) -> str:
+        """Why it is not ready, "" while it is, or where there is no more to say than its state."""
+        return self._pool.unavailable if self.state == "READY" and self._pool is not None else self.reason
 
     @property
     def platform(self) -> str:

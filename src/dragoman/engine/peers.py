@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from dragoman.core.calls import ModelDescription, Request
-from dragoman.core.errors import InvalidInput, ModelFailed, NotReady
+from dragoman.core.errors import InvalidInput, ModelFailed, ModelNotFound, NotReady
 from dragoman.engine.registry import Registry
 
 A = TypeVar("A")
@@ -33,6 +33,17 @@ class Neighbourhood:
         """Nobody waits any more."""
         for task in self._tasks:
             task.cancel()
+
+    def unavailable(self, name: str) -> str:
+        try:
+            deployment = self._registry.find(name)
+        except ModelNotFound as fault:
+            return fault.message
+        return (
+            ""
+            if deployment.ready
+            else f"model '{name}' is not ready: {deployment.told_reason or deployment.told_state}"
+        )
 
     async def owned(self, work: Coroutine[Any, Any, A]) -> A:
         task = asyncio.current_task()
@@ -90,6 +101,9 @@ class Neighbours:
 
     def describe(self, name: str) -> ModelDescription:
         return self._waited(self._all.describe(name, self._name))
+
+    def unavailable(self, name: str) -> str:
+        return self._all.unavailable(name)
 
     def call(self, request: Request[A]) -> A:
         return self._waited(self._all.call(request))

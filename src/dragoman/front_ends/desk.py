@@ -39,6 +39,9 @@ class Desk:
         self.calls = 0
         self.restarts = 0
 
+    def unavailable(self) -> str:
+        return ""
+
     def one(self, request: Request[Any]) -> NoReturn:
         raise AssertionError("front ends ask side by side")
 

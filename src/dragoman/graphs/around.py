@@ -26,6 +26,7 @@ class _Around(VectorFunction):
         self.output_sizes = function.output_sizes  # type: ignore[method-assign]
         self.sources = function.sources  # type: ignore[method-assign]
         self.notes = function.notes  # type: ignore[method-assign]
+        self.unavailable = function.unavailable  # type: ignore[method-assign]
         for ability in ABILITIES:
             setattr(self, ability, getattr(function, ability))
 

@@ -94,6 +94,11 @@ class GraphFunction(VectorFunction):
         missing = {name: f"'{s.node}' has no {s.ability}" for name, s in lacking.items() if s is not None}
         return {"graph": {"nodes": nodes, **({"missing": missing} if missing else {})}}
 
+    def unavailable(self) -> str:
+        """Why the first node that cannot answer cannot, with its name."""
+        found = ((name, node.function.unavailable()) for name, node in self.wiring.nodes.items())
+        return next((f"node '{name}': {reason}" for name, reason in found if reason), "")
+
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)

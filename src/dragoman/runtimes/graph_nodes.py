@@ -82,7 +82,11 @@ def _remote(text: NodeText, place: Place) -> VectorFunction:
     parameters = {"urls": text.what, **text.options}
     spec = ModelSpec(name=text.name, runtime="umbridge", parameters=parameters)
     found = plugins.resolve("dragoman.runtimes.umbridge:remote")(spec)
-    found.connect()
+    try:
+        found.connect()
+    except BaseException:
+        found.close()
+        raise
     made: VectorFunction = found
     return made
 

@@ -87,6 +87,9 @@ class Served(VectorFunction):
     def sources(self) -> Mapping[Ability, str]:
         return self._sources
 
+    def unavailable(self) -> str:
+        return self._peers.unavailable(self._name)
+
     def _asked(self, call: DerivativeCall) -> Vector:
         return self._peers.call(Request(call, self._name)).data
 

@@ -17,6 +17,7 @@ _KEYS: Mapping[str, type | tuple[type, ...]] = {
     "config": dict,
     "timeout_s": (int, float),
     "wait_s": (int, float),
+    "check_s": (int, float),
     "concurrency": int,
     "token": str,
     "headers": dict,
@@ -27,10 +28,14 @@ _AGAIN_S = 0.2
 
 
 class UmBridgeModel(WaitingModel):
-    """A remote model. Its parameters: `urls`, one or several (or its uri is one); `model`, its name there; `config`,
-    what goes with every call; `timeout_s` of a call; `wait_s`, how long to wait when it is loaded for a server that is
-    not there yet; `concurrency`, how many calls are under way at a time (16); `token`, `headers` and `tls_ca` for the
-    servers."""
+    """A remote model. Its parameters:
+
+    urls: one or several (or its uri is one). model: its name there. config: goes with every call.
+    timeout_s: of a call. concurrency: how many calls are under way at a time (16).
+    wait_s: how long loading waits for a server that is not there yet (0) before it fails, and is tried again later.
+    check_s: how often idle servers are checked (5); 0 is never.
+    token, headers, tls_ca: for the servers.
+    """
 
     placement: Placement = "inline"
     platform = "umbridge"
@@ -69,7 +74,8 @@ def remote(spec: ModelSpec) -> Remote:
             raise ModelFailed(f"parameter '{key}' has the wrong kind of value: {value!r}")
     if given.get("concurrency", 1) < 1:
         raise ModelFailed(f"parameter 'concurrency': expected at least 1, got {given['concurrency']}")
-    return Remote(_addresses(spec), given.get("model", ""), given.get("config", {}), float(given.get("timeout_s", 0.0)))
+    limits = {key: float(given[key]) for key in ("timeout_s", "check_s") if key in given}
+    return Remote(_addresses(spec), given.get("model", ""), given.get("config", {}), **limits)
 
 
 def _addresses(spec: ModelSpec) -> list[Address]:

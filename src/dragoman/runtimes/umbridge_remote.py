@@ -50,7 +50,8 @@ _FAULTS: Mapping[str, type[DragomanError]] = {
 _AWAY = frozenset({502, 503})
 _POLICY = Policy(nonfinite="literal")  # the words that servers in Python read
 _FIRST_REST_S, _LONGEST_REST_S = 0.5, 30.0
-_CHECK_S = 10.0
+_CHECK_S = 10.0  # how long an answer to /Info may take
+_CHECK_EVERY_S = 5.0  # unless told otherwise
 _REMEMBERED = 256
 
 
@@ -61,6 +62,8 @@ class Server:
         self.place = address.place + address.base
         self.in_flight = 0
         self.checked = False  # somebody looks whether it is there again
+        self.is_silent = False  # it did not answer /Info in time, as one does that computes for others
+        self.heard_s = time.monotonic()
         self.rests_until_s = 0.0
         self._rest_s = 0.0
         self._address = address
@@ -84,6 +87,8 @@ class Server:
 
     def recovered(self) -> None:
         self._rest_s = self.rests_until_s = 0.0
+        self.is_silent = False
+        self.heard_s = time.monotonic()
 
     def close(self) -> None:
         done(self._transport.close())
@@ -147,6 +152,26 @@ class Servers:
         for server in rested:
             threading.Thread(target=_see, args=(server,), name="umbridge-check", daemon=True).start()
 
+    def unavailable(self, every_s: float) -> str:
+        """Why no server answers, as far as is known; "" where one does. Returns at once.
+
+        Starts a check in the background of each server that has been idle and silent for `every_s` seconds; 0: of none.
+        """
+        now_s = time.monotonic()
+        with self._lock:
+            due = [s for s in self._servers if every_s and self._is_due(s, now_s, every_s)]
+            for server in due:
+                server.checked = True
+            away = [s.place for s in self._servers if s.failed or s.is_silent]
+        for server in due:
+            threading.Thread(target=_see, args=(server,), name="umbridge-check", daemon=True).start()
+        return f"no server of {', '.join(away)} answers" if len(away) == len(self._servers) else ""
+
+    @staticmethod
+    def _is_due(server: Server, now_s: float, every_s: float) -> bool:
+        idle = not server.in_flight and not server.checked
+        return idle and now_s >= server.rests_until_s and now_s - server.heard_s >= every_s
+
     def close(self) -> None:
         for server in self._servers:
             server.close()
@@ -156,6 +181,11 @@ def _see(server: Server) -> None:
     """Whether a server that failed is there again; it rests for longer where it is not."""
     try:
         _check(server)
+    except DeadlineExceeded:
+        server.is_silent = True
+        server.heard_s = time.monotonic()
+        if server.failed:
+            server.rest()
     except DragomanError:
         server.rest()
     else:
@@ -175,23 +205,33 @@ class Remote(VectorFunction):
     """The model called `model` ("" for the only one) of the UM-Bridge servers at some addresses.
 
     `config` goes with every call, below what the call's own config says. `timeout_s` bounds one call, 0 is no limit.
+    `check_s`: how often `unavailable` has idle servers checked, in seconds; 0 is never.
     Methods raise the errors that the servers tell, NotReady where none answers, and InvalidOutput for an answer that
     is none.
     """
 
     def __init__(
-        self, addresses: Sequence[Address], model: str = "", config: Config | None = None, timeout_s: float = 0.0
+        self,
+        addresses: Sequence[Address],
+        model: str = "",
+        config: Config | None = None,
+        timeout_s: float = 0.0,
+        check_s: float = _CHECK_EVERY_S,
     ) -> None:
         self._servers = Servers(addresses)
         self._model = model
         self._config = dict(config or {})
         self._timeout_s = timeout_s
+        self._check_s = check_s
         self._sources: Mapping[Ability, str] = {}
         self._sizes: OrderedDict[tuple[str, str], list[int]] = OrderedDict()
 
     def connect(self) -> None:
         """Ask what the model can do. Raises ModelFailed where there is no such model, NotReady where nobody answers."""
-        info = self._json("/Info", None)
+        try:
+            info = self._json("/Info", None, _CHECK_S)
+        except DeadlineExceeded as fault:
+            raise NotReady(f"/Info is not answered within {_CHECK_S:g} s") from fault
         version = info.get("protocolVersion")
         if isinstance(version, bool) or version != 1:
             raise ModelFailed(f"/Info: expected the number 1.0 as protocolVersion, got {version!r:.40}")
@@ -241,6 +281,9 @@ class Remote(VectorFunction):
         where: dict[str, Any] = {"outWrt": output, "inWrt1": input1, "inWrt2": input2}
         return self._asked("ApplyHessian", config, inputs, **where, sens=sens, vec=vec)[0]
 
+    def unavailable(self) -> str:
+        return self._servers.unavailable(self._check_s)
+
     def close(self) -> None:
         self._servers.close()
 
@@ -269,8 +312,9 @@ class Remote(VectorFunction):
                 self._sizes.popitem(last=False)
         return self._sizes[known]
 
-    def _json(self, path: str, body: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        text = self._posted(path, None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY))
+    def _json(self, path: str, body: Mapping[str, Any] | None, timeout_s: float = 0.0) -> Mapping[str, Any]:
+        text = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        text = self._posted(path, text, timeout_s)
         try:
             found = json.loads(text)
         except ValueError as fault:
@@ -279,9 +323,9 @@ class Remote(VectorFunction):
             raise InvalidOutput(f"{path}: expected a JSON object, got {text[:200]!r}")
         return found
 
-    def _posted(self, path: str, body: bytes | None) -> bytes:
-        """The body of the answer; without a body to send, a GET."""
-        deadline = Deadline.after(self._timeout_s)
+    def _posted(self, path: str, body: bytes | None, timeout_s: float = 0.0) -> bytes:
+        """The body of the answer; without a body to send, a GET. `timeout_s`: instead of that of all calls."""
+        deadline = Deadline.after(timeout_s or self._timeout_s)
 
         def ask(server: Server) -> bytes:
             method, sent = ("GET", ()) if body is None else ("POST", (body,))

@@ -99,6 +99,9 @@ class VectorModel(Model):
         found = {name: source for name, source in self.function.sources().items() if name != "evaluate"}
         return {"derivatives": found, **self.function.notes()}
 
+    def unavailable(self) -> str:
+        return self.function.unavailable()
+
     def _under(self, config: Config) -> "Sides":
         """The inputs and outputs under a config; those of the last configs are remembered."""
         key = config_key(config) if config else ""

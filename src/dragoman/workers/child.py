@@ -96,6 +96,9 @@ class Answering(Protocol):
 
     name: str
 
+    def unavailable(self) -> str:
+        """Why calls cannot be answered now; "" while they can."""
+
     def one(self, request: Request[Any]) -> Any:
         """The answer, of what does one call at a time."""
 
@@ -158,7 +161,7 @@ class Worker:
                 if job.task is not None:
                     job.task.cancel()
             case Kind.PING:
-                self._channel.send(encode(Kind.PONG))
+                self._channel.send(encode(Kind.PONG, 0, self._executor.unavailable()))
             case _ if self._told is not None:
                 self._told(frame)
 

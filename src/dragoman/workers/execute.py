@@ -25,7 +25,7 @@ from dragoman.core.calls import (
     Tokenize,
 )
 from dragoman.core.error_text import MAX_CHARACTERS, public_message, public_text
-from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidOutput, ModelFailed, NotSupported
+from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidOutput, ModelFailed, NotReady, NotSupported
 from dragoman.core.metrics import Family
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature
@@ -79,7 +79,8 @@ class Executor:
 
     @classmethod
     async def load(cls, spec: ModelSpec, place: Placement, *, in_thread: bool = True) -> "Executor":
-        """Make and load the model. Raises ModelFailed, or Elsewhere before it is loaded in the wrong place.
+        """Make and load the model. Raises ModelFailed, NotReady where it may load later, or Elsewhere before it is
+        loaded in the wrong place.
 
         In a thread the event loop stays free; without, the model is loaded in the thread that it will run in. One that
         nobody waits for any more is closed once it is loaded.
@@ -94,6 +95,8 @@ class Executor:
             return made
         except Elsewhere:
             raise
+        except NotReady as fault:
+            raise NotReady(f"failed to load '{spec.name}', {fault.message}") from fault
         except DragomanError as fault:
             raise failure(fault)(f"failed to load '{spec.name}', {fault.message}") from fault
         except _FAULTS as fault:
@@ -114,6 +117,14 @@ class Executor:
         except Exception:
             log.exception("model '%s' failed to tell its measurements", self.name)
             return ()
+
+    def unavailable(self) -> str:
+        """Why the model cannot answer now, "" while it can, also where it fails to say."""
+        try:
+            return self.model.unavailable()
+        except Exception:
+            log.exception("model '%s': unavailable() raised", self.name)
+            return ""
 
     async def close(self) -> None:
         try:

@@ -38,7 +38,7 @@ class Kind(enum.IntEnum):
     UNUSED goes both ways: shared memory that the other side may write again. A front end is spawned as a worker is, and
     asks as the server does: CALL and so on go from it to the server, which tells it READY (or not), DRAIN and
     STOP.
-    PING is answered by PONG, at once where the process is idle.
+    PING is answered by PONG, at once where the process is idle, with the reason why its model cannot answer, or "".
 
     SPEC is answered by LOADED, by ELSEWHERE (the model would be in another place), or by ERROR.
     Every CALL and STREAM is ended by exactly one ANSWER, END or ERROR, also where it was cancelled.

@@ -10,6 +10,7 @@ from dragoman.core.eager import in_task
 from dragoman.core.errors import NotReady
 from dragoman.core.metrics import Family
 from dragoman.core.spec import ModelSpec
+from dragoman.workers.availability import Availability
 from dragoman.workers.execute import Executor
 from dragoman.workers.owned import owned
 from dragoman.workers.pool import CONCURRENT, A, Loaded
@@ -29,12 +30,17 @@ class InlinePool:
         self._spec = spec
         self._changed = changed
         self._executor: Executor | None = None
+        self._availability = Availability(changed)
         self._running: set[asyncio.Task[Any]] = set()
         self._idle = asyncio.Event()
 
     @property
     def ready(self) -> bool:
-        return self._executor is not None
+        return self._executor is not None and not self.unavailable
+
+    @property
+    def unavailable(self) -> str:
+        return self._availability.reason
 
     @property
     def capacity(self) -> int:
@@ -48,6 +54,7 @@ class InlinePool:
     def hold(self, executor: Executor) -> Loaded:
         """Answer with a model that is loaded already."""
         self._executor = executor
+        self._availability.watch([executor])
         self._changed()
         return executor.loaded
 
@@ -90,6 +97,7 @@ class InlinePool:
 
     async def close(self) -> None:
         executor, self._executor = self._executor, None
+        self._availability.close()
         if executor is None:
             return
         self._changed()

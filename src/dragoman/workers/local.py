@@ -16,6 +16,7 @@ from dragoman.core.error_text import public_text
 from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.core.metrics import Family
 from dragoman.core.spec import ModelSpec
+from dragoman.workers.availability import Availability
 from dragoman.workers.cores import keep_to_share
 from dragoman.workers.execute import Executor
 from dragoman.workers.inline import GRACE_S, InlinePool, stopped
@@ -66,11 +67,16 @@ class ThreadPool:
         self._woken = False
         self._replicas: list[tuple[Executor, threading.Thread]] = []
         self._inline: InlinePool | None = None
+        self._availability = Availability(changed)
         self._pending: set[_Job] = set()
 
     @property
     def ready(self) -> bool:
-        return bool(self._replicas) or (self._inline is not None and self._inline.ready)
+        return self._inline.ready if self._inline is not None else bool(self._replicas) and not self.unavailable
+
+    @property
+    def unavailable(self) -> str:
+        return self._inline.unavailable if self._inline is not None else self._availability.reason
 
     @property
     def capacity(self) -> int:
@@ -99,6 +105,7 @@ class ThreadPool:
             thread = threading.Thread(target=self._work, args=(executor,), name=name, daemon=True)
             thread.start()
             self._replicas.append((executor, thread))
+        self._availability.watch(executors)
         self._changed()
         return executors[0].loaded
 
@@ -137,6 +144,7 @@ class ThreadPool:
         if self._inline is not None:
             await self._inline.close()
         replicas, self._replicas = self._replicas, []
+        self._availability.close()
         if not replicas:
             return
         self._changed()

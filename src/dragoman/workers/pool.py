@@ -60,6 +60,10 @@ class Pool(Protocol):
         """Whether at least one replica can take a call now."""
 
     @property
+    def unavailable(self) -> str:
+        """Why no replica can answer, as its model says; "" while one can."""
+
+    @property
     def capacity(self) -> int:
         """How many calls are computed at the same time; further ones wait inside."""
 
@@ -68,7 +72,8 @@ class Pool(Protocol):
         """Whether it holds as many replicas as the spec says; else one, which answers whatever comes."""
 
     async def start(self) -> Loaded:
-        """Load every replica. Raises ModelFailed, what the model's own checks raise, or Elsewhere."""
+        """Load every replica. Raises ModelFailed, what the model's own checks raise, NotReady where it may load
+        later, or Elsewhere."""
 
     @property
     def now(self) -> Mapping[type[Call[Any]], Callable[[Request[Any]], Any]]:

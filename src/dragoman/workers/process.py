@@ -50,7 +50,12 @@ class ProcessPool:
 
     @property
     def ready(self) -> bool:
-        return any(not replica.heartbeat.is_hung for replica in self._replicas)
+        return any(not replica.heartbeat.is_hung and not replica.unavailable for replica in self._replicas)
+
+    @property
+    def unavailable(self) -> str:
+        reasons = [replica.unavailable for replica in self._replicas]
+        return "" if "" in reasons or not reasons else reasons[0]
 
     @property
     def capacity(self) -> int:

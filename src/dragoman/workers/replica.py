@@ -69,7 +69,8 @@ class Replica:
 
     `held` are the calls that it has, in order; one that was cancelled stays until the process says it is done. A
     model that does one call at a time and does not end a cancelled one in time is killed; it is `overdue` then.
-    `answered` tells whether any call was done here, `end` how the process ended, `heartbeat` whether it hangs.
+    `answered` tells whether any call was done here, `end` how the process ended, `heartbeat` whether it hangs,
+    `unavailable` why its model cannot answer, as of the last heartbeat.
     """
 
     def __init__(self, spec: ModelSpec, served: Callable[["Replica"], None]) -> None:
@@ -85,6 +86,7 @@ class Replica:
         self.answered = False
         self.overdue = False
         self.end = ""
+        self.unavailable = ""
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     async def start(self) -> Loaded:
@@ -223,6 +225,7 @@ class Replica:
             value, error = None, value
         if frame.kind == Kind.PONG:
             self.heartbeat.heard()
+            self.unavailable = str(value or "")
         elif job is None:
             self._has_loaded(value, error)
         elif frame.kind == Kind.PIECE:

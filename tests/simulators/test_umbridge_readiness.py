@@ -1,0 +1,172 @@
+"""Readiness follows remote UM-Bridge servers: one that is down is tried again, one that dies is noticed."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import umbridge
+
+import dragoman
+from dragoman import Infer, ModelSpec, Tensor, errors
+from dragoman.core.calls import Index, Load, Request, Unload
+from dragoman.engine.engine import Engine, Identity
+from dragoman.engine.repository import Repository
+from e2e.served import free_ports, started
+from simulators.test_umbridge_remote import POINT, running
+
+FIELD = """
+import dragoman
+
+@dragoman.vector_function(inputs=[2], derivatives=None)
+def same(x):
+    return x
+"""
+GRAPH = """
+edges = ["same -> far.0"]
+outputs = {{ y = "far.0" }}
+bind = {{ "far.1" = [3.0, 4.0, 5.0] }}
+[nodes]
+same = {{ fn = "field.py:same" }}
+far = {{ umbridge = "{url}", model = "forward", check_s = 0.1 }}
+"""
+
+
+def far(url: str, **parameters: Any) -> ModelSpec:
+    given = {"urls": url, "model": "forward", "check_s": 0.1, **parameters}
+    return ModelSpec(name="far", runtime="umbridge", parameters=given)
+
+
+def engine(*specs: ModelSpec) -> Engine:
+    return Engine(Repository(specs), Identity(control_open=True))
+
+
+async def until(happened: Callable[[], object], what: str) -> None:
+    for _ in range(6000):
+        if happened():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{what} did not happen")
+
+
+def graph_of(folder: Path, url: str) -> ModelSpec:
+    """A graph with a node in Python, which runs in a process of its own."""
+    (folder / "field.py").write_text(FIELD)
+    (folder / "g.graph.toml").write_text(GRAPH.format(url=url))
+    return ModelSpec(name="g", runtime="graph", uri=str(folder / "g.graph.toml"), heartbeat_s=0.5)
+
+
+async def evaluated(engine: Engine, name: str, *point: Tensor) -> list[float]:
+    answer = (await engine.call(Request(Infer({}, positional=point), name))).answer
+    return [value for tensor in answer.outputs.values() for value in tensor.data.tolist()]
+
+
+def test_a_remote_that_is_down_when_the_server_starts_is_served_once_it_is_there(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "dragoman.toml").write_text(
+        f'[model]\nruntime = "umbridge"\n[model.parameters]\nurls = "http://127.0.0.1:{port}"\n'
+    )
+    with started(str(tmp_path)) as served:
+        served.until_logged("it is loaded again until that works")
+        assert served.status("/v2/health/ready") != 200
+        assert served.status("/v2/models/far/ready") != 200
+        assert umbridge.supported_models(f"http://{served.url}") == []
+        with running(port):
+            served.until_ready()
+            model = umbridge.HTTPModel(f"http://{served.url}", "far")
+            assert model([[1.0, 2.0], [3.0, 4.0, 5.0]]) == [[1.0, 4.0], [53.0]]
+
+
+@pytest.mark.parametrize("kind", ["remote", "graph", "graph of a served model"])
+async def test_readiness_follows_a_remote_that_dies_and_comes_back(tmp_path: Path, kind: str) -> None:
+    (port,) = free_ports(1)
+    url = f"http://127.0.0.1:{port}"
+    point, wanted = (POINT, [1.0, 4.0, 53.0]) if kind == "remote" else (POINT[:1], [1.0, 4.0])
+    name = "far" if kind == "remote" else "g"
+    specs = [graph_of(tmp_path, url)] if kind == "graph" else [far(url)]
+    if kind == "graph of a served model":
+        text = GRAPH.format(url="").replace('umbridge = "", model = "forward", check_s = 0.1', 'served = "far"')
+        (tmp_path / "field.py").write_text(FIELD)
+        (tmp_path / "g.graph.toml").write_text(text)
+        specs.append(ModelSpec(name="g", runtime="graph", uri=str(tmp_path / "g.graph.toml")))
+    async with engine(*specs) as made:
+        (deployment,) = [d for d in made.deployments() if d.spec.name == name]
+        assert not deployment.ready
+        assert deployment.retries
+        with running(port):
+            await until(made.ready, "the first load")
+            assert await evaluated(made, name, *point) == wanted
+        await until(lambda: not deployment.ready, "the end of readiness")
+        (index,) = [e for e in (await made.call(Request(Index(""), ""))).answer if e.name == name]
+        assert index.state == "UNAVAILABLE"
+        assert "no server of" in index.reason or "model 'far' is not ready" in index.reason
+        if kind != "remote":
+            assert "node 'far': " in index.reason
+        with pytest.raises(errors.NotReady):
+            await evaluated(made, name, *point)
+        with running(port):
+            await until(made.ready, "readiness anew")
+            assert await evaluated(made, name, *point) == wanted
+
+
+async def test_a_fault_that_is_for_good_is_not_tried_again() -> None:
+    (port,) = free_ports(1)
+    async with engine(far(f"http://127.0.0.1:{port}", model="backward")) as made:
+        (deployment,) = made.deployments()
+        assert deployment.retries
+        with running(port):
+            await until(lambda: not deployment.retries and "has no model 'backward'" in deployment.reason, "the fault")
+        assert deployment.state == "UNAVAILABLE"
+
+
+async def test_a_model_that_is_tried_again_can_be_loaded_and_unloaded() -> None:
+    (port,) = free_ports(1)
+    async with engine(far(f"http://127.0.0.1:{port}")) as made:
+        async with asyncio.timeout(30):
+            with pytest.raises(errors.NotReady, match="no server of"):
+                await made.call(Request(Load(""), "far"))
+            await made.call(Request(Unload(""), "far"))
+        assert made.deployments() == []
+        with running(port):
+            for _ in range(500):
+                try:
+                    await made.call(Request(Load(""), "far"))
+                    break
+                except errors.NotReady:
+                    await asyncio.sleep(0.05)
+            assert await evaluated(made, "far", *POINT) == [1.0, 4.0, 53.0]
+
+
+async def test_without_checks_a_failed_call_ends_readiness() -> None:
+    (port,) = free_ports(1)
+    async with engine(far(f"http://127.0.0.1:{port}", check_s=0)) as made:
+        with running(port):
+            await until(made.ready, "the first load")
+        with pytest.raises(errors.NotReady):
+            await evaluated(made, "far", *POINT)
+        await until(lambda: not made.ready(), "the end of readiness")
+
+
+async def test_a_model_may_say_itself_that_it_is_unavailable() -> None:
+    class Moody(dragoman.Model):
+        reason = ""
+
+        def infer(self, call: Infer) -> Any:
+            return dict(call.inputs)
+
+        def unavailable(self) -> str:
+            if self.reason == "raise":
+                raise RuntimeError("unknown")
+            return self.reason
+
+    for placement in ("thread", "inline"):
+        spec = ModelSpec(name="moody", runtime="python", target=Moody, placement=placement)
+        async with engine(spec) as made:
+            for reason, ready in (("the licence is in use", False), ("raise", True), ("again", False), ("", True)):
+                Moody.reason = reason
+                change = asyncio.ensure_future(made.changed())
+                await until(lambda ready=ready: made.ready() is ready, reason)  # type: ignore[misc]
+                async with asyncio.timeout(10):
+                    await change  # readiness is pushed to those who watch it
