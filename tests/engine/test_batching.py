@@ -69,6 +69,17 @@ def test_text_and_bytes_are_not_merged() -> None:
     assert not came_as_text(merge([calls[2], calls[2]]).inputs["x"])
 
 
+def test_parameters_of_a_merged_answer_go_to_every_call() -> None:
+    answer = Inference({"y": Tensor(np.arange(3.0), DATATYPES["FP64"], {"unit": "m"})}, {"version": 2})
+    parts = split(answer, [1, 2])
+    assert [dict(part.parameters) for part in parts] == [{"version": 2}] * 2
+    assert [dict(part.outputs["y"].parameters) for part in parts] == [{"unit": "m"}] * 2
+    assert [part.outputs["y"].data.tolist() for part in parts] == [[0.0], [1.0, 2.0]]
+    x = Tensor(np.arange(2.0), DATATYPES["FP64"], {"unit": "m"})
+    merged = merge([Infer({"x": x}, ("y",), {"a": 1}), Infer({"x": x}, ("y",), {"a": 1})])
+    assert (merged.outputs, merged.parameters, merged.inputs["x"].parameters) == (("y",), {"a": 1}, {"unit": "m"})
+
+
 def test_only_equal_calls_share_a_key() -> None:
     x = Tensor.of(np.zeros((2, 3), np.float32))
     base = Infer({"x": x})
