@@ -212,7 +212,8 @@ async def test_parameters_of_one_caller_never_reach_another(pool: RecordingPool,
 
 
 async def test_more_rows_than_a_batch_may_have_are_refused(batcher: Any) -> None:
-    with pytest.raises(InvalidInput, match="inference request batch-size must be <= 8, got 9"):
+    assert numbers(await batcher(8).call(asked(*range(8)))) == [2.0 * i for i in range(8)]
+    with pytest.raises(InvalidInput, match=r"^inference request batch-size must be <= 8, got 9$"):
         await batcher(8).call(asked(*range(9)))
 
 
@@ -292,6 +293,20 @@ async def test_closing_fails_those_who_wait(pool: RecordingPool, batcher: Any) -
     assert pool.cancelled == 1
     results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
     assert [type(r) for r in results] == [NotReady] * 4
+    assert [str(r) for r in results[2:]] == ["the model is stopped"] * 2
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_closing_answers_a_call_however_far_it_has_come(pool: RecordingPool, batcher: Any, turns: int) -> None:
+    pool.gate.clear()
+    queue = batcher(2)
+    call = asyncio.ensure_future(queue.call(asked(1.0)))
+    await asyncio.sleep(0)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await queue.close()
+    with pytest.raises(NotReady, match=r"the (model is stopped|server is stopping)"):
+        await asyncio.wait_for(call, 5)
 
 
 async def test_closing_stops_the_timer_of_a_batch_that_waits(pool: RecordingPool, batcher: Any) -> None:
