@@ -406,8 +406,8 @@ def test_torch_where_an_operation_has_no_forward_mode() -> None:
         (lambda x: np.arctan2(x[0], x[1]), "np.arctan2"),
         (lambda x: np.sort(x), "np.sort"),
         (lambda x: x.std(), "std"),
-        (lambda x: np.asarray(x).real * 2, "complex derivative by vector 0 is 0 where"),
-        (lambda x: np.abs(np.array([x[0], x[1]])), "complex derivative by vector 0 is 0 where"),
+        (lambda x: np.asarray(x).real * 2, "derivative is -?0 where central differences give|kink"),
+        (lambda x: np.abs(np.array([x[0], x[1]])), "derivative is -?0 where central differences give|kink"),
     ],
 )
 def test_what_is_not_analytic_is_refused(
@@ -453,7 +453,9 @@ def test_a_config_under_which_it_is_not_analytic_is_refused_when_it_comes() -> N
 
     function = made(either, inputs=[2])
     assert function.gradient(0, 0, [X], np.ones(2), {}) == pytest.approx(2 * X)
-    with pytest.raises(ModelFailed, match="'either' is not analytic"):
+    with pytest.raises(
+        ModelFailed, match=r"Gradient of 'either' by complex step is not confirmed .* is 0 where .* give 2,"
+    ):
         function.gradient(0, 0, [X], np.ones(2), {"smooth": False})
 
 
@@ -486,7 +488,8 @@ def test_a_vectorised_function_is_asked_once_for_its_gradient() -> None:
             function.gradient(output, i, at, sens, {})
             shapes.clear()
             assert function.gradient(output, i, at, sens, {}) == pytest.approx(wanted, rel=1e-14, abs=1e-14)
-            assert len(shapes) == 1
+            assert sum(len(x) == 2 for x, _ in shapes) == 1  # the others compare with differences
+            assert len(shapes) < 20
 
 
 @pytest.mark.parametrize("derivatives", ["auto", "complex step", None])
@@ -542,9 +545,9 @@ def test_differences_are_only_made_where_they_are_asked_for_and_tell_their_cost(
     told = found.notes()["finite differences"]
     assert told["relative_error"] < 1e-10
     assert told["evaluations"] == {
-        "apply_jacobian": "4",
-        "gradient": "4 a number of the input",
-        "apply_hessian": "8 a number of input1",
+        "apply_jacobian": "5",
+        "gradient": "1 + 4 per input element",
+        "apply_hessian": "1 + 8 per element of input1",
     }
     matrix = np.array([[2.0, 1.0], [1.0, 3.0]])
 
@@ -568,8 +571,8 @@ def test_the_cost_that_is_told_is_the_cost() -> None:
 
     function = made(counted, inputs=[5], outputs=[1], derivatives="finite differences")
     x = np.ones(5)
-    costs: dict[str, Any] = {"apply_jacobian": ((0, 0, [x], x, {}), 4), "gradient": ((0, 0, [x], ONE, {}), 4 * 5)}
-    costs["apply_hessian"] = ((0, 0, 0, [x], ONE, x, {}), 8 * 5)
+    costs: dict[str, Any] = {"apply_jacobian": ((0, 0, [x], x, {}), 5), "gradient": ((0, 0, [x], ONE, {}), 1 + 4 * 5)}
+    costs["apply_hessian"] = ((0, 0, 0, [x], ONE, x, {}), 1 + 8 * 5)
     for name, (arguments, cost) in costs.items():
         calls = 0
         getattr(function, name)(*arguments)

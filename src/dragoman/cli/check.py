@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.cli.served import Served
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.spec import ModelSpec
 from dragoman.core.vectors import Config, Vector
 from dragoman.derivatives.checks import Finding, Tolerance, check
@@ -20,11 +20,16 @@ from dragoman.derivatives.plot import Curve, as_svg, as_text
 from dragoman.server import make_engine, settings_for
 from dragoman.settings import from_environment
 
+# How far random points are from the middle, in units of --spread, in turn; and how many are tried for each.
+_SPREADS = (1.0, 5.0, 0.2, 2.0, 3.0)
+_TRIES = 20
+
 _EPILOG = """\
 what is checked, for every output by every input at every point, along random directions v, u and weights s:
-  apply_jacobian  J v against central differences of the output: the smallest error of ten steps, and the order at which
-                  errors fall (2 where all is well; "exact" where there is nothing to fall)
-  gradient        <v, Jᵀ s> against central differences of <s, output>
+  apply_jacobian  each element of J v, relative to itself, against central differences of the output: the smallest error
+                  of ten steps, and the order at which errors fall (2 where all is well; "exact" where there is nothing
+                  to fall)
+  gradient        each element of Jᵀ s, relative to itself, and <v, Jᵀ s> against central differences of <s, output>
   adjoint         <J v, s> = <v, Jᵀ s>
   apply_hessian   against central differences of the gradient
   symmetry        <u, H v> = <v, H u>
@@ -54,8 +59,14 @@ def add_to(commands: Any) -> None:
     add("--model", default="", metavar="NAME", help="the one of several models (default all)")
     add("--config", default="{}", metavar="JSON", help="the config of every call")
     add("--at", action="append", metavar="JSON", help="a point, one list for each input; may be given several times")
-    add("--points", type=int, default=2, metavar="N", help="how many random points, where none is given (default 2)")
-    add("--spread", type=float, default=0.5, metavar="X", help="how far they are from the model's own point, or zero")
+    add("--points", type=int, default=5, metavar="N", help="how many random points, where none is given (default 5)")
+    add(
+        "--spread",
+        type=float,
+        default=0.5,
+        metavar="X",
+        help="how far they are from the model's own point, as logarithms of factors, or from zero: 1/5 to 5 times X",
+    )
     add("--seed", type=int, default=0, metavar="N", help="the seed of points and directions (default 0)")
     add("--tolerance", type=float, default=1e-6, metavar="X", help="largest error against differences (default 1e-6)")
     add("--identity", type=float, default=1e-9, metavar="X", help="largest error of identities (default 1e-9)")
@@ -93,6 +104,9 @@ def _checked(served: Served, config: Config, given: argparse.Namespace) -> int:
     differenced = any("finite differences" in source for source in served.sources().values())
     identities = max(given.identity, 1e-5) if differenced else given.identity
     points = list(_points(served, config, given))
+    if not points:
+        print("  the function has no finite values at any random point; name points of its domain with --at")
+        return 2
     found = check(served, points, config, given.seed, Tolerance(given.tolerance, identities))
     print(_table(served, found))
     bad = sum(not finding.passed for finding in found)
@@ -114,8 +128,28 @@ def _points(served: Served, config: Config, given: argparse.Namespace) -> Iterat
         return
     middle = served.point(sizes)
     rng = np.random.default_rng(given.seed)
-    for _ in range(given.points):
-        yield [x + given.spread * rng.normal(size=len(x)) for x in middle]
+    left, count = _TRIES * given.points, 0
+    while left and count < given.points:
+        spread = given.spread * _SPREADS[count % len(_SPREADS)]
+        point = [_near(x, spread, rng) for x in middle]
+        left -= 1
+        if _is_inside(served, point, config):
+            count += 1
+            yield point
+
+
+def _near(x: Vector, spread: float, rng: np.random.Generator) -> Vector:
+    """A random point: numbers keep their signs, which may be all that a model takes; zeros get any."""
+    moves = spread * rng.normal(size=len(x))
+    return np.asarray(np.where(x != 0, x * np.exp(np.clip(moves, -1.5, 1.5)), moves))
+
+
+def _is_inside(served: Served, point: Sequence[Vector], config: Config) -> bool:
+    """Whether the function has finite values at a point. Raises what it raises there for another reason."""
+    try:
+        return all(np.isfinite(y).all() for y in served.evaluate(point, config))
+    except (ModelFailed, InvalidOutput):
+        return False
 
 
 def _point(text: str, sizes: Sequence[int]) -> list[Vector]:
@@ -170,7 +204,7 @@ def _measured(finding: Finding) -> tuple[str, str]:
 def _verdict(finding: Finding) -> str:
     if finding.refused:
         return f"REFUSED: {finding.refused}"
-    return "ok" if finding.passed else "WRONG"
+    return "ok" if finding.passed else f"WRONG: {finding.why}" if finding.why else "WRONG"
 
 
 def _plot(served: Served, found: Sequence[Finding], place: str) -> None:

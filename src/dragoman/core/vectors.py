@@ -36,6 +36,7 @@ class VectorFunction:
     `vectorised`: `evaluate` also takes matrices whose rows are points, and gives matrices with as many rows.
     `concurrency`: how many calls are worth a thread each; more than one for what waits for others.
     `derivatives`: what is added where it is missing, as `@vector_function` says it ("auto", "jax", ...); None: nothing.
+    `verify_derivatives`, `evaluate_at_load`, `max_evaluations`: of what is added, as for `@vector_function`.
     """
 
     input_names: tuple[str, ...] = ()
@@ -43,6 +44,9 @@ class VectorFunction:
     vectorised: bool = False
     concurrency: int = 1
     derivatives: str | None = None
+    verify_derivatives: bool = True
+    evaluate_at_load: bool = True
+    max_evaluations: int = 10_000
 
     def input_sizes(self, config: Config) -> Sequence[int]:
         raise NotImplementedError

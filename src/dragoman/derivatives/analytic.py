@@ -35,6 +35,7 @@ _REFUSED_METHODS = (
 )
 # Questions about a number that change nothing.
 _ASKED = frozenset(("isfinite", "isnan", "isinf"))
+_POWERS = frozenset(("power", "float_power"))
 
 
 def _refuse(name: str) -> Any:
@@ -63,6 +64,8 @@ class Analytic(np.ndarray[Any, np.dtype[np.complex128]]):
             _refuse(f"np.{name}")
         if options.get("out") is not None:
             options["out"] = tuple(_plain(each) for each in options["out"])
+        if name in _POWERS and method == "__call__" and not options and (found := _power(*inputs)) is not None:
+            return watched(found)
         try:
             found = getattr(ufunc, method)(*map(_plain, inputs), **options)
         except TypeError as fault:
@@ -101,6 +104,19 @@ def watched(value: Any) -> Any:
     """The same numbers as an `Analytic` array, if they are complex."""
     array = np.asarray(value)
     return array.view(Analytic) if array.dtype.kind == "c" else value
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    """A complex number to a real power, to first order in its imaginary part; None for other powers.
+
+    NumPy computes powers of 100 and more by logarithms, whose rounding errors are far above a complex step.
+    """
+    z, n = np.asarray(_plain(base)), np.asarray(_plain(exponent))
+    if z.dtype.kind != "c" or n.dtype.kind not in "iuf":
+        return None
+    n = n.astype(np.float64)
+    slope = np.where(n == 0, 0.0, n * z.real ** np.where(n == 0, 1.0, n - 1))
+    return z.real**n + 1j * (slope * z.imag)
 
 
 def _plain(value: Any) -> Any:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed
-from dragoman.core.vector_answers import number_array, parts
+from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed
+from dragoman.core.vector_answers import as_vectors, number_array, parts
 from dragoman.core.vectors import ABILITIES, Ability, Config, Vector, VectorFunction, Vectors
 from dragoman.derivatives.annotated import annotated_inputs, annotated_outputs
 from dragoman.derivatives.callee import Callee, callee, derivative_callee
@@ -28,6 +28,9 @@ class Declared:
     vectorised: bool | None = None
     linear: bool = False
     written: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    verify_derivatives: bool = True
+    evaluate_at_load: bool = True
+    max_evaluations: int = 10_000
     name: str = ""
     placement: str = ""
 
@@ -37,23 +40,24 @@ class Authored(VectorFunction):
 
     def __init__(self, function: Callable[..., Any], declared: Declared) -> None:
         self.declared = declared
-        self.callee = callee(function)
+        sized_by_config = callable(declared.inputs) or callable(declared.outputs)
+        self.callee = callee(function, sized_by_config)
         self.name = self.callee.name
         self.vectorised = bool(declared.vectorised)
         self._inputs = _input_sizes(self.callee, declared)
         self._declared_outputs = declared.outputs if declared.outputs is not None else annotated_outputs(function)
-        self._tried = OfConfig(lambda config: self.tried_outputs(self.evaluate, config))
+        self._tried = OfConfig(lambda config: self.tried_outputs(lambda inputs, config: self.answer(config), config))
+        self.answer = OfConfig(lambda config: self.evaluate(self.point(config), config))
         self.input_names = _names(declared.inputs) or self.callee.vectors
         self.output_names = _names(declared.outputs)
         if self.callee.open_ended and not _names(declared.inputs):
             self.input_names = ()
-        written = _written(declared.written, self._count())
+        written = _written(declared.written, self._count(), sized_by_config)
         self.written: Collection[str] = written
         self._methods = _methods(written)
 
     def input_sizes(self, config: Config) -> tuple[int, ...]:
-        sizes = self._inputs(config) if callable(self._inputs) else self._inputs
-        return tuple(int(size) for size in sizes)
+        return _sizes_of(self._inputs, config, "inputs") if callable(self._inputs) else tuple(self._inputs)
 
     def output_sizes(self, config: Config) -> tuple[int, ...]:
         declared = self.declared_outputs(config)
@@ -63,7 +67,7 @@ class Authored(VectorFunction):
         """The sizes of the outputs, where the author has said them."""
         declared = self._declared_outputs
         if callable(declared):
-            return tuple(int(size) for size in declared(config))
+            return _sizes_of(declared, config, "outputs")
         if declared is None:
             return None
         return tuple(declared.values() if isinstance(declared, Mapping) else declared)
@@ -83,6 +87,10 @@ class Authored(VectorFunction):
         if any(each.ndim > 1 for each in found):
             raise InvalidOutput(f"expected output vectors, got shapes {[list(each.shape) for each in found]}")
         return tuple(each.size for each in found)
+
+    def trial(self, config: Config) -> tuple[Vector, ...]:
+        """The outputs at the point where the function may be tried; it is evaluated there once for each config."""
+        return as_vectors(self.answer(config), self.output_sizes(config))
 
     def evaluate(self, inputs: Sequence[Any], config: Config) -> Any:
         return self.callee(inputs, config)
@@ -144,6 +152,19 @@ def _input_sizes(function: Callee, declared: Declared) -> Sequence[int] | Callab
     return sizes
 
 
+def _sizes_of(function: Callable[[Config], Sequence[int]], config: Config, what: str) -> tuple[int, ...]:
+    """The sizes under a config; InvalidInput where it gives none, for the config is what they come from."""
+    try:
+        sizes = tuple(function(config))
+    except DragomanError:
+        raise
+    except Exception as error:
+        raise InvalidInput(f"config: no sizes of {what} follow from it: {type(error).__name__}: {error}") from error
+    if not all(isinstance(size, int | np.integer) and not isinstance(size, bool) and size >= 0 for size in sizes):
+        raise InvalidInput(f"config: expected sizes of {what} that are integers from 0, got {list(sizes)}")
+    return tuple(int(size) for size in sizes)
+
+
 # --- what an author has written --------------------------------------------------------------------------
 
 Given = Mapping[str, Any]
@@ -153,8 +174,8 @@ _WHERE: Mapping[str, frozenset[str]] = {
 }
 
 
-def _written(functions: Mapping[str, Callable[..., Any]], count: int) -> Mapping[str, Callee]:
-    found = {name: derivative_callee(function, count) for name, function in functions.items()}
+def _written(functions: Mapping[str, Callable[..., Any]], count: int, sized_by_config: bool) -> Mapping[str, Callee]:
+    found = {name: derivative_callee(function, count, sized_by_config) for name, function in functions.items()}
     for name, each in found.items():
         missing = _WHERE[name] - each.asked
         if count > 1 and missing:
@@ -197,24 +218,32 @@ def _times(answer: Any, sens: Vector, what: str) -> Any:
     return answer * sens[0] if hasattr(answer, "dtype") else number_array(answer, what) * sens[0]
 
 
-def _jacobian(function: Callee, given: Given) -> Vector:
+def _jacobian(function: Callee, given: Given) -> Any:
     where = {"output": given["output"], "input": given["input"]}
-    matrix = number_array(function(given["inputs"], given["config"], **where), "jacobian")
+    matrix = _matrix(function(given["inputs"], given["config"], **where), "jacobian")
     columns = len(given["inputs"][given["input"]])
     if matrix.ndim == 1:
         matrix = matrix.reshape(1, -1)
     rows = len(given["sens"]) if "sens" in given else matrix.shape[0]
-    if matrix.shape != (rows, columns):
+    if tuple(matrix.shape) != (rows, columns):
         raise InvalidOutput(f"jacobian: expected a matrix of shape {[rows, columns]}, got {list(matrix.shape)}")
     return matrix
 
 
-def _hessian(function: Callee, given: Given) -> Vector:
+def _hessian(function: Callee, given: Given) -> Any:
     where = {key: given[key] for key in ("output", "input1", "input2")}
-    found = number_array(function(given["inputs"], given["config"], **where), "hessian")
+    found = _matrix(function(given["inputs"], given["config"], **where), "hessian")
     sens, (rows, columns) = given["sens"], (len(given["inputs"][where[key]]) for key in ("input1", "input2"))
     if found.ndim == 2 and len(sens) == 1:
         found = found[None]
-    if found.shape != (len(sens), rows, columns):
+    if tuple(found.shape) != (len(sens), rows, columns):
         raise InvalidOutput(f"hessian: expected shape {[len(sens), rows, columns]}, got {list(found.shape)}")
-    return np.asarray(np.einsum("o,oij,j->i", sens, found, given["vec"]))
+    return np.asarray(np.einsum("o,oij,j->i", sens, number_array(found, "hessian"), given["vec"]))
+
+
+def _matrix(answer: Any, what: str) -> Any:
+    """An array of what an author gave; one that is complex, or of a framework, stays so to be differentiated."""
+    if hasattr(answer, "ndim") and not isinstance(answer, np.ndarray | np.generic):
+        return answer
+    found = np.asarray(answer) if isinstance(answer, list | tuple | np.ndarray) else answer
+    return found if isinstance(found, np.ndarray) and found.dtype.kind == "c" else number_array(answer, what)

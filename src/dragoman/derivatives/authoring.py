@@ -28,6 +28,9 @@ def vector_function(
     derivatives: Derivatives | None = "auto",
     vectorised: bool | None = None,
     linear: bool = False,
+    verify_derivatives: bool = True,
+    evaluate_at_load: bool = True,
+    max_evaluations: int = 10_000,
     gradient: Written | None = None,
     apply_jacobian: Written | None = None,
     apply_hessian: Written | None = None,
@@ -40,7 +43,9 @@ def vector_function(function: Any = None, **options: Any) -> Any:
     """Mark a function of float64 vectors as a model with derivatives. It stays the function it was.
 
     Each positional parameter is a vector, but for one called `config`, which gets the whole config (a mapping);
-    keyword-only parameters with defaults are entries of the config. A result is a vector (an array, a list or a
+    keyword-only parameters with defaults are entries of the config, `**name` gets all entries. A call whose config has
+    an entry that the function has no parameter for is an error; only a function without any such parameter, whose
+    `inputs` or `outputs` are functions of the config, takes all. A result is a vector (an array, a list or a
     number), or a tuple of them.
 
     inputs: the sizes of the vectors, `[2]` or by name `{"x": 2}`, or a function of the config that gives them.
@@ -52,6 +57,12 @@ def vector_function(function: Any = None, **options: Any) -> Any:
         What the author has written is always preferred.
     vectorised: the function takes matrices, whose rows are points, as well (for "jax": through jax.vmap, by default).
     linear: the function is A x + b; its derivatives follow.
+    verify_derivatives: compare what "complex step" and "torch" give (and "jax" where a function cannot be compiled)
+        with central differences in each call, at the cost of three evaluations; a call whose derivative is not
+        confirmed is an error. False omits the comparison.
+    evaluate_at_load: False never evaluates the function before the first call; `outputs` has to be declared, and
+        `derivatives` named.
+    max_evaluations: a Gradient or Hessian action that takes more evaluations of the function is an error.
     gradient, apply_jacobian, apply_hessian: functions of the same vectors, and by name of those of `sens`, `vec`,
         `output`, `input`, `input1`, `input2` that they take. Without `sens`, of an output of one number, it is
         multiplied by that.

@@ -20,7 +20,9 @@ class Callee:
 
     vectors: the names of its vectors, in order; `open_ended` where it takes any number (`*vectors`).
     takes_config: whether it has a parameter `config`, which gets the whole config.
+    takes_entries: whether it has a parameter `**name`, which gets all entries of the config.
     options: keyword-only parameters: entries of the config of the same names, each with a default.
+    lenient: whether a function without options may be called under any config, for its sizes depend on that.
     asked: those of `ASKED` that it takes besides the vectors.
     """
 
@@ -28,6 +30,8 @@ class Callee:
     vectors: tuple[str, ...]
     open_ended: bool = False
     takes_config: bool = False
+    takes_entries: bool = False
+    lenient: bool = False
     options: frozenset[str] = frozenset()
     asked: frozenset[str] = frozenset()
 
@@ -40,35 +44,37 @@ class Callee:
         return self.function(*inputs, **self.keywords(config), **{k: v for k, v in asked.items() if k in self.asked})
 
     def keywords(self, config: Config) -> Mapping[str, Any]:
-        """What the config becomes in a call."""
-        if self.takes_config:
-            return {"config": config, **{k: v for k, v in config.items() if k in self.options}}
-        if not self.options or not config:
+        """The keyword arguments of a call; InvalidInput naming an entry that it has no parameter for."""
+        if not config and not self.takes_config:
             return {}
-        unknown = sorted(config.keys() - self.options)
-        if unknown:
-            known = ", ".join(sorted(self.options))
-            raise InvalidInput(f"config: unexpected entry '{unknown[0]}'; '{self.name}' knows {known}")
-        return config
+        known = {name: value for name, value in config.items() if self.takes_entries or name in self.options}
+        whole = {"config": config} if self.takes_config else {}
+        clash = sorted(known.keys() & {*self.vectors, *self.asked, *whole})
+        unknown = clash or sorted(config.keys() - known.keys())
+        ignored = self.takes_config or (self.lenient and not self.options)
+        if clash or (unknown and not ignored):
+            names = ", ".join(sorted(self.options)) or "none"
+            raise InvalidInput(f"config: unexpected entry '{unknown[0]}'; '{self.name}' knows {names}")
+        return {**whole, **known}
 
 
-def callee(function: Callable[..., Any]) -> Callee:
+def callee(function: Callable[..., Any], lenient: bool = False) -> Callee:
     """How a function of vectors is called: its positional parameters, but for `config`, are vectors.
 
     Raises ModelFailed naming a parameter that nothing can be given for.
     """
     vectors = tuple(p.name for p in _parameters(function, *_POSITIONAL) if p.name != "config")
-    return _called(function, vectors, frozenset())
+    return _called(function, vectors, frozenset(), lenient)
 
 
-def derivative_callee(function: Callable[..., Any], count: int) -> Callee:
+def derivative_callee(function: Callable[..., Any], count: int, lenient: bool = False) -> Callee:
     """How a function of derivatives is called: with `count` vectors, and with those of `ASKED` that it takes."""
     vectors = tuple(p.name for p in _parameters(function, *_POSITIONAL)[:count])
     rest = {p.name for p in _parameters(function, *_NAMED) if p.name not in vectors}
-    return _called(function, vectors, frozenset(rest & set(ASKED)))
+    return _called(function, vectors, frozenset(rest & set(ASKED)), lenient)
 
 
-def _called(function: Callable[..., Any], vectors: tuple[str, ...], asked: frozenset[str]) -> Callee:
+def _called(function: Callable[..., Any], vectors: tuple[str, ...], asked: frozenset[str], lenient: bool) -> Callee:
     rest = [p for p in _parameters(function, *_NAMED) if p.name not in (*vectors, *asked)]
     options = [p for p in rest if p.name != "config"]
     made = Callee(
@@ -76,6 +82,8 @@ def _called(function: Callable[..., Any], vectors: tuple[str, ...], asked: froze
         vectors,
         open_ended=bool(_parameters(function, inspect.Parameter.VAR_POSITIONAL)),
         takes_config=len(options) < len(rest),
+        takes_entries=bool(_parameters(function, inspect.Parameter.VAR_KEYWORD)),
+        lenient=lenient,
         options=frozenset(p.name for p in options),
         asked=asked,
     )

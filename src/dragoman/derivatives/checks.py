@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,8 +11,10 @@ import numpy as np
 from dragoman.core.errors import DragomanError
 from dragoman.core.vector_answers import as_vector, as_vectors
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, put
+from dragoman.derivatives.scales import own_scales
+from dragoman.derivatives.verification import Unconfirmed, confirm_gradient
 
-# The steps of central differences, in units of the largest number of the point: half a decade each.
+# The steps of central differences, in units of the magnitude of each component of the point: half a decade each.
 STEPS = tuple(10 ** (-1 - k / 2) for k in range(10))
 _EPS = float(np.finfo(np.float64).eps)
 # Central differences are of order 2; what is measured between steps is at least this where the derivative is right.
@@ -33,7 +35,7 @@ class Finding:
 
     error: relative; of a convergence the smallest one, of all steps and of what they are extrapolated to.
     order: of the convergence of central differences; None where they are exact, or none were taken.
-    curve: pairs of step and error. refused: what the function said instead of answering.
+    curve: pairs of step and error. refused: what the function said instead of answering. why: what else is wrong.
     """
 
     check: str
@@ -44,6 +46,7 @@ class Finding:
     passed: bool = False
     curve: tuple[tuple[float, float], ...] = ()
     refused: str = ""
+    why: str = ""
 
 
 def check(
@@ -73,8 +76,11 @@ class _Trial:
         self.function, self.point, self.config, self.tolerance = function, point, config, tolerance
         self.sizes = tuple(function.output_sizes(config))
         self.can = function.sources().keys()
-        self._directions = [_direction(rng, len(x)) for x in point], [_direction(rng, len(x)) for x in point]
-        self._weights = [_direction(rng, size) for size in self.sizes]
+        self._scales = [own_scales(x) for x in point]
+        self._directions = [[scale * _direction(rng, len(scale)) for scale in self._scales] for _ in range(2)]
+        values = as_vectors(function.evaluate(point, config), self.sizes)
+        # Each output element weighs as much as any other, however large it is.
+        self._weights = [_direction(rng, len(y)) / np.where(y != 0, np.abs(y), 1.0) for y in values]
 
     def findings(self) -> Iterator[Finding]:
         first = "apply_jacobian" in self.can, "gradient" in self.can
@@ -107,14 +113,21 @@ class _Trial:
         return self._converges(name, output, (i,), lambda at: self._value(output, i, at), vec, claimed)
 
     def _pulled(self, name: str, output: int, i: int) -> Finding:
-        """<v, Jᵀ s> against differences of <s, output> along v."""
+        """Jᵀ s at the scale of each of its elements, and <v, Jᵀ s> along v, against differences of <s, output>."""
         vec, sens = self._directions[0][i], self._weights[output]
-        claimed = np.atleast_1d(vec @ self._gradient(output, i, i, self.point[i], sens))
+        gradient = self._gradient(output, i, i, self.point[i], sens)
+        claimed = np.atleast_1d(vec @ gradient)
 
         def weighed(at: Vector) -> Vector:
             return np.atleast_1d(sens @ self._value(output, i, at))
 
-        return self._converges(name, output, (i,), weighed, vec, claimed)
+        found = self._converges(name, output, (i,), weighed, vec, claimed)
+        try:
+            here = self._value(output, i, self.point[i])
+            confirm_gradient(lambda at: self._value(output, i, at), self.point[i], here, sens, gradient)
+        except Unconfirmed as error:
+            return replace(found, passed=False, why=str(error))
+        return found
 
     def _adjoint(self, name: str, output: int, i: int) -> Finding:
         """<J v, s> = <v, Jᵀ s>."""
@@ -123,20 +136,25 @@ class _Trial:
         vec = self._directions[0][i]
         pushed = self._jacobian(output, i, vec)
         sides = float(pushed @ sens), float(vec @ pulled)
-        scale = max(_norm(pushed) * _norm(sens), _norm(vec) * _norm(pulled))
+        scale = float(max(np.abs(pushed) @ np.abs(sens), np.abs(vec) @ np.abs(pulled)))
         return self._identity(name, output, (i,), abs(sides[0] - sides[1]), scale)
 
     def _curved(self, name: str, output: int, i: int, j: int) -> Finding:
         """The Hessian action by inputs i and j against differences of the gradient by i along v of j."""
         vec, sens = self._directions[0][j], self._weights[output]
-        claimed = self._hessian(output, i, j, sens, vec)
-        return self._converges(name, output, (i, j), lambda at: self._gradient(output, i, j, at, sens), vec, claimed)
+        scales = self._scales[i]  # so that the elements are comparable with each other
+        claimed = scales * self._hessian(output, i, j, sens, vec)
+
+        def gradient(at: Vector) -> Vector:
+            return scales * self._gradient(output, i, j, at, sens)
+
+        return self._converges(name, output, (i, j), gradient, vec, claimed, together=True)
 
     def _symmetric(self, name: str, output: int, i: int, j: int) -> Finding:
         """<u, H_ij v> = <v, H_ji u>."""
         sens, u, v = self._weights[output], self._directions[1][i], self._directions[0][j]
         forth, back = self._hessian(output, i, j, sens, v), self._hessian(output, j, i, sens, u)
-        scale = max(_norm(forth), _norm(back))
+        scale = float(max(np.abs(u) @ np.abs(forth), np.abs(v) @ np.abs(back)))
         return self._identity(name, output, (i, j), abs(float(u @ forth) - float(v @ back)), scale)
 
     # --- how large an error is -----------------------------------------------------------------------------
@@ -153,18 +171,20 @@ class _Trial:
         function: Callable[[Vector], Vector],
         vec: Vector,
         claimed: Vector,
+        together: bool = False,
     ) -> Finding:
+        """The largest error of any element; each is relative to itself, or `together` to rounding of the largest."""
         x = self.point[inputs[-1]]
-        size = float(np.max(np.abs(x), initial=0.0)) or 1.0
-        largest = float(np.max(np.abs(function(x)), initial=0.0))
+        sizes = np.abs(function(x))
         # Beside what rounding alone makes of differences, a derivative counts as zero.
-        least = _EPS * largest / (size * STEPS[0] * self.tolerance.differences)
-        found = [(function(x + h * vec) - function(x - h * vec)) / (2 * h) for h in np.multiply(STEPS, size)]
+        least = _EPS * (np.max(sizes, initial=0.0) if together else sizes) / (STEPS[0] * self.tolerance.differences)
+        found = [(function(x + h * vec) - function(x - h * vec)) / (2 * h) for h in STEPS]
         # Two steps together are of order 4, and so come closer before rounding is felt. Source: Richardson.
         ratio = (STEPS[0] / STEPS[1]) ** 2
         finer = [(ratio * fine - coarse) / (ratio - 1) for coarse, fine in pairwise(found)]
-        errors = [_distance(each, claimed, least) for each in found]
-        error = min(*errors, *(_distance(each, claimed, least) for each in finer))
+        distances = [_distances(each, claimed, least) for each in (*found, *finer)]
+        errors = [float(np.max(each, initial=0.0)) for each in distances[: len(STEPS)]]
+        error = float(np.max(np.min(distances, axis=0), initial=0.0))
         order = None if errors[0] <= self.tolerance.differences else _order(errors)
         passed = error <= self.tolerance.differences and (order is None or order >= _LEAST_ORDER)
         return Finding(name, output, inputs, error, order, passed, tuple(zip(STEPS, errors, strict=True)))
@@ -187,25 +207,23 @@ class _Trial:
         return as_vector(answer, len(self.point[i]), "apply_hessian")
 
 
-def _distance(found: Vector, claimed: Vector, least: float) -> float:
-    """Relative to the largest number of either; not a number counts as wrong."""
-    scale = max(float(np.max(np.abs(each), initial=0.0)) for each in (found, claimed))
-    gap = float(np.max(np.abs(found - claimed), initial=0.0))
-    if gap == 0:
-        return 0.0
-    return gap / max(scale, least) if math.isfinite(gap) else math.inf
+def _distances(found: Vector, claimed: Vector, least: Vector) -> Vector:
+    """Of each element, relative to the larger of both; not a number counts as wrong."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        gap = np.abs(found - claimed)
+        error = gap / np.maximum(np.maximum(np.abs(found), np.abs(claimed)), least)
+    return np.where(gap == 0, 0.0, np.where(np.isfinite(error), error, math.inf))
 
 
 def _order(errors: Sequence[float]) -> float:
-    """How fast errors fall: the steepest fall within one decade of steps."""
-    falls = (math.log10(max(a, 1e-300) / max(b, 1e-300)) for a, b in zip(errors, errors[2:], strict=False))
-    return max((fall for fall in falls if math.isfinite(fall)), default=0.0)
+    """How fast errors fall: the steepest fall within one decade of steps that does not end in rounding errors."""
+    least = 10 * max(min(errors), 1e-300)
+    falls = [math.log10(a / b) for a, b in zip(errors, errors[2:], strict=False) if b > 0 and math.isfinite(a)]
+    clear = [fall for fall, b in zip(falls, errors[2:], strict=False) if b > least]
+    found = max(clear, default=0.0)
+    return found if found >= _LEAST_ORDER else max(falls, default=0.0)
 
 
 def _direction(rng: np.random.Generator, size: int) -> Vector:
     found: Any = rng.normal(size=size)
     return np.asarray(found / (np.linalg.norm(found) or 1.0))
-
-
-def _norm(vector: Vector) -> float:
-    return float(np.linalg.norm(vector))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dragoman.core.errors import ModelFailed
+from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed
 from dragoman.core.vector_answers import parts
 from dragoman.core.vectors import VectorFunction
 from dragoman.derivatives.authored import Authored
@@ -16,6 +16,7 @@ from dragoman.derivatives.dual_numbers import DualNumbers
 from dragoman.derivatives.exact import ByUnitVectors, Linear, OfGradient
 from dragoman.derivatives.first_of import FirstOf
 from dragoman.derivatives.rows import check_rows
+from dragoman.derivatives.verified import Verified
 
 log = logging.getLogger("dragoman.derivatives")
 
@@ -27,13 +28,29 @@ _AT = "name a point where it can be tried, at=[...]"
 
 def derived(author: Authored) -> VectorFunction:
     """The function with what its author has written, what was asked for, and what follows exactly from these."""
-    parts = METHODS[author.declared.derivatives](author) if author.declared.derivatives else (author,)
-    if author.declared.linear:
+    declared = author.declared
+    if not declared.evaluate_at_load:
+        _check_declared(author)
+    parts = METHODS[declared.derivatives](author) if declared.derivatives else (author,)
+    if declared.linear:
         parts = (*parts, Linear(parts[0]))
     found = FirstOf(*parts)
-    if author.declared.vectorised and len(author.input_sizes({})):
+    if declared.vectorised and declared.evaluate_at_load and len(author.input_sizes({})):
         check_rows(found, author.point({}), author.name)
-    return FirstOf(found, ByUnitVectors(found)) if author.declared.derivatives or author.declared.linear else found
+    if not (declared.derivatives or declared.linear):
+        return found
+    return FirstOf(found, ByUnitVectors(found, declared.max_evaluations))
+
+
+def _check_declared(author: Authored) -> None:
+    """ModelFailed where something has to be declared so that the function need not be evaluated while it is loaded."""
+    if author.declared.derivatives == "auto":
+        choices = ", ".join(repr(name) for name in METHODS if name != "auto")
+        raise ModelFailed(
+            f"function '{author.name}': derivatives: expected {choices} or None with evaluate_at_load=False, got 'auto'"
+        )
+    if author.declared_outputs({}) is None:
+        raise ModelFailed(f"function '{author.name}': with evaluate_at_load=False, outputs=[...] has to be declared")
 
 
 def _auto(author: Authored) -> Parts:
@@ -48,32 +65,41 @@ def _auto(author: Authored) -> Parts:
         return METHODS[framework](author)
     if author.declared.linear:
         return (author,)
-    return (author, ByUnitVectors(author), *_analytic(author, log_why=True))
+    return (author, _by_unit_vectors(author), *_analytic(author, log_why=True))
 
 
 def _complex_step(author: Authored) -> Parts:
     """As asked for: what the complex step does not give exactly is differenced, and says so."""
-    found = (author, ByUnitVectors(author), *_analytic(author, log_why=False))
-    return found if "gradient" in author.sources() else (*found, ComplexStep(author, curvature=True))
+    found = (author, _by_unit_vectors(author), *_analytic(author, log_why=False))
+    if "gradient" in author.sources():
+        return found
+    return (*found, _verified(ComplexStep(author, curvature=True), author))
 
 
 def _analytic(author: Authored, log_why: bool) -> Parts:
-    """What is exact, of the function or, where that is written, of its gradient; checked."""
+    """What is exact, of the function or, where that is written, of its gradient; tried, and compared in each call."""
     written = "gradient" in author.sources()
     found: ComplexStep | AnalyticGradient = AnalyticGradient(author) if written else ComplexStep(author)
     if found.sources().keys() <= author.sources().keys():
         return ()
+    verified = _verified(found, author)
+    if not author.declared.evaluate_at_load:
+        return (verified,)
     try:
         found.check({})
-    except ModelFailed as fault:
-        if not log_why:
+    except DragomanError as fault:
+        if not log_why or not isinstance(fault, ModelFailed | InvalidOutput):
             raise
         log.info("no derivatives are added: %s", fault.message)
         return ()
-    return (found,) if written else (found, *_curvature(author, found))
+    return (verified,) if isinstance(found, AnalyticGradient) else (verified, *_curvature(author, found))
 
 
-def _curvature(author: Authored, exact: VectorFunction) -> Parts:
+def _verified(function: VectorFunction, author: Authored) -> VectorFunction:
+    return Verified(function, author, author.name, author.declared.verify_derivatives)
+
+
+def _curvature(author: Authored, exact: ComplexStep) -> Parts:
     """Dual numbers, where they come through the function."""
     found = DualNumbers(author, exact)
     try:
@@ -84,14 +110,18 @@ def _curvature(author: Authored, exact: VectorFunction) -> Parts:
     return (found,)
 
 
+def _by_unit_vectors(author: Authored) -> VectorFunction:
+    return ByUnitVectors(author, author.declared.max_evaluations)
+
+
 def _differences(author: Authored) -> Parts:
-    return author, ByUnitVectors(author), Differences(author)
+    return author, _by_unit_vectors(author), Differences(author)
 
 
 def _framework(author: Authored) -> str:
     """In which framework the function is written: by what it gives for arrays of NumPy, or else for tensors."""
     try:
-        answer = author.evaluate(author.point({}), {})
+        answer = author.answer({})
     except Exception as fault:
         torch = sys.modules.get("torch")  # who writes in it has imported it
         if torch is None:
@@ -116,9 +146,12 @@ def _leaf(name: str) -> Callable[[Authored], Parts]:
     def parts(author: Authored) -> Parts:
         leaf = importlib.import_module(f"dragoman.derivatives.{name}")
         written, function = getattr(leaf, f"written_in_{name}")(author)
+        enabled = author.declared.verify_derivatives
+        verified = Verified(function, function, author.name, enabled, function.needs_verification)
         if "gradient" not in author.written:
-            return written, function
-        return written, OfGradient(author, leaf.push_through, name), function
+            return written, verified
+        of_gradient = OfGradient(author, leaf.push_through, name)
+        return written, Verified(of_gradient, FirstOf(written, function), author.name, enabled), verified
 
     return parts
 

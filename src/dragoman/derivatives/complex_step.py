@@ -1,26 +1,27 @@
 """The complex step: J v = Im F(x + i h v) / h, exact for analytic functions written in NumPy."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from dragoman.core.errors import InvalidOutput, ModelFailed
 from dragoman.core.vector_answers import as_vectors, parts
-from dragoman.core.vectors import Ability, Config, Vector, Vectors
+from dragoman.core.vectors import Ability, Config, Vector, Vectors, put
 from dragoman.derivatives.analytic import NotAnalytic, watched
 from dragoman.derivatives.authored import Authored
 from dragoman.derivatives.differences import derivative
-from dragoman.derivatives.exact import Of, OfGradient, units
-from dragoman.derivatives.of_config import OfConfig
+from dragoman.derivatives.exact import Of, OfGradient, check_evaluations, units
+from dragoman.derivatives.scales import own_scales, reach
 from dragoman.derivatives.traced import only
+from dragoman.derivatives.verification import Unconfirmed, confirm_directional
 
-# So small that h² is nothing beside any number that is not nearly zero, and far from the smallest float.
+# The step, in units of the magnitude of the components: h² is nothing beside any number, and h times a derivative is
+# far from the smallest float unless the derivative itself is.
 # Source: Squire and Trapp, Using complex variables to estimate derivatives of real functions, SIAM Review 40 (1998).
-_STEP = 1e-40
-# How far from central differences, relative to the largest number, a derivative may be where the function is analytic.
-_CLOSE = 1e-6
+_STEP = 1e-20
+_LEAST_STEP = 1e-200
 
 # How many numbers of points a vectorised function gets in one call.
 _NUMBERS = 1 << 20
@@ -32,8 +33,8 @@ class ComplexStep(Of):
     """Derivatives of an analytic function of complex128 arrays: one evaluation for J v, one a number for Jᵀ s, or
     one for all where the function is vectorised.
 
-    Whether it is analytic is checked for each config before the first call, against central differences at a point, and
-    in each call by what NumPy is asked to do. Raises ModelFailed, saying what is not analytic.
+    What NumPy is asked to do is watched in each call; ModelFailed names an operation that is not analytic. What leaves
+    NumPy's dispatch is not seen, so the results have to be `Verified`.
 
     Its Hessian action, only with `curvature`, is central differences of its gradient.
     """
@@ -41,17 +42,15 @@ class ComplexStep(Of):
     def __init__(self, author: Authored, curvature: bool = False) -> None:
         super().__init__(author)
         self._author, self._curvature, self.vectorised = author, curvature, author.vectorised
-        self._checked = OfConfig(self._check)
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
-        self._checked(config)
-        return only(self._along(inputs, input, vec, config), output)
+        return only(self.along(inputs, input, vec, config), output)
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
-        self._checked(config)
         size = len(inputs[input])
+        check_evaluations(size, self._author.declared.max_evaluations, "Gradient", NAME)
         if not self.vectorised:
-            return np.array([sens @ only(self._along(inputs, input, unit, config), output) for unit in units(size)])
+            return np.array([sens @ only(self.along(inputs, input, unit, config), output) for unit in units(size)])
         step = max(1, _NUMBERS // (size or 1))
         spans = (range(start, min(start + step, size)) for start in range(0, size, step))
         found = [self._columns(inputs, output, input, span, config) @ sens for span in spans]
@@ -61,8 +60,7 @@ class ComplexStep(Of):
         self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
     ) -> Any:
         def gradient(at: Vector) -> Any:
-            moved = (*inputs[:input2], at, *inputs[input2 + 1 :])
-            return self.gradient(output, input1, moved, sens, config)
+            return self.gradient(output, input1, put(inputs, input2, at), sens, config)
 
         return derivative(gradient, inputs[input2], vec)[0]
 
@@ -71,10 +69,25 @@ class ComplexStep(Of):
         return found | {"apply_hessian": f"finite differences of {NAME}"} if self._curvature else found
 
     def check(self, config: Config) -> None:
-        """ModelFailed where the function is not analytic at the author's point, saying why."""
-        self._checked(config)
+        """ModelFailed where the function is not analytic at the author's point, saying why.
 
-    def _along(self, inputs: Vectors, index: int, vec: Vector, config: Config) -> tuple[Vector, ...]:
+        Costs one complex evaluation and two real ones for each input vector.
+        """
+        author, sizes = self._author, self.output_sizes(config)
+        here = np.concatenate([np.zeros(0), *author.trial(config)])
+        for index, x in enumerate(author.point(config)):
+
+            def values(at: Vector, index: int = index) -> Vector:
+                found = as_vectors(author.evaluate(put(author.point(config), index, at), config), sizes)
+                return np.concatenate([np.zeros(0), *found])
+
+            def slopes(vec: Vector, index: int = index) -> Vector:
+                return np.concatenate([np.zeros(0), *self.along(author.point(config), index, vec, config)])
+
+            check_analytic(values, slopes, x, here, author.name)
+
+    def along(self, inputs: Vectors, index: int, vec: Vector, config: Config) -> tuple[Vector, ...]:
+        """The derivatives of all outputs by one input, along `vec`."""
         found = _moved(lambda *x: self._author.evaluate(x, config), inputs, index, vec, self._author.name)
         sizes = self.output_sizes(config)
         if tuple(map(len, found)) != tuple(sizes):
@@ -85,8 +98,9 @@ class ComplexStep(Of):
         """The derivatives of an output by some numbers of an input, a row each, by one call for all."""
         rows = len(span)
         points = [np.repeat(x[None], rows, axis=0) for x in inputs]
+        steps = np.maximum(_STEP * own_scales(inputs[index])[span.start : span.stop], _LEAST_STEP)
         moved = points[index].astype(np.complex128)
-        moved[np.arange(rows), span] += 1j * _STEP
+        moved[np.arange(rows), span] += 1j * steps
         points[index] = watched(moved)
         sizes = self.output_sizes(config)
         answer = self._watching(lambda: self._author.evaluate(points, config))
@@ -95,23 +109,13 @@ class ComplexStep(Of):
         if found.size != rows * sizes[output]:
             shape = [rows, sizes[output]]
             raise InvalidOutput(f"output {output}: expected shape {shape} for {rows} points, got {list(found.shape)}")
-        return np.asarray(np.imag(found.reshape(rows, sizes[output])) / _STEP)
+        return np.asarray(np.imag(found.reshape(rows, sizes[output])) / steps[:, None])
 
     def _watching(self, act: Callable[[], Any]) -> Any:
         try:
             return act()
         except NotAnalytic as fault:
             raise _no_complex_step(self._author.name, str(fault)) from fault
-
-    def _check(self, config: Config) -> bool:
-        point, sizes = self._author.point(config), self.output_sizes(config)
-
-        def values(*x: Any) -> Any:
-            return self._author.evaluate(x, config)
-
-        for index in range(len(point)):
-            check_analytic(values, point, index, sizes, self._author.name)
-        return True
 
 
 class AnalyticGradient(OfGradient):
@@ -125,58 +129,53 @@ class AnalyticGradient(OfGradient):
     def check(self, config: Config) -> None:
         """ModelFailed where the gradient is not analytic at the author's point, saying why."""
         author, point = self._author, self._author.point(config)
-        sizes = author.output_sizes(config)
-        for output, size in enumerate(sizes):
-            for first, x in enumerate(point):
-
-                def gradient(*given: Any, output: int = output, first: int = first) -> Any:
-                    return author.gradient(output, first, given[:-1], given[-1], config)
-
+        for output, size in enumerate(author.output_sizes(config)):
+            for first in range(len(point)):
                 for second in range(len(point)):
-                    what = f"gradient of {author.name}"
-                    check_analytic(gradient, (*point, np.ones(size)), second, (len(x),), what)
+                    self._check_pair(output, first, second, np.ones(size), config)
+
+    def _check_pair(self, output: int, first: int, second: int, sens: Vector, config: Config) -> None:
+        author, point = self._author, self._author.point(config)
+        size = len(point[first])
+
+        def gradient(at: Vector) -> Vector:
+            found = author.gradient(output, first, put(point, second, at), sens, config)
+            return as_vectors((found,), (size,))[0]
+
+        def slopes(vec: Vector) -> Any:
+            return self.apply_hessian(output, first, second, point, sens, vec, config)
+
+        x = point[second]
+        check_analytic(gradient, slopes, x, gradient(x), f"gradient of {author.name}")
 
 
 def check_analytic(
-    function: Callable[..., Any], arguments: Vectors, index: int, sizes: Sequence[int], name: str
+    values: Callable[[Vector], Vector], slopes: Callable[[Vector], Vector], x: Vector, here: Vector, name: str
 ) -> None:
-    """ModelFailed unless the complex step and central differences agree on the derivative by one argument."""
-    vec = np.cos(1.0 + np.arange(len(arguments[index])))
-
-    def values(at: Vector) -> Vector:
-        answer = function(*arguments[:index], at, *arguments[index + 1 :])
-        return np.concatenate([*as_vectors(answer, sizes)])
-
-    wanted, error = derivative(values, arguments[index], vec)
-    if not np.isfinite(wanted).all():
+    """ModelFailed unless the complex step's `slopes` and central differences of `values` agree at x."""
+    if not np.isfinite(here).all():
         raise _no_complex_step(name, "it is not finite where it was tried; name another point, at=[...]")
+    vec = np.cos(1.0 + np.arange(len(x))) * own_scales(x)
     with warnings.catch_warnings():
         warnings.simplefilter("error", np.exceptions.ComplexWarning)
-        try:
-            found = np.concatenate([*_moved(function, arguments, index, vec, name)])
-        except (TypeError, ValueError, ArithmeticError, Warning) as fault:
-            told = f"with complex numbers it raises {type(fault).__name__}: {fault}"
-            raise _no_complex_step(name, told) from fault
-    largest = float(np.max(np.abs(wanted), initial=1e-12))
-    if (np.abs(found - wanted) <= _CLOSE * largest + 10 * error).all():
-        return
-    worst = int(np.argmax(np.abs(found - wanted)))
-    raise _no_complex_step(
-        name,
-        f"its complex derivative by vector {index} is {found[worst]:.9g} where central differences give "
-        f"{wanted[worst]:.9g} (number {worst} of what it gives)",
-    )
+        found = slopes(vec)
+    try:
+        confirm_directional(values, x, here, vec, found)
+    except Unconfirmed as error:
+        raise _no_complex_step(name, str(error)) from error
 
 
 def _moved(function: Callable[..., Any], arguments: Vectors, index: int, vec: Vector, name: str) -> tuple[Vector, ...]:
     """The derivatives of every output, each a vector."""
-    size = float(np.max(np.abs(vec), initial=0.0)) or 1.0
-    at = watched(arguments[index] + 1j * _STEP * (vec / size))
+    step = max(_STEP * reach(own_scales(arguments[index]), vec), _LEAST_STEP)
+    at = watched(arguments[index] + 1j * (step * vec))
     try:
         answer = function(*arguments[:index], at, *arguments[index + 1 :])
     except NotAnalytic as fault:
         raise _no_complex_step(name, str(fault)) from fault
-    return tuple(np.atleast_1d(np.imag(_array(each))) / _STEP * size for each in parts(answer))
+    except (TypeError, ValueError, ArithmeticError, AttributeError, Warning) as error:
+        raise _no_complex_step(name, f"with complex numbers it raises {type(error).__name__}: {error}") from error
+    return tuple(np.atleast_1d(np.imag(_array(each))) / step for each in parts(answer))
 
 
 def _no_complex_step(name: str, why: str) -> ModelFailed:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from dragoman.core.errors import NotSupported
 from dragoman.core.vector_answers import as_vector, as_vectors
 from dragoman.core.vectors import Ability, Config, Vector, VectorFunction, Vectors
 
@@ -27,14 +28,23 @@ class Of(VectorFunction):
 
 
 class ByUnitVectors(Of):
-    """Jᵀ s from one J e_i for each number of the input, or J v from one Jᵀ e_i for each number of the output."""
+    """Jᵀ s from one J e_i for each number of the input, or J v from one Jᵀ e_i for each number of the output.
+
+    Raises NotSupported where that takes more calls than `limit`.
+    """
+
+    def __init__(self, base: VectorFunction, limit: int) -> None:
+        super().__init__(base)
+        self._limit = limit
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
         size, act = len(inputs[input]), self.base.apply_jacobian
+        check_evaluations(size, self._limit, "Gradient", "apply_jacobian")
         return [_dot(sens, act(output, input, inputs, unit, config), "apply_jacobian") for unit in units(size)]
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
         size, act = self.output_sizes(config)[output], self.base.gradient
+        check_evaluations(size, self._limit, "ApplyJacobian", "gradient")
         return [_dot(vec, act(output, input, inputs, unit, config), "gradient") for unit in units(size)]
 
     def sources(self) -> Mapping[Ability, str]:
@@ -83,6 +93,15 @@ class Linear(Of):
 
     def sources(self) -> Mapping[Ability, str]:
         return {"apply_jacobian": "linear", "apply_hessian": "linear"}
+
+
+def check_evaluations(count: int, limit: int, verb: str, source: str) -> None:
+    """Raise NotSupported where a derivative takes more evaluations of the function than `max_evaluations`."""
+    if count > limit:
+        raise NotSupported(
+            f"{verb} by {source} takes {count} evaluations of the function; expected at most {limit} "
+            "(max_evaluations); provide gradient=, or write the function in JAX or PyTorch"
+        )
 
 
 def units(size: int) -> Iterator[Vector]:

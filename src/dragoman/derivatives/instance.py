@@ -13,12 +13,19 @@ class Instance(Authored):
 
     def __init__(self, function: VectorFunction) -> None:
         self.function = function
-        self.declared = Declared(derivatives=function.derivatives, vectorised=function.vectorised)
+        self.declared = Declared(
+            derivatives=function.derivatives,
+            vectorised=function.vectorised,
+            verify_derivatives=function.verify_derivatives,
+            evaluate_at_load=function.evaluate_at_load,
+            max_evaluations=function.max_evaluations,
+        )
         self.vectorised = function.vectorised
         self.name = type(function).__name__
         self.input_names, self.output_names = function.input_names, function.output_names
         self.written = frozenset(function.sources())
         self._tried = OfConfig(self.output_sizes)
+        self.answer = OfConfig(lambda config: self.evaluate(self.point(config), config))
 
     def input_sizes(self, config: Config) -> tuple[int, ...]:
         return tuple(self.function.input_sizes(config))

@@ -13,6 +13,7 @@ from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, put
 from dragoman.derivatives.authored import Authored
 from dragoman.derivatives.of_config import OfConfig
 from dragoman.derivatives.traced import Lifted, Traced, only
+from dragoman.derivatives.verification import check_finite
 
 # Control flow in Python on the numbers themselves cannot be compiled; it is followed anew in each call instead.
 _NOT_COMPILED = (
@@ -47,15 +48,23 @@ class JaxFunction(Traced):
                 return actions.rows(inputs)
         return tuple(np.zeros((0, size)) for size in self.output_sizes(config))
 
+    def needs_verification(self, config: Config) -> bool:
+        """Whether the function runs on numbers: one that is compiled cannot make a plain number of a traced one."""
+        return self._made(config).interpreted
+
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
         weights = _alone(sens, output, self.output_sizes(config))
         with _float64():
-            return np.asarray(self._made(config).pull(tuple(inputs), weights)[input])
+            values, found = self._made(config).pull(tuple(inputs), weights)
+            check_finite(np.asarray(only(values, output)), output, sens)
+            return np.asarray(found[input])
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
         direction = _alone(vec, input, [len(x) for x in inputs])
         with _float64():
-            return np.asarray(only(self._made(config).push(tuple(inputs), direction), output))
+            values, found = self._made(config).push(tuple(inputs), direction)
+            check_finite(np.asarray(only(values, output)), output)
+            return np.asarray(found[output])
 
     def apply_hessian(
         self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
@@ -63,7 +72,9 @@ class JaxFunction(Traced):
         weights = _alone(sens, output, self.output_sizes(config))
         direction = _alone(vec, input2, [len(x) for x in inputs])
         with _float64():
-            return np.asarray(self._made(config).curve(tuple(inputs), weights, direction)[input1])
+            values, found = self._made(config).curve(tuple(inputs), weights, direction)
+            check_finite(np.asarray(only(values, output)), output, sens)
+            return np.asarray(found[input1])
 
 
 def written_in_jax(author: Authored) -> tuple[VectorFunction, JaxFunction]:
@@ -89,17 +100,20 @@ class _Actions:
 
     def __init__(self, function: Callable[..., tuple[Any, ...]]) -> None:
         def pull(x: tuple[Any, ...], weights: tuple[Any, ...]) -> Any:
-            return jax.vjp(function, *x)[1](weights)
+            values, back = jax.vjp(function, *x)
+            return values, back(weights)
 
         def push(x: tuple[Any, ...], direction: tuple[Any, ...]) -> Any:
-            return jax.jvp(function, x, direction)[1]
+            return jax.jvp(function, x, direction)
 
         def curve(x: tuple[Any, ...], weights: tuple[Any, ...], direction: tuple[Any, ...]) -> Any:
-            return jax.jvp(lambda *at: pull(at, weights), x, direction)[1]
+            (values, _), (_, found) = jax.jvp(lambda *at: pull(at, weights), x, direction)
+            return values, found
 
-        self.evaluate = _compiled(function)
+        self.interpreted = False
+        self.evaluate = self._compiled(function)
         self._mapped: Callable[..., Any] | None = jax.jit(jax.vmap(function))
-        self.pull, self.push, self.curve = _compiled(pull), _compiled(push), _compiled(curve)
+        self.pull, self.push, self.curve = self._compiled(pull), self._compiled(push), self._compiled(curve)
 
     def rows(self, inputs: Vectors) -> tuple[Any, ...]:
         """The outputs at many points, one a row: together, or one after another where vmap cannot follow."""
@@ -112,21 +126,20 @@ class _Actions:
         points = zip(*inputs, strict=True)
         return tuple(np.stack(each) for each in zip(*(self.evaluate(*point) for point in points), strict=True))
 
+    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function compiled for each shape; or as it is, once it turns out that it cannot be compiled."""
+        fast, plain = jax.jit(function), False
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function compiled for each shape; or as it is, once it turns out that it cannot be compiled."""
-    fast, plain = jax.jit(function), False
+        def run(*arguments: Any) -> Any:
+            nonlocal plain
+            if not plain:
+                try:
+                    return fast(*arguments)
+                except _NOT_COMPILED:
+                    plain = self.interpreted = True
+            return function(*jax.tree.map(jnp.asarray, arguments))
 
-    def run(*arguments: Any) -> Any:
-        nonlocal plain
-        if not plain:
-            try:
-                return fast(*arguments)
-            except _NOT_COMPILED:
-                plain = True
-        return function(*jax.tree.map(jnp.asarray, arguments))
-
-    return run
+        return run
 
 
 def _vectors(answer: Any) -> tuple[Any, ...]:

@@ -38,6 +38,10 @@ class TorchFunction(Traced):
 
         return function
 
+    def needs_verification(self, config: Config) -> bool:
+        """Always: `item`, `tolist` and `detach` make plain numbers of tensors, whose derivatives are lost."""
+        return True
+
     def evaluate(self, inputs: Vectors, config: Config) -> Any:
         with torch.no_grad():
             if inputs and inputs[0].ndim > 1:
