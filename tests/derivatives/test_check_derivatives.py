@@ -216,3 +216,70 @@ def test_a_model_on_a_server_is_checked_as_well(
     assert "all is well, at 1 point\n" in capsys.readouterr().out
     assert run(url) == 2
     assert "--model NAME" in capsys.readouterr().err
+
+
+WRONG = """
+import jax.numpy as jnp
+import numpy as np
+import dragoman
+
+
+def by_complex_step(function):
+    return lambda x: np.stack([np.atleast_1d(np.imag(function(x + 1e-30j * e))) / 1e-30 for e in np.eye(2)], 1)
+
+
+def branch(x):
+    r = np.array([x[0], x[1]])
+    return abs(r[0]) * r[1] if np.abs(r[0]) > 1 else r[0] * r[1]
+
+
+def pieces(x):
+    x = np.asarray(x)
+    return np.where(x.real > 0, x**2, 3 * np.abs(x))
+
+
+def lengths(x):
+    return np.array([1e8 * x[0] * x[1], np.linalg.norm(np.array([x[0], x[1]]))])
+
+
+def power(x):
+    return x[0] ** 120 + x[1]
+
+
+for function, outputs, at in ((branch, 1, None), (pieces, 2, None), (lengths, 2, None), (power, 1, [[-1.01, 1.0]])):
+    mark = dragoman.vector_function(
+        inputs=[2], outputs=[outputs], at=at, derivatives=None, jacobian=by_complex_step(function)
+    )
+    mark(function)
+
+
+@dragoman.vector_function(inputs=[2], outputs=[1], at=[[2.1e11, 0.012]], derivatives="jax")
+def wave(x):
+    return jnp.sin(x[1] / 0.01) * jnp.log(x[0])
+
+
+@dragoman.vector_function(inputs=[2], outputs=[1], derivatives="torch")
+def leaking(x):
+    return x[0].item() * x[1] ** 2
+
+
+@dragoman.vector_function(inputs=[2], outputs=[1], derivatives="jax")
+def nowhere(x):
+    return jnp.log(-x[0] ** 2)
+"""
+
+
+def test_each_element_is_checked_at_its_own_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "wrong_functions.py"
+    path.write_text(WRONG)
+    for name in ("branch", "pieces", "lengths", "power"):
+        assert run(f"{path}:{name}") == 1
+        told = capsys.readouterr().out
+        assert "WRONG: element 0 of the gradient is" in told
+        assert "2 of 3 checks failed, at 5 points" in told
+    assert run(f"{path}:leaking") == 1
+    assert "REFUSED: Gradient of 'leaking' by torch is not confirmed" in capsys.readouterr().out
+    assert run(f"{path}:wave") == 0
+    assert "all is well, at 5 points" in capsys.readouterr().out
+    assert run(f"{path}:nowhere") == 2
+    assert "no finite values at any random point; name points of its domain with --at" in capsys.readouterr().out

@@ -265,6 +265,17 @@ async def test_a_class_of_ours_may_have_derivatives(placement: Any) -> None:
         assert (await answer(engine, "c", ApplyJacobian(**at, vec=vector(1, 1)))).data.tolist() == [3.0, 12.0]
         with pytest.raises(errors.InvalidOutput, match="ApplyHessian: expected 2 numbers, as input 'x' has, got 5"):
             await answer(engine, "c", ApplyHessian(**at, sens=vector(1, 1), vec=vector(1, 1)))
+        five, three = (tuple(range(n)) for n in (5, 3))
+        fitting = ApplyHessian(positional=(vector(*five),), sens=vector(*five), vec=vector(*five), config={"n": 5})
+        assert (await answer(engine, "c", fitting)).data.tolist() == [0.0] * 5
+        with pytest.raises(errors.InvalidOutput, match="ApplyHessian: expected 3 numbers, as input 'x' has, got 5"):
+            await answer(
+                engine,
+                "c",
+                replace(
+                    fitting, positional=(vector(*three),), sens=vector(*three), vec=vector(*three), config={"n": 3}
+                ),
+            )
         longer = Gradient(positional=(vector(1, 2, 3),), sens=vector(1, 1, 1), config={"n": 3})
         assert (await answer(engine, "c", longer)).data.tolist() == [3.0, 12.0, 27.0]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from dragoman.core.calls import ApplyHessian, ApplyJacobian, DerivativeCall, Gradient, Infer, SignatureFor
 from dragoman.core.datatypes import FP64
-from dragoman.core.errors import InvalidOutput, ModelFailed
+from dragoman.core.errors import CallerError, DragomanError, InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.signature import OPEN, Signature, TensorSpec
 from dragoman.core.spec import ModelSpec, Placement
@@ -62,6 +62,23 @@ class Sides:
         return cls(signature, tuple(spec.name for spec in outputs), tuple(int(size) for size in sizes))
 
 
+def _sides(function: VectorFunction, config: Config) -> Sides:
+    """The inputs and outputs; sizes that do not follow from the caller's config are InvalidInput."""
+    try:
+        return Sides.of(function, config)
+    except (CallerError, InvalidOutput):
+        raise
+    except Exception as error:
+        if not config or (isinstance(error, DragomanError) and not isinstance(error, BadSizes)):
+            raise
+        told = error.message if isinstance(error, BadSizes) else f"{type(error).__name__}: {error}"
+        raise InvalidInput(f"config: the sizes of the vectors do not follow from it: {told}") from error
+
+
+class BadSizes(ModelFailed):
+    """Sizes of vectors that are not integers from 0."""
+
+
 class VectorModel(Model):
     """A VectorFunction: FP64 vectors in and out under its names, else `input_0`, `output_0` and so on.
 
@@ -107,7 +124,7 @@ class VectorModel(Model):
         key = config_key(config) if config else ""
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = Sides.of(self.function, config)
+            found = self._known[key] = _sides(self.function, config)
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
         return found
@@ -167,8 +184,8 @@ def _specs(sizes: Sequence[int], names: Sequence[str], noun: str, vectorised: bo
     if names and len(names) != len(sizes):
         raise ModelFailed(f"expected as many {noun}s as there are names, {', '.join(names)}; got {len(sizes)} sizes")
     for size in sizes:
-        if isinstance(size, bool) or int(size) != size or size < 0:
-            raise ModelFailed(f"the sizes of the {noun}s: expected integers from 0, got {list(sizes)}")
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 0:
+            raise BadSizes(f"the sizes of the {noun}s: expected integers from 0, got {list(sizes)}")
     named = names or [f"{noun}_{i}" for i in range(len(sizes))]
     rows = (-1,) if vectorised else ()
     return tuple(TensorSpec(name, FP64, (*rows, int(size))) for name, size in zip(named, sizes, strict=True))

@@ -1,0 +1,428 @@
+"""A derivative that is not the author's own is confirmed by differences in each call, or the call is an error."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dragoman
+from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed, NotSupported
+from dragoman.core.vectors import Vector, VectorFunction
+from dragoman.derivatives.authoring import prepared
+from dragoman.derivatives.scales import by_scale
+from dragoman.derivatives.verification import confirm_directional, confirm_gradient
+
+mark: Any = dragoman.vector_function
+ONE = np.ones(1)
+Function = Callable[..., Any]
+
+
+def made(function: Function, **options: Any) -> VectorFunction:
+    return prepared(mark(**options)(function))
+
+
+def untried(function: Function, sizes: list[int], outputs: int = 1, **options: Any) -> VectorFunction:
+    """With the complex step, which is not tried while loading."""
+    return made(
+        function, inputs=sizes, outputs=[outputs], derivatives="complex step", evaluate_at_load=False, **options
+    )
+
+
+def gradient(function: VectorFunction, x: Any, sens: Any = ONE, **config: Any) -> Vector:
+    return np.asarray(function.gradient(0, 0, [np.array(x, np.float64)], np.array(sens, np.float64), config))
+
+
+# --- NumPy code that is not analytic and leaves the watched arrays ----------------------------------------
+
+
+def huber(x: Any) -> Any:
+    r = np.array([x[0] * t + x[1] - y for t, y in zip((0.1, 0.2, 0.3), (0.5, 0.6, 0.4), strict=True)])
+    return np.where(np.abs(r) < 0.5, 0.5 * r**2, 0.5 * (np.abs(r) - 0.25)).sum()
+
+
+def branch(x: Any) -> Any:
+    r = np.array([x[0], x[1]])
+    return abs(r[0]) * r[1] if np.abs(r[0]) > 1 else r[0] * r[1]
+
+
+def pieces(x: Any) -> Any:
+    x = np.asarray(x)
+    return np.where(x > 0, x**2, 3 * np.abs(x))
+
+
+def lengths(x: Any) -> Any:
+    return np.array([1e8 * x[0] * x[1], np.linalg.norm(np.array([x[0], x[1]]))])
+
+
+def hidden(x: Any) -> Any:
+    return 1e8 * x[0] * x[1] + np.abs(np.array([x[2]]))[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "sens", "right"),
+    [
+        (huber, [3, 4], [1], "is 0 where central differences give 0.3,"),
+        (branch, [-2, 0.6], [1], "is 0 where central differences give -0.6,"),
+        (pieces, [-2, -3], [1, 1], "is 0 where central differences give -3,"),
+        (lengths, [3, 4], [0, 1], "is 0 where central differences give 0.6,"),
+        (hidden, [1, 2, 3], [1], "element 2 of the gradient is 0 where central differences give 0.99999"),
+        (lambda x: np.abs(np.array([x[0]]))[0], [1e-15, 0], [1], "is 0 where central differences give 1,"),
+        (lambda x: np.array([x[0], 0])[0] ** 120 + x[1], [-1.01, 1], [1], "where central differences give -392.125"),
+        (lambda x: x[0] + 1e-3 * np.asarray(x).real[0] ** 2, [2, 1], [1], "is 1 where central differences give 1.004"),
+        (
+            lambda x: x[0] + 1e-5 * np.asarray(x).real[0] ** 2,
+            [2, 1],
+            [1],
+            "is 1 where central differences give 1.0000",
+        ),
+    ],
+)
+def test_a_wrong_derivative_is_an_error(function: Function, x: Any, sens: Any, right: str) -> None:
+    found = untried(function, [len(x)], len(sens))
+    with pytest.raises(
+        ModelFailed, match=r"Gradient of .* by complex step is not confirmed by central differences"
+    ) as e:
+        gradient(found, x, sens)
+    assert right in str(e.value)
+    assert "provide gradient= or jacobian=, write the function in JAX" in str(e.value)
+    assert "derivatives='finite differences', or set verify_derivatives=False" in str(e.value)
+    wrong = gradient(untried(function, [len(x)], len(sens), verify_derivatives=False), x, sens)
+    assert np.isfinite(wrong).all()
+
+
+def test_the_action_of_a_jacobian_is_confirmed_for_each_output() -> None:
+    found, x = untried(lengths, [2], 2), np.array([3.0, 4.0])
+    with pytest.raises(ModelFailed, match=r"ApplyJacobian .* element 1 of the derivative is 0 where .* give 0\.6,"):
+        found.apply_jacobian(0, 0, [x], np.ones(2), {})
+
+
+@pytest.mark.parametrize(
+    ("function", "x"),
+    [
+        (lambda x: np.abs(np.array([x[0], x[1]]) - 1).sum(), [1, 2]),
+        (lambda x: np.abs(np.array([x[0]]))[0] + x[1], [0, 2]),
+        (lambda x: np.abs(np.array([x[0]]))[0] + x[1], [1e-15, 2]),
+    ],
+)
+def test_a_kink_is_an_error(function: Function, x: Any) -> None:
+    with pytest.raises(ModelFailed, match="the function has a kink at or next to this point, which shows in"):
+        gradient(untried(function, [2]), x)
+
+
+def test_noise_and_jumps_are_errors() -> None:
+    rng = np.random.default_rng(1)
+
+    def noisy(x: Any) -> Any:
+        return x.sum() + 1e-3 * rng.random()
+
+    def jump(x: Any) -> Any:
+        return x[0] ** 2 + (1.0 if np.asarray(x).real[0] >= 1 else 0.0)
+
+    for function, x in ((noisy, [1, 2]), (noisy, [0, 0]), (jump, [1, 2])):
+        with pytest.raises(ModelFailed, match=r"do not settle on a number for .*: the function is noisy"):
+            gradient(untried(function, [2]), x)
+
+
+# --- derivatives that are right ---------------------------------------------------------------------------
+
+
+def test_what_is_analytic_is_exact_where_a_step_of_1e_40_was_not() -> None:
+    assert gradient(made(lambda x: x[0] ** 120 + x[1], inputs=[2]), [-1.01, 1]) == pytest.approx(
+        [-120 * 1.01**119, 1], rel=1e-13
+    )
+    bell = made(lambda x: np.exp(-(x @ x) / 2), inputs=[2])
+    value = np.exp(-(36.5**2 + 1) / 2)
+    assert gradient(bell, [36.5, 1]) == pytest.approx([-36.5 * value, -value], rel=1e-12, abs=0)
+
+
+def wave(x: Any) -> Any:
+    return np.sin(x[1] / 0.01) * np.log(x[0])
+
+
+@pytest.mark.parametrize("derivatives", ["finite differences", "complex step"])
+def test_components_of_different_size_have_steps_of_their_own(derivatives: str) -> None:
+    found = made(wave, at=[[2.1e11, 0.01]], derivatives=derivatives)
+    x = np.array([2.1e11, 0.012])
+    wanted = [np.sin(1.2) / x[0], 100 * np.cos(1.2) * np.log(x[0])]
+    assert gradient(found, x) == pytest.approx(wanted, rel=1e-8, abs=0)
+    assert wanted == pytest.approx([4.4382813e-12, 944.68], rel=1e-6)
+    vec = np.array([1e11, 1.0])  # the first component moves half of its size, the second eighty times its own
+    assert found.apply_jacobian(0, 0, [x], vec, {}) == pytest.approx([np.dot(wanted, vec)], rel=1e-8)
+    second = found.apply_hessian(0, 0, 0, [x], ONE, np.array([0.0, 1.0]), {})
+    mixed = [100 * np.cos(1.2) / x[0], -1e4 * np.sin(1.2) * np.log(x[0])]
+    assert np.asarray(second) == pytest.approx(mixed, rel=1e-5, abs=0)
+
+
+def test_differences_of_a_component_that_is_a_rounding_error_of_zero() -> None:
+    found = made(lambda x: np.exp(x[0]) + x[1], inputs=[2], derivatives="finite differences")
+    assert gradient(found, [1e-17, 1.0]) == pytest.approx([1, 1], rel=1e-8)
+
+
+def smooth(seed: int) -> tuple[Function, Vector, int]:
+    """A smooth function of random sizes, depth and scales of components and outputs; and a point, some of it zero."""
+    rng = np.random.default_rng(seed)
+    n, m, kind = (int(rng.integers(1, k)) for k in (12, 6, 5))
+    sizes = 10.0 ** rng.uniform(-6, 6, n)
+    x = sizes * rng.normal(size=n) * (rng.random(n) > 0.08)
+    layers = [rng.normal(size=(n, n)) / np.sqrt(n) for _ in range(rng.integers(0, 4))]
+    out, power = rng.normal(size=(m, n)) * 10.0 ** rng.uniform(-4, 4, (m, 1)), int(rng.integers(1, 6))
+    shift, more = 10.0 ** rng.uniform(-3, 3, m), rng.normal(size=(m, n)) * rng.integers(0, 2)
+
+    def function(x: Any) -> Any:
+        z = x / sizes
+        for layer in layers:
+            z = np.sin(layer @ z + 0.3)
+        y, square = out @ z + more @ (x / sizes) ** power, ((x / sizes) ** 2).sum()
+        return shift + [y, y * np.exp(-square / 2), y + np.log(1 + square), y + np.sin(30 * x[0] / sizes[0])][kind - 1]
+
+    return function, x, m
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_no_right_derivative_of_a_smooth_function_is_an_error(seed: int) -> None:
+    function, x, m = smooth(seed)
+    steps = 1e-25 * np.where(x != 0, np.abs(x), 1.0)
+    jacobian = np.stack([np.imag(function(x + 1j * h * e)) / h for h, e in zip(steps, np.eye(len(x)), strict=True)], 1)
+    rng, here, calls = np.random.default_rng((seed, 1)), np.asarray(function(x)), 0
+
+    def values(at: Vector) -> Vector:
+        nonlocal calls
+        calls += 1
+        return np.asarray(function(at))
+
+    sens = np.eye(m)[rng.integers(m)]
+    confirm_gradient(values, x, here, sens, sens @ jacobian)
+    vec = rng.normal(size=len(x)) * np.where(x != 0, np.abs(x), 1.0)
+    for part in by_scale(x, vec):
+        if (np.count_nonzero(part) == 1) or x[part != 0].any():
+            confirm_directional(values, x, here, part, jacobian @ part)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), place=st.integers(0, 10), by=st.sampled_from([-1.0, -0.1, 0.1, 1e30]))
+def test_one_wrong_element_of_a_gradient_is_found(seed: int, place: int, by: float) -> None:
+    function, x, m = smooth(seed)
+    place %= len(x)
+    steps = 1e-25 * np.where(x != 0, np.abs(x), 1.0)
+    found = np.array([np.imag(function(x + 1j * h * e))[0] / h for h, e in zip(steps, np.eye(len(x)), strict=True)])
+    here = np.asarray(function(x))
+    if abs(found[place] * x[place]) < 1e-5 * max(abs(here[0]), np.abs(found * x).max()):
+        return  # within the bound that is documented
+    found[place] *= 1 + by
+    with pytest.raises(Exception, match="differences"):
+        confirm_gradient(lambda at: np.asarray(function(at)), x, here, np.eye(m)[0], found)
+
+
+# --- values that are not finite, and functions that fail --------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
+@pytest.mark.parametrize("derivatives", ["complex step", "finite differences", "jax", "torch"])
+@pytest.mark.parametrize("name", ["log", "sqrt", "arcsin", "power"])
+def test_outside_the_domain_there_is_no_derivative(derivatives: str, name: str) -> None:
+    lib: Any = {"jax": jnp, "torch": torch}.get(derivatives, np)
+
+    def function(x: Any) -> Any:
+        inner = x[0] ** 0.5 if name == "power" else getattr(lib, name)(x[0])
+        return -x[0] + 2 * inner - x[1] ** 2 / 2
+
+    found = made(function, inputs=[2], derivatives=derivatives)
+    for x in ([-1.5, 0.2], [-np.inf, 0.2]):
+        at, vec = [np.array(x)], np.ones(2)
+        for act in (
+            lambda at=at: found.gradient(0, 0, at, ONE, {}),
+            lambda at=at, vec=vec: found.apply_jacobian(0, 0, at, vec, {}),
+            lambda at=at, vec=vec: found.apply_hessian(0, 0, 0, at, ONE, vec, {}),
+        ):
+            with pytest.raises(InvalidOutput, match=r"output 0: element 0 is .* so it has no derivative there"):
+                act()
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
+@pytest.mark.parametrize("derivatives", ["complex step", "finite differences"])
+def test_a_log_density_of_minus_infinity_has_no_gradient(derivatives: str) -> None:
+    found = made(lambda x: np.log(np.exp(-(x @ x) / 2)), inputs=[2], derivatives=derivatives)
+    with pytest.raises(InvalidOutput, match="element 0 is -inf at this point"):
+        gradient(found, [40, 1])
+
+
+def test_a_function_that_fails_at_the_point_fails_as_evaluate_does() -> None:
+    def picky(x: Any) -> Any:
+        if np.asarray(x).real[0] > 5:
+            raise ValueError("five at most")
+        return x**2
+
+    with pytest.raises(ValueError, match="five at most"):
+        gradient(made(picky, inputs=[1]), [6])
+
+
+# --- PyTorch and JAX --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "leak", [lambda x: x[0].item(), lambda x: x.tolist()[0], lambda x: float(x.detach().numpy()[0])]
+)
+@pytest.mark.parametrize("verb", ["gradient", "apply_jacobian", "apply_hessian"])
+def test_a_tensor_that_became_a_number_is_noticed(leak: Function, verb: str) -> None:
+    found = made(lambda x: leak(x) * x[1] ** 2, inputs=[2], outputs=[1], derivatives="torch")
+    x, vec = [np.array([2.0, 3.0])], np.array([1.0, 0.5])
+    arguments = {"gradient": (ONE,), "apply_jacobian": (vec,), "apply_hessian": (ONE, vec)}[verb]
+    where = (0, 0, 0) if verb == "apply_hessian" else (0, 0)
+    with pytest.raises(Exception, match=r"by torch is not confirmed|[Cc]annot|no storage|item"):
+        getattr(found, verb)(*where, x, *arguments, {})
+
+
+def test_a_jax_array_that_became_a_number_is_noticed() -> None:
+    found = made(lambda x: x[0].item() * x[1] ** 2, inputs=[2], outputs=[1], derivatives="jax")
+    with pytest.raises(ModelFailed, match=r"by jax is not confirmed .* element 0 .* is 0 where .* give 9,"):
+        gradient(found, [2, 3])
+    assert gradient(made(lambda x: x[0] * x[1] ** 2, inputs=[2], derivatives="jax"), [2, 3]).tolist() == [9.0, 12.0]
+
+
+# --- settings and costs -----------------------------------------------------------------------------------
+
+
+class Counted:
+    """A function that counts its evaluations."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, x: Any, y: Any) -> Any:
+        self.calls += 1
+        return np.stack([(x**2).sum() * y[0], y[0] ** 3, x[0]])
+
+
+@pytest.mark.parametrize(
+    ("options", "evaluations"),
+    [
+        ({}, 19),
+        ({"derivatives": "complex step"}, 19),
+        ({"derivatives": "finite differences"}, 9),
+        ({"derivatives": None}, 1),
+        ({"derivatives": None, "outputs": [3]}, 0),
+        ({"derivatives": "complex step", "outputs": [3], "evaluate_at_load": False}, 0),
+        ({"derivatives": "finite differences", "outputs": [3], "evaluate_at_load": False}, 0),
+    ],
+)
+def test_the_evaluations_of_loading_are_those_that_are_documented(options: Mapping[str, Any], evaluations: int) -> None:
+    counted = Counted()
+    found = made(lambda x, y: counted(x, y), inputs=[5, 1], **options)
+    found.output_sizes({})
+    assert set(found.notes()) <= {"finite differences"}
+    assert counted.calls == evaluations
+    if options.get("derivatives", "auto"):
+        at = [np.arange(1.0, 6.0), np.array([2.0])]
+        found_gradient = np.asarray(found.gradient(0, 0, at, np.array([1.0, 0, 0]), {}))
+        assert found_gradient == pytest.approx(4 * at[0], rel=1e-8)
+
+
+def test_a_gradient_takes_three_evaluations_more_and_one_where_nothing_is_verified() -> None:
+    counted = Counted()
+    for verify, extra in ((True, 3), (False, 1)):
+        found = made(lambda x, y: counted(x, y), inputs=[5, 1], verify_derivatives=verify)
+        counted.calls = 0
+        at = [np.arange(1.0, 6.0), np.array([2.0])]
+        found.gradient(0, 0, at, np.array([1.0, 0, 0]), {})
+        assert counted.calls == 5 + extra
+        counted.calls = 0
+        found.apply_jacobian(0, 0, at, np.ones(5), {})
+        assert counted.calls == 1 + extra
+
+
+def test_what_has_to_be_declared_without_evaluations_is_told() -> None:
+    with pytest.raises(ModelFailed, match="evaluate_at_load=False, got 'auto'"):
+        made(lambda x: x, inputs=[1], outputs=[1], evaluate_at_load=False)
+    with pytest.raises(ModelFailed, match=r"evaluate_at_load=False, outputs=\[...\] has to be declared"):
+        made(lambda x: x, inputs=[1], derivatives=None, evaluate_at_load=False)
+
+
+@pytest.mark.parametrize("derivatives", ["complex step", "finite differences"])
+def test_a_gradient_of_too_many_evaluations_is_refused(derivatives: str) -> None:
+    options: dict[str, Any] = {"outputs": [1], "derivatives": derivatives, "evaluate_at_load": False}
+    found = made(lambda x: (x**2).sum(), inputs=[10**6], **options)
+    cost = 10**6 if derivatives == "complex step" else 4 * 10**6
+    with pytest.raises(NotSupported, match=rf"takes {cost} evaluations of the function; expected at most 10000 "):
+        gradient(found, np.ones(10**6))
+    few = made(lambda x: (x**2).sum(), inputs=[5], max_evaluations=3, **options)
+    with pytest.raises(NotSupported, match="expected at most 3"):
+        gradient(few, np.ones(5))
+    pushed = made(lambda x: x, inputs=[5], apply_jacobian=lambda x, vec: vec, derivatives="jax", max_evaluations=3)
+    assert pushed.sources()["gradient"] == "jax"
+
+
+# --- what an author writes, and configs -------------------------------------------------------------------
+
+
+def test_a_jacobian_that_depends_on_the_point_has_a_hessian_too() -> None:
+    found = made(lambda x: [x[0] * x[1]], inputs=[2], jacobian=lambda x: np.array([[x[1], x[0]]]))
+    assert found.sources()["apply_hessian"] == "complex step of gradient (author)"
+    assert gradient(found, [2, 3]).tolist() == [3.0, 2.0]
+    assert np.asarray(found.apply_hessian(0, 0, 0, [np.array([2.0, 3.0])], ONE, np.array([1.0, 5.0]), {})) == (
+        pytest.approx([5, 1], rel=1e-14)
+    )
+    rounded = made(lambda x: [x[0] * x[1]], inputs=[2], jacobian=lambda x: [[float(x[1]), float(x[0])]])
+    assert "apply_hessian" not in rounded.sources()
+
+
+def test_a_wrong_hessian_of_a_written_gradient_is_an_error() -> None:
+    def slope(x: Any) -> Any:
+        r = np.array([x[0], x[1]])
+        return np.where(np.abs(r) > 1, np.abs(r) ** 3, r**2)
+
+    found = made(lambda x: x.sum(), inputs=[2], outputs=[1], gradient=slope)
+    point, vec = [np.array([-2.0, 0.5])], np.ones(2)
+    with pytest.raises(ModelFailed, match=r"ApplyHessian .* is 0 where central differences give -12"):
+        found.apply_hessian(0, 0, 0, point, ONE, vec, {})
+
+
+def test_one_rule_for_entries_of_the_config() -> None:
+    def whole(x: Any, **config: Any) -> Any:
+        return x * config.get("a", 1)
+
+    assert made(whole, inputs=[1], derivatives=None).evaluate([np.array([2.0])], {"a": 3, "b": 4}).tolist() == [6.0]
+    with pytest.raises(InvalidInput, match="config: unexpected entry 'x'; 'whole' knows none"):
+        made(whole, inputs=[1], derivatives=None).evaluate([np.array([2.0])], {"x": 3})
+    plain = made(lambda x: x, inputs=[1], derivatives=None)
+    with pytest.raises(InvalidInput, match="config: unexpected entry 'a'; '<lambda>' knows none"):
+        plain.evaluate([np.array([2.0])], {"a": 3})
+    sized = made(lambda x: x, inputs=lambda config: [config.get("n", 1)], derivatives=None)
+    assert sized.evaluate([np.array([2.0, 3.0])], {"n": 2}).tolist() == [2.0, 3.0]
+
+    def scaled(x: Any, *, a: float = 1.0) -> Any:
+        return (a * x).sum()
+
+    blind = made(scaled, inputs=[1], gradient=lambda x: np.ones(1))  # as if the gradient did not depend on `a`
+    with pytest.raises(InvalidInput, match="unexpected entry 'a'"):
+        gradient(blind, [1], a=2.0)
+
+
+@pytest.mark.parametrize(
+    ("n", "told"), [(1.5, r"got \[1.5\]"), (-1, r"got \[-1\]"), ("x", r"got \['x'\]"), (True, r"got \[True\]")]
+)
+def test_sizes_that_do_not_follow_from_the_config(n: Any, told: str) -> None:
+    found = made(lambda x: x, inputs=lambda c: [c.get("n", 1)], outputs=lambda c: [c.get("n", 1)], derivatives=None)
+    for sizes in (found.input_sizes, found.output_sizes):
+        with pytest.raises(InvalidInput, match=f"config: expected sizes of .* that are integers from 0, {told}"):
+            sizes({"n": n})
+    keyed = made(lambda x: x, inputs=lambda c: [c["n"] if c else 1], outputs=[1], derivatives=None)
+    with pytest.raises(InvalidInput, match="config: no sizes of inputs follow from it: KeyError: 'n'"):
+        keyed.input_sizes({"m": 1})
+
+
+def test_a_hessian_action_is_as_long_as_the_config_says() -> None:
+    found = made(
+        lambda x: (x**3).sum(),
+        inputs=lambda c: [c.get("n", 2)],
+        outputs=[1],
+        apply_hessian=lambda x, sens, vec: 6 * x * vec,
+    )
+    x = np.arange(1.0, 5.0)
+    assert np.asarray(found.apply_hessian(0, 0, 0, [x], ONE, np.ones(4), {"n": 4})).tolist() == [6.0, 12.0, 18.0, 24.0]
