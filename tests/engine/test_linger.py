@@ -41,11 +41,11 @@ def test_the_models_time_is_smoothed() -> None:
     assert abs(linger.left_s(0, 2.0) - 0.012) < 1e-9
 
 
-def waits(linger: Linger, times: int, back: int) -> list[bool]:
-    """Whether it waited each time that four were answered, of whom so many came back in time."""
+def waits(linger: Linger, times: int, back: int, calls: int = 4) -> list[bool]:
+    """Whether it waited each time that `calls` were answered, of whom so many came back in time."""
     found = []
     for turn in range(times):
-        linger.answered(calls=4, waiting=0, took_s=0.010, now_s=float(turn))
+        linger.answered(calls=calls, waiting=0, took_s=0.010, now_s=float(turn))
         found.append(linger.left_s(0, float(turn)) > 0)
         linger.left_s(back, turn + 0.9)
     return found
@@ -58,6 +58,41 @@ def test_callers_who_do_not_come_back_are_soon_not_waited_for() -> None:
     assert sum(waits(linger, 160, back=1)) == 10  # it is tried again now and then
     waits(linger, 160, back=4)
     assert all(waits(linger, 20, back=4))
+
+
+def test_most_of_the_callers_are_enough_and_half_are_not() -> None:
+    assert all(waits(Linger(0.5), 60, back=2, calls=2))
+    assert all(waits(Linger(0.5), 60, back=3))
+    assert not all(waits(Linger(0.5), 60, back=1, calls=2))
+    assert waits(Linger(0.5), 8, back=0, calls=2) == [True, True, False, False, False, False, False, False]
+
+
+def test_more_callers_than_were_answered_are_as_good_as_all() -> None:
+    linger = Linger(0.5)
+    assert all(waits(linger, 20, back=9))
+    linger.answered(calls=4, waiting=3, took_s=0.010, now_s=1.0)
+    assert linger.left_s(6, 1.001) > 0
+    assert linger.left_s(7, 1.001) == 0
+
+
+def test_a_wait_is_tried_again_every_sixteenth_time() -> None:
+    linger = Linger(0.5)
+    found = waits(linger, 80, back=0)
+    first = found.index(False)
+    assert [i - first for i, waited in enumerate(found) if waited and i > first] == [15, 31, 47, 63]
+
+
+def test_without_a_time_there_is_no_wait() -> None:
+    linger = Linger(0.5)
+    assert linger.left_s(0, 5.0) == 0
+    linger.answered(calls=2, waiting=0, took_s=0.0, now_s=1.0)
+    assert linger.left_s(0, 1.0) == 0
+    linger.answered(calls=2, waiting=0, took_s=0.010, now_s=2.0)
+    assert abs(linger.left_s(0, 2.0) - 0.005) < 1e-12
+    linger.answered(calls=1, waiting=0, took_s=0.010, now_s=3.0)
+    assert linger.left_s(0, 3.0) == 0
+    linger.answered(calls=1, waiting=1, took_s=0.010, now_s=4.0)
+    assert linger.left_s(1, 4.0) > 0
 
 
 class Slow:
