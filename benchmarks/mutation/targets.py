@@ -33,6 +33,14 @@ _GRAPH_TESTS = (
     "known_answers",
     "peers",
 )
+_DERIVATIVE_TESTS = (
+    "check_derivatives",
+    "derivative_details",
+    "derivative_properties",
+    "dual_numbers",
+    "vector_functions",
+    "verification",
+)
 
 TARGETS = (
     Target(
@@ -70,5 +78,9 @@ TARGETS = (
             "tests/simulators/test_umbridge_wire.py",
         ),
     ),
-    Target("derivatives", ("derivatives/*.py",), ("tests/derivatives", "tests/graphs/test_graph_derivatives.py")),
+    Target(
+        "derivatives",
+        ("derivatives/*.py",),
+        tuple(f"tests/derivatives/test_{part}.py" for part in _DERIVATIVE_TESTS),
+    ),
 )

@@ -18,6 +18,8 @@ from dragoman.graphs.draw_text import text
 from dragoman.graphs.function import GraphFunction
 from dragoman.graphs.graph import Graph, made_node
 from dragoman.graphs.picture import picture, summary
+from dragoman.graphs.plan import evaluation
+from dragoman.graphs.run import Order
 from dragoman.graphs.wiring import Bound, GraphInput, Node, Port, told, wire
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -373,6 +375,24 @@ def test_a_function_with_something_around_it_is_the_same_function(make: Any) -> 
     assert np.asarray(around.evaluate([np.array([3.0])], {})).reshape(-1).tolist() == [6]
     around.close()
     assert counted.closed == 1
+
+
+def test_nodes_that_prove_quick_get_no_thread() -> None:
+    two = [made_node(name, Told([1], [1])) for name in ("a", "b")]
+    order = Order(evaluation(wire(two, [])), [False, False])
+    assert order.parallel
+    assert (order.waits, order.followers) == ([0, 0], [[], []])
+    order.took(0, 1e-6)
+    assert (order.cheap, order.parallel) == ([True, False], False)
+    order.took(1, 1.0)
+    assert (order.cheap, order.parallel) == ([True, False], False)
+    order.took(0, 1.0)
+    assert (order.cheap, order.parallel) == ([False, False], True)
+    for _ in range(200):
+        order.took(0, 1e-6)
+    assert (order.cheap, order.parallel) == ([True, False], False)
+    chain = Order(evaluation(wire(two, [(("a", ""), ("b", ""))])), [False, False])
+    assert (chain.waits, chain.followers, chain.parallel) == ([0, 1], [[1], []], False)
 
 
 # --- drawings ----------------------------------------------------------------------------------------------
