@@ -309,6 +309,22 @@ async def test_closing_answers_a_call_however_far_it_has_come(pool: RecordingPoo
         await asyncio.wait_for(call, 5)
 
 
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_caller_may_leave_however_far_the_call_has_come(pool: RecordingPool, batcher: Any, turns: int) -> None:
+    pool.gate.clear()
+    queue = batcher(8)
+    calls = [asyncio.ensure_future(queue.call(asked(float(i)))) for i in range(2)]
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    for call in calls:
+        call.cancel()
+    results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+    assert [type(r) for r in results] == [asyncio.CancelledError] * 2
+    pool.gate.set()
+    assert numbers(await asyncio.wait_for(queue.call(asked(3.0)), 5)) == [6.0]
+    assert pool.batches[-1] == 1
+
+
 async def test_closing_stops_the_timer_of_a_batch_that_waits(pool: RecordingPool, batcher: Any) -> None:
     queue = batcher(8, 0.02)
     call = asyncio.ensure_future(queue.call(asked(1.0)))
