@@ -316,3 +316,32 @@ def test_model_settings_and_settings_json(tmp_path: Path) -> None:
         assert (body["model_version"], body["outputs"][0]["data"]) == ("v7", [4.0])
         assert served.status("/v2/models/doubler/versions/v7/ready") == 200
         assert served.status("/v2/models/doubler/versions/v8/ready") == 404
+
+
+# --- secrets -------------------------------------------------------------------------------------------------
+
+
+ENVIRONMENTS = """
+import os, subprocess, sys
+import numpy as np
+
+def environments(x: np.ndarray) -> list[str]:
+    command = [sys.executable, "-c", "import os; print(dict(os.environ))"]
+    return [str(dict(os.environ)), subprocess.run(command, capture_output=True, text=True).stdout]
+"""
+
+
+@pytest.mark.parametrize("flags", [("--placement", "process", "--front-ends", "2"), ("--placement", "thread")])
+def test_models_do_not_see_the_control_token(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    (tmp_path / "seen.py").write_text(ENVIRONMENTS)
+    environment = {"DRAGOMAN_CONTROL_TOKEN": "sesame", "DRAGOMAN_MAX_QUEUE": "7"}
+    with serving(f"{tmp_path}/seen.py:environments", *flags, environment=environment) as served:
+        status, body = served.infer("environments", [1.0])
+        assert status == 200, body
+        for seen in body["outputs"][0]["data"]:
+            assert "DRAGOMAN_MAX_QUEUE" in seen
+            assert "sesame" not in seen
+        for pid in served.workers():
+            assert b"sesame" not in Path(f"/proc/{pid}/environ").read_bytes()
+        assert served.ask("POST", "/v2/repository/index", {})[0] == 401
+        assert served.ask("POST", "/v2/repository/index", {}, {"authorization": "Bearer sesame"})[0] == 200

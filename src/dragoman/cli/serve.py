@@ -12,6 +12,7 @@ from dragoman import memory, open_files
 from dragoman.cli.table import progress, startup_line, startup_table
 from dragoman.core import logs
 from dragoman.core.errors import InvalidInput
+from dragoman.core.secrets import forget_secrets
 from dragoman.server import Server, run, settings_for
 from dragoman.settings import FIELDS, choices, from_environment, kind, merged, sagemaker_paths
 
@@ -106,6 +107,7 @@ def _server(given: argparse.Namespace) -> Server:
         sys.path.append(os.getcwd())  # `module:object` finds modules of the folder one is in, after all installed ones
     flags = {name: getattr(given, name) for name in FIELDS if getattr(given, name) is not None}
     environment = from_environment(os.environ)
+    forget_secrets()  # they are not for models in this process, nor for what those start
     paths = given.paths or (sagemaker_paths(os.environ) if merged(environment, flags).sagemaker else [])
     settings = settings_for(paths, environment, flags)
     if not paths and not settings.may_grow:
