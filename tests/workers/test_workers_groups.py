@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -22,9 +23,19 @@ def runs(pid: int) -> bool:
     return False
 
 
+def guard_of(worker: int) -> int:
+    """The process that waits for the end of a worker."""
+    (guard,) = Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
+    assert Path(f"/proc/{guard}/comm").read_text() == "dragoman-guard\n"
+    return int(guard)
+
+
+@pytest.mark.parametrize("guarded", [True, False])  # else it is the server's part alone
 @pytest.mark.parametrize("how", ["os._exit", "segfault", "kill"])
-async def test_a_program_ends_with_the_worker_that_started_it(how: str) -> None:
+async def test_a_program_ends_with_the_worker_that_started_it(how: str, guarded: bool) -> None:
     async with processes("Acts") as pool:
+        if not guarded:
+            os.kill(guard_of(children().pop()), signal.SIGKILL)
         program = first(await pool.call(ask(do="start")))
         assert runs(program)
         with pytest.raises(WorkerLost):

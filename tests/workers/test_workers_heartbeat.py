@@ -115,21 +115,37 @@ async def test_calls_pass_by_a_stopped_worker(tmp_path: Path) -> None:
             await asyncio.sleep(0.6)
             assert pool.ready
             go.touch()
-            assert {first(answer) for answer in await asyncio.gather(*behind)} == {other}
+            async with asyncio.timeout(20):
+                assert {first(answer) for answer in await asyncio.gather(*behind)} == {other}
             assert [first(await pool.call(ask(do="pid"))) for _ in range(5)] == [other] * 5
         finally:
             os.kill(stopped, signal.SIGCONT)
         assert {first(answer) for answer in await asyncio.gather(*held)} == {stopped, other}
 
 
+async def test_an_idle_worker_that_is_stopped_is_given_no_call() -> None:
+    async with processes("Acts", replicas=2, heartbeat_s=0.2) as pool:
+        stopped, other = children()
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(0.6)
+            async with asyncio.timeout(20):
+                answers = await asyncio.gather(*(pool.call(ask(do="pid")) for _ in range(6)))
+            assert {first(answer) for answer in answers} == {other}
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+
+
 async def test_a_deadline_answers_whoever_waits_for_a_stopped_worker_and_restarts_it() -> None:
     async with processes("Acts", heartbeat_s=0.2, cancel_grace_s=0.1) as pool:
         worker = children().pop()
         os.kill(worker, signal.SIGSTOP)
+        await until(lambda: not pool.ready)
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5):
+            async with asyncio.timeout(0.2):
                 await pool.call(ask(do="pid"))
-        assert first(await pool.call(ask(do="pid"))) != worker
+        async with asyncio.timeout(20):
+            assert first(await pool.call(ask(do="pid"))) != worker
 
 
 async def test_a_model_that_holds_the_lock_does_not_hang() -> None:
