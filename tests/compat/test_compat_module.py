@@ -87,11 +87,32 @@ def test_text_may_be_decoded_once_more() -> None:
         types.ResponseOutput(name="o", datatype="INT32", shape=[3], data=[1, 2]),
         types.ResponseOutput(name="o", datatype="INT32", shape=[1], data=["x"]),
         types.ResponseOutput(name="o", datatype="BYTES", shape=[1], data=[1]),
+        types.ResponseOutput(name="o", datatype="INT32", shape=[1], data=[1.5]),
+        types.ResponseOutput(name="o", datatype="UINT8", shape=[1], data=np.array([300])),
+        types.ResponseOutput(name="o", datatype="FP32", shape=[1], data=[1e300]),
+        types.ResponseOutput(name="o", datatype="BF16", shape=[1], data=np.array([1e300])),
     ],
 )
 def test_an_output_that_does_not_fit_is_the_models_fault(output: types.ResponseOutput) -> None:
     with pytest.raises(InvalidOutput, match="'o'"):
         output.to_tensor()
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data", "seen"),
+    [
+        ("BF16", [1.5, None], [1.5, None]),
+        ("FP32", np.array([1, 2]), [1.0, 2.0]),
+        ("FP64", ["1.5"], [1.5]),
+        ("INT8", [1.0, True], [1, 1]),
+        ("BOOL", [0, 1], [False, True]),
+    ],
+)
+def test_outputs_that_fit_are_converted(datatype: str, data: Any, seen: list[Any]) -> None:
+    output = types.ResponseOutput(name="o", datatype=datatype, shape=[len(data)], data=data)
+    found = output.to_tensor()
+    assert found.datatype.name == datatype
+    assert types.ResponseOutput.from_tensor("o", found).data.root == seen
 
 
 # --- codecs: the literals are what the real ones write -------------------------------------------------------------

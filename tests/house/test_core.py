@@ -177,6 +177,15 @@ def test_errors_cross_processes() -> None:
         assert back.message == "why"
 
 
+def test_bf16_crosses_processes_outside_of_the_pickle() -> None:
+    tensor, buffers = Tensor.of([1.5, -2.0], BF16, {"a": 1}), list[pickle.PickleBuffer]()
+    stream = pickle.dumps(tensor, 5, buffer_callback=buffers.append)
+    assert [bytes(each) for each in buffers] == [b"\xc0\x3f\x00\xc0"]
+    back = pickle.loads(stream, buffers=buffers)
+    assert (back.datatype, back.data.dtype, back.parameters) == (BF16, BF16.dtype, {"a": 1})
+    assert back.data.tolist() == [1.5, -2.0]
+
+
 def test_tensors_cannot_be_changed() -> None:
     array = np.ones(3)
     tensor, text = Tensor.of(array), BytesTensor.of_texts(["a"], (1,))

@@ -335,7 +335,7 @@ def test_text_is_the_same_however_it_came(texts: list[str]) -> None:
     made = [
         BytesTensor.of_texts(list(texts), (count,)),
         BytesTensor.of_any_texts(list(texts), (count,)),
-        BytesTensor(plain.data),
+        BytesTensor(plain.data, BYTES),
         raw.tensor_from_raw("x", BYTES, [count], packed(elements), POLICY),
         InferenceRequest.from_json(requested("BYTES", [count], json.dumps(texts))).inputs[0].tensor,
     ]
