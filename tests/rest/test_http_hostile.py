@@ -318,15 +318,15 @@ async def test_whatever_is_sent_ends_with_an_answer_or_a_close(half: bool) -> No
     def send(port: int, raw: bytes) -> None:
         with socket.create_connection(("127.0.0.1", port), 10) as client:
             client.sendall(raw)
-            if half:
-                client.shutdown(socket.SHUT_WR)
             text = b""
-            with suppress(ConnectionError):
+            with suppress(OSError):  # the server may have closed the connection already
+                if half:
+                    client.shutdown(socket.SHUT_WR)
                 while piece := client.recv(1 << 16):
                     text += piece
             if raw.startswith(PREFACE):
                 return  # that is HTTP/2
-            assert not text or re.match(rb"HTTP/1\.1 (200|400|404|405|408|413|431) ", text)
+            assert not text or re.match(rb"HTTP/1\.1 (200|400|404|405|408|413|422|431) ", text)
 
     async with serving(Identity, header_timeout_s=0.04, body_timeout_s=0.04, keep_alive_timeout_s=0.04) as house:
         await asyncio.to_thread(send, house.port)
