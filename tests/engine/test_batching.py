@@ -361,20 +361,35 @@ async def test_rows_fill_a_batch_exactly(pool: RecordingPool, batcher: Any) -> N
     assert pool.batches == [4, 3, 3]
 
 
-async def test_a_batch_waits_without_keeping_the_event_loop_busy(pool: RecordingPool) -> None:
-    class Counted(RecordingPool):
-        looked = 0
+class Counted(RecordingPool):
+    """Counts how often it is looked at for a free worker."""
 
-        def __getattribute__(self, name: str) -> Any:
-            if name == "capacity":
-                Counted.looked += 1
-            return super().__getattribute__(name)
+    looked = 0
 
-    queue: Any = Batcher(Counted(), 8, 0.05, linger=20.0)
+    def __getattribute__(self, name: str) -> Any:
+        if name == "capacity":
+            self.looked += 1
+        return super().__getattribute__(name)
+
+
+async def test_calls_of_one_turn_are_dispatched_together() -> None:
+    pool = Counted()
+    pool.gate.clear()
+    queue: Any = Batcher(pool, 8, 0.0)
+    calls = [asyncio.ensure_future(queue.call(asked(float(i)))) for i in range(50)]
+    await asyncio.sleep(0.01)
+    assert pool.looked < 5
+    pool.gate.set()
+    assert [numbers(await call) for call in calls] == [[2.0 * i] for i in range(50)]
+
+
+async def test_a_batch_waits_without_keeping_the_event_loop_busy() -> None:
+    pool = Counted()
+    queue: Any = Batcher(pool, 8, 0.05, linger=20.0)
     await gather(queue, [asked(1.0), asked(2.0)])
     first = asyncio.ensure_future(queue.call(asked(3.0)))
     assert numbers(await first) == [6.0]
-    assert Counted.looked < 20
+    assert pool.looked < 20
 
 
 async def test_the_rest_of_a_kind_of_call_goes_behind_the_others(pool: RecordingPool, batcher: Any) -> None:
