@@ -14,15 +14,17 @@ import pytest
 
 from dragoman.core import logs
 from dragoman.core.bytes_tensor import BytesTensor, flattened, piece_of, portions, texts_of, with_parameters
-from dragoman.core.datatypes import BYTES, FP64
+from dragoman.core.datatypes import BYTES, DATATYPES, FP64, datatype, datatype_of
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, Overloaded
 from dragoman.core.histogram import SECONDS, TOKENS, Histogram
 from dragoman.core.leaving import until_left, watch
 from dragoman.core.metrics import Sample
 from dragoman.core.paths import matched
+from dragoman.core.room import Room
 from dragoman.core.spec import check_name
 from dragoman.core.tensor import NONE, Tensor
 from dragoman.core.text import Generation, PromptInfo, Text, Token, joined
+from dragoman.core.threads import DaemonThreads
 from dragoman.core.vector_answers import as_vector, as_vectors, parts
 from dragoman.core.vectors import MARK, VectorFunction, carried_by, put
 
@@ -320,3 +322,50 @@ def test_plain_tensors_of_texts_are_read_the_same_way() -> None:
     assert (flattened(plain).shape, flattened(plain).parameters) == ((4,), {"a": 1})
     numbers = with_parameters(Tensor.of(np.zeros((2, 3))), {"b": 2})
     assert (numbers.shape, numbers.datatype, numbers.parameters) == ((2, 3), FP64, {"b": 2})
+
+
+def test_arrays_without_a_datatype_are_named() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        datatype_of(np.dtype("datetime64[s]"))
+    assert caught.value.message == (
+        "arrays of dtype datetime64[s] have no datatype in the protocol; convert them first"
+    )
+    with pytest.raises(InvalidInput) as caught:
+        datatype("FP31")
+    assert caught.value.message == (
+        "datatype 'FP31' is not known; expected one of BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, "
+        "FP16, BF16, FP32, FP64, BYTES"
+    )
+
+
+def test_datatypes_have_their_sizes() -> None:
+    assert {name: (found.size, found.kind) for name, found in DATATYPES.items()} == {
+        "BOOL": (1, "bool"),
+        "UINT8": (1, "uint"),
+        "UINT16": (2, "uint"),
+        "UINT32": (4, "uint"),
+        "UINT64": (8, "uint"),
+        "INT8": (1, "int"),
+        "INT16": (2, "int"),
+        "INT32": (4, "int"),
+        "INT64": (8, "int"),
+        "FP16": (2, "float"),
+        "BF16": (2, "float"),
+        "FP32": (4, "float"),
+        "FP64": (8, "float"),
+        "BYTES": (0, "bytes"),
+    }
+    assert all(found.dtype.itemsize == found.size for name, found in DATATYPES.items() if name != "BYTES")
+
+
+def test_a_system_without_files_in_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    with pytest.raises(OSError, match=r"^files in memory are Linux's$"):
+        Room.made(1)
+
+
+def test_threads_that_are_shut_down_take_no_jobs() -> None:
+    threads = DaemonThreads(1, "done")
+    threads.shutdown()
+    with pytest.raises(RuntimeError, match=r"^cannot schedule new futures after shutdown$"):
+        threads.submit(int)
