@@ -41,6 +41,7 @@ class Beams:
         self._asked, self._ends = asked, ends
         self._beams = [_Beam(Writer(vocabulary, asked.sampling, ends, chooser, asked.tokens), 0.0)]
         self._finished: list[_Beam] = []
+        self._candidates: list[tuple[int, _Beam, Choice]] = []
         self._length = 0
         self.over = False
 
@@ -49,9 +50,11 @@ class Beams:
         """The tokens of the texts that go on."""
         return [beam.writer.ids for beam in self._beams]
 
-    def advance(self, logits: torch.Tensor) -> list[int]:
-        """Take the logits of the running texts' next tokens, [texts, vocabulary]; gives the text that each new one
-        continues. Raises ValueError where they are not numbers."""
+    def expand(self, logits: torch.Tensor) -> None:
+        """Find what may continue the running texts by the logits of their next tokens, [texts, vocabulary].
+
+        Raises ValueError where they are not numbers.
+        """
         given = self._asked.sampling
         logprobs = torch.log_softmax(logits, -1)
         if bool(logprobs.isnan().any()):
@@ -62,15 +65,26 @@ class Beams:
         order = torch.from_numpy(scores.reshape(-1)).topk(min(kept, scores.size)).indices.tolist()
         tops = likeliest(logits, logprobs, [given.top_logprobs] * len(self._beams))
         self._length += 1
-        candidates = []
         for place in order:
             if scores.flat[place] <= _OUT / 2:
                 break  # the grammar allows no more, or they are copies
             parent, token = divmod(place, scores.shape[1])
             choice = Choice(token, float(logprobs[parent, token]), tops[parent])
             writer = self._beams[parent].writer.copy()
-            writer.take(choice)
-            candidates.append((parent, _Beam(writer, float(scores[parent, token]))))
+            writer.chooser.begin(token)
+            self._candidates.append((parent, _Beam(writer, float(scores[parent, token])), choice))
+
+    def wait(self, until_s: float) -> bool:
+        """Wait for what other threads have to find about candidates, at most until then; gives whether it is done."""
+        return all(beam.writer.chooser.wait(until_s) for _, beam, _ in self._candidates)
+
+    def advance(self) -> list[int]:
+        """Go on with the best of what was found; gives the text that each new one continues."""
+        given = self._asked.sampling
+        found, self._candidates = self._candidates, []
+        for _, beam, choice in found:
+            beam.writer.take(choice)
+        candidates = [(parent, beam) for parent, beam, _ in found]
         self._collect([beam for _, beam in candidates[: given.num_beams]])
         going = [(parent, beam) for parent, beam in candidates if not beam.writer.finish][: given.num_beams]
         self.over = not going or self._settled(going[0][1].score)

@@ -112,6 +112,15 @@ class Chooser:
         drawn = left[rules.draw(logits[left], uniform)]
         return int(drawn if tokens is None else tokens[drawn])
 
+    def begin(self, token: int) -> None:
+        """Begin, in another thread, what takes time of `took` for a token that was chosen."""
+        if self._guide is not None and token not in self._ends:
+            self._guide.begin(token)
+
+    def wait(self, until_s: float) -> bool:
+        """Wait for what was begun, at most until then on the monotonic clock; gives whether it is done."""
+        return self._guide is None or self._guide.wait(until_s)
+
     def took(self, token: int) -> None:
         """The token that was chosen."""
         self._text.append(token)

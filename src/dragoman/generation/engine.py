@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -12,6 +13,7 @@ from dragoman.core.metrics import Family
 from dragoman.core.text import Token
 from dragoman.generation import sampler
 from dragoman.generation.beams import Beams
+from dragoman.generation.choice import Choice
 from dragoman.generation.chooser import Chooser
 from dragoman.generation.job import Job
 from dragoman.generation.limits import Limits
@@ -26,7 +28,21 @@ from dragoman.generation.writer import Ends, Writer
 
 log = logging.getLogger("dragoman.generation")
 
+# Other texts wait so long in a step for what a grammar allows next; after that they go on without that text.
+_GRAMMAR_S = 0.005
+
 _Computed = tuple[list[Work], list[Row], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What takes no part in steps until another thread has found what a grammar allows next: a text whose next token is
+    chosen, or a beam search."""
+
+    job: Job
+    sequence: Sequence | None
+    choice: Choice | None
+    search: Any = None
 
 
 class Engine:
@@ -38,6 +54,7 @@ class Engine:
         self._runner, self._memory, self._vocabulary, self._ends = runner, memory, vocabulary, ends
         self.scheduler = Scheduler(memory, limits.max_batch, limits.prefill_chunk)
         self._steps = Steps(waits=runner.device.type == "cpu")
+        self._held: list[_Held] = []
 
     @property
     def busy(self) -> bool:
@@ -58,6 +75,7 @@ class Engine:
     def cancel(self, job: Job) -> None:
         """Nobody waits for it any more: its memory is free from now on."""
         self.scheduler.remove(job)
+        self._held = [each for each in self._held if each.job is not job]
 
     def measurements(self, active: int) -> Iterable[Family]:
         """What it has done, and what lies before it of so many prompts; from any thread."""
@@ -66,9 +84,13 @@ class Engine:
 
     def step(self) -> None:
         """One token more for every text under way, and a portion of the prompts that wait for their first."""
+        if self._held:
+            self._settle()
         works = self.scheduler.plan()
         with self._steps.step(works):
             self._step(works)
+            if self._held:
+                self._settle()
 
     def _step(self, planned: list[Work]) -> None:
         searches: dict[Job, dict[Sequence, torch.Tensor]] = {}
@@ -85,7 +107,7 @@ class Engine:
                 if job.wants_prefill:
                     self._guarded(job, self._note, job, work, logits[start:stop])
                 sequence.computed += work.count
-                if sequence.pending or job not in self.scheduler.running:
+                if sequence.pending or job not in self.scheduler.running or self._holds(sequence):
                     continue
                 if job.asked.sampling.num_beams > 1:
                     searches.setdefault(job, {})[sequence] = logits[stop - 1 : stop]
@@ -185,8 +207,15 @@ class Engine:
                 continue  # another text of its prompt has failed
             if choice.fault is not None:
                 self._fail(job, choice.fault)
-            elif self._guarded(job, job.take, sequence, choice):
-                self._over(job, sequence)
+            elif job.asked.guides is None:
+                self._take(job, sequence, choice)
+            else:
+                self._guarded(job, job.begin, sequence, choice)
+                self._held.append(_Held(job, sequence, choice))
+
+    def _take(self, job: Job, sequence: Sequence, choice: Choice) -> None:
+        if self._guarded(job, job.take, sequence, choice):
+            self._over(job, sequence)
 
     def _over(self, job: Job, sequence: Sequence) -> None:
         """A text is over, and with the last one its prompt."""
@@ -206,7 +235,14 @@ class Engine:
             self._memory.keep(job.sequences[0])
             job.tell()
             job.search = Beams(job.asked, self._vocabulary, self._ends_of(job), self._chooser(job))
-        parents = job.search.advance(logits)
+        job.search.expand(logits)
+        if job.asked.guides is None:
+            self._advance(job)
+        else:
+            self._held.append(_Held(job, None, None, job.search))
+
+    def _advance(self, job: Job) -> None:
+        parents = job.search.advance()
         if job.search.over:
             self.scheduler.remove(job)
             for text in job.search.texts():
@@ -221,6 +257,32 @@ class Engine:
             Sequence([*job.asked.tokens, *tokens], len(job.asked.tokens), before[0].adapter, slot, computed)
             for slot, tokens in zip(slots, job.search.running, strict=True)
         ]
+
+    # --- grammars ----------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Go on with what was held and need not wait any more."""
+        held, self._held = self._held, []
+        until_s = time.monotonic() + _GRAMMAR_S
+        for each in held:
+            job = each.job
+            if job not in self.scheduler.running:
+                if job in self.scheduler.waiting and each.search is None:
+                    self._held.append(each)  # it gave way, and goes on from its tokens; a search begins again
+                continue
+            if each.search is not job.search:
+                continue
+            waiter = job.writers[each.sequence].chooser if each.sequence is not None else job.search
+            done = self._guarded(job, waiter.wait, until_s)
+            if done is False:
+                self._held.append(each)
+            elif done and each.sequence is not None and each.choice is not None:
+                self._take(job, each.sequence, each.choice)
+            elif done:
+                self._guarded(job, self._advance, job)
+
+    def _holds(self, sequence: Sequence) -> bool:
+        return any(each.sequence is sequence for each in self._held)
 
     # --- faults ------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """Grammars: which tokens may come next so that the text stays what it must be, by llguidance."""
 
-import json
-from collections.abc import Mapping
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,24 +10,40 @@ import numpy.typing as npt
 
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.text import Grammar
+from dragoman.generation import grammar_worker
+from dragoman.generation.grammar_compiler import (
+    GrammarCompiler,
+    GrammarLimits,
+    Vocabulary,
+    deep_threads,
+    release_memory,
+)
 
-# White space between the parts of JSON: none, a space, or a line break and what indents the next line. More would be
-# allowed by JSON, and a small model that has lost its way writes nothing else to the end.
-_SPACE = r"(?: |\r?\n(?: {0,16}|\t{0,8}))?"
-# Characters of a grammar: what reading it takes grows with their square.
-_MOST: Mapping[str, int] = {"json_schema": 1 << 18, "regex": 1 << 16, "choice": 1 << 16, "lark": 1 << 15}
-_KINDS = ("json_schema", "json_object", "regex", "lark", "choice")
+Mask = npt.NDArray[np.bool_]
 
 
 class Guide(Protocol):
-    """Follows one text through its grammar."""
+    """Follows one text through its grammar.
 
-    def allowed(self) -> npt.NDArray[np.bool_]:
-        """Which tokens may come next, one answer for each of the vocabulary. Raises InvalidInput where that cannot be
-        told within bounds."""
+    What takes time is begun with `begin` and done in another thread, so that nobody else's text waits for it. `took`
+    waits for it.
+    """
+
+    def allowed(self) -> Mask:
+        """Which tokens may come next, one answer for each of the vocabulary."""
+
+    def begin(self, token: int) -> None:
+        """Begin to find what may follow the token, which will be taken next."""
+
+    def wait(self, until_s: float) -> bool:
+        """Wait for what was begun, at most until then on the monotonic clock. Gives whether it is done.
+
+        Raises InvalidInput where it takes too long.
+        """
 
     def took(self, token: int) -> None:
-        """The token that came. Raises ValueError if it must not."""
+        """The token that came. Raises ValueError if it must not, InvalidInput if what follows takes too much to find,
+        or nothing can."""
 
     def copy(self) -> "Guide":
         """A guide that goes its own way from here."""
@@ -37,108 +54,150 @@ class Guide(Protocol):
 
 
 class Grammars:
-    """Makes guides for one vocabulary. `tokenizer` is transformers', `size` counts tokens as the logits do."""
+    """Makes guides for one vocabulary. `tokenizer` is transformers', `size` counts tokens as the logits do.
 
-    def __init__(self, tokenizer: Any, size: int, ends: list[int]) -> None:
-        self._tokenizer, self._size, self._ends = tokenizer, size, ends
+    `follows`: False where another engine follows the grammar, and it is only checked here.
+    """
+
+    def __init__(
+        self, tokenizer: Any, size: int, ends: list[int], limits: GrammarLimits | None = None, *, follows: bool = True
+    ) -> None:
+        self._tokenizer, self._size, self._ends, self._follows = tokenizer, size, ends, follows
+        self._limits = limits or GrammarLimits()
+        self._compiler: GrammarCompiler[_Start] | None = None
         self._known: Any = None
+        self._threads: ThreadPoolExecutor | None = None
+
+    def compiled(self, grammar: Grammar) -> "Future[_Start]":
+        """Compile the grammar in other threads; its result's `guide` gives a guide.
+
+        Its errors: InvalidInput if the grammar is wrong or too large, Overloaded if too many are being compiled. Raises
+        them too, and NotSupported. The first one takes up to a second, and later ones some milliseconds.
+        """
+        if self._compiler is None:
+            self._compiler = GrammarCompiler(self._vocabulary, self._limits, self._start)
+        return self._compiler.compiled(grammar)
 
     def guide(self, grammar: Grammar) -> Guide:
-        """Takes up to a second the first time, and some milliseconds then. Raises InvalidInput for a wrong grammar."""
-        llguidance = self._library()
-        if self._known is None:
-            self._known = llguidance.hf.from_tokenizer(self._tokenizer, self._size, self._ends or None)
-        try:
-            compiled = _compiled(llguidance.LLMatcher, grammar)
-        except ValueError as fault:
-            raise InvalidInput(f"grammar: {fault}") from fault
-        wrong = llguidance.LLMatcher.validate_grammar(compiled, self._known)
-        if wrong and not wrong.startswith("WARNING"):
-            raise InvalidInput(f"grammar: {wrong}")
-        return _Follower(llguidance.LLMatcher(self._known, compiled, log_level=0), self._size, self._ends)
+        """As `compiled`, and waits for it."""
+        return self.compiled(grammar).result().guide()
 
-    def _library(self) -> Any:
+    def close(self) -> None:
+        if self._compiler is not None:
+            self._compiler.close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _vocabulary(self) -> Vocabulary:
         try:
-            import llguidance
-            import llguidance.hf
+            import llguidance  # noqa: F401
         except ImportError as fault:
             raise NotSupported(f"grammar: needs the package 'llguidance' ({fault})") from fault
-        if getattr(self._tokenizer, "backend_tokenizer", None) is None:
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None:
             raise NotSupported("grammar: needs a fast tokenizer, a tokenizer.json in the model's folder")
-        return llguidance
+        backend = copy(backend)
+        backend.no_padding()
+        backend.no_truncation()
+        return Vocabulary(backend.to_str(), self._size, self._ends)
+
+    def _start(self, text: str) -> "_Start":
+        """In the compiler's threads."""
+        if not self._follows:
+            return _Start(None)
+        if self._known is None or self._threads is None:
+            from llguidance import LLTokenizer
+
+            known = self._vocabulary()
+            self._known = LLTokenizer(known.tokenizer, n_vocab=known.size, eos_token=known.ends or None)
+            self._threads = deep_threads(2, "grammar-step")
+        try:
+            matcher = grammar_worker.matcher(self._known, text)
+            mask = _mask(matcher, self._size, self._ends)
+        except ValueError as fault:
+            raise InvalidInput(f"grammar: {fault}") from fault
+        return _Start(_Follower(matcher, mask, self._threads, self._ends, self._limits.grammar_step_s))
 
 
-def _compiled(matcher: Any, grammar: Grammar) -> str:
-    """The grammar in llguidance's own form; ValueError where it cannot be read."""
-    made: Mapping[str, Any] = {
-        "json_schema": lambda text: matcher.grammar_from_json_schema(_spaced(text)),
-        "json_object": lambda _: matcher.grammar_from_json_schema(_spaced('{"type": "object"}')),
-        "regex": matcher.grammar_from_regex,
-        "lark": matcher.grammar_from_lark,
-        "choice": lambda text: matcher.grammar_from_lark(_choice(text)),
-    }
-    if grammar.kind not in made:
-        raise ValueError(f"expected one of {', '.join(_KINDS)}, got {grammar.kind!r}")
-    most = _MOST.get(grammar.kind, 0)
-    if len(grammar.text) > most > 0:
-        raise ValueError(f"expected at most {most} characters, got {len(grammar.text)}")
-    compiled: str = made[grammar.kind](grammar.text)
-    return compiled
+class _Start:
+    """A compiled grammar, where a text begins."""
 
+    def __init__(self, follower: "_Follower | None") -> None:
+        self._follower = follower
 
-def _spaced(text: str) -> str:
-    """The schema with bounds on white space, unless it says itself how JSON is to be written."""
-    try:
-        schema = json.loads(text)
-    except RecursionError:
-        raise ValueError("the schema is nested too deeply") from None
-    if not isinstance(schema, dict):
-        return text
-    return json.dumps({"x-guidance": {"whitespace_pattern": _SPACE}, **schema})
-
-
-def _choice(text: str) -> str:
-    options = json.loads(text)
-    if not isinstance(options, list) or not options or not all(isinstance(each, str) and each for each in options):
-        raise ValueError("expected a list of texts that are not empty")
-    return "start: " + " | ".join(map(_literal, options))
-
-
-def _literal(text: str) -> str:
-    """The text as Lark's: with JSON's escapes, and one for the control character that JSON writes as it is."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    def guide(self) -> Guide:
+        if self._follower is None:
+            raise NotSupported("grammar: it is followed by another engine")
+        return self._follower.copy()
 
 
 class _Follower:
-    def __init__(self, matcher: Any, size: int, ends: list[int]) -> None:
-        self._matcher, self._size, self._ends = matcher, size, ends
+    """A `Guide`. `mask` are the tokens that may come next, found in one of the `threads` after each token."""
 
-    def allowed(self) -> npt.NDArray[np.bool_]:
-        found = np.zeros(self._size, np.bool_)
-        if self.ended and not self._matcher.is_error():
-            found[self._ends] = True
-            return found
-        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._check()
-        bits = np.unpackbits(mask, bitorder="little")[: self._size]
-        found[: len(bits)] = bits
-        return found
+    def __init__(self, matcher: Any, mask: Mask, threads: ThreadPoolExecutor, ends: list[int], limit_s: float) -> None:
+        self._matcher, self._mask, self._threads, self._ends, self._limit_s = matcher, mask, threads, ends, limit_s
+        self._begun: tuple[int, Future[None]] | None = None
+        self._since_s: float | None = None
+        self.ended = bool(matcher.is_stopped())
 
-    def _check(self) -> None:
-        """llguidance gives up where to go on would take too long, or too much memory."""
-        told = self._matcher.get_error() if self._matcher.is_error() else ""
-        if "too" in told.lower() or "max is" in told:
-            raise InvalidInput(f"grammar: too complex to follow: {told.partition(chr(10))[0][:200]}")
+    def allowed(self) -> Mask:
+        return self._mask
+
+    def begin(self, token: int) -> None:
+        self._since_s = None
+        self._begun = token, self._threads.submit(self._advance, token)
+
+    def wait(self, until_s: float) -> bool:
+        if self._begun is None:
+            return True
+        future = self._begun[1]
+        try:
+            future.exception(max(0.0, until_s - time.monotonic()))
+        except TimeoutError:
+            if self._since_s is not None and time.monotonic() - self._since_s > self._limit_s:
+                raise InvalidInput(
+                    "grammar: too complex to follow: expected the tokens that may come next within "
+                    f"{self._limit_s:g} s (grammar_step_s)"
+                ) from None
+            return False
+        return True
 
     def took(self, token: int) -> None:
-        if not self._matcher.consume_token(token):
-            self._check()
-            raise ValueError(f"token {token} is not what the grammar allows: {self._matcher.get_error()}")
+        if self._begun is None or self._begun[0] != token:
+            self.begin(token)
+        while not self.wait(time.monotonic() + self._limit_s):
+            pass
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun[1].result()
 
-    def copy(self) -> "Guide":
-        return _Follower(self._matcher.deep_copy(), self._size, self._ends)
+    def copy(self) -> "_Follower":
+        if self._begun is not None:
+            self._begun[1].exception()  # nothing else may touch the matcher meanwhile
+        twin = copy(self)
+        twin._matcher = self._matcher.deep_copy()
+        return twin
 
-    @property
-    def ended(self) -> bool:
-        stopped: bool = self._matcher.is_stopped() and not self._matcher.is_error()
-        return stopped
+    def _advance(self, token: int) -> None:
+        """In one of the threads, and by nothing else meanwhile."""
+        self._since_s = time.monotonic()
+        if not self._mask[token]:
+            raise ValueError(f"token {token} is not what the grammar allows")
+        try:
+            if not self._matcher.consume_token(token):
+                raise ValueError(grammar_worker.first_line(self._matcher.get_error()))
+            mask = _mask(self._matcher, len(self._mask), self._ends)
+        except ValueError as fault:
+            release_memory()
+            why = "" if str(fault) == grammar_worker.NO_TEXT else "too complex to follow: "
+            raise InvalidInput(f"grammar: {why}{fault}") from fault
+        self._mask, self.ended = mask, bool(self._matcher.is_stopped())
+
+
+def _mask(matcher: Any, size: int, ends: list[int]) -> Mask:
+    """The tokens that may come next: those that end a text where it is complete."""
+    if matcher.is_stopped() and not matcher.is_error():
+        found = np.zeros(size, np.bool_)
+        found[ends] = True
+        return found
+    return grammar_worker.allowed_tokens(matcher, size)

@@ -1,5 +1,6 @@
 """From a call to what the engine is asked: prompts become tokens, and parameters are checked."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable
@@ -10,20 +11,43 @@ from dragoman.core.errors import InvalidInput, TooLong
 from dragoman.core.text import Prompt, Sampling
 from dragoman.generation.checks import check
 from dragoman.generation.grammar import Grammars, Guide
+from dragoman.generation.grammar_compiler import GrammarLimits
 from dragoman.generation.job import Asked
 from dragoman.generation.limits import Limits
 from dragoman.generation.vocabulary import Vocabulary
 
 
 class Intake:
-    """Takes calls for one model. `budget` is how many tokens the cache holds in all."""
+    """Takes calls for one model. `budget` is how many tokens the cache holds in all.
+
+    `follows_grammars`: False where another engine follows them, and they are only checked here.
+    """
 
     def __init__(
-        self, vocabulary: Vocabulary, limits: Limits, budget: int, ends: frozenset[int], adapters: frozenset[str]
+        self,
+        vocabulary: Vocabulary,
+        limits: Limits,
+        budget: int,
+        ends: frozenset[int],
+        adapters: frozenset[str],
+        grammars: GrammarLimits | None = None,
+        *,
+        follows_grammars: bool = True,
     ) -> None:
         self.vocabulary, self._limits, self._budget, self._adapters = vocabulary, limits, budget, adapters
         vocabulary.context = limits.max_context
-        self._grammars = Grammars(vocabulary.tokenizer, vocabulary.size, sorted(ends))
+        self._follows_grammars = follows_grammars
+        self._grammars = Grammars(
+            vocabulary.tokenizer, vocabulary.size, sorted(ends), grammars, follows=follows_grammars
+        )
+
+    async def prepare(self, call: Generate) -> None:
+        """Compile the call's grammar, away from this thread and from the engine's. Raises what it is refused with."""
+        if call.sampling.grammar is not None:
+            await asyncio.shield(asyncio.wrap_future(self._grammars.compiled(call.sampling.grammar)))
+
+    def close(self) -> None:
+        self._grammars.close()
 
     def asked(self, call: Generate) -> list[Asked]:
         """One for each prompt. Raises InvalidInput naming the parameter; nothing has been computed then."""
@@ -88,5 +112,5 @@ class Intake:
     def _guides(self, given: Sampling) -> Callable[[], Guide] | None:
         if given.grammar is None:
             return None
-        first = self._grammars.guide(given.grammar)
-        return first.copy
+        compiled = self._grammars.compiled(given.grammar).result()
+        return compiled.guide if self._follows_grammars else None

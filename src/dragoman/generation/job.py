@@ -115,6 +115,10 @@ class Job:
             info = PromptInfo(asked.text, len(asked.tokens), *told, asked.checked_s, asked.length)
             self.outlet.info(asked.index, info)
 
+    def begin(self, sequence: Sequence, choice: Choice) -> None:
+        """Begin what takes time of `take`, in another thread."""
+        self.writers[sequence].chooser.begin(choice.token)
+
     def take(self, sequence: Sequence, choice: Choice) -> bool:
         """Write a choice; gives whether that text is over. Raises ValueError where a grammar does not allow it."""
         writer = self.writers[sequence]

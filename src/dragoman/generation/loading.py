@@ -15,6 +15,8 @@ from dragoman.core.metrics import Family
 from dragoman.core.text import Generation, Prompt, TokenSpan
 from dragoman.generation import adapters
 from dragoman.generation.engine import Engine
+from dragoman.generation.grammar_compiler import LEAST as LEAST_OF_GRAMMARS
+from dragoman.generation.grammar_compiler import GrammarLimits
 from dragoman.generation.graphs import cuda_graph
 from dragoman.generation.intake import Intake
 from dragoman.generation.job import Asked
@@ -27,8 +29,8 @@ from dragoman.generation.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What an operator may say of a text model.
+class Options(GrammarLimits):
+    """What an operator may say of a text model, beside the limits of grammars.
 
     max_batch: how many texts are written at the same time.
     max_context: tokens of a prompt and its text (0: as many as the model knows, or memory holds).
@@ -63,6 +65,7 @@ _LEAST: Mapping[str, float] = {
     "prefill_chunk": 1,
     "prefix_cache": -1,
     "cache_memory": 0,
+    **LEAST_OF_GRAMMARS,
 }
 
 
@@ -84,6 +87,9 @@ class Loaded:
     def active(self) -> int:
         return self.service.active
 
+    async def prepare(self, call: Generate) -> None:
+        await self.intake.prepare(call)
+
     def asked(self, call: Generate) -> list[Asked]:
         return self.intake.asked(call)
 
@@ -98,6 +104,7 @@ class Loaded:
 
     async def close(self) -> None:
         await asyncio.to_thread(self.service.close)
+        await asyncio.to_thread(self.intake.close)
 
 
 def loaded(folder: Path, chosen: Options, capacity: int, name: str) -> Loaded:
@@ -125,7 +132,7 @@ def _engine(folder: Path, chosen: Options) -> tuple[Engine, Intake, Mapping[str,
     vocabulary = Vocabulary(folder, runner.config.vocab_size)
     ends = _ends(runner, vocabulary)
     threads = runner.set_threads(chosen.threads) if runner.device.type == "cpu" else 0
-    intake = Intake(vocabulary, limits, budget, ends, frozenset(found))
+    intake = Intake(vocabulary, limits, budget, ends, frozenset(found), chosen)
     details = {
         "max_context": limits.max_context,
         "max_batch": limits.max_batch,

@@ -90,6 +90,10 @@ class OutsideEngine:
     def active(self) -> int:
         return self._open
 
+    async def prepare(self, call: Generate) -> None:
+        self._engine.refuse(call.sampling)
+        await self._intake.prepare(call)
+
     def asked(self, call: Generate) -> list[Asked]:
         self._engine.refuse(call.sampling)
         return self._intake.asked(call)
@@ -113,6 +117,7 @@ class OutsideEngine:
 
     async def close(self) -> None:
         await self._engine.close()
+        await asyncio.to_thread(self._intake.close)
 
     async def _pieces(self, prompts: Sequence[Asked]) -> AsyncGenerator[Generation, None]:
         infos: dict[int, PromptInfo] = {}

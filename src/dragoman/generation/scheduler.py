@@ -91,6 +91,8 @@ class Scheduler:
         texts, prompts, left = [], [], self._chunk
         for task in self.running:
             for sequence in task.sequences:
+                if not sequence.pending:
+                    continue  # its next token is not decided yet
                 if sequence.decoding:
                     texts.append(Work(task, sequence, 1))
                     continue

@@ -19,6 +19,12 @@ class TextEngine(Protocol):
     def active(self) -> int:
         """How many prompts wait or are worked on."""
 
+    async def prepare(self, call: Generate) -> None:
+        """Do for a call what takes long and may be done aside: compile its grammar. `asked` would wait for it.
+
+        Raises InvalidInput or Overloaded.
+        """
+
     def asked(self, call: Generate) -> list[Asked]:
         """A call, checked and cut into tokens: one for each prompt.
 

@@ -65,7 +65,9 @@ class TextModel(Model):
         return found
 
     async def generate(self, call: Generate) -> AsyncGenerator[Generation, None]:
-        if call.sampling.grammar is not None or sum(map(_size, call.prompts)) > _LONG:
+        if call.sampling.grammar is not None:
+            await self._loaded.prepare(call)
+        if sum(map(_size, call.prompts)) > _LONG:
             asked = await asyncio.to_thread(self._loaded.asked, call)
         else:
             asked = self._loaded.asked(call)

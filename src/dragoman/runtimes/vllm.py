@@ -15,6 +15,8 @@ from dragoman.core.text import Sampling
 from dragoman.generation import folder as folders
 from dragoman.generation.checks import MOST_LIKELY
 from dragoman.generation.choice import Choice
+from dragoman.generation.grammar_compiler import LEAST as LEAST_OF_GRAMMARS
+from dragoman.generation.grammar_compiler import GrammarLimits
 from dragoman.generation.intake import Intake
 from dragoman.generation.job import Asked
 from dragoman.generation.limits import Limits
@@ -32,8 +34,8 @@ _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What an operator may say of a model on vLLM.
+class Options(GrammarLimits):
+    """What an operator may say of a model on vLLM, beside the limits of grammars.
 
     max_batch, max_context, dtype, prefill_chunk: as of our own engine. prefix_cache: 0 keeps no beginnings of prompts.
     cache_memory: GiB for keys and values (0: what vLLM takes). adapters: folders of LoRA adapters by name.
@@ -51,7 +53,14 @@ class Options:
 
 
 _CHOICES = {"dtype": ("auto", "float32", "bfloat16", "float16")}
-_LEAST = {"max_batch": 1, "max_context": 0, "prefill_chunk": 0, "prefix_cache": -1, "cache_memory": 0}
+_LEAST = {
+    "max_batch": 1,
+    "max_context": 0,
+    "prefill_chunk": 0,
+    "prefix_cache": -1,
+    "cache_memory": 0,
+    **LEAST_OF_GRAMMARS,
+}
 
 
 class VllmModel(TextModel):
@@ -72,7 +81,7 @@ class VllmModel(TextModel):
         vocabulary = Vocabulary(folder, config.get_vocab_size())
         ends = end_tokens(folder, vocabulary)
         limits = Limits(chosen.max_batch, config.max_model_len)
-        intake = Intake(vocabulary, limits, _BOUNDLESS, ends, frozenset(adapters))
+        intake = Intake(vocabulary, limits, _BOUNDLESS, ends, frozenset(adapters), chosen, follows_grammars=False)
         details = {
             "engine": f"vllm {package('vllm', self.extra).__version__}",
             "max_context": limits.max_context,

@@ -1,0 +1,223 @@
+"""Helper process that compiles grammars, each in a fork of its own with limits on CPU time, time and memory.
+
+llguidance has no cancellation, some of its work is bounded by no limit of its own (`multipleOf`, patterns that must be
+disjoint), and a chain of 5,000 references overflows the stack. A fork can be killed, and gives all its memory back.
+
+The helper reads a line of JSON with the tokenizer, then one for each grammar, and writes a line for each. It ends with
+its standard input, or when nothing has come for `idle_s`.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dragoman.generation.json_schema import with_bounded_space
+
+# What llguidance may use, in its own units. With its default of 1,000,000 for the lexer's fuel, nested repetitions take
+# a second and 60 MiB; 300,000 still has room for 20,000 alternatives. A state of the lexer takes 1 to 2 KB. Limits that
+# are not named here are llguidance's defaults.
+LIMITS: Mapping[str, Any] = {"initial_lexer_fuel": 300_000, "max_lexer_states": 50_000, "verbose_errors": False}
+# The stack of a fork. The threads of the server that follow a grammar have more (`grammar_compiler`).
+_STACK_BYTES = 4 << 20
+# Real seconds that a fork may take for each second of CPU time, and beside it: others may need the cores.
+_WALL, _WALL_S = 10.0, 2.0
+
+# The priority of what is compiled is below that of texts that are being written.
+_NICE = 5
+
+NO_TEXT = "no text satisfies the grammar"
+
+# What a fork that was killed by a signal has met with.
+KILLED: Mapping[int, str] = {
+    signal.SIGPROF: "cpu",
+    signal.SIGALRM: "wall",
+    signal.SIGABRT: "memory",
+    signal.SIGKILL: "memory",
+    signal.SIGSEGV: "depth",
+    signal.SIGBUS: "depth",
+}
+
+
+def grammar_text(kind: str, text: str) -> str:
+    """The grammar in llguidance's own form. Raises ValueError if it cannot be read."""
+    from llguidance import LLMatcher as Matcher
+
+    match kind:
+        case "json_schema":
+            found: str = Matcher.grammar_from_json_schema(with_bounded_space(text))
+        case "json_object":
+            found = Matcher.grammar_from_json_schema(with_bounded_space('{"type": "object"}'))
+        case "regex":
+            found = Matcher.grammar_from_regex(text)
+        case "lark":
+            found = Matcher.grammar_from_lark(text)
+        case "choice":
+            found = Matcher.grammar_from_lark(_choice(text))
+        case _:
+            raise ValueError(f"expected one of json_schema, json_object, regex, lark, choice, got {kind!r}")
+    return found
+
+
+def _choice(text: str) -> str:
+    options = json.loads(text)
+    if not isinstance(options, list) or not options or not all(isinstance(each, str) and each for each in options):
+        raise ValueError("expected a list of texts that are not empty")
+    return "start: " + " | ".join(map(_literal, options))
+
+
+def _literal(text: str) -> str:
+    """The text as Lark's: with JSON's escapes, and one for the control character that JSON writes as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def matcher(tokenizer: Any, text: str) -> Any:
+    """The grammar, compiled. Raises ValueError if it is wrong or too large."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    found = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**LIMITS))
+    if found.is_error():
+        raise ValueError(first_line(found.get_error()))
+    return found
+
+
+def allowed_tokens(matcher: Any, size: int) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+    """Which tokens may come next, one answer for each of the vocabulary.
+
+    Raises ValueError if that takes too much, or if no text that has begun so satisfies the grammar.
+    """
+    bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")[:size]
+    if matcher.is_error():
+        raise ValueError(first_line(matcher.get_error()))
+    found = np.zeros(size, np.bool_)
+    found[: len(bits)] = bits
+    return found
+
+
+def first_line(error: str) -> str:
+    """llguidance's error, without its state and the program's own locations."""
+    line = error.partition("\n")[0][:300]
+    if line.startswith("NoExtension"):
+        return NO_TEXT
+    return "too large to compile" if line.startswith("panic") else line
+
+
+def checked(kind: str, text: str, tokenizer: Any, size: int, ends: list[int]) -> str:
+    """Compile the grammar and try its first step; gives it in llguidance's own form.
+
+    Raises ValueError if it is wrong, too large, or satisfied by no text; where JSON must come, the empty text is none.
+    """
+    compiled = grammar_text(kind, text)
+    made = matcher(tokenizer, compiled)
+    accepts_empty = made.is_accepting()
+    tokens = np.setdiff1d(np.flatnonzero(allowed_tokens(made, size)), ends)
+    if not len(tokens) and (kind.startswith("json") or not accepts_empty):
+        raise ValueError(f"no {'JSON ' if kind.startswith('json') else ''}text satisfies the grammar")
+    for token in {int(each) for each in tokens[:1]} | {int(each) for each in tokens[-1:]}:
+        # That the first mask was too much is not told before a token is taken.
+        tried = made.deep_copy()
+        if not tried.consume_token(token):
+            raise ValueError(first_line(tried.get_error()))
+    return compiled
+
+
+def main() -> None:
+    from llguidance import LLTokenizer
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the server ends this process when it ends
+    stdin = os.fdopen(os.dup(0), "rb", buffering=0)
+    given = json.loads(_line(stdin))
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    tokenizer = LLTokenizer(given["tokenizer"], n_vocab=given["size"], eos_token=given["ends"] or None)
+    _say({"ready": True})
+    while select.select([stdin], [], [], given["idle_s"])[0]:
+        line = _line(stdin)
+        if not line:
+            return
+        _say(_forked(json.loads(line), tokenizer, given["size"], given["ends"]))
+
+
+def _line(stream: Any) -> bytes:
+    found = bytearray()
+    while not found.endswith(b"\n"):
+        piece = stream.read(1 << 20)
+        if not piece:
+            return b""
+        found += piece
+    return bytes(found)
+
+
+def _say(answer: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def _forked(request: Mapping[str, Any], tokenizer: Any, size: int, ends: list[int]) -> Mapping[str, Any]:
+    """What a fork finds: {"grammar", "bytes"}, {"error"}, or {"killed"} with the reason."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.close(reading)
+            _limit(request["cpu_s"], request["memory_bytes"])
+            answer = _answer(request, tokenizer, size, ends)
+            with os.fdopen(writing, "wb") as stream:
+                stream.write(json.dumps(answer).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as stream:
+        found = stream.read()
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return {"killed": KILLED.get(os.WTERMSIG(status), "depth")}
+    return json.loads(found) if found else {"killed": "memory"}
+
+
+def _answer(request: Mapping[str, Any], tokenizer: Any, size: int, ends: list[int]) -> Mapping[str, Any]:
+    before = _resident_bytes()
+    try:
+        text = checked(request["kind"], request["text"], tokenizer, size, ends)
+    except MemoryError:
+        return {"killed": "memory"}
+    except ValueError as fault:
+        return {"error": str(fault)}
+    except BaseException as fault:  # of Rust: it promises no class of error
+        return {"error": f"cannot be compiled ({type(fault).__name__})"}
+    return {"grammar": text, "bytes": max(0, _resident_bytes() - before) + len(text)}
+
+
+def _limit(cpu_s: float, memory_bytes: int) -> None:
+    """Limits of this process from now on; the kernel ends it where it passes one."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+    with contextlib.suppress(ValueError, OSError):
+        most = _pages(0) + memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    signal.setitimer(signal.ITIMER_REAL, _WALL * cpu_s + _WALL_S)
+
+
+def _resident_bytes() -> int:
+    try:
+        return _pages(1)
+    except OSError:
+        return 0
+
+
+def _pages(field: int) -> int:
+    """Bytes of this process: 0 its addresses, 1 what is resident."""
+    with open("/proc/self/statm") as stream:
+        return int(stream.read().split()[field]) * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    main()

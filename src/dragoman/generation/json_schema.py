@@ -1,0 +1,165 @@
+"""JSON schemas as grammars: white space is bounded, and schemas that no finite JSON text satisfies are rejected."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+# White space between the parts of JSON: none, a space, or a line break and what indents the next line. More would be
+# allowed by JSON, and a small model that has lost its way writes nothing else to the end.
+_SPACE = r"(?: |\r?\n(?: {0,16}|\t{0,8}))?"
+
+# Keys of "x-guidance" that leave the text JSON whatever their value, and those whose value must have this form.
+_SWITCHES = ("whitespace_flexible", "coerce_one_of", "lenient", "json_allow_general_unicode_escapes")
+_BLANK = r"(?:\\[ntr]|[ \t\r\n])"
+_FORMS = {
+    "whitespace_pattern": re.compile(rf"(?:{_BLANK}|\[{_BLANK}+\]|\(\?:|[()|?*+]|\{{\d{{1,3}}(?:,\d{{0,3}})?\}})*"),
+    "item_separator": re.compile(r"[ \t\r\n]*,[ \t\r\n]*"),
+    "key_separator": re.compile(r"[ \t\r\n]*:[ \t\r\n]*"),
+}
+# More rounds than this over the schema's parts are not made; what is undecided then counts as finite.
+_ROUNDS = 32
+
+_Node = Mapping[str, Any]
+
+
+def with_bounded_space(text: str) -> str:
+    """The schema with bounds on white space, unless it says itself which is allowed.
+
+    Raises ValueError if it is not a JSON object, cannot be satisfied by a finite text, or allows text that is not JSON.
+    """
+    try:
+        schema = json.loads(text)
+        if not isinstance(schema, dict):
+            raise ValueError("expected a JSON schema as an object")
+        options = _checked_options(schema.get("x-guidance", {}))
+        if not has_finite_instance(schema):
+            raise ValueError('no finite JSON text satisfies the schema: its "$ref" leads back to itself without end')
+        if not options.keys() & {"whitespace_pattern", "whitespace_flexible"}:
+            options = {"whitespace_pattern": _SPACE, **options}
+        return json.dumps({**schema, "x-guidance": options})
+    except RecursionError:
+        raise ValueError("the schema is nested too deeply") from None
+
+
+def _checked_options(given: Any) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise ValueError(f'"x-guidance": expected an object, got {type(given).__name__}')
+    for name, value in given.items():
+        if name in _SWITCHES:
+            if not isinstance(value, bool):
+                raise ValueError(f'"x-guidance": expected true or false for "{name}", got {value!r}')
+        elif name not in _FORMS:
+            raise ValueError(f'"x-guidance": expected one of {", ".join((*_SWITCHES, *_FORMS))}, got "{name}"')
+        elif not isinstance(value, str) or not _FORMS[name].fullmatch(value):
+            raise ValueError(f'"x-guidance": "{name}" would allow text that is not JSON, got {value!r}')
+    return given
+
+
+def has_finite_instance(schema: _Node) -> bool:
+    """Whether some finite JSON value satisfies the schema, as far as references that lead back to themselves decide.
+
+    The least fixed point over all parts of the schema: a part is finite if what it requires is. Keywords that do not
+    refer to other parts count as satisfiable; whether they contradict one another is left to the grammar's compiler.
+    """
+    found = {id(schema): schema}
+    order = [schema]
+    for node in order:  # grows while it is gone through
+        for part in _parts(node, schema):
+            if id(part) not in found:
+                found[id(part)] = part
+                order.append(part)
+    finite: set[int] = set()
+    for _ in range(_ROUNDS):
+        before = len(finite)
+        for node in reversed(order):
+            if id(node) not in finite and _is_finite(node, schema, finite):
+                finite.add(id(node))
+        if id(schema) in finite:
+            return True
+        if len(finite) == before:
+            return False
+    return True
+
+
+def _parts(node: _Node, root: _Node) -> Iterator[_Node]:
+    """The schemas that decide whether this one is finite."""
+    target = _referred(node, root)
+    if target is not None:
+        yield target
+    for name in ("anyOf", "oneOf", "allOf"):
+        yield from _listed(node, name)
+    yield from _required(node)
+    yield from _items(node)
+
+
+def _is_finite(node: _Node, root: _Node, finite: set[int]) -> bool:
+    if "const" in node or "enum" in node:
+        return True
+    target = _referred(node, root)
+    if target is not None and id(target) not in finite:
+        return False
+    for name in ("anyOf", "oneOf"):
+        options = node.get(name)
+        if not isinstance(options, list) or not options or not all(isinstance(each, dict) for each in options):
+            continue
+        if not any(id(each) in finite for each in options):
+            return False
+    if any(id(each) not in finite for each in _listed(node, "allOf")):
+        return False
+    kinds = node.get("type")
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if not isinstance(kinds, list) or not kinds:
+        return True
+    needed = {"object": _required, "array": _items}
+    return any(
+        kind not in needed or all(id(each) in finite for each in needed[kind](node))
+        for kind in kinds
+        if isinstance(kind, str)
+    )
+
+
+def _referred(node: _Node, root: _Node) -> _Node | None:
+    """What "$ref" refers to; None where there is none, or it is not a JSON pointer into this schema."""
+    pointer = node.get("$ref")
+    if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
+        return None
+    found: Any = root
+    for name in unquote(pointer).split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, dict) and name in found:
+            found = found[name]
+        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            return None
+    return found if isinstance(found, dict) else None
+
+
+def _listed(node: _Node, name: str) -> list[_Node]:
+    given = node.get(name)
+    return [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
+
+
+def _required(node: _Node) -> Iterator[_Node]:
+    """The schemas of properties that an object must have."""
+    names, known, others = node.get("required"), node.get("properties"), node.get("additionalProperties")
+    known = known if isinstance(known, dict) else {}
+    for name in names if isinstance(names, list) else ():
+        if not isinstance(name, str):
+            continue
+        schema = known.get(name, others if "patternProperties" not in node else None)
+        if isinstance(schema, dict):
+            yield schema
+
+
+def _items(node: _Node) -> Iterator[_Node]:
+    """The schemas of items that an array must have."""
+    least, first, others = node.get("minItems"), node.get("prefixItems"), node.get("items")
+    if not isinstance(least, int):
+        return
+    first = first if isinstance(first, list) else []
+    yield from (each for each in first[:least] if isinstance(each, dict))
+    if least > len(first) and isinstance(others, dict):
+        yield others
