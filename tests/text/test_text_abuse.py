@@ -83,10 +83,10 @@ REFUSED: list[tuple[tuple[str, Any], str]] = [
     (("/v1/completions", b'{"prompt":' + b"[" * 9999 + b"]" * 9999 + b"}"), "JSON nests too deep"),
     (_lmi(guided_json=DEEP), "`guided_json` must be a JSON schema"),
     (_lmi(guided_json=WIDE), "expected at most 262144 characters"),
-    (_lmi(guided_json=ROWS), "too complex to follow"),
-    (_lmi(guided_choice=[f"v{i}" for i in range(100_000)]), "expected at most 65536 characters, got"),
-    (_lmi(guided_grammar="start: " + '("a"?) ' * 20_000), "expected at most 32768 characters, got"),
-    (_tgi(grammar={"type": "regex", "value": "a|" * 500_000 + "b"}), "expected at most 65536 characters"),
+    (_lmi(guided_json=ROWS), "`guided_json`: "),
+    (_lmi(guided_choice=[f"v{i}" for i in range(100_000)]), "expected at most 262144 characters"),
+    (_lmi(guided_grammar="start: " + '("a"?) ' * 20_000), "`guided_grammar`: too (large|complex)"),
+    (_tgi(grammar={"type": "regex", "value": "a|" * 500_000 + "b"}), "expected at most 262144 characters"),
     (_tgi(grammar={"type": "regex", "value": "((a{1,99}){1,99}){1,99}"}, max_new_tokens=99), "too complex"),
     (_tgi(grammar={"type": "regex", "value": "("}), "invalid regex"),
 ]
@@ -100,6 +100,40 @@ async def test_too_much_is_refused(house: House) -> None:
         assert 400 <= answer.status < 500, (message, answer.status)
         assert re.search(message, told), (message, told)
         assert (await house.post(*_tgi())).status == 200
+
+
+BOMB = "((b{1000}){1000}){1000}"
+FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#"}}}
+PATTERN = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "string", "pattern": f"^{BOMB}$"}}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"$ref": "#"}}}
+LOOP = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 99_999_989}}}
+CHAT = {"messages": [{"role": "user", "content": "x"}], "tools": [TOOL], "tool_choice": "required"}
+GRAMMARS: list[tuple[tuple[str, Any], int, str]] = [
+    (_lmi(guided_regex=BOMB), 424, "`guided_regex`: .*too many expressions"),
+    (_tgi(grammar={"type": "regex", "value": BOMB}), 422, "`grammar`: .*too many expressions"),
+    (_openai(structured_outputs={"regex": BOMB}), 400, "`structured_outputs`: .*too many expressions"),
+    (_openai(guided_grammar=f"start: /{BOMB}/"), 400, "`guided_grammar`: .*too many expressions"),
+    (
+        _openai(guided_json=LOOP),
+        400,
+        r"`guided_json`: too complex: expected at most 1 s of CPU time .*grammar_compile_s",
+    ),
+    (_openai(structured_outputs={"json": {"$ref": "#"}}), 400, "`structured_outputs`: no finite JSON text"),
+    (_openai(response_format=PATTERN), 400, "`response_format`: .*too many expressions"),
+    (_openai(response_format=FORM), 400, "`response_format`: no finite JSON text"),
+    (_tgi(grammar={"type": "json", "value": {"$ref": "#"}}), 422, "`grammar`: no finite JSON text"),
+    (_lmi(guided_json={"$ref": "#"}), 424, "`guided_json`: no finite JSON text"),
+    (("/v1/chat/completions", CHAT), 400, "no finite JSON text"),
+]
+
+
+async def test_grammars_are_refused_as_each_api_refuses(house: House) -> None:
+    for asked, status, message in GRAMMARS:
+        answer = await house.post(*asked)
+        assert answer.status == status, (message, answer.body)
+        told = answer.json["error"]
+        told = told if isinstance(told, str) else told["message"]
+        assert re.search(message, told), (message, told)
 
 
 ODD: list[tuple[str, Any]] = [

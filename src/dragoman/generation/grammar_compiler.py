@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -82,6 +83,7 @@ class Helper:
         self._vocabulary = vocabulary
         self._closed = False
         self._process: subprocess.Popen[bytes] | None = None
+        self._end: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
 
     def checked(self, grammar: Grammar, limits: GrammarLimits, cpu_s: float) -> tuple[str, int]:
@@ -122,24 +124,24 @@ class Helper:
 
     def close(self) -> None:
         """End the process, if there is one; the next grammar starts another one. Not while one is being compiled."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
+        self._process = None
+        self._end()
 
     def _answer(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
         try:
-            process = self._running()
             try:
-                self._send(process, request)
-            except BrokenPipeError:  # it has ended, having been idle
+                return self._exchanged(request, limit_s)
+            except (BrokenPipeError, EOFError):  # it has ended, having been idle, or was killed
                 self.close()
-                process = self._running()
-                self._send(process, request)
-            return self._received(process, limit_s)
-        except (OSError, ValueError):
+                return self._exchanged(request, limit_s)
+        except (OSError, EOFError, ValueError):
             self.close()
             return {}
+
+    def _exchanged(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        process = self._running()
+        self._send(process, request)
+        return self._received(process, limit_s)
 
     def _running(self) -> "subprocess.Popen[bytes]":
         if self._process is not None and self._process.poll() is None:
@@ -157,6 +159,7 @@ class Helper:
             env=environment,
             bufsize=0,
         )
+        self._end = weakref.finalize(self, _ended, self._process)  # also where nobody closes the model
         self._send(self._process, {**asdict(self._vocabulary()), "idle_s": _IDLE_S})
         self._received(self._process, _START_S)
         return self._process
@@ -170,7 +173,7 @@ class Helper:
 
     @staticmethod
     def _received(process: "subprocess.Popen[bytes]", limit_s: float) -> dict[str, Any]:
-        """A line of the process. Raises TimeoutError, or ValueError if it has ended."""
+        """A line of the process. Raises TimeoutError, or EOFError if it has ended."""
         assert process.stdout is not None
         found, until_s = bytearray(), time.monotonic() + limit_s
         poll = select.poll()
@@ -180,10 +183,15 @@ class Helper:
                 raise TimeoutError
             piece = process.stdout.read(1 << 20)
             if not piece:
-                raise ValueError("the process has ended")
+                raise EOFError
             found += piece
         answer: dict[str, Any] = json.loads(found)
         return answer
+
+
+def _ended(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.communicate()
 
 
 class _Lane:

@@ -8,6 +8,7 @@ its standard input, or when nothing has come for `idle_s`.
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import resource
@@ -22,9 +23,15 @@ import numpy as np
 from dragoman.generation.json_schema import with_bounded_space
 
 # What llguidance may use, in its own units. With its default of 1,000,000 for the lexer's fuel, nested repetitions take
-# a second and 60 MiB; 300,000 still has room for 20,000 alternatives. A state of the lexer takes 1 to 2 KB. Limits that
-# are not named here are llguidance's defaults.
-LIMITS: Mapping[str, Any] = {"initial_lexer_fuel": 300_000, "max_lexer_states": 50_000, "verbose_errors": False}
+# a second and 60 MiB; 300,000 still has room for 20,000 alternatives. A state of the lexer takes 1 to 2 KB. A token is
+# taken with the interpreter's lock held, which 30,000 items bound to some 30 ms; they have room for 490 properties.
+# Limits that are not named here are llguidance's defaults.
+LIMITS: Mapping[str, Any] = {
+    "initial_lexer_fuel": 300_000,
+    "max_lexer_states": 50_000,
+    "step_max_items": 30_000,
+    "verbose_errors": False,
+}
 # The stack of a fork. The threads of the server that follow a grammar have more (`grammar_compiler`).
 _STACK_BYTES = 4 << 20
 # Real seconds that a fork may take for each second of CPU time, and beside it: others may need the cores.
@@ -109,8 +116,8 @@ def first_line(error: str) -> str:
     return "too large to compile" if line.startswith("panic") else line
 
 
-def checked(kind: str, text: str, tokenizer: Any, size: int, ends: list[int]) -> str:
-    """Compile the grammar and try its first step; gives it in llguidance's own form.
+def checked(kind: str, text: str, tokenizer: Any, size: int, ends: list[int]) -> tuple[str, Any]:
+    """Compile the grammar and try its first step; gives it in llguidance's own form, and compiled.
 
     Raises ValueError if it is wrong, too large, or satisfied by no text; where JSON must come, the empty text is none.
     """
@@ -125,7 +132,7 @@ def checked(kind: str, text: str, tokenizer: Any, size: int, ends: list[int]) ->
         tried = made.deep_copy()
         if not tried.consume_token(token):
             raise ValueError(first_line(tried.get_error()))
-    return compiled
+    return compiled, made
 
 
 def main() -> None:
@@ -183,16 +190,18 @@ def _forked(request: Mapping[str, Any], tokenizer: Any, size: int, ends: list[in
 
 
 def _answer(request: Mapping[str, Any], tokenizer: Any, size: int, ends: list[int]) -> Mapping[str, Any]:
-    before = _resident_bytes()
+    before = _allocated_bytes()
     try:
-        text = checked(request["kind"], request["text"], tokenizer, size, ends)
+        text, made = checked(request["kind"], request["text"], tokenizer, size, ends)
     except MemoryError:
         return {"killed": "memory"}
     except ValueError as fault:
         return {"error": str(fault)}
     except BaseException as fault:  # of Rust: it promises no class of error
         return {"error": f"cannot be compiled ({type(fault).__name__})"}
-    return {"grammar": text, "bytes": max(0, _resident_bytes() - before) + len(text)}
+    size = max(_allocated_bytes() - before, 0)
+    del made  # it was counted
+    return {"grammar": text, "bytes": max(size, 4 * len(text))}
 
 
 def _limit(cpu_s: float, memory_bytes: int) -> None:
@@ -200,23 +209,34 @@ def _limit(cpu_s: float, memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, resource.getrlimit(resource.RLIMIT_STACK)[1]))
     with contextlib.suppress(ValueError, OSError):
-        most = _pages(0) + memory_bytes
+        with open("/proc/self/statm") as stream:
+            most = int(stream.read().split()[0]) * resource.getpagesize() + memory_bytes
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     signal.setitimer(signal.ITIMER_REAL, _WALL * cpu_s + _WALL_S)
 
 
-def _resident_bytes() -> int:
+class _MallInfo(ctypes.Structure):
+    """`struct mallinfo2` of glibc 2.33 and later."""
+
+    _fields_ = [
+        ("before", ctypes.c_size_t * 4),
+        ("hblkhd", ctypes.c_size_t),
+        ("between", ctypes.c_size_t * 2),
+        ("uordblks", ctypes.c_size_t),
+        ("after", ctypes.c_size_t * 2),
+    ]
+
+
+def _allocated_bytes() -> int:
+    """What is allocated in this process; 0 where the C library does not tell."""
     try:
-        return _pages(1)
-    except OSError:
+        told = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
         return 0
-
-
-def _pages(field: int) -> int:
-    """Bytes of this process: 0 its addresses, 1 what is resident."""
-    with open("/proc/self/statm") as stream:
-        return int(stream.read().split()[field]) * resource.getpagesize()
+    told.restype = _MallInfo
+    found = told()
+    return int(found.uordblks) + int(found.hblkhd)
 
 
 if __name__ == "__main__":

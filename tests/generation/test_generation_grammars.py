@@ -1,0 +1,479 @@
+"""Grammars that take too much, or that no text satisfies: each is refused by itself, and no other text waits for it."""
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dragoman.core.calls import Generate
+from dragoman.core.errors import InvalidInput, Overloaded
+from dragoman.core.text import Generation, Grammar, Sampling
+from dragoman.generation.grammar import Grammars
+from dragoman.generation.grammar_compiler import GrammarCompiler, GrammarLimits, Vocabulary
+from dragoman.runtimes.llm import LanguageModel
+
+from .house import ids, opened, text
+
+BOMB = "((b{1000}){1000}){1000}"
+CHAIN = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(6000)}
+
+
+def _schema(schema: Any) -> Grammar:
+    return Grammar("json_schema", json.dumps(schema))
+
+
+@contextmanager
+def _grammars(model: LanguageModel, **limits: Any) -> Iterator[Grammars]:
+    known = model._loaded.intake.vocabulary
+    made = Grammars(known.tokenizer, known.size, [1], GrammarLimits(**limits))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def grammars(llama: LanguageModel) -> Iterator[Grammars]:
+    with _grammars(llama) as made:
+        yield made
+
+
+@contextmanager
+def _compiler(llama: LanguageModel, make: Callable[[str], str], **limits: Any) -> Iterator[GrammarCompiler[str]]:
+    known = llama._loaded.intake.vocabulary
+    vocabulary = Vocabulary(known.tokenizer.backend_tokenizer.to_str(), known.size, [1])
+    made = GrammarCompiler(lambda: vocabulary, GrammarLimits(**limits), make)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+# --- compiling ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        (Grammar("regex", BOMB), "too many expressions"),
+        (Grammar("lark", f"start: /{BOMB}/"), "too many expressions"),
+        (_schema({"type": "string", "pattern": BOMB + "(c{1000}){1000}"}), None),
+        (_schema({"type": "integer", "multipleOf": 99_999_989}), "too complex: expected at most 1 s of CPU time"),
+        (_schema({"$ref": "#/$defs/d0", "$defs": {**CHAIN, "d6000": {"type": "null"}}}), "too deeply nested"),
+        (
+            Grammar("lark", "start: T0\n" + "".join(f'T{i}: "a" T{i + 1}\n' for i in range(5000))),
+            "deeply|undefined|rule",
+        ),
+        (Grammar("regex", "a" * 300_000), "expected at most 262144 characters .*, got 300000"),
+        (
+            _schema({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(5000)}}),
+            "too (large|big|complex)|row",
+        ),
+        (_schema({"enum": [f"value {i}" for i in range(9000)]}), None),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Grammar) else "",
+)
+def test_compiling_is_bounded(grammars: Grammars, grammar: Grammar, message: str | None) -> None:
+    if message is None:
+        grammars.guide(grammar)
+        return
+    with pytest.raises(InvalidInput, match=f"^grammar: .*({message})"):
+        grammars.guide(grammar)
+    assert grammars.guide(Grammar("choice", '["yes"]')).allowed().any()
+
+
+def test_compiling_takes_no_more_memory_than_the_limit(llama: LanguageModel) -> None:
+    large = _schema({"enum": [f"v{i}" for i in range(20_000)]})
+    with _grammars(llama, grammar_memory=16) as made:
+        with pytest.raises(InvalidInput, match=r"too large: expected at most 16 MiB to compile it \(grammar_memory\)"):
+            made.guide(large)
+        made.guide(Grammar("regex", "a+"))
+
+
+def test_memory_does_not_grow_with_what_is_refused(grammars: Grammars) -> None:
+    grammars.guide(Grammar("regex", "a+"))
+    before = _resident_mib()
+    for i in range(4):
+        with pytest.raises(InvalidInput):
+            grammars.guide(Grammar("regex", f"((b{{1000}}){{1000}}){{{900 + i}}}"))
+    assert _resident_mib() - before < 20  # each takes some 60 MiB, of which a part would stay
+
+
+def test_results_are_kept_errors_too(llama: LanguageModel) -> None:
+    made: list[str] = []
+
+    def make(text: str) -> str:
+        made.append(text)
+        return text
+
+    with _compiler(llama, make, grammar_cache=2) as compiler:
+        for letter in "aab":
+            compiler.compiled(Grammar("regex", letter)).result()
+        assert len(made) == 2
+        compiler.compiled(Grammar("regex", "c")).result()  # in place of "a", asked for longest ago
+        compiler.compiled(Grammar("regex", "b")).result()
+        assert len(made) == 3
+        compiler.compiled(Grammar("regex", "a")).result()
+        assert len(made) == 4
+        wrong = Grammar("regex", "(")
+        first, second = compiler.compiled(wrong), None
+        with pytest.raises(InvalidInput):
+            first.result()
+        second = compiler.compiled(wrong)
+        assert second.done()
+        with pytest.raises(InvalidInput, match=r"^grammar: "):
+            second.result()
+
+
+def test_what_is_kept_is_bounded_in_bytes(llama: LanguageModel) -> None:
+    made: list[str] = []
+
+    def make(text: str) -> str:
+        made.append(text)
+        return text
+
+    def large(letter: str) -> Grammar:  # of 3.5 MiB
+        return _schema({"enum": [f"{letter}{i}" for i in range(10_000)]})
+
+    with _compiler(llama, make, grammar_memory=24) as compiler:
+        for letter in "abcdefghi":
+            compiler.compiled(large(letter)).result()
+        assert len(made) == 9
+        compiler.compiled(large("i")).result()
+        assert len(made) == 9, "the last one is kept"
+        compiler.compiled(large("a")).result()
+        assert len(made) == 10, "the first one gave way"
+
+
+def test_one_grammar_is_compiled_once_for_all_that_ask(llama: LanguageModel) -> None:
+    gate = threading.Event()
+
+    def make(text: str) -> str:
+        gate.wait(60)
+        return text
+
+    with _compiler(llama, make) as compiler:
+        first = compiler.compiled(Grammar("regex", "a"))
+        assert compiler.compiled(Grammar("regex", "a")) is first
+        others = [compiler.compiled(Grammar("regex", f"a{i}")) for i in range(31)]
+        with pytest.raises(Overloaded, match="32 other grammars"):
+            compiler.compiled(Grammar("regex", "b"))
+        gate.set()
+        for each in (first, *others):
+            assert each.result(60)
+        assert compiler.compiled(Grammar("regex", "b")).result(60)
+
+
+def test_a_grammar_that_takes_long_holds_up_no_other(llama: LanguageModel) -> None:
+    slow = _schema({"type": "integer", "multipleOf": 99_999_989})
+    with _compiler(llama, str, grammar_compile_s=300.0, grammar_memory=4096) as compiler:
+        waiting = compiler.compiled(slow)
+        assert compiler.compiled(Grammar("regex", "a")).result(60)
+        assert not waiting.done()
+    with pytest.raises(Overloaded):
+        waiting.result(0)
+
+
+def test_a_helper_that_has_died_is_replaced(llama: LanguageModel) -> None:
+    with _grammars(llama) as made:
+        before = _children()
+        made.guide(Grammar("regex", "a+"))
+        (helper,) = _children() - before
+        os.kill(helper, signal.SIGKILL)
+        made.guide(Grammar("regex", "b+"))
+    assert not _children() - before, "it ends with the model"
+
+
+def test_the_helper_knows_no_secrets(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAGOMAN_CONTROL_TOKEN", "hidden")
+    with _grammars(llama) as made:
+        before = _children()
+        made.guide(Grammar("regex", "a+"))
+        (helper,) = _children() - before
+        assert b"hidden" not in Path(f"/proc/{helper}/environ").read_bytes()
+
+
+def _children() -> set[int]:
+    return {int(pid) for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
+
+
+def _resident_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+_REGEX = st.recursive(
+    st.sampled_from(["a", "[a-z]", ".", r"\d", r"\p{L}", "a|b", ""]),
+    lambda inner: st.one_of(
+        st.builds("({}){{{}}}".format, inner, st.integers(0, 10_000)),
+        st.builds("({}){{0,{}}}".format, inner, st.integers(0, 10_000)),
+        st.builds("({})*{}".format, inner, inner),
+        st.builds("({}|{})".format, inner, inner),
+    ),
+    max_leaves=6,
+)
+_NAMES = st.sampled_from(["a", "b", "c"])
+_SCHEMA = st.recursive(
+    st.one_of(
+        st.sampled_from([{}, {"type": "string"}, {"type": "null"}, {"$ref": "#"}, {"$ref": "#/$defs/x"}, {"enum": []}]),
+        st.builds(lambda n: {"type": "integer", "multipleOf": n}, st.integers(-5, 10**12)),
+        st.builds(lambda regex: {"type": "string", "pattern": f"^{regex}$"}, _REGEX),
+        st.builds(lambda n: {"enum": [f"v{i}" for i in range(n)]}, st.integers(0, 20_000)),
+    ),
+    lambda inner: st.one_of(
+        st.builds(
+            lambda properties, required: {"type": "object", "properties": properties, "required": required},
+            st.dictionaries(_NAMES, inner, max_size=3),
+            st.lists(_NAMES, max_size=2),
+        ),
+        st.builds(lambda items, n: {"type": "array", "items": items, "minItems": n}, inner, st.integers(0, 10**9)),
+        st.builds(lambda name, options: {name: options}, st.sampled_from(["anyOf", "allOf", "oneOf"]), st.lists(inner)),
+    ),
+    max_leaves=6,
+)
+
+
+@pytest.fixture(scope="module")
+def bounded(llama: LanguageModel) -> Iterator[Grammars]:
+    with _grammars(llama, grammar_compile_s=0.1, grammar_memory=64) as made:
+        yield made
+
+
+@settings(max_examples=25)
+@given(
+    st.one_of(
+        _REGEX.map(lambda regex: Grammar("regex", regex)),
+        st.builds(lambda schema, x: _schema({**schema, "$defs": {"x": x}}), _SCHEMA, _SCHEMA),
+        st.builds(lambda a, b: Grammar("lark", f"start: a* b\na: /{a}/ b?\nb: /{b}/ | a"), _REGEX, _REGEX),
+    )
+)
+def test_any_grammar_is_compiled_or_refused(bounded: Grammars, grammar: Grammar) -> None:
+    """Whatever it is made of: the kernel ends the fork that takes too much, and what it compiles can be followed."""
+    try:
+        guide = bounded.guide(grammar)
+    except InvalidInput:
+        return
+    assert guide.allowed().any()
+    for _ in range(3):
+        tokens = np.setdiff1d(np.flatnonzero(guide.allowed()), [1])
+        if guide.ended or not len(tokens):
+            return
+        try:
+            guide.took(int(tokens[len(tokens) // 2]))
+        except InvalidInput:
+            return
+
+
+# --- schemas and texts -------------------------------------------------------------------------------------
+
+_X = {"$defs": {"x": {"$ref": "#/$defs/x"}, "y": {"anyOf": [{"$ref": "#/$defs/y"}, {"type": "null"}]}}}
+_LIST = {"type": "object", "properties": {"next": {"$ref": "#"}, "v": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"$ref": "#/$defs/x", **_X},
+        {"anyOf": [{"$ref": "#"}, {"$ref": "#/$defs/x"}], **_X},
+        {"allOf": [{"$ref": "#/$defs/y"}, {"$ref": "#/$defs/x"}], **_X},
+        {**_LIST, "required": ["next"]},
+        {"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}}, "required": ["a"], **_X},
+        {"type": "object", "additionalProperties": {"$ref": "#/$defs/x"}, "required": ["b"], **_X},
+        {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+        {"type": "array", "prefixItems": [{"type": "null"}, {"$ref": "#"}], "minItems": 2},
+        {"type": ["array", "object"], "items": {"$ref": "#"}, "minItems": 1, **_LIST, "required": ["next"]},
+    ],
+    ids=json.dumps,
+)
+def test_schemas_that_no_finite_json_satisfies_are_refused(grammars: Grammars, schema: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"^grammar: no finite JSON text satisfies the schema"):
+        grammars.guide(_schema(schema))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/y", **_X},
+        {**_LIST, "required": ["v"]},
+        {"properties": _LIST["properties"], "required": ["next"]},
+        {"type": ["object", "null"], **{k: v for k, v in _LIST.items() if k != "type"}, "required": ["next"]},
+        {"type": "array", "items": {"$ref": "#"}},
+        {"type": "array", "prefixItems": [{"type": "null"}], "items": {"$ref": "#"}, "minItems": 1},
+        {"type": "object", "properties": {"a": {"const": 1, "type": "integer"}}, "required": ["a"]},
+        {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "null"}}},
+    ],
+    ids=json.dumps,
+)
+def test_schemas_that_refer_to_themselves_are_followed(grammars: Grammars, schema: Any) -> None:
+    assert grammars.guide(_schema(schema)).allowed().any()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        (_schema({"enum": []}), "Unsatisfiable schema"),
+        (_schema({"x-guidance": {"item_separator": ";"}, "type": "array"}), "would allow text that is not JSON"),
+        (_schema({"x-guidance": {"key_separator": "="}, "type": "array"}), "would allow text that is not JSON"),
+        (_schema({"x-guidance": {"whitespace_pattern": "x+"}, "type": "array"}), "would allow text that is not JSON"),
+        (_schema({"x-guidance": {"whitespace_flexible": 1}}), "expected true or false"),
+        (_schema({"x-guidance": []}), "expected an object, got list"),
+        (_schema({"x-guidance": {"lexer": True}}), 'expected one of whitespace_flexible, .*, got "lexer"'),
+        (Grammar("json_schema", "[]"), "expected a JSON schema as an object"),
+        (Grammar("regex", r"[^\s\S]"), "no text satisfies the grammar"),
+        (Grammar("lark", "start: start"), "no text satisfies the grammar"),
+        (Grammar("lark", 'start: %json {"$ref": "#"}'), "no text satisfies the grammar"),
+    ],
+    ids=lambda value: value.text if isinstance(value, Grammar) else "",
+)
+def test_grammars_without_a_text_or_with_one_that_is_no_json_are_refused(
+    grammars: Grammars, grammar: Grammar, message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=f"^grammar: .*{message}"):
+        grammars.guide(grammar)
+
+
+def test_the_empty_text_satisfies_an_empty_expression(grammars: Grammars) -> None:
+    guide = grammars.guide(Grammar("regex", "()"))
+    assert np.flatnonzero(guide.allowed()).tolist() == [1]
+
+
+async def test_a_grammar_that_leads_nowhere_is_no_empty_text(llama: LanguageModel) -> None:
+    with pytest.raises(InvalidInput, match=r"^grammar: no text satisfies the grammar"):
+        await text(llama, "Say", max_new_tokens=20, grammar=Grammar("lark", 'start: "a" %json {"$ref": "#"}'))
+
+
+# --- following ---------------------------------------------------------------------------------------------
+
+
+class Gated:
+    """A guide that allows everything, and is done with a token when the gate is open."""
+
+    ended = False
+
+    def __init__(self, size: int, gate: threading.Event, limit: int = 10**9) -> None:
+        self.size, self.gate, self.limit, self.begun = size, gate, limit, False
+
+    def allowed(self) -> Any:
+        return np.ones(self.size, np.bool_)
+
+    def begin(self, token: int) -> None:
+        self.begun = True
+
+    def wait(self, until_s: float) -> bool:
+        if not self.begun:
+            return True
+        self.limit -= 1
+        if self.limit < 0:
+            raise InvalidInput("grammar: too complex to follow")
+        return self.gate.wait(max(0.0, until_s - time.monotonic()))
+
+    def took(self, token: int) -> None:
+        assert self.gate.is_set(), "the engine must not wait for it here"
+        self.begun = False
+
+    def copy(self) -> "Gated":
+        return self
+
+
+def _asked(model: LanguageModel, guides: Any, **sampling: Any) -> Any:
+    call = Generate(prompts=("The import",), sampling=Sampling(max_new_tokens=6, **sampling))
+    (asked,) = model._loaded.asked(call)
+    return replace(asked, guides=guides)
+
+
+async def _whole(model: LanguageModel, asked: Any) -> list[Generation]:
+    async with aclosing(model._loaded.generate([asked])) as pieces:
+        return [piece async for piece in pieces]
+
+
+@pytest.mark.parametrize("sampling", [{}, {"n": 2, "do_sample": True, "seed": 3}, {"num_beams": 2, "n": 2}], ids=str)
+async def test_others_go_on_while_a_mask_is_computed(llama: LanguageModel, sampling: dict[str, Any]) -> None:
+    size, gate = llama._loaded.intake.vocabulary.size, threading.Event()
+    expected = await _whole(llama, _asked(llama, None, **sampling))
+    held = asyncio.create_task(_whole(llama, _asked(llama, lambda: Gated(size, gate), **sampling)))
+    for _ in range(2):
+        assert (await text(llama, "Another", max_new_tokens=12, ignore_eos=True)).generated == 12
+    assert not held.done()
+    gate.set()
+    found = await held
+    assert _texts(found) == _texts(expected)
+
+
+def _texts(pieces: list[Generation]) -> list[tuple[int, list[int]]]:
+    return sorted((each.choice, ids(each)) for piece in pieces for each in piece.texts)
+
+
+async def test_a_text_whose_mask_takes_too_long_fails_alone(llama: LanguageModel) -> None:
+    size, gate = llama._loaded.intake.vocabulary.size, threading.Event()
+    slow = asyncio.create_task(_whole(llama, _asked(llama, lambda: Gated(size, gate, limit=5))))
+    beside = await text(llama, "Another", max_new_tokens=12, ignore_eos=True)
+    with pytest.raises(InvalidInput, match="too complex to follow"):
+        await slow
+    assert beside.generated == 12
+
+
+async def test_who_leaves_while_a_mask_is_computed_leaves_nothing(llama: LanguageModel) -> None:
+    size, gate = llama._loaded.intake.vocabulary.size, threading.Event()
+    held = asyncio.create_task(_whole(llama, _asked(llama, lambda: Gated(size, gate))))
+    await text(llama, "Another", max_new_tokens=12, ignore_eos=True)
+    held.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await held
+    await text(llama, "Another", max_new_tokens=2)
+    assert llama._loaded.active == 0
+    assert not llama._loaded.engine.busy
+
+
+async def test_a_text_that_gives_way_while_a_mask_is_computed_goes_on(llama_folder: Path) -> None:
+    """In a cache for two such texts at their beginning, but not at their end."""
+    model = opened(llama_folder, cache_memory=112 / 1024**2, prefix_cache=0)
+    try:
+        size, gate = model._loaded.intake.vocabulary.size, threading.Event()
+        alone = await text(model, "The import", max_new_tokens=6)
+        other = asyncio.create_task(text(model, "Another one", max_new_tokens=120, ignore_eos=True))
+        await asyncio.sleep(0)
+        held = asyncio.create_task(_whole(model, _asked(model, lambda: Gated(size, gate))))
+        assert (await other).generated == 120
+        preempted = model._loaded.engine.scheduler.preempted
+        gate.set()
+        assert _texts(await held) == [(0, ids(alone))]
+        assert preempted == 1
+    finally:
+        await model.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"grammar_compile_s": 0.0}, "'grammar_compile_s': expected at least 0.01, got 0.0"),
+        ({"grammar_memory": 1.5}, "'grammar_memory': expected int, got 1.5"),
+        ({"grammar_cache": 0}, "'grammar_cache': expected at least 1, got 0"),
+    ],
+)
+def test_limits_are_settings(given: dict[str, Any], message: str) -> None:
+    from dragoman.core.errors import ModelFailed
+    from dragoman.generation import loading
+
+    with pytest.raises(ModelFailed, match=message):
+        loading.options(given)
+
+
+async def test_a_slow_step_is_bounded_by_its_setting(llama_folder: Path) -> None:
+    model = opened(llama_folder, grammar_max_chars=10)
+    try:
+        with pytest.raises(InvalidInput, match=r"at most 10 characters \(grammar_max_chars\), got 11"):
+            await text(model, "Say", max_new_tokens=2, grammar=Grammar("regex", "abcdefghijk"))
+    finally:
+        await model.close()
