@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from dragoman.core.bytes_tensor import BytesTensor, flattened, texts_of, with_parameters
+from dragoman.core.bytes_tensor import BytesTensor, came_as_text, flattened, texts_of, with_parameters
 from dragoman.core.datatypes import BYTES, DATATYPES, FP32, INT64
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.tensor import Tensor, object_array
@@ -324,6 +324,18 @@ def test_lengths_that_lead_nowhere_are_refused_in_the_same_words(text: bytes, co
         with mock.patch.object(raw, "_FEW", few):
             answers.append(told(lambda: {"x": raw.tensor_from_raw("x", BYTES, [count], text, POLICY)}))
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("data", ['["a", "ü"]', '[["a"], ["ü"]]', ' [ ["a"] , ["ü"] ] '])
+def test_elements_of_json_came_as_text(data: str) -> None:
+    found = body.read_request(requested("BYTES", [2, 1], data), None, POLICY).inputs["x"]
+    assert came_as_text(found)
+    assert found.data.tolist() == [[b"a"], ["ü".encode()]]
+    assert not came_as_text(raw.tensor_from_raw("x", BYTES, [2, 1], packed([b"a", b"b"]), POLICY))
+    many = raw.tensor_from_raw("x", BYTES, [20], packed([b"ab"] * 20), POLICY)
+    assert texts_of(many) == ["ab"] * 20
+    for tensor in (many, pickle.loads(pickle.dumps(many)), with_parameters(many, {"p": 1})):
+        assert not came_as_text(tensor)  # although the texts are known
 
 
 @quick
