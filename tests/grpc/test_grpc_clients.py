@@ -134,12 +134,14 @@ def answered(loop: asyncio.AbstractEventLoop, pieces: list[bytes]) -> bytes:
     async def run() -> bytes:
         out: list[Buffer] = []
         calls = Calls(FakeEngine(), [TABLE], LIMITS, Bodies(0))
-        connection = Connection(calls, Terms(), out.extend, lambda: None, clock=lambda: 0.0)
+        connection = Connection(calls, Terms(), out.extend, lambda: None)
         for piece in pieces:
             while piece:
                 room = connection.room()
                 if room is None:
                     connection.receive(piece)
+                    while connection.more:
+                        connection.receive(b"")
                     break
                 size = min(len(room), len(piece))
                 room[:size] = piece[:size]

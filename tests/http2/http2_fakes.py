@@ -109,6 +109,8 @@ class Wire:
     def send(self, *data: bytes) -> "Wire":
         for piece in data:
             self.connection.receive(piece)
+            while self.connection.more:
+                self.connection.receive(b"")
         return self
 
     def headers(self, number: int, fields: Iterable[tuple[str, str]] = POST, *, ended: bool = False) -> "Wire":

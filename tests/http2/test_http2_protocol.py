@@ -126,11 +126,12 @@ class SlowHouse(House):
 def test_requests_that_came_together_are_worked_on_in_slices() -> None:
     house = SlowHouse()
     wire = Wire(house)
-    wire.connection._clock = lambda: house.now_s
-    wire.send(b"".join(wire.headers_frame(n, ended=True) for n in range(1, 41, 2)))
+    connection: Any = wire.connection
+    connection._stopwatch = lambda: house.now_s
+    connection.receive(b"".join(wire.headers_frame(n, ended=True) for n in range(1, 41, 2)))
     slices = [len(house.heard)]
-    while wire.connection.more:
-        wire.send(b"")
+    while connection.more:
+        connection.receive(b"")
         slices.append(len(house.heard) - sum(slices))
     assert sum(slices) == 20
     assert max(slices) <= 4
@@ -141,7 +142,7 @@ async def test_reading_pauses_until_what_was_read_is_worked_on() -> None:
     house = SlowHouse()
     wire = http2(house, Terms(), Bodies(0))
     connection: Any = wire(Listener(wire, limits=Limits()))
-    connection.connection.__init__(house, Terms(), connection._write, connection._close, lambda: house.now_s)
+    connection.connection._stopwatch = lambda: house.now_s
     transport: Any = Transport()
     connection.connection_made(transport)
     client = Wire(house)

@@ -1,68 +1,78 @@
 """How many gRPC calls there may be at a time: of all clients, of one address, and health checks of a connection."""
 
-from collections import Counter
-from typing import TypeVar
+import math
+from weakref import WeakValueDictionary
 
 from dragoman.transports.grpc_calls import Refusal
 from dragoman.transports.http2.stream import Outlet
 from dragoman.transports.limits import Limits
 from dragoman.transports.reserve import TOO_MANY_CONNECTIONS
 
-K = TypeVar("K", str, Outlet)
-
 # Health checks at a time of one connection; no other limit holds for them, so that no other client can stop them.
 MAX_HEALTH_CALLS = 16
+
+
+class AddressCalls:
+    """How many calls of one address are under way."""
+
+    __slots__ = ("__weakref__", "calls")
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+class ConnectionCalls:
+    """How many health checks of one connection are under way, and the calls of its address."""
+
+    __slots__ = ("address", "health_checks")
+
+    def __init__(self, address: AddressCalls) -> None:
+        self.address = address
+        self.health_checks = 0
 
 
 class Admission:
     """Counts the calls under way. A call counts until its work has ended, also if its client has left before."""
 
-    __slots__ = ("_by_address", "_calls", "_health", "_limits")
+    __slots__ = ("_addresses", "_calls", "_max_calls", "_max_calls_per_address")
 
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+        self._max_calls = limits.max_grpc_calls
+        self._max_calls_per_address = limits.max_grpc_calls_per_address or math.inf
         self._calls = 0
-        self._by_address: Counter[str] = Counter()
-        self._health: Counter[Outlet] = Counter()
+        # An address is forgotten with the last connection from there.
+        self._addresses: WeakValueDictionary[str, AddressCalls] = WeakValueDictionary()
 
-    def refusal(self, connection: Outlet, health: bool) -> Refusal | None:
-        """Return why a further call of this connection is refused; None if it is not."""
-        limits = self._limits
+    def enter(self, connection: Outlet, health: bool) -> Refusal | None:
+        """Count a further call of this connection; return why it is refused, and not counted, if it is."""
+        of: ConnectionCalls | None = connection.calls
+        if of is None:
+            of = connection.calls = ConnectionCalls(self._addresses.setdefault(connection.address, AddressCalls()))
         if health:
-            if self._health[connection] < MAX_HEALTH_CALLS:
-                return None
-            return _exhausted(f"this connection has {MAX_HEALTH_CALLS} health checks under way already")
+            if of.health_checks >= MAX_HEALTH_CALLS:
+                return _exhausted(f"this connection has {MAX_HEALTH_CALLS} health checks under way already")
+            of.health_checks += 1
+            return None
         if connection.reserved:
             return Refusal("UNAVAILABLE", TOO_MANY_CONNECTIONS.message)
-        if self._calls >= limits.max_grpc_calls:
-            return _exhausted(f"the server has {limits.max_grpc_calls} calls under way already (max_grpc_calls)")
-        most = limits.max_grpc_calls_per_address
-        if 0 < most <= self._by_address[connection.address]:
+        if self._calls >= self._max_calls:
+            return _exhausted(f"the server has {self._max_calls} calls under way already (max_grpc_calls)")
+        address = of.address
+        if address.calls >= self._max_calls_per_address:
+            most = self._max_calls_per_address
             return _exhausted(f"this address has {most} calls under way already (max_grpc_calls_per_address)")
+        self._calls += 1
+        address.calls += 1
         return None
 
-    def enter(self, connection: Outlet, health: bool) -> None:
-        """A call begins."""
-        if health:
-            self._health[connection] += 1
-        else:
-            self._calls += 1
-            self._by_address[connection.address] += 1
-
     def leave(self, connection: Outlet, health: bool) -> None:
-        """A call has ended."""
+        """A call that was counted has ended."""
+        of: ConnectionCalls = connection.calls
         if health:
-            _less(self._health, connection)
+            of.health_checks -= 1
         else:
             self._calls -= 1
-            _less(self._by_address, connection.address)
-
-
-def _less(counter: Counter[K], key: K) -> None:
-    if counter[key] > 1:
-        counter[key] -= 1
-    else:
-        del counter[key]
+            of.address.calls -= 1
 
 
 def _exhausted(message: str) -> Refusal:

@@ -55,7 +55,7 @@ class Calls:
         found: CallHead | None = head.note[0]
         if found is None:
             return self._other(stream, head, ended)
-        refused = found.refused or self._admission.refusal(stream.connection, found.health)
+        refused = found.refused or self._admission.enter(stream.connection, found.health)
         if refused is not None:
             stream.head(trailers_only(refused), ended=True)
             return Nobody()
@@ -77,7 +77,6 @@ class Calls:
 
     def enter(self, call: Call) -> None:
         self._calls.add(call)
-        self._admission.enter(call.connection, call.head.health)
 
     def leave(self, call: Call) -> None:
         self._calls.discard(call)

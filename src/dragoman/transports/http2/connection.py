@@ -60,6 +60,7 @@ class Connection(Control):
         self._padding = 0
         self._ends = False
         self.more = False  # frames wait that came in; `receive` with nothing takes them
+        self._stopwatch = time.perf_counter  # not the loop's clock, which may stand still during a turn
 
     # --- bytes in ------------------------------------------------------------------------------------------------
 
@@ -108,7 +109,7 @@ class Connection(Control):
         """Take every frame that is there; gives where the first one begins that is not."""
         if self._left or self._padding:
             at = self._go_on(data, at, end)
-        until_s = self._clock() + _SLICE_S
+        until_s = self._stopwatch() + _SLICE_S
         while end - at >= 9:
             high, low, kind, flags, number = _unpack(data, at)
             length = high << 8 | low
@@ -127,7 +128,7 @@ class Connection(Control):
                 self.fail_stream(number, fault)
             if self.over:
                 return end
-            if kind == frames.HEADERS and self._clock() > until_s:
+            if kind == frames.HEADERS and self._stopwatch() > until_s:
                 self.more = at < end
                 break
         self._need = frames.HEAD_BYTES

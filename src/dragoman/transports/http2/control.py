@@ -48,6 +48,7 @@ class Control(Sending):
         self.settled = self.over = self.draining = self.refusing = False
         self.address = ""
         self.reserved = False
+        self.calls = None
         self.alive = 0
         self.now_s = clock()
         self._close = close

@@ -46,11 +46,13 @@ class Outlet(Protocol):
     """Where a stream's frames go: its connection.
 
     `address` is that of the client, "" where it is not known. Where it is `reserved`, only health checks are answered.
+    `calls` is for whoever counts its calls; None at first.
     """
 
     backlog: Backlog
     address: str
     reserved: bool
+    calls: Any
 
     def send_head(self, stream: "Stream", block: bytes, ended: bool) -> None: ...
 
