@@ -91,8 +91,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._read_or_wait()
         if connection.more:
             self._loop.call_soon(self._go_on)
-        if connection.reserved and connection.last:
-            connection.drain()
+        if connection.reserved and connection.last and not connection.draining:
+            self.drain()
         if connection.open or connection.waits_since_s() < connection.now_s:
             self._watch_closely()
 
