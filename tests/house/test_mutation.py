@@ -1,0 +1,83 @@
+"""Mutation scores: the page agrees with the results, every survivor has a reason, mutants are as described."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.mutation import page  # noqa: E402
+from benchmarks.mutation.mutants import Mutants  # noqa: E402
+from benchmarks.mutation.results import RESULTS, Results, interval  # noqa: E402
+from benchmarks.mutation.targets import TARGETS, Target  # noqa: E402
+
+
+def test_the_page_says_what_the_results_say() -> None:
+    assert page.section(Results.load(RESULTS)) in page.PAGE.read_text()
+
+
+def test_every_part_that_was_run_reaches_its_score_and_every_survivor_has_a_reason() -> None:
+    results = Results.load(RESULTS)
+    assert set(results.targets) <= {target.name for target in TARGETS}
+    assert results.good_enough()
+    known = page.reasons()
+    missing = [str(each) for each in results.survivors() if (each.module, each.before, each.after) not in known]
+    assert not missing, "\n".join(missing)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_the_tests_of_a_part_are_there(target: Target) -> None:
+    assert target.paths()
+    assert [test for test in target.tests if not (ROOT / test).exists()] == []
+
+
+def changed(source: str, folder: Path) -> list[str]:
+    """The changed lines of all mutants of a module."""
+    path = folder / "module.py"
+    path.write_text(source)
+    found = Mutants(path, "module.py")
+    rendered = (found.render(index) for index in range(len(found)))
+    return [mutant.after for mutant in rendered if mutant is not None]
+
+
+def test_mutants_change_one_thing(tmp_path: Path) -> None:
+    assert sorted(changed("def f(a, b):\n    return a < b and g(a, 1)\n", tmp_path)) == [
+        "return a < b and g(1)",
+        "return a < b and g(None, 1)",
+        "return a < b and g(a, )",
+        "return a < b and g(a, 2)",
+        "return a < b and g(a, None)",
+        "return a < b or g(a, 1)",
+        "return a <= b and g(a, 1)",
+    ]
+
+    assert changed("x = False\nf(a=False)\n", tmp_path) == ["x = True", "f(a=True)"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""Text."""\n',
+        "import a.b\n",
+        "def f(x: int | None): ...\n",
+        "Key = tuple[int, ...]\n",
+        "T = TypeVar('T')\n",
+        "log.warning('model %s', 1 + 2)\n",
+        "@wrapped(1)\nclass A(B, frozen=True):\n    __slots__ = ('a',)\n",
+        "assert x < 1\n",
+        "zip(a, strict=True)\n",
+        "len(a + b)\n",
+        "cast(1 + 2, x)\n",
+    ],
+)
+def test_what_no_test_should_notice_is_not_changed(source: str, tmp_path: Path) -> None:
+    assert [line for line in changed(source, tmp_path) if line != "zip(None, strict=True)"] == []
+
+
+def test_the_interval_narrows_with_the_share_that_was_tried() -> None:
+    low, high = interval(90, 100, 1_000_000)
+    assert (round(low, 3), round(high, 3)) == (0.826, 0.945)  # Wilson's, as tables have it
+    assert interval(90, 100, 100) == (0.9, 0.9)
+    assert interval(0, 0, 5) == (0.0, 1.0)
