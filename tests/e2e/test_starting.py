@@ -345,3 +345,17 @@ def test_models_do_not_see_the_control_token(tmp_path: Path, flags: tuple[str, .
             assert b"sesame" not in Path(f"/proc/{pid}/environ").read_bytes()
         assert served.ask("POST", "/v2/repository/index", {})[0] == 401
         assert served.ask("POST", "/v2/repository/index", {}, {"authorization": "Bearer sesame"})[0] == 200
+
+
+def test_files_that_are_not_served_are_in_the_table_and_in_the_log(tmp_path: Path) -> None:
+    (tmp_path / "models" / "twice").mkdir(parents=True)
+    (tmp_path / "models" / "twice" / "model.py").write_text(
+        "import dragoman\n\n\n@dragoman.model\ndef double(x: float) -> float:\n    return 2 * x\n"
+    )
+    (tmp_path / "models" / "net.gguf").write_bytes(b"GGUF")
+    with serving(str(tmp_path / "models")) as served:
+        served.until_logged("ready in")
+        assert "not served: file=models/net.gguf reason=GGUF is not supported" in served.log()
+        rows = [line.split() for line in served.log().splitlines()]
+        assert ["models/net.gguf", "-", "-", "-", "skipped"] in rows
+        assert "  models/net.gguf: GGUF is not supported" in served.log()
