@@ -114,6 +114,21 @@ def test_log_lines_are_json_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     assert second["traceback"].endswith("ZeroDivisionError: deliberate")
 
 
+def test_no_text_can_pass_for_a_line_of_the_log() -> None:
+    text = "one\ntwo\rthree\ttab\x00\x1b\x1f\x7f\x80\x9f\xa0\u2028\u2029\u202aend"
+    record = logging.LogRecord("a", logging.INFO, __file__, 1, text, None, None)
+    escaped = "one\\ntwo\\rthree\ttab\\x00\\x1b\\x1f\\x7f\\x80\\x9f\xa0\\u2028\\u2029\u202aend"
+    assert logs.TextFormatter().format(record).endswith(f" INFO    a [{os.getpid()}]: {escaped}")
+    try:
+        raise ValueError("first\nsecond\rthird")
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    record.stack_info = "Stack:\n  here"
+    lines = logs.TextFormatter().format(record).split("\n")
+    assert lines[1] == "  | Traceback (most recent call last):"
+    assert lines[-4:] == ["  | ValueError: first", "  | second\\rthird", "  | Stack:", "  |   here"]
+
+
 @pytest.mark.usefixtures("logging_as_before")
 def test_a_worker_logs_as_the_process_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.StringIO()
