@@ -127,7 +127,8 @@ def addresses(settings: Settings) -> list[Address]:
 def policy(settings: Settings) -> Any:
     """What the protocols need of the settings."""
     names = ["nonfinite", "health_json", "metrics_path", "metrics_as"]
-    names += ["max_json_depth", "max_rank", "max_elements", "max_bytes_elements", "max_tensors"]
+    names += ["max_json_depth", "max_json_values", "max_json_bytes"]
+    names += ["max_rank", "max_elements", "max_bytes_elements", "max_tensors"]
     names += ["trust_request_chat_template", "strict_parameters", "max_sequences", "lmi_http_codes"]
     kind = plugins.resolve("dragoman.payload.policy:Policy")
     return kind(**{n: getattr(settings, n) for n in names}, forward_headers=_forwarded(settings.forward_headers))

@@ -152,9 +152,15 @@ class Settings:
     write_timeout_s: float = _setting(60.0, "seconds that a client may leave its answer unread", "limits")
     keep_alive_timeout_s: float = _setting(75.0, "seconds that an idle connection stays open", "limits")
     max_json_depth: int = _setting(64, "how deep JSON may nest", "limits")
+    max_json_values: int = _setting(
+        1 << 18,
+        "values (texts, numbers, lists, objects) in the JSON of a request, outside of data of tensors",
+        "limits",
+    )
+    max_json_bytes: int = _setting(16 << 20, "bytes of the JSON of a request, outside of data of tensors", "limits")
     max_rank: int = _setting(32, "how many axes a tensor may have", "limits")
     max_elements: int = _setting(1 << 31, "how many elements a tensor may have", "limits")
-    max_bytes_elements: int = _setting(4 << 20, "how many elements a tensor of BYTES may have", "limits")
+    max_bytes_elements: int = _setting(1 << 20, "how many elements a tensor of BYTES may have", "limits")
     max_tensors: int = _setting(1024, "how many inputs or outputs a request may have", "limits")
     max_sequences: int = _setting(
         16, "how many texts may be generated at a time for one prompt, as n, best_of or beams", "limits", least=1

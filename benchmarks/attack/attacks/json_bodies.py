@@ -1,27 +1,234 @@
 """JSON that is small on the wire and large, or slow, once it is parsed."""
 
+from collections.abc import Callable, Mapping
+from functools import partial
+
 from benchmarks.attack.attack import Attack, Target
 from benchmarks.attack.http import post
 
 _MIB = 1 << 20
+_TEXT = ("doubled", "tiny-llama")
+# Values of which a body holds as many as its size allows.
+_FILLERS: Mapping[str, bytes] = {
+    "lists": b"[]",
+    "objects": b'{"a":{}}',
+    "texts": b'"ab"',
+    "numbers": b"1",
+}
 
 
-def nested(size: int, shape: str = "[9,1]", model_input: str = "x") -> bytes:
-    """An inference request of about `size` bytes whose data are rows of one number."""
-    head = b'{"inputs":[{"name":"%s","datatype":"FP32","shape":%s,"data":[' % (model_input.encode(), shape.encode())
-    return head + b",".join([b"[1]"] * ((size - len(head)) // 4)) + b"]}]}"
+def filled(head: bytes, filler: bytes, tail: bytes, size: int) -> bytes:
+    """A body of about `size` bytes with a list of as many fillers as fit."""
+    count = (size - len(head) - len(tail) - 2) // (len(filler) + 1)
+    return b"".join((head, b"[", b",".join([filler] * count), b"]", tail))
 
 
-def _nested_gzip(target: Target) -> str:
-    return post(target, "/v2/models/Rows/infer", nested(60 * _MIB), packed=True)
+def keys(size: int) -> bytes:
+    """An object of about `size` bytes with as many keys as fit."""
+    return b"{" + b",".join([b'"%07d":0' % n for n in range((size - 2) // 12)]) + b"}"
 
 
-ATTACKS = (
-    Attack(
-        name="json-nested-gzip-60",
-        about="gzip of 60 MiB of `[1],[1],...` under shape [9,1]",
-        run=_nested_gzip,
-        body_bytes=60 * _MIB,
-        models=("doubled", "Rows"),
+def tensor(data: bytes, shape: str, datatype: str = "FP32") -> bytes:
+    return b'{"inputs":[{"name":"x","datatype":"%s","shape":%s,"data":%s}]}' % (
+        datatype.encode(),
+        shape.encode(),
+        data,
+    )
+
+
+def nested(size: int, shape: str = "", datatype: str = "FP32") -> bytes:
+    """An inference request of about `size` bytes of rows of one element, under their own or another shape."""
+    row = b'["a"]' if datatype == "BYTES" else b"[1]"
+    count = (size - 100) // (len(row) + 1)
+    return tensor(b"[" + b",".join([row] * count) + b"]", shape or f"[{count},1]", datatype)
+
+
+def flat(size: int, element: bytes, datatype: str) -> bytes:
+    """An inference request of about `size` bytes with a flat list and a shape that fits it."""
+    count = (size - 100) // (len(element) + 1)
+    shape = f"[{count}]" if datatype == "BYTES" else f"[1,{count}]"
+    return tensor(b"[" + b",".join([element] * count) + b"]", shape, datatype)
+
+
+def _attack(
+    name: str,
+    about: str,
+    path: str,
+    body: Callable[[], bytes],
+    size: int,
+    models: tuple[str, ...] = ("doubled", "Rows"),
+    packed: bool = True,
+    content_type: str = "application/json",
+) -> Attack:
+    """`size` is that of the body; where the response is as large, that of both."""
+
+    def run(target: Target) -> str:
+        return post(target, path, body(), packed=packed, content_type=content_type)
+
+    return Attack(name=f"json-{name}", about=about, run=run, body_bytes=size, models=models)
+
+
+_ROWS = "/v2/models/Rows/infer"
+_V2: list[Attack] = [
+    _attack(
+        "nested-plain",
+        "20 MiB of `[1],[1],...` under shape [9,1]",
+        _ROWS,
+        partial(nested, 20 * _MIB, "[9,1]"),
+        20 * _MIB,
+        packed=False,
     ),
-)
+    _attack(
+        "nested-gzip-8",
+        "gzip of 8 MiB of `[1],[1],...` under shape [9,1]",
+        _ROWS,
+        partial(nested, 8 * _MIB, "[9,1]"),
+        8 * _MIB,
+    ),
+    _attack("nested-gzip-60", "gzip of 60 MiB of the same", _ROWS, partial(nested, 60 * _MIB, "[9,1]"), 60 * _MIB),
+    _attack(
+        "nested-unknown-model",
+        "the same to a model that does not exist",
+        "/v2/models/none/infer",
+        partial(nested, 60 * _MIB, "[9,1]"),
+        60 * _MIB,
+    ),
+    _attack(
+        "nested-right-shape",
+        "60 MiB of `[1],[1],...` under its own shape",
+        _ROWS,
+        partial(nested, 60 * _MIB),
+        60 * _MIB,
+    ),
+    _attack(
+        "nested-texts",
+        '60 MiB of `["a"],...` of datatype BYTES',
+        "/v2/models/Texts/infer",
+        partial(nested, 60 * _MIB, "", "BYTES"),
+        60 * _MIB,
+        ("doubled", "Texts"),
+    ),
+    _attack(
+        "texts",
+        "as many texts of one letter as a BYTES tensor may have",
+        "/v2/models/Texts/infer",
+        partial(flat, 4 * _MIB, b'"a"', "BYTES"),
+        4 * _MIB,
+        ("doubled", "Texts"),
+    ),
+    _attack(
+        "one-text",
+        "a text of 60 MiB of datatype BYTES",
+        "/v2/models/Texts/infer",
+        lambda: tensor(b'["' + b"a" * 60 * _MIB + b'"]', "[1]", "BYTES"),
+        60 * _MIB,
+        ("doubled", "Texts"),
+    ),
+    _attack("flat-fp32", "60 MiB of one-digit numbers, FP32", _ROWS, partial(flat, 60 * _MIB, b"1", "FP32"), 120 * _MIB),
+    _attack("flat-zeros", "60 MiB of `0.0,0.0,...`, FP32", _ROWS, partial(flat, 60 * _MIB, b"0.0", "FP32"), 120 * _MIB),
+    _attack(
+        "infer-stream",
+        "60 MiB of `[1],[1],...` to infer_stream",
+        "/v2/models/Rows/infer_stream",
+        partial(nested, 60 * _MIB, "[9,1]"),
+        60 * _MIB,
+    ),
+]
+_UNKNOWN_KEYS = [
+    _attack(
+        f"unknown-key-{name}",
+        f"60 MiB of `{filler.decode()},...` under a key that nobody knows",
+        _ROWS,
+        partial(filled, b'{"inputs":[],"x":', filler, b"}", 60 * _MIB),
+        60 * _MIB,
+    )
+    for name, filler in _FILLERS.items()
+]
+_PATHS: Mapping[str, tuple[str, bytes, tuple[str, ...]]] = {
+    "completions": ("/v1/completions", b'{"model":"tiny-llama","prompt":"x","x":', _TEXT),
+    "prompts": ("/v1/completions", b'{"model":"tiny-llama","prompt":', _TEXT),
+    "chat": ("/v1/chat/completions", b'{"model":"tiny-llama","messages":', _TEXT),
+    "embeddings": ("/v1/embeddings", b'{"model":"tiny-llama","input":', _TEXT),
+    "tgi-generate": ("/generate", b'{"inputs":"x","x":', _TEXT),
+    "tokenize": ("/tokenize", b'{"inputs":"x","x":', _TEXT),
+    "lmi-text": ("/invocations", b'{"inputs":', _TEXT),
+    "v2-generate": ("/v2/models/tiny-llama/generate", b'{"text_input":"x","x":', _TEXT),
+    "invocations": ("/invocations", b'{"instances":', ("doubled",)),
+    "dataframe": ("/invocations", b'{"dataframe_records":', ("doubled",)),
+    "umbridge-input": ("/Evaluate", b'{"name":"vector","input":', ("doubled", "vector")),
+    "umbridge-config": ("/Evaluate", b'{"name":"vector","input":[[1]],"config":{"a":', ("doubled", "vector")),
+    "umbridge-sizes": ("/InputSizes", b'{"name":"vector","config":{"a":', ("doubled", "vector")),
+    "index": ("/v2/repository/index", b'{"parameters":', ("doubled",)),
+    "load": ("/v2/repository/models/doubled/load", b'{"parameters":', ("doubled",)),
+}
+_OTHERS = [
+    _attack(
+        f"{name}-{kind}",
+        f"60 MiB of `{filler.decode()},...` to {path}",
+        path,
+        partial(filled, head, filler, b"}" * head.count(b"{"), 60 * _MIB),
+        60 * _MIB,
+        models,
+    )
+    for name, (path, head, models) in _PATHS.items()
+    for kind, filler in _FILLERS.items()
+    if kind in (("objects",) if models is _TEXT else ("lists", "numbers"))
+]
+_MORE = [
+    _attack(
+        "invocations-nested",
+        "60 MiB of `[1],[1],...` as instances",
+        "/invocations",
+        partial(filled, b'{"instances":', b"[1]", b"}", 60 * _MIB),
+        120 * _MIB,
+        ("doubled",),
+    ),
+    _attack("invocations-keys", "60 MiB of keys", "/invocations", partial(keys, 60 * _MIB), 60 * _MIB, ("doubled",)),
+    _attack(
+        "umbridge-vector",
+        "a vector of 60 MiB",
+        "/Evaluate",
+        partial(filled, b'{"name":"vector","config":{"n":4},"input":[', b"1", b"]}", 60 * _MIB),
+        120 * _MIB,
+        ("doubled", "vector"),
+    ),
+    _attack(
+        "umbridge-sens",
+        "a vector `sens` of 60 MiB",
+        "/Gradient",
+        partial(filled, b'{"name":"vector","input":[[1]],"sens":', b"1", b"}", 60 * _MIB),
+        60 * _MIB,
+        ("doubled", "vector"),
+    ),
+    _attack(
+        "csv",
+        "60 MiB of CSV, a number a line",
+        "/invocations",
+        lambda: b"1\n" * 30 * _MIB,
+        120 * _MIB,
+        ("doubled",),
+        content_type="text/csv",
+    ),
+    _attack(
+        "csv-texts",
+        "60 MiB of CSV, a letter a line",
+        "/invocations",
+        lambda: b"a\n" * 30 * _MIB,
+        60 * _MIB,
+        ("doubled",),
+        content_type="text/csv",
+    ),
+    _attack(
+        "tool-arguments",
+        "15 MiB of `[],...` within the text of a tool call's arguments",
+        "/v1/chat/completions",
+        lambda: (
+            b'{"model":"tiny-llama","messages":[{"role":"assistant","tool_calls":[{"type":"function","function":{"name":"f","arguments":"['
+            + b"[]," * (5 * _MIB)
+            + b'1]"}}]}]}'
+        ),
+        15 * _MIB,
+        _TEXT,
+    ),
+]
+ATTACKS = (*_V2, *_UNKNOWN_KEYS, *_OTHERS, *_MORE)

@@ -4,7 +4,7 @@ A Python object for each of many short strings costs more than everything else t
 text does not want bytes as well.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -13,6 +13,7 @@ import numpy as np
 from dragoman.core.datatypes import BYTES, Array, Datatype
 from dragoman.core.tensor import NONE, Parameters, Tensor, object_array
 
+MANY = 1 << 12  # elements from which on they are pickled in one piece
 GAP = b"\0\0\0\0"  # what stands before each element where all lie in one piece, as long as a length on the wire
 _DATA: Any = Tensor.__dict__["data"]
 
@@ -30,6 +31,7 @@ class BytesTensor(Tensor):
     _piece: bytes | None = None
     _shape: tuple[int, ...] | None = None
     came_as_text: bool = False
+    _lengths: Array | None = None  # of the elements, where the piece has no gaps
 
     @classmethod
     def of_texts(cls, texts: list[str], shape: Sequence[int], parameters: Parameters = NONE) -> Self:
@@ -46,6 +48,15 @@ class BytesTensor(Tensor):
     def of_piece(cls, piece: bytes, shape: Sequence[int], parameters: Parameters = NONE) -> Self:
         """From the elements in one piece, each after a gap, none of which holds a zero byte."""
         return cls._of(None, piece, shape, parameters, False)
+
+    @classmethod
+    def of_lengths(
+        cls, piece: Array, lengths: Array, shape: Sequence[int], parameters: Parameters, came_as_text: bool
+    ) -> Self:
+        """From the elements one after the other, an array of bytes, and how long each of them is."""
+        make: Any = cls
+        made: Self = make(None, BYTES, parameters, None, piece.tobytes(), tuple(shape), came_as_text, lengths)
+        return made
 
     @classmethod
     def _of(
@@ -65,8 +76,8 @@ class BytesTensor(Tensor):
         """The elements as `bytes`; the array is read-only."""
         found: Array | None = _DATA.__get__(self)
         if found is None:
-            texts, piece = self._texts, self._piece
-            elements = _split(piece or b"") if texts is None else [text.encode() for text in texts]
+            texts = self._texts
+            elements = self._elements() if texts is None else [text.encode() for text in texts]
             found = object_array(elements, self.shape)
             found.flags.writeable = False
             _DATA.__set__(self, found)
@@ -77,8 +88,28 @@ class BytesTensor(Tensor):
         return self.data.shape if self._shape is None else self._shape
 
     @property
+    def count(self) -> int:
+        """How many elements there are, which whoever made it has to compare with the shape."""
+        if self._lengths is not None:
+            return self._lengths.size
+        return len(self._texts) if self._texts is not None else self.data.size
+
+    def _elements(self) -> list[bytes]:
+        """The elements of the one piece."""
+        piece, lengths = self._piece or b"", self._lengths
+        if lengths is None:
+            return _split(piece)
+        elements: list[bytes] = []
+        end = 0
+        for at in range(0, lengths.size, MANY):  # so that there is no integer for each of them at a time
+            for length in lengths[at : at + MANY].tolist():
+                elements.append(piece[end : end + length])
+                end += length
+        return elements
+
+    @property
     def in_one_piece(self) -> bool:
-        return self._piece is not None
+        return self._piece is not None and self._lengths is None
 
     @property
     def is_text(self) -> bool:
@@ -89,12 +120,12 @@ class BytesTensor(Tensor):
         """All elements in one piece, each after a gap; they may hold zero bytes themselves."""
         if self._piece is None and self._texts is not None:
             return GAP.decode().join(["", *self._texts]).encode()
-        return _joined(self.data) if self._piece is None else self._piece
+        return _joined(self.data) if self._piece is None or self._lengths is not None else self._piece
 
     def texts(self) -> list[str]:
         """The text of each element, in a list that is not to be changed. UnicodeDecodeError where one has none."""
         if self._texts is None:
-            piece = self._piece
+            piece = self._piece if self.in_one_piece else None
             found = _decoded(self.data) if piece is None else piece.decode().split(GAP.decode())[1:]
             struct: Any = self
             msgspec.structs.force_setattr(struct, "_texts", found)
@@ -103,16 +134,55 @@ class BytesTensor(Tensor):
 
     def told_anew(self, shape: tuple[int, ...], parameters: Parameters) -> Tensor:
         """The same elements in another shape of as many, with other parameters."""
+        if self._lengths is not None:
+            piece = np.frombuffer(self._piece or b"", np.uint8)
+            return BytesTensor.of_lengths(piece, self._lengths, shape, parameters, self.came_as_text)
         if self._texts is None and self._piece is None:
             return Tensor(self.data.reshape(shape), BYTES, parameters)
         return BytesTensor._of(self._texts, self._piece, shape, parameters, self.came_as_text)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        if self._lengths is not None:
+            piece = np.frombuffer(self._piece or b"", np.uint8)
+            return BytesTensor.of_lengths, (piece, self._lengths, self.shape, self.parameters, self.came_as_text)
+        if self._texts is not None and len(self._texts) > MANY and self._piece is None:
+            joined = "".join(self._texts)
+            texts = self._texts if joined.isascii() else [text.encode() for text in self._texts]
+            return _packed([joined.encode()], map(len, texts), self)
         if self._texts is not None and (self.came_as_text or self._piece is None):
             return BytesTensor._of, (self._texts, None, self.shape, self.parameters, self.came_as_text)
         if self._piece is not None:
             return BytesTensor._of, (None, self._piece, self.shape, self.parameters, self.came_as_text)
-        return Tensor, (self.data, BYTES, self.parameters)
+        return many_packed(self) or (Tensor, (self.data, BYTES, self.parameters))
+
+
+def many_packed(tensor: Tensor) -> tuple[Any, tuple[Any, ...]] | None:
+    """How to pickle a BYTES tensor of many elements without an object for each; None where these are few.
+
+    Whoever unpickles it makes no objects either until they are asked for, so that a server passes them on in no time.
+    """
+    if tensor.data.size <= MANY:
+        return None
+    elements = tensor.data.reshape(-1).tolist()
+    return _packed(elements, map(len, elements), tensor)
+
+
+def _packed(elements: Sequence[bytes], lengths: Iterable[int], tensor: Tensor) -> tuple[Any, tuple[Any, ...]]:
+    joined = np.frombuffer(b"".join(elements), np.uint8)
+    given = joined, np.fromiter(lengths, np.int64), tensor.shape, tensor.parameters
+    return BytesTensor.of_lengths, (*given, isinstance(tensor, BytesTensor) and tensor.came_as_text)
+
+
+def packed_texts(portions: Iterable[list[str]], shape: tuple[int, ...], parameters: Parameters = NONE) -> BytesTensor:
+    """A tensor of texts that come in portions, none of which is kept as an object."""
+    pieces: list[bytes] = []
+    lengths: list[Array] = []
+    for texts in portions:
+        elements = [text.encode() for text in texts]
+        pieces.append(b"".join(elements))
+        lengths.append(np.fromiter(map(len, elements), np.int64, len(elements)))
+    joined = np.frombuffer(b"".join(pieces), np.uint8)
+    return BytesTensor.of_lengths(joined, np.concatenate(lengths), shape, parameters, True)
 
 
 def came_as_text(tensor: Tensor) -> bool:

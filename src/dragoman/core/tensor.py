@@ -80,6 +80,10 @@ class Tensor:
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         if self.datatype is BF16:
             return _of_bits, (self.data.view(np.uint16), self.parameters)
+        if self.datatype is BYTES:
+            from dragoman.core.bytes_tensor import many_packed  # which is made of tensors itself
+
+            return many_packed(self) or (Tensor, (self.data, self.datatype, self.parameters))
         return Tensor, (self.data, self.datatype, self.parameters)
 
 

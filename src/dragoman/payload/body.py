@@ -12,14 +12,13 @@ from dragoman.core.datatypes import Datatype, datatype
 from dragoman.core.errors import DragomanError, InvalidInput, NotSupported
 from dragoman.core.tensor import Parameters, Scalar, Tensor
 from dragoman.payload.cut import Message, divided
-from dragoman.payload.depth import check_depth
 from dragoman.payload.json_data import PARSER_FAULTS, json_from_tensor, tensor_from_json, told
+from dragoman.payload.json_scan import check_json
 from dragoman.payload.policy import Buffer, Policy
 from dragoman.payload.raw import raw_from_tensor, tensor_from_raw
-from dragoman.payload.recall import learn, learn_head, recalled, recalled_head
 from dragoman.payload.request import JsonParameters, RequestBody, Requested, told_parameters
 from dragoman.payload.simd import LONG
-from dragoman.payload.small import SMALL, plain_raw, small_tensor
+from dragoman.payload.small import plain_raw, small_tensor
 
 Read = TypeVar("Read")
 
@@ -108,18 +107,7 @@ def _length(header: str) -> int:
 def read_request(head: Buffer, rest: memoryview | None, policy: Policy) -> RequestBody:
     """The request in some JSON and the binary data behind it. Raises InvalidInput or NotSupported."""
     text = bytes(head)
-    if len(text) > SMALL:
-        return _plain(text, policy, rest) or _once(text, rest, policy, _request)
-    again = recalled(text, policy) if rest is None else recalled_head(text, rest, policy)
-    if again is not None:
-        return again
-    body = _plain(text, policy, rest)
-    if body is not None:
-        if rest is None:
-            learn(text, policy, body)
-        else:
-            learn_head(text, rest, policy, body)
-    return body or _once(text, rest, policy, _request)
+    return _plain(text, policy, rest) or _once(text, rest, policy, _request)
 
 
 def read_response(head: Buffer, rest: memoryview | None, policy: Policy) -> ResponseBody:
@@ -180,19 +168,23 @@ def _once(
     policy: Policy,
     read: Callable[[Message, memoryview | None, Policy], Read],
 ) -> Read:
-    """What `read` makes of a message; of a long one after its arrays were cut out, if nothing is wrong with it."""
+    """What `read` makes of a message; of a long one after its arrays were cut out, if nothing is wrong with it.
+
+    What is wrong is told of the message as it came, if that is short enough to be parsed in one go.
+    """
     if len(text) >= LONG and not text.startswith(_BYTE_ORDER_MARK):
         message = divided(text, LONG)
         if message.arrays:
             try:
                 return read(message, rest, policy)
             except DragomanError:
-                pass  # what is wrong is told of the message as it came
+                if len(text) > policy.max_json_values:
+                    raise
     return read(Message(text, {}), rest, policy)
 
 
 def _parsed(head: bytes, decoder: Any, literal_type: Any, what: str, policy: Policy) -> Any:
-    check_depth(head, policy)
+    check_json(head, policy)
     try:
         return decoder.decode(head.removeprefix(_BYTE_ORDER_MARK))
     except PARSER_FAULTS as fault:

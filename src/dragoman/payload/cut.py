@@ -1,9 +1,9 @@
-"""Long arrays of numbers cut out of a message, so that each byte of them is read once.
+"""Long arrays of numbers or texts cut out of a message, so that each byte of them is read once, and in portions.
 
 What describes a tensor may stand behind its data, so that a parser of the whole has to go through the data before
-anybody knows how to read it. Here the data is found by what it cannot hold (quotes, braces) and `[]` is put in its
-place. That this was right shows only when the rest is parsed: an array was data if, and only if, its `[]` stands
-where data is expected. Where one does not, or anything else is wrong, the message is read as a whole.
+anybody knows how to read it. Here the data is found by what it cannot hold (braces) and `[]` is put in its place.
+That this was right shows only when the rest is parsed: an array was data if, and only if, its `[]` stands where data
+is expected. Where one does not, or anything else is wrong, a short message is read as a whole.
 """
 
 import re
@@ -12,8 +12,11 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
+from dragoman.payload.json_scan import array_end
+
 _OPENING = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*(?=\[)")
 _KEY = b'"data"'
+_MOST_KEYS = 4096  # beyond, no more arrays are looked for
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -31,18 +34,25 @@ class Message(msgspec.Struct, frozen=True):
 
 
 def divided(text: bytes, least: int) -> Message:
-    """The message without those arrays of numbers in it that are `least` bytes long."""
+    """The message without those arrays in it that are `least` bytes long."""
     arrays: dict[int, memoryview] = {}
     pieces: list[bytes] = []
-    size = done = at = 0
-    while (at := text.find(_KEY, at)) >= 0:
+    size = done = at = keys = 0
+    while (at := text.find(_KEY, at)) >= 0 and keys < _MOST_KEYS:
         at += len(_KEY)
+        keys += 1
         opening = _OPENING.match(text, at)
         if opening is None:
             continue
         start = at = opening.end()
         stop = _next(text, start)
-        end = text.rfind(b"]", start, stop) + 1
+        end: int | None = text.rfind(b"]", start, stop) + 1
+        if not end and text[stop : stop + 1] == b'"':
+            end = array_end(text, start)
+            if end is None:
+                break
+            at = end
+        assert end is not None
         if end - start >= least:
             pieces += (text[done:start], b"[]")
             arrays[size + start - done] = memoryview(text)[start:end]

@@ -1,19 +1,22 @@
 """Tensor data of the Open Inference Protocol as JSON: arrays from it and for it, with no number changed."""
 
 import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 import orjson
 
-from dragoman.core.bytes_tensor import BytesTensor, texts_of
+from dragoman.core.bytes_tensor import BytesTensor, packed_texts, texts_of
 from dragoman.core.datatypes import BYTES, Array, Datatype, rounded
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.tensor import NONE, Parameters, Tensor, numpy_numbers
 from dragoman.payload.digits.machine import digits
+from dragoman.payload.json_scan import BLOCK, text_portions
+from dragoman.payload.nesting import Nesting, mismatch
 from dragoman.payload.policy import Buffer, Policy
 from dragoman.payload.raw import check_shape, shaped
 from dragoman.payload.simd import LONG, numbers
@@ -21,9 +24,11 @@ from dragoman.payload.simd import LONG, numbers
 # What one element of a kind may be in JSON. OIP leaves coercion open: here only what changes no value is taken.
 _ELEMENT: dict[str, Any] = {"bool": bool, "uint": int, "int": int, "float": float | None, "bytes": str}
 _OPENING = re.compile(rb"[\s\[]*")
+_OPENING_BLOCK = 1 << 12
 _WHERE = re.compile(r" - at `\$(.*)`$")
 _PLACE = re.compile(r"\[([0-9]+)\]")
 _ALL_RANKS = 33
+_NESTED = 1 << 16  # bytes of nested lists from which on they are read in portions
 _PORTION = 1 << 18  # bytes to read, a sixteenth of it in numbers to write, at a time
 _STRETCH = 256  # bytes that are looked through for a comma at a time
 _OPEN, _CLOSE = b"[]"
@@ -75,14 +80,17 @@ def tensor_from_json(
     fit the datatype, ragged nesting, and a count other than the shape's.
     """
     count = check_shape(shape, where, policy, datatype)
-    depth = _depth(data)
+    depth = nesting_depth(data)
     if depth == 0:
         raise InvalidInput(f"{where}: expected 'data' to be an array")
     if depth > 1 and depth != len(shape) and not (count == 0 and depth < len(shape)):
         raise InvalidInput(f"{where}: 'data' nests {depth} deep, expected 1 or {len(shape)} by its shape")
     parsed = isinstance(data, msgspec.Raw)
+    nested = depth > 1 or datatype is BYTES
+    if parsed and nested and len(memoryview(data)) > _NESTED:
+        return _in_shape(where, datatype, memoryview(data), shape, depth, parameters, policy)
     if parsed and depth == 1 and datatype is not BYTES and len(memoryview(data)) > _whole(datatype):
-        array = _in_portions(where, datatype, memoryview(data), count)
+        array = in_portions(where, datatype, memoryview(data), count, literal=policy.nonfinite == "literal")
     else:
         values = _read(where, datatype, data, depth, shape)
         if parsed and depth == 1 and datatype is BYTES and len(values) == count > 0:
@@ -102,10 +110,79 @@ def _whole(datatype: Datatype) -> int:
     return _PORTION if digits(datatype.dtype) is None else LONG
 
 
-def _read(where: str, datatype: Datatype, data: Any, depth: int, shape: Sequence[int] = (), first: int = 0) -> Any:
+def _in_shape(
+    where: str,
+    datatype: Datatype,
+    data: memoryview,
+    shape: Sequence[int],
+    depth: int,
+    parameters: Parameters,
+    policy: Policy,
+) -> Tensor:
+    """The tensor in long nested lists, or in a long list of texts: its size is checked first, then it is read in
+    portions. So there never are lists for its rows, nor more texts than its shape has.
+    """
+    count, nested = math.prod(shape), depth > 1
+    wrong = mismatch(data, shape if nested else [count])
+    if wrong:
+        raise InvalidInput(f"{where}: {wrong}")
+    if not count:
+        return Tensor(
+            shaped(np.empty(0, object if datatype is BYTES else datatype.dtype), shape, where), datatype, parameters
+        )
+    nesting = Nesting(shape) if nested else None
+    if datatype is BYTES:
+        portions = texts_in_portions(where, stripped(data), nesting, policy.max_json_bytes)
+        tensor = packed_texts(portions, tuple(shape), parameters)
+        if tensor.count != count:
+            raise InvalidInput(f"{where}: shape {list(shape)} needs {count} elements, got {tensor.count}")
+        return tensor
+    array = in_portions(where, datatype, data, count, nesting, literal=policy.nonfinite == "literal")
+    return Tensor(shaped(array, shape, where), datatype, parameters)
+
+
+def texts_in_portions(where: str, data: memoryview, nesting: Nesting | None, most: int) -> Iterator[list[str]]:
+    """The texts in an array without its outer brackets, in portions; of nested lists in row-major order.
+
+    None of them is longer than `most` bytes.
+    """
+    first = 0
+    for raw, codes in text_portions(data):
+        if len(raw) > most + BLOCK:
+            raise InvalidInput(f"{where}: data[{first}]: expected at most {most} bytes as JSON; send it as binary data")
+        if nesting is not None:
+            if not nesting.next_fits(codes.tobytes()):
+                raise InvalidInput(f"{where}: 'data' is ragged, expected rows of equal lengths")
+            raw = np.frombuffer(raw, np.uint8)[(codes != _OPEN) & (codes != _CLOSE)].tobytes()
+        found = _portion_of_texts(where, raw, first)
+        if not found:
+            raise InvalidInput(f"{where}: data[{first}]: expected a value between commas")
+        first += len(found)
+        yield found
+    if nesting is not None and not nesting.is_complete:
+        raise InvalidInput(f"{where}: 'data' is ragged, expected rows of equal lengths")
+
+
+def _portion_of_texts(where: str, raw: bytes, first: int) -> list[str]:
+    try:
+        texts: list[str] = _decode(msgspec.Raw(b"[" + raw + b"]"), BYTES.kind, 1)
+        return texts
+    except PARSER_FAULTS as fault:
+        raise InvalidInput(f"{where}: data{_dotted(told(fault), first)}") from fault
+
+
+def _read(
+    where: str,
+    datatype: Datatype,
+    data: Any,
+    depth: int,
+    shape: Sequence[int] = (),
+    first: int = 0,
+    literal: bool = False,
+) -> Any:
     """The array in JSON that nests so deep, by its shape if more than 1; as nested lists where that is shorter.
 
-    `first` is the place of the first element in what was sent.
+    `first` is the place of the first element in what was sent. `literal`: NaN and infinities may be bare words.
     """
     if isinstance(data, msgspec.Raw) and len(text := memoryview(data)) >= LONG:
         found = _numbers(where, datatype, bytes(text), shape if depth > 1 else None)
@@ -114,7 +191,7 @@ def _read(where: str, datatype: Datatype, data: Any, depth: int, shape: Sequence
     try:
         return _decode(data, datatype.kind, depth)
     except PARSER_FAULTS as fault:
-        values = _integral(data, datatype, depth)
+        values = _with_literals(data, datatype) if literal else _integral(data, datatype, depth)
         if values is None:
             raise InvalidInput(f"{where}: data{_dotted(told(fault), first)}") from fault
         return values
@@ -126,21 +203,45 @@ def _numbers(where: str, datatype: Datatype, text: bytes, shape: Sequence[int] |
     return found if found is None or datatype.kind != "float" else _rounded(found, datatype, where)
 
 
-def _in_portions(where: str, datatype: Datatype, data: memoryview, count: int) -> Array:
-    """The array in a long flat list, read in portions: no other thread runs while the parser does.
+def _with_literals(data: Any, datatype: Datatype) -> Any:
+    """The numbers in a flat list with NaN and infinities as bare words, which only Python's own parser reads."""
+    if datatype.kind != "float" or not isinstance(data, msgspec.Raw):
+        return None
+    try:
+        return msgspec.convert(json.loads(bytes(memoryview(data))), list[float | None])
+    except (ValueError, RecursionError):
+        return None
 
-    Where there are not `count` elements, an array that is only good for telling how many there are.
-    """
-    if data[0] != _OPEN or data[-1] != _CLOSE:  # white space around it
+
+def stripped(data: memoryview) -> memoryview:
+    """An array in JSON without its outer brackets and the white space around them."""
+    if data[0] != _OPEN or data[-1] != _CLOSE:
         data = memoryview(bytes(data).strip())
+    return data[1:-1]
+
+
+def in_portions(
+    where: str, datatype: Datatype, data: memoryview, count: int, nesting: Nesting | None = None, literal: bool = False
+) -> Array:
+    """The array in a long list of numbers, read in portions: no other thread runs while the parser does.
+
+    The list is flat, or has `count` elements and nests as `nesting`. Where a flat one has not `count` elements, an
+    array that is only good for telling how many there are.
+    """
+    data = stripped(data)
     array = np.empty(min(count, len(data)), datatype.dtype)
     machine = digits(datatype.dtype)
-    at, end, first = 1, len(data) - 1, 0
+    at, end, first = 0, len(data), 0
     while at <= end:
         stop = _comma(data, at + _PORTION, end)  # short enough to stay in the core's own cache
-        size = machine.read(data[at:stop], array[first:]) if machine is not None else -1
+        text: Buffer = data[at:stop]
+        if nesting is not None:
+            if not nesting.next_fits(bytes(text)):
+                raise InvalidInput(f"{where}: 'data' is ragged, expected rows of equal lengths")
+            text = bytes(text).translate(None, b"[]")
+        size = machine.read(text, array[first:]) if machine is not None else -1
         if size < 0:
-            part = _portion(where, datatype, b"".join((b"[", data[at:stop], b"]")), first)
+            part = _portion(where, datatype, b"".join((b"[", text, b"]")), first, literal)
             size = part.size
             if not size and (first or stop < end):
                 raise InvalidInput(f"{where}: data[{first}]: expected a value between commas")
@@ -151,9 +252,9 @@ def _in_portions(where: str, datatype: Datatype, data: memoryview, count: int) -
     return array if first == count else np.broadcast_to(np.empty(1, datatype.dtype), first)
 
 
-def _portion(where: str, datatype: Datatype, text: bytes, first: int) -> Array:
+def _portion(where: str, datatype: Datatype, text: bytes, first: int, literal: bool) -> Array:
     """The array in a part of a long list, `first` being the place of its first element."""
-    values = _read(where, datatype, msgspec.Raw(text), 1, first=first)
+    values = _read(where, datatype, msgspec.Raw(text), 1, first=first, literal=literal)
     return values if isinstance(values, np.ndarray) else _array(values, datatype, where)
 
 
@@ -172,12 +273,18 @@ def _dotted(text: str, first: int) -> str:
     return f"[{int(place[1]) + first}]{text[place.end() :]}" if place else f": {text}"
 
 
-def _depth(data: Any) -> int:
-    """How deep the first element lies; the others must agree."""
-    if isinstance(data, msgspec.Raw):
-        opening = _OPENING.match(memoryview(data))
-        return min(opening[0].count(b"["), _ALL_RANKS) if opening else 0
+def nesting_depth(data: Any) -> int:
+    """How deep the first element lies, up to one more than any tensor may; the others must agree."""
     depth = 0
+    if isinstance(data, msgspec.Raw):
+        text = memoryview(data)
+        for at in range(0, len(text), _OPENING_BLOCK):
+            opening = _OPENING.match(text[at : at + _OPENING_BLOCK])
+            assert opening is not None
+            depth += opening[0].count(b"[")
+            if len(opening[0]) < _OPENING_BLOCK or depth >= _ALL_RANKS:
+                break
+        return min(depth, _ALL_RANKS)
     while isinstance(data, list) and depth < _ALL_RANKS:
         depth += 1
         data = data[0] if data else None

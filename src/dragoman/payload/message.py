@@ -13,7 +13,7 @@ from dragoman.payload.json_data import tensor_from_json
 from dragoman.payload.policy import Buffer, Policy
 from dragoman.payload.request import told_parameters
 
-_POLICY = Policy()
+_POLICY = Policy(max_json_values=1 << 62, max_json_bytes=1 << 62)  # whoever calls this trusts the sender
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
 

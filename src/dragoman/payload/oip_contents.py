@@ -1,6 +1,6 @@
 """The typed contents of tensors: arrays to and from the repeated field that fits their datatype."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from dragoman.core.datatypes import (
 )
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import NONE, Parameters, Tensor, object_array
+from dragoman.payload.oip_typed import Packed
 from dragoman.payload.policy import Policy
 from dragoman.payload.raw import check_shape, shaped
 
@@ -44,6 +45,21 @@ FIELDS: Mapping[Datatype, str] = {
 
 # What holds the elements of a field whose datatypes may be narrower than it.
 _WIDE: Mapping[str, np.dtype[Any]] = {"int_contents": np.dtype("<i4"), "uint_contents": np.dtype("<u4")}
+
+
+def tensor_from_packed(
+    where: str, datatype: Datatype, shape: Sequence[int], packed: Packed, policy: Policy, parameters: Parameters = NONE
+) -> Tensor:
+    """The tensor whose elements are in the one packed field of an InferTensorContents; see `tensor_from_contents`."""
+    count = check_shape(shape, where, policy, datatype)
+    _check_field(where, datatype, [packed.field])
+    if len(packed) != count:
+        raise InvalidInput(f"{where}: shape {list(shape)} needs {count} elements, got {len(packed)}")
+    try:
+        wide = packed.array()
+    except InvalidInput as fault:
+        raise InvalidInput(f"{where}: {fault.message}") from fault
+    return Tensor(shaped(_narrowed(where, datatype, wide), shape, where), datatype, parameters)
 
 
 def tensor_from_contents(
@@ -72,21 +88,30 @@ def _values(where: str, datatype: Datatype, contents: Any) -> Sequence[Any]:
     given: dict[str, Sequence[Any]] = {field.name: values for field, values in contents.ListFields()}
     if not given:
         return ()
+    return given[_check_field(where, datatype, list(given))]
+
+
+def _check_field(where: str, datatype: Datatype, given: Sequence[str]) -> str:
+    """The field for elements of a datatype, which is the one that is given."""
     wanted = FIELDS.get(datatype)
     if wanted is None:
         raise InvalidInput(f"{where}: {datatype} has no typed contents; send it in 'raw_input_contents'")
     if list(given) != [wanted]:
         raise InvalidInput(f"{where}: expected contents of {datatype} in '{wanted}', got {_listed(given)}")
-    return given[wanted]
+    return wanted
 
 
 def _numbers(where: str, datatype: Datatype, values: Sequence[Any]) -> Array:
-    wide = np.fromiter(values, _WIDE.get(FIELDS.get(datatype, ""), datatype.dtype), len(values))
-    narrow = wide.astype(datatype.dtype, copy=False)
+    wide: Array = np.fromiter(values, _WIDE.get(FIELDS.get(datatype, ""), datatype.dtype), len(values))
+    return _narrowed(where, datatype, wide)
+
+
+def _narrowed(where: str, datatype: Datatype, wide: Array) -> Array:
+    narrow: Array = wide.astype(datatype.dtype, copy=False)
     if narrow is not wide and (narrow != wide).any():
         raise InvalidInput(f"{where}: {wide[narrow != wide][0]} does not fit into {datatype}")
     return narrow
 
 
-def _listed(names: Mapping[str, Any]) -> str:
+def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"'{n}'" for n in names)

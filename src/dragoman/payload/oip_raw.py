@@ -29,8 +29,8 @@ def contents_apart(body: Buffer) -> tuple[bytes, Sequence[memoryview]] | None:
                 rest.append(view[done:])
                 return (b"".join(rest), contents) if contents else None
             start = at
-            tag, at = _varint(view, at)
-            value, at = _extent(view, tag, at)
+            tag, at = varint(view, at)
+            value, at = extent(view, tag, at)
             if tag == _RAW_INPUT_CONTENTS << 3 | _DELIMITED:
                 if value - start > _MOST_HEAD:
                     return None
@@ -42,15 +42,15 @@ def contents_apart(body: Buffer) -> tuple[bytes, Sequence[memoryview]] | None:
     return None
 
 
-def _extent(view: memoryview, tag: int, at: int) -> tuple[int, int]:
+def extent(view: memoryview, tag: int, at: int) -> tuple[int, int]:
     """Where a field's value starts and ends. Raises IndexError or ValueError where the message is broken."""
     start = end = at
     match tag & 7:  # protobuf's wire types
         case 2:  # of a given length
-            size, start = _varint(view, at)
+            size, start = varint(view, at)
             end = start + size
         case 0:  # a number
-            _, end = _varint(view, at)
+            _, end = varint(view, at)
         case 1:
             end = at + 8
         case 5:
@@ -62,7 +62,7 @@ def _extent(view: memoryview, tag: int, at: int) -> tuple[int, int]:
     return start, end
 
 
-def _varint(view: memoryview, at: int) -> tuple[int, int]:
+def varint(view: memoryview, at: int) -> tuple[int, int]:
     """The number at a place, and where it ends."""
     number = shift = 0
     while True:

@@ -1,5 +1,6 @@
 """Very long vectors in JSON, cut out of a message and read piece by piece: no other thread runs while a parser does."""
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,6 +58,18 @@ def cut(text: bytes, key: bytes) -> Cut | None:
     return None
 
 
+def cut_flat(text: bytes, key: bytes) -> Cut | None:
+    """The message without the numbers of the one vector under a key, e.g. `"sens"`; None as for `cut`."""
+    at = text.find(key)
+    opening = re.compile(rb"\s*:\s*(?=\[)").match(text, at + len(key)) if at >= 0 else None
+    end = text.find(b"]", opening.end()) + 1 if opening is not None else 0
+    if opening is None or not end or end - opening.end() < LONG:
+        return None
+    spans = [(opening.end(), end)]
+    rest = _without(text, spans)
+    return None if rest.count(key) != 1 or _ESCAPED in rest else Cut(rest, spans)
+
+
 def vector(text: bytes, span: tuple[int, int]) -> Array | None:
     """The numbers in a part of the text, `[...]`; None where there is anything but numbers in it."""
     at, end = span[0] + 1, span[1] - 1
@@ -92,7 +105,18 @@ def _read(piece: bytes) -> Array | None:
     try:
         return np.array(_FLOATS.decode(piece), np.float64)
     except PARSER_FAULTS:
-        return None
+        return _with_literals(piece)
+
+
+def _with_literals(piece: bytes) -> Array | None:
+    """The numbers as Python's own parser reads them, which knows NaN, Infinity and 1e999."""
+    try:
+        values = json.loads(piece)
+        if all(type(value) is float or type(value) is int for value in values):
+            return np.array(values, np.float64)
+    except (ValueError, OverflowError, RecursionError):
+        pass
+    return None
 
 
 def _past_space(text: bytes, at: int) -> int:

@@ -18,8 +18,10 @@ class Policy:
     bare words NaN, Infinity and -Infinity, which Python reads but JSON does not allow; `error`: refused.
     health_json: whether health endpoints answer a JSON body instead of an empty one.
     metrics_path: where measurements are told. metrics_as: by whose names those of texts are told too, "" by nobody's.
-    max_json_depth, max_rank, max_elements, max_bytes_elements, max_tensors: how deep JSON may nest, how many axes
-    and elements a tensor, how many elements one of BYTES, and how many inputs or outputs a request may have.
+    max_json_depth, max_json_values, max_json_bytes: how deep JSON may nest, and how many values and bytes it may have
+    outside of the data of tensors.
+    max_rank, max_elements, max_bytes_elements, max_tensors: how many axes and elements a tensor, how many elements one
+    of BYTES, and how many inputs or outputs a request may have.
     strict_parameters: whether a parameter of text generation that is not known is refused rather than named.
     trust_request_chat_template: whether a chat may bring a template of its own.
     max_sequences: how many texts may be generated at a time for one prompt.
@@ -32,6 +34,8 @@ class Policy:
     metrics_path: str = "/metrics"
     metrics_as: Literal["", "tgi"] = ""
     max_json_depth: int = 64
+    max_json_values: int = 1 << 18
+    max_json_bytes: int = 16 << 20
     max_rank: int = 32
     max_elements: int = 1 << 31
     max_tensors: int = 1024

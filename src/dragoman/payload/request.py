@@ -1,7 +1,6 @@
 """A request for inference as it was written, whichever way it was read."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
@@ -29,23 +28,10 @@ class Requested(msgspec.Struct):
     parameters: JsonParameters | None = None
 
 
-class Around(msgspec.Struct):
-    """What many requests say alike, apart from their ids and data.
-
-    `form` is for whoever reads them to keep what it has made of the outputs and parameters.
-    """
-
-    outputs: Sequence[Requested]
-    parameters: Mapping[str, Scalar]
-    form: Any = None
-
-
 class RequestBody(msgspec.Struct, frozen=True):
-    """A request; `id` is None where it has none. `parameters` are its own, and `outputs` are those of `around` where
-    the rest of it is known from others."""
+    """A request; `id` is None where it has none."""
 
     inputs: Mapping[str, Tensor]
     outputs: Sequence[Requested]
     parameters: dict[str, Scalar]
     id: str | None
-    around: Around | None = None

@@ -10,9 +10,9 @@ import numpy as np
 from dragoman.core.datatypes import FP64, Array
 from dragoman.core.errors import InvalidInput
 from dragoman.payload import pieces, simd
-from dragoman.payload.depth import check_depth
 from dragoman.payload.digits.machine import digits
 from dragoman.payload.json_data import PARSER_FAULTS
+from dragoman.payload.json_scan import check_json
 from dragoman.payload.policy import Policy
 
 VECTORS = ("sens", "vec")
@@ -72,15 +72,13 @@ _KINDS: Mapping[type, str] = {
 
 def read_question(text: bytes, policy: Policy) -> Question | Misfit:
     """The request in a body. Raises InvalidInput where not even its name can be read."""
-    most = policy.max_json_depth
     if len(text) < simd.LONG:
-        brackets = text.count(b"[") + text.count(b"{")
+        if text.count(b"[") + text.count(b"{") > policy.max_json_depth:
+            check_json(text, policy)
     else:
-        brackets = counted(text, b"[", most) + counted(text, b"{", most)
-    if brackets > most:
-        check_depth(text, policy)
-    if len(text) >= simd.LONG:
-        found = _in_pieces(text) if len(text) > _VERY_LONG or digits(FP64.dtype) is not None else None
+        found = _in_pieces(text, policy) if len(text) > _VERY_LONG or digits(FP64.dtype) is not None else None
+        if found is None:
+            check_json(text, policy)
         if found is None and len(text) <= _VERY_LONG:
             found = simd.read(text, _from_document)
         if found is not None:
@@ -94,20 +92,51 @@ def read_question(text: bytes, policy: Policy) -> Question | Misfit:
     return _too_many(text, policy) or _leniently(text, policy)
 
 
-def _in_pieces(text: bytes) -> Question | None:
-    """What a long body asks; None where that is not plain to see, or there are other long vectors than its inputs."""
+def _in_pieces(text: bytes, policy: Policy) -> Question | Misfit | None:
+    """What a long body asks; None where that is not plain to see.
+
+    Raises InvalidInput where there is more JSON beside the vectors than is allowed.
+    """
     found = pieces.cut(text, b'"input"')
-    if found is None or (len(found.rest) >= simd.LONG and len(text) <= _VERY_LONG):
+    if found is None:
         return None
+    rest, others = _without_vectors(found.rest)
+    if len(rest) >= simd.LONG and len(text) <= _VERY_LONG:
+        return None
+    check_json(rest, policy)
     try:
-        lists = _DECODER.decode(found.rest)
+        lists = _DECODER.decode(rest)
     except PARSER_FAULTS:
         return None
-    if lists.input != [[]] * len(found.spans):
+    if lists.input != [[]] * len(found.spans) or any(getattr(lists, key) != [] for key in others):
         return None
     question = _arrays(lists)
     question.input = [pieces.vector(text, span) for span in found.spans]
-    return question if all(vector is not None for vector in question.input) else None
+    for key, vector in others.items():
+        setattr(question, key, vector)
+    return _finite(question, {f"input[{i}]": vector for i, vector in enumerate(question.input)} | others, policy)
+
+
+def _without_vectors(text: bytes) -> tuple[bytes, dict[str, Array | None]]:
+    """A message without its long vectors beside the inputs, and these, None for one that holds anything but numbers."""
+    found: dict[str, Array | None] = {}
+    for key in VECTORS:
+        if (one := pieces.cut_flat(text, f'"{key}"'.encode())) is not None:
+            found[key] = pieces.vector(text, one.spans[0])
+            text = one.rest
+    return text, found
+
+
+def _finite(question: Question, vectors: Mapping[str, Array | None], policy: Policy) -> Question | Misfit | None:
+    """The question if its vectors are as they should be; None where one holds anything but numbers."""
+    try:
+        for where, vector in vectors.items():
+            if vector is None:
+                return None
+            check_finite(vector, where, policy)
+    except InvalidInput as fault:
+        return Misfit(question.name, fault)
+    return question
 
 
 def _too_many(text: bytes, policy: Policy) -> Misfit | None:
@@ -170,7 +199,7 @@ def buffer(numbers: Any) -> Array:
 
 def _leniently(text: bytes, policy: Policy) -> Question | Misfit:
     """What a parser reads that knows NaN, Infinity and 1e999, and tells what is wrong of anything else."""
-    check_depth(text, policy)
+    check_json(text, policy)
     try:
         given = json.loads(text)
     except (ValueError, RecursionError) as fault:
@@ -224,10 +253,15 @@ def _vector(value: Any, where: str, policy: Policy) -> Array:
         array = np.array(numbers, np.float64)
     except OverflowError as fault:
         raise InvalidInput(f"{where}: an integer in it does not fit into a double") from fault
+    check_finite(array, where, policy)
+    return array
+
+
+def check_finite(array: Array, where: str, policy: Policy) -> None:
+    """Raises InvalidInput where a number is not finite and the policy is to reject those."""
     if policy.nonfinite == "error" and not np.isfinite(array).all():
         place = int(np.flatnonzero(~np.isfinite(array))[0])
         raise InvalidInput(f"{where}[{place}]: expected a finite number, got {array[place]}")
-    return array
 
 
 def _told(value: Any) -> str:

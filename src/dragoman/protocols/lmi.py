@@ -75,7 +75,7 @@ class Lmi:
             told = inquiry(Generate(prompts=()), http, self._policy, name)
             return Inquiry(Request(Describe(Generate, Infer), told.model, told.version), then)
 
-        return addressed(http, meant)
+        return addressed(http, self._policy, meant)
 
     def _generate(self, found: Asked, http: HttpRequest, formatter: Formatter, model: str) -> Answered:
         # LMI: of several texts the best is known at the end, so a stream of it holds all back until then.

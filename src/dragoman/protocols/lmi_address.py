@@ -6,10 +6,13 @@ from typing import Any
 import msgspec
 
 from dragoman.core.calls import DescribeModels, ModelDescription, Request, Response
+from dragoman.core.errors import InvalidInput
 from dragoman.payload.json_data import PARSER_FAULTS
+from dragoman.payload.json_document import without_arrays
+from dragoman.payload.json_scan import check_json
 from dragoman.protocols.lmi_arrays import READERS
 from dragoman.protocols.lmi_request import ANY_MODEL, is_form, is_openais, media_type, model_name
-from dragoman.protocols.wire import Asked, HttpRequest, Inquiry
+from dragoman.protocols.wire import Asked, HttpRequest, Inquiry, Policy
 
 
 class _Body(msgspec.Struct, frozen=True):
@@ -29,7 +32,7 @@ class _Body(msgspec.Struct, frozen=True):
 _BODY = msgspec.json.Decoder(_Body)
 
 
-def addressed(http: HttpRequest, then: Callable[[str], Asked]) -> Asked:
+def addressed(http: HttpRequest, policy: Policy, then: Callable[[str], Asked]) -> Asked:
     """What `then` makes of the model's name, "" where none is named.
 
     In a body it is `model_name`, of a chat or a completion `model`. LMI pays no heed to the latter, so its clients send
@@ -38,7 +41,7 @@ def addressed(http: HttpRequest, then: Callable[[str], Asked]) -> Asked:
     name = http.params.get("model", "") or model_name(http)
     if name:
         return then(name)
-    named, heeded = _in_body(http)
+    named, heeded = _in_body(http, policy)
     if not named or (heeded and named not in ANY_MODEL):
         return then(named)
 
@@ -48,14 +51,16 @@ def addressed(http: HttpRequest, then: Callable[[str], Asked]) -> Asked:
     return Inquiry(Request(DescribeModels()), told)
 
 
-def _in_body(http: HttpRequest) -> tuple[str, bool]:
+def _in_body(http: HttpRequest, policy: Policy) -> tuple[str, bool]:
     """The name in a body, "" where there is none, and whether LMI pays heed to it."""
     # The body of a large array is not gone through for a name that it does not have.
     if media_type(http) in READERS or is_form(http) or b'"model' not in bytes(http.body):
         return "", True
     try:
-        body = _BODY.decode(http.body)
-    except PARSER_FAULTS:  # told in the words of whichever model reads it
+        text, _ = without_arrays(bytes(http.body), policy)
+        check_json(text, policy)
+        body = _BODY.decode(text)
+    except (InvalidInput, *PARSER_FAULTS):  # told in the words of whichever model reads it
         return "", True
     openais = is_openais(body.fields())
     found = body.model if openais else body.model_name

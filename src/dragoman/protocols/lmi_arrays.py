@@ -3,7 +3,7 @@
 import csv
 import io
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,9 @@ from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.sampling import shown
 from dragoman.core.signature import TensorSpec
 from dragoman.core.tensor import Tensor, numpy_numbers
+from dragoman.payload.json_document import NumberArray, parse_document
+from dragoman.payload.json_print import nested_text
+from dragoman.protocols.lmi_csv import LONG, are_numbers, cells_of, check_cells, numbers_of_csv, rows_of
 from dragoman.protocols.lmi_ndlist import from_ndlist, to_ndlist
 from dragoman.protocols.lmi_numpy import from_npy, from_npz, to_npy, to_npz
 from dragoman.protocols.lmi_request import media_type
@@ -41,7 +44,7 @@ def arrays_asked(http: HttpRequest, model: ModelDescription, policy: Policy) -> 
 
 
 def _from_json(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
-    body = json_body(http.body, policy)
+    body = json_body(http.body, policy, parse_document)
     if not isinstance(body, dict):
         return Infer(_of_one(body, model))
     names = {spec.name for spec in model.signature.inputs}
@@ -97,7 +100,10 @@ def _only(model: ModelDescription) -> TensorSpec:
 def _tensor(value: Any, spec: TensorSpec | None, name: str) -> Tensor:
     """The array in nested lists, in the datatype that the model takes; one row may come without its axis."""
     try:
-        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+        if isinstance(value, NumberArray):
+            known = spec is not None and spec.datatype is not None and spec.datatype is not BYTES
+            value = value.array(f"input '{name}'", spec.datatype if known and spec is not None else None)
+        array = value if isinstance(value, np.ndarray) else np.asarray(_plain_lists(value, name))
         if array.dtype.kind in "USO" and not isinstance(value, np.ndarray):
             array = np.array(value, dtype=object)
         whole = spec is not None and spec.datatype is not None and array.dtype.kind not in "USO"
@@ -111,54 +117,44 @@ def _tensor(value: Any, spec: TensorSpec | None, name: str) -> Tensor:
     return made
 
 
+def _plain_lists(value: Any, name: str) -> Any:
+    """A value in which each long array of numbers is a NumPy array."""
+    if isinstance(value, NumberArray):
+        return value.array(f"input '{name}'")
+    return [_plain_lists(each, name) for each in value] if isinstance(value, list) else value
+
+
 def _is_taken(array: Array, spec: TensorSpec) -> bool:
     found = Tensor.of(array).datatype
     return found is spec.datatype or found in spec.accepts
 
 
 def _from_csv(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
-    rows = _rows(_text(http.body))
     several = len([spec for spec in model.signature.inputs if not spec.optional]) > 1
-    head = rows[0] if several or (len(rows) > 1 and not _numbers(rows[:1]) and _numbers(rows[1:])) else None
+    body = bytes(http.body)
+    numbers = numbers_of_csv(body, named=several) if len(body) > LONG else None
+    if numbers is not None:
+        names, cells = numbers
+        if several and names:
+            columns = {name: cells[:, i : i + 1] for i, name in enumerate(names)}
+            return Infer(_named({name: _column(one, name, model) for name, one in columns.items()}, model))
+        return Infer(_of_one(cells, model))
+    check_cells(body, policy)
+    rows = rows_of(_text(body))
+    head = rows[0] if several or (len(rows) > 1 and not are_numbers(rows[:1]) and are_numbers(rows[1:])) else None
     rows = rows[1:] if head else rows
     if not rows:
         raise InvalidInput("expected text/csv with rows of values below the line of names")
     if several and head:
-        return Infer(_named({name: _column(rows, i, name, model) for i, name in enumerate(head)}, model))
-    return Infer(_of_one(_cells(rows), model))
+        columns = {name: cells_of([row[i : i + 1] for row in rows]) for i, name in enumerate(head)}
+        return Infer(_named({name: _column(one, name, model) for name, one in columns.items()}, model))
+    return Infer(_of_one(cells_of(rows), model))
 
 
-def _column(rows: Sequence[Sequence[str]], at: int, name: str, model: ModelDescription) -> Array:
-    """A column as a vector, or as the model's input has it: rows of one value."""
-    cells = _cells([row[at : at + 1] for row in rows])
+def _column(cells: Array, name: str, model: ModelDescription) -> Array:
+    """A column, rows of one value, as the model's input has it, or as a vector."""
     wide = any(spec.name == name and spec.shape is not None and len(spec.shape) == 2 for spec in model.signature.inputs)
     return cells if wide else cells[:, 0]
-
-
-def _rows(text: str) -> list[list[str]]:
-    try:
-        rows = [row for row in csv.reader(io.StringIO(text)) if row]
-    except csv.Error as fault:
-        raise InvalidInput(f"the request body is not valid CSV: {fault}") from fault
-    ragged = next((i for i, row in enumerate(rows) if len(row) != len(rows[0])), 0)
-    if ragged or not rows:
-        told = (
-            f"row {ragged + 1} has {len(rows[ragged])} values, the first {len(rows[0])}" if rows else "there is no row"
-        )
-        raise InvalidInput(f"expected text/csv with as many values in each row; {told}")
-    return rows
-
-
-def _numbers(rows: Sequence[Sequence[str]]) -> bool:
-    return _cells(rows).dtype.kind == "f"
-
-
-def _cells(rows: Sequence[Sequence[str]]) -> Array:
-    """The cells as numbers, an empty one as NaN, or as texts where one of them is no number."""
-    try:
-        return np.array([[float(cell or "nan") for cell in row] for row in rows])
-    except ValueError:
-        return np.array(rows, dtype=object)
 
 
 def _from_text(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
@@ -173,11 +169,11 @@ def _from_bytes(http: HttpRequest, model: ModelDescription, policy: Policy) -> I
 
 
 def _from_npy(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
-    return Infer(_of_one(from_npy(bytes(http.body)), model))
+    return Infer(_of_one(_bounded(from_npy(bytes(http.body)), policy), model))
 
 
 def _from_npz(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
-    found = from_npz(bytes(http.body))
+    found = {name: _bounded(array, policy) for name, array in from_npz(bytes(http.body)).items()}
     names = {spec.name for spec in model.signature.inputs}
     if len(found) == 1 and not found.keys() <= names:  # NumPy calls what has no name arr_0
         return Infer(_of_one(next(iter(found.values())), model))
@@ -189,7 +185,7 @@ def _from_ndlist(http: HttpRequest, model: ModelDescription, policy: Policy) -> 
     body = bytes(http.body)
     if body[:2] == b"PK":
         return _from_npz(http, model, policy)
-    found, specs = from_ndlist(body), model.signature.inputs
+    found, specs = [(name, _bounded(array, policy)) for name, array in from_ndlist(body)], model.signature.inputs
     named = dict(found)
     if len(named) == len(found) and named.keys() <= {spec.name for spec in specs}:
         return Infer(_named(named, model))
@@ -199,6 +195,13 @@ def _from_ndlist(http: HttpRequest, model: ModelDescription, policy: Policy) -> 
         names = ", ".join(f"'{spec.name}'" for spec in specs)
         raise InvalidInput(f"model '{model.name}' takes {names or 'one input'}; got {len(found)} arrays")
     return Infer(_named({spec.name: array for spec, (_, array) in zip(specs, found, strict=False)}, model))
+
+
+def _bounded(array: Array, policy: Policy) -> Array:
+    """The array, unless it holds more texts than a tensor of BYTES may have elements."""
+    if array.dtype.kind in "USO" and array.size > policy.max_bytes_elements:
+        raise InvalidInput(f"too many texts: expected at most {policy.max_bytes_elements}, got {array.size}")
+    return array
 
 
 def _text(body: Buffer) -> str:
@@ -245,7 +248,7 @@ def _nested(name: str, tensor: Tensor, policy: Policy) -> Any:
     refused = np.isinf if policy.nonfinite != "error" else lambda values: ~np.isfinite(values)
     if tensor.datatype.kind == "float" and refused(array).any():
         raise NotSupported(f"output '{name}' holds NaN or infinity, which JSON cannot; ask with accept: tensor/npz")
-    return array.tolist()  # JSON has null for NaN
+    return nested_text(array)
 
 
 def _to_csv(response: Response[Inference], policy: Policy) -> HttpResponse:

@@ -31,6 +31,8 @@ ANY_MODEL = PLACEHOLDERS | {"lmi"}
 _NO_OBJECT = (
     "Invalid request payload. Request payload should be a json object specifying the 'inputs' field. Received payload "
 )
+_MOST_FORM_BYTES = 16 << 20
+_MOST_FORM_LINES = 1 << 16
 _MOST_INPUTS = 256
 _ENCODED, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 
@@ -156,6 +158,8 @@ def _plain(http: HttpRequest) -> Any:
 
 def _table(http: HttpRequest) -> Any:
     """Rows under a line of names, of which one is `inputs`."""
+    if bytes(http.body).count(b"\n") > _MOST_FORM_LINES:
+        raise InvalidInput(f"too many rows in text/csv: expected at most {_MOST_FORM_LINES}")
     try:
         rows = list(csv.DictReader(io.StringIO(_text(http.body))))
     except csv.Error as fault:
@@ -173,10 +177,15 @@ def is_form(http: HttpRequest) -> bool:
 
 def _fields(http: HttpRequest) -> dict[str, str]:
     """The parts of a form, by their names."""
+    body = bytes(http.body)
+    if len(body) > _MOST_FORM_BYTES or body.count(b"\n") + body.count(b"&") > _MOST_FORM_LINES:
+        raise InvalidInput(
+            f"the form is too large: expected at most {_MOST_FORM_BYTES} bytes and {_MOST_FORM_LINES} lines or fields"
+        )
     if media_type(http) == _ENCODED:
-        return {name: values[0] for name, values in parse_qs(_text(http.body)).items()}
+        return {name: values[0] for name, values in parse_qs(_text(body)).items()}
     head = f"content-type: {http.headers['content-type']}\r\n\r\n".encode("latin-1")
-    message: Any = message_from_bytes(head + bytes(http.body), policy=MIME)
+    message: Any = message_from_bytes(head + body, policy=MIME)
     fields: dict[str, str] = {}
     for i, part in enumerate(message.iter_parts()):
         name = part.get_param("name", f"part {i}", "content-disposition")

@@ -6,10 +6,9 @@ import msgspec
 
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import InvalidInput
-from dragoman.core.tensor import NONE
 from dragoman.payload.body import HEADER_LENGTH, divide, read_request
-from dragoman.payload.depth import check_depth
 from dragoman.payload.json_data import PARSER_FAULTS, told
+from dragoman.payload.json_scan import check_json
 from dragoman.payload.request import JsonParameters, RequestBody, Requested, told_parameters
 from dragoman.protocols.oip import check_counts, classes_wanted, content_type_wanted, deadline_s
 from dragoman.protocols.wire import HttpRequest, Policy
@@ -73,16 +72,11 @@ def read_infer(http: HttpRequest, policy: Policy) -> tuple[Request[Inference], W
 
 
 def _asked(body: RequestBody, policy: Policy) -> tuple[Infer, Wanted]:
-    """The call that a request makes, and how its answer is wanted, which is the same for all that are alike."""
+    """The call that a request makes, and how its answer is wanted."""
     binary = body.parameters.pop("binary_data_output", False) if body.parameters else False
-    wanted: Wanted | None = None if body.around is None else body.around.form
-    if wanted is not None:
-        return Infer(body.inputs, wanted.names, body.parameters or NONE), wanted
     wanted = _wanted(binary, body.outputs)
     call = Infer(body.inputs, wanted.names, body.parameters, content_types=wanted.content_types)
     check_counts(call, policy)
-    if body.around is not None and not wanted.content_types:
-        body.around.form = wanted
     return call, wanted
 
 
@@ -91,7 +85,7 @@ def read_control(http: HttpRequest, policy: Policy) -> Control:
     if not len(http.body):
         return Control()
     body = bytes(http.body)
-    check_depth(body, policy)
+    check_json(body, policy)
     try:
         return _CONTROL.decode(body) or Control()
     except PARSER_FAULTS as fault:

@@ -10,7 +10,7 @@ from dragoman.core.datatypes import Datatype, datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Scalar, Tensor
 from dragoman.payload.oip_answer import with_elements, write_raw
-from dragoman.payload.oip_contents import FIELDS, tensor_from_contents, write_contents
+from dragoman.payload.oip_contents import FIELDS, tensor_from_contents, tensor_from_packed, write_contents
 from dragoman.payload.oip_messages import (
     ModelInferRequest,
     ModelInferResponse,
@@ -19,6 +19,8 @@ from dragoman.payload.oip_messages import (
     write_parameters,
 )
 from dragoman.payload.oip_raw import LARGE, contents_apart
+from dragoman.payload.oip_typed import LARGE as TYPED_LARGE
+from dragoman.payload.oip_typed import Packed, typed_apart
 from dragoman.payload.raw import tensor_from_raw
 from dragoman.payload.small import plain_raw
 from dragoman.protocols import oip
@@ -44,17 +46,20 @@ class Form(msgspec.Struct, frozen=True):
 def read_infer(request: GrpcRequest, policy: Policy) -> tuple[Request[Inference], Form]:
     """The call in a ModelInferRequest and the form of its answer; InvalidInput naming what does not fit."""
     apart = contents_apart(request.body) if len(request.body) >= LARGE else None
-    message = parsed(ModelInferRequest, request.body if apart is None else apart[0])
+    rest = request.body if apart is None else apart[0]
+    typed = typed_apart(rest, policy) if len(rest) >= TYPED_LARGE else None
+    message = parsed(ModelInferRequest, rest if typed is None else typed[0])
+    packed = {} if typed is None else typed[1]
     raw = message.raw_input_contents if apart is None else apart[1]
     model = named(message.model_name)
     if message.parameters or message.outputs:
         parameters = read_parameters(message.parameters, "")
         final = _wants_final(parameters)
         names, classes, types = _outputs(message.outputs)
-        call = Infer(_inputs(message, raw, policy), names, parameters, content_types=types)
+        call = Infer(_inputs(message, raw, packed, policy), names, parameters, content_types=types)
         deadline_s = oip.deadline_s(parameters, request.deadline_s)
     else:  # as most are
-        call, final, classes = Infer(_inputs(message, raw, policy)), False, {}
+        call, final, classes = Infer(_inputs(message, raw, packed, policy)), False, {}
         deadline_s = request.deadline_s
     form = Form(
         id=message.id,
@@ -135,13 +140,13 @@ def _outputs(outputs: Sequence[Any]) -> tuple[tuple[str, ...], dict[str, int], d
     return tuple(names), classes, types
 
 
-def _inputs(message: Any, raw: Sequence[Buffer], policy: Policy) -> dict[str, Tensor]:
+def _inputs(message: Any, raw: Sequence[Buffer], packed: Mapping[int, Packed], policy: Policy) -> dict[str, Tensor]:
     if raw and len(raw) != len(message.inputs):
         raise InvalidInput(f"expected {len(message.inputs)} 'raw_input_contents', one an input, got {len(raw)}")
     found: dict[str, Tensor] = {}
     for at, tensor in enumerate(message.inputs):
         name = tensor.name
-        if raw and name not in found and not (tensor.parameters or tensor.HasField("contents")):
+        if raw and name not in found and not (tensor.parameters or at in packed or tensor.HasField("contents")):
             small = plain_raw(tensor.datatype, tensor.shape, raw[at], policy)
             if small is not None:
                 found[name] = small
@@ -149,11 +154,13 @@ def _inputs(message: Any, raw: Sequence[Buffer], policy: Policy) -> dict[str, Te
         where = f"input '{name}'"
         if name in found:
             raise InvalidInput(f"{where} already exists in request")
-        if raw and tensor.HasField("contents"):
+        if raw and (at in packed or tensor.HasField("contents")):
             raise InvalidInput(f"{where}: expected no 'contents' beside 'raw_input_contents'")
         parameters = read_parameters(tensor.parameters, f"{where}: ")
         kind, shape = _datatype(tensor.datatype, where), list(tensor.shape)
-        if raw:
+        if at in packed:
+            found[name] = tensor_from_packed(where, kind, shape, packed[at], policy, parameters)
+        elif raw:
             found[name] = tensor_from_raw(where, kind, shape, raw[at], policy, parameters)
         else:
             found[name] = tensor_from_contents(where, kind, shape, tensor.contents, policy, parameters)

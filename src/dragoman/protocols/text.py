@@ -12,7 +12,7 @@ from dragoman.core.calls import Answer, ModelCall, Request
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import KINDS, Kind, checked, sampling
 from dragoman.core.text import Grammar, Sampling, Text, Token
-from dragoman.payload.depth import check_depth
+from dragoman.payload.json_document import parse_json
 from dragoman.protocols.wire import Buffer, Headers, HttpRequest, HttpResponse, Policy
 
 IGNORED = "x-ignored-parameters"
@@ -23,16 +23,12 @@ _MOST_NAMED = 32
 # --- bodies ----------------------------------------------------------------------------------------------
 
 
-def json_body(body: Buffer, policy: Policy) -> Any:
-    """The JSON value that a body is. Raises InvalidInput where it is empty or no JSON."""
+def json_body(body: Buffer, policy: Policy, parse: Callable[[Buffer, Policy], Any] = parse_json) -> Any:
+    """The JSON value of a body. Raises InvalidInput if it is empty, is not JSON, or has more of it than is allowed."""
     text = bytes(body)
-    if not text.strip():
+    if not text or text.isspace():
         raise InvalidInput("the request body is empty; expected a JSON object")
-    check_depth(text, policy)
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError as fault:
-        raise InvalidInput(f"the request body is not valid JSON: {fault}") from fault
+    return parse(text, policy)
 
 
 def object_body(body: Buffer, policy: Policy) -> dict[str, Any]:

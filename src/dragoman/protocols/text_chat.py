@@ -10,6 +10,7 @@ from dragoman.core.calls import Generate
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import MOST_TOP, checked, flag, integer, shown
 from dragoman.core.text import Chat, Sampling
+from dragoman.payload.json_scan import values_in
 from dragoman.protocols.text import Given, Parameter, inquiry, object_in, option, sets
 from dragoman.protocols.text_chat_answer import ChatAnswer
 from dragoman.protocols.text_openai import COMMON, DONE, Faults, addressed, anything, error_event, given, settle
@@ -63,6 +64,7 @@ def conversation(body: Mapping[str, Any], policy: Policy) -> tuple[Chat, Tools]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not 0 < len(messages) <= _MOST_MESSAGES:
         raise InvalidInput(f"`messages` must be a list of 1 to {_MOST_MESSAGES} messages; got {shown(messages)}")
+    _check_arguments(messages, policy)
     tools = tools_of(body.get("tools"), body.get("tool_choice"))
     if body.get("parallel_tool_calls") is False:
         tools = replace(tools, single=True)
@@ -175,6 +177,20 @@ def _content(content: Any, where: str, *, optional: bool) -> str:
             raise InvalidInput(f"{where}: `content` must have parts of text alone; got {shown(part)}")
         return "".join(part["text"] for part in content)
     raise InvalidInput(f"{where}: `content` must be a text, or a list of texts; got {shown(content)}")
+
+
+def _check_arguments(messages: list[Any], policy: Policy) -> None:
+    """Raises InvalidInput where the arguments of all tool calls, which are JSON in texts, have too many values."""
+    left = policy.max_json_values
+    for message in messages:
+        calls = message.get("tool_calls") if isinstance(message, dict) else None
+        for call in calls if isinstance(calls, list) else ():
+            match call:
+                case {"function": {"arguments": str(text)}}:
+                    left -= values_in(text.encode())
+            if left < 0:
+                most = policy.max_json_values
+                raise InvalidInput(f"`tool_calls`: too many values in `arguments`: expected at most {most}, got more")
 
 
 def _tool_call(call: Any, where: str) -> dict[str, Any]:

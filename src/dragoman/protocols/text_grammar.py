@@ -4,17 +4,24 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import Kind, Unfit
 from dragoman.core.text import Grammar
+from dragoman.payload.json_scan import check_json
+from dragoman.payload.policy import Policy
 from dragoman.protocols.text import Parameter, sets
+
+_POLICY = Policy()  # its limits hold for JSON in a text as well
 
 
 def _schema(value: Any) -> Grammar:
     """A JSON schema, as an object or as its text."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
+            text = value.encode()
+            check_json(text, _POLICY)
+            value = json.loads(text)
+        except (ValueError, RecursionError, InvalidInput):
             raise Unfit from None
     if not isinstance(value, dict):
         raise Unfit

@@ -20,6 +20,7 @@ from dragoman.core.calls import DescribeModels, Infer, Inference, Request, Respo
 from dragoman.core.datatypes import Array
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import NONE, Tensor
+from dragoman.payload.json_scan import check_json
 from dragoman.payload.umbridge import Question
 from dragoman.protocols.umbridge import VERBS, UmBridge, derivative_call, positional, refusal, write_error
 from dragoman.protocols.wire import (
@@ -44,7 +45,8 @@ def protocol(policy: Policy) -> HttpProtocol:
     """The table of routes, which ask the same as those without shared memory."""
     at = UmBridge(policy)
     routes = [Route("POST", f"/{verb}ShMem", partial(_verb, at, verb)) for verb in VERBS]
-    return HttpProtocol("UM-Bridge, shared memory", (Route("POST", "/TestShMem", _test), *routes), write_error)
+    routes.append(Route("POST", "/TestShMem", partial(_test, policy)))
+    return HttpProtocol("UM-Bridge, shared memory", tuple(routes), write_error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ def _verb(at: UmBridge, verb: str, http: HttpRequest) -> Asked:
     if isinstance(question, Inquiry):
         return question
     try:
-        segments = Segments.of(_fields(http), at.policy)
+        segments = Segments.of(_fields(http, at.policy), at.policy)
         question.input = segments.inputs()
     except InvalidInput as fault:
         return refusal(question.name, verb, fault)
@@ -103,9 +105,9 @@ def _derived(segments: Segments, response: Response[Tensor]) -> HttpResponse:
     return json_response({})
 
 
-def _test(http: HttpRequest) -> Asked:
+def _test(policy: Policy, http: HttpRequest) -> Asked:
     """Whether client and server see the same segments: one number goes from one to the other."""
-    tid = tid_of(_fields(http))
+    tid = tid_of(_fields(http, policy))
 
     def reply(_: object) -> HttpResponse:
         value = read(f"umbridge_test_shmem_in_{tid}", 1)
@@ -118,7 +120,8 @@ def _test(http: HttpRequest) -> Asked:
 # --- fields --------------------------------------------------------------------------------------------------
 
 
-def _fields(http: HttpRequest) -> Any:
+def _fields(http: HttpRequest, policy: Policy) -> Any:
+    check_json(bytes(http.body), policy)
     try:
         return msgspec.json.decode(bytes(http.body), type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:

@@ -16,6 +16,10 @@ from dragoman.core.sampling import KINDS, checked, sampling
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.core.text import Generation, Sampling, Text, joined
+from dragoman.payload.json_scan import check_json
+from dragoman.payload.policy import Policy
+
+_POLICY = Policy()  # its limits hold for JSON in a text as well
 
 Generates = Callable[[Generate], AsyncIterator[Generation]]
 
@@ -94,12 +98,17 @@ def _companion(call: Infer) -> dict[str, Any]:
         return {}
     text = str(strings(call.inputs["sampling_parameters"], "sampling_parameters").reshape(-1)[0])
     try:
-        given = json.loads(text)
+        given = _json(text)
     except ValueError as fault:
         raise InvalidInput(f"input 'sampling_parameters': expected JSON: {fault}") from fault
     if not isinstance(given, dict):
         raise InvalidInput("input 'sampling_parameters': expected a JSON object")
     return given
+
+
+def _json(text: str) -> Any:
+    check_json(text.encode(), _POLICY)
+    return json.loads(text)
 
 
 def _fields(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -113,7 +122,7 @@ def _fields(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             continue
         if field in _LISTS and isinstance(value, str) and value[:1] in ("[", "{"):  # parameters hold no lists
             try:
-                value = json.loads(value)
+                value = _json(value)
             except ValueError as fault:
                 raise InvalidInput(f"parameter '{name}': expected JSON: {fault}") from fault
         fields[field] = checked(name, value, KINDS[field])

@@ -1,6 +1,7 @@
 """Content-Encoding both ways: gzip and deflate, with a bound on what a small body may grow to."""
 
 import asyncio
+import io
 import zlib
 from functools import lru_cache
 
@@ -13,6 +14,7 @@ _LARGE_PACKED = 1 << 12
 _GZIP, _DEFLATE, _BARE_DEFLATE = 31, 15, -15
 _WINDOW_BITS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": _DEFLATE}
 _CHUNK = 1 << 16
+_MOST_AT_ONCE = 1 << 20  # bytes that are decompressed in one step: they are copied while no other thread runs
 _MAX_MEMBERS = 1024
 _MAX_ENCODINGS = 2
 
@@ -47,7 +49,7 @@ def _inflated(body: Buffer, name: str, max_bytes: int) -> bytes:
 
 def _unpacked(body: Buffer, window_bits: int, max_bytes: int) -> bytes:
     """The body's one stream unpacked; of gzip there may be several, one after the other."""
-    packed, parts, room = memoryview(body), [b""], max_bytes
+    packed, found, room = memoryview(body), io.BytesIO(), max_bytes
     stream, members, at = zlib.decompressobj(window_bits), 1, 0
     while at < len(packed):
         if stream.eof:
@@ -55,15 +57,20 @@ def _unpacked(body: Buffer, window_bits: int, max_bytes: int) -> bytes:
             if window_bits != _GZIP or members > _MAX_MEMBERS:
                 raise zlib.error("data after the end of the stream")
             stream = zlib.decompressobj(window_bits)
-        chunk = packed[at : at + _CHUNK]
-        parts.append(stream.decompress(chunk, room + 1))
-        room -= len(parts[-1])
-        if room < 0:
-            raise HttpFault(413, f"the decompressed body is larger than the limit of {max_bytes} bytes")
-        at += len(chunk) - len(stream.unused_data)
+        chunk: Buffer = packed[at : at + _CHUNK]
+        at += len(chunk)
+        while True:
+            part = stream.decompress(chunk, _MOST_AT_ONCE)
+            room -= found.write(part)
+            if room < 0:
+                raise HttpFault(413, f"the decompressed body is larger than the limit of {max_bytes} bytes")
+            chunk = stream.unconsumed_tail
+            if stream.eof or (len(part) < _MOST_AT_ONCE and not chunk):
+                break
+        at -= len(stream.unused_data)
     if not stream.eof:
         raise zlib.error("incomplete or truncated stream")
-    return b"".join(parts)
+    return found.getvalue()  # without a copy
 
 
 @lru_cache(maxsize=256)
