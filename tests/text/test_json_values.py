@@ -121,11 +121,12 @@ async def test_tensor_data_is_not_counted(house: House) -> None:
 async def test_json_in_the_text_of_tool_calls_counts_together(house: House) -> None:
     arguments = json.dumps([[]] * 600)
     call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call] * 4}]
+    said: dict[str, Any] = {"role": "assistant", "tool_calls": [call] * 4}
+    messages = [{"role": "user", "content": "a"}, said]
     answer = await house.post("/v1/chat/completions", {"model": "Speaker", "messages": messages})
     assert answer.status == 400
     assert "`tool_calls`: too many values in `arguments`" in error_of(answer.json)
-    messages[1]["tool_calls"] = [call]
+    said["tool_calls"] = [call]
     assert (await house.post("/v1/chat/completions", {"model": "Speaker", "messages": messages})).status == 200
 
 

@@ -124,7 +124,9 @@ _V2: list[Attack] = [
         60 * _MIB,
         ("doubled", "Texts"),
     ),
-    _attack("flat-fp32", "60 MiB of one-digit numbers, FP32", _ROWS, partial(flat, 60 * _MIB, b"1", "FP32"), 120 * _MIB),
+    _attack(
+        "flat-fp32", "60 MiB of one-digit numbers, FP32", _ROWS, partial(flat, 60 * _MIB, b"1", "FP32"), 120 * _MIB
+    ),
     _attack("flat-zeros", "60 MiB of `0.0,0.0,...`, FP32", _ROWS, partial(flat, 60 * _MIB, b"0.0", "FP32"), 120 * _MIB),
     _attack(
         "infer-stream",

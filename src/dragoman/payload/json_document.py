@@ -41,7 +41,10 @@ class NumberArray:
 
         Raises InvalidInput naming `where` if there is anything else in it.
         """
-        kinds = [datatype] if datatype is not None else self._kinds()
+        text = bytes(self._text)
+        if b"n" in text:
+            raise InvalidInput(f"{where}: expected numbers, got null")
+        kinds = [datatype] if datatype is not None else _kinds(text)
         for kind in kinds[:-1]:
             try:
                 return self._read(where, kind)
@@ -59,13 +62,14 @@ class NumberArray:
             raise InvalidInput(f"{where}: expected numbers between the commas of a list")
         return array.reshape(self.shape)
 
-    def _kinds(self) -> list[Datatype]:
-        text = bytes(self._text)
-        if b"t" in text or b"f" in text:
-            return [BOOL]
-        if b"." in text or b"e" in text or b"E" in text:
-            return [FP64]
-        return [INT64, UINT64]
+
+def _kinds(text: bytes) -> list[Datatype]:
+    """The datatypes, the first that fits counts, of an array of numbers in JSON."""
+    if b"t" in text or b"f" in text:
+        return [BOOL]
+    if b"." in text or b"e" in text or b"E" in text:
+        return [FP64]
+    return [INT64, UINT64]
 
 
 def parse_json(text: Buffer, policy: Policy) -> Any:
