@@ -223,7 +223,7 @@ def test_a_document_is_the_same_with_its_arrays_apart(rows: list[list[int]], val
             found = plain(parse_document(text, POLICY))
         except InvalidInput:  # rows of unequal lengths, no numbers, or none at all
             return
-    assert json.dumps(found) == json.dumps(json.loads(text)) or 0 in np.shape(rows)
+    assert found == json.loads(text)  # integers beside floats are floats, as in NumPy
 
 
 def test_null_is_no_number_of_a_document() -> None:
