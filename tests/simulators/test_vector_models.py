@@ -228,6 +228,9 @@ async def test_a_model_may_have_no_sizes_without_a_config(caplog: pytest.LogCapt
         for call in (SignatureFor({}), Infer({}, positional=at), Gradient(positional=at, sens=vector(1))):
             with pytest.raises(errors.ModelFailed, match="KeyError: 'n'"):
                 await answer(engine, "forward", call)
+        for config in ({"m": 3}, {"n": 1.5}, {"n": -1}, {"n": "x"}):
+            with pytest.raises(errors.InvalidInput, match="config: the sizes of the vectors do not follow from it"):
+                await answer(engine, "forward", SignatureFor(config))
 
 
 class Cubic(dragoman.Model):
