@@ -316,6 +316,7 @@ def test_texts_are_the_same_however_they_are_held(index: int) -> None:
     assert (made().shape, made().datatype, made().parameters) == ((4,), BYTES, {"a": 1})
     square = made().told_anew((2, 2), {"b": 2})
     assert (square.shape, square.data.tolist(), square.parameters) == ((2, 2), [expected[:2], expected[2:]], {"b": 2})
+    assert square.datatype is BYTES
     assert flattened(square).shape == (4,)
     assert flattened(square).parameters == {"b": 2}
     assert with_parameters(square, NONE).parameters is NONE
