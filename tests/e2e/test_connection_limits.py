@@ -32,7 +32,7 @@ def double(x: NDArray[np.float64]) -> NDArray[np.float64]:
 async def crowded(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[dragoman.Server]:
     """A server whose process has all files open that it may have for ordinary connections."""
     monkeypatch.setattr("dragoman.open_files.limit", lambda: FILES)
-    async with dragoman.Server(double, http_port=0, grpc_port=0, placement="inline") as server:
+    async with dragoman.Server(double, http_port=0, grpc_port=0, placement="inline", header_timeout_s=60.0) as server:
         with ExitStack() as stack:
             while (number := os.dup(0)) < FILES:
                 stack.callback(os.close, number)
