@@ -133,7 +133,7 @@ def _is_type(node: cst.CSTNode) -> bool:
         name = value.func.attr.value if isinstance(value.func, cst.Attribute) else _name(value.func)
         return name in _TYPE_MAKERS
     # an alias: `Key = tuple[Any, ...]`, `Number = int | float`; constants are upper case
-    named = _name(target)
+    named = _name(target).lstrip("_")
     return named[:1].isupper() and not named.isupper() and isinstance(value, cst.Subscript | cst.BinaryOperation)
 
 

@@ -62,7 +62,7 @@ def test_mutants_change_one_thing(tmp_path: Path) -> None:
         '"""Text."""\n',
         "import a.b\n",
         "def f(x: int | None): ...\n",
-        "Key = tuple[int, ...]\n",
+        "Key = tuple[int, ...]\n_Job = tuple[int, ...]\n",
         "T = TypeVar('T')\n",
         "log.warning('model %s', 1 + 2)\n",
         "@wrapped(1)\nclass A(B, frozen=True):\n    __slots__ = ('a',)\n",
