@@ -236,6 +236,7 @@ def test_what_plainly_fits_needs_no_look() -> None:
     assert not fits(Infer({"x": floats(5, 2)}), two)
     assert not fits(Infer({"n": integers(7), "x": floats(5, 2)}), two)
     assert not fits(Infer({**both, "n": integers(7, 1)}), two)
+    assert not fits(Infer({**both, "x": floats(5, 3)}), two)
     assert not fits(Infer({**both, "n": integers(7, a=1)}), two)
     assert not fits(Infer(both, raw=b""), two)
     assert not fits(Infer(both), Signature((X, N), (Y,), unchecked=True))
@@ -268,3 +269,4 @@ def test_signatures_know_what_is_asked_for_in_every_call() -> None:
     assert Signature((X,), (Y,), batched=True).plain
     assert Signature((X,), (Y,), decodes=True).plain
     assert not Signature((X,), (Y,), decodes=True, content_type="pd").plain
+    assert repr(ONE).endswith("content_type='', unchecked=False)")  # what follows from the fields is not shown

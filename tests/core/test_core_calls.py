@@ -315,4 +315,5 @@ def test_a_model_declares_by_overriding() -> None:
         "python",
         "process",
     )
+    assert model.unavailable() == ""
     assert (model.batched, model.handlers, model.takes_request) == (False, (), False)

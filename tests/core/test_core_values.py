@@ -1,5 +1,6 @@
 """Small values of the core: histograms, paths, log lines, vectors that authors return, pieces of text, names."""
 
+import fcntl
 import io
 import json
 import logging
@@ -21,6 +22,7 @@ from dragoman.core.leaving import until_left, watch
 from dragoman.core.metrics import Sample
 from dragoman.core.paths import matched
 from dragoman.core.room import Room
+from dragoman.core.secrets import child_environment, forget_secrets
 from dragoman.core.spec import check_name
 from dragoman.core.tensor import NONE, Tensor
 from dragoman.core.text import Generation, PromptInfo, Text, Token, joined
@@ -272,6 +274,21 @@ def test_functions_carry_their_declaration() -> None:
     assert carried_by(3) is None
 
 
+def test_functions_of_vectors_have_defaults() -> None:
+    function = VectorFunction()
+    assert (function.input_names, function.output_names) == ((), ())
+    assert (function.vectorised, function.concurrency) == (False, 1)
+    found = function.derivatives, function.verify_derivatives, function.evaluate_at_load, function.max_evaluations
+    assert found == (None, True, True, 10_000)
+    assert function.unavailable() == ""
+
+
+def test_answers_may_be_pytorch_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    answer = torch.tensor([1.0, 2.0], requires_grad=True)
+    assert as_vector(answer, 2, "here").tolist() == [1.0, 2.0]
+
+
 def test_one_input_is_put_in_place_of_another() -> None:
     assert put([1, 2, 3], 0, 9) == (9, 2, 3)
     assert put([1, 2, 3], 2, 9) == (1, 2, 9)
@@ -378,6 +395,26 @@ def test_a_system_without_files_in_memory_is_named(monkeypatch: pytest.MonkeyPat
     monkeypatch.delattr(os, "memfd_create", raising=False)
     with pytest.raises(OSError, match=r"^files in memory are Linux's$"):
         Room.made(1)
+
+
+def test_a_room_that_cannot_be_made_keeps_no_file_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.listdir("/proc/self/fd")
+
+    def refuse(*_: Any) -> None:
+        raise OSError("no seals")
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    with pytest.raises(OSError, match=r"^no seals$"):
+        Room.made(1)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_no_process_inherits_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAGOMAN_CONTROL_TOKEN", "secret")
+    assert child_environment() == {name: value for name, value in os.environ.items() if value != "secret"}
+    forget_secrets()
+    assert "DRAGOMAN_CONTROL_TOKEN" not in os.environ
+    forget_secrets()
 
 
 def test_threads_that_are_shut_down_take_no_jobs() -> None:

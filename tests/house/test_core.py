@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dragoman.core import errors
@@ -28,7 +28,7 @@ from dragoman.core.datatypes import (
     datatype,
     datatype_of,
 )
-from dragoman.core.tensor import NONE, Tensor
+from dragoman.core.tensor import NONE, Tensor, numpy_numbers
 
 
 def _nearest_bf16(number: int | float) -> float:
@@ -51,6 +51,7 @@ def _near_the_middle_of_two_bf16(draw: st.DrawFn) -> float:
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False) | _near_the_middle_of_two_bf16() | st.integers(-(2**63), 2**63))
+@example(2**62 + 2**54 + 1)  # FP64 would round it to the middle of two BF16
 def test_bf16_is_the_nearest(number: float | int) -> None:
     array = np.array([number])
     nearest = _nearest_bf16(number)
@@ -83,9 +84,22 @@ def test_bf16_converts_as_other_floats_do() -> None:
     assert Tensor.of(half.data[1:], INT64).data.tolist() == [256]
     with pytest.raises(errors.InvalidInput, match=r"1.5 does not fit into INT64"):
         Tensor.of(half.data, INT64)
+    single, double = numpy_numbers(half), numpy_numbers(Tensor.of([0.1]))
+    assert (single.dtype, single.tolist()) == (np.dtype(np.float32), [1.5, 256.0])
+    assert (double.dtype, double.tolist()) == (np.dtype(np.float64), [0.1])
 
 
-@pytest.mark.parametrize("value", [["a\0", "b"], [b"a\0\0", b""], np.array(["x", "yz"]), np.array([b"x"]), "text"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        ["a\0", "b"],
+        [b"a\0\0", b""],
+        np.array(["x", "yz"]),
+        np.array([b"x"]),
+        "text",
+        np.array([bytearray(b"a\0"), memoryview(b"b")], object),
+    ],
+)
 def test_text_and_bytes_become_bytes(value: Any) -> None:
     tensor = Tensor.of(value)
     assert tensor.datatype is BYTES

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dragoman.core.datatypes import BYTES, FP32, INT64
+from dragoman.core.datatypes import FP32, INT64
 from dragoman.core.errors import InvalidInput
-from dragoman.core.tensor import Tensor
 from dragoman.payload import body, json_data, json_document, json_scan
 from dragoman.payload.json_document import NumberArray, parse_document, parse_json
 from dragoman.payload.json_print import nested_text
@@ -291,29 +290,3 @@ def test_a_raw_bool_is_0_or_1(count: int) -> None:
     raw[-1] = 2
     with pytest.raises(InvalidInput, match="input 'x': expected BOOL bytes of 0 or 1, got 2"):
         body.read_request(head.encode(), memoryview(raw), POLICY)
-
-
-def test_many_texts_are_pickled_in_one_piece() -> None:
-    import pickle
-
-    from dragoman.core.bytes_tensor import BytesTensor, texts_of
-    from dragoman.core.tensor import object_array
-
-    texts = ["é\0" * (n % 3) + str(n) for n in range(5000)]
-    elements = [text.encode() for text in texts]
-    kinds = (
-        BytesTensor.of_texts(texts, (50, 100), {"a": 1}),
-        BytesTensor.of_texts([str(n) for n in range(5000)], (50, 100), {"a": 1}),
-        Tensor(object_array(elements, (50, 100)), BYTES, {"a": 1}),
-    )
-    for tensor in kinds:
-        views: list[pickle.PickleBuffer] = []
-        assert len(pickle.dumps(tensor, 5, buffer_callback=views.append)) < 1000, "no object for each element"
-        assert len(views) == 2
-        for again in (
-            pickle.loads(pickle.dumps(tensor)),
-            pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(tensor)))),
-        ):
-            assert (again.shape, again.datatype, again.parameters) == ((50, 100), BYTES, {"a": 1})
-            assert again.data.tolist() == tensor.data.tolist()
-            assert texts_of(again) == texts_of(tensor)
