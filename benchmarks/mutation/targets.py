@@ -36,8 +36,10 @@ _GRAPH_TESTS = (
 _DERIVATIVE_TESTS = (
     "check_derivatives",
     "derivative_details",
+    "derivative_edges",
     "derivative_properties",
     "dual_numbers",
+    "torch_module",
     "vector_functions",
     "verification",
 )
