@@ -1,5 +1,6 @@
 """Derivatives at the edges: answers of a wrong size, functions with sizes from a config, ways that are combined."""
 
+import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -14,7 +15,9 @@ from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed
 from dragoman.core.vectors import VectorFunction
 from dragoman.derivatives.analytic import NotAnalytic, watched
 from dragoman.derivatives.authoring import prepared
+from dragoman.derivatives.checks import Tolerance, check
 from dragoman.derivatives.of_config import OfConfig
+from dragoman.derivatives.plot import Curve, as_svg, as_text
 
 mark: Any = dragoman.vector_function
 X = np.array([0.3, 0.7])
@@ -58,6 +61,13 @@ def test_operations_that_are_not_analytic_are_named() -> None:
         assert str(caught.value).startswith(told)
     again = z.astype(np.complex64, copy=False)
     assert (type(again), again.dtype) == (type(z), np.dtype(np.complex64))
+
+
+@pytest.mark.parametrize("name", ["cov", "corrcoef", "var", "std", "median", "sort", "max", "interp", "angle"])
+def test_functions_that_are_not_analytic_are_named(name: str) -> None:
+    z = watched(np.array([1 + 1j, 2 - 1j]))
+    with pytest.raises(NotAnalytic, match=f"^it uses np.{name}$"):
+        getattr(np, name)(*[z] * (3 if name == "interp" else 1))
 
 
 # --- answers that do not fit ---------------------------------------------------------------------------------
@@ -198,3 +208,85 @@ def test_differences_of_a_written_gradient_are_the_hessian() -> None:
     np.testing.assert_allclose(function.apply_hessian(0, 0, 0, [X, y], weight, vec, {}), vec * 4, rtol=1e-7)
     np.testing.assert_allclose(function.apply_hessian(0, 0, 1, [X, y], weight, np.array([3.0]), {}), 3 * X, rtol=1e-7)
     np.testing.assert_allclose(function.apply_hessian(0, 1, 0, [X, y], weight, vec, {}), [X @ vec], rtol=1e-7)
+
+
+@pytest.mark.parametrize("output", [0, 1])
+def test_a_written_gradient_gives_the_jacobian_of_each_output(output: int) -> None:
+    matrices = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[5.0, 6.0], [7.0, 8.0], [9.0, 10.0]])
+
+    def gradient(x: Any, sens: Any, output: int) -> Any:
+        return matrices[output].T @ sens
+
+    function = made(lambda x: tuple(m @ x for m in matrices), inputs=[2], outputs=[2, 3], gradient=gradient)
+    assert function.sources()["apply_jacobian"] == "gradient (author)"
+    np.testing.assert_allclose(function.apply_jacobian(output, 0, [X], X, {}), matrices[output] @ X)
+
+
+def test_dual_numbers_that_do_not_follow_the_function_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    def kind(x: Any) -> bool:
+        return isinstance(x[0], float | complex | np.number) or np.asarray(x[0]).dtype.kind in "fc"
+
+    def using(wrong: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda x: x**3 if kind(x) else wrong(x)
+
+    for wrong, what in (
+        (lambda x: 2 * x**3, "value"),
+        (lambda x: x, "gradient"),
+        (lambda x: 3 * x - 2, "Hessian action"),
+    ):
+        with caplog.at_level("INFO", "dragoman"):
+            function = made(using(wrong), at=[[1.0]])
+        assert f"their {what} differs by " in caplog.text
+        assert "apply_hessian" not in function.sources()
+        caplog.clear()
+
+
+def test_an_error_as_large_as_is_tolerated_passes() -> None:
+    function = made(lambda x: 2 * x, inputs=[1], jacobian=lambda x: np.array([[2.0]]), derivatives=None)
+    found = check(function, [(np.array([0.5]),)], {}, 0, Tolerance(identities=0.0))
+    (adjoint,) = (each for each in found if each.check == "adjoint")
+    assert (adjoint.error, adjoint.passed) == (0.0, True)
+
+
+# --- charts of errors ----------------------------------------------------------------------------------------
+
+CURVES = (
+    Curve("first <1>", ((1e-1, 1e-2), (1e-3, 1e-6), (1e-5, 1e-4))),
+    Curve("second", ((1e-1, 1e-1), (1e-3, 0.0), (1e-5, float("nan")))),
+)
+
+
+def test_errors_are_drawn_as_text() -> None:
+    lines = as_text(CURVES).split("\n")
+    assert lines[:5] == [
+        "   1e+01 ┤ ·    ·    ○",
+        "   1e+00 ┤ ·    ·    ·",
+        "   1e-01 ┤ ○    ·    ·",
+        "   1e-02 ┤ ●    ·    ·",
+        "   1e-03 ┤ ·    ·    ·",
+    ]
+    assert lines[15:] == [
+        "   1e-14 ┤ ·    ○    ·",
+        "         └───────────────",
+        "    step   -1   -3   -5   (powers of ten)",
+        "    ● first <1>",
+        "    ○ second",
+    ]
+
+
+def test_errors_are_drawn_as_svg() -> None:
+    drawn = ET.fromstring(as_svg(CURVES, "Errors & steps"))
+    name = "{http://www.w3.org/2000/svg}"
+    assert (drawn.get("width"), drawn.get("height"), drawn.get("viewBox")) == ("842", "480", "0 0 842 480")
+    guide, first, _, second, _ = drawn.findall(f"{name}polyline")
+    assert (guide.get("points"), guide.get("stroke-dasharray")) == ("62.0,65.3 582.0,268.0", "4 4")
+    assert first.get("points") == "62.0,116.0 322.0,217.3 582.0,166.7"
+    assert second.get("points") == "62.0,90.7 322.0,420.0 582.0,40.0"
+    assert (first.get("stroke"), second.get("stroke")) == ("#1b6ca8", "#c8553d")
+    texts = [each.text for each in drawn.findall(f"{name}text")]
+    assert texts[0] == "Errors & steps"
+    assert [text for text in texts if text and text.startswith("1e")] == [
+        *("1e-14", "1e-11", "1e-08", "1e-05", "1e-02", "1e+01"),
+        *("1e-01", "1e-02", "1e-03", "1e-04", "1e-05"),
+    ]
+    assert texts[-4:] == ["step, by the largest number of the point", "relative error", "first <1>", "second"]
