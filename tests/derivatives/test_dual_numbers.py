@@ -17,6 +17,7 @@ from dragoman.derivatives.dual import _FUNCTIONS
 
 mark: Any = dragoman.vector_function
 A = np.array([[2.0, 1.0], [-1.0, 3.0]])
+ONE = np.ones(1)
 
 
 def made(function: Callable[..., Any], **options: Any) -> VectorFunction:
@@ -108,6 +109,16 @@ def test_a_branch_that_is_not_smooth_is_refused_when_it_is_taken() -> None:
     assert np.asarray(found).tolist() == [2.0, 6.0]
     with pytest.raises(ModelFailed, match="compares numbers"):
         function.apply_hessian(0, 0, 0, [-np.ones(2)], np.ones(2), np.ones(2), {})
+
+
+def test_a_hessian_action_is_refused_where_the_numbers_follow_another_branch() -> None:
+    def by_type(x: Any) -> Any:
+        return x**2 if getattr(x[0], "value", 0.0) < 1 else x**3  # NumPy's own numbers have no such value
+
+    function = made(by_type, inputs=[1])
+    assert np.asarray(function.apply_hessian(0, 0, 0, [ONE / 2], ONE, ONE, {})).tolist() == [2.0]
+    with pytest.raises(ModelFailed, match="their value differs by 4 from what it is"):
+        function.apply_hessian(0, 0, 0, [2 * ONE], ONE, ONE, {})
 
 
 def test_an_infinite_second_derivative_is_one() -> None:

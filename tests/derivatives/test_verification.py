@@ -1,6 +1,7 @@
 """A derivative that is not the author's own is confirmed by differences in each call, or the call is an error."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import jax.numpy as jnp
@@ -365,8 +366,42 @@ def test_a_gradient_of_too_many_evaluations_is_refused(derivatives: str) -> None
     few = made(lambda x: (x**2).sum(), inputs=[5], max_evaluations=3, **options)
     with pytest.raises(NotSupported, match="expected at most 3"):
         gradient(few, np.ones(5))
+    if derivatives == "finite differences":
+        with pytest.raises(NotSupported, match=r"ApplyHessian by finite differences takes 40 evaluations .* at most 3"):
+            few.apply_hessian(0, 0, 0, [np.ones(5)], ONE, np.ones(5), {})
     pushed = made(lambda x: x, inputs=[5], apply_jacobian=lambda x, vec: vec, derivatives="jax", max_evaluations=3)
     assert pushed.sources()["gradient"] == "jax"
+
+
+def test_one_derivative_by_many_others_is_refused_too() -> None:
+    options: dict[str, Any] = {"inputs": [3], "outputs": [3], "linear": True}
+    x, vec = [np.ones(3)], np.array([1.0, 2.0, 3.0])
+    for limit in (2, 3):
+        with nullcontext() if limit == 3 else pytest.raises(NotSupported, match=r"by .* takes 3 evaluations .* most 2"):
+            pushed = made(lambda x: 2 * x, apply_jacobian=lambda x, vec: 2 * vec, max_evaluations=limit, **options)
+            assert list(pushed.gradient(0, 0, x, vec, {})) == [2.0, 4.0, 6.0]
+    options |= {"linear": False, "derivatives": "finite differences", "gradient": lambda x, sens: 2 * sens}
+    for limit in (2, 3):
+        with nullcontext() if limit == 3 else pytest.raises(NotSupported, match=r"by .* takes 3 evaluations .* most 2"):
+            pulled = made(lambda x: 2 * x, max_evaluations=limit, **options)
+            assert list(pulled.apply_jacobian(0, 0, x, vec, {})) == [2.0, 4.0, 6.0]
+
+
+def test_what_varies_faster_than_its_components_takes_two_evaluations_more() -> None:
+    calls = 0
+
+    def fast(x: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return np.sin(3e3 * x)
+
+    x, one = np.array([0.7]), np.ones(1)
+    here, slope = fast(x), 3e3 * np.cos(3e3 * x)
+    calls = 0
+    confirm_directional(fast, x, here, one, slope)
+    assert calls == 2
+    confirm_gradient(fast, x, here, one, slope)
+    assert calls == 4
 
 
 # --- what an author writes, and configs -------------------------------------------------------------------
@@ -426,6 +461,30 @@ def test_sizes_that_do_not_follow_from_the_config(n: Any, told: str) -> None:
     keyed = made(lambda x: x, inputs=lambda c: [c["n"] if c else 1], outputs=[1], derivatives=None)
     with pytest.raises(InvalidInput, match="config: no sizes of inputs follow from it: KeyError: 'n'"):
         keyed.input_sizes({"m": 1})
+
+
+def test_a_class_says_the_same_by_its_attributes() -> None:
+    class Made(dragoman.VectorFunction):
+        derivatives = "complex step"
+        verify_derivatives, evaluate_at_load, max_evaluations = False, False, 3
+        size, calls = 3, 0
+
+        def input_sizes(self, config: Mapping[str, Any]) -> list[int]:
+            return [self.size]
+
+        def output_sizes(self, config: Mapping[str, Any]) -> list[int]:
+            return [1]
+
+        def evaluate(self, inputs: Any, config: Mapping[str, Any]) -> Any:
+            type(self).calls += 1
+            return np.abs(np.array([inputs[0][0]]))  # whose derivative is lost
+
+    found = prepared(Made())
+    assert Made.calls == 0
+    assert gradient(found, -np.ones(3)).tolist() == [0.0, 0.0, 0.0]
+    Made.size = 4
+    with pytest.raises(NotSupported, match="expected at most 3"):
+        gradient(found, np.ones(4))
 
 
 def test_a_hessian_action_is_as_long_as_the_config_says() -> None:

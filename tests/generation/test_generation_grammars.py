@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 from dragoman.core.calls import Generate
 from dragoman.core.errors import InvalidInput, Overloaded
 from dragoman.core.text import Generation, Grammar, Sampling
+from dragoman.generation import grammar as following
+from dragoman.generation import grammar_compiler, grammar_worker
 from dragoman.generation.grammar import Grammars
-from dragoman.generation.grammar_compiler import GrammarCompiler, GrammarLimits, Vocabulary
+from dragoman.generation.grammar_compiler import GrammarCompiler, GrammarLimits, Vocabulary, release_memory
 from dragoman.runtimes.llm import LanguageModel
 
 from .house import ids, opened, text
@@ -186,6 +188,52 @@ def test_a_grammar_that_takes_long_holds_up_no_other(llama: LanguageModel) -> No
         waiting.result(0)
 
 
+def test_few_grammars_that_take_long_wait(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_compiler, "_QUICK_S", 0.01)
+
+    def slow(i: int) -> Grammar:
+        return _schema({"type": "integer", "multipleOf": 99_999_989, "title": str(i)})
+
+    with _compiler(llama, str, grammar_compile_s=60.0, grammar_memory=4096) as compiler:
+        waiting = [compiler.compiled(slow(i)) for i in range(8)]
+        with pytest.raises(Overloaded, match="8 other grammars that take long wait"):
+            compiler.compiled(slow(8)).result(60)
+        assert not any(each.done() for each in waiting)
+    for each in waiting:
+        with pytest.raises(Overloaded):
+            each.result(0)
+
+
+STUCK = """
+import ctypes, signal, sys
+sys.path[:] = sys.argv[1:]
+from dragoman.generation import grammar_worker
+
+def checked(kind, text, *rest, found=grammar_worker.checked):
+    if text != "stuck":
+        return found(kind, text, *rest)
+    ends = ctypes.c_int()
+    ctypes.CDLL(None).prctl(2, ctypes.byref(ends))  # PR_GET_PDEATHSIG
+    if not any(signal.getitimer(signal.ITIMER_REAL)) or ends.value != signal.SIGKILL:
+        raise ValueError(f"no timer, or it outlives the helper: {ends.value}")
+    while True:
+        signal.pause()
+
+grammar_worker.checked, grammar_worker._WALL, grammar_worker._WALL_S = checked, 0.0, 0.05
+grammar_worker.main()
+"""
+
+
+def test_a_fork_that_takes_no_cpu_time_is_ended(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The helper goes on. It would end the fork with itself, too."""
+    monkeypatch.setattr(grammar_compiler, "_START", STUCK)
+    with _grammars(llama) as made:
+        before = _children()
+        with pytest.raises(Overloaded, match="could not be compiled in time"):
+            made.guide(Grammar("regex", "stuck"))
+        assert len(_children() - before) == 1
+
+
 def test_a_helper_that_has_died_is_replaced(llama: LanguageModel) -> None:
     with _grammars(llama) as made:
         before = _children()
@@ -203,6 +251,34 @@ def test_the_helper_knows_no_secrets(llama: LanguageModel, monkeypatch: pytest.M
         made.guide(Grammar("regex", "a+"))
         (helper,) = _children() - before
         assert b"hidden" not in Path(f"/proc/{helper}/environ").read_bytes()
+
+
+def test_memory_is_given_back_where_a_grammar_gives_way(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    released: list[str] = []
+    monkeypatch.setattr(grammar_compiler, "release_memory", lambda: released.append("compiler"))
+    monkeypatch.setattr(following, "release_memory", lambda: released.append("text"))
+    with _grammars(llama, grammar_cache=1) as made:
+        made.guide(Grammar("regex", "a"))
+        assert not released
+        made.guide(Grammar("regex", "b"))
+        made.close()  # its thread has ended
+        assert released == ["compiler"]
+    with _grammars(llama) as made:
+        guide = made.guide(Grammar("lark", 'start: "a" %json {"$ref": "#"}'))
+        (token, *_) = np.setdiff1d(np.flatnonzero(guide.allowed()), [1])
+        with pytest.raises(InvalidInput, match="no text satisfies the grammar"):
+            guide.took(int(token))
+    assert released == ["compiler", "text"]
+
+
+def test_freed_memory_is_given_back() -> None:
+    blocks = [bytearray(b"x") * 65_000 for _ in range(640)]  # each too small for a mapping of its own
+    before = _resident_mib()
+    rest = blocks[::16]  # what lies between them stays with the process by itself
+    del blocks
+    release_memory()
+    assert before - _resident_mib() > 25
+    del rest
 
 
 def _children() -> set[int]:
@@ -470,7 +546,29 @@ def test_limits_are_settings(given: dict[str, Any], message: str) -> None:
         loading.options(given)
 
 
-async def test_a_slow_step_is_bounded_by_its_setting(llama_folder: Path) -> None:
+async def test_a_slow_step_is_bounded_by_its_setting(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text fails, with the tokens still being searched; one beside it does not."""
+    gate, found = threading.Event(), grammar_worker.allowed_tokens
+
+    def slow(matcher: Any, size: int) -> Any:
+        if threading.current_thread().name.startswith("grammar-step"):
+            gate.wait(15)
+        return found(matcher, size)
+
+    monkeypatch.setattr(grammar_worker, "allowed_tokens", slow)
+    model = opened(llama_folder, grammar_step_s=0.01)
+    try:
+        held = asyncio.create_task(text(model, "Say", max_new_tokens=6, grammar=Grammar("regex", "[a-z ]{99}")))
+        assert (await text(model, "Another", max_new_tokens=12, ignore_eos=True)).generated == 12
+        with pytest.raises(InvalidInput, match=r"tokens that may come next within 0\.01 s \(grammar_step_s\)"):
+            await held
+        assert not gate.is_set()
+    finally:
+        gate.set()
+        await model.close()
+
+
+async def test_the_length_of_a_grammar_is_bounded_by_its_setting(llama_folder: Path) -> None:
     model = opened(llama_folder, grammar_max_chars=10)
     try:
         with pytest.raises(InvalidInput, match=r"at most 10 characters \(grammar_max_chars\), got 11"):

@@ -37,6 +37,9 @@ _STACK_BYTES = 4 << 20
 # Real seconds that a fork may take for each second of CPU time, and beside it: others may need the cores.
 _WALL, _WALL_S = 10.0, 2.0
 
+# Of prctl(2): the signal that a process gets when its parent ends.
+_PR_SET_PDEATHSIG = 1
+
 # The priority of what is compiled is below that of texts that are being written.
 _NICE = 5
 
@@ -205,7 +208,12 @@ def _answer(request: Mapping[str, Any], tokenizer: Any, size: int, ends: list[in
 
 
 def _limit(cpu_s: float, memory_bytes: int) -> None:
-    """Limits of this process from now on; the kernel ends it where it passes one."""
+    """Limits of this process from now on; the kernel ends it where it passes one, and when the helper has ended.
+
+    A fork that outlived the helper would hold its output open, and unloading the model would wait for that.
+    """
+    with contextlib.suppress(AttributeError):  # only of Linux
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, resource.getrlimit(resource.RLIMIT_STACK)[1]))
     with contextlib.suppress(ValueError, OSError):
