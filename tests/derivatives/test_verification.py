@@ -418,6 +418,20 @@ def test_a_jacobian_that_depends_on_the_point_has_a_hessian_too() -> None:
     assert "apply_hessian" not in rounded.sources()
 
 
+def test_lists_and_hessians_may_depend_on_the_point() -> None:
+    listed = made(lambda x: [x[0] * x[1]], inputs=[2], gradient=lambda x: [x[1], x[0]])
+    assert gradient(listed, [2, 3]).tolist() == [3.0, 2.0]
+
+    def curvature(x: Any) -> Any:
+        return np.array([[2 * x[1], 2 * x[0]], [2 * x[0], 0 * x[0]]])
+
+    for more in ({}, {"jacobian": lambda x: np.array([[2 * x[0] * x[1], x[0] ** 2]])}):
+        found = made(lambda x: [x[0] ** 2 * x[1]], inputs=[2], hessian=curvature, **more)
+        assert gradient(found, [2, 3]) == pytest.approx([12, 4], rel=1e-14)
+        at = [np.array([2.0, 3.0])]
+        assert np.asarray(found.apply_hessian(0, 0, 0, at, ONE, np.array([1.0, 5.0]), {})).tolist() == [26.0, 4.0]
+
+
 def test_a_wrong_hessian_of_a_written_gradient_is_an_error() -> None:
     def slope(x: Any) -> Any:
         r = np.array([x[0], x[1]])
