@@ -7,15 +7,19 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dragoman.core.datatypes import FP32, INT64
+from dragoman.core.datatypes import FP32, FP64, INT64
 from dragoman.core.errors import InvalidInput
+from dragoman.core.room import LARGE, room_of
 from dragoman.payload import body, json_data, json_document, json_scan
+from dragoman.payload.json_data import printed
 from dragoman.payload.json_document import NumberArray, parse_document, parse_json
-from dragoman.payload.json_print import nested_text
+from dragoman.payload.json_print import json_chunks, nested_text
+from dragoman.payload.json_scan import BLOCK
 from dragoman.payload.policy import Policy
 
 quick = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
@@ -247,13 +251,46 @@ def test_long_arrays_of_a_document_are_apart_and_not_limited() -> None:
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.sampled_from(["<f4", "<f8", "<i8", "|b1"]))
 def test_nested_arrays_are_printed_in_portions(shape: list[int], dtype: str) -> None:
     array = (np.arange(np.prod(shape)) / 3).reshape(shape).astype(dtype)
-    import orjson
-
     from dragoman.payload import json_print
 
     for portion in (1, 2, 5, 1 << 14):
         with mock.patch.object(json_print, "_PORTION", portion):
-            assert orjson.loads(orjson.dumps({"y": nested_text(array)}))["y"] == array.tolist()
+            assert orjson.loads(b"".join(json_chunks({"y": nested_text(array)})))["y"] == array.tolist()
+
+
+def test_documents_with_long_texts_are_written_in_chunks() -> None:
+    long = np.arange(600_000) / 8
+    value = {"id": "\0 \\0", "y": nested_text(long), "z": [printed(long), printed(np.arange(40_000)), "\0"], "k": long}
+    chunks = json_chunks(value)
+    assert max(map(len, chunks[:-1])) < 1 << 23, "what one step copies while no other thread runs"
+    expected = {"id": "\0 \\0", "y": long.tolist(), "z": [long.tolist(), list(range(40_000)), "\0"], "k": long.tolist()}
+    assert orjson.loads(b"".join(chunks)) == expected
+    assert len(json_chunks({"y": [1.5]})) == 1
+    with pytest.raises(TypeError, match="object"):
+        json_chunks({"y": object()})
+
+
+def test_large_arrays_are_read_into_memory_that_workers_can_map() -> None:
+    count = LARGE // 8
+    array = NumberArray(memoryview(b"[" + b"1," * (count - 1) + b"2]")).array("x", FP64)
+    assert room_of(memoryview(array)) is not None
+    assert (array.size, float(array.sum()), array[-1]) == (count, count + 1, 2.0)
+
+
+def test_the_kind_of_a_long_array_is_found_behind_its_first_block() -> None:
+    for last, kind in ((b"1.5", "f"), (b"1e2", "f"), (b"1E2", "f"), (b"3", "i")):
+        text = b"[" + b"1," * 200_000 + last + b"]"
+        found = NumberArray(memoryview(text)).array("x")
+        assert (found.dtype.kind, found[-1]) == (kind, float(last))
+    with pytest.raises(InvalidInput, match="null"):
+        NumberArray(memoryview(b"[" + b"1," * 200_000 + b"null]")).array("x")
+
+
+def test_a_marker_in_a_document_is_a_text() -> None:
+    for before in (0, BLOCK - 60, BLOCK - 10, 2 * BLOCK):
+        text = b'{"t":"' + b"x" * before + json_document._MARK.encode() + b':0","a":[' + b"1," * 100_000 + b"1]}"
+        found = parse_document(text, Policy())
+        assert found["t"].endswith(":0")
 
 
 # --- other guards of payloads ---------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ _V2: list[Attack] = [
         ("doubled", "Texts"),
     ),
     _attack(
-        "flat-fp32", "60 MiB of one-digit numbers, FP32", _ROWS, partial(flat, 60 * _MIB, b"1", "FP32"), 120 * _MIB
+        "flat-fp32", "60 MiB of one-digit numbers, FP32", _ROWS, partial(flat, 60 * _MIB, b"1", "FP32"), 180 * _MIB
     ),
     _attack("flat-zeros", "60 MiB of `0.0,0.0,...`, FP32", _ROWS, partial(flat, 60 * _MIB, b"0.0", "FP32"), 120 * _MIB),
     _attack(
@@ -169,7 +169,7 @@ _OTHERS = [
         f"60 MiB of `{filler.decode()},...` to {path}",
         path,
         partial(filled, head, filler, b"}" * head.count(b"{"), 60 * _MIB),
-        60 * _MIB,
+        (180 if (name, kind) == ("invocations", "numbers") else 60) * _MIB,
         models,
     )
     for name, (path, head, models) in _PATHS.items()

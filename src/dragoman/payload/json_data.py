@@ -13,8 +13,10 @@ import orjson
 from dragoman.core.bytes_tensor import BytesTensor, packed_texts, texts_of
 from dragoman.core.datatypes import BYTES, Array, Datatype, rounded
 from dragoman.core.errors import InvalidInput, NotSupported
+from dragoman.core.room import LARGE, space
 from dragoman.core.tensor import NONE, Parameters, Tensor, numpy_numbers
 from dragoman.payload.digits.machine import digits
+from dragoman.payload.json_print import LongText
 from dragoman.payload.json_scan import BLOCK, text_portions
 from dragoman.payload.nesting import Nesting, mismatch
 from dragoman.payload.policy import Buffer, Policy
@@ -229,7 +231,7 @@ def in_portions(
     array that is only good for telling how many there are.
     """
     data = stripped(data)
-    array = np.empty(min(count, len(data)), datatype.dtype)
+    array = _room_for(min(count, len(data)), datatype)
     machine = digits(datatype.dtype)
     at, end, first = 0, len(data), 0
     while at <= end:
@@ -250,6 +252,12 @@ def in_portions(
         first += size
         at = stop + 1
     return array if first == count else np.broadcast_to(np.empty(1, datatype.dtype), first)
+
+
+def _room_for(count: int, datatype: Datatype) -> Array:
+    """An uninitialized array; a large one lies in memory that worker processes can map, so that it is not copied."""
+    size = count * datatype.dtype.itemsize
+    return np.empty(count, datatype.dtype) if size < LARGE else np.frombuffer(space(size), datatype.dtype)
 
 
 def _portion(where: str, datatype: Datatype, text: bytes, first: int, literal: bool) -> Array:
@@ -352,7 +360,7 @@ def _rounded(wide: Array, datatype: Datatype, where: str) -> Array:
 
 
 def json_from_tensor(where: str, tensor: Tensor, policy: Policy, at_once: bool = False) -> Any:
-    """What orjson prints as the flat `data` of an output: floats in the fewest digits that tell them apart.
+    """What `json_chunks` writes as the flat `data` of an output: floats in the fewest digits that tell them apart.
 
     A long array is printed here in portions, since no other thread runs while orjson prints; `at_once` spares the
     copies that this takes. Raises NotSupported, with what to do instead, where JSON has no form for an element.
@@ -377,11 +385,15 @@ def json_from_tensor(where: str, tensor: Tensor, policy: Policy, at_once: bool =
 
 
 def printed(flat: Array, at_once: bool = False) -> Any:
-    """A flat array of numbers as orjson prints it at the end; a long one is printed here, in portions."""
+    """A flat array of numbers as `json_chunks` writes it at the end; a long one is written here, in chunks.
+
+    `at_once`: it may be given to orjson itself instead.
+    """
     step = _PORTION // 16
     machine = digits(flat.dtype) if flat.size >= _MANY else None
     if machine is not None:
-        return orjson.Fragment(machine.printed(flat))
+        chunks = machine.chunks(flat)
+        return orjson.Fragment(b"".join(chunks)) if at_once or len(chunks) == 1 else LongText(chunks)
     if at_once or flat.size <= step:
         return flat
     parts: list[Buffer] = [b"["]
@@ -389,7 +401,7 @@ def printed(flat: Array, at_once: bool = False) -> Any:
         text = orjson.dumps(flat[at : at + step], option=orjson.OPT_SERIALIZE_NUMPY)
         parts += (memoryview(text)[1:-1], b",")
     parts[-1] = b"]"
-    return orjson.Fragment(b"".join(parts))
+    return LongText(parts)
 
 
 def _nonfinite(where: str, flat: Array, policy: Policy, at_once: bool) -> Any:

@@ -14,7 +14,7 @@ import orjson
 from dragoman.core.datatypes import BOOL, FP64, INT64, UINT64, Array, Datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.payload.json_data import in_portions
-from dragoman.payload.json_scan import array_end, check_json, structure
+from dragoman.payload.json_scan import BLOCK, array_end, check_json, structure
 from dragoman.payload.nesting import Nesting, regular_shape
 from dragoman.payload.policy import Buffer, Policy
 
@@ -41,10 +41,9 @@ class NumberArray:
 
         Raises InvalidInput naming `where` if there is anything else in it.
         """
-        text = bytes(self._text)
-        if b"n" in text:
+        if _has_any(self._text, b"n"):
             raise InvalidInput(f"{where}: expected numbers, got null")
-        kinds = [datatype] if datatype is not None else _kinds(text)
+        kinds = [datatype] if datatype is not None else _kinds(self._text)
         for kind in kinds[:-1]:
             try:
                 return self._read(where, kind)
@@ -63,13 +62,17 @@ class NumberArray:
         return array.reshape(self.shape)
 
 
-def _kinds(text: bytes) -> list[Datatype]:
+def _kinds(text: memoryview) -> list[Datatype]:
     """The datatypes, the first that fits counts, of an array of numbers in JSON."""
-    if b"t" in text or b"f" in text:
+    if _has_any(text, b"tf"):
         return [BOOL]
-    if b"." in text or b"e" in text or b"E" in text:
-        return [FP64]
-    return [INT64, UINT64]
+    return [FP64] if _has_any(text, b".eE") else [INT64, UINT64]
+
+
+def _has_any(text: memoryview, characters: bytes) -> bool:
+    """Whether a text has one of these, looked for in blocks, without a copy of the whole."""
+    blocks = (bytes(text[at : at + BLOCK]) for at in range(0, len(text), BLOCK))
+    return any(each.encode() in block for block in blocks for each in characters.decode())
 
 
 def parse_json(text: Buffer, policy: Policy) -> Any:
@@ -91,7 +94,7 @@ def parse_document(text: Buffer, policy: Policy) -> Any:
 def without_arrays(text: bytes, policy: Policy) -> tuple[bytes, list[memoryview]]:
     """A JSON text with a string in place of each long array of numbers, and these arrays."""
     arrays: list[memoryview] = []
-    if len(text) < _LONG or _MARK.encode() in text:
+    if len(text) < _LONG or _has_mark(text):
         return text, arrays
     parts: list[bytes] = []
     done = at = 0
@@ -111,6 +114,12 @@ def without_arrays(text: bytes, policy: Policy) -> tuple[bytes, list[memoryview]
         if at < 0:
             break
     return (b"".join((*parts, text[done:])), arrays) if arrays else (text, arrays)
+
+
+def _has_mark(text: bytes) -> bool:
+    """Whether a text has the marker; blocks are searched one by one, so that other threads run in between."""
+    mark = _MARK.encode()
+    return any(text.find(mark, at, at + BLOCK + len(mark)) >= 0 for at in range(0, len(text), BLOCK))
 
 
 def _numbers_between(text: bytes, at: int, stop: int) -> tuple[int, int]:

@@ -1,4 +1,7 @@
-"""Nested arrays as JSON text, printed in portions: no other thread runs while a printer does."""
+"""JSON text of long arrays, written in chunks: no other thread runs while orjson writes, or copies, one of them."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import orjson
@@ -7,14 +10,44 @@ from dragoman.core.datatypes import Array
 from dragoman.payload.policy import Buffer
 
 _PORTION = 1 << 14  # elements
+_MARK = b"\0"  # stands in no JSON text, since control characters in strings are escaped
 
 
-def nested_text(array: Array) -> orjson.Fragment:
-    """An array of numbers as nested lists, for orjson to put into what it prints; NaN and infinities as null.
+class LongText:
+    """JSON text in several buffers, which `json_chunks` puts into a document without a copy."""
+
+    __slots__ = ("chunks",)
+
+    def __init__(self, chunks: Sequence[Buffer]) -> None:
+        self.chunks = chunks
+
+
+def json_chunks(value: Any) -> tuple[Buffer, ...]:
+    """The JSON text of a value, with each LongText and NumPy array in it, as buffers that follow one another."""
+    texts: list[LongText] = []
+
+    def mark(each: Any) -> orjson.Fragment:
+        if not isinstance(each, LongText):
+            raise TypeError(f"not serializable to JSON: {type(each).__name__}")
+        texts.append(each)
+        return orjson.Fragment(_MARK)
+
+    document = orjson.dumps(value, default=mark, option=orjson.OPT_SERIALIZE_NUMPY)
+    if not texts:
+        return (document,)
+    first, *others = document.split(_MARK)
+    chunks: list[Buffer] = [first]
+    for text, following in zip(texts, others, strict=True):
+        chunks += (*text.chunks, following)
+    return tuple(chunks)
+
+
+def nested_text(array: Array) -> LongText:
+    """An array of numbers as nested lists, for `json_chunks`; NaN and infinities as null.
 
     Floats are printed as the float64 that they are equal to, as Python prints them.
     """
-    return orjson.Fragment(b"".join(_parts(array)))
+    return LongText(_parts(array))
 
 
 def _parts(array: Array) -> list[Buffer]:

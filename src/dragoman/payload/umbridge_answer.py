@@ -14,6 +14,7 @@ from dragoman.core.errors import InvalidOutput
 from dragoman.core.tensor import Tensor
 from dragoman.payload import simd
 from dragoman.payload.json_data import PARSER_FAULTS, printed
+from dragoman.payload.json_print import json_chunks
 from dragoman.payload.policy import Policy
 from dragoman.payload.umbridge import buffer, counted
 
@@ -103,7 +104,7 @@ def written_derivative(vector: Array, policy: Policy) -> bytes:
 
 
 def _dumped(output: Any) -> bytes:
-    return orjson.dumps({"output": output}, option=orjson.OPT_SERIALIZE_NUMPY)
+    return b"".join(json_chunks({"output": output}))
 
 
 def numbers(array: Array, where: str, policy: Policy) -> Any:

@@ -15,13 +15,13 @@ from dragoman.core.sampling import shown
 from dragoman.core.signature import TensorSpec
 from dragoman.core.tensor import Tensor, numpy_numbers
 from dragoman.payload.json_document import NumberArray, parse_document
-from dragoman.payload.json_print import nested_text
+from dragoman.payload.json_print import json_chunks, nested_text
 from dragoman.protocols.lmi_csv import LONG, are_numbers, cells_of, check_cells, numbers_of_csv, rows_of
 from dragoman.protocols.lmi_ndlist import from_ndlist, to_ndlist
 from dragoman.protocols.lmi_numpy import from_npy, from_npz, to_npy, to_npz
 from dragoman.protocols.lmi_request import media_type
 from dragoman.protocols.text import inquiry, json_body, object_in
-from dragoman.protocols.wire import Buffer, Exchange, HttpRequest, HttpResponse, Policy, json_response
+from dragoman.protocols.wire import JSON_TYPE, Buffer, Exchange, HttpRequest, HttpResponse, Policy
 
 _VALUES = ("inputs", "instances", "data")  # the names that clients give to what is asked
 _ANSWERS = "predictions"
@@ -235,7 +235,8 @@ def _writer(accept: str, came: str) -> Callable[[Response[Inference], Policy], H
 
 def _to_json(response: Response[Inference], policy: Policy) -> HttpResponse:
     told = {name: _nested(name, tensor, policy) for name, tensor in response.answer.outputs.items()}
-    return json_response({_ANSWERS: next(iter(told.values())) if len(told) == 1 else told})
+    body = json_chunks({_ANSWERS: next(iter(told.values())) if len(told) == 1 else told})
+    return HttpResponse(200, body, (JSON_TYPE,))
 
 
 def _nested(name: str, tensor: Tensor, policy: Policy) -> Any:

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-import orjson
-
 from dragoman.core.calls import (
     Describe,
     DescribeServer,
@@ -33,6 +31,7 @@ from dragoman.core.errors import (
 )
 from dragoman.core.signature import TensorSpec
 from dragoman.payload.body import HEADER_LENGTH, write_tensors
+from dragoman.payload.json_print import json_chunks
 from dragoman.payload.small_answer import write_answer, write_binary
 from dragoman.protocols.oip import ANY_RANK, classified, metadata_tensors
 from dragoman.protocols.oip_body import Wanted, address, read_control, read_infer
@@ -118,11 +117,11 @@ class OpenInferenceRest:
     def _written(self, wanted: Wanted, id_: str | None, response: Response[Inference]) -> HttpResponse:
         answer = classified(response.answer, wanted.classes)
         outputs, blobs = write_tensors(answer.outputs, wanted.is_binary, self._policy)
-        head = orjson.dumps(_envelope(response, id_, outputs), option=orjson.OPT_SERIALIZE_NUMPY)
-        headers = _binary_headers(len(head)) if blobs else _JSON_HEADERS
+        text = json_chunks(_envelope(response, id_, outputs))
+        headers = _binary_headers(sum(map(len, text))) if blobs else _JSON_HEADERS
         if answer.metadata:
             headers += checked_headers(answer.metadata)
-        return HttpResponse(200, (head, *blobs), headers)
+        return HttpResponse(200, (*text, *blobs), headers)
 
     # --- health and metadata -------------------------------------------------------------------------------
 

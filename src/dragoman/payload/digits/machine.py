@@ -66,10 +66,18 @@ class Digits:
     def printed(self, flat: Array) -> bytes:
         """A flat array of float32 or float64 as JSON, in the fewest digits that tell the numbers apart; null for NaN
         and infinities."""
-        parts = [self._part(flat[at : at + _AT_ONCE]) for at in range(0, flat.size, _AT_ONCE)]
-        if len(parts) == 1:
-            return parts[0]
-        return b"[" + b",".join([memoryview(part)[1:-1] for part in parts]) + b"]"
+        chunks = self.chunks(flat)
+        return b"".join(chunks) if len(chunks) > 1 else bytes(chunks[0])
+
+    def chunks(self, flat: Array) -> list[Buffer]:
+        """The same text as buffers that follow one another; one where the array is short."""
+        if flat.size <= _AT_ONCE:
+            return [self._part(flat)]
+        chunks: list[Buffer] = [b"["]
+        for at in range(0, flat.size, _AT_ONCE):
+            chunks += (memoryview(self._part(flat[at : at + _AT_ONCE]))[1:-1], b",")
+        chunks[-1] = b"]"
+        return chunks
 
     def _part(self, numbers: Array) -> bytes:
         beyond = -numbers.size % self._group  # numbers are read in groups
