@@ -16,7 +16,10 @@ import orjson
 from dragoman.core.calls import Handle, Handled, Request
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.core.type_aliases import without_aliases
+from dragoman.payload.json_document import parse_json
+from dragoman.payload.policy import Policy
 
+_POLICY = Policy()
 _SINGLE = (str, int, float, bool)
 _TRUE, _FALSE = frozenset({"1", "true", "on", "yes"}), frozenset({"0", "false", "off", "no"})
 
@@ -97,10 +100,7 @@ def _kinds(hint: Any) -> Sequence[Any]:
 
 
 def _json(content: bytes) -> Any:
-    try:
-        return orjson.loads(content) if content.strip() else None
-    except orjson.JSONDecodeError as fault:
-        raise InvalidInput(f"the body is no JSON: {fault}") from fault
+    return parse_json(content, _POLICY) if content.strip() else None
 
 
 def _member(body: Any, name: str) -> Any:
