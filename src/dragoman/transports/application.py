@@ -13,7 +13,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -42,8 +42,11 @@ from dragoman.transports.encoding import accepted, decoded, encoded
 from dragoman.transports.later import Kept, Shelf, shelved
 from dragoman.transports.limits import Limits
 from dragoman.transports.routing import Match, Router
+from dragoman.transports.turns import LARGE_REQUEST, Turns
 
 log = logging.getLogger("dragoman.http")
+
+A = TypeVar("A")
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -72,6 +75,7 @@ class Application:
         self._router = Router(protocols)
         self._default = protocols[0]
         self._aside = Aside(self.bodies)
+        self._turns: Turns | None = None  # made when the loop runs
         self._shelf = Shelf()
 
     def match(self, method: str, raw_path: str) -> Match:
@@ -196,8 +200,16 @@ class Application:
         return HttpRequest(request.method, request.path, request.params, request.headers, body, request.query)
 
     async def _read(self, endpoint: Endpoint, request: HttpRequest) -> Asked:
-        size = len(request.body)
-        return endpoint(request) if size <= LARGE else await self._aside.read(endpoint, request, size)
+        return await self._in_turn(endpoint, request, len(request.body))
+
+    async def _in_turn(self, function: Callable[[A], Asked], given: A, size: int) -> Asked:
+        """`function(given)`, which reads so many bytes: in a thread if they are many, else on the loop, with no more
+        than one large request in each turn of it."""
+        if LARGE_REQUEST < size <= LARGE:
+            if self._turns is None:
+                self._turns = Turns(asyncio.get_running_loop())
+            await self._turns.wait()
+        return await self._aside.read(function, given, size)
 
     async def _done(
         self, asked: Asked | Done | Inferred, request: HttpRequest, caller: Caller
@@ -207,7 +219,7 @@ class Application:
             exchange, answer = asked.exchange, asked.response
             return self._written(exchange, await self._aside.write(exchange.reply, answer, weight(answer.answer)))
         while isinstance(asked, Inquiry):
-            asked = await self._aside.read(asked.then, await self._engine.call(asked.request), len(request.body))
+            asked = await self._in_turn(asked.then, await self._engine.call(asked.request), len(request.body))
         if isinstance(asked, HttpResponse | Inferred):
             return asked
         if isinstance(asked, Fetch | Later):

@@ -30,12 +30,14 @@ class Turns:
         self._queue: deque[Callable[[], object]] = deque()
         self._scheduled = False
 
-    def run(self, work: Callable[[], object]) -> None:
-        """Run it now or later. An exception of it is logged."""
-        if self._is_over():
-            self._queue.append(work)
-        else:
+    def run(self, work: Callable[[], object]) -> bool:
+        """Run it now or later; return whether it was run now. An exception of it is logged."""
+        now = not self._is_over()
+        if now:
             self._run(work)
+        else:
+            self._queue.append(work)
+        return now
 
     async def wait(self) -> None:
         """Return when the caller may work on a large request; nobody else is let in this turn."""

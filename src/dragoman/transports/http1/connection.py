@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 from dragoman.core.eager import Start
@@ -16,6 +17,7 @@ from dragoman.transports.http1.outlet import Outlet
 from dragoman.transports.http1.patience import Stage, due_s
 from dragoman.transports.listener import Listener
 from dragoman.transports.reserve import TOO_MANY_CONNECTIONS
+from dragoman.transports.turns import LARGE_REQUEST, Turns
 
 log = logging.getLogger("dragoman.http")
 
@@ -38,20 +40,23 @@ class Connection(asyncio.BufferedProtocol):
         "_listener",
         "_out",
         "_over",
+        "_queued",
         "_reading",
         "_reserved",
         "_since_s",
         "_stage",
         "_task",
         "_transport",
+        "_turns",
         "_unread",
         "_usual",
         "slot",
     )
 
-    def __init__(self, desk: Desk, outgoing: Outgoing, listener: Listener) -> None:
+    def __init__(self, desk: Desk, outgoing: Outgoing, turns: Turns, listener: Listener) -> None:
         self.slot = 0
         self._desk = desk
+        self._turns = turns
         self._listener = listener
         self._incoming = Incoming(desk)
         self._out = Outlet(outgoing, listener.loop)
@@ -64,6 +69,7 @@ class Connection(asyncio.BufferedProtocol):
         self._held = 0  # and its body has so many bytes
         self._unread = 0  # bytes of its answer that are counted, as the client does not take them
         self._later = False  # `_advance` will be called
+        self._queued = False  # the request under way waits for a later turn of the loop
         self._calm = False  # nothing is under way, and what comes next is the first byte of a request
         self._usual = NO_HEAD  # that of the last whole, plain request
         self._over = False  # nothing that comes is looked at any more
@@ -243,15 +249,37 @@ class Connection(asyncio.BufferedProtocol):
     # --- the request under way ----------------------------------------------------------------------------------
 
     def _ask(self, asked: Asked) -> None:
-        head, out, application = asked.head, self._out, self._desk.application
+        head = asked.head
         match: Any = head.match
         if self._reserved and not match.health:
             self._desk.bodies.give_back(len(asked.body))
             self._refuse(Refused(head, TOO_MANY_CONNECTIONS, fatal=True))
             return
         self._asking, self._held = True, len(asked.body)
-        out.begin(head)
+        self._out.begin(head)
         request = HttpRequest(head.method, head.path, match.params, head.headers, asked.body, head.query)
+        if self._held > LARGE_REQUEST:
+            self._queued = not self._turns.run(partial(self._answer_in_turn, head, request))
+        else:
+            self._answer(head, request)
+
+    def _answer_in_turn(self, head: Head, request: HttpRequest) -> None:
+        """Answer a large request, whose client may have left while it was queued."""
+        queued, self._queued = self._queued, False
+        try:
+            if self._out.left:
+                self._answered(None)
+            else:
+                self._answer(head, request)
+        except Exception:
+            log.exception("a connection failed")
+            self._hang_up()
+        if queued:
+            self._advance()
+
+    def _answer(self, head: Head, request: HttpRequest) -> None:
+        out, application = self._out, self._desk.application
+        match: Any = head.match
         at_once = head.plain and head.length <= LARGE
         done: Any = copy_context().run(application.begin, match, request, out) if at_once else None
         if type(done) is HttpResponse:
@@ -356,5 +384,5 @@ class Connection(asyncio.BufferedProtocol):
 
 def http1(desk: Desk) -> Callable[[Listener], Connection]:
     """The wire, for a listener."""
-    outgoing = Outgoing()
-    return lambda listener: Connection(desk, outgoing, listener)
+    outgoing, turns = Outgoing(), Turns(asyncio.get_running_loop())
+    return lambda listener: Connection(desk, outgoing, turns, listener)

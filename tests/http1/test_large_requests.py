@@ -1,0 +1,110 @@
+"""Large requests that come at once are answered one by one, each in a turn of the event loop of its own."""
+
+import asyncio
+import gzip
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from dragoman.protocols.wire import HttpProtocol, HttpRequest, HttpResponse, Route, json_response
+from dragoman.transports.http import http_server
+from dragoman.transports.limits import Limits
+from dragoman.transports.turns import LARGE_REQUEST
+
+CLIENTS = 6
+BODY = bytes(range(256)) * (LARGE_REQUEST // 256 + 1)
+LONG_S = 0.015  # more than all large requests may take of one turn
+
+
+class Turn:
+    """Counts the turns of the event loop."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.seen: list[int] = []  # by the endpoint
+        self._next()
+
+    def _next(self) -> None:
+        self.number += 1
+        self._handle = asyncio.get_running_loop().call_soon(self._next)
+
+    def stop(self) -> None:
+        self._handle.cancel()
+
+    def answer(self, request: HttpRequest) -> HttpResponse:
+        self.seen.append(self.number)
+        time.sleep(LONG_S)
+        return HttpResponse(200, (b"%d %r" % (len(request.body), bytes(request.body[:4])),))
+
+
+@pytest_asyncio.fixture
+async def turn() -> AsyncIterator[Turn]:
+    turn = Turn()
+    yield turn
+    turn.stop()
+
+
+@pytest_asyncio.fixture
+async def port(turn: Turn) -> AsyncIterator[int]:
+    engine: Any = None  # nothing is asked of it
+    table = HttpProtocol(
+        "test",
+        (Route("POST", "/", turn.answer),),
+        lambda fault: json_response({"error": str(fault)}, getattr(fault, "status", 500)),
+    )
+    # As many bodies as come at once, and not one more, may be held.
+    server = http_server(engine, (table,), limits=Limits(max_bodies_bytes=CLIENTS * (len(BODY) + 1024)))
+    (found,) = await server.start([("127.0.0.1", 0)])
+    yield found
+    await server.stop(0.0)
+
+
+async def clients(port: int, body: bytes, headers: bytes = b"") -> list[tuple[asyncio.StreamReader, Any]]:
+    """Clients that have sent all of a request but its last byte."""
+    opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(CLIENTS)]
+    for _, writer in opened:
+        head = b"POST / HTTP/1.1\r\nhost: a\r\n%bcontent-length: %d\r\n\r\n" % (headers, len(body))
+        writer.write(head + body[:-1])
+    await asyncio.sleep(0.05)
+    return opened
+
+
+async def answer(reader: asyncio.StreamReader) -> bytes:
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+    size = int(head.lower().partition(b"content-length: ")[2].split()[0])
+    return head.split()[1] + b" " + await reader.readexactly(size)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+async def test_large_requests_are_answered_in_turns(port: int, turn: Turn, packed: bool) -> None:
+    body = gzip.compress(BODY) if packed else BODY
+    opened = await clients(port, body, b"content-encoding: gzip\r\n" if packed else b"")
+    for _, writer in opened:
+        writer.write(body[-1:])
+    told = [await answer(reader) for reader, _ in opened]
+    assert told == [b"200 %d %r" % (len(BODY), BODY[:4])] * CLIENTS
+    # The counter may count before or behind the first of them, so one number may occur twice.
+    assert len(set(turn.seen)) >= CLIENTS - 1
+    for _, writer in opened:
+        writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\nnext")
+    assert [await answer(reader) for reader, _ in opened] == [b"200 4 b'next'"] * CLIENTS
+    for _, writer in opened:
+        writer.close()
+
+
+async def test_a_client_that_leaves_while_its_request_is_queued_gives_its_memory_back(port: int, turn: Turn) -> None:
+    for _ in range(2):
+        turn.seen.clear()
+        opened = await clients(port, BODY)
+        for _, writer in opened:
+            writer.write(BODY[-1:])
+        opened[-1][1].close()
+        told = [await answer(reader) for reader, _ in opened[:-1]]
+        assert told == [b"200 %d %r" % (len(BODY), BODY[:4])] * (CLIENTS - 1)
+        await asyncio.sleep(2 * LONG_S)
+        assert len(turn.seen) == CLIENTS - 1, "the request of the client that left is not worked on"
+        for _, writer in opened[:-1]:
+            writer.close()
