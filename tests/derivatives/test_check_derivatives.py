@@ -258,8 +258,18 @@ def wave(x):
     return jnp.sin(x[1] / 0.01) * jnp.log(x[0])
 
 
+@dragoman.vector_function(inputs=[2], outputs=[1], at=[[2.1e11, 1.2e-9]], derivatives="jax")
+def tiny(x):
+    return jnp.sin(x[1] / 1e-9) * jnp.log(x[0])
+
+
 @dragoman.vector_function(inputs=[2], outputs=[1], derivatives="torch")
 def leaking(x):
+    return x[0].item() * x[1] ** 2
+
+
+@dragoman.vector_function(inputs=[2], outputs=[1], derivatives="jax")
+def leaking_too(x):
     return x[0].item() * x[1] ** 2
 
 
@@ -277,9 +287,11 @@ def test_each_element_is_checked_at_its_own_scale(tmp_path: Path, capsys: pytest
         told = capsys.readouterr().out
         assert "WRONG: element 0 of the gradient is" in told
         assert "2 of 3 checks failed, at 5 points" in told
-    assert run(f"{path}:leaking") == 1
-    assert "REFUSED: Gradient of 'leaking' by torch is not confirmed" in capsys.readouterr().out
-    assert run(f"{path}:wave") == 0
-    assert "all is well, at 5 points" in capsys.readouterr().out
+    for name, source in (("leaking", "torch"), ("leaking_too", "jax")):
+        assert run(f"{path}:{name}") == 1
+        assert f"REFUSED: Gradient of '{name}' by {source} is not confirmed" in capsys.readouterr().out
+    for name in ("wave", "tiny"):
+        assert run(f"{path}:{name}") == 0
+        assert "all is well, at 5 points" in capsys.readouterr().out
     assert run(f"{path}:nowhere") == 2
     assert "no finite values at any random point; name points of its domain with --at" in capsys.readouterr().out
