@@ -3,7 +3,7 @@
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -290,3 +290,20 @@ def test_errors_are_drawn_as_svg() -> None:
         *("1e-01", "1e-02", "1e-03", "1e-04", "1e-05"),
     ]
     assert texts[-4:] == ["step, by the largest number of the point", "relative error", "first <1>", "second"]
+
+
+@pytest.mark.parametrize(
+    "name", ["svd", "svdvals", "qr", "pinv", "eigh", "eigvalsh", "cholesky", "matrix_rank", "cond"]
+)
+def test_decompositions_that_are_not_analytic_are_named(name: str) -> None:
+    with pytest.raises(NotAnalytic, match=rf"^it uses np.linalg.{name}$"):
+        getattr(np.linalg, name)(watched(np.eye(2) * (1 + 1j)))
+
+
+def test_the_decorator_needs_no_parentheses() -> None:
+    def double(x: Annotated[Any, dragoman.Shape(2)]) -> Any:
+        return 2 * x
+
+    marked: Any = mark(double)
+    assert marked is double
+    np.testing.assert_allclose(prepared(marked).apply_jacobian(0, 0, [X], X, {}), 2 * X)
