@@ -455,6 +455,9 @@ def test_one_rule_for_entries_of_the_config() -> None:
         plain.evaluate([np.array([2.0])], {"a": 3})
     sized = made(lambda x: x, inputs=lambda config: [config.get("n", 1)], derivatives=None)
     assert sized.evaluate([np.array([2.0, 3.0])], {"n": 2}).tolist() == [2.0, 3.0]
+    optional = made(lambda x, *, a=1.0: a * x, inputs=lambda config: [config.get("n", 1)], derivatives=None)
+    with pytest.raises(InvalidInput, match="config: unexpected entry 'n'; '<lambda>' knows a"):
+        optional.evaluate([np.array([2.0, 3.0])], {"n": 2})
 
     def scaled(x: Any, *, a: float = 1.0) -> Any:
         return (a * x).sum()
