@@ -21,6 +21,7 @@ from dragoman.payload.json_document import NumberArray, parse_document, parse_js
 from dragoman.payload.json_print import json_chunks, nested_text
 from dragoman.payload.json_scan import BLOCK
 from dragoman.payload.policy import Policy
+from dragoman.payload.umbridge import read_question
 
 quick = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 POLICY = Policy()
@@ -327,3 +328,17 @@ def test_a_raw_bool_is_0_or_1(count: int) -> None:
     raw[-1] = 2
     with pytest.raises(InvalidInput, match="input 'x': expected BOOL bytes of 0 or 1, got 2"):
         body.read_request(head.encode(), memoryview(raw), POLICY)
+
+
+def test_a_short_request_of_umbridge_that_nests_too_deep_is_rejected() -> None:
+    config = b"[" * 100 + b"]" * 100
+    with pytest.raises(InvalidInput, match="nests too deep; the limit is 64"):
+        read_question(b'{"name":"v","input":[[1]],"config":{"a":%b}}' % config, Policy())
+
+
+@pytest.mark.parametrize("numbers", [1, 1 << 20], ids=["short", "long"])
+def test_the_config_beside_a_vector_of_umbridge_is_bounded(numbers: int) -> None:
+    vector, config = b",".join([b"1"] * numbers), b",".join([b"[]"] * 3001)
+    text = b'{"name":"v","input":[[%b]],"config":{"a":[%b]}}' % (vector, config)
+    with pytest.raises(InvalidInput, match="too many values in JSON"):
+        read_question(text, Policy(max_json_values=3000))
