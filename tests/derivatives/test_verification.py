@@ -513,3 +513,75 @@ def test_a_hessian_action_is_as_long_as_the_config_says() -> None:
     )
     x = np.arange(1.0, 5.0)
     assert np.asarray(found.apply_hessian(0, 0, 0, [x], ONE, np.ones(4), {"n": 4})).tolist() == [6.0, 12.0, 18.0, 24.0]
+
+
+# --- optima and points where a value or a slope is zero: right derivatives are confirmed ------------------
+
+TIMES = np.linspace(0.1, 3, 20)
+NOISY = 2.0 * np.exp(-0.7 * TIMES) + 0.05 * np.sin(37 * TIMES)
+
+
+def rosenbrock(x: Any) -> Any:
+    return (1 - x[0]) ** 2 + 100 * (x[1] - x[0] ** 2) ** 2
+
+
+def shifted(x: Any) -> Any:
+    return rosenbrock(x) + 1
+
+
+def misfit(x: Any) -> Any:
+    return np.sum((x[0] * np.exp(-x[1] * TIMES) - NOISY) ** 2)
+
+
+def lennard_jones(x: Any) -> Any:
+    return 4 * (1 / x[0] ** 12 - 1 / x[0] ** 6)
+
+
+OPTIMA: tuple[tuple[Function, list[float]], ...] = (
+    (rosenbrock, [1.0, 1.0]),
+    (shifted, [1.0, 1.0]),
+    (lambda x: (x[0] ** 2 + x[1] - 11) ** 2 + (x[0] + x[1] ** 2 - 7) ** 2, [3.0, 2.0]),
+    (lennard_jones, [2 ** (1 / 6)]),
+    (lambda x: (x[0] ** 2 - 1) ** 2, [1.0]),
+    (misfit, [2.0, 0.7]),
+)
+
+
+@pytest.mark.parametrize("method", ["complex step", "torch"])
+@pytest.mark.parametrize(("function", "optimum"), OPTIMA)
+def test_right_derivatives_at_and_near_an_optimum_are_confirmed(
+    function: Function, optimum: list[float], method: str
+) -> None:
+    if method == "torch" and function is misfit:
+        pytest.skip("written for NumPy")
+    made_ = made(function, inputs=[len(optimum)], outputs=[1], derivatives=method, evaluate_at_load=False)
+    rng = np.random.default_rng(0)
+    for distance in (0.0, *10.0 ** np.arange(-15, -4)):
+        x = np.array(optimum) * (1 + distance * rng.normal(size=len(optimum)))
+        found = gradient(made_, x)
+        step = 1e-30  # the complex step by hand
+        wanted = [function(x + 1j * step * unit).imag / step for unit in np.eye(len(x))]
+        np.testing.assert_allclose(found, np.ravel(wanted), rtol=1e-9, atol=1e-9)
+
+
+def test_an_optimizer_reaches_its_optimum() -> None:
+    from scipy.optimize import minimize
+
+    for function in (rosenbrock, shifted, misfit):
+        served = untried(function, [2])
+        found = minimize(function, [-0.5, 0.8], jac=lambda x, f=served: gradient(f, x), method="BFGS", tol=1e-10)
+        assert np.abs(gradient(served, found.x)).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("function", "wanted"),
+    [
+        (lambda x: x[0] ** 3, 0.0),
+        (lambda x: np.sin(2 * np.pi * 50 * x[0]), 100 * np.pi),
+        (lambda x: np.tanh(1000 * x[0]), 1000.0),
+        (lambda x: np.exp(x[0]) - 1 - x[0], 0.0),
+        (lambda x: 1e-12 * (np.exp(x[0] / 0.0025) - 1), 4e-10),
+    ],
+)
+def test_right_derivatives_at_zero_are_confirmed(function: Function, wanted: float) -> None:
+    np.testing.assert_allclose(gradient(untried(function, [1]), [0.0]), [wanted], rtol=1e-12, atol=1e-15)

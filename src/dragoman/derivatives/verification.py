@@ -43,6 +43,8 @@ _DECISIVE = 1e-3
 _FLAT = 1e-8
 # How much larger than the magnitude of a component its raised scale must be to try that as well.
 _TINY = 1e3
+# Where a function is steep, components move by less than their magnitude, but never so little that rounding stops them.
+_LEAST_MOVE = 1e-5
 
 
 class Unconfirmed(Exception):
@@ -76,7 +78,8 @@ class _Line:
             slope = self._combined((above - below) / (2 * step))
             bend = np.abs(self._combined(above - 2 * self._here + below)) / (2 * step)
             largest = np.maximum(np.maximum(np.abs(above), np.abs(below)), np.abs(self._here))
-            return _Quotient(slope, bend, _ROUNDING * self._magnitudes(largest) / step)
+            noise = _ROUNDING * (self._magnitudes(largest) + np.abs(slope) + 2 * bend) / step
+            return _Quotient(slope, bend, noise)
 
     def _combined(self, vector: Vector) -> Vector:
         return vector if self._sens is None else np.atleast_1d(self._sens @ vector)
@@ -94,7 +97,7 @@ def confirm_directional(values: Values, x: Vector, here: Vector, vec: Vector, de
     step = reach(own_scales(x), vec)
     steepest = float(np.max(np.abs(derivative), initial=0.0))
     if steepest * step > line.size > 0:  # the function varies faster than by the magnitudes of the components
-        step = line.size / steepest
+        step = max(line.size / steepest, _LEAST_MOVE * step)
     noise = _confirm(line, _Claim(step * vec, step * derivative, step * np.abs(derivative), step))
     raised = reach(raised_scales(x), vec)
     if raised >= _TINY * step and (np.abs(step * derivative) < noise).any():
@@ -114,7 +117,7 @@ def confirm_gradient(values: Values, x: Vector, here: Vector, sens: Vector, grad
     scales, raised, pattern = own_scales(x), raised_scales(x), _pattern(len(x))
     steep = np.abs(gradient) * scales > line.size
     if line.size > 0 and steep.any():
-        scales[steep] = line.size / np.abs(gradient[steep])
+        scales[steep] = np.maximum(line.size / np.abs(gradient[steep]), _LEAST_MOVE * np.abs(x[steep]))
     tiny = np.zeros(len(x), bool)
     for group in (x != 0, x == 0):  # how far a zero may be moved is only a guess
         tiny |= _confirm_group(line, gradient, scales * pattern, group)
@@ -215,6 +218,9 @@ def _climb(line: _Line, claim: _Claim, which: Mask) -> None:
     guessed, ladder = claim.guessed(line.x), claim.ladder(line.x)
     found = [line.quotient(claim.direction, step) for step in ladder]
     slopes = np.array([each.slope[which] for each in found[1:]])
+    # How much the function changes counts too: its value may be 0, as at the minimum of a sum of squares.
+    moves = np.array([2 * step * np.abs(each.slope[which]) for step, each in zip(ladder, found, strict=True)])
+    value_size = np.maximum(line.size, np.nanmax(np.where(np.isfinite(moves), moves, 0.0), axis=0))
     errors = np.array([(np.abs(fine.slope - coarse.slope) + fine.noise)[which] for coarse, fine in pairwise(found)])
     errors[np.isnan(errors)] = np.inf
     for finer in (1, 2):  # where errors are noise, they grow tenfold from step to step; one may be small by chance
@@ -225,10 +231,11 @@ def _climb(line: _Line, claim: _Claim, which: Mask) -> None:
     estimate, error = slopes[chosen, columns], errors[chosen, columns]
     wanted = claim.derivative[which]
     size = np.maximum(np.abs(wanted), np.abs(estimate))
-    scale = np.maximum(size, claim.terms[which])
+    bends = np.array([each.bend[which] for each in found[:2]])  # near an optimum the slope is small beside them
+    scale = np.maximum(np.maximum(size, claim.terms[which]), np.max(np.where(np.isfinite(bends), bends, 0.0), axis=0))
     with np.errstate(invalid="ignore"):
         agrees = np.abs(wanted - estimate) <= (_SETTLED if claim.raised else CLOSE) * scale + 4 * error
-        flat = (size <= 4 * error) & (error <= _FLAT * line.size)
+        flat = (size <= 4 * error) & (error <= 10 * _FLAT * value_size)
         decided = (error <= _DECISIVE * scale) | flat
     wrong = ~(decided & agrees)
     if guessed:
@@ -236,7 +243,7 @@ def _climb(line: _Line, claim: _Claim, which: Mask) -> None:
         if not claim.raised:
             changes = 2 * ladder[-1] * np.abs(slopes[-1])  # of a continuous function nothing but rounding
             constant = (slopes == 0).all(axis=0) & (np.abs(wanted) > CLOSE * line.size)
-            wrong |= constant | ~(changes <= _FLAT * line.size)
+            wrong |= constant | ~(changes <= _FLAT * value_size)
     if not wrong.any():
         return
     k = int(np.argmax(wrong))
