@@ -120,7 +120,9 @@ class Settings:
     max_body_bytes: int = _setting(64 << 20, "largest request body, before and after decompression", "limits")
     max_bodies_bytes: int = _setting(1 << 30, "bytes of all bodies under way together; 0: no limit", "limits")
     max_header_bytes: int = _setting(16 << 10, "largest head of a request", "limits")
-    max_headers: int = _setting(256, "how many fields a head may have; uvicorn heeds no such limit", "limits", least=1)
+    max_headers: int = _setting(
+        256, "header fields of a request; not enforced with http_server = uvicorn", "limits", least=1
+    )
     max_connections: int = _setting(
         20_000,
         "connections at a time, over HTTP and over gRPC; beyond them only health checks are answered; 0: no limit; "
@@ -153,7 +155,7 @@ class Settings:
     keep_alive_timeout_s: float = _setting(75.0, "seconds that an idle connection stays open", "limits")
     max_json_depth: int = _setting(64, "how deep JSON may nest", "limits")
     max_json_values: int = _setting(
-        1 << 18,
+        1 << 19,
         "values (texts, numbers, lists, objects) in the JSON of a request, outside of data of tensors",
         "limits",
     )

@@ -177,7 +177,7 @@ def test_custom_handlers_answer_at_their_paths(
     ("method", "path", "body", "status", "told"),
     [
         ("POST", "/my-custom-endpoint", "{", 400, "the request body is not valid JSON"),
-        ("POST", "/my-custom-endpoint", f"[{'1,' * (1 << 18)}1]", 400, "too many values in JSON"),
+        ("POST", "/my-custom-endpoint", f"[{'1,' * (1 << 19)}1]", 400, "too many values in JSON"),
         ("POST", "/my-custom-endpoint", "[" * 1000 + "]" * 1000, 400, "JSON nests too deep"),
         ("POST", "/my-custom-endpoint", "", 400, "'payload' is missing; expected list"),
         ("POST", "/my-custom-endpoint", '{"a": 1}', 400, "'payload': expected list"),

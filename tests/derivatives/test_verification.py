@@ -585,3 +585,29 @@ def test_an_optimizer_reaches_its_optimum() -> None:
 )
 def test_right_derivatives_at_zero_are_confirmed(function: Function, wanted: float) -> None:
     np.testing.assert_allclose(gradient(untried(function, [1]), [0.0]), [wanted], rtol=1e-12, atol=1e-15)
+
+
+def test_a_function_that_ends_at_the_point_has_no_derivative_there() -> None:
+    edge = untried(lambda x: x[0] * np.exp(-x[1]) + x[1] ** 1.5, [2])
+    with pytest.raises(ModelFailed, match="no finite value on both sides"):
+        gradient(edge, [0.0, 0.0])
+
+
+def test_an_infinite_element_that_is_not_asked_for_changes_nothing() -> None:
+    def partly(x: Any) -> Any:
+        with np.errstate(divide="ignore"):
+            return np.array([x[0] ** 2, 1 / x[1]])
+
+    served = made(partly, inputs=[2], outputs=[2], derivatives="finite differences", evaluate_at_load=False)
+    np.testing.assert_allclose(gradient(served, [3.0, 0.0], [1.0, 0.0]), [6.0, 0.0], rtol=1e-6)
+
+
+def test_compiled_code_that_fails_for_complex_numbers_has_no_complex_step() -> None:
+    def compiled(x: Any) -> Any:
+        if np.iscomplexobj(x):
+            raise SystemError("returned a result with an exception set")
+        return x[0] ** 2
+
+    served = made(compiled, inputs=[1], outputs=[1])
+    with pytest.raises(NotImplementedError):
+        gradient(served, [3.0])

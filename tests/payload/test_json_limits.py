@@ -158,7 +158,9 @@ def test_values_are_counted_as_the_parser_makes_them(filler: str) -> None:
 def test_bytes_of_json_are_limited() -> None:
     policy = Policy(max_json_bytes=20)
     assert parse_json(b'{"a": "0123456789"}', policy) == {"a": "0123456789"}
-    with pytest.raises(InvalidInput, match="expected at most 20 bytes outside of tensor data, got 21"):
+    with pytest.raises(
+        InvalidInput, match=r"expected at most 20 bytes outside of tensor data \(max_json_bytes\), got 21"
+    ):
         parse_json(b'{"a": "0123456789ab"}', policy)
 
 

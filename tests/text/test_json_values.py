@@ -16,7 +16,7 @@ from .text_house import House, Speaker, read_answer, speaking
 
 VALUES = 3000
 BODY = 200_000
-MESSAGE = f"too many values in JSON: expected at most {VALUES} outside of tensor data, got more"
+MESSAGE = f"too many values in JSON: expected at most {VALUES} outside of tensor data (max_json_values), got more"
 
 
 def double(x: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.core.errors import InvalidOutput, ModelFailed
+from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed
 from dragoman.core.vector_answers import as_vectors, parts
 from dragoman.core.vectors import Ability, Config, Vector, Vectors, put
 from dragoman.derivatives.analytic import NotAnalytic, watched
@@ -173,7 +173,9 @@ def _moved(function: Callable[..., Any], arguments: Vectors, index: int, vec: Ve
         answer = function(*arguments[:index], at, *arguments[index + 1 :])
     except NotAnalytic as fault:
         raise _no_complex_step(name, str(fault)) from fault
-    except (TypeError, ValueError, ArithmeticError, AttributeError, Warning) as error:
+    except DragomanError:
+        raise
+    except Exception as error:  # compiled libraries raise errors of every kind for complex numbers
         raise _no_complex_step(name, f"with complex numbers it raises {type(error).__name__}: {error}") from error
     return tuple(np.atleast_1d(np.imag(_array(each))) / step for each in parts(answer))
 

@@ -110,7 +110,9 @@ class Differences(Of):
         check_evaluations(4 * len(inputs[input]), self._limit, "Gradient", NAME)
         self._check_finite(output, inputs, config, sens)
         function, x = self._moved(output, input, inputs, config), inputs[input]
-        return np.array([sens @ derivative(function, x, unit)[0] for unit in units(len(x))])
+        used = sens != 0  # an element that is not finite and not asked for changes nothing
+        with np.errstate(invalid="ignore"):
+            return np.array([sens[used] @ derivative(function, x, unit)[0][used] for unit in units(len(x))])
 
     def apply_hessian(
         self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
@@ -127,7 +129,8 @@ class Differences(Of):
 
         def weighed(s: Vector, t: Vector) -> float:
             moved = put(put(inputs, input1, x + s), input2, (x + s if input1 == input2 else y) + t)
-            return float(sens @ self._values(moved, config)[output])
+            used = sens != 0
+            return float(sens[used] @ self._values(moved, config)[output][used])
 
         check_evaluations(8 * len(x), self._limit, "ApplyHessian", NAME)
         parts = by_scale(y, vec)

@@ -222,6 +222,8 @@ def _climb(line: _Line, claim: _Claim, which: Mask) -> None:
     moves = np.array([2 * step * np.abs(each.slope[which]) for step, each in zip(ladder, found, strict=True)])
     value_size = np.maximum(line.size, np.nanmax(np.where(np.isfinite(moves), moves, 0.0), axis=0))
     errors = np.array([(np.abs(fine.slope - coarse.slope) + fine.noise)[which] for coarse, fine in pairwise(found)])
+    if np.isnan(slopes).all():
+        raise Unconfirmed("the function has no finite value on both sides of this point, so no difference can be taken")
     errors[np.isnan(errors)] = np.inf
     for finer in (1, 2):  # where errors are noise, they grow tenfold from step to step; one may be small by chance
         errors[:-finer] = np.maximum(errors[:-finer], 0.1**finer * errors[finer:])

@@ -52,7 +52,8 @@ def check_json(text: bytes, policy: Policy) -> None:
     """
     if len(text) > policy.max_json_bytes:
         raise InvalidInput(
-            f"too much JSON: expected at most {policy.max_json_bytes} bytes outside of tensor data, got {len(text)}"
+            f"too much JSON: expected at most {policy.max_json_bytes} bytes outside of tensor data (max_json_bytes), "
+            f"got {len(text)}"
         )
     few = len(text) <= policy.max_json_values
     if few and text.count(b"[") + text.count(b"{") <= policy.max_json_depth:
@@ -62,7 +63,8 @@ def check_json(text: bytes, policy: Policy) -> None:
         count += 0 if few else int(np.count_nonzero(_VALUES[codes]))
         if count > policy.max_json_values:
             raise InvalidInput(
-                f"too many values in JSON: expected at most {policy.max_json_values} outside of tensor data, got more"
+                f"too many values in JSON: expected at most {policy.max_json_values} outside of tensor data "
+                "(max_json_values), got more"
             )
         steps = _STEPS[codes]
         depths = depth + np.cumsum(steps[steps != 0], dtype=np.int64)

@@ -34,7 +34,7 @@ class Policy:
     metrics_path: str = "/metrics"
     metrics_as: Literal["", "tgi"] = ""
     max_json_depth: int = 64
-    max_json_values: int = 1 << 18
+    max_json_values: int = 1 << 19
     max_json_bytes: int = 16 << 20
     max_rank: int = 32
     max_elements: int = 1 << 31
