@@ -60,7 +60,7 @@ def _attack(
     packed: bool = True,
     content_type: str = "application/json",
 ) -> Attack:
-    """`size` is that of the body; where the response is as large, that of both."""
+    """`size` is that of the body after decompression."""
 
     def run(target: Target) -> str:
         return post(target, path, body(), packed=packed, content_type=content_type)
@@ -124,10 +124,8 @@ _V2: list[Attack] = [
         60 * _MIB,
         ("doubled", "Texts"),
     ),
-    _attack(
-        "flat-fp32", "60 MiB of one-digit numbers, FP32", _ROWS, partial(flat, 60 * _MIB, b"1", "FP32"), 180 * _MIB
-    ),
-    _attack("flat-zeros", "60 MiB of `0.0,0.0,...`, FP32", _ROWS, partial(flat, 60 * _MIB, b"0.0", "FP32"), 120 * _MIB),
+    _attack("flat-fp32", "60 MiB of one-digit numbers, FP32", _ROWS, partial(flat, 60 * _MIB, b"1", "FP32"), 60 * _MIB),
+    _attack("flat-zeros", "60 MiB of `0.0,0.0,...`, FP32", _ROWS, partial(flat, 60 * _MIB, b"0.0", "FP32"), 60 * _MIB),
     _attack(
         "infer-stream",
         "60 MiB of `[1],[1],...` to infer_stream",
@@ -169,7 +167,7 @@ _OTHERS = [
         f"60 MiB of `{filler.decode()},...` to {path}",
         path,
         partial(filled, head, filler, b"}" * head.count(b"{"), 60 * _MIB),
-        (180 if (name, kind) == ("invocations", "numbers") else 60) * _MIB,
+        60 * _MIB,
         models,
     )
     for name, (path, head, models) in _PATHS.items()
