@@ -103,7 +103,9 @@ def iris_onnx() -> bytes:
 
     x, y = load_iris(return_X_y=True)
     model = LogisticRegression(max_iter=1000).fit(x, y)
-    text: bytes = to_onnx(model, x[:1].astype("float32"), options={"zipmap": False}).SerializeToString()
+    text: bytes = to_onnx(
+        model, x[:1].astype("float32"), options={"zipmap": False}, target_opset=18
+    ).SerializeToString()
     return text
 
 

@@ -51,7 +51,7 @@ def test_classifier_of_skl2onnx(tmp_path: Path) -> None:
     rows = x.astype(np.float32)
     classifier = LogisticRegression().fit(rows, y)
     path = tmp_path / "model.onnx"
-    path.write_bytes(to_onnx(classifier, rows[:1], options={"zipmap": False}).SerializeToString())
+    path.write_bytes(to_onnx(classifier, rows[:1], options={"zipmap": False}, target_opset=18).SerializeToString())
     model = _loaded(path)
     assert model.platform == "onnx_onnxv1"
     assert model.signature().inputs == (TensorSpec("X", FP32, (-1, 4)),)
@@ -69,7 +69,7 @@ def test_classifier_of_skl2onnx(tmp_path: Path) -> None:
 
 def test_maps_are_left_out_and_said_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     x, y = load_iris(return_X_y=True)
-    exported = to_onnx(LogisticRegression(max_iter=1000).fit(x, y), x[:1].astype(np.float32))
+    exported = to_onnx(LogisticRegression(max_iter=1000).fit(x, y), x[:1].astype(np.float32), target_opset=18)
     path = tmp_path / "model.onnx"
     path.write_bytes(exported.SerializeToString())
     assert [spec.name for spec in _loaded(path).signature().outputs] == ["output_label"]
