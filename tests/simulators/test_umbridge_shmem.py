@@ -58,7 +58,7 @@ GOOD = {"tid": "7", "name": "Double", "shmem_name": "/umbridge", "shmem_num_inpu
         ({"shmem_num_inputs": -1}, "InvalidInput", "'shmem_num_inputs': expected an integer from 0"),
         ({"shmem_num_inputs": 2}, "InvalidInput", "'shmem_size_1'"),
         ({"shmem_size_0": "4"}, "InvalidInput", "'shmem_size_0'"),
-        ({"x": [0] * (1 << 18)}, "InvalidInput", "too many values in JSON"),
+        ({"x": [0] * (1 << 19)}, "InvalidInput", "too many values in JSON"),
         ({"shmem_size_0": 1 << 40}, "InvalidInput", "'shmem_size_0'"),
         ({"shmem_size_0": 5}, "InvalidInput", "expected 40 bytes for 5 numbers, got 32"),
         ({"shmem_size_0": 3}, "InvalidInput", "expected 4 numbers, got 3"),

@@ -217,20 +217,12 @@ def _climb(line: _Line, claim: _Claim, which: Mask) -> None:
     """
     guessed, ladder = claim.guessed(line.x), claim.ladder(line.x)
     found = [line.quotient(claim.direction, step) for step in ladder]
-    slopes = np.array([each.slope[which] for each in found[1:]])
+    slopes, estimate, error, settled = _settle(found, which)
+    if np.isnan(slopes).all() and not claim.raised:
+        raise Unconfirmed("the function has no finite value on both sides of this point, so no difference can be taken")
     # How much the function changes counts too: its value may be 0, as at the minimum of a sum of squares.
     moves = np.array([2 * step * np.abs(each.slope[which]) for step, each in zip(ladder, found, strict=True)])
     value_size = np.maximum(line.size, np.nanmax(np.where(np.isfinite(moves), moves, 0.0), axis=0))
-    errors = np.array([(np.abs(fine.slope - coarse.slope) + fine.noise)[which] for coarse, fine in pairwise(found)])
-    if np.isnan(slopes).all():
-        raise Unconfirmed("the function has no finite value on both sides of this point, so no difference can be taken")
-    errors[np.isnan(errors)] = np.inf
-    for finer in (1, 2):  # where errors are noise, they grow tenfold from step to step; one may be small by chance
-        errors[:-finer] = np.maximum(errors[:-finer], 0.1**finer * errors[finer:])
-    settled = _finest_run(errors <= _SETTLED * np.abs(slopes))
-    chosen = np.argmin(np.where(settled | ~settled.any(axis=0), errors, np.inf), axis=0)
-    columns = np.arange(slopes.shape[1])
-    estimate, error = slopes[chosen, columns], errors[chosen, columns]
     wanted = claim.derivative[which]
     size = np.maximum(np.abs(wanted), np.abs(estimate))
     bends = np.array([each.bend[which] for each in found[:2]])  # near an optimum the slope is small beside them
@@ -241,7 +233,7 @@ def _climb(line: _Line, claim: _Claim, which: Mask) -> None:
         decided = (error <= _DECISIVE * scale) | flat
     wrong = ~(decided & agrees)
     if guessed:
-        wrong &= decided & settled.any(axis=0)
+        wrong &= decided & settled
         if not claim.raised:
             changes = 2 * ladder[-1] * np.abs(slopes[-1])  # of a continuous function nothing but rounding
             constant = (slopes == 0).all(axis=0) & (np.abs(wanted) > CLOSE * line.size)
@@ -260,6 +252,19 @@ def _climb(line: _Line, claim: _Claim, which: Mask) -> None:
         f"{name} is {told[0]:.9g} where central differences give {told[1]:.9g}, "
         f"with an error of about {abs(error[k] / claim.unit):.1g}"
     )
+
+
+def _settle(found: list[_Quotient], which: Mask) -> tuple[Vector, Vector, Vector, Mask]:
+    """Return slopes at all steps but the first, the best of each column, its error, and whether slopes settle there."""
+    slopes = np.array([each.slope[which] for each in found[1:]])
+    errors = np.array([(np.abs(fine.slope - coarse.slope) + fine.noise)[which] for coarse, fine in pairwise(found)])
+    errors[np.isnan(errors)] = np.inf
+    for finer in (1, 2):  # where errors are noise, they grow tenfold from step to step; one may be small by chance
+        errors[:-finer] = np.maximum(errors[:-finer], 0.1**finer * errors[finer:])
+    settled = _finest_run(errors <= _SETTLED * np.abs(slopes))
+    chosen = np.argmin(np.where(settled | ~settled.any(axis=0), errors, np.inf), axis=0)
+    columns = np.arange(slopes.shape[1])
+    return slopes, slopes[chosen, columns], errors[chosen, columns], np.asarray(settled.any(axis=0))
 
 
 def _finest_run(settled: Mask) -> Mask:
