@@ -204,6 +204,15 @@ def test_few_grammars_that_take_long_wait(llama: LanguageModel, monkeypatch: pyt
             each.result(0)
 
 
+def test_a_grammar_that_took_long_gives_its_place_back(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_compiler, "_QUICK_S", 0.01)
+    with _compiler(llama, str, grammar_compile_s=0.05, grammar_memory=4096) as compiler:
+        for i in range(9):  # one more than may wait at a time
+            slow = _schema({"type": "integer", "multipleOf": 99_999_989, "title": str(i)})
+            with pytest.raises(InvalidInput, match="too complex: expected at most 0.05 s"):
+                compiler.compiled(slow).result(60)
+
+
 STUCK = """
 import ctypes, signal, sys
 sys.path[:] = sys.argv[1:]
