@@ -204,7 +204,7 @@ def test_few_grammars_that_take_long_wait(llama: LanguageModel, monkeypatch: pyt
             each.result(0)
 
 
-def test_a_grammar_that_took_long_gives_its_place_back(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_grammar_gives_its_place_back(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_compiler, "_QUICK_S", 0.01)
     with _compiler(llama, str, grammar_compile_s=0.05, grammar_memory=4096) as compiler:
         for i in range(9):  # one more than may wait at a time
