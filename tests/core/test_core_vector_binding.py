@@ -210,6 +210,16 @@ def test_vectors_of_a_derivative_may_be_a_row_or_single_precision() -> None:
             ApplyHessian(positional=INPUTS, output=1, sens=vector(1), vec=vector(1, 2)),
             "sens, for output 'v': expected 4 numbers, got 1",
         ),
+        (Gradient(positional=INPUTS, sens=vector(np.nan)), "sens[0]: expected a finite number, got nan"),
+        (ApplyJacobian(positional=INPUTS, vec=vector(1, -np.inf)), "vec[1]: expected a finite number, got -inf"),
+        (
+            ApplyHessian(positional=INPUTS, sens=vector(np.inf), vec=vector(1, 2)),
+            "sens[0]: expected a finite number, got inf",
+        ),
+        (
+            ApplyHessian(positional=INPUTS, sens=vector(1), vec=vector(1, np.nan)),
+            "vec[1]: expected a finite number, got nan",
+        ),
         (
             Gradient(positional=INPUTS, sens=Tensor.of([1])),
             "sens, for output 'u': expected datatype FP64, got INT64",

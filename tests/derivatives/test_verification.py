@@ -240,15 +240,27 @@ def test_outside_the_domain_there_is_no_derivative(derivatives: str, name: str) 
         return -x[0] + 2 * inner - x[1] ** 2 / 2
 
     found = made(function, inputs=[2], derivatives=derivatives)
-    for x in ([-1.5, 0.2], [-np.inf, 0.2]):
-        at, vec = [np.array(x)], np.ones(2)
-        for act in (
-            lambda at=at: found.gradient(0, 0, at, ONE, {}),
-            lambda at=at, vec=vec: found.apply_jacobian(0, 0, at, vec, {}),
-            lambda at=at, vec=vec: found.apply_hessian(0, 0, 0, at, ONE, vec, {}),
-        ):
-            with pytest.raises(InvalidOutput, match=r"output 0: element 0 is .* so it has no derivative there"):
-                act()  # type: ignore[no-untyped-call]
+    assert_no_derivative(found, [-1.5, 0.2], InvalidOutput, r"output 0: element 0 is .* so it has no derivative there")
+
+
+def assert_no_derivative(function: VectorFunction, x: list[float], error: type[Exception], message: str) -> None:
+    point, vec = [np.array(x)], np.ones(2)
+    with pytest.raises(error, match=message):
+        function.gradient(0, 0, point, ONE, {})
+    with pytest.raises(error, match=message):
+        function.apply_jacobian(0, 0, point, vec, {})
+    with pytest.raises(error, match=message):
+        function.apply_hessian(0, 0, 0, point, ONE, vec, {})
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("derivatives", ["auto", "complex step", "finite differences", "jax", "torch"])
+def test_a_derivative_at_a_point_that_is_not_finite_is_an_input_error(derivatives: str) -> None:
+    lib: Any = {"jax": jnp, "torch": torch}.get(derivatives, np)
+    function = made(lambda x: lib.exp(-x[0] * x[0]) + x[1], inputs=[2], derivatives=derivatives)
+    for number in (np.inf, np.nan):
+        message = rf"^input\[0\]\[0\]: expected a finite number, got {number}$"
+        assert_no_derivative(function, [number, 2], InvalidInput, message)
 
 
 @pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")

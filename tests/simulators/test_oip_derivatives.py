@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
+from tritonclient.utils import InferenceServerException
 
 from e2e.served import Served
 
@@ -73,13 +74,39 @@ def test_metadata_tells_where_they_come_from(simulators: Served) -> None:
     assert "details" in json.dumps(found)
 
 
+def ask_in_binary_form(simulators: Served, client: Any, vectors: dict[str, list[float]], derivative: str) -> Any:
+    address = simulators.url if client is triton_http else simulators.grpc_url
+    inputs = []
+    for name, values in (INPUTS | vectors).items():
+        one = client.InferInput(name, [len(values)], "FP64")
+        one.set_data_from_numpy(np.array(values))
+        inputs.append(one)
+    with client.InferenceServerClient(address) as asking:
+        return asking.infer("forward", inputs, parameters={"derivative": derivative}).as_numpy(derivative)
+
+
 @pytest.mark.parametrize("client", [triton_http, triton_grpc])
 def test_other_clients_ask_for_them_in_binary_form(simulators: Served, client: Any) -> None:
-    with client.InferenceServerClient(simulators.url if client is triton_http else simulators.grpc_url) as asking:
-        inputs = []
-        for name, values in (INPUTS | {"sens": [1.0, 10.0]}).items():
-            one = client.InferInput(name, [len(values)], "FP64")
-            one.set_data_from_numpy(np.array(values))
-            inputs.append(one)
-        answer = asking.infer("forward", inputs, parameters={"derivative": "gradient"})
-        assert answer.as_numpy("gradient").tolist() == [2.0, 40.0]
+    found = ask_in_binary_form(simulators, client, {"sens": [1.0, 10.0]}, "gradient")
+    assert found.tolist() == [2.0, 40.0]
+
+
+@pytest.mark.parametrize("client", [triton_http, triton_grpc])
+@pytest.mark.parametrize(
+    ("derivative", "vectors", "message"),
+    [
+        ("gradient", {"sens": [1.0, np.nan]}, r"sens\[1\]: expected a finite number, got nan"),
+        ("apply_jacobian", {"vec": [np.inf, 1.0]}, r"vec\[0\]: expected a finite number, got inf"),
+        (
+            "apply_hessian",
+            {"sens": [1.0, -np.inf], "vec": [1.0, 1.0]},
+            r"sens\[1\]: expected a finite number, got -inf",
+        ),
+        ("apply_hessian", {"sens": [1.0, 1.0], "vec": [np.nan, 1.0]}, r"vec\[0\]: expected a finite number, got nan"),
+    ],
+)
+def test_sens_and_vec_must_be_finite(
+    simulators: Served, client: Any, derivative: str, vectors: dict[str, list[float]], message: str
+) -> None:
+    with pytest.raises(InferenceServerException, match=message):
+        ask_in_binary_form(simulators, client, vectors, derivative)

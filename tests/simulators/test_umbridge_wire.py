@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -134,6 +135,10 @@ BAD: list[tuple[str, Any, int, str, str]] = [
     ("/Gradient", {**GRADIENT, "inWrt": -3}, 400, "InvalidInput", "got -3"),
     ("/Gradient", {**GRADIENT, "sens": [1]}, 400, "InvalidInput", "sens, for output 'output_0': expected 2"),
     ("/ApplyJacobian", {**JACOBIAN, "vec": [1, 2, 3]}, 400, "InvalidInput", "vec, for input 'input_0': expected 2"),
+    ("/Gradient", {**GRADIENT, "sens": [1, math.nan]}, 400, "InvalidInput", "sens[1]: expected a finite number"),
+    ("/ApplyJacobian", {**JACOBIAN, "vec": [math.inf, 1]}, 400, "InvalidInput", "vec[0]: expected a finite number"),
+    ("/ApplyHessian", {**HESSIAN, "sens": [1, -math.inf]}, 400, "InvalidInput", "sens[1]: expected a finite number"),
+    ("/ApplyHessian", {**HESSIAN, "vec": [1, 1, math.nan]}, 400, "InvalidInput", "vec[2]: expected a finite number"),
     ("/ApplyHessian", {**HESSIAN, "inWrt2": 5}, 400, "InvalidInput", "inWrt2"),
     ("/ApplyHessian", {**HESSIAN, "inWrt1": -1}, 400, "InvalidInput", "inWrt1"),
     ("/ApplyHessian", {**HESSIAN, "sens": [1]}, 400, "InvalidInput", "sens"),

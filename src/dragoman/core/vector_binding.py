@@ -9,7 +9,7 @@ import numpy as np
 
 from dragoman.core.binding import check_tensor
 from dragoman.core.calls import ApplyHessian, ApplyJacobian, DerivativeCall, Gradient, Infer, Inference, Tensors
-from dragoman.core.datatypes import FP32, FP64, Datatype
+from dragoman.core.datatypes import FP32, FP64, Array, Datatype
 from dragoman.core.errors import InvalidInput, InvalidOutput, NotSupported
 from dragoman.core.signature import Shape, Signature, TensorSpec
 from dragoman.core.tensor import Tensor
@@ -101,17 +101,17 @@ def bind_derivative(call: DerivativeCall, known: Face | None, model: str) -> Der
     match call:
         case Gradient():
             by = _named(call.input, known.inputs, "input (inWrt)")
-            sens = _vector_of(call.sens, output, "sens, for output")
+            sens = _finite_vector(call.sens, output, "sens", "output")
             return Gradient(inputs=inputs, output=output.name, config=call.config, input=by.name, sens=sens)
         case ApplyJacobian():
             by = _named(call.input, known.inputs, "input (inWrt)")
-            vec = _vector_of(call.vec, by, "vec, for input")
+            vec = _finite_vector(call.vec, by, "vec", "input")
             return ApplyJacobian(inputs=inputs, output=output.name, config=call.config, input=by.name, vec=vec)
         case ApplyHessian():
             by1 = _named(call.input1, known.inputs, "input1 (inWrt1)")
             by2 = _named(call.input2, known.inputs, "input2 (inWrt2)")
-            sens = _vector_of(call.sens, output, "sens, for output")
-            vec = _vector_of(call.vec, by2, "vec, for input")
+            sens = _finite_vector(call.sens, output, "sens", "output")
+            vec = _finite_vector(call.vec, by2, "vec", "input")
             where = replace(call, inputs=inputs, positional=None, output=output.name, input1=by1.name, input2=by2.name)
             return replace(where, sens=sens, vec=vec)
     raise NotImplementedError(type(call).__name__)
@@ -188,6 +188,21 @@ def _vector_of(tensor: Tensor, spec: VectorSpec, what: str) -> Tensor:
         got = str(data.size) if data.ndim == 1 else f"shape {list(data.shape)}"
         raise InvalidInput(f"{what} '{name}': expected {size} numbers, got {got}")
     return Tensor(np.asarray(data, np.float64), FP64)
+
+
+def _finite_vector(tensor: Tensor, spec: VectorSpec, field: str, side: str) -> Tensor:
+    """Return `sens` or `vec`. A derivative is linear in both, so NaN or infinity in them has no meaningful result."""
+    vector = _vector_of(tensor, spec, f"{field}, for {side}")
+    require_finite(vector.data, field)
+    return vector
+
+
+def require_finite(array: Array, where: str) -> None:
+    """Raise InvalidInput that names the first NaN or infinity of a float array."""
+    finite = np.isfinite(array)
+    if not finite.all():
+        index = int(np.argmin(finite))
+        raise InvalidInput(f"{where}[{index}]: expected a finite number, got {array[index]}")
 
 
 def _listed(specs: Sequence[VectorSpec]) -> str:

@@ -167,7 +167,7 @@ class Differences(Of):
         return worst
 
     def _check_finite(self, output: int, inputs: Vectors, config: Config, sens: Vector | None = None) -> None:
-        check_finite(self._values(inputs, config)[output], output, sens)
+        check_finite(self._values(inputs, config)[output], output, inputs, sens)
 
     def _moved(self, output: int, index: int, inputs: Vectors, config: Config) -> Callable[[Vector], Vector]:
         return lambda at: self._values(put(inputs, index, at), config)[output]

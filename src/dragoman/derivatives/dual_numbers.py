@@ -43,7 +43,7 @@ class DualNumbers(Of):
         self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
     ) -> Any:
         here = as_vectors(self._author.evaluate(inputs, config), self.output_sizes(config))[output]
-        check_finite(here, output, sens)
+        check_finite(here, output, inputs, sens)
         found = self._followed(inputs, input1, input2, vec, config)[output]
         if len(found) != len(sens):
             raise InvalidOutput(f"output {output}: expected {len(sens)} numbers, got {len(found)}")

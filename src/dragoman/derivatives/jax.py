@@ -56,14 +56,14 @@ class JaxFunction(Traced):
         weights = _alone(sens, output, self.output_sizes(config))
         with _float64():
             values, found = self._made(config).pull(tuple(inputs), weights)
-            check_finite(np.asarray(only(values, output)), output, sens)
+            check_finite(np.asarray(only(values, output)), output, inputs, sens)
             return np.asarray(found[input])
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
         direction = _alone(vec, input, [len(x) for x in inputs])
         with _float64():
             values, found = self._made(config).push(tuple(inputs), direction)
-            check_finite(np.asarray(only(values, output)), output)
+            check_finite(np.asarray(only(values, output)), output, inputs)
             return np.asarray(found[output])
 
     def apply_hessian(
@@ -73,7 +73,7 @@ class JaxFunction(Traced):
         direction = _alone(vec, input2, [len(x) for x in inputs])
         with _float64():
             values, found = self._made(config).curve(tuple(inputs), weights, direction)
-            check_finite(np.asarray(only(values, output)), output, sens)
+            check_finite(np.asarray(only(values, output)), output, inputs, sens)
             return np.asarray(found[input1])
 
 

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dragoman.core.errors import DragomanError, InvalidOutput
-from dragoman.core.vectors import Vector
+from dragoman.core.vector_binding import require_finite
+from dragoman.core.vectors import Vector, Vectors
 from dragoman.derivatives.scales import own_scales, raised_scales, reach
 
 Values = Callable[[Vector], Vector]
@@ -162,8 +163,10 @@ def _confirm_components(line: _Line, gradient: Vector, direction: Vector, raised
     return noise
 
 
-def check_finite(here: Vector, output: int, sens: Vector | None = None) -> None:
-    """Raise InvalidOutput, as Evaluate does, where the function's value at the point of a derivative is not finite."""
+def check_finite(here: Vector, output: int, inputs: Vectors, sens: Vector | None = None) -> None:
+    """Raise InvalidInput or InvalidOutput unless a point, and the function's value there, are finite."""
+    for i, x in enumerate(inputs):
+        require_finite(x, f"input[{i}]")
     wrong = ~np.isfinite(here) if sens is None else ~np.isfinite(here) & (sens != 0)
     if wrong.any():
         k = int(np.argmax(wrong))

@@ -123,7 +123,7 @@ class Verified(Of):
         if not self._needed(config):
             return None
         found = self._values(inputs, config)[output]
-        check_finite(found, output, sens)
+        check_finite(found, output, inputs, sens)
         return found
 
     def _confirm_gradient(

@@ -9,6 +9,7 @@ import numpy as np
 
 from dragoman.core.datatypes import FP64, Array
 from dragoman.core.errors import InvalidInput
+from dragoman.core.vector_binding import require_finite
 from dragoman.payload import pieces, simd
 from dragoman.payload.digits.machine import digits
 from dragoman.payload.json_data import PARSER_FAULTS
@@ -259,9 +260,8 @@ def _vector(value: Any, where: str, policy: Policy) -> Array:
 
 def check_finite(array: Array, where: str, policy: Policy) -> None:
     """Raises InvalidInput where a number is not finite and the policy is to reject those."""
-    if policy.nonfinite == "error" and not np.isfinite(array).all():
-        place = int(np.flatnonzero(~np.isfinite(array))[0])
-        raise InvalidInput(f"{where}[{place}]: expected a finite number, got {array[place]}")
+    if policy.nonfinite == "error":
+        require_finite(array, where)
 
 
 def _told(value: Any) -> str:
