@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.workloads import GRPC_PATH
-from dragoman.payload.oip_messages import ModelInferRequest
+from dragoman.formats.oip_messages import ModelInferRequest
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.fields import encoded
 

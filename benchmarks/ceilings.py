@@ -11,7 +11,7 @@ import httptools
 import uvloop
 
 from benchmarks.workloads import GRPC_PATH
-from dragoman import memory
+from dragoman.system import allocator as memory
 
 _UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 

@@ -51,7 +51,7 @@ Way = tuple[Callable[[Any], Any], Callable[[Any], Any], Callable[[Any], Any]]
 def dragoman(what: str) -> dict[str, Way]:
     """The ways by name: what encodes a value, what of that goes over a wire, and what decodes it."""
     from dragoman.codecs import NumpyRequestCodec, PandasCodec, StringRequestCodec
-    from dragoman.payload.message import InferenceRequest
+    from dragoman.formats.message import InferenceRequest
 
     codec: Any = {"frame": PandasCodec, "array": NumpyRequestCodec, "strings": StringRequestCodec}[what]
     return {

@@ -13,8 +13,8 @@ import grpc
 import uvloop
 
 from benchmarks.workloads import GRPC_PATH
-from dragoman import memory
 from dragoman.protocols.wire import GrpcRequest
+from dragoman.system import allocator as memory
 from dragoman.transports.bodies import Bodies
 from dragoman.transports.grpc_calls import UnaryHandler
 from dragoman.transports.grpc_own.calls import Calls

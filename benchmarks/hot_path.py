@@ -25,9 +25,10 @@ from benchmarks import machine, models, workloads
 from benchmarks.processes import RESULTS
 from benchmarks.workloads import Workload
 from dragoman.engine.engine import Engine
-from dragoman.payload.oip_messages import ModelInferRequest, ModelInferResponse
-from dragoman.payload.policy import Policy
-from dragoman.protocols import oip_grpc, oip_rest
+from dragoman.formats.oip_messages import ModelInferRequest, ModelInferResponse
+from dragoman.formats.policy import Policy
+from dragoman.protocols.open_inference import grpc as oip_grpc
+from dragoman.protocols.open_inference import rest as oip_rest
 from dragoman.protocols.wire import GrpcMethod, GrpcRequest, HttpRequest
 from dragoman.server import Server
 

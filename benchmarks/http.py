@@ -153,7 +153,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["bare"]:
         import uvloop
 
-        from dragoman import memory
+        from dragoman.system import allocator as memory
 
         memory.keep()
         uvloop.run(bare(sys.argv[2], int(sys.argv[3])))

@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.ask import Asked, ask
 from benchmarks.processes import ROOT, Process, dragoman, free_port, http_ready, listens, started
 from benchmarks.workloads import Answer, Wire, Workload
-from dragoman.payload.oip_messages import ModelInferRequest
+from dragoman.formats.oip_messages import ModelInferRequest
 
 Form = Literal["oip", "plain", "echo"]
 OURS = "dragoman"

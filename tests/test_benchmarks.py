@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman.payload.oip_messages import ModelInferResponse
+from dragoman.formats.oip_messages import ModelInferResponse
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))

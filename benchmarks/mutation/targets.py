@@ -67,9 +67,9 @@ TARGETS = (
     Target("graphs", ("graphs/*.py",), tuple(f"tests/graphs/test_graph_{part}.py" for part in _GRAPH_TESTS)),
     Target(
         "formats",
-        ("payload/*.py", "payload/digits/*.py"),
+        ("formats/*.py", "formats/digits/*.py"),
         (
-            "tests/payload",
+            "tests/formats",
             "tests/codecs/test_spec_examples.py",
             "tests/rest/test_rest_binary.py",
             "tests/rest/test_rest_garbage.py",

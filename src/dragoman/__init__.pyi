@@ -36,12 +36,12 @@ from dragoman.core.text import Text as Text
 from dragoman.core.text import Token as Token
 from dragoman.core.vectors import VectorFunction as VectorFunction
 from dragoman.derivatives.authoring import vector_function as vector_function
+from dragoman.formats.message import InferenceRequest as InferenceRequest
+from dragoman.formats.message import InferenceResponse as InferenceResponse
+from dragoman.formats.message import RequestInput as RequestInput
+from dragoman.formats.message import RequestOutput as RequestOutput
+from dragoman.formats.message import ResponseOutput as ResponseOutput
 from dragoman.graphs.graph import Graph as Graph
-from dragoman.payload.message import InferenceRequest as InferenceRequest
-from dragoman.payload.message import InferenceResponse as InferenceResponse
-from dragoman.payload.message import RequestInput as RequestInput
-from dragoman.payload.message import RequestOutput as RequestOutput
-from dragoman.payload.message import ResponseOutput as ResponseOutput
 from dragoman.runtimes.python import model as model
 from dragoman.server import Server as Server
 from dragoman.server import open_engine as open_engine

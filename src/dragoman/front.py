@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dragoman import open_files, plugins
+from dragoman import plugins
 from dragoman.core.errors import InvalidInput
 from dragoman.engine.answers import AnswersNow
 from dragoman.settings import Settings
+from dragoman.system import open_files
 from dragoman.transports.cors import Cors
 from dragoman.transports.later import Shelved as Shelved
 from dragoman.transports.limits import Limits
@@ -130,14 +131,14 @@ def policy(settings: Settings) -> Any:
     names += ["max_json_depth", "max_json_values", "max_json_bytes"]
     names += ["max_rank", "max_elements", "max_bytes_elements", "max_tensors"]
     names += ["trust_request_chat_template", "strict_parameters", "max_sequences", "lmi_http_codes"]
-    kind = plugins.resolve("dragoman.payload.policy:Policy")
+    kind = plugins.resolve("dragoman.formats.policy:Policy")
     return kind(**{n: getattr(settings, n) for n in names}, forward_headers=_forwarded(settings.forward_headers))
 
 
 def _forwarded(text: str) -> tuple[str, ...]:
     """The patterns of the headers that models see."""
     patterns = listed(text.lower())
-    for secret in plugins.resolve("dragoman.payload.policy:CREDENTIALS") & {*patterns}:
+    for secret in plugins.resolve("dragoman.formats.policy:CREDENTIALS") & {*patterns}:
         raise InvalidInput(f"setting 'forward_headers': models never see '{secret}'; name only other headers")
     return patterns
 

@@ -41,19 +41,19 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "process": "dragoman.workers.process:ProcessPool",
     },
     "protocols": {
-        "oip_rest": "dragoman.protocols.oip_rest:protocol",
-        "umbridge": "dragoman.protocols.umbridge:protocol",
-        "umbridge_shmem": "dragoman.protocols.umbridge_shmem:protocol",
-        "oip_generate": "dragoman.protocols.oip_generate:protocol",
-        "oip_grpc": "dragoman.protocols.oip_grpc:protocol",
-        "lmi": "dragoman.protocols.lmi:protocol",
-        "tgi": "dragoman.protocols.tgi:protocol",
-        "openai": "dragoman.protocols.openai:protocol",
-        "metrics": "dragoman.protocols.metrics:protocol",
+        "oip_rest": "dragoman.protocols.open_inference.rest:protocol",
+        "umbridge": "dragoman.protocols.umbridge.routes:protocol",
+        "umbridge_shmem": "dragoman.protocols.umbridge.shared_memory:protocol",
+        "oip_generate": "dragoman.protocols.open_inference.generate:protocol",
+        "oip_grpc": "dragoman.protocols.open_inference.grpc:protocol",
+        "lmi": "dragoman.protocols.lmi.routes:protocol",
+        "tgi": "dragoman.protocols.tgi.routes:protocol",
+        "openai": "dragoman.protocols.openai.routes:protocol",
+        "metrics": "dragoman.protocols.metrics.routes:protocol",
     },
     # What looks at a model's settings of a protocol when the model is loaded.
     "protocol_settings": {
-        "lmi": "dragoman.protocols.lmi_model:check",
+        "lmi": "dragoman.protocols.lmi.model:check",
     },
 }
 # Two models of one file may load at the same time.

@@ -12,8 +12,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Self
 
-from dragoman import event_loop, plugins
-from dragoman.core import logs
+from dragoman import plugins
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed
 from dragoman.core.spec import ModelSpec, check_name
 from dragoman.core.vectors import carried_by
@@ -23,7 +22,8 @@ from dragoman.engine.model_metrics import FOLDER as METRICS_FOLDER
 from dragoman.engine.repository import DiskRepository
 from dragoman.front import Front, addresses, check, listed
 from dragoman.settings import FIELDS, Settings, merged, sagemaker_defaults
-from dragoman.signals import StopSignals
+from dragoman.system import event_loop, logs
+from dragoman.system.signals import StopSignals
 
 log = logging.getLogger("dragoman.server")
 
@@ -230,7 +230,7 @@ def make_engine(paths: Sequence[str], live: Sequence[ModelSpec], settings: Setti
         source.specs()  # a mistake in the settings is told before anything is loaded
     if not sources and not settings.may_grow:
         raise InvalidInput("there is nothing to serve; expected model files, folders, module:object or Python objects")
-    extensions = plugins.resolve("dragoman.protocols.oip:EXTENSIONS")
+    extensions = plugins.resolve("dragoman.protocols.open_inference.extensions:EXTENSIONS")
     return Engine(
         repository,
         Identity(

@@ -10,7 +10,7 @@ import dragoman
 from dragoman import BF16, BYTES, Tensor, errors
 from dragoman.client.result import Result
 from dragoman.core.tensor import object_array
-from dragoman.payload.message import InferenceRequest, InferenceResponse, RequestInput, RequestOutput
+from dragoman.formats.message import InferenceRequest, InferenceResponse, RequestInput, RequestOutput
 
 ARRAYS = {
     "bool": np.array([[True, False]]),

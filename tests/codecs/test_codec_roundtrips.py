@@ -25,7 +25,7 @@ from dragoman.codecs.numpy import NumpyCodec, NumpyRequestCodec
 from dragoman.codecs.pandas import PandasCodec
 from dragoman.codecs.string import StringCodec, StringRequestCodec
 from dragoman.core.errors import InvalidInput
-from dragoman.payload.message import InferenceRequest
+from dragoman.formats.message import InferenceRequest
 
 Wire = Callable[[InferenceRequest], InferenceRequest]
 quick = settings(deadline=None)

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 
 from dragoman.core.tensor import Tensor
-from dragoman.payload.message import InferenceRequest, RequestInput
-from dragoman.payload.oip_messages import ModelInferRequest, write_parameters
-from dragoman.payload.raw import raw_from_tensor
-from dragoman.protocols.oip_inference import read_infer
+from dragoman.formats.message import InferenceRequest, RequestInput
+from dragoman.formats.oip_messages import ModelInferRequest, write_parameters
+from dragoman.formats.raw import raw_from_tensor
+from dragoman.protocols.open_inference.inference import read_infer
 from dragoman.protocols.wire import GrpcRequest, Policy
 
 

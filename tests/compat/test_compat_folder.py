@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.front import policy
-from dragoman.protocols.oip_headers import checked_headers
+from dragoman.protocols.open_inference.headers import checked_headers
 from dragoman.server import settings_for
 from e2e.served import Served, serving
 

@@ -26,13 +26,13 @@ from dragoman.core.calls import (
     Scale,
     Unload,
 )
-from dragoman.core.eager import Start, Waiting, begun, in_task, resumed
 from dragoman.core.model import Model
 from dragoman.core.quick import native
 from dragoman.core.signature import OPEN, Signature
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import NONE, Tensor
 from dragoman.core.text import Chat, PromptInfo, Sampling, Text, Token
+from dragoman.system.eager import Start, Waiting, begun, in_task, resumed
 
 X = Tensor.of(np.array([1.0, 2.0]))
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman.core import logs
 from dragoman.core.bytes_tensor import BytesTensor, flattened, piece_of, portions, texts_of, with_parameters
 from dragoman.core.datatypes import BYTES, DATATYPES, FP64, datatype, datatype_of
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, Overloaded
@@ -21,14 +20,15 @@ from dragoman.core.histogram import SECONDS, TOKENS, Histogram
 from dragoman.core.leaving import until_left, watch
 from dragoman.core.metrics import Sample
 from dragoman.core.paths import matched
-from dragoman.core.room import Room
 from dragoman.core.secrets import child_environment, forget_secrets
 from dragoman.core.spec import check_name
 from dragoman.core.tensor import NONE, Tensor
 from dragoman.core.text import Generation, PromptInfo, Text, Token, joined
-from dragoman.core.threads import DaemonThreads
 from dragoman.core.vector_answers import as_vector, as_vectors, parts
 from dragoman.core.vectors import MARK, VectorFunction, carried_by, put
+from dragoman.system import logs
+from dragoman.system.shared_memory import Room
+from dragoman.system.threads import DaemonThreads
 
 
 def test_a_histogram_counts_each_value_in_every_bucket_that_holds_it() -> None:

@@ -14,7 +14,7 @@ from hyperframe.frame import Frame
 from numpy.typing import NDArray
 
 import dragoman
-from dragoman.payload import oip_messages as m
+from dragoman.formats import oip_messages as m
 from dragoman.transports.http2 import frames
 from rest.rest_house import House
 
@@ -31,7 +31,7 @@ def double(x: NDArray[np.float64]) -> NDArray[np.float64]:
 @pytest.fixture
 async def crowded(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[dragoman.Server]:
     """A server whose process has all files open that it may have for ordinary connections."""
-    monkeypatch.setattr("dragoman.open_files.limit", lambda: FILES)
+    monkeypatch.setattr("dragoman.system.open_files.limit", lambda: FILES)
     async with dragoman.Server(double, http_port=0, grpc_port=0, placement="inline", header_timeout_s=60.0) as server:
         with ExitStack() as stack:
             while (number := os.dup(0)) < FILES:
@@ -103,7 +103,7 @@ async def _ended(reader: asyncio.StreamReader) -> bool:
 
 
 async def test_with_files_left_all_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.open_files.limit", lambda: 4096)
+    monkeypatch.setattr("dragoman.system.open_files.limit", lambda: 4096)
     async with dragoman.Server(double, http_port=0, grpc_port=0, placement="inline") as server:
         response = await House(server.http_ports[0], server).ask("POST", INFER, QUESTION)
         assert response.json["outputs"][0]["data"] == [2.0, 4.0, 6.0]

@@ -17,7 +17,7 @@ import pytest
 from h2.settings import SettingCodes
 
 import dragoman
-from dragoman.payload import oip_messages as m
+from dragoman.formats import oip_messages as m
 from e2e.served import Served, serving
 
 MIB = 1 << 20

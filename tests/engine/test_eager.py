@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from dragoman.core import eager
+from dragoman.system import eager
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from dragoman.core.threads import DaemonThreads
+from dragoman.system.threads import DaemonThreads
 from e2e.served import until
 
 
@@ -77,7 +77,7 @@ def test_threads_end_with_their_executor() -> None:
 
 
 def test_a_process_ends_though_a_thread_waits() -> None:
-    code = "import threading\nfrom dragoman.core.threads import DaemonThreads\nt = DaemonThreads(1, 'x')\n"
+    code = "import threading\nfrom dragoman.system.threads import DaemonThreads\nt = DaemonThreads(1, 'x')\n"
     code += "e = threading.Event()\nt.submit(lambda: (e.set(), threading.Event().wait()))\ne.wait()\nprint('done')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "done\n"

@@ -27,8 +27,8 @@ from dragoman.core.calls import (
 from dragoman.core.datatypes import FP32, INT32
 from dragoman.core.errors import ModelNotFound
 from dragoman.core.signature import Signature, TensorSpec
-from dragoman.payload import oip_messages as m
-from dragoman.protocols import oip_grpc
+from dragoman.formats import oip_messages as m
+from dragoman.protocols.open_inference import grpc as oip_grpc
 from dragoman.protocols.wire import Exchange, GrpcMethod, GrpcRequest, GrpcStream, GrpcStreamMethod, Policy
 from dragoman.transports.grpc import GrpcServer
 from dragoman.transports.grpc_own.server import OwnGrpcServer

@@ -16,7 +16,7 @@ from grpc_fakes import LIMITS, SERVICE, TABLE, FakeEngine, infer_message, make_s
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.payload import oip_messages as m
+from dragoman.formats import oip_messages as m
 from dragoman.transports.bodies import Bodies
 from dragoman.transports.grpc_own.calls import Calls
 from dragoman.transports.http2 import frames

@@ -9,8 +9,8 @@ from grpc_fakes import ask, call_of, infer_message
 
 from dragoman.core.datatypes import INT32
 from dragoman.core.errors import InvalidInput
-from dragoman.payload import oip_messages as m
-from dragoman.protocols import oip_grpc
+from dragoman.formats import oip_messages as m
+from dragoman.protocols.open_inference import grpc as oip_grpc
 from dragoman.protocols.wire import GrpcMethod, GrpcRequest, Policy
 
 Change = Callable[[Any], object]

@@ -12,7 +12,7 @@ from grpc_fakes import LIMITS, SERVICE, FakeEngine, failed, infer_message, make_
 from grpc_health.v1 import health_pb2
 from raw_client import Raw, framed
 
-from dragoman.payload import oip_messages as m
+from dragoman.formats import oip_messages as m
 from dragoman.transports.client_address import client_address
 from dragoman.transports.grpc_own.admission import MAX_HEALTH_CALLS
 

@@ -14,7 +14,7 @@ import pytest
 from grpc_fakes import LIMIT, LIMITS, FakeEngine, infer_message, make_server
 from raw_client import Raw, framed
 
-from dragoman.payload import oip_messages as m
+from dragoman.formats import oip_messages as m
 from dragoman.transports.grpc_calls import Refusal
 from dragoman.transports.grpc_own.messages import Messages
 from dragoman.transports.http2 import frames

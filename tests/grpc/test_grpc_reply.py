@@ -9,7 +9,7 @@ from grpc_fakes import ask, infer_message
 from dragoman.core.calls import Inference, Response
 from dragoman.core.datatypes import BF16, BYTES, FP16, FP32, INT32
 from dragoman.core.tensor import Tensor, object_array
-from dragoman.payload import oip_messages as m
+from dragoman.formats import oip_messages as m
 from dragoman.transports.grpc_calls import whole
 
 

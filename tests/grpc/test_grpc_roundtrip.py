@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from dragoman.core.calls import Inference, Response
 from dragoman.core.datatypes import BOOL, BYTES, DATATYPES, Datatype
 from dragoman.core.tensor import Tensor, object_array
-from dragoman.payload import oip_messages as m
-from dragoman.payload.oip_contents import FIELDS
-from dragoman.payload.raw import raw_from_tensor
+from dragoman.formats import oip_messages as m
+from dragoman.formats.oip_contents import FIELDS
+from dragoman.formats.raw import raw_from_tensor
 from dragoman.transports.grpc_calls import whole
 
 SHAPES = st.one_of(

@@ -12,7 +12,7 @@ from grpc_fakes import LIMIT, SERVICE, FakeEngine, failed, infer_message, make_s
 
 from dragoman.core.calls import Index
 from dragoman.core.errors import InvalidInput, ModelFailed, Overloaded
-from dragoman.payload import oip_messages as m
+from dragoman.formats import oip_messages as m
 
 
 async def infer(channel: Any, message: Any, **options: Any) -> Any:

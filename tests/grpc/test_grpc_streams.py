@@ -9,7 +9,7 @@ import pytest
 from grpc_fakes import LIMIT, SERVICE, FakeEngine, failed, infer_message
 
 from dragoman.core.errors import InvalidInput
-from dragoman.payload import oip_messages as m
+from dragoman.formats import oip_messages as m
 
 
 class Talk:

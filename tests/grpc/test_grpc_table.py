@@ -24,9 +24,9 @@ from dragoman.core.calls import (
 from dragoman.core.datatypes import INT32
 from dragoman.core.errors import DragomanError, InvalidInput, NotSupported
 from dragoman.core.tensor import Tensor
-from dragoman.payload import oip_messages as m
+from dragoman.formats import oip_messages as m
 from dragoman.plugins import find
-from dragoman.protocols import oip
+from dragoman.protocols.open_inference import extensions as oip
 from dragoman.protocols.wire import GrpcRequest, GrpcStreamMethod, Policy
 
 PIECE = Response(Inference({"y": Tensor(np.array([5], "<i4"), INT32)}), "echo", "3")

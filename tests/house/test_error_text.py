@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.core.error_text import public_message, public_text
-from dragoman.core.logs import TextFormatter
+from dragoman.system.logs import TextFormatter
 
 SCRIPTED = """\
 The following operation failed in the TorchScript interpreter.

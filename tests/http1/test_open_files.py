@@ -7,7 +7,7 @@ import pytest
 
 SCRIPT = """
 import resource
-from dragoman import open_files
+from dragoman.system import open_files
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
 told = open_files.allow()

@@ -18,7 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 import dragoman
-from dragoman.payload import oip_messages as m
+from dragoman.formats import oip_messages as m
 
 QUESTION = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [3], "data": [1.0, 2.0, 3.0]}]}
 ANSWER = [2.0, 4.0, 6.0]

@@ -12,8 +12,8 @@ import pytest_asyncio
 import dragoman
 from dragoman import Infer, Inference
 from dragoman.core.calls import Response
-from dragoman.protocols.oip_body import read_infer
-from dragoman.protocols.oip_rest import OpenInferenceRest
+from dragoman.protocols.open_inference.body import read_infer
+from dragoman.protocols.open_inference.rest import OpenInferenceRest
 from dragoman.protocols.wire import HttpRequest, Policy
 from rest.rest_house import MODELS, Answer, House, binary, blobs, inputs, outputs, serving, tensor
 

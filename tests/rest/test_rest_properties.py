@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 from dragoman.core.calls import Infer, Inference, Response
 from dragoman.core.datatypes import BOOL, BYTES, DATATYPES, Datatype
 from dragoman.core.tensor import object_array
-from dragoman.protocols.oip_rest import OpenInferenceRest
+from dragoman.protocols.open_inference.rest import OpenInferenceRest
 from dragoman.protocols.wire import HttpRequest, HttpResponse, Policy
 from rest.rest_house import binary, encoded, inputs, tensor
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.core.errors import InvalidInput, InvalidOutput
-from dragoman.payload import simd
-from dragoman.payload.policy import Policy
-from dragoman.payload.umbridge import Misfit, Question, _from_document, read_question
-from dragoman.payload.umbridge_answer import numbers, read_output
+from dragoman.formats import simd
+from dragoman.formats.policy import Policy
+from dragoman.formats.umbridge import Misfit, Question, _from_document, read_question
+from dragoman.formats.umbridge_answer import numbers, read_output
 
 POLICY = Policy()
 FINITE = st.floats(allow_nan=False, allow_infinity=False)

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from dragoman.core.errors import InvalidInput, InvalidOutput
-from dragoman.payload.policy import Policy
-from dragoman.payload.umbridge import Misfit, read_question
-from dragoman.payload.umbridge_answer import read_output
+from dragoman.formats.policy import Policy
+from dragoman.formats.umbridge import Misfit, read_question
+from dragoman.formats.umbridge_answer import read_output
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ async def test_tables_with_too_many_cells_are_rejected() -> None:
 
 async def test_large_forms_are_rejected(house: House) -> None:
     kind = {"content-type": "application/x-www-form-urlencoded"}
-    with mock.patch("dragoman.protocols.lmi_request._MOST_FORM_LINES", 100):
+    with mock.patch("dragoman.protocols.lmi.request._MOST_FORM_LINES", 100):
         answer = await house.post("/invocations?model_name=Speaker", b"inputs=a&" * 101, kind)
         assert answer.status == 424
         assert "the form is too large" in error_of(answer.json)

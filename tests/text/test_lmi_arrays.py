@@ -18,7 +18,7 @@ from sklearn.linear_model import LogisticRegression
 import dragoman
 from dragoman.core.calls import Embed, Embedded
 from dragoman.core.datatypes import BYTES
-from dragoman.protocols.lmi_ndlist import from_ndlist, to_ndlist
+from dragoman.protocols.lmi.ndlist import from_ndlist, to_ndlist
 
 from .text_house import House, Speaker, speaking
 

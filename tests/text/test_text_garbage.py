@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from dragoman.protocols.lmi_parameters import PARAMETERS as LMI
-from dragoman.protocols.text_chat import PARAMETERS as OPENAI
-from dragoman.protocols.tgi_request import PARAMETERS as TGI
+from dragoman.protocols.lmi.parameters import PARAMETERS as LMI
+from dragoman.protocols.text_common.chat import PARAMETERS as OPENAI
+from dragoman.protocols.tgi.request import PARAMETERS as TGI
 
 from .text_house import House, speaking
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.core.text import Token
-from dragoman.protocols.text import spread
+from dragoman.protocols.text_common.parameters import spread
 
 from .text_house import House, events, lines, read_answer, read_chunks, read_head, speaking
 

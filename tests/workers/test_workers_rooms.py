@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from workers_harness import descriptors, first, processes, until
 
-from dragoman.core import room
 from dragoman.core.calls import Infer, Request
-from dragoman.core.room import LARGE, Room, room_of, space
 from dragoman.core.tensor import Tensor
+from dragoman.system import shared_memory as room
+from dragoman.system.shared_memory import LARGE, Room, room_of, space
 from dragoman.workers import shared
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no files in memory")

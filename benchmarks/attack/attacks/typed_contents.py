@@ -5,7 +5,7 @@ import time
 import grpc
 
 from benchmarks.attack.attack import Attack, Target
-from dragoman.payload.oip_messages import ModelInferRequest, length_delimited
+from dragoman.formats.oip_messages import ModelInferRequest, length_delimited
 
 _SIZE = 60 << 20
 _FIELDS = {

@@ -8,13 +8,13 @@ import sys
 import time
 from typing import Any
 
-from dragoman import memory, open_files
 from dragoman.cli.table import progress, startup_line, startup_table
-from dragoman.core import logs
 from dragoman.core.errors import InvalidInput
 from dragoman.core.secrets import forget_secrets
 from dragoman.server import Server, run, settings_for
 from dragoman.settings import FIELDS, choices, from_environment, kind, merged, sagemaker_paths
+from dragoman.system import allocator as memory
+from dragoman.system import logs, open_files
 
 _EPILOG = """\
 what PATH may be:

@@ -13,7 +13,7 @@ from dragoman.client.result import Result
 from dragoman.core.calls import IndexEntry, ModelDescription, ServerDescription
 from dragoman.core.errors import DragomanError, InvalidInput, ModelNotFound
 from dragoman.core.tensor import Scalar
-from dragoman.payload.message import InferenceRequest, InferenceResponse
+from dragoman.formats.message import InferenceRequest, InferenceResponse
 
 T = TypeVar("T")
 Opened = tuple[list[InferenceResponse], AsyncGenerator[InferenceResponse, None]]

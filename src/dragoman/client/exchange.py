@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from dragoman.core.errors import DeadlineExceeded
-from dragoman.payload.message import InferenceResponse
-from dragoman.payload.policy import Buffer
+from dragoman.formats.message import InferenceResponse
+from dragoman.formats.policy import Buffer
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from dragoman.core.errors import (
     Unauthorized,
     WorkerLost,
 )
-from dragoman.payload.policy import Buffer
+from dragoman.formats.policy import Buffer
 
 _SHOWN = 300
 

@@ -10,7 +10,7 @@ from dragoman.client import faults
 from dragoman.client.address import Address, Headers
 from dragoman.client.exchange import Deadline, GrpcQuestion
 from dragoman.core.errors import DragomanError
-from dragoman.payload.oip_messages import SERVICE
+from dragoman.formats.oip_messages import SERVICE
 
 _COMPRESSION = {None: None, "gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}
 

@@ -10,7 +10,7 @@ from dragoman.client import faults
 from dragoman.client.address import Address
 from dragoman.client.exchange import Deadline, HttpAnswer, HttpQuestion
 from dragoman.client.http1 import AnswerReader, written
-from dragoman.payload.policy import Buffer
+from dragoman.formats.policy import Buffer
 
 _MAX_IDLE = 32
 

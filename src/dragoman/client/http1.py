@@ -7,7 +7,7 @@ import httptools
 
 from dragoman.client.exchange import HttpAnswer, HttpQuestion
 from dragoman.core.errors import ServerError
-from dragoman.payload.policy import Buffer
+from dragoman.formats.policy import Buffer
 
 # Buffers up to this many bytes are joined: a call of the system costs more than to copy them.
 _SMALL = 1 << 15

@@ -9,7 +9,7 @@ from dragoman.client.address import Address
 from dragoman.client.exchange import Deadline
 from dragoman.client.http import Connection, HttpTransport, stale
 from dragoman.client.http1 import AnswerReader
-from dragoman.payload.policy import Buffer
+from dragoman.formats.policy import Buffer
 
 _MAX_UNREAD = 1 << 20
 

@@ -11,7 +11,7 @@ from dragoman.core.datatypes import BYTES
 from dragoman.core.errors import InvalidInput
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import NONE, Parameters, Tensor, with_own_dtype
-from dragoman.payload.message import InferenceRequest, RequestInput, RequestOutput
+from dragoman.formats.message import InferenceRequest, RequestInput, RequestOutput
 
 Wanted = Sequence[str | RequestOutput] | None
 

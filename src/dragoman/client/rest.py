@@ -15,10 +15,10 @@ from dragoman.core.calls import IndexEntry, ModelDescription, ServerDescription
 from dragoman.core.datatypes import DATATYPES
 from dragoman.core.errors import InvalidInput, InvalidOutput, ServerError
 from dragoman.core.signature import Signature, TensorSpec
-from dragoman.payload.body import HEADER_LENGTH
-from dragoman.payload.json_data import PARSER_FAULTS
-from dragoman.payload.message import InferenceRequest, InferenceResponse
-from dragoman.payload.policy import Buffer
+from dragoman.formats.body import HEADER_LENGTH
+from dragoman.formats.json_data import PARSER_FAULTS
+from dragoman.formats.message import InferenceRequest, InferenceResponse
+from dragoman.formats.policy import Buffer
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from dragoman.codecs.registry import CODECS
 from dragoman.core.datatypes import Array
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Tensor
-from dragoman.payload.message import InferenceResponse
+from dragoman.formats.message import InferenceResponse
 
 
 class Result(Mapping[str, Any]):

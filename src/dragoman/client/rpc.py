@@ -9,11 +9,11 @@ from dragoman.core.datatypes import DATATYPES, datatype
 from dragoman.core.errors import InvalidInput, InvalidOutput, ServerError
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor
-from dragoman.payload import oip_messages as m
-from dragoman.payload.message import InferenceRequest, InferenceResponse
-from dragoman.payload.oip_contents import tensor_from_contents
-from dragoman.payload.policy import Buffer, Policy
-from dragoman.payload.raw import raw_from_tensor, tensor_from_raw
+from dragoman.formats import oip_messages as m
+from dragoman.formats.message import InferenceRequest, InferenceResponse
+from dragoman.formats.oip_contents import tensor_from_contents
+from dragoman.formats.policy import Buffer, Policy
+from dragoman.formats.raw import raw_from_tensor, tensor_from_raw
 
 _POLICY = Policy()
 _RAW_INPUT_CONTENTS: int = m.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from dragoman.core.datatypes import Datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Parameters, Tensor
-from dragoman.payload.message import InferenceRequest, InferenceResponse, RequestInput, ResponseOutput
+from dragoman.formats.message import InferenceRequest, InferenceResponse, RequestInput, ResponseOutput
 
 
 class InputCodec:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from dragoman import plugins
-from dragoman.core import eager
 from dragoman.core.binding import bind
 from dragoman.core.calls import Call, Infer, Inference, Request, SignatureFor
 from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady, NotSupported, Overloaded
@@ -19,6 +18,7 @@ from dragoman.engine.batching import Batcher, mergeable, rows
 from dragoman.engine.placing import first_placement
 from dragoman.engine.tally import Tally
 from dragoman.engine.vector_calls import VectorCalls
+from dragoman.system import eager
 from dragoman.workers.pool import Elsewhere, Loaded, Pool
 
 A = TypeVar("A")

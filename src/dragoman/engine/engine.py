@@ -36,7 +36,6 @@ from dragoman.core.calls import (
     Together,
     Unload,
 )
-from dragoman.core.eager import in_task
 from dragoman.core.errors import Forbidden, NotReady, Unaddressed, Unauthorized
 from dragoman.core.metrics import Family
 from dragoman.core.peers import Peers
@@ -50,6 +49,7 @@ from dragoman.engine.registry import Registry
 from dragoman.engine.repository import Repository, Source
 from dragoman.engine.search import Skipped
 from dragoman.engine.text_tally import Written
+from dragoman.system.eager import in_task
 
 A = TypeVar("A")
 log = logging.getLogger("dragoman.engine")

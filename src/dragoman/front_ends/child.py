@@ -4,10 +4,10 @@ import logging
 import socket
 from collections.abc import Sequence
 
-from dragoman import event_loop
 from dragoman.front import Front, Ports
 from dragoman.front_ends.remote import RemoteEngine
 from dragoman.settings import Settings
+from dragoman.system import event_loop
 from dragoman.workers.channel import receive
 from dragoman.workers.child import begin
 from dragoman.workers.frames import Kind

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from dragoman.core.errors import InvalidInput, NotSupported
-from dragoman.core.threads import DaemonThreads
 from dragoman.core.vectors import ABILITIES, Ability, Config, Vector, VectorFunction, Vectors
 from dragoman.graphs import answers, plan
 from dragoman.graphs.plan import SENS, Plan, Step, Terms
 from dragoman.graphs.run import Order, take
 from dragoman.graphs.sizes import Sizes, infer
 from dragoman.graphs.wiring import Bound, GraphInput, Node, Port, Source, Wiring
+from dragoman.system.threads import DaemonThreads
 
 _CONFIGS = 64  # for so many configs sizes are kept
 # How many calls of a graph are under way at a time, unless somebody says otherwise.

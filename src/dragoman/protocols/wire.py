@@ -19,8 +19,8 @@ import orjson
 
 from dragoman.core.calls import Request, Response
 from dragoman.core.errors import DragomanError, Forbidden
-from dragoman.payload.policy import Buffer as Buffer
-from dragoman.payload.policy import Policy as Policy
+from dragoman.formats.policy import Buffer as Buffer
+from dragoman.formats.policy import Policy as Policy
 
 A = TypeVar("A")
 Out = TypeVar("Out")

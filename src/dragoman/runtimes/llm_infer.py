@@ -16,8 +16,8 @@ from dragoman.core.sampling import KINDS, checked, sampling
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.core.text import Generation, Sampling, Text, joined
-from dragoman.payload.json_scan import check_json
-from dragoman.payload.policy import Policy
+from dragoman.formats.json_scan import check_json
+from dragoman.formats.policy import Policy
 
 _POLICY = Policy()  # its limits hold for JSON in a text as well
 

@@ -16,8 +16,8 @@ import orjson
 from dragoman.core.calls import Handle, Handled, Request
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.core.type_aliases import without_aliases
-from dragoman.payload.json_document import parse_json
-from dragoman.payload.policy import Policy
+from dragoman.formats.json_document import parse_json
+from dragoman.formats.policy import Policy
 
 _POLICY = Policy()
 _SINGLE = (str, int, float, bool)

@@ -27,8 +27,8 @@ from dragoman.core.errors import (
 )
 from dragoman.core.vector_binding import config_key
 from dragoman.core.vectors import Ability, Config, Vector, VectorFunction, Vectors
-from dragoman.payload.policy import Buffer, Policy
-from dragoman.payload.umbridge_answer import numbers, read_output
+from dragoman.formats.policy import Buffer, Policy
+from dragoman.formats.umbridge_answer import numbers, read_output
 
 T = TypeVar("T")
 

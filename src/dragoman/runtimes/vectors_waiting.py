@@ -10,9 +10,9 @@ from dragoman.core.leaving import until_left
 from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.tensor import Tensor
-from dragoman.core.threads import DaemonThreads
 from dragoman.core.vectors import Vector, VectorFunction
 from dragoman.runtimes.vectors import VectorModel
+from dragoman.system.threads import DaemonThreads
 
 A = TypeVar("A")
 C = TypeVar("C")

@@ -19,7 +19,6 @@ from urllib.parse import quote
 import msgspec
 
 from dragoman.core.calls import ModelCall, Response
-from dragoman.core.eager import in_task
 from dragoman.core.errors import DragomanError, NotReady
 from dragoman.engine.answers import AnswersNow
 from dragoman.protocols.wire import (
@@ -35,6 +34,7 @@ from dragoman.protocols.wire import (
     Inquiry,
     Later,
 )
+from dragoman.system.eager import in_task
 from dragoman.transports.aside import LARGE, Aside, weight
 from dragoman.transports.bodies import Bodies
 from dragoman.transports.caller import Caller, OtherSite

@@ -11,7 +11,6 @@ from types import CoroutineType
 from typing import Any, Protocol
 
 from dragoman.core.calls import Response
-from dragoman.core.eager import Start
 from dragoman.core.errors import DragomanError, NotReady, ServerError
 from dragoman.engine.answers import Answers
 from dragoman.protocols.wire import (
@@ -23,6 +22,7 @@ from dragoman.protocols.wire import (
     GrpcRequest,
     GrpcStreamMethod,
 )
+from dragoman.system.eager import Start
 from dragoman.transports.aside import LARGE, Aside, weight
 from dragoman.transports.bodies import Bodies
 

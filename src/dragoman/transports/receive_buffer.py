@@ -1,7 +1,7 @@
 """Memory for bytes whose number was announced, which grows as they arrive."""
 
-from dragoman.core.room import space
 from dragoman.protocols.wire import Buffer
+from dragoman.system.shared_memory import space
 
 # What is set aside at first: a length is easily claimed. Memory that no byte has come into is not used.
 _FIRST = 1 << 20

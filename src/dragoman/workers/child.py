@@ -12,10 +12,11 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
-from dragoman.core import errors, logs
+from dragoman.core import errors
 from dragoman.core.calls import Request
 from dragoman.core.error_text import public_text
 from dragoman.core.errors import DragomanError, ModelFailed
+from dragoman.system import logs
 from dragoman.workers import shared
 from dragoman.workers.channel import Channel, receive
 from dragoman.workers.execute import Executor

@@ -6,10 +6,10 @@ from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
 from dragoman.core.calls import Call, Request
-from dragoman.core.eager import in_task
 from dragoman.core.errors import NotReady
 from dragoman.core.metrics import Family
 from dragoman.core.spec import ModelSpec
+from dragoman.system.eager import in_task
 from dragoman.workers.availability import Availability
 from dragoman.workers.execute import Executor
 from dragoman.workers.owned import owned

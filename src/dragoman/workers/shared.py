@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.core.room import LARGE, Room, room_of
+from dragoman.system.shared_memory import LARGE, Room, room_of
 
 LEAST = 64 << 10  # bytes of an array from which on it goes this way
 _SIZE = 64 << 20  # of an arena; what is never written takes no memory

@@ -8,8 +8,8 @@ from functools import partial
 from types import CoroutineType
 from typing import Any
 
-from dragoman.core.eager import Start
 from dragoman.protocols.wire import Buffer, GrpcAnswer, GrpcRequest
+from dragoman.system.eager import Start
 from dragoman.transports.grpc_calls import Refusal, Reply, UnaryHandler, parts_of, told
 from dragoman.transports.grpc_own.call import SMALL, Call, House, unread
 from dragoman.transports.grpc_own.head import CallHead

@@ -7,8 +7,8 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
-from dragoman.core.eager import Start
 from dragoman.protocols.wire import HttpFault, HttpRequest, HttpResponse
+from dragoman.system.eager import Start
 from dragoman.transports.aside import LARGE
 from dragoman.transports.http1.head import NO_HEAD, Head
 from dragoman.transports.http1.incoming import Asked, Desk, Incoming, Refused

@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
-from dragoman.core.eager import Start
 from dragoman.protocols.wire import Headers, HttpFault, HttpRequest, HttpResponse
+from dragoman.system.eager import Start
 from dragoman.transports.application import Application
 from dragoman.transports.http1.body import Body, GrowingBody, too_large
 from dragoman.transports.http2 import frames

@@ -9,7 +9,7 @@ import numpy as np
 from dragoman.core.bytes_tensor import came_as_text, texts_of
 from dragoman.core.datatypes import BYTES, Array, Datatype, datatype, rounded
 from dragoman.core.tensor import Parameters, Tensor, object_array
-from dragoman.payload import message
+from dragoman.formats import message
 
 
 class Text(str):

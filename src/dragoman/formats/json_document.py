@@ -1,0 +1,170 @@
+"""JSON documents of protocols without typed tensors: bounded, with long arrays of numbers apart from the rest.
+
+An array of numbers takes a Python object for each of them if a general parser reads it. So those that are long are
+taken out of the text, a marker stands for each while the rest is parsed, and they are read in portions once
+their datatype is known.
+"""
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from dragoman.core.datatypes import BOOL, FP64, INT64, UINT64, Array, Datatype
+from dragoman.core.errors import InvalidInput
+from dragoman.formats.json_data import in_portions
+from dragoman.formats.json_scan import BLOCK, array_end, check_json, structure
+from dragoman.formats.nesting import Nesting, regular_shape
+from dragoman.formats.policy import Buffer, Policy
+
+_LONG = 1 << 16  # bytes of an array from which on it is read apart
+_MARK = secrets.token_hex(16)
+_BACKSLASH = ord("\\")
+
+
+class NumberArray:
+    """A long array of numbers in a document, whose text is read on request."""
+
+    __slots__ = ("_text", "shape")
+
+    def __init__(self, text: memoryview) -> None:
+        """Raises InvalidInput if its lists are of unequal lengths."""
+        self._text = text
+        shape = regular_shape(*structure(text))
+        if shape is None:
+            raise InvalidInput("a list of lists is ragged, expected rows of equal lengths")
+        self.shape: Sequence[int] = shape
+
+    def array(self, where: str, datatype: Datatype | None = None) -> Array:
+        """The numbers as a datatype, by default as NumPy would take a list of them: INT64, FP64 or BOOL.
+
+        Raises InvalidInput naming `where` if there is anything else in it.
+        """
+        if _has_any(self._text, b"n"):
+            raise InvalidInput(f"{where}: expected numbers, got null")
+        kinds = [datatype] if datatype is not None else _kinds(self._text)
+        for kind in kinds[:-1]:
+            try:
+                return self._read(where, kind)
+            except InvalidInput:
+                pass
+        return self._read(where, kinds[-1])
+
+    def _read(self, where: str, datatype: Datatype) -> Array:
+        count = 1
+        for size in self.shape:
+            count *= size
+        nesting = Nesting(self.shape) if len(self.shape) > 1 else None
+        array = in_portions(where, datatype, self._text, count, nesting)
+        if array.size != count:
+            raise InvalidInput(f"{where}: expected numbers between the commas of a list")
+        return array.reshape(self.shape)
+
+
+def _kinds(text: memoryview) -> list[Datatype]:
+    """The datatypes, the first that fits counts, of an array of numbers in JSON."""
+    if _has_any(text, b"tf"):
+        return [BOOL]
+    return [FP64] if _has_any(text, b".eE") else [INT64, UINT64]
+
+
+def _has_any(text: memoryview, characters: bytes) -> bool:
+    """Whether a text has one of these, looked for in blocks, without a copy of the whole."""
+    blocks = (bytes(text[at : at + BLOCK]) for at in range(0, len(text), BLOCK))
+    return any(each.encode() in block for block in blocks for each in characters.decode())
+
+
+def parse_json(text: Buffer, policy: Policy) -> Any:
+    """The value of a JSON text within the limits of `check_json`. Raises InvalidInput."""
+    text = bytes(text)
+    check_json(text, policy)
+    return _parsed(text)
+
+
+def parse_document(text: Buffer, policy: Policy) -> Any:
+    """The same, in which each long array of numbers, which no limit but its own holds for, is a NumberArray."""
+    text = bytes(text)
+    rest, arrays = without_arrays(text, policy)
+    check_json(rest, policy)
+    value = _parsed(rest)
+    return _with_arrays(value, [NumberArray(array) for array in arrays]) if arrays else value
+
+
+def without_arrays(text: bytes, policy: Policy) -> tuple[bytes, list[memoryview]]:
+    """A JSON text with a string in place of each long array of numbers, and these arrays."""
+    arrays: list[memoryview] = []
+    if len(text) < _LONG or _has_mark(text):
+        return text, arrays
+    parts: list[bytes] = []
+    done = at = 0
+    for _ in range(policy.max_json_values):
+        quote = text.find(b'"', at)
+        stop = len(text) if quote < 0 else quote
+        while stop - at >= _LONG:
+            start, end = _numbers_between(text, at, stop)
+            if end <= start:
+                break
+            parts += (text[done:start], f'"{_MARK}:{len(arrays)}"'.encode())
+            arrays.append(memoryview(text)[start:end])
+            done = at = end
+        if quote < 0:
+            break
+        at = _string_end(text, quote, policy.max_json_values)
+        if at < 0:
+            break
+    return (b"".join((*parts, text[done:])), arrays) if arrays else (text, arrays)
+
+
+def _has_mark(text: bytes) -> bool:
+    """Whether a text has the marker; blocks are searched one by one, so that other threads run in between."""
+    mark = _MARK.encode()
+    return any(text.find(mark, at, at + BLOCK + len(mark)) >= 0 for at in range(0, len(text), BLOCK))
+
+
+def _numbers_between(text: bytes, at: int, stop: int) -> tuple[int, int]:
+    """Where the next long array between two places, with no quote in between, begins and ends; (0, 0) if none does."""
+    while stop - at >= _LONG:
+        start = text.find(b"[", at, stop)
+        if start < 0:
+            break
+        brace = text.find(b"{", start, stop)
+        limit = stop if brace < 0 else brace
+        end = array_end(memoryview(text)[:limit], start) if limit - start >= _LONG else None
+        if end is not None and end - start >= _LONG:
+            return start, end
+        at = end if end is not None else limit + 1
+    return 0, 0
+
+
+def _string_end(text: bytes, quote: int, most: int) -> int:
+    """Behind the string that begins at a quote; -1 if it does not end, or has more escaped quotes than `most`."""
+    end = quote
+    for _ in range(most):
+        end = text.find(b'"', end + 1)
+        if end < 0:
+            return -1
+        at = end
+        while text[at - 1] == _BACKSLASH:
+            at -= 1
+        if not (end - at) & 1:
+            return end + 1
+    return -1
+
+
+def _with_arrays(value: Any, arrays: Sequence[NumberArray]) -> Any:
+    """A parsed document with its arrays in place of their markers."""
+    if type(value) is str:
+        return arrays[int(value.partition(":")[2])] if value.startswith(_MARK) else value
+    if type(value) is list:
+        return [_with_arrays(each, arrays) for each in value]
+    if type(value) is dict:
+        return {key: _with_arrays(each, arrays) for key, each in value.items()}
+    return value
+
+
+def _parsed(text: bytes) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as fault:
+        raise InvalidInput(f"the request body is not valid JSON: {fault}") from fault

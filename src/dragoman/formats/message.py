@@ -1,0 +1,209 @@
+"""Requests and answers of the Open Inference Protocol as typed objects, to and from dicts, JSON and the binary form."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import orjson
+
+from dragoman.core.datatypes import BYTES, Array, datatype
+from dragoman.core.tensor import NONE, Parameters, Tensor
+from dragoman.formats.body import divide, read_request, read_response, write_tensors
+from dragoman.formats.json_data import tensor_from_json
+from dragoman.formats.policy import Buffer, Policy
+from dragoman.formats.request import told_parameters
+
+_POLICY = Policy(max_json_values=1 << 62, max_json_bytes=1 << 62)  # whoever calls this trusts the sender
+_NUMPY = orjson.OPT_SERIALIZE_NUMPY
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NamedTensor:
+    """A tensor with its name: an input of a request, or an output of an answer."""
+
+    name: str
+    tensor: Tensor
+
+    @property
+    def datatype(self) -> str:
+        """The datatype's name on the wire."""
+        return self.tensor.datatype.name
+
+    @property
+    def shape(self) -> list[int]:
+        return list(self.tensor.shape)
+
+    @property
+    def parameters(self) -> Parameters:
+        return self.tensor.parameters
+
+    @property
+    def data(self) -> Array:
+        """The elements, in their shape; see `Tensor`."""
+        return self.tensor.data
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values, `data` flat. NaN is None; bytes that are no UTF-8 stay bytes."""
+        found: dict[str, Any] = {
+            "name": self.name,
+            "datatype": self.datatype,
+            "shape": self.shape,
+            "data": elements(self.tensor),
+        }
+        return found | ({"parameters": dict(self.parameters)} if self.parameters else {})
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Self:
+        """From plain JSON values, checked as a server checks them. Raises InvalidInput."""
+        name, kind, shape = given["name"], datatype(given["datatype"]), given["shape"]
+        parameters = given.get("parameters") or NONE
+        return cls(name, tensor_from_json(f"tensor '{name}'", kind, shape, given["data"], _POLICY, parameters))
+
+
+class RequestInput(NamedTensor):
+    """An input of a request."""
+
+    __slots__ = ()
+
+
+class ResponseOutput(NamedTensor):
+    """An output of an answer."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """An output that a request asks for."""
+
+    name: str
+    parameters: Parameters = NONE
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name} | ({"parameters": dict(self.parameters)} if self.parameters else {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class InferenceRequest:
+    """A request: its inputs in order, which outputs it wants (none named: the model's default ones)."""
+
+    inputs: list[RequestInput]
+    outputs: list[RequestOutput] = field(default_factory=list)
+    parameters: Parameters = NONE
+    id: str = ""
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The inputs by name."""
+        return {i.name: i.tensor for i in self.inputs}
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values, for `requests.post(json=...)` and the like."""
+        return self._head([i.to_dict() for i in self.inputs], self.parameters)
+
+    def to_json(self) -> bytes:
+        """As JSON. Raises NotSupported where it has no form for an element."""
+        written, _ = write_tensors(self.tensors, lambda _: False, _POLICY, "input", at_once=True)
+        return orjson.dumps(self._head(written, self.parameters), option=_NUMPY)
+
+    def to_binary(self, *, binary_output: bool = True) -> tuple[list[Buffer], int]:
+        """In the binary form: the buffers of the body, and the length of its JSON, which goes into a header."""
+        written, blobs = write_tensors(self.tensors, lambda _: True, _POLICY, "input")
+        parameters = {**self.parameters, **({"binary_data_output": True} if binary_output else {})}
+        head = orjson.dumps(self._head(written, parameters), option=_NUMPY)
+        return [head, *blobs], len(head)
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Self:
+        """From plain JSON values. Raises InvalidInput."""
+        return cls.from_json(orjson.dumps(given))
+
+    @classmethod
+    def from_json(cls, text: Buffer, header_length: str | None = None) -> Self:
+        """From JSON, or with the header's length from the binary form. Raises InvalidInput."""
+        body = read_request(*divide(text, header_length), _POLICY)
+        return cls(
+            inputs=[RequestInput(name, tensor) for name, tensor in body.inputs.items()],
+            outputs=[RequestOutput(o.name, told_parameters(o.parameters) or NONE) for o in body.outputs],
+            parameters=body.parameters,
+            id=body.id or "",
+        )
+
+    def _head(self, inputs: list[dict[str, Any]], parameters: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            **({"id": self.id} if self.id else {}),
+            **({"parameters": dict(parameters)} if parameters else {}),
+            "inputs": inputs,
+            **({"outputs": [o.to_dict() for o in self.outputs]} if self.outputs else {}),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class InferenceResponse:
+    """An answer: its outputs in order, and the model that gave it."""
+
+    outputs: list[ResponseOutput]
+    model_name: str = ""
+    model_version: str = ""
+    parameters: Parameters = NONE
+    id: str = ""
+
+    @classmethod
+    def of(cls, outputs: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], **fields: Any) -> Self:
+        """From tensors by name."""
+        return cls(outputs=[ResponseOutput(name, tensor) for name, tensor in dict(outputs).items()], **fields)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The outputs by name."""
+        return {o.name: o.tensor for o in self.outputs}
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return self._head([o.to_dict() for o in self.outputs])
+
+    def to_json(self) -> bytes:
+        """As JSON. Raises NotSupported where it has no form for an element."""
+        written, _ = write_tensors(self.tensors, lambda _: False, _POLICY, at_once=True)
+        return orjson.dumps(self._head(written), option=_NUMPY)
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Self:
+        """From plain JSON values. Raises InvalidInput."""
+        return cls.from_json(orjson.dumps(given))
+
+    @classmethod
+    def from_json(cls, text: Buffer, header_length: str | None = None) -> Self:
+        """From JSON, or with the header's length from the binary form. Raises InvalidInput."""
+        body = read_response(*divide(text, header_length), _POLICY)
+        return cls.of(
+            body.outputs,
+            model_name=body.model_name,
+            model_version=body.model_version or "",
+            parameters=body.parameters,
+            id=body.id or "",
+        )
+
+    def _head(self, outputs: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            **({"id": self.id} if self.id else {}),
+            "model_name": self.model_name,
+            **({"model_version": self.model_version} if self.model_version else {}),
+            **({"parameters": dict(self.parameters)} if self.parameters else {}),
+            "outputs": outputs,
+        }
+
+
+def elements(tensor: Tensor) -> list[Any]:
+    """The elements, flat: `str` for those of BYTES that are UTF-8, None for NaN."""
+    if tensor.datatype is BYTES:
+        return [_text(element) for element in tensor.data.flat]
+    values: list[Any] = tensor.data.reshape(-1).tolist()
+    return [None if v != v else v for v in values] if tensor.datatype.kind == "float" else values
+
+
+def _text(element: bytes) -> str | bytes:
+    try:
+        return element.decode()
+    except UnicodeDecodeError:
+        return element

@@ -1,0 +1,117 @@
+"""The typed contents of tensors: arrays to and from the repeated field that fits their datatype."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dragoman.core.datatypes import (
+    BOOL,
+    BYTES,
+    FP32,
+    FP64,
+    INT8,
+    INT16,
+    INT32,
+    INT64,
+    UINT8,
+    UINT16,
+    UINT32,
+    UINT64,
+    Array,
+    Datatype,
+)
+from dragoman.core.errors import InvalidInput
+from dragoman.core.tensor import NONE, Parameters, Tensor, object_array
+from dragoman.formats.oip_typed import Packed
+from dragoman.formats.policy import Policy
+from dragoman.formats.raw import check_shape, shaped
+
+# OIP: FP16 and BF16 have no field; they travel raw.
+FIELDS: Mapping[Datatype, str] = {
+    BOOL: "bool_contents",
+    INT8: "int_contents",
+    INT16: "int_contents",
+    INT32: "int_contents",
+    INT64: "int64_contents",
+    UINT8: "uint_contents",
+    UINT16: "uint_contents",
+    UINT32: "uint_contents",
+    UINT64: "uint64_contents",
+    FP32: "fp32_contents",
+    FP64: "fp64_contents",
+    BYTES: "bytes_contents",
+}
+
+# What holds the elements of a field whose datatypes may be narrower than it.
+_WIDE: Mapping[str, np.dtype[Any]] = {"int_contents": np.dtype("<i4"), "uint_contents": np.dtype("<u4")}
+
+
+def tensor_from_packed(
+    where: str, datatype: Datatype, shape: Sequence[int], packed: Packed, policy: Policy, parameters: Parameters = NONE
+) -> Tensor:
+    """The tensor whose elements are in the one packed field of an InferTensorContents; see `tensor_from_contents`."""
+    count = check_shape(shape, where, policy, datatype)
+    _check_field(where, datatype, [packed.field])
+    if len(packed) != count:
+        raise InvalidInput(f"{where}: shape {list(shape)} needs {count} elements, got {len(packed)}")
+    try:
+        wide = packed.array()
+    except InvalidInput as fault:
+        raise InvalidInput(f"{where}: {fault.message}") from fault
+    return Tensor(shaped(_narrowed(where, datatype, wide), shape, where), datatype, parameters)
+
+
+def tensor_from_contents(
+    where: str, datatype: Datatype, shape: Sequence[int], contents: Any, policy: Policy, parameters: Parameters = NONE
+) -> Tensor:
+    """The tensor whose elements are in an InferTensorContents; InvalidInput naming it where they do not fit.
+
+    They have to be in the one field of the datatype, as many as the shape needs and none beyond its range.
+    """
+    count = check_shape(shape, where, policy, datatype)
+    values = _values(where, datatype, contents)
+    if len(values) != count:
+        raise InvalidInput(f"{where}: shape {list(shape)} needs {count} elements, got {len(values) or 'no data'}")
+    flat = object_array(values, (count,)) if datatype is BYTES else _numbers(where, datatype, values)
+    return Tensor(shaped(flat, shape, where), datatype, parameters)
+
+
+def write_contents(tensor: Tensor, contents: Any) -> None:
+    """Puts the elements of a tensor into an InferTensorContents; its datatype has a field."""
+    contents.SetInParent()  # a tensor without elements is marked as typed, too
+    getattr(contents, FIELDS[tensor.datatype]).extend(tensor.data.reshape(-1).tolist())
+
+
+def _values(where: str, datatype: Datatype, contents: Any) -> Sequence[Any]:
+    """The elements of the one field that is given; none where none is."""
+    given: dict[str, Sequence[Any]] = {field.name: values for field, values in contents.ListFields()}
+    if not given:
+        return ()
+    return given[_check_field(where, datatype, list(given))]
+
+
+def _check_field(where: str, datatype: Datatype, given: Sequence[str]) -> str:
+    """The field for elements of a datatype, which is the one that is given."""
+    wanted = FIELDS.get(datatype)
+    if wanted is None:
+        raise InvalidInput(f"{where}: {datatype} has no typed contents; send it in 'raw_input_contents'")
+    if list(given) != [wanted]:
+        raise InvalidInput(f"{where}: expected contents of {datatype} in '{wanted}', got {_listed(given)}")
+    return wanted
+
+
+def _numbers(where: str, datatype: Datatype, values: Sequence[Any]) -> Array:
+    wide: Array = np.fromiter(values, _WIDE.get(FIELDS.get(datatype, ""), datatype.dtype), len(values))
+    return _narrowed(where, datatype, wide)
+
+
+def _narrowed(where: str, datatype: Datatype, wide: Array) -> Array:
+    narrow: Array = wide.astype(datatype.dtype, copy=False)
+    if narrow is not wide and (narrow != wide).any():
+        raise InvalidInput(f"{where}: {wide[narrow != wide][0]} does not fit into {datatype}")
+    return narrow
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"'{n}'" for n in names)

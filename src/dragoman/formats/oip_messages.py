@@ -1,0 +1,119 @@
+"""The messages of open_inference.proto as classes, in a descriptor pool of their own.
+
+A client library in the same process may register the same names in protobuf's common pool, which allows each
+name once.
+"""
+
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+
+from dragoman.core.errors import InvalidInput, InvalidOutput
+from dragoman.core.tensor import Parameters, Scalar
+from dragoman.formats.policy import Buffer
+
+SERVICE = "inference.GRPCInferenceService"
+
+# A serialized FileDescriptorSet, compiled from open_inference.proto by scripts/protos.
+DESCRIPTORS = files("dragoman.formats").joinpath("open_inference.binpb").read_bytes()
+
+
+def _classes() -> dict[str, Any]:
+    pool = DescriptorPool()
+    found: dict[str, Any] = {}
+    for file in FileDescriptorSet.FromString(DESCRIPTORS).file:
+        pool.Add(file)
+        for message in file.message_type:
+            descriptor = pool.FindMessageTypeByName(f"{file.package}.{message.name}")
+            found[message.name] = GetMessageClass(descriptor)
+    return found
+
+
+# Classes made at run time have no types that a checker could know.
+_CLASSES = _classes()
+InferTensorContents = _CLASSES["InferTensorContents"]
+ModelInferRequest = _CLASSES["ModelInferRequest"]
+ModelInferResponse = _CLASSES["ModelInferResponse"]
+ModelMetadataRequest = _CLASSES["ModelMetadataRequest"]
+ModelMetadataResponse = _CLASSES["ModelMetadataResponse"]
+ModelReadyRequest = _CLASSES["ModelReadyRequest"]
+ModelReadyResponse = _CLASSES["ModelReadyResponse"]
+ModelStreamInferResponse = _CLASSES["ModelStreamInferResponse"]
+RepositoryIndexRequest = _CLASSES["RepositoryIndexRequest"]
+RepositoryIndexResponse = _CLASSES["RepositoryIndexResponse"]
+RepositoryModelLoadRequest = _CLASSES["RepositoryModelLoadRequest"]
+RepositoryModelLoadResponse = _CLASSES["RepositoryModelLoadResponse"]
+RepositoryModelUnloadRequest = _CLASSES["RepositoryModelUnloadRequest"]
+RepositoryModelUnloadResponse = _CLASSES["RepositoryModelUnloadResponse"]
+ServerLiveRequest = _CLASSES["ServerLiveRequest"]
+ServerLiveResponse = _CLASSES["ServerLiveResponse"]
+ServerMetadataRequest = _CLASSES["ServerMetadataRequest"]
+ServerMetadataResponse = _CLASSES["ServerMetadataResponse"]
+ServerReadyRequest = _CLASSES["ServerReadyRequest"]
+ServerReadyResponse = _CLASSES["ServerReadyResponse"]
+
+
+def parsed(kind: Any, body: Buffer) -> Any:
+    """The message of class `kind` whose wire form is `body`; InvalidInput where it has another."""
+    try:
+        return kind.FromString(body)
+    except DecodeError as fault:
+        raise InvalidInput(f"the message is no {kind.DESCRIPTOR.full_name}: {fault}") from fault
+
+
+def read_parameters(message: Mapping[str, Any], where: str) -> dict[str, Scalar]:
+    """The parameters of a message; InvalidInput where one has no value. `where` begins the error, e.g. `input 'x'`."""
+    found: dict[str, Scalar] = {}
+    if not message:  # a look costs less than a walk
+        return found
+    for name, value in message.items():
+        choice = value.WhichOneof("parameter_choice")
+        if choice is None:
+            raise InvalidInput(f"{where}parameter '{name}': expected a value, got none")
+        found[name] = getattr(value, choice)
+    return found
+
+
+def write_parameters(parameters: Parameters, message: Any) -> None:
+    """Puts parameters into the map of a message, each into the field of its kind.
+
+    Raises InvalidOutput where one has no field: an integer beyond 64 bits, or a value of another type.
+    """
+    for name, value in parameters.items():
+        match value:
+            case bool():
+                message[name].bool_param = value
+            case int() if -(1 << 63) <= value < 1 << 63:
+                message[name].int64_param = value
+            case int() if 0 <= value < 1 << 64:
+                message[name].uint64_param = value
+            case float():
+                message[name].double_param = value
+            case str():
+                message[name].string_param = value
+            case _:
+                raise InvalidOutput(
+                    f"parameter '{name}': expected a bool, a 64-bit integer, a float or text, got {value!r}"
+                )
+
+
+def length_delimited(field: int, value: Buffer) -> tuple[Buffer, Buffer]:
+    """A field of type bytes or message in its wire form: tag and length, and the value itself."""
+    size = len(value)
+    if field < 16 and size < 0x80:  # a byte each
+        return bytes((field << 3 | 2, size)), value
+    return bytes(_varint(field << 3 | 2) + _varint(size)), value
+
+
+def _varint(number: int) -> bytearray:
+    digits = bytearray()
+    while number >= 0x80:
+        digits.append(number & 0x7F | 0x80)
+        number >>= 7
+    digits.append(number)
+    return digits

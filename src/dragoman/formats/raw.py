@@ -1,0 +1,141 @@
+"""Tensors as bytes, as the binary tensor data of REST and the raw contents of gRPC carry them.
+
+`where` names a tensor to whoever sent it: `input 'x'`.
+"""
+
+import math
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+
+from dragoman.core.bytes_tensor import BytesTensor, piece_of, portions
+from dragoman.core.datatypes import BOOL, BYTES, Array, Datatype
+from dragoman.core.errors import InvalidInput
+from dragoman.core.tensor import NONE, Parameters, Tensor, object_array
+from dragoman.formats.policy import Buffer, Policy
+
+_LENGTH = struct.Struct("<I")
+_SMALL = 1024  # bytes up to which a copy is made sooner than a view
+_FEW = 16  # elements below which a plain loop is the fastest
+# Elements are joined in portions, since no other thread runs while Python joins.
+_PORTION = 1 << 14
+
+
+def check_shape(shape: Sequence[int], where: str, policy: Policy, datatype: Datatype) -> int:
+    """The number of elements of a tensor's shape, computed without overflow; InvalidInput where it is out of bounds."""
+    if len(shape) > policy.max_rank:
+        raise InvalidInput(f"{where}: expected at most {policy.max_rank} axes, got {len(shape)}")
+    if shape and not (min(shape) >= 0 and max(shape) < 1 << 63):
+        raise InvalidInput(f"{where}: expected a shape of integers from 0 to 2^63-1, got {list(shape)}")
+    count = math.prod(shape)
+    most = min(policy.max_elements, policy.max_bytes_elements) if datatype is BYTES else policy.max_elements
+    if count > most:
+        of = " of BYTES" if most < policy.max_elements else ""
+        raise InvalidInput(f"{where}: shape {list(shape)} has more elements than the limit{of}, {most}")
+    return count
+
+
+def shaped(array: Array, shape: Sequence[int], where: str) -> Array:
+    """The read-only array in its shape, whose element count is known to fit."""
+    try:
+        array = array.reshape(shape)
+    except ValueError as fault:  # e.g. [0, 2^62, 4]: no elements, yet beyond what an address can count
+        raise InvalidInput(f"{where}: shape {list(shape)} is too large") from fault
+    array.flags.writeable = False
+    return array
+
+
+def tensor_from_raw(
+    where: str, datatype: Datatype, shape: Sequence[int], raw: Buffer, policy: Policy, parameters: Parameters = NONE
+) -> Tensor:
+    """The tensor whose elements are given as bytes: little-endian, row-major, no padding; no copy is made of
+    those that lie where the processor wants them.
+
+    OIP: BYTES elements are each preceded by their length as four bytes; BOOL elements are one byte, 0 or 1.
+    Raises InvalidInput naming the tensor.
+    """
+    count = check_shape(shape, where, policy, datatype)
+    if datatype is BYTES and (piece := _piece(raw, count)) is not None:
+        return BytesTensor.of_piece(piece, shape, parameters)
+    if datatype is BYTES:
+        flat = object_array(_split_bytes(raw, count, where), (count,))
+    else:
+        if len(raw) != count * datatype.size:
+            raise InvalidInput(
+                f"{where}: shape {list(shape)} of {datatype} needs {count * datatype.size} bytes, got {len(raw)}"
+            )
+        flat = np.frombuffer(raw, np.uint8 if datatype is BOOL else datatype.dtype)
+        if not flat.flags.aligned:  # native code may need it, and NumPy is faster with it
+            flat = flat.copy()
+        if datatype is BOOL:
+            if flat.size and flat.max() > 1:
+                raise InvalidInput(f"{where}: expected BOOL bytes of 0 or 1, got {flat.max()}")
+            flat = flat.view(np.bool_)
+    return Tensor(shaped(flat, shape, where), datatype, parameters)
+
+
+def _piece(raw: Buffer, count: int) -> bytes | None:
+    """Many short elements in one piece, with gaps for their lengths; None where there are not, or may not be, such.
+
+    Lengths below 256 are one byte and three zeros. If no element holds a zero, these are found all at once; whether
+    each length leads to the next tells that they are the ones.
+    """
+    if not _FEW <= count <= len(raw) // 5:
+        return None
+    data = np.frombuffer(raw, np.uint8)
+    zero = data == 0
+    starts = np.flatnonzero(zero[1:-2] & zero[2:-1] & zero[3:])
+    if starts.size != count or np.count_nonzero(zero) != 3 * count:
+        return None
+    ends = starts + 4 + data[starts]
+    if starts[0] != 0 or ends[-1] != data.size or (starts[1:] != ends[:-1]).any():
+        return None
+    data = data.copy()
+    data[starts] = 0
+    return data.tobytes()
+
+
+def _split_bytes(raw: Buffer, count: int, where: str) -> list[bytes]:
+    elements: list[bytes] = []
+    data = bytes(raw)  # its slices are the elements
+    read, add = _LENGTH.unpack_from, elements.append
+    at, end = 0, len(data)
+    while at + 4 <= end and len(elements) <= count:
+        start = at + 4
+        at = start + read(data, at)[0]
+        if at > end:
+            needed, left = at - start, end - start
+            raise InvalidInput(f"{where}: BYTES element {len(elements)} needs {needed} bytes, {left} are left")
+        add(data[start:at])
+    if at < end and len(elements) <= count:
+        raise InvalidInput(f"{where}: incomplete length of BYTES element {len(elements)}")
+    if len(elements) != count:
+        more = " or more" if at < end else ""
+        raise InvalidInput(f"{where}: the shape needs {count} BYTES elements, got {len(elements)}{more}")
+    return elements
+
+
+def raw_from_tensor(tensor: Tensor) -> Buffer:
+    """The bytes of a tensor as the binary and raw forms carry them; a view of an array that is large and contiguous."""
+    if tensor.datatype is BYTES:
+        joined = bytearray()
+        for portion in portions(tensor, _PORTION):
+            joined += _with_lengths(portion)
+        return memoryview(joined)
+    if tensor.data.nbytes <= _SMALL:
+        return tensor.data.tobytes()
+    flat = np.ascontiguousarray(tensor.data).reshape(-1)
+    return flat.view(np.uint8).data
+
+
+def _with_lengths(tensor: Tensor) -> Buffer:
+    count = math.prod(tensor.shape)
+    if count >= _FEW:
+        data = np.frombuffer(bytearray(piece_of(tensor)), np.uint8)
+        gaps = np.flatnonzero(data == 0)
+        if gaps.size == 4 * count:  # no element holds a zero
+            lengths = np.diff(gaps[::4], append=data.size) - 4
+            data[gaps] = lengths.astype("<u4").view(np.uint8)
+            return data.data
+    return b"".join(part for e in tensor.data.reshape(-1).tolist() for part in (_LENGTH.pack(len(e)), e))

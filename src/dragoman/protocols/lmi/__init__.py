@@ -1,0 +1,1 @@
+"""The API of LMI (DJL Serving) containers, and the contract of SageMaker."""

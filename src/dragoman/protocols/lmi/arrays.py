@@ -1,0 +1,297 @@
+"""What a model that is not one of text takes and gives at LMI's paths: arrays as JSON, CSV, NumPy's or DJL's files."""
+
+import csv
+import io
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from dragoman.core.calls import Infer, Inference, ModelDescription, Request, Response
+from dragoman.core.datatypes import BYTES, Array
+from dragoman.core.errors import InvalidInput, NotSupported
+from dragoman.core.sampling import shown
+from dragoman.core.signature import TensorSpec
+from dragoman.core.tensor import Tensor, numpy_numbers
+from dragoman.formats.json_document import NumberArray, parse_document
+from dragoman.formats.json_print import json_chunks, nested_text
+from dragoman.protocols.lmi.csv import LONG, are_numbers, cells_of, check_cells, numbers_of_csv, rows_of
+from dragoman.protocols.lmi.ndlist import from_ndlist, to_ndlist
+from dragoman.protocols.lmi.numpy import from_npy, from_npz, to_npy, to_npz
+from dragoman.protocols.lmi.request import media_type
+from dragoman.protocols.text_common.parameters import inquiry, json_body, object_in
+from dragoman.protocols.wire import JSON_TYPE, Buffer, Exchange, HttpRequest, HttpResponse, Policy
+
+_VALUES = ("inputs", "instances", "data")  # the names that clients give to what is asked
+_ANSWERS = "predictions"
+_TENSOR = {"name", "shape", "datatype"}
+
+
+def arrays_asked(http: HttpRequest, model: ModelDescription, policy: Policy) -> Exchange[Inference, HttpResponse]:
+    """The inference that a body asks of a model. Raises InvalidInput naming what does not fit."""
+    kind = media_type(http)
+    read = READERS.get(kind, _from_json)
+    if not len(http.body):
+        raise InvalidInput("the request body is empty")
+    call = read(http, model, policy)
+    write = _writer(http.headers.get("accept", ""), kind)
+    request: Request[Inference] = inquiry(call, http, policy, model.name)
+    return Exchange(request, lambda response: write(response, policy))
+
+
+# --- what comes ----------------------------------------------------------------------------------------------
+
+
+def _from_json(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
+    body = json_body(http.body, policy, parse_document)
+    if not isinstance(body, dict):
+        return Infer(_of_one(body, model))
+    names = {spec.name for spec in model.signature.inputs}
+    if "model_name" not in names:
+        body.pop("model_name", None)
+    given = next((name for name in _VALUES if name in body), None)
+    if given is None:
+        if body and body.keys() <= names:
+            return Infer(_named(body, model))
+        told = ", ".join(f"'{name}'" for name in sorted(names)) or "the model's inputs"
+        raise InvalidInput(f"expected an object with 'inputs', or with {told}; got {shown(body)}")
+    parameters = object_in(body, "parameters")
+    strange = [name for name, value in parameters.items() if not isinstance(value, bool | int | float | str)]
+    if strange:
+        raise InvalidInput(f"parameter '{strange[0]}' must be a text, a number, true or false")
+    return Infer(_values(body[given], model), parameters=parameters)
+
+
+def _values(value: Any, model: ModelDescription) -> Mapping[str, Tensor]:
+    if isinstance(value, dict):
+        return _named(value, model)
+    rows = isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
+    if not rows:
+        return _of_one(value, model)
+    if value[0].keys() >= _TENSOR:
+        raise InvalidInput(f"tensors of Open Inference are answered at /v2/models/{model.name}/infer")
+    if any(row.keys() != value[0].keys() for row in value):
+        raise InvalidInput("'inputs' must be objects that all have the same names")
+    return _named({name: [row[name] for row in value] for name in value[0]}, model)
+
+
+def _named(values: Mapping[str, Any], model: ModelDescription) -> Mapping[str, Tensor]:
+    specs = {spec.name: spec for spec in model.signature.inputs}
+    return {name: _tensor(value, specs.get(name), name) for name, value in values.items()}
+
+
+def _of_one(value: Any, model: ModelDescription) -> Mapping[str, Tensor]:
+    spec = _only(model)
+    return {spec.name: _tensor(value, spec, spec.name)}
+
+
+def _only(model: ModelDescription) -> TensorSpec:
+    """The model's one input that has to be there; where none is told, any name does."""
+    needed = [spec for spec in model.signature.inputs if not spec.optional] or list(model.signature.inputs)
+    if len(needed) > 1:
+        names = ", ".join(f"'{spec.name}'" for spec in needed)
+        raise InvalidInput(
+            f"model '{model.name}' takes {names}; expected 'inputs' to be an object with a value for each"
+        )
+    return needed[0] if needed else TensorSpec("inputs")
+
+
+def _tensor(value: Any, spec: TensorSpec | None, name: str) -> Tensor:
+    """The array in nested lists, in the datatype that the model takes; one row may come without its axis."""
+    try:
+        if isinstance(value, NumberArray):
+            known = spec is not None and spec.datatype is not None and spec.datatype is not BYTES
+            value = value.array(f"input '{name}'", spec.datatype if known and spec is not None else None)
+        array = value if isinstance(value, np.ndarray) else np.asarray(_plain_lists(value, name))
+        if array.dtype.kind in "USO" and not isinstance(value, np.ndarray):
+            array = np.array(value, dtype=object)
+        whole = spec is not None and spec.datatype is not None and array.dtype.kind not in "USO"
+        keep = not whole or spec is None or _is_taken(array, spec)
+        made = Tensor.of(array) if keep or spec is None else Tensor.of(array, spec.datatype)
+    except (ValueError, TypeError, OverflowError, InvalidInput) as fault:
+        raise InvalidInput(f"input '{name}': {fault}") from fault
+    wanted = len(spec.shape) if spec is not None and spec.shape is not None else None
+    if wanted is not None and made.data.ndim == wanted - 1:
+        return Tensor(made.data.reshape(1, *made.shape), made.datatype)
+    return made
+
+
+def _plain_lists(value: Any, name: str) -> Any:
+    """A value in which each long array of numbers is a NumPy array."""
+    if isinstance(value, NumberArray):
+        return value.array(f"input '{name}'")
+    return [_plain_lists(each, name) for each in value] if isinstance(value, list) else value
+
+
+def _is_taken(array: Array, spec: TensorSpec) -> bool:
+    found = Tensor.of(array).datatype
+    return found is spec.datatype or found in spec.accepts
+
+
+def _from_csv(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
+    several = len([spec for spec in model.signature.inputs if not spec.optional]) > 1
+    body = bytes(http.body)
+    numbers = numbers_of_csv(body, named=several) if len(body) > LONG else None
+    if numbers is not None:
+        names, cells = numbers
+        if several and names:
+            columns = {name: cells[:, i : i + 1] for i, name in enumerate(names)}
+            return Infer(_named({name: _column(one, name, model) for name, one in columns.items()}, model))
+        return Infer(_of_one(cells, model))
+    check_cells(body, policy)
+    rows = rows_of(_text(body))
+    head = rows[0] if several or (len(rows) > 1 and not are_numbers(rows[:1]) and are_numbers(rows[1:])) else None
+    rows = rows[1:] if head else rows
+    if not rows:
+        raise InvalidInput("expected text/csv with rows of values below the line of names")
+    if several and head:
+        columns = {name: cells_of([row[i : i + 1] for row in rows]) for i, name in enumerate(head)}
+        return Infer(_named({name: _column(one, name, model) for name, one in columns.items()}, model))
+    return Infer(_of_one(cells_of(rows), model))
+
+
+def _column(cells: Array, name: str, model: ModelDescription) -> Array:
+    """A column, rows of one value, as the model's input has it, or as a vector."""
+    wide = any(spec.name == name and spec.shape is not None and len(spec.shape) == 2 for spec in model.signature.inputs)
+    return cells if wide else cells[:, 0]
+
+
+def _from_text(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
+    return Infer(_of_one(np.array([_text(http.body)], dtype=object), model))
+
+
+def _from_bytes(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
+    spec = _only(model)
+    if spec.datatype is BYTES:
+        return Infer({spec.name: _tensor(np.array([bytes(http.body)], dtype=object), spec, spec.name)})
+    return Infer({}, raw=bytes(http.body))
+
+
+def _from_npy(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
+    return Infer(_of_one(_bounded(from_npy(bytes(http.body)), policy), model))
+
+
+def _from_npz(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
+    found = {name: _bounded(array, policy) for name, array in from_npz(bytes(http.body)).items()}
+    names = {spec.name for spec in model.signature.inputs}
+    if len(found) == 1 and not found.keys() <= names:  # NumPy calls what has no name arr_0
+        return Infer(_of_one(next(iter(found.values())), model))
+    return Infer(_named(found, model))
+
+
+def _from_ndlist(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
+    """Arrays by their names, or in the order of the model's inputs. DJL: they may as well be in a `.npz`."""
+    body = bytes(http.body)
+    if body[:2] == b"PK":
+        return _from_npz(http, model, policy)
+    found, specs = [(name, _bounded(array, policy)) for name, array in from_ndlist(body)], model.signature.inputs
+    named = dict(found)
+    if len(named) == len(found) and named.keys() <= {spec.name for spec in specs}:
+        return Infer(_named(named, model))
+    if len(found) == 1:
+        return Infer(_of_one(found[0][1], model))
+    if len(found) > len(specs):
+        names = ", ".join(f"'{spec.name}'" for spec in specs)
+        raise InvalidInput(f"model '{model.name}' takes {names or 'one input'}; got {len(found)} arrays")
+    return Infer(_named({spec.name: array for spec, (_, array) in zip(specs, found, strict=False)}, model))
+
+
+def _bounded(array: Array, policy: Policy) -> Array:
+    """The array, unless it holds more texts than a tensor of BYTES may have elements."""
+    if array.dtype.kind in "USO" and array.size > policy.max_bytes_elements:
+        raise InvalidInput(f"too many texts: expected at most {policy.max_bytes_elements}, got {array.size}")
+    return array
+
+
+def _text(body: Buffer) -> str:
+    try:
+        return bytes(body).decode()
+    except UnicodeDecodeError as fault:
+        raise InvalidInput(f"the request body is not valid UTF-8: {fault.reason}") from fault
+
+
+READERS: Mapping[str, Callable[[HttpRequest, ModelDescription, Policy], Infer]] = {
+    "text/csv": _from_csv,
+    "text/plain": _from_text,
+    "application/octet-stream": _from_bytes,
+    "application/x-npy": _from_npy,
+    "tensor/npz": _from_npz,
+    "application/x-npz": _from_npz,
+    "tensor/ndlist": _from_ndlist,
+}
+
+
+# --- what goes -----------------------------------------------------------------------------------------------
+
+
+def _writer(accept: str, came: str) -> Callable[[Response[Inference], Policy], HttpResponse]:
+    """What writes the first type that a client accepts and that there is; where it does not care JSON, or as with DJL
+    the tensors' form that came."""
+    kinds = (part.partition(";")[0].strip().lower() for part in accept.split(","))
+    found = next((kind for kind in kinds if kind in _WRITERS), came if came in _IN_KIND else "application/json")
+    return _WRITERS[found]
+
+
+def _to_json(response: Response[Inference], policy: Policy) -> HttpResponse:
+    told = {name: _nested(name, tensor, policy) for name, tensor in response.answer.outputs.items()}
+    body = json_chunks({_ANSWERS: next(iter(told.values())) if len(told) == 1 else told})
+    return HttpResponse(200, body, (JSON_TYPE,))
+
+
+def _nested(name: str, tensor: Tensor, policy: Policy) -> Any:
+    array = numpy_numbers(tensor)
+    if tensor.datatype is BYTES:
+        try:
+            return np.array([each.decode() for each in array.flat], dtype=object).reshape(array.shape).tolist()
+        except UnicodeDecodeError as fault:
+            raise NotSupported(f"output '{name}' holds bytes that are no text; ask with accept: tensor/npz") from fault
+    refused = np.isinf if policy.nonfinite != "error" else lambda values: ~np.isfinite(values)
+    if tensor.datatype.kind == "float" and refused(array).any():
+        raise NotSupported(f"output '{name}' holds NaN or infinity, which JSON cannot; ask with accept: tensor/npz")
+    return nested_text(array)
+
+
+def _to_csv(response: Response[Inference], policy: Policy) -> HttpResponse:
+    columns = [_columns(name, tensor) for name, tensor in response.answer.outputs.items()]
+    if len({len(each) for each in columns}) > 1:
+        raise NotSupported("the outputs have different numbers of rows, which no CSV can hold; ask for JSON")
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(itertools.chain(*row) for row in zip(*columns, strict=True))
+    return HttpResponse(200, (text.getvalue().encode(errors="replace"),), (("content-type", "text/csv"),))
+
+
+def _columns(name: str, tensor: Tensor) -> list[list[Any]]:
+    array = numpy_numbers(tensor)
+    if array.ndim > 2:
+        raise NotSupported(f"output '{name}' has {array.ndim} axes, more than CSV can hold; ask for JSON")
+    table = array.reshape(len(array) if array.ndim else 1, -1).tolist()
+    return [[each.decode(errors="replace") if isinstance(each, bytes) else each for each in row] for row in table]
+
+
+def _to_npy(response: Response[Inference], policy: Policy) -> HttpResponse:
+    if len(response.answer.outputs) > 1:
+        return _to_npz(response, policy)
+    (tensor,) = response.answer.outputs.values()
+    return HttpResponse(200, (to_npy(numpy_numbers(tensor)),), (("content-type", "application/x-npy"),))
+
+
+def _to_npz(response: Response[Inference], policy: Policy) -> HttpResponse:
+    arrays = {name: numpy_numbers(tensor) for name, tensor in response.answer.outputs.items()}
+    return HttpResponse(200, (to_npz(arrays),), (("content-type", "tensor/npz"),))
+
+
+def _to_ndlist(response: Response[Inference], policy: Policy) -> HttpResponse:
+    arrays = {name: numpy_numbers(tensor) for name, tensor in response.answer.outputs.items()}
+    return HttpResponse(200, (to_ndlist(arrays),), (("content-type", "tensor/ndlist"),))
+
+
+_WRITERS: Mapping[str, Callable[[Response[Inference], Policy], HttpResponse]] = {
+    "application/json": _to_json,
+    "text/csv": _to_csv,
+    "application/x-npy": _to_npy,
+    "tensor/npz": _to_npz,
+    "application/x-npz": _to_npz,
+    "tensor/ndlist": _to_ndlist,
+}
+_IN_KIND = ("tensor/npz", "tensor/ndlist")

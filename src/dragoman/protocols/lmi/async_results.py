@@ -1,0 +1,62 @@
+"""LMI's answers that are fetched later: `x-synchronous: false` gives a token, `x-starting-token` what has come."""
+
+from collections.abc import Callable
+
+from dragoman.core.errors import DragomanError, InvalidInput
+from dragoman.protocols.lmi.request import attributes
+from dragoman.protocols.wire import (
+    Asked,
+    Fetch,
+    Headers,
+    HttpFault,
+    HttpRequest,
+    HttpResponse,
+    Later,
+    Part,
+    json_response,
+)
+
+_SYNCHRONOUS = "x-synchronous"
+_STARTING = "x-starting-token"
+_NEXT = "x-next-token"
+_MOST = "x-max-items"
+_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
+_ALL = 1 << 31
+
+
+def fetched(http: HttpRequest, error: Callable[[DragomanError | HttpFault], HttpResponse]) -> Fetch | None:
+    """The answer that a request comes back for; None where it asks anew. Raises InvalidInput for a wrong number."""
+    token = _told(http, _STARTING)
+    if not token:
+        return None
+    most = _told(http, _MOST) or "-1"
+    if not most.removeprefix("-").isdecimal() or len(most) > 9:
+        raise InvalidInput(f"`{_MOST}` must be an integer; got '{most[:64]}'")
+
+    def told(part: Part | None) -> HttpResponse:
+        if part is None:
+            return error(HttpFault(400, f"Invalid {_STARTING}: {token[:64]}"))
+        if part.status == 0:
+            pending = {"code": 202, "message": "The model result is not yet available"}
+            return json_response(pending, 202, _next(part.following))
+        if part.broken:
+            return error(HttpFault(500, "the answer was cut off before its end"))
+        return HttpResponse(part.status, part.body, (*part.headers, *_next(part.following)))
+
+    return Fetch(token, int(most) if int(most) > 0 else _ALL, told)
+
+
+def later(http: HttpRequest, asked: Asked, error: Callable[[DragomanError | HttpFault], HttpResponse]) -> Asked:
+    """The question as it is, or to be answered later where the request says so."""
+    if _told(http, _SYNCHRONOUS).lower() != "false":
+        return asked
+    return Later(asked, error, lambda token: HttpResponse(200, (), _next(token)))
+
+
+def _told(http: HttpRequest, name: str) -> str:
+    """What a header says, or SageMaker's custom attributes."""
+    return http.headers.get(name) or attributes(http).get(name, "")
+
+
+def _next(token: str) -> Headers:
+    return ((_NEXT, token), (_ATTRIBUTES, f"{_NEXT}={token}")) if token else ()

@@ -1,0 +1,94 @@
+"""Bedrock's schema as LMI speaks it with `bedrock_compat`: `prompt` and `max_gen_len` in, `generation` out."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dragoman.core.calls import Generate, Response
+from dragoman.core.errors import DragomanError, InvalidInput
+from dragoman.core.sampling import checked, flag, shown, text
+from dragoman.core.text import Generation, Text, Token
+from dragoman.protocols.lmi.formats import to_json
+from dragoman.protocols.text_common.parameters import Parameter, given, inquiry, option, sets, spread
+from dragoman.protocols.wire import JSON_TYPE, Asked, Exchange, Headers, HttpRequest, HttpResponse, HttpStream, Policy
+
+_PARAMETERS: Mapping[str, Parameter] = {
+    "prompt": option("prompt", text()),
+    "model": option("model", text()),  # which may have chosen the model
+    "max_gen_len": sets("max_new_tokens"),
+    "temperature": sets("temperature"),
+    "top_p": sets("top_p"),
+    "stream": option("stream", flag()),
+}
+# Bedrock: what holds unless the request says otherwise.
+_DEFAULTS: Mapping[str, Any] = {"max_new_tokens": 512, "temperature": 0.5, "top_p": 0.9, "do_sample": True}
+_FORWARDED = "x-amzn-sagemaker-forwarded-api"
+_STREAMED = "InvokeEndpointWithResponseStream"
+_LINES: Headers = (("content-type", "application/jsonlines"),)
+
+
+def bedrock_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> Asked:
+    """What a body asks. Raises InvalidInput naming what does not fit."""
+    found = given(body, _PARAMETERS, policy)
+    prompt = checked("prompt", found.options.get("prompt"), text())
+    if not prompt:
+        raise InvalidInput(f"`prompt` must be a text that is not empty; got {shown(prompt)}")
+    stream = found.options.get("stream", http.headers.get(_FORWARDED, "") == _STREAMED)
+    sampling = found.sampling(policy, **_DEFAULTS, shorten=True)
+    request = inquiry(Generate(prompts=(prompt,), sampling=sampling, stream=stream), http, policy, model)
+    if not stream:
+        return Exchange(request, lambda response: _whole(response.answer, found.headers))
+    lines = _Lines()
+    return HttpStream(request, lines.piece, lines.error, b"", (*_LINES, *found.headers))
+
+
+def _whole(generation: Generation, headers: Headers) -> HttpResponse:
+    best, count = generation.texts[0], _count(generation)
+    told = _told(best.whole, count, best.generated, best.finish)
+    metering = {"inputTokenCount": count, "outputTokenCount": best.generated}
+    value = {"body": told, "metering": metering, "content_type": "application/json"}
+    return HttpResponse(200, (to_json(value),), (JSON_TYPE, *headers))
+
+
+def _count(generation: Generation) -> int:
+    return sum(info.tokens for info in generation.prompts)
+
+
+def _told(text: str | None, prompt: int | None, generated: int, reason: str | None) -> dict[str, Any]:
+    return {
+        "generation": text,
+        "prompt_token_count": prompt,
+        "generation_token_count": generated,
+        "stop_reason": reason or None,
+    }
+
+
+class _Lines:
+    """A stream's lines, one a token; the first of them tells how many tokens the prompt has."""
+
+    def __init__(self) -> None:
+        self._sent = 0
+        self._prompt: int | None = None
+
+    def piece(self, response: Response[Generation]) -> bytes:
+        if response.answer.prompts:
+            self._prompt = _count(response.answer)
+        return b"".join(line for text in response.answer.texts for line in self._lines(text))
+
+    def _lines(self, text: Text) -> Sequence[bytes]:
+        tokens = text.tokens or ((Token(-1, text.text, 0.0),) if text.text or text.finish else ())
+        parts = spread(text.text, tokens)
+        last = len(tokens) - 1
+        return [self._line(part, text.finish if i == last else "") for i, part in enumerate(parts)]
+
+    def _line(self, part: str, reason: str) -> bytes:
+        prompt, self._prompt = self._prompt, None
+        self._sent += 1
+        metering = {"outputTokenCount": self._sent} | ({} if prompt is None else {"inputTokenCount": prompt})
+        body = _told(part, prompt, self._sent, reason)
+        return to_json({"body": body, "metering": metering, "content_type": "application/jsonlines"}) + b"\n"
+
+    def error(self, fault: DragomanError) -> bytes:
+        """The end of a stream that went wrong."""
+        told = {"error_code": 424, "error_msg": fault.message}
+        value = {"body": _told(None, None, self._sent, "error"), "metering": {"outputTokenCount": self._sent}}
+        return to_json({**value, "content_type": "application/jsonlines", "error": told}) + b"\n"

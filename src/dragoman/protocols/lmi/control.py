@@ -1,0 +1,181 @@
+"""LMI's health and management: `/ping`, and the models that are there, come, grow and go."""
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qs, unquote
+
+from dragoman.core.calls import (
+    Call,
+    Describe,
+    IndexEntry,
+    Load,
+    ModelDescription,
+    Ready,
+    Request,
+    Response,
+    Scale,
+    States,
+    Unload,
+)
+from dragoman.core.errors import InvalidInput, ModelNotFound
+from dragoman.protocols.text_common.parameters import ignored_header, object_body, refuse_unknown
+from dragoman.protocols.wire import (
+    Exchange,
+    Headers,
+    HttpRequest,
+    HttpResponse,
+    Inquiry,
+    Policy,
+    Route,
+    control_token,
+    json_response,
+)
+
+_HEALTH = {"READY": "Healthy", "LOADING": "PENDING", "UNLOADING": "Unhealthy"}
+_MOST_LISTED = 100
+_MOST_DIGITS = 12
+# Each worker loads the model anew: more of them at once is a slip of the hand.
+_MOST_WORKERS = 64
+
+
+def routes(policy: Policy) -> list[Route]:
+    """The rows of the table that are about models as a whole."""
+
+    def register(http: HttpRequest) -> Exchange[None, HttpResponse]:
+        return _register(http, policy)
+
+    def scale(http: HttpRequest) -> Exchange[None, HttpResponse]:
+        return _scale(http, policy)
+
+    return [
+        Route("GET", "/ping", _ping, health=True),
+        Route("GET", "/models", _models),
+        Route("POST", "/models", register),
+        Route("GET", "/models/{model}", _model),
+        Route("GET", "/models/{model}/adapters", _adapters),
+        Route("GET", "/models/{model}/{version}", _model),
+        Route("PUT", "/models/{model}", scale),
+        Route("PUT", "/models/{model}/{version}", scale),
+        Route("DELETE", "/models/{model}", _unregister),
+        Route("DELETE", "/models/{model}/{version}", _unregister),
+    ]
+
+
+def _ping(http: HttpRequest) -> Inquiry[bool]:
+    """SageMaker looks at the status alone: 200 once every model is there, 500 where one failed, else 503."""
+
+    def then(ready: Response[bool]) -> Exchange[tuple[IndexEntry, ...], HttpResponse]:
+        def reply(response: Response[tuple[IndexEntry, ...]]) -> HttpResponse:
+            told = {e.name: {"status": _HEALTH.get(e.state, "FAILED")} for e in response.answer}
+            failed = any(e.state == "UNAVAILABLE" for e in response.answer)
+            # Without a model, as before the first of several is loaded, the server is well all the same.
+            return json_response(told, 200 if ready.answer or not told else 500 if failed else 503)
+
+        return Exchange(Request(States()), reply)
+
+    return Inquiry(Request(Ready()), then)
+
+
+def _models(http: HttpRequest) -> Exchange[tuple[IndexEntry, ...], HttpResponse]:
+    query = _query(http)
+    start, limit = _count(query, "next_page_token", 0, 1 << 31), _count(query, "limit", 1, _MOST_LISTED)
+
+    def reply(response: Response[tuple[IndexEntry, ...]]) -> HttpResponse:
+        at = start or 0
+        end = at + (limit or _MOST_LISTED)
+        told: dict[str, Any] = {"models": [_entry(e) for e in response.answer[at:end]]}
+        if end < len(response.answer):
+            told["nextPageToken"] = str(end)
+        return json_response(told)
+
+    return Exchange(Request(States()), reply)
+
+
+def _query(http: HttpRequest) -> dict[str, str]:
+    return {name: values[0] for name, values in parse_qs(http.query).items()}
+
+
+def _count(query: Mapping[str, str], name: str, least: int, most: int) -> int | None:
+    text = query.get(name, "")
+    if not text:
+        return None
+    if not text.isdecimal() or len(text) > _MOST_DIGITS or not least <= int(text) <= most:
+        raise InvalidInput(f"`{name}` must be an integer >= {least} and <= {most}; got '{text[:64]}'")
+    return int(text)
+
+
+def _entry(entry: IndexEntry) -> dict[str, Any]:
+    version = {"version": entry.version} if entry.version else {}
+    return {"modelName": entry.name, **version, "modelUrl": entry.url or entry.name, "status": entry.state}
+
+
+def _model(http: HttpRequest) -> Exchange[tuple[IndexEntry, ...], HttpResponse]:
+    name, version = http.params["model"], http.params.get("version", "")
+
+    def reply(response: Response[tuple[IndexEntry, ...]]) -> HttpResponse:
+        found = [e for e in response.answer if e.name == name and version in ("", e.version)]
+        if not found:
+            raise ModelNotFound(f"Model or workflow not found: {name[:256]}")
+        return json_response([{**_entry(e), "reason": e.reason} for e in found])
+
+    return Exchange(Request(States()), reply)
+
+
+def _adapters(http: HttpRequest) -> Exchange[ModelDescription, HttpResponse]:
+    def reply(response: Response[ModelDescription]) -> HttpResponse:
+        names = response.answer.details.get("adapters") or ()
+        return json_response({"adapters": [{"name": name} for name in names]})
+
+    return Exchange(Request(Describe(), http.params["model"]), reply)
+
+
+def _register(http: HttpRequest, policy: Policy) -> Exchange[None, HttpResponse]:
+    """Load a model: what lies at a `url`, or one of the repository. SageMaker asks in JSON, LMI in the query."""
+    query = _query(http)
+    given = query if not len(http.body) else {**query, **object_body(http.body, policy)}
+    url = given.get("url") or ""
+    name = given.get("model_name") or (_last(url) if isinstance(url, str) else "")
+    if not isinstance(name, str) or not name or not isinstance(url, str):
+        raise InvalidInput("`model_name` and `url` must be text, and one of them must say which model to load")
+    # What is in the repository has its name for a url, as it is told.
+    call = Load(control_token(http.headers), "" if url == name else url)
+    return _controlled(call, name, "", f'Model "{name}" registered.', _unheeded(given, ("model_name", "url"), policy))
+
+
+def _last(url: str) -> str:
+    """What a model is called that nobody names: the last part of its url."""
+    return unquote(url.rstrip("/").rpartition("/")[2])
+
+
+def _unregister(http: HttpRequest) -> Exchange[None, HttpResponse]:
+    name = http.params["model"]
+    told = f'Model "{name}" unregistered'
+    return _controlled(Unload(control_token(http.headers)), name, http.params.get("version", ""), told)
+
+
+def _scale(http: HttpRequest, policy: Policy) -> Exchange[None, HttpResponse]:
+    """LMI starts the least and adds up to the most when they are busy; here there are as many as there may be."""
+    name, query = http.params["model"], _query(http)
+    least, most = (_count(query, f"{bound}_worker", 0, _MOST_WORKERS) for bound in ("min", "max"))
+    count = least if most is None else most
+    if not count:
+        raise InvalidInput("`max_worker`, or `min_worker`, must be at least 1; to have none, unregister the model")
+    if least is not None and least > count:
+        raise InvalidInput(f"`min_worker` must be <= `max_worker`; got {least} and {count}")
+    told = f'Model "{name}" worker scaled. New Worker configuration min workers:{count} max workers:{count}'
+    unheeded = _unheeded(query, ("min_worker", "max_worker"), policy)
+    call = Scale(control_token(http.headers), count)
+    return _controlled(call, name, http.params.get("version", ""), told, unheeded)
+
+
+def _unheeded(given: Mapping[str, Any], known: tuple[str, ...], policy: Policy) -> Headers:
+    """The header that names what was given and has no effect here."""
+    unknown = [name for name in given if name not in known]
+    refuse_unknown(unknown, known, policy)
+    return ignored_header(unknown)
+
+
+def _controlled(
+    call: Call[None], name: str, version: str, told: str, headers: Headers = ()
+) -> Exchange[None, HttpResponse]:
+    return Exchange(Request(call, name, version), lambda _: json_response({"status": told}, 200, headers))

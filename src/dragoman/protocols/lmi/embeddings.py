@@ -1,0 +1,68 @@
+"""What an encoder answers at LMI's paths: a vector for a text, or one for each of several."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+
+from dragoman.core.calls import Embed, Embedded, ModelDescription, Response
+from dragoman.core.errors import DragomanError, InvalidInput
+from dragoman.core.sampling import shown
+from dragoman.protocols.lmi.errors import Faults
+from dragoman.protocols.lmi.formats import to_json
+from dragoman.protocols.lmi.request import media_type, other_model
+from dragoman.protocols.text_common.parameters import ignored_header, inquiry, json_body, refuse_unknown
+from dragoman.protocols.wire import JSON_TYPE, Asked, Exchange, HttpRequest, HttpResponse, Policy
+
+_MOST_INPUTS = 2048
+_KINDS = ("", "application/json", "application/x-www-form-urlencoded")  # curl calls JSON the last of these
+
+
+def embeddings_asked(http: HttpRequest, model: ModelDescription, policy: Policy, faults: Faults) -> Asked | None:
+    """The vectors that a body asks for; None where it is none with texts as its `inputs`."""
+    try:
+        body = _body(http, policy)
+        given = body.get("inputs") if body is not None else None
+        texts: list[Any] = given if isinstance(given, list) else [given]
+        if body is None or not texts or not all(isinstance(text, str) for text in texts):
+            return None
+        _check(body, texts, policy)
+        unknown = _unknown(body) + other_model(body, model.name, policy)
+    except InvalidInput as fault:
+        return _unread(fault)
+
+    def reply(response: Response[Embedded]) -> HttpResponse:
+        vectors = np.ascontiguousarray(response.answer.vectors.data, np.float32)
+        told = orjson.dumps(vectors if isinstance(given, list) else vectors[0], option=orjson.OPT_SERIALIZE_NUMPY)
+        return HttpResponse(200, (told,), (JSON_TYPE, *ignored_header(unknown)))
+
+    def failed(fault: DragomanError) -> HttpResponse:
+        return _unread(fault) if isinstance(fault, InvalidInput) else faults.write(fault)
+
+    return Exchange(inquiry(Embed(tuple(texts)), http, policy, model.name), reply, failed)
+
+
+def _body(http: HttpRequest, policy: Policy) -> dict[str, Any] | None:
+    if media_type(http) not in _KINDS:
+        return None
+    found = json_body(http.body, policy)
+    return found if isinstance(found, dict) else None
+
+
+def _check(body: Mapping[str, Any], texts: Sequence[str], policy: Policy) -> None:
+    if not all(texts) or len(texts) > _MOST_INPUTS:
+        raise InvalidInput(
+            f"`inputs` must be a text, or at most {_MOST_INPUTS} texts, none empty; got {shown(body['inputs'])}"
+        )
+    refuse_unknown(_unknown(body), ("inputs",), policy)
+
+
+def _unknown(body: Mapping[str, Any]) -> list[str]:
+    return [name for name, value in body.items() if name not in ("inputs", "model_name") and value not in (None, {})]
+
+
+def _unread(fault: DragomanError) -> HttpResponse:
+    """LMI: what is wrong with texts to be embedded is told in the shape of the server below."""
+    told = {"code": 400, "type": "TranslateException", "message": fault.message}
+    return HttpResponse(400, (to_json(told),), (JSON_TYPE,))

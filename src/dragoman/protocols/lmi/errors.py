@@ -1,0 +1,102 @@
+"""How LMI tells a fault: its own 424 for what was asked wrongly, and code, type and message for what got nowhere."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dragoman.core.errors import (
+    AlreadyLoaded,
+    DeadlineExceeded,
+    DragomanError,
+    Forbidden,
+    InvalidInput,
+    ModelNotFound,
+    NotReady,
+    NotSupported,
+    OutOfMemory,
+    Overloaded,
+    PathNotFound,
+    ServerError,
+    Unaddressed,
+    Unauthorized,
+)
+from dragoman.protocols.lmi.formats import Formatter, dynamic_fault, to_json
+from dragoman.protocols.lmi.request import Asked
+from dragoman.protocols.wire import JSON_TYPE, Headers, HttpFault, HttpResponse, retry_after, row_of
+
+# The statuses that LMI's operators may choose, by the names of its properties without `_http_code`.
+CODES: Mapping[str, int] = {
+    "bad_request": 400,
+    "wlm_error": 503,
+    "throttle_error": 503,
+    "timeout": 504,
+    "server_error": 500,
+}
+# Faults that are about the request's way, in the shape of the server below LMI: a status, or which of those above.
+_TYPES: Sequence[tuple[type[DragomanError], int | str, str]] = (
+    (Unaddressed, "bad_request", "BadRequestException"),
+    (AlreadyLoaded, 409, "ConflictStatusException"),  # SageMaker: its endpoints of many models count on these two
+    (OutOfMemory, 507, "WlmOutOfMemoryException"),
+    (NotSupported, "bad_request", "BadRequestException"),
+    (PathNotFound, 404, "ResourceNotFoundException"),
+    (ModelNotFound, 404, "ModelNotFoundException"),
+    (Unauthorized, 401, "UnauthorizedException"),
+    (Forbidden, 403, "ForbiddenException"),
+    (NotReady, "wlm_error", "ServiceUnavailableException"),
+    (Overloaded, "throttle_error", "WlmCapacityException"),
+    (DeadlineExceeded, "timeout", "TimeoutException"),
+)
+_HTTP_TYPES: Mapping[int, str] = {404: "ResourceNotFoundException", 405: "MethodNotAllowedException"}
+
+
+def codes(text: str) -> Mapping[str, int]:
+    """The statuses in `name=status,...`, the others as they are. Raises InvalidInput naming what makes no sense."""
+    found = dict(CODES)
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        name, _, status = (each.strip() for each in part.partition("="))
+        if name not in CODES or not status.isdecimal() or not 400 <= int(status[:4]) <= 599:
+            raise InvalidInput(
+                f"setting 'lmi_http_codes': expected name=status, with a status from 400 to 599 and a name of "
+                f"{', '.join(CODES)}; got '{part}'"
+            )
+        found[name] = int(status)
+    return found
+
+
+class Faults:
+    """Writes faults with the statuses that the operator has chosen."""
+
+    def __init__(self, chosen: Mapping[str, int]) -> None:
+        self._codes = chosen
+
+    def write(self, fault: DragomanError | HttpFault) -> HttpResponse:
+        """The answer to a request that got nowhere, or that was wrong."""
+        if isinstance(fault, HttpFault):
+            bad = fault.status < 500
+            kind = _HTTP_TYPES.get(fault.status, "BadRequestException" if bad else "InternalServerException")
+            status = {400: self._codes["bad_request"], 500: self._codes["server_error"]}.get(fault.status, fault.status)
+            return _json({"code": status, "type": kind, "message": fault.message}, status, fault.headers)
+        row = row_of(fault, _TYPES)
+        if row is None:
+            return _json({"error": fault.message, "code": 424}, 424)
+        code, name = row
+        status = self._codes[code] if isinstance(code, str) else code
+        return _json({"code": status, "type": name, "message": fault.message}, status, retry_after(fault))
+
+    def failed(self, error: DragomanError, found: Asked, formatter: Formatter) -> HttpResponse:
+        """The answer to a request that went wrong before anything was sent."""
+        error = found.given.worded(error)
+        headers = (JSON_TYPE, *found.given.headers)
+        if isinstance(error, ServerError | InvalidInput) and not found.rolling:
+            return dynamic(error, found.given.headers)
+        if isinstance(error, ServerError) and not formatter.streams:
+            return HttpResponse(424, (formatter.failed(),), headers)
+        return self.write(error)
+
+
+def dynamic(fault: DragomanError, headers: Headers = ()) -> HttpResponse:
+    """The answer of the dynamic-batch schema to what went wrong, with the payload too."""
+    return _json(dynamic_fault(fault), 424, headers)
+
+
+def _json(value: Any, status: int, headers: Headers = ()) -> HttpResponse:
+    return HttpResponse(status, (to_json(value),), (JSON_TYPE, *headers))

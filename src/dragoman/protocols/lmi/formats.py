@@ -1,0 +1,212 @@
+"""LMI's output formatters: a generation as JSON, as JSON lines or as server-sent events, in either schema."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from dragoman.core.calls import Response
+from dragoman.core.errors import DragomanError
+from dragoman.core.text import Generation, PromptInfo, Text, Token
+from dragoman.protocols.lmi.model import BARE, LmiModel, bare
+from dragoman.protocols.lmi.request import Asked
+from dragoman.protocols.text_common.parameters import EVENT_STREAM, finite, likeliest_first, spread
+from dragoman.protocols.wire import JSON_TYPE, Headers, HttpResponse
+
+_KINDS: Mapping[str, Headers] = {
+    "json": (JSON_TYPE,),
+    "jsonlines": (("content-type", "application/jsonlines"),),
+    "sse": EVENT_STREAM,
+}
+_TEXT = "text/plain; charset=utf-8"
+_encoded = json.JSONEncoder(ensure_ascii=False).encode
+
+
+class Formatter:
+    """How one answer is written: whole, or piece by piece, of which it remembers how many tokens went out."""
+
+    def __init__(self, asked: Asked, model: LmiModel) -> None:
+        self._asked = asked
+        self._model = model
+        self._compat = model.tgi_compat and asked.rolling
+        self._prompts: tuple[PromptInfo, ...] = ()
+        self._sent = 0
+        sampling = asked.sampling
+        self.ranked = max(sampling.n, sampling.best_of, sampling.num_beams) > 1
+        self.streams = asked.formatter != "json"
+        chosen = asked.given.options.get("output_formatter", "")
+        self._custom = model.custom if not chosen else bare if chosen == BARE else None
+
+    @property
+    def headers(self) -> Headers:
+        """Those of the answer, with the name of what was ignored."""
+        kinds = _KINDS[self._asked.formatter]
+        if self._custom is not None:
+            kinds = (("content-type", getattr(self._custom, "content_type", "") or _TEXT),)
+        return (*kinds, *self._asked.given.headers)
+
+    # --- whole ---------------------------------------------------------------------------------------------
+
+    def whole(self, response: Response[Generation]) -> HttpResponse:
+        """The whole answer."""
+        self._prompts = response.answer.prompts
+        found = [self._answer(i, texts) for i, texts in enumerate(self._by_prompt(response.answer))]
+        value: Any = found if self._compat or not self._asked.rolling else found[0]
+        return HttpResponse(200, (self._written(value),), self.headers)
+
+    def _by_prompt(self, generation: Generation) -> list[list[Text]]:
+        """The texts of each prompt, the best first."""
+        count = len(self._asked.inputs)
+        grouped: list[list[Text]] = [[] for _ in range(count)]
+        for text in generation.texts:
+            grouped[text.prompt].append(text)
+        return [likeliest_first(texts, self._asked.sampling) for texts in grouped]
+
+    def _answer(self, at: int, texts: Sequence[Text]) -> dict[str, Any]:
+        answer: dict[str, Any] = {"generated_text": self._full(at, texts[0])}
+        # LMI: where several texts were asked for the others are in the details, so these are there unless refused.
+        wanted = self._asked.given.options.get("details", self._compat or self.ranked)
+        if wanted and self._model.rolling:
+            answer["details"] = self._details(at, texts)
+        return answer
+
+    def _full(self, at: int, text: Text) -> str:
+        # LMI: the text of the dynamic-batch schema has the prompt in front, as that of the library below it.
+        full = self._asked.given.options.get("return_full_text", not self._asked.rolling)
+        return (self._asked.inputs[at] if full else "") + text.whole
+
+    def _details(self, at: int, texts: Sequence[Text]) -> dict[str, Any]:
+        best, prompt = texts[0], self._asked.inputs[at]
+        found: dict[str, Any] = {
+            "finish_reason": best.finish,
+            "generated_tokens": best.generated,
+            "inputs": prompt,
+            "tokens": self._tokens(best),
+        }
+        if self.ranked:
+            found = {"inputs": prompt, **found}
+        if self._asked.given.options["prefill"] or self._compat:
+            found["prefill"] = self._prefill(at)
+        if self._asked.sampling.top_logprobs:
+            found["top_tokens"] = [[self._token(top, top.text) for top in token.top] for token in best.tokens]
+        if self.ranked:
+            found["best_of_sequences"] = [self._sequence(at, text) for text in texts[1:]]
+        if self._compat:
+            found["seed"] = best.seed
+        return found
+
+    def _prefill(self, at: int) -> list[dict[str, Any]]:
+        found = self._prompts[at].prefill if self._prompts else ()
+        if not self._asked.sampling.prompt_logprobs:
+            return [self._token(token, token.text) for token in found]
+        return [
+            {**self._token(token, token.text), "top_tokens": [self._token(top, top.text) for top in token.top]}
+            for token in found
+        ]
+
+    def _sequence(self, at: int, text: Text) -> dict[str, Any]:
+        found = {
+            "finish_reason": text.finish,
+            "generated_tokens": text.generated,
+            "tokens": self._tokens(text),
+            "generated_text": self._full(at, text),
+        }
+        return {**found, "prefill": [], "seed": text.seed} if self._compat else found
+
+    def _tokens(self, text: Text) -> list[dict[str, Any]]:
+        return [self._token(*pair) for pair in zip(text.tokens, spread(text.text, text.tokens), strict=True)]
+
+    def _token(self, token: Token, text: str) -> dict[str, Any]:
+        logprob = finite(token.logprob)
+        found: dict[str, Any] = {"id": token.id, "text": text, "log_prob": logprob}
+        if self._compat:  # what TGI's clients need beside what LMI documents
+            return {**found, "logprob": logprob, "special": token.special}
+        return {**found, "special_token": True} if token.special else found
+
+    # --- in pieces -----------------------------------------------------------------------------------------
+
+    def piece(self, response: Response[Generation]) -> bytes:
+        """What goes out for one piece: a line for each of its tokens, of all prompts in the other schema."""
+        self._prompts = self._prompts or response.answer.prompts
+        if not self._asked.rolling:
+            return b"".join(self._framed({"outputs": row}) for row in self._outputs(response.answer))
+        best = self._by_prompt(response.answer)[0]
+        return b"".join(map(self._framed, self._lines(best[0]))) if best else b""
+
+    def _outputs(self, generation: Generation) -> Iterator[Sequence[str]]:
+        """What each prompt has got since the piece before, token by token; several may have come together."""
+        best = (found[0] if found else Text() for found in self._by_prompt(generation))
+        parts = (spread(text.text, text.tokens) or [text.text] for text in best)
+        yield from zip_longest(*parts, fillvalue="")
+
+    def _lines(self, text: Text) -> list[dict[str, Any]]:
+        parts = spread(text.text, text.tokens)
+        lines = [self._line(token, part) for token, part in zip(text.tokens, parts, strict=True)]
+        if not lines and (text.finish or text.text):
+            lines = [self._line(Token(-1, "", 0.0, special=not text.text), text.text)]
+        if text.finish:
+            lines[-1]["generated_text"] = self._full(0, text)
+            lines[-1]["details"] = self._last(text)
+        return lines
+
+    def _line(self, token: Token, text: str) -> dict[str, Any]:
+        self._sent += 1
+        found: dict[str, Any] = {"index": self._sent} if self._compat else {}
+        found["token"] = self._token(token, text)
+        if self._asked.sampling.top_logprobs:
+            found["top_tokens"] = [self._token(top, top.text) for top in token.top]
+        return found
+
+    def _last(self, text: Text) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "finish_reason": text.finish,
+            "generated_tokens": text.generated,
+            "inputs": self._asked.inputs[0],
+        }
+        if self._asked.given.options["prefill"]:
+            found["prefill"] = self._prefill(0)
+        if self._compat:
+            length = self._prompts[0].tokens if self._prompts else 0
+            found |= {"seed": text.seed, "input_length": length}
+        return found
+
+    # --- faults --------------------------------------------------------------------------------------------
+
+    def error(self, fault: DragomanError) -> bytes:
+        """The end of a stream that went wrong."""
+        if not self._asked.rolling:
+            return self._framed(dynamic_fault(fault))
+        token = {"id": -1, "text": "", "log_prob": -1, "special_token": True}
+        details = {"finish_reason": "error", "generated_tokens": None, "inputs": None}
+        return self._framed({"token": token, "generated_text": "", "details": details})
+
+    def failed(self) -> bytes:
+        """The answer where generation went wrong and nothing has been sent."""
+        details = {"finish_reason": "error", "generated_tokens": None, "inputs": None, "tokens": None}
+        return to_json({"generated_text": "", "details": details})
+
+    # --- bytes ---------------------------------------------------------------------------------------------
+
+    def _framed(self, value: dict[str, Any]) -> bytes:
+        written = self._written(value)
+        if self._custom is not None:
+            return written
+        return b"data: " + written + b"\n\n" if self._asked.formatter == "sse" else written + b"\n"
+
+    def _written(self, value: Any) -> bytes:
+        if self._custom is None:
+            return to_json(value)
+        made = self._custom(value)
+        if isinstance(made, bytes):
+            return made
+        return made.encode() if isinstance(made, str) else to_json(made)
+
+
+def dynamic_fault(fault: DragomanError) -> dict[str, Any]:
+    """The error of the dynamic-batch schema."""
+    return {"code": 424, "message": "invoke handler failure", "error": fault.message}
+
+
+def to_json(value: Any) -> bytes:
+    """JSON with spaces after commas and colons, as LMI writes it, and with characters as they are."""
+    return _encoded(value).encode(errors="replace")

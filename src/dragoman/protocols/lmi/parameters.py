@@ -1,0 +1,135 @@
+"""LMI's GenerationParameters: their names, limits and defaults."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from dragoman.core.sampling import MOST_STOPS, Kind, Unfit, flag, text, texts
+from dragoman.core.text import Sampling
+from dragoman.protocols.text_common.grammar import GRAMMAR, GUIDED, RESPONSE_FORMAT
+from dragoman.protocols.text_common.parameters import Given, Parameter, given, option, sets
+from dragoman.protocols.text_common.unused_parameters import refuse_unused
+from dragoman.protocols.wire import Policy
+
+# Names that are also the field's.
+_SAME = (
+    "do_sample",
+    "seed",
+    "temperature",
+    "repetition_penalty",
+    "top_k",
+    "top_p",
+    "max_new_tokens",
+    "typical_p",
+    "truncate",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "n",
+    "best_of",
+    "num_beams",
+    "length_penalty",
+    "early_stopping",
+    "stop_token_ids",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "logit_bias",
+    "allowed_token_ids",
+    "prompt_logprobs",
+)
+
+
+def _stop() -> Kind:
+    """TensorRT-LLM's `stop`: a boolean in LMI's documentation, stop texts in its code."""
+    found = texts(MOST_STOPS)
+
+    def read(value: Any) -> Any:
+        return () if isinstance(value, bool) else found.read(value)
+
+    return Kind(found.told, read)
+
+
+def _adapters() -> Kind:
+    def read(value: Any) -> str:
+        name = value[0] if isinstance(value, list) and len(value) == 1 else value
+        if not isinstance(name, str):
+            raise Unfit
+        return name
+
+    return Kind("the name of an adapter", read)
+
+
+ADAPTERS = _adapters()
+PARAMETERS: Mapping[str, Parameter] = {
+    **{name: sets(name) for name in _SAME},
+    "stop_sequences": sets("stop"),
+    "stop": sets("stop", _stop()),
+    "ignore_eos_token": sets("ignore_eos"),
+    "include_stop_str_in_output": sets("include_stop"),
+    "logprobs": sets("top_logprobs"),
+    "top_n_tokens": sets("top_logprobs"),
+    "min_length": sets("min_new_tokens"),
+    "bad_sequences": sets("bad_words"),
+    "adapters": sets("adapter", ADAPTERS),
+    "grammar": sets("grammar", GRAMMAR),
+    "response_format": sets("grammar", RESPONSE_FORMAT),
+    **GUIDED,
+    "details": option("details", flag()),
+    "return_full_text": option("return_full_text", flag()),
+    "decoder_input_details": option("decoder_input_details", flag()),
+    "output_formatter": option("output_formatter", text()),
+}
+_DRAWS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+
+
+# What the dynamic-batch schema has no place for, each with the value that asks for nothing.
+_BEYOND_TEXT: Mapping[str, Any] = {
+    "n": 1,
+    "details": False,
+    "decoder_input_details": False,
+    "logprobs": 0,
+    "top_n_tokens": 0,
+    "prompt_logprobs": None,
+}
+
+
+def parameters(
+    values: Mapping[str, Any], policy: Policy, *, infer_do_sample: bool, rolling: bool = True
+) -> tuple[Given, Sampling]:
+    """The parameters of a request and the Sampling that they make.
+
+    Without `rolling`, where there is the dynamic-batch schema alone, an answer is a text and nothing else.
+    Without `do_sample` what shapes a distribution has no effect, as in LMI up to 0.31; with `infer_do_sample` it
+    switches sampling on, as from 0.32.
+    """
+    found = given(values, PARAMETERS, policy)
+    unused = [name for name in ("stop",) if isinstance(values.get(name), bool)]
+    refuse_unused([name for name in unused if values[name]], policy)
+    if not rolling:
+        unused += _text_alone(found, values, policy)
+    found = replace(found, ignored=(*found.ignored, *unused))
+    fields = found.fields
+    if infer_do_sample and "do_sample" not in fields:
+        fields["do_sample"] = any(fields.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
+    # LMI: with `best_of` or `num_beams` above 1 all of them are told, the best one first, whether or not `n` is 1.
+    many = next((name for name in ("best_of", "num_beams") if fields.get(name, 1) > 1), None)
+    if many and rolling and fields.get("n", 1) == 1:
+        fields["n"] = fields[many]
+        found.names["n"] = many
+    if found.options.get("decoder_input_details"):
+        fields.setdefault("prompt_logprobs", 0)
+    found.options.setdefault("prefill", "prompt_logprobs" in fields)
+    return found, found.sampling(policy, max_new_tokens=30, shorten=True)
+
+
+def _text_alone(found: Given, values: Mapping[str, Any], policy: Policy) -> list[str]:
+    """Leave out what asks for more than a text; gives its names, which are refused in strict mode."""
+    unused = [name for name, nothing in _BEYOND_TEXT.items() if values.get(name) not in (None, nothing)]
+    refuse_unused(unused, policy)
+    for name in _BEYOND_TEXT:
+        known = PARAMETERS[name]
+        (found.options if known.own else found.fields).pop(known.to, None)
+    return unused
+
+
+_NEUTRAL: Mapping[str, Any] = {name: getattr(Sampling(), name) for name in _DRAWS}

@@ -1,0 +1,243 @@
+"""The body of an inference request to LMI, in any of its content types, and what it asks for."""
+
+import csv
+import io
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from email import message_from_bytes
+from email.policy import HTTP as MIME
+from typing import Any
+from urllib.parse import parse_qs
+
+from msgspec import structs
+
+from dragoman.core.errors import InvalidInput
+from dragoman.core.sampling import checked, flag, shown, text
+from dragoman.core.text import Sampling
+from dragoman.protocols.lmi.model import LmiModel
+from dragoman.protocols.lmi.parameters import ADAPTERS, parameters
+from dragoman.protocols.text_common.openai_format import PLACEHOLDERS
+from dragoman.protocols.text_common.parameters import Given, object_body, object_in, refuse_unknown
+from dragoman.protocols.text_common.unused_parameters import refuse_unused
+from dragoman.protocols.wire import HttpRequest, Policy
+
+_FIELDS = ("inputs", "parameters", "stream", "adapters", "model_name")
+_ADAPTER = "x-amzn-sagemaker-adapter-identifier"
+_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
+_TARGET = "x-amzn-sagemaker-target-model"
+_FAILED = "Input Parsing failed. Ensure that the request payload is valid. "
+# Names that clients send where they mean whatever model is there.
+ANY_MODEL = PLACEHOLDERS | {"lmi"}
+_NO_OBJECT = (
+    "Invalid request payload. Request payload should be a json object specifying the 'inputs' field. Received payload "
+)
+_MOST_FORM_BYTES = 16 << 20
+_MOST_FORM_LINES = 1 << 16
+_MOST_INPUTS = 256
+_ENCODED, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request: its inputs, its parameters, and how its answer is to be written: in which of LMI's two schemas, the
+    rolling-batch one or the other, and by which formatter."""
+
+    inputs: tuple[str, ...]
+    given: Given
+    sampling: Sampling
+    rolling: bool
+    formatter: str
+
+
+def asked(http: HttpRequest, model: LmiModel, policy: Policy) -> Asked | Mapping[str, Any]:
+    """The request, or its body as it is where that is one of OpenAI's. Raises InvalidInput, in LMI's words where the
+    payload is none."""
+    try:
+        body = _body(http, policy)
+        if model.reads is not None:
+            body = model.reads(body)
+        if not isinstance(body, dict):
+            raise InvalidInput(_NO_OBJECT + shown(body))
+        if is_openais(body):
+            return body
+        inputs, listed = _inputs(body)
+        values = _values(body, http)
+    except InvalidInput as fault:
+        raise InvalidInput(_FAILED + fault.message) from fault
+    unknown = [name for name in body if name not in _FIELDS]
+    refuse_unknown(unknown, _FIELDS, policy)
+    unused = other_model(body, model.name, policy)
+    found, sampling = parameters(values, policy, infer_do_sample=model.infer_do_sample, rolling=model.rolling)
+    ignored = (*unknown, *unused, *found.ignored)
+    found = Given(found.fields, found.options, {**found.names, "prompt": "inputs"}, ignored)
+    stream = bool(checked("stream", body.get("stream") or False, flag()))
+    rolling = model.rolling and not listed
+    pieces = stream or (model.streams and not rolling)
+    formatter = model.format(found.options.get("output_formatter", ""), pieces)
+    return Asked(inputs, found, sampling, rolling, formatter)
+
+
+def other_model(body: Mapping[str, Any], model: str, policy: Policy) -> list[str]:
+    """The field of a body that names another model than the one that path, query or header have chosen; refused in
+    strict mode."""
+    named = checked("model_name", body.get("model_name") or "", text())
+    found = [] if named == model or named in ANY_MODEL else ["model_name"]
+    refuse_unused(found, policy)
+    return found
+
+
+def is_openais(body: Container[str]) -> bool:
+    """Whether a body with these fields is a chat or a completion of OpenAI's form."""
+    return "messages" in body or ("prompt" in body and "inputs" not in body)
+
+
+def model_name(http: HttpRequest) -> str:
+    """The model that the query, a header of LMI's or SageMaker's, or a form names; "" where none does."""
+    target = http.headers.get(_TARGET, "").rpartition("/")[2].removesuffix(".tar.gz")
+    return _property(http, "model_name") or target or _in_form(http)
+
+
+def versioned(http: HttpRequest) -> HttpRequest:
+    """The request, with the version that the query or a header names among the parts of its path."""
+    version = _property(http, "model_version")
+    if not version or "version" in http.params:
+        return http
+    return structs.replace(http, params={**http.params, "version": version})
+
+
+def _property(http: HttpRequest, name: str) -> str:
+    """LMI: a property of a request, as the query, a header or SageMaker's custom attributes have it."""
+    query = parse_qs(http.query).get(name, [""])[0]
+    return query or http.headers.get(name, "") or attributes(http).get(name, "")
+
+
+def _in_form(http: HttpRequest) -> str:
+    """The model that a form names; "" where it names none, or is no form."""
+    # A long text is not read twice for a name that it does not have, and no client encodes these letters.
+    if not is_form(http) or b"model" not in bytes(http.body):
+        return ""
+    try:
+        return _fields(http).get("model_name", "")
+    except InvalidInput:  # told when the text in it is read
+        return ""
+
+
+def attributes(http: HttpRequest) -> dict[str, str]:
+    """SageMaker: custom attributes, `k=v;k=v`."""
+    pairs = (part.partition("=") for part in http.headers.get(_ATTRIBUTES, "").split(";"))
+    return {key.strip(): value.strip() for key, separator, value in pairs if separator}
+
+
+# --- bodies ------------------------------------------------------------------------------------------------
+
+
+def media_type(http: HttpRequest) -> str:
+    """What the body is, "" where nothing tells it."""
+    return http.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _body(http: HttpRequest, policy: Policy) -> Any:
+    read = _form if is_form(http) else _BY_TYPE.get(media_type(http))
+    if read is None:
+        return object_body(http.body, policy)
+    if not len(http.body):
+        raise InvalidInput("the request body is empty")
+    return read(http)
+
+
+def _text(body: Any) -> str:
+    try:
+        return bytes(body).decode()
+    except UnicodeDecodeError as fault:
+        raise InvalidInput(f"the request body is not valid UTF-8: {fault.reason}") from fault
+
+
+def _plain(http: HttpRequest) -> Any:
+    return {"inputs": _text(http.body)}
+
+
+def _table(http: HttpRequest) -> Any:
+    """Rows under a line of names, of which one is `inputs`."""
+    if bytes(http.body).count(b"\n") > _MOST_FORM_LINES:
+        raise InvalidInput(f"too many rows in text/csv: expected at most {_MOST_FORM_LINES}")
+    try:
+        rows = list(csv.DictReader(io.StringIO(_text(http.body))))
+    except csv.Error as fault:
+        raise InvalidInput(f"the request body is not valid CSV: {fault}") from fault
+    if not rows or "inputs" not in rows[0]:
+        raise InvalidInput("expected text/csv with a first line of names, of which one is 'inputs', and rows below")
+    return {"inputs": [row["inputs"] or "" for row in rows]}
+
+
+def is_form(http: HttpRequest) -> bool:
+    # curl calls everything a form unless it is told otherwise, and no form begins with a brace.
+    kind = media_type(http)
+    return kind == _MULTIPART or (kind == _ENCODED and not bytes(http.body[:64]).lstrip().startswith(b"{"))
+
+
+def _fields(http: HttpRequest) -> dict[str, str]:
+    """The parts of a form, by their names."""
+    body = bytes(http.body)
+    if len(body) > _MOST_FORM_BYTES or body.count(b"\n") + body.count(b"&") > _MOST_FORM_LINES:
+        raise InvalidInput(
+            f"the form is too large: expected at most {_MOST_FORM_BYTES} bytes and {_MOST_FORM_LINES} lines or fields"
+        )
+    if media_type(http) == _ENCODED:
+        return {name: values[0] for name, values in parse_qs(_text(body)).items()}
+    head = f"content-type: {http.headers['content-type']}\r\n\r\n".encode("latin-1")
+    message: Any = message_from_bytes(head + body, policy=MIME)
+    fields: dict[str, str] = {}
+    for i, part in enumerate(message.iter_parts()):
+        name = part.get_param("name", f"part {i}", "content-disposition")
+        fields[str(name)] = _text(part.get_payload(decode=True) or b"")
+    return fields
+
+
+def _form(http: HttpRequest) -> Any:
+    """LMI: the first part, or the one called `data`, is the text; one may name the model."""
+    fields = {name: value for name, value in _fields(http).items() if name != "model_name"}
+    if not fields:
+        raise InvalidInput("expected a form with at least one part, the text")
+    found = next((fields[name] for name in ("inputs", "data") if name in fields), next(iter(fields.values())))
+    return {"inputs": found}
+
+
+_BY_TYPE = {"text/plain": _plain, "text/csv": _table}
+
+
+# --- fields ------------------------------------------------------------------------------------------------
+
+
+def _inputs(body: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
+    given = body.get("inputs")
+    listed = isinstance(given, list)
+    texts: list[Any] = given if isinstance(given, list) else [given]
+    if "inputs" not in body:
+        raise InvalidInput(_NO_OBJECT + shown(body))
+    for each in texts:
+        if not isinstance(each, str):
+            kind = type(each).__name__
+            raise InvalidInput(
+                "Invalid request payload. The 'inputs' field must be a string, or a list of strings. "
+                f"Received type <class '{kind}'>"
+            )
+    if not texts or not all(texts):
+        raise InvalidInput(
+            f"Invalid request payload. The 'inputs' field does not contain any content. Received payload {shown(body)}"
+        )
+    if len(texts) > _MOST_INPUTS:
+        raise InvalidInput(f"`inputs` must have at most {_MOST_INPUTS} texts; got {len(texts)}")
+    return tuple(texts), listed
+
+
+def _values(body: Mapping[str, Any], http: HttpRequest) -> dict[str, Any]:
+    """The parameters as they were sent, with the adapter that a field or a header names."""
+    try:
+        values = object_in(body, "parameters")
+    except InvalidInput as fault:
+        raise InvalidInput(
+            "Invalid request payload. 'parameters' must be provided as an object of key-value pairs. "
+            f"Received payload {shown(body)}"
+        ) from fault
+    adapters = body.get("adapters") or http.headers.get(_ADAPTER) or attributes(http).get("adapters")
+    return {**values, "adapters": checked("adapters", adapters, ADAPTERS)} if adapters else values

@@ -1,0 +1,99 @@
+"""LMI's inference API, as its containers promise it, and the contract of SageMaker."""
+
+from collections.abc import Mapping
+
+from dragoman.core.calls import Describe, Embed, Generate, Infer, ModelDescription, Request, Response
+from dragoman.core.errors import DragomanError, InvalidInput, ServerError
+from dragoman.core.text import Generation
+from dragoman.protocols.lmi import control
+from dragoman.protocols.lmi.address import addressed
+from dragoman.protocols.lmi.arrays import arrays_asked
+from dragoman.protocols.lmi.async_results import fetched, later
+from dragoman.protocols.lmi.bedrock import bedrock_asked
+from dragoman.protocols.lmi.chat import openai_asked
+from dragoman.protocols.lmi.embeddings import embeddings_asked
+from dragoman.protocols.lmi.errors import Faults, codes, dynamic
+from dragoman.protocols.lmi.formats import Formatter
+from dragoman.protocols.lmi.model import lmi_model
+from dragoman.protocols.lmi.request import Asked, asked, versioned
+from dragoman.protocols.text_common.parameters import inquiry
+from dragoman.protocols.wire import Asked as Answered
+from dragoman.protocols.wire import (
+    Exchange,
+    HttpProtocol,
+    HttpRequest,
+    HttpResponse,
+    HttpStream,
+    Inquiry,
+    Policy,
+    Route,
+)
+
+_PATHS = (
+    "/invocations",
+    "/predictions/{model}",
+    "/predictions/{model}/{version}",
+    "/models/{model}/invoke",
+    "/models/{model}/invocations",
+)
+
+
+class Lmi:
+    """The endpoints of inference."""
+
+    def __init__(self, policy: Policy, faults: Faults) -> None:
+        self._policy = policy
+        self._faults = faults
+
+    def invoke(self, http: HttpRequest) -> Answered:
+        """An inference, now or later, or the answer of an earlier one."""
+        return fetched(http, self._faults.write) or later(http, self._asked(versioned(http)), self._faults.write)
+
+    def _asked(self, http: HttpRequest) -> Answered:
+        """An inference: the model is asked for first, since it has a say in what the body and the answer look like."""
+
+        def then(response: Response[ModelDescription]) -> Answered:
+            described = response.answer
+            if Generate not in described.calls and Infer in described.calls:
+                able = Embed in described.calls
+                vectors = embeddings_asked(http, described, self._policy, self._faults) if able else None
+                return vectors or arrays_asked(http, described, self._policy)
+            model = lmi_model(described)
+            try:
+                found = asked(http, model, self._policy)
+            except (InvalidInput, ServerError) as fault:
+                if model.rolling:
+                    raise
+                return dynamic(fault)
+            if isinstance(found, Mapping):  # as TGI and vLLM take OpenAI's bodies at this path
+                if model.bedrock and "messages" not in found:
+                    return bedrock_asked(found, http, self._policy, model.name)
+                return openai_asked(found, http, self._policy, self._faults, model)
+            return self._generate(found, http, Formatter(found, model), model.name)
+
+        def meant(name: str) -> Inquiry[ModelDescription]:
+            told = inquiry(Generate(prompts=()), http, self._policy, name)
+            return Inquiry(Request(Describe(Generate, Infer), told.model, told.version), then)
+
+        return addressed(http, self._policy, meant)
+
+    def _generate(self, found: Asked, http: HttpRequest, formatter: Formatter, model: str) -> Answered:
+        # LMI: of several texts the best is known at the end, so a stream of it holds all back until then.
+        stream = formatter.streams and not formatter.ranked
+        call = Generate(prompts=found.inputs, sampling=found.sampling, stream=stream)
+        request: Request[Generation] = inquiry(call, http, self._policy, model)
+
+        def fault(error: DragomanError) -> HttpResponse:
+            return self._faults.failed(error, found, formatter)
+
+        if formatter.streams:
+            return HttpStream(request, formatter.piece, formatter.error, b"", formatter.headers, fault)
+        return Exchange(request, formatter.whole, fault)
+
+
+def protocol(policy: Policy) -> HttpProtocol:
+    """The protocol's table."""
+    faults = Faults(codes(policy.lmi_http_codes))
+    at = Lmi(policy, faults)
+    routes = [Route("POST", path, at.invoke) for path in _PATHS]
+    return HttpProtocol("LMI", (*routes, *control.routes(policy)), faults.write)

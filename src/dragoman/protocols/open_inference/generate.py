@@ -1,0 +1,181 @@
+"""The generate extension of the Open Inference Protocol: `generate` and `generate_stream` beside `infer`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dragoman.core.calls import Generate, Response
+from dragoman.core.errors import (
+    DeadlineExceeded,
+    DragomanError,
+    Forbidden,
+    InvalidInput,
+    ModelFailed,
+    ModelNotFound,
+    NotReady,
+    NotSupported,
+    Overloaded,
+    Unauthorized,
+)
+from dragoman.core.sampling import checked, flag, integer, number, shown, text, texts
+from dragoman.core.text import Generation, Sampling
+from dragoman.protocols.text_common.grammar import GRAMMAR, RESPONSE_FORMAT
+from dragoman.protocols.text_common.parameters import (
+    EVENT_STREAM,
+    Given,
+    Parameter,
+    event,
+    given,
+    inquiry,
+    object_body,
+    object_in,
+    option,
+    refuse_unknown,
+    sets,
+)
+from dragoman.protocols.wire import (
+    Asked,
+    Exchange,
+    HttpFault,
+    HttpProtocol,
+    HttpRequest,
+    HttpResponse,
+    HttpStream,
+    Policy,
+    Route,
+    json_response,
+    retry_after,
+    row_of,
+    sendable,
+)
+
+_MOST_NEW = 20  # the extension: unless the request says otherwise
+_FIELDS = ("text_input", "parameters", "id")
+_SAME = (
+    "do_sample",
+    "seed",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "best_of",
+    "num_beams",
+    "length_penalty",
+    "early_stopping",
+    "truncate",
+    "ignore_eos",
+    "stop_token_ids",
+    "bad_words",
+    "logit_bias",
+    "allowed_token_ids",
+    "include_stop",
+    "skip_special_tokens",
+)
+# OIP: these four and `stop` and `best_of` are named; others are allowed.
+_PARAMETERS: Mapping[str, Parameter] = {
+    **{name: sets(name) for name in _SAME},
+    "temperature": sets("temperature"),
+    "top_p": sets("top_p", number(0.0, 1.0)),
+    "max_tokens": sets("max_new_tokens", integer(0, 512)),
+    "max_new_tokens": sets("max_new_tokens"),
+    "min_tokens": sets("min_new_tokens"),
+    "stop": sets("stop", texts(5)),
+    "adapter": sets("adapter", text()),
+    "grammar": sets("grammar", GRAMMAR),
+    "response_format": sets("grammar", RESPONSE_FORMAT),
+    "stream": option("stream", flag()),
+}
+_NEUTRAL: Mapping[str, Any] = {
+    name: getattr(Sampling(), name) for name in ("temperature", "top_p", "top_k", "min_p", "typical_p")
+}
+_STATUS: Sequence[tuple[type[DragomanError], int]] = (
+    (InvalidInput, 422),
+    (NotSupported, 422),
+    (ModelNotFound, 404),
+    (Unauthorized, 401),
+    (Forbidden, 403),
+    (NotReady, 503),
+    (Overloaded, 429),
+    (DeadlineExceeded, 504),
+    (ModelFailed, 424),
+)
+
+
+class OpenGenerate:
+    """The endpoints."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def generate(self, http: HttpRequest) -> Asked:
+        prompt, found, sampling, id_ = self._read(http)
+        wanted = not found.options["nothing_new"]
+
+        def reply(response: Response[Generation]) -> HttpResponse:
+            told = {**_head(response, id_), "text_output": response.answer.texts[0].whole * wanted}
+            return json_response(told, 200, found.headers)
+
+        call = Generate(prompts=(prompt,), sampling=sampling)
+        return Exchange(inquiry(call, http, self._policy), reply, found.telling(write_error))
+
+    def generate_stream(self, http: HttpRequest) -> Asked:
+        prompt, found, sampling, id_ = self._read(http)
+        wanted = not found.options["nothing_new"]
+
+        def piece(response: Response[Generation]) -> bytes:
+            return b"".join(
+                event({**_head(response, id_), "text_output": each.text * wanted, "done": bool(each.finish)})
+                for each in response.answer.texts
+                if each.text * wanted or each.finish
+            )
+
+        call = Generate(prompts=(prompt,), sampling=sampling, stream=sampling.best_of <= 1 and sampling.num_beams == 1)
+        headers = (*EVENT_STREAM, *found.headers)
+        return HttpStream(
+            inquiry(call, http, self._policy), piece, _error_event, b"", headers, found.telling(write_error)
+        )
+
+    def _read(self, http: HttpRequest) -> tuple[str, Given, Sampling, str]:
+        body = object_body(http.body, self._policy)
+        prompt = body.get("text_input")
+        if not isinstance(prompt, str) or not prompt:
+            raise InvalidInput(f"`text_input` must be a text that is not empty; got {shown(prompt)}")
+        found = given(object_in(body, "parameters"), _PARAMETERS, self._policy)
+        unknown = [name for name in body if name not in _FIELDS]
+        refuse_unknown(unknown, _FIELDS, self._policy)
+        fields = found.fields
+        if "do_sample" not in fields and "num_beams" not in fields:
+            fields["do_sample"] = any(fields.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
+        found.options["nothing_new"] = found.nothing_new()  # OIP: 0 to 512 tokens
+        sampling = found.sampling(self._policy, max_new_tokens=_MOST_NEW, shorten="max_new_tokens" not in fields)
+        id_ = checked("id", body.get("id") or "", text())
+        names = {**found.names, "prompt": "text_input"}
+        return prompt, Given(fields, found.options, names, (*unknown, *found.ignored)), sampling, id_
+
+
+def _head(response: Response[Generation], id_: str) -> dict[str, Any]:
+    version = {"model_version": response.version} if response.version else {}
+    return {**({"id": id_} if id_ else {}), "model_name": response.model, **version}
+
+
+def _error_event(fault: DragomanError) -> bytes:
+    return event({"error": sendable(fault.message)})
+
+
+def protocol(policy: Policy) -> HttpProtocol:
+    """The protocol's table."""
+    at = OpenGenerate(policy)
+    routes = []
+    for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        routes.append(Route("POST", f"{model}/generate", at.generate))
+        routes.append(Route("POST", f"{model}/generate_stream", at.generate_stream))
+    return HttpProtocol("Open Inference generate", tuple(routes), write_error)
+
+
+def write_error(fault: DragomanError | HttpFault) -> HttpResponse:
+    """OIP: `{"error": message}`; 422 what was asked wrongly, 424 generation, 429 overloaded, 500 anything else."""
+    if isinstance(fault, HttpFault):
+        return json_response({"error": fault.message}, fault.status, fault.headers)
+    (status,) = row_of(fault, _STATUS) or (500,)
+    return json_response({"error": sendable(fault.message)}, status, retry_after(fault))

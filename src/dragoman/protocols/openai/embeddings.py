@@ -1,0 +1,90 @@
+"""OpenAI's embeddings: a vector for each text."""
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import orjson
+
+from dragoman.core.calls import Embed, Embedded, Response
+from dragoman.core.errors import InvalidInput
+from dragoman.core.sampling import Kind, Unfit, integer, shown
+from dragoman.protocols.text_common.openai_format import addressed, anything
+from dragoman.protocols.text_common.parameters import Parameter, given, inquiry, is_token_id, option
+from dragoman.protocols.wire import JSON_TYPE, Asked, Exchange, HttpRequest, HttpResponse, Policy
+
+_MOST_INPUTS = 2048
+
+
+def _format() -> Kind:
+    def read(value: Any) -> str:
+        if value not in ("float", "base64"):
+            raise Unfit
+        return str(value)
+
+    return Kind('"float" or "base64"', read)
+
+
+_PARAMETERS: Mapping[str, Parameter] = {
+    "input": option("input", anything()),
+    "model": option("model", anything()),
+    "user": option("user", anything()),
+    "encoding_format": option("encoding_format", _format()),
+    "dimensions": option("dimensions", integer(1)),
+}
+
+
+def embedding_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy) -> Asked:
+    """What the body asks."""
+    return addressed(body, http, lambda name: _embedding(body, http, policy, name))
+
+
+def _embedding(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> Asked:
+    found = given(body, _PARAMETERS, policy)
+    packed = found.options.get("encoding_format") == "base64"
+    size = found.options.get("dimensions")
+    call = Embed(_inputs(found.options.get("input")))
+
+    def reply(response: Response[Embedded]) -> HttpResponse:
+        vectors = np.ascontiguousarray(response.answer.vectors.data, np.float32)
+        if size is not None:
+            vectors = _shortened(vectors, size)
+        told = [{"object": "embedding", "index": i, "embedding": _written(v, packed)} for i, v in enumerate(vectors)]
+        usage = {"prompt_tokens": response.answer.tokens, "total_tokens": response.answer.tokens}
+        whole = {"object": "list", "data": told, "model": response.model, "usage": usage}
+        body = orjson.dumps(whole, option=orjson.OPT_SERIALIZE_NUMPY)
+        return HttpResponse(200, (body,), (JSON_TYPE, *found.headers))
+
+    return Exchange(inquiry(call, http, policy, model), reply)
+
+
+def _inputs(given: Any) -> tuple[str | tuple[int, ...], ...]:
+    match given:
+        case str() if given:
+            return (given,)
+        case [*items] if items:
+            if all(map(is_token_id, items)):
+                return (tuple(items),)
+            if len(items) <= _MOST_INPUTS and all(_is_input(item) for item in items):
+                return tuple(item if isinstance(item, str) else tuple(item) for item in items)
+    raise InvalidInput(
+        f"`input` must be a text, or a list of at most {_MOST_INPUTS} texts or lists of token ids, none empty; "
+        f"got {shown(given)}"
+    )
+
+
+def _is_input(item: Any) -> bool:
+    return isinstance(item, str | list) and bool(item) and (isinstance(item, str) or all(map(is_token_id, item)))
+
+
+def _shortened(vectors: Any, size: int) -> Any:
+    """The first numbers of each vector, made as long as 1 again. Raises InvalidInput where there are not so many."""
+    if size > vectors.shape[1]:
+        raise InvalidInput(f"`dimensions` must be <= {vectors.shape[1]}, what the model has; got {size}")
+    cut = vectors[:, :size]
+    return np.ascontiguousarray(cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12), np.float32)
+
+
+def _written(vector: Any, packed: bool) -> Any:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode() if packed else vector

@@ -1,0 +1,125 @@
+"""OpenAI's API: models, completions, chats and embeddings."""
+
+import time
+from typing import Any
+
+from dragoman.core.calls import (
+    DescribeModels,
+    DescribeServer,
+    Embed,
+    Generate,
+    InFlight,
+    ModelDescription,
+    Request,
+    Response,
+    ServerDescription,
+)
+from dragoman.core.errors import DragomanError, ModelNotFound
+from dragoman.protocols.openai.embeddings import embedding_asked
+from dragoman.protocols.text_common.chat import chat_asked
+from dragoman.protocols.text_common.completions import completion_asked
+from dragoman.protocols.text_common.openai_format import status_of, told_fault
+from dragoman.protocols.text_common.parameters import object_body
+from dragoman.protocols.text_common.tokenize import text_asked
+from dragoman.protocols.wire import (
+    Asked,
+    Exchange,
+    HttpFault,
+    HttpProtocol,
+    HttpRequest,
+    HttpResponse,
+    Policy,
+    Route,
+    json_response,
+    retry_after,
+)
+
+
+class OpenAi:
+    """The endpoints."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._since = int(time.time())
+
+    def models(self, http: HttpRequest) -> Exchange[tuple[ModelDescription, ...], HttpResponse]:
+        def reply(response: Response[tuple[ModelDescription, ...]]) -> HttpResponse:
+            cards = [card for model in response.answer for card in self._cards(model)]
+            return json_response({"object": "list", "data": cards})
+
+        return Exchange(Request(DescribeModels()), reply)
+
+    def model(self, http: HttpRequest) -> Exchange[tuple[ModelDescription, ...], HttpResponse]:
+        name = http.params["name"]
+
+        def reply(response: Response[tuple[ModelDescription, ...]]) -> HttpResponse:
+            cards = (card for model in response.answer for card in self._cards(model))
+            found = next((card for card in cards if card["id"] == name), None)
+            if found is None:
+                raise ModelNotFound(f"the model '{name[:256]}' does not exist")
+            return json_response(found)
+
+        return Exchange(Request(DescribeModels()), reply)
+
+    def _cards(self, model: ModelDescription) -> list[dict[str, Any]]:
+        """A model's card, and one for each of its adapters, as `model:adapter`."""
+        if not model.calls & {Generate, Embed}:
+            return []
+        card: dict[str, Any] = {
+            "id": model.name,
+            "object": "model",
+            "created": self._since,
+            "owned_by": "dragoman",
+            "root": model.details.get("model_id") or model.name,
+            "parent": None,
+            "max_model_len": model.details.get("max_context"),
+            "permission": [],
+        }
+        named = model.details.get("adapters") or ()
+        return [card, *({**card, "id": f"{model.name}:{name}", "parent": model.name} for name in named)]
+
+    def version(self, http: HttpRequest) -> Exchange[ServerDescription, HttpResponse]:
+        """vLLM: of the server."""
+        return Exchange(Request(DescribeServer()), lambda told: json_response({"version": told.answer.version}))
+
+    def load(self, http: HttpRequest) -> Exchange[int, HttpResponse]:
+        """vLLM: how many calls models of texts have in hand."""
+        return Exchange(Request(InFlight((Generate, Embed))), lambda told: json_response({"server_load": told.answer}))
+
+    def chat(self, http: HttpRequest) -> Asked:
+        return chat_asked(object_body(http.body, self._policy), http, self._policy, write_error)
+
+    def completions(self, http: HttpRequest) -> Asked:
+        return completion_asked(object_body(http.body, self._policy), http, self._policy, write_error)
+
+    def detokenize(self, http: HttpRequest) -> Asked:
+        """vLLM: the text of token ids."""
+        return text_asked(object_body(http.body, self._policy), http, self._policy, write_error)
+
+    def embeddings(self, http: HttpRequest) -> Asked:
+        return embedding_asked(object_body(http.body, self._policy), http, self._policy)
+
+
+def protocol(policy: Policy) -> HttpProtocol:
+    """The protocol's table."""
+    at = OpenAi(policy)
+    routes = [Route("GET", "/v1/models", at.models), Route("GET", "/v1/models/{name}", at.model)]
+    routes += [Route("GET", "/version", at.version), Route("GET", "/load", at.load)]
+    routes += [Route("POST", "/detokenize", at.detokenize)]
+    routes.append(Route("POST", "/models/{model}/detokenize", at.detokenize))
+    for base in ("/v1", "/models/{model}/v1"):
+        routes += [
+            Route("POST", f"{base}/chat/completions", at.chat),
+            Route("POST", f"{base}/completions", at.completions),
+            Route("POST", f"{base}/embeddings", at.embeddings),
+        ]
+    return HttpProtocol("OpenAI", tuple(routes), write_error)
+
+
+def write_error(fault: DragomanError | HttpFault) -> HttpResponse:
+    """OpenAI: `{"error": {message, type, param, code}}`."""
+    if isinstance(fault, HttpFault):
+        kind = "invalid_request_error" if fault.status < 500 else "server_error"
+        told = {"error": {"message": fault.message, "type": kind, "param": None, "code": None}}
+        return json_response(told, fault.status, fault.headers)
+    return json_response(told_fault(fault), status_of(fault), retry_after(fault))

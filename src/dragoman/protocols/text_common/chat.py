@@ -1,0 +1,215 @@
+"""OpenAI's chat: a request becomes Generate on a conversation, for whichever protocol takes chats."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from dragoman.core.calls import Generate
+from dragoman.core.errors import InvalidInput
+from dragoman.core.sampling import MOST_TOP, checked, flag, integer, shown
+from dragoman.core.text import Chat, Sampling
+from dragoman.formats.json_scan import values_in
+from dragoman.protocols.text_common.chat_response import ChatAnswer
+from dragoman.protocols.text_common.openai_format import (
+    COMMON,
+    DONE,
+    Faults,
+    addressed,
+    anything,
+    error_event,
+    given,
+    settle,
+)
+from dragoman.protocols.text_common.parameters import Given, Parameter, inquiry, object_in, option, sets
+from dragoman.protocols.text_common.tools import Tools, tools_of
+from dragoman.protocols.wire import Asked, Exchange, HttpRequest, HttpStream, Policy
+
+_MOST_MESSAGES = 4096
+_LONGEST_TEMPLATE = 65_536
+_ROLES = {"developer": "system"}  # templates do not know OpenAI's newer word for it
+# vLLM: what may stand among the variables of a template, too.
+_AMONG_VARIABLES = ("chat_template", "add_generation_prompt", "continue_final_message")
+# What `conversation` reads, beside `add_special_tokens`.
+CONVERSATION: Mapping[str, Parameter] = {
+    "messages": option("messages", anything()),
+    "tools": option("tools", anything()),
+    "tool_choice": option("tool_choice", anything()),
+    "parallel_tool_calls": option("parallel_tool_calls", flag()),
+    "chat_template": option("chat_template", anything()),
+    "chat_template_kwargs": option("chat_template_kwargs", anything()),
+    "add_generation_prompt": option("add_generation_prompt", flag()),
+    "continue_final_message": option("continue_final_message", flag()),
+}
+PARAMETERS: Mapping[str, Parameter] = {
+    **COMMON,
+    "max_completion_tokens": sets("max_new_tokens"),
+    "logprobs": option("logprobs", flag()),
+    "top_logprobs": sets("top_logprobs", integer(0, MOST_TOP)),
+    **CONVERSATION,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """What a chat's body says: the conversation, how to continue it, the tools in it, and all its parameters."""
+
+    chat: Chat
+    sampling: Sampling
+    tools: Tools
+    given: Given
+
+
+def chat_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Faults, model: str = "") -> Asked:
+    """What a chat's body asks, of `model` where the path has chosen one already."""
+    return addressed(body, http, lambda name: _chat(body, http, policy, faults, name), model)
+
+
+def conversation(body: Mapping[str, Any], policy: Policy) -> tuple[Chat, Tools]:
+    """The conversation in a body. Raises InvalidInput naming the message that does not fit."""
+    variables = dict(object_in(body, "chat_template_kwargs"))
+    body = {**body, **{name: variables.pop(name) for name in _AMONG_VARIABLES if name in variables}}
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not 0 < len(messages) <= _MOST_MESSAGES:
+        raise InvalidInput(f"`messages` must be a list of 1 to {_MOST_MESSAGES} messages; got {shown(messages)}")
+    _check_arguments(messages, policy)
+    tools = tools_of(body.get("tools"), body.get("tool_choice"))
+    if body.get("parallel_tool_calls") is False:
+        tools = replace(tools, single=True)
+    generation_prompt = flag_in(body, "add_generation_prompt", otherwise=True)
+    special_tokens = flag_in(body, "add_special_tokens", otherwise=False)
+    if flag_in(body, "continue_final_message", otherwise=False):
+        if generation_prompt:
+            raise InvalidInput("`continue_final_message` must only be given with `add_generation_prompt`: false")
+        variables["continue_final_message"] = True
+    read = tuple(_message(message, i) for i, message in enumerate(messages))
+    template = _template(body.get("chat_template"), policy)
+    return Chat(read, tools.offered, variables, generation_prompt, special_tokens, template), tools
+
+
+def _template(given: Any, policy: Policy) -> str:
+    """The caller's own template, "" where there is none."""
+    if given is None:
+        return ""
+    if not policy.trust_request_chat_template:
+        raise InvalidInput(
+            "`chat_template` is refused: this server uses the model's own template alone, unless its operator allows "
+            "others with --trust-request-chat-template"
+        )
+    if not isinstance(given, str) or not 0 < len(given) <= _LONGEST_TEMPLATE:
+        raise InvalidInput(f"`chat_template` must be a text of 1 to {_LONGEST_TEMPLATE} characters; got {shown(given)}")
+    return given
+
+
+def flag_in(body: Mapping[str, Any], name: str, *, otherwise: bool) -> bool:
+    """A field of a body that is true or false, or is not there."""
+    found = body.get(name)
+    return otherwise if found is None else checked(name, found, flag()) is True
+
+
+def chat_in(body: Mapping[str, Any], policy: Policy) -> ChatRequest:
+    """The request in a chat's body. Raises InvalidInput naming what does not fit."""
+    found = given(body, PARAMETERS, policy)
+    found.names["prompt"] = "messages"
+    chat, tools = conversation(body, policy)
+    fields, options = found.fields, found.options
+    if body.get("max_completion_tokens") is not None:
+        fields["max_new_tokens"] = int(body["max_completion_tokens"])
+    settle(fields, options)
+    options["read"] = "prompt_logprobs" in fields
+    _check_logprobs(found)
+    grammar = tools.grammar()
+    if grammar is not None:
+        _check_alone(found)
+        fields["grammar"] = grammar
+        found.names["grammar"] = "tools"
+    elif tools.offered:  # the markup of a call may be of special tokens, as Mistral's is
+        fields.setdefault("skip_special_tokens", False)
+    return ChatRequest(chat, found.sampling(policy), tools, found)
+
+
+def _chat(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Faults, model: str) -> Asked:
+    asked = chat_in(body, policy)
+    found, stream = asked.given, asked.given.options.get("stream", False)
+    answer = ChatAnswer(found.options, asked.tools)
+    call = Generate(prompts=(asked.chat,), sampling=asked.sampling, stream=stream)
+    request, fault = inquiry(call, http, policy, model), found.telling(faults)
+    if stream:
+        headers = answer.stream_headers(found.headers)
+        return HttpStream(request, answer.piece, error_event, DONE, headers, fault, answer.closing)
+    return Exchange(request, lambda response: answer.whole(response, found.headers), fault)
+
+
+def _check_alone(found: Given) -> None:
+    if "grammar" in found.fields:
+        name = found.names["grammar"]
+        raise InvalidInput(
+            f"`{name}` must not be given with a `tool_choice` that requires a call: that is the text then"
+        )
+
+
+def _check_logprobs(found: Given) -> None:
+    if found.fields.get("top_logprobs") and not found.options.get("logprobs"):
+        raise InvalidInput("`top_logprobs` must only be given with `logprobs`: true")
+
+
+# --- messages ----------------------------------------------------------------------------------------------
+
+
+def _message(message: Any, at: int) -> dict[str, Any]:
+    where = f"`messages[{at}]`"
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not message["role"]:
+        raise InvalidInput(f"{where} must be an object with `role` and `content`; got {shown(message)}")
+    calls = message.get("tool_calls")
+    found = {name: value for name, value in message.items() if value is not None}
+    found["role"] = _ROLES.get(found["role"], found["role"])
+    found["content"] = _content(message.get("content"), where, optional=bool(calls))
+    if calls:
+        if not isinstance(calls, list):
+            raise InvalidInput(f"{where}: `tool_calls` must be a list; got {shown(calls)}")
+        found["tool_calls"] = [_tool_call(call, where) for call in calls]
+    return found
+
+
+def _content(content: Any, where: str, *, optional: bool) -> str:
+    """The text of a message; its parts, where it has several, follow each other."""
+    if isinstance(content, str):
+        return content
+    if content is None and optional:
+        return ""
+    if isinstance(content, list):
+        for part in content:
+            match part:
+                case {"type": "text", "text": str(_)}:
+                    continue
+            raise InvalidInput(f"{where}: `content` must have parts of text alone; got {shown(part)}")
+        return "".join(part["text"] for part in content)
+    raise InvalidInput(f"{where}: `content` must be a text, or a list of texts; got {shown(content)}")
+
+
+def _check_arguments(messages: list[Any], policy: Policy) -> None:
+    """Raises InvalidInput where the arguments of all tool calls, which are JSON in texts, have too many values."""
+    left = policy.max_json_values
+    for message in messages:
+        calls = message.get("tool_calls") if isinstance(message, dict) else None
+        for call in calls if isinstance(calls, list) else ():
+            match call:
+                case {"function": {"arguments": str(text)}}:
+                    left -= values_in(text.encode())
+            if left < 0:
+                most = policy.max_json_values
+                raise InvalidInput(f"`tool_calls`: too many values in `arguments`: expected at most {most}, got more")
+
+
+def _tool_call(call: Any, where: str) -> dict[str, Any]:
+    """A call as templates take it: with arguments as values, not as the text of JSON."""
+    match call:
+        case {"function": {"name": str(_), "arguments": str(text)} as function}:
+            try:
+                return {**call, "function": {**function, "arguments": orjson.loads(text)}}
+            except orjson.JSONDecodeError:
+                return dict(call)
+        case {"function": {"name": str(_)}}:
+            return dict(call)
+    raise InvalidInput(f"{where}: `tool_calls` must have a `function` with `name` and `arguments`; got {shown(call)}")

@@ -1,0 +1,122 @@
+"""OpenAI's chat: an answer as one object, or as chunks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dragoman.core.calls import Response
+from dragoman.core.text import Generation, Text, Token
+from dragoman.protocols.text_common.openai_format import REASONS, Envelope, Usage, counted, read_tokens, stop_reason
+from dragoman.protocols.text_common.parameters import EVENT_STREAM, event
+from dragoman.protocols.text_common.tool_parts import Part, gathered, merged
+from dragoman.protocols.text_common.tool_stream import Reader, reader
+from dragoman.protocols.text_common.tools import Tools
+from dragoman.protocols.wire import Headers, HttpResponse, json_response
+
+
+class ChatAnswer:
+    """How the answer of one chat is written; between pieces it remembers what has been told."""
+
+    def __init__(self, options: Mapping[str, Any], tools: Tools) -> None:
+        self._tools = tools
+        self._logprobs = bool(options.get("logprobs"))
+        self._read = options.get("read", False)
+        told = options.get("stream_options", {})
+        self._ends_with_usage = told.get("include_usage", False)
+        self._always_usage = told.get("continuous_usage_stats", False)
+        self._usage = Usage()
+        self._envelope = Envelope.new("chatcmpl", "chat.completion")
+        self._chunks = Envelope("chatcmpl", "chat.completion.chunk", self._envelope.id, self._envelope.created)
+        # TGI's client wants each delta to have all of a message; OpenAI's own adds up what comes, and so the roles.
+        self._all_told = options.get("model") == "tgi"
+        self._readers: dict[int, Reader] = {}
+        self._called: set[int] = set()
+        self._untold: dict[str, Any] = {}  # what the next chunk tells of the prompt
+        self._model = ""
+
+    # --- whole ---------------------------------------------------------------------------------------------
+
+    def whole(self, response: Response[Generation], headers: Headers) -> HttpResponse:
+        self._usage.add(response.answer)
+        choices = [self._choice(text) for text in response.answer.texts]
+        told = self._envelope.around(response.model, choices, usage=self._usage.told(), **self._prompt(response.answer))
+        return json_response(told, 200, headers)
+
+    def _prompt(self, generation: Generation) -> dict[str, Any]:
+        """vLLM: what was asked for of the prompt."""
+        if not self._read or not generation.prompts:
+            return {}
+        return {"prompt_logprobs": read_tokens(generation.prompts[0].prefill)}
+
+    def _choice(self, text: Text) -> dict[str, Any]:
+        part = reader(self._tools).feed(text.whole, last=True, cut=text.finish == "length")
+        calls = gathered(part)
+        message: dict[str, Any] = {"role": "assistant", "content": part.content if part.content or not calls else None}
+        if calls:
+            message["tool_calls"] = [call.told() for call in calls]
+        return {
+            "index": text.choice,
+            "message": message,
+            "logprobs": self._logprobs_of(text.tokens),
+            "finish_reason": self._reason(text, called=bool(calls)),
+            "stop_reason": stop_reason(text),
+        }
+
+    def _reason(self, text: Text, *, called: bool) -> str | None:
+        # OpenAI: a text that was cut off says so, whatever is in it; a call of the function that was named is a stop.
+        reason = REASONS[text.finish]
+        return "tool_calls" if called and reason == "stop" and not self._tools.only else reason
+
+    def _logprobs_of(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
+        if not self._logprobs:
+            return None
+        return {"content": [{**counted(token), "top_logprobs": [counted(t) for t in token.top]} for token in tokens]}
+
+    # --- in pieces -----------------------------------------------------------------------------------------
+
+    def stream_headers(self, headers: Headers) -> Headers:
+        return (*EVENT_STREAM, *headers)
+
+    def piece(self, response: Response[Generation]) -> bytes:
+        """The chunks of one piece."""
+        self._usage.add(response.answer)
+        self._untold |= self._prompt(response.answer)
+        self._model = response.model
+        return b"".join(self._chunks_of(text, response.model) for text in response.answer.texts)
+
+    def closing(self) -> bytes:
+        """What follows the last piece: the usage, where that was asked for."""
+        return self._chunks.ending(self._model, self._usage) if self._ends_with_usage else b""
+
+    def _chunks_of(self, text: Text, model: str) -> bytes:
+        at, first = text.choice, text.choice not in self._readers
+        chunks = self._chunk(at, model, {"role": "assistant", "content": ""}) if first else b""
+        read = self._readers.setdefault(at, reader(self._tools))
+        part = read.feed(text.text, last=bool(text.finish), cut=text.finish == "length")
+        if part.deltas:
+            self._called.add(at)
+        logprobs = self._logprobs_of(text.tokens) if text.tokens else None
+        if part.content or part.deltas or logprobs or text.finish:
+            *before, last = _deltas(part)
+            for delta in before:
+                chunks, logprobs = chunks + self._chunk(at, model, delta, logprobs=logprobs), None
+            ends = {"stop_reason": stop_reason(text)} if text.finish else {}
+            reason = self._reason(text, called=at in self._called)
+            chunks += self._chunk(at, model, last, logprobs=logprobs, finish_reason=reason, **ends)
+        return chunks
+
+    def _chunk(self, at: int, model: str, delta: Mapping[str, Any], **more: Any) -> bytes:
+        if self._all_told:
+            delta = {"role": "assistant", "content": None, "tool_calls": None, **delta}
+        choice = {"index": at, "delta": delta, "logprobs": None, "finish_reason": None, **more}
+        about, self._untold = self._untold, {}
+        if self._always_usage:
+            about["usage"] = self._usage.told()
+        elif self._ends_with_usage:
+            about["usage"] = None
+        return event(self._chunks.around(model, [choice], **about))
+
+
+def _deltas(part: Part) -> list[dict[str, Any]]:
+    """What a part adds to a message: text first, then a piece of a call at a time, since some clients look at one."""
+    content: list[dict[str, Any]] = [{"content": part.content}] if part.content or not part.deltas else []
+    return content + [{"tool_calls": [told]} for delta in merged(part.deltas) for told in delta.told()]

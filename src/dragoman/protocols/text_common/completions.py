@@ -1,0 +1,198 @@
+"""OpenAI's completions: prompts as texts or token ids, continued."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dragoman.core.calls import Generate, Response
+from dragoman.core.errors import InvalidInput
+from dragoman.core.sampling import MOST_TOP, flag, integer, shown
+from dragoman.core.text import Bare, Generation, Prompt, PromptInfo, Text, Token
+from dragoman.protocols.text_common.offsets import Offsets, rest_of
+from dragoman.protocols.text_common.openai_format import (
+    COMMON,
+    DONE,
+    REASONS,
+    Envelope,
+    Faults,
+    Usage,
+    addressed,
+    anything,
+    error_event,
+    given,
+    read_tokens,
+    settle,
+    stop_reason,
+)
+from dragoman.protocols.text_common.parameters import EVENT_STREAM, Parameter, event, inquiry, is_token_id, option, sets
+from dragoman.protocols.wire import (
+    Asked,
+    Exchange,
+    Headers,
+    HttpRequest,
+    HttpResponse,
+    HttpStream,
+    Policy,
+    json_response,
+)
+
+_MOST_PROMPTS = 256
+_MOST_NEW = 16  # OpenAI: unless the request says otherwise
+_PARAMETERS: Mapping[str, Parameter] = {
+    **COMMON,
+    "prompt": option("prompt", anything()),
+    "best_of": sets("best_of"),
+    "max_tokens": sets("max_new_tokens", integer(0)),
+    "logprobs": sets("top_logprobs", integer(0, MOST_TOP)),
+    "echo": option("echo", flag()),
+    "suffix": option("suffix", anything()),
+}
+
+
+def completion_asked(
+    body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Faults, model: str = ""
+) -> Asked:
+    """What the body of a completion asks, of `model` where the path has chosen one already."""
+    return addressed(body, http, lambda name: _completion(body, http, policy, faults, name), model)
+
+
+def _completion(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Faults, model: str) -> Asked:
+    found = given(body, _PARAMETERS, policy)
+    fields, options = found.fields, found.options
+    prompts = _prompts(options.get("prompt"))
+    if not options.get("add_special_tokens", True):
+        prompts = tuple(Bare(prompt) if isinstance(prompt, str) else prompt for prompt in prompts)
+    if options.get("suffix"):
+        raise InvalidInput("`suffix` is not supported; expected none")
+    settle(fields, options)
+    options["read"] = "prompt_logprobs" in fields
+    options["nothing_new"] = found.nothing_new()
+    if options["nothing_new"] and not options.get("echo"):
+        raise InvalidInput("`max_tokens` must be strictly positive unless `echo` is true; got 0")
+    logprobs = "top_logprobs" in fields
+    if options.get("echo") and logprobs:
+        fields["prompt_logprobs"] = max(fields["top_logprobs"], fields.get("prompt_logprobs", 0))
+    sampling = found.sampling(policy, max_new_tokens=_MOST_NEW, shorten="max_new_tokens" not in fields)
+    stream = options.get("stream", False)
+    if stream and max(sampling.best_of, 1) > sampling.n:
+        raise InvalidInput("`best_of` must not be greater than `n` in a stream, where each choice is sent as it comes")
+    call = Generate(prompts=prompts, sampling=sampling, stream=stream)
+    answer = CompletionAnswer(prompts, sampling.n, options, logprobs=logprobs)
+    request, fault = inquiry(call, http, policy, model), found.telling(faults)
+    if stream:
+        headers = (*EVENT_STREAM, *found.headers)
+        return HttpStream(request, answer.piece, error_event, DONE, headers, fault, answer.closing)
+    return Exchange(request, lambda response: answer.whole(response, found.headers), fault)
+
+
+def _prompts(given: Any) -> tuple[Prompt, ...]:
+    """One prompt or several, each a text or token ids; several lists of ids in one list."""
+    match given:
+        case str():
+            return (given,)
+        case [*items] if items and len(items) <= _MOST_PROMPTS * 1024:
+            if all(isinstance(item, str) for item in items) and len(items) <= _MOST_PROMPTS:
+                return tuple(items)
+            if all(is_token_id(item) for item in items):
+                return (tuple(items),)
+            if len(items) <= _MOST_PROMPTS and all(
+                isinstance(item, list) and item and all(map(is_token_id, item)) for item in items
+            ):
+                return tuple(tuple(item) for item in items)
+    raise InvalidInput(
+        f"`prompt` must be a text, a list of at most {_MOST_PROMPTS} texts, token ids or lists of them; "
+        f"got {shown(given)}"
+    )
+
+
+class CompletionAnswer:
+    """How the answer to some prompts with `n` choices each is written, whole or in pieces."""
+
+    def __init__(self, prompts: Sequence[Prompt], n: int, options: Mapping[str, Any], *, logprobs: bool) -> None:
+        self._n = n
+        self._prompts = prompts
+        self._echo = options.get("echo", False)
+        self._read = options.get("read", False)
+        self._nothing_new = options.get("nothing_new", False)
+        self._logprobs = logprobs
+        told = options.get("stream_options", {})
+        self._ends_with_usage = told.get("include_usage", False)
+        self._always_usage = told.get("continuous_usage_stats", False)
+        self._usage = Usage()
+        self._envelope = Envelope.new("cmpl", "text_completion")
+        self._infos: tuple[PromptInfo, ...] = ()
+        self._offsets: dict[int, Offsets] = {}
+        self._model = ""
+
+    def whole(self, response: Response[Generation], headers: Headers) -> HttpResponse:
+        choices = [self._choice(text, text.whole) for text in self._taken(response.answer)]
+        return json_response(self._envelope.around(response.model, choices, usage=self._usage.told()), 200, headers)
+
+    def piece(self, response: Response[Generation]) -> bytes:
+        """The chunks of one piece."""
+        self._model = response.model
+        chunks = []
+        for text in self._taken(response.answer):
+            if text.text or text.finish or (self._logprobs and text.tokens):
+                more: dict[str, Any] = {"usage": None} if self._ends_with_usage else {}
+                if self._always_usage:
+                    more = {"usage": self._usage.told()}
+                chunks.append(event(self._envelope.around(response.model, [self._choice(text, text.text)], **more)))
+        return b"".join(chunks)
+
+    def closing(self) -> bytes:
+        """What follows the last piece: the usage, where that was asked for."""
+        return self._envelope.ending(self._model, self._usage) if self._ends_with_usage else b""
+
+    def _taken(self, generation: Generation) -> Sequence[Text]:
+        """The texts of a piece, once what comes with them is known."""
+        if self._nothing_new:
+            bare = (Text(text.prompt, text.choice, finish="length" if text.finish else "") for text in generation.texts)
+            generation = Generation(tuple(bare), generation.prompts)
+        self._usage.add(generation)
+        self._infos = self._infos or generation.prompts
+        return generation.texts
+
+    def _choice(self, text: Text, content: str) -> dict[str, Any]:
+        index = text.prompt * self._n + text.choice
+        first = index not in self._offsets
+        prompt = self._prompt(text.prompt) if self._echo and first else ""
+        if first:
+            self._offsets[index] = Offsets(len(prompt))
+        told: dict[str, Any] = {
+            "index": index,
+            "text": prompt + content,
+            "logprobs": self._logprobs_of(text, content, prompt) if self._logprobs else None,
+            "finish_reason": REASONS[text.finish],
+            **({"stop_reason": stop_reason(text)} if text.finish else {}),
+        }
+        if first and self._read and self._infos:
+            told["prompt_logprobs"] = read_tokens(self._infos[text.prompt].prefill)
+        return told
+
+    def _logprobs_of(self, text: Text, content: str, prompt: str) -> dict[str, Any]:
+        """The four lists for the tokens of a piece, and for those of the prompt where it stands in front."""
+        offsets = self._offsets[text.prompt * self._n + text.choice]
+        places = offsets.of(content, text.tokens, last=bool(text.finish))
+        prefill = self._infos[text.prompt].prefill if prompt and self._infos else ()
+        begin = rest_of(prompt, prefill)  # of a prompt that was truncated the last tokens are there
+        before = Offsets(begin).of(prompt[begin:], prefill, last=True)
+        return _told((*prefill, *text.tokens), [*before, *places])
+
+    def _prompt(self, at: int) -> str:
+        prompt = self._prompts[at]
+        if isinstance(prompt, str):
+            return prompt
+        return self._infos[at].text if self._infos else ""
+
+
+def _told(tokens: Sequence[Token], offsets: Sequence[int]) -> dict[str, Any]:
+    """The four lists of a completion's log-probabilities."""
+    return {
+        "text_offset": offsets,
+        "token_logprobs": [token.logprob for token in tokens],
+        "tokens": [token.text for token in tokens],
+        "top_logprobs": [
+            {top.text: top.logprob for top in (*reversed(token.top), token)} if token.logprob is not None else None
+            for token in tokens
+        ],
+    }

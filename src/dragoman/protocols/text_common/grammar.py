@@ -1,0 +1,109 @@
+"""What the text must be, as the APIs ask for it: response formats, TGI's grammars and vLLM's guided decoding."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dragoman.core.errors import InvalidInput
+from dragoman.core.sampling import Kind, Unfit
+from dragoman.core.text import Grammar
+from dragoman.formats.json_scan import check_json
+from dragoman.formats.policy import Policy
+from dragoman.protocols.text_common.parameters import Parameter, sets
+
+_POLICY = Policy()  # its limits hold for JSON in a text as well
+
+
+def _schema(value: Any) -> Grammar:
+    """A JSON schema, as an object or as its text."""
+    if isinstance(value, str):
+        try:
+            text = value.encode()
+            check_json(text, _POLICY)
+            value = json.loads(text)
+        except (ValueError, RecursionError, InvalidInput):
+            raise Unfit from None
+    if not isinstance(value, dict):
+        raise Unfit
+    return Grammar("json_schema", json.dumps(value))
+
+
+def _regex(value: Any) -> Grammar:
+    if not isinstance(value, str) or not value:
+        raise Unfit
+    return Grammar("regex", value)
+
+
+def _lark(value: Any) -> Grammar:
+    if not isinstance(value, str) or not value:
+        raise Unfit
+    return Grammar("lark", value)
+
+
+def _choice(value: Any) -> Grammar:
+    if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
+        raise Unfit
+    return Grammar("choice", json.dumps(value, ensure_ascii=False))
+
+
+def _object(value: Any) -> Grammar | None:
+    if not isinstance(value, bool):
+        raise Unfit
+    return Grammar("json_object") if value else None
+
+
+_STRUCTURED: Mapping[str, Callable[[Any], Grammar | None]] = {
+    "json": _schema,
+    "json_object": _object,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _lark,
+}
+
+
+def _structured(value: Any) -> Grammar | None:
+    """vLLM's `structured_outputs`: an object with one of these."""
+    if not isinstance(value, dict):
+        raise Unfit
+    found = {name: each for name, each in value.items() if each is not None}
+    if len(found) != 1 or not found.keys() <= _STRUCTURED.keys():
+        raise Unfit
+    ((name, each),) = found.items()
+    return _STRUCTURED[name](each)
+
+
+def _typed(value: Any) -> Grammar | None:
+    """An object whose `type` tells what it is: OpenAI's `response_format`, TGI's `grammar`."""
+    if not isinstance(value, dict):
+        raise Unfit
+    match value:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_schema", "json_schema": {"schema": schema}}:
+            return _schema(schema)
+        case {"type": "json" | "json_object" | "json_schema", "value": {"schema": schema, "name": _}}:
+            return _schema(schema)
+        case {"type": "json" | "json_object" | "json_schema", "value": schema} if schema is not None:
+            return _schema(schema)
+        case {"type": "json_object"}:
+            return Grammar("json_object")
+        case {"type": "regex", "value": regex}:
+            return _regex(regex)
+    raise Unfit
+
+
+RESPONSE_FORMAT = Kind(
+    'an object: {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": {...}}}',
+    _typed,
+)
+GRAMMAR = Kind('an object: {"type": "json", "value": {a JSON schema}} or {"type": "regex", "value": "..."}', _typed)
+_STRUCTURED_OUTPUTS = Kind(f"an object with one of {', '.join(_STRUCTURED)}", _structured)
+
+# vLLM's parameters, which its users also send to LMI.
+GUIDED: Mapping[str, Parameter] = {
+    "guided_json": sets("grammar", Kind("a JSON schema", _schema)),
+    "guided_regex": sets("grammar", Kind("a regular expression", _regex)),
+    "guided_choice": sets("grammar", Kind("a list of texts", _choice)),
+    "guided_grammar": sets("grammar", Kind("a grammar in the Lark format", _lark)),
+    "structured_outputs": sets("grammar", _STRUCTURED_OUTPUTS),
+}

@@ -1,0 +1,269 @@
+"""What OpenAI's chats and completions share: parameters, reasons, usage, and how an answer's chunks are framed."""
+
+import re
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dragoman.core.calls import DescribeModels, ModelDescription, Request, Response
+from dragoman.core.errors import (
+    DeadlineExceeded,
+    DragomanError,
+    Forbidden,
+    InvalidInput,
+    ModelNotFound,
+    NotReady,
+    NotSupported,
+    Overloaded,
+    PathNotFound,
+    TooLong,
+    Unauthorized,
+)
+from dragoman.core.sampling import Kind, Unfit, flag, integer, number, shown
+from dragoman.core.text import FinishReason, Generation, PromptInfo, Text, Token
+from dragoman.protocols.text_common.grammar import GUIDED, RESPONSE_FORMAT
+from dragoman.protocols.text_common.parameters import Given, Parameter, event, option, refuse_unknown, sets
+from dragoman.protocols.text_common.parameters import given as given_in
+from dragoman.protocols.wire import Asked, HttpFault, HttpRequest, HttpResponse, Inquiry, Policy, row_of, sendable
+
+# How the protocol whose path it is tells a fault.
+Faults = Callable[[DragomanError | HttpFault], HttpResponse]
+
+# Names that clients send where they mean whatever model is there.
+PLACEHOLDERS = frozenset({"", "tgi", "dummy", "default"})
+DONE = b"data: [DONE]\n\n"
+REASONS: Mapping[FinishReason, str | None] = {
+    "": None,
+    "length": "length",
+    "eos_token": "stop",
+    "stop_sequence": "stop",
+}
+_STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
+_HALF = "\N{REPLACEMENT CHARACTER}"
+_SEED = integer(-(1 << 63), (1 << 64) - 1)
+_SAME = (
+    "n",
+    "top_p",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "length_penalty",
+    "early_stopping",
+    "stop_token_ids",
+    "ignore_eos",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "prompt_logprobs",
+    "bad_words",
+)
+
+
+def _stream_options() -> Kind:
+    def read(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict) or not all(isinstance(value.get(name), bool | None) for name in _STREAM_OPTIONS):
+            raise Unfit
+        return {name: each for name, each in value.items() if each is not None}
+
+    return Kind("an object of options that are true or false", read)
+
+
+def anything() -> Kind:
+    return Kind("anything", lambda value: value)
+
+
+# vLLM's extra parameters among them. Of the last ones nothing depends here.
+COMMON: Mapping[str, Parameter] = {
+    **{name: sets(name) for name in _SAME},
+    "temperature": sets("temperature", number(0.0, 2.0)),
+    "max_tokens": sets("max_new_tokens"),
+    "min_tokens": sets("min_new_tokens"),
+    "seed": sets("seed", Kind(_SEED.told, lambda value: _SEED.read(value) & ((1 << 64) - 1))),
+    "include_stop_str_in_output": sets("include_stop"),
+    "truncate_prompt_tokens": sets("truncate"),
+    "adapter": sets("adapter"),
+    "response_format": sets("grammar", RESPONSE_FORMAT),
+    **GUIDED,
+    "add_special_tokens": option("add_special_tokens", flag()),
+    "use_beam_search": option("use_beam_search", flag()),
+    "stream": option("stream", flag()),
+    "stream_options": option("stream_options", _stream_options()),
+    **{name: option(name, anything()) for name in ("model", "user", "metadata", "store", "service_tier")},
+}
+
+
+def given(body: Mapping[str, Any], table: Mapping[str, Parameter], policy: Policy) -> Given:
+    """The parameters in a body, each checked, and those of its `stream_options` that nobody knows."""
+    found = given_in(body, table, policy)
+    unknown = [
+        f"stream_options.{name}" for name in found.options.get("stream_options", ()) if name not in _STREAM_OPTIONS
+    ]
+    refuse_unknown(unknown, (f"stream_options.{name}" for name in _STREAM_OPTIONS), policy)
+    return replace(found, ignored=(*found.ignored, *unknown))
+
+
+def settle(fields: dict[str, Any], options: Mapping[str, Any]) -> None:
+    """What OpenAI's parameters mean together: sampling is on unless the temperature is 0.
+
+    A beam search is as wide as vLLM's old API said it: by `best_of`, else by `n`.
+    """
+    if options.get("use_beam_search"):
+        fields.setdefault("num_beams", max(2, fields.get("n", 1), fields.get("best_of", 0)))
+        fields.pop("temperature", None)
+    else:
+        fields["do_sample"] = True
+    adapter = str(options.get("model", "")).partition(":")[2]
+    if adapter:
+        fields.setdefault("adapter", adapter)
+    if "stream_options" in options and not options.get("stream"):
+        raise InvalidInput("`stream_options` must only be given with `stream`: true")
+
+
+def addressed(body: Mapping[str, Any], http: HttpRequest, then: Callable[[str], Asked], model: str = "") -> Asked:
+    """What `then` makes of the name of the model that is meant: `model`, else that of the path, else the body's.
+
+    A placeholder is no name, unless a model is called so; behind a colon stands an adapter. Of `organisation/name`, as
+    the Hugging Face Hub calls a model, the name counts.
+    """
+    named = _named(body.get("model")).partition(":")[0].rpartition("/")[2]
+    name = model or http.params.get("model", "") or named
+    if not name or name not in PLACEHOLDERS:
+        return then(name)
+
+    def told(response: Response[tuple[ModelDescription, ...]]) -> Asked:
+        return then(name if any(found.name == name for found in response.answer) else "")
+
+    return Inquiry(Request(DescribeModels()), told)
+
+
+def _named(name: Any) -> str:
+    if name is not None and not isinstance(name, str):
+        raise InvalidInput(f"`model` must be the name of a model; got {shown(name)}")
+    return name or ""
+
+
+def stop_reason(text: Text) -> str | int | None:
+    """vLLM: the stop string or token of the caller's that ended a text; the model's own end is none of these."""
+    return text.stop if text.finish == "stop_sequence" else None
+
+
+# --- answers -----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Usage:
+    """How many tokens were read and generated so far."""
+
+    prompt: int = 0
+    cached: int = 0
+    generated: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def add(self, generation: Generation) -> None:
+        self.read(generation.prompts)
+        for text in generation.texts:
+            self.generated[text.prompt, text.choice] = text.generated
+
+    def read(self, prompts: Sequence[PromptInfo]) -> None:
+        self.prompt += sum(info.tokens for info in prompts)
+        self.cached += sum(info.cached for info in prompts)
+
+    def told(self) -> dict[str, Any]:
+        completion = sum(self.generated.values())
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": completion,
+            "total_tokens": self.prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What every answer, and every chunk of one, begins with."""
+
+    prefix: str
+    kind: str
+    id: str = ""
+    created: int = 0
+
+    @classmethod
+    def new(cls, prefix: str, kind: str) -> "Envelope":
+        return cls(prefix, kind, f"{prefix}-{uuid.uuid4().hex}", int(time.time()))
+
+    def around(self, model: str, choices: Sequence[Any], **more: Any) -> dict[str, Any]:
+        head = {"id": self.id, "object": self.kind, "created": self.created, "model": model}
+        return {**head, "system_fingerprint": "fp_dragoman", "choices": choices, **more}
+
+    def ending(self, model: str, usage: Usage) -> bytes:
+        """The chunk at the end of a stream that tells the usage of all of it."""
+        return event(self.around(model, [], usage=usage.told()))
+
+
+def counted(token: Token) -> dict[str, Any]:
+    """A token with its log-probability, as chats tell it; of half a character no bytes are known."""
+    data = None if _HALF in token.text else list(token.text.encode(errors="replace"))
+    return {"token": token.text, "logprob": _possible(token), "bytes": data}
+
+
+def read_tokens(prefill: Sequence[Token]) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs`: for each token of a prompt but the first, by their ids, it and the likeliest there."""
+    return [None if token.logprob is None else _ranked(token) for token in prefill]
+
+
+def _ranked(token: Token) -> dict[str, Any]:
+    places: dict[str, tuple[Token, int | None]] = {str(top.id): (top, rank) for rank, top in enumerate(token.top, 1)}
+    places.setdefault(str(token.id), (token, None))
+    return {
+        id_: {"logprob": _possible(each), "rank": rank, "decoded_token": each.text}
+        for id_, (each, rank) in places.items()
+    }
+
+
+def _possible(token: Token) -> float:
+    return -9999.0 if token.logprob is None else max(token.logprob, -9999.0)  # OpenAI: what cannot be
+
+
+# --- faults ------------------------------------------------------------------------------------------------
+
+_CALLERS = "invalid_request_error"
+_NAMED = re.compile(r"`?([\w\[\]]+)(?:`|: )")
+_FAULTS: Sequence[tuple[type[DragomanError], int, str, str | None]] = (
+    (TooLong, 400, _CALLERS, "context_length_exceeded"),
+    (InvalidInput, 400, _CALLERS, None),
+    (NotSupported, 400, _CALLERS, "unsupported"),
+    (PathNotFound, 404, _CALLERS, None),
+    (ModelNotFound, 404, _CALLERS, "model_not_found"),
+    (Unauthorized, 401, _CALLERS, "invalid_api_key"),
+    (Forbidden, 403, _CALLERS, None),
+    (NotReady, 503, "service_unavailable", None),
+    (Overloaded, 503, "service_unavailable", "overloaded"),
+    (DeadlineExceeded, 504, "timeout", None),
+)
+
+
+def status_of(fault: DragomanError) -> int:
+    return _row(fault)[0]
+
+
+def _row(fault: DragomanError) -> tuple[int, str, str | None]:
+    status, kind, code = row_of(fault, _FAULTS) or (500, "server_error", None)
+    return status, kind, code
+
+
+def told_fault(fault: DragomanError) -> dict[str, Any]:
+    """The object that tells of a fault; `param` is the name that the message begins with."""
+    _, kind, code = _row(fault)
+    named = _NAMED.match(fault.message)
+    param = "model" if code == "model_not_found" else named[1] if named and kind == _CALLERS else None
+    return {"error": {"message": sendable(fault.message), "type": kind, "param": param, "code": code}}
+
+
+def error_event(fault: DragomanError) -> bytes:
+    return event(told_fault(fault))

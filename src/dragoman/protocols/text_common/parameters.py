@@ -1,0 +1,217 @@
+"""What the protocols of text share: bodies, parameters by table, and texts cut along their tokens."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+
+from dragoman.core.calls import Answer, ModelCall, Request
+from dragoman.core.errors import DragomanError, InvalidInput
+from dragoman.core.sampling import KINDS, Kind, checked, sampling
+from dragoman.core.text import Grammar, Sampling, Text, Token
+from dragoman.formats.json_document import parse_json
+from dragoman.protocols.wire import Buffer, Headers, HttpRequest, HttpResponse, Policy
+
+IGNORED = "x-ignored-parameters"
+EVENT_STREAM: Headers = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
+_MOST_NAMED = 32
+
+
+# --- bodies ----------------------------------------------------------------------------------------------
+
+
+def json_body(body: Buffer, policy: Policy, parse: Callable[[Buffer, Policy], Any] = parse_json) -> Any:
+    """The JSON value of a body. Raises InvalidInput if it is empty, is not JSON, or has more of it than is allowed."""
+    text = bytes(body)
+    if not text or text.isspace():
+        raise InvalidInput("the request body is empty; expected a JSON object")
+    return parse(text, policy)
+
+
+def object_body(body: Buffer, policy: Policy) -> dict[str, Any]:
+    """The JSON object that a body is."""
+    found = json_body(body, policy)
+    if not isinstance(found, dict):
+        raise InvalidInput(f"the request body must be a JSON object; got {_noun(found)}")
+    return found
+
+
+def object_in(body: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The object that a field of a body is; empty where there is none."""
+    found = body.get(name)
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise InvalidInput(f"`{name}` must be an object of names and values; got {_noun(found)}")
+    return found
+
+
+def _noun(value: Any) -> str:
+    nouns = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return nouns.get(type(value), "a number")
+
+
+def inquiry(call: ModelCall[Answer], http: HttpRequest, policy: Policy, model: str = "") -> Request[Answer]:
+    """The request for a call, to the model that its path names, else to `model`."""
+    metadata = policy.forwarded(http.headers) if policy.forward_headers else {}
+    name, version = http.params.get("model", model), http.params.get("version", "")
+    return Request(call, name, version, http.headers.get("x-request-id", ""), None, metadata)
+
+
+def event(value: Any) -> bytes:
+    """A value as a server-sent event."""
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def is_token_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
+
+
+# --- parameters ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a protocol: which field of Sampling it sets, or which option of the protocol's own."""
+
+    to: str
+    kind: Kind
+    own: bool = False
+
+
+def sets(to: str, kind: Kind | None = None) -> Parameter:
+    """A parameter that sets a field of Sampling; its kind is that of the field unless the protocol has its own."""
+    return Parameter(to, kind or KINDS[to])
+
+
+def option(name: str, kind: Kind) -> Parameter:
+    return Parameter(name, kind, own=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Parameters as they were given: fields of Sampling, the protocol's own options, what the caller calls each, and
+    those that nobody knows."""
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def headers(self) -> Headers:
+        """The header that names what was ignored; none where nothing was."""
+        return ignored_header(self.ignored)
+
+    def worded(self, fault: DragomanError) -> DragomanError:
+        """The fault, whose parameter has the name that the caller gave it."""
+        name, colon, told = fault.message.partition(": ")
+        if not isinstance(fault, InvalidInput) or not colon or name not in self.names:
+            return fault
+        return type(fault)(f"`{self.names[name]}`: {told}")
+
+    def nothing_new(self) -> bool:
+        """Whether no new token is wanted: one is made then, and must not be told."""
+        nothing = self.fields.get("max_new_tokens") == 0
+        if nothing:
+            self.fields["max_new_tokens"] = 1
+        return nothing
+
+    def telling(self, write: Callable[[DragomanError], HttpResponse]) -> Callable[[DragomanError], HttpResponse]:
+        """What writes a fault in the caller's words."""
+        return lambda fault: write(self.worded(fault))
+
+    def sampling(self, policy: Policy, **defaults: Any) -> Sampling:
+        """The Sampling of the fields. Raises InvalidInput where they contradict each other."""
+        return sampling({**defaults, **self.fields}, self.names, policy.max_sequences)
+
+
+def given(values: Mapping[str, Any], table: Mapping[str, Parameter], policy: Policy) -> Given:
+    """The parameters among values, each checked; null is as good as absent.
+
+    Two names for one list add up. Raises InvalidInput naming the parameter, what was expected and what came, where two
+    say what the text must be, and in strict mode where a parameter is not known.
+    """
+    found, ignored = Given(), []
+    for name, value in values.items():
+        known = table.get(name)
+        if value is None:
+            continue
+        if known is None:
+            ignored.append(name)
+            continue
+        read = checked(name, value, known.kind)
+        place = found.options if known.own else found.fields
+        if isinstance(read, tuple):
+            read = (*place.get(known.to, ()), *read)
+        elif isinstance(read, Grammar) and place.get(known.to, read) != read:
+            raise InvalidInput(
+                f"`{name}` must not be given with `{found.names[known.to]}`: the text can be one of them alone"
+            )
+        if read is None:  # as of a format that is any text
+            continue
+        place[known.to] = read
+        found.names[known.to] = name
+    refuse_unknown(ignored, table, policy)
+    return Given(found.fields, found.options, found.names, tuple(ignored))
+
+
+def refuse_unknown(names: Iterable[str], known: Iterable[str], policy: Policy) -> None:
+    """Raises InvalidInput in strict mode where there are such names."""
+    unknown = list(names)
+    if unknown and policy.strict_parameters:
+        told = ", ".join(f"`{name[:64]}`" for name in unknown[:_MOST_NAMED])
+        raise InvalidInput(f"unknown parameters: {told}; there are {', '.join(sorted(known))}")
+
+
+def ignored_header(names: Sequence[str]) -> Headers:
+    """The header that names parameters that had no effect, in characters that a header may have."""
+    if not names:
+        return ()
+    return ((IGNORED, ", ".join(quote(name[:64], safe=".-_") for name in names[:_MOST_NAMED])),)
+
+
+def finite(logprob: float | None) -> float | None:
+    """A log-probability as JSON may hold it: what cannot be, under a grammar say, has none."""
+    return logprob if logprob is None or math.isfinite(logprob) else None
+
+
+# --- answers ---------------------------------------------------------------------------------------------
+
+
+def spread(text: str, tokens: Sequence[Token]) -> list[str]:
+    """The text in as many parts as there are tokens, which add up to it.
+
+    Where a character is split over tokens, the last of them has it; what a token stands for and the text does not
+    have, as a stop string that was taken off, is nobody's.
+    """
+    parts = [""] * len(tokens)
+    at = 0
+    for i, token in enumerate(tokens):
+        found = text.find(token.text, at) if token.text else -1
+        if found < 0:
+            continue
+        between, at = text[at:found], found + len(token.text)
+        held = i > 0 and not parts[i - 1] and not tokens[i - 1].special
+        parts[i] = token.text if held else between + token.text
+        if held:
+            parts[i - 1] = between
+    if tokens:
+        parts[-1] += text[at:]
+    return parts
+
+
+def likelihood(text: Text) -> float:
+    """The mean log-probability of a text's tokens, by which texts are ranked."""
+    known = [token.logprob for token in text.tokens if token.logprob is not None]
+    return sum(known) / len(known) if known else 0.0
+
+
+def likeliest_first(texts: Sequence[Text], sampling: Sampling) -> list[Text]:
+    """The texts of one prompt, the best first; beams come ranked by their own score."""
+    if sampling.num_beams > 1:
+        return list(texts)
+    return sorted(texts, key=likelihood, reverse=True)

@@ -1,0 +1,79 @@
+"""vLLM's `/tokenize`, at the path that TGI has too, and `/detokenize`: a prompt as token ids, and token ids as text."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dragoman.core.calls import Describe, ModelDescription, Request, Response, Tokenize
+from dragoman.core.errors import InvalidInput
+from dragoman.core.sampling import shown
+from dragoman.core.text import Bare, Chat, Tokenized
+from dragoman.protocols.text_common.chat import CONVERSATION, conversation, flag_in
+from dragoman.protocols.text_common.openai_format import Faults, addressed
+from dragoman.protocols.text_common.parameters import Given, ignored_header, inquiry, is_token_id, refuse_unknown
+from dragoman.protocols.wire import Asked, Exchange, HttpRequest, HttpResponse, Inquiry, Policy, json_response
+
+_TOKENS = frozenset({"model", "tokens"})
+_TEXT = frozenset({"model", "prompt", "add_special_tokens", "return_token_strs"})
+_CHAT = frozenset({"model", "add_special_tokens", "return_token_strs", *CONVERSATION})
+
+
+def is_vllms(body: Mapping[str, Any]) -> bool:
+    """Whether a body is one of vLLM's: TGI's has `inputs`."""
+    return "inputs" not in body and ("prompt" in body or "messages" in body)
+
+
+def tokens_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy) -> Asked:
+    """What such a body asks. Raises InvalidInput naming what does not fit."""
+    return addressed(body, http, lambda name: _tokens(body, http, policy, name))
+
+
+def _tokens(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> Asked:
+    call, ignored = Tokenize(_prompt(body, policy)), _unknown(body, _CHAT if "messages" in body else _TEXT, policy)
+    texts = flag_in(body, "return_token_strs", otherwise=False)
+
+    def then(described: Response[ModelDescription]) -> Asked:
+        context = described.answer.details.get("max_context")
+
+        def reply(response: Response[Tokenized]) -> HttpResponse:
+            tokens = response.answer.tokens
+            told = {"count": len(tokens), "max_model_len": context, "tokens": [token.id for token in tokens]}
+            strings = [token.text for token in tokens] if texts else None
+            return json_response({**told, "token_strs": strings}, 200, ignored_header(ignored))
+
+        return Exchange(inquiry(call, http, policy, described.answer.name), reply)
+
+    asked = inquiry(call, http, policy, model)
+    return Inquiry(Request(Describe(Tokenize), asked.model, asked.version), then)
+
+
+def _prompt(body: Mapping[str, Any], policy: Policy) -> str | Chat:
+    if "messages" in body:
+        return conversation(body, policy)[0]
+    prompt = body.get("prompt")
+    if not isinstance(prompt, str) or not prompt:
+        raise InvalidInput(f"`prompt` must be a text that is not empty; got {shown(prompt)}")
+    return prompt if flag_in(body, "add_special_tokens", otherwise=True) else Bare(prompt)
+
+
+def _unknown(body: Mapping[str, Any], known: frozenset[str], policy: Policy) -> list[str]:
+    """The fields that nobody reads. Raises InvalidInput in strict mode where there are such."""
+    names = [name for name, value in body.items() if name not in known and value is not None]
+    refuse_unknown(names, known, policy)
+    return names
+
+
+def text_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Faults) -> Asked:
+    """What a body of `/detokenize` asks. Raises InvalidInput naming what does not fit."""
+    tokens = body.get("tokens")
+    if not isinstance(tokens, list) or not all(map(is_token_id, tokens)):
+        raise InvalidInput(f"`tokens` must be a list of token ids; got {shown(tokens)}")
+    ignored = _unknown(body, _TOKENS, policy)
+    fault = Given(names={"prompt": "tokens"}).telling(faults)
+
+    def reply(response: Response[Tokenized]) -> HttpResponse:
+        return json_response({"prompt": response.answer.text}, 200, ignored_header(ignored))
+
+    def then(name: str) -> Asked:
+        return Exchange(inquiry(Tokenize(tuple(tokens)), http, policy, name), reply, fault)
+
+    return addressed(body, http, then)

@@ -1,0 +1,96 @@
+"""The text of one choice as it comes, read for the calls of tools in it: what is certain goes on at once."""
+
+import re
+from collections.abc import Iterator
+
+from dragoman.protocols.text_common.tool_free import FreeCalls
+from dragoman.protocols.text_common.tool_json import Extent
+from dragoman.protocols.text_common.tool_parts import Delta, Part
+from dragoman.protocols.text_common.tools import ToolCall, Tools, call
+
+# Where a call is required: `[{"name": ..., "arguments": {...}}, ...]`, the names in this order.
+_HEAD = re.compile(r'\{\s*"name"\s*:\s*"([A-Za-z0-9_.\-]+)"\s*,\s*"arguments"\s*:\s*(?=\{)')
+_BETWEEN = " \t\r\n[]},"
+_LONGEST_HEAD = 4096
+
+
+class PlainText:
+    """No tools: all is for the reader."""
+
+    def feed(self, text: str, *, last: bool, cut: bool) -> Part:
+        return Part(text)
+
+
+class NamedCall:
+    """One function has to be called: the text is its arguments."""
+
+    def __init__(self, name: str) -> None:
+        self._call: ToolCall | None = call(name)
+        self._held = ""
+
+    def feed(self, text: str, *, last: bool, cut: bool) -> Part:
+        text = self._held + text
+        out = text.strip() if self._call else text.rstrip()  # space behind the end is nobody's
+        self._held = text[len(text.rstrip()) :]
+        if not out and not (last and self._call):
+            return Part()
+        opens, self._call = self._call, None
+        return Part("", [Delta(0, out, opens)])
+
+
+class RequiredCalls:
+    """A call has to be made: the text is a list of them, which may be cut off anywhere."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._whole: list[str] = []
+        self._text = ""
+        self._count = 0
+        self._extent: Extent | None = None
+        self._lost = False
+
+    def feed(self, text: str, *, last: bool, cut: bool) -> Part:
+        self._whole.append(text)
+        if not self._lost:
+            self._text += text
+        deltas = list(self._deltas())
+        if self._count or not last:
+            return Part("", deltas)
+        return self._other("".join(self._whole), cut=cut)
+
+    def _other(self, text: str, *, cut: bool) -> Part:
+        """What to make of a text in which no call was begun as it should: half a list is not for the reader."""
+        part = FreeCalls(self._tools).feed(text, last=True, cut=cut)
+        if not part.deltas and cut and text.lstrip()[:1] in ("", "[", "{"):
+            return Part()
+        return part
+
+    def _deltas(self) -> Iterator[Delta]:
+        while self._text:
+            if self._extent:
+                stop = self._extent.feed(self._text)
+                yield Delta(self._count - 1, self._text[:stop])
+                self._extent = self._extent if stop is None else None
+                self._text = "" if stop is None else self._text[stop:]
+                continue
+            self._text = self._text.lstrip(_BETWEEN)
+            head = _HEAD.match(self._text)
+            if head is None or head[1] not in self._tools.names or (self._count and self._tools.single):
+                self._lost = head is not None or len(self._text) > _LONGEST_HEAD
+                self._text = "" if self._lost else self._text
+                return
+            self._text, self._extent = self._text[head.end() :], Extent()
+            yield Delta(self._count, "", call(head[1]))
+            self._count += 1
+
+
+Reader = PlainText | FreeCalls | NamedCall | RequiredCalls
+
+
+def reader(tools: Tools) -> Reader:
+    """What reads a text, by the tools that the chat offers and by whether it has to call one."""
+    if not tools.offered:
+        return PlainText()
+    if tools.only:
+        return NamedCall(tools.only)
+    return RequiredCalls(tools) if tools.required else FreeCalls(tools)

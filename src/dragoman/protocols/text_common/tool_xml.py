@@ -1,0 +1,95 @@
+"""The parameters of a call as Qwen3-Coder writes them: `<parameter=KEY>`, a value, `</parameter>`, in any pieces."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dragoman.protocols.text_common.tool_formats import SPACE, begun
+from dragoman.protocols.text_common.tool_values import Value, kinds_of
+from dragoman.protocols.wire import sendable
+
+_KEY = r"[^<>]{1,256}"
+_NEXT = re.compile(rf"{SPACE}(?:<parameter=(?P<key>{_KEY})>|</function>)")
+_MAYBE_NEXT = re.compile(rf"{SPACE}(?:<parameter=[^<>]{{0,256}}|{begun('<parameter=')}|{begun('</function>')})")
+# A model may forget to end a value, or the call. A line break before the end is not the value's.
+_END = re.compile(r"\n?(?:</parameter>|(?=<parameter=|</function>|</tool_call>))")
+_ENDERS = ("</parameter>", "<parameter=", "</function>", "</tool_call>")
+_MAYBE_END = re.compile(rf"\n?(?:{'|'.join(map(begun, _ENDERS))})\Z")
+_LONGEST_END = 1 + max(map(len, _ENDERS))
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What came of a piece: JSON of the arguments, how much of the piece is done with, and whether that was all."""
+
+    arguments: str
+    used: int
+    over: bool
+
+
+class Parameters:
+    """Reads the parameters of one call of a tool with that schema; the `{` of the arguments stands before all of it."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._schema = schema
+        named = schema.get("properties")
+        self._named: Mapping[str, Any] = named if isinstance(named, dict) else {}
+        self._value: Value | None = None
+        self._lead = ""  # what stands before the next key
+        self._over = False
+        self._out: list[str] = []
+
+    def feed(self, text: str, *, last: bool, cut: bool) -> Read:
+        """Read on; what is not used is given again with more. The `last` piece of a text may have been `cut` off."""
+        self._out, at = [], 0
+        stop: int | None = 0
+        while stop is not None and not self._over:
+            at = stop
+            stop = self._key(text, at) if self._value is None else self._end(text, at, self._value)
+        used = self._rest(text, at, last=last, cut=cut) if stop is None else stop
+        return Read("".join(self._out), used, self._over)
+
+    def _key(self, text: str, at: int) -> int | None:
+        """Where the next parameter's value begins, or the call ends; None where neither is there."""
+        found = _NEXT.match(text, at)
+        if found is None:
+            return None
+        if found["key"] is None:
+            self._close()
+        else:
+            key = found["key"].strip()
+            self._out.append(f"{self._lead}{sendable(json.dumps(key, ensure_ascii=False))}: ")
+            self._lead = ", "
+            self._value = Value(kinds_of(self._named.get(key), self._schema))
+        return found.end()
+
+    def _end(self, text: str, at: int, value: Value) -> int | None:
+        """Where a value has ended; None where it goes on."""
+        found = _END.search(text, at)
+        if found is None:
+            return None
+        self._out += [value.add(text[at : found.start()]), value.end()]
+        self._value = None
+        return found.end()
+
+    def _close(self) -> None:
+        self._out.append("}")
+        self._over = True
+
+    def _rest(self, text: str, at: int, *, last: bool, cut: bool) -> int:
+        """What to make of the end of what there is; gives up to where it is done with."""
+        if self._value is None:
+            if _MAYBE_NEXT.fullmatch(text, at) and (cut or not last):
+                return len(text) if last else at
+            self._close()  # the model has forgotten to
+            return at
+        if last and not cut:
+            self._out += [self._value.add(text[at:].removesuffix("\n")), self._value.end()]
+            self._close()
+            return len(text)
+        held = _MAYBE_END.search(text, max(at, len(text) - _LONGEST_END))
+        assert held is not None, "it may match nothing"
+        self._out.append(self._value.add(text[at : held.start()]))
+        return len(text) if last else held.start()

@@ -1,0 +1,28 @@
+"""Which model a request at TGI's paths means."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dragoman.core.calls import DescribeModels, ModelDescription, Request, Response
+from dragoman.protocols.text_common.openai_format import PLACEHOLDERS
+from dragoman.protocols.wire import Asked, HttpRequest, Inquiry
+
+
+def addressed(body: Mapping[str, Any], http: HttpRequest, then: Callable[[str, tuple[str, ...]], Asked]) -> Asked:
+    """What `then` makes of the name of the model that is meant, and of the field that names another one in vain.
+
+    TGI pays no heed to a body's `model`: here it chooses where the path names none and there is such a model.
+    """
+    named, path = body.get("model"), http.params.get("model", "")
+    named = named.rpartition("/")[2] if isinstance(named, str) else ""
+    if not named or named == path:
+        return then(path, ())
+    passed_over = () if named in PLACEHOLDERS else ("model",)
+    if path:
+        return then(path, passed_over)
+
+    def told(response: Response[tuple[ModelDescription, ...]]) -> Asked:
+        known = any(found.name == named for found in response.answer)
+        return then(named, ()) if known else then("", passed_over)
+
+    return Inquiry(Request(DescribeModels()), told)

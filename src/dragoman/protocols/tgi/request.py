@@ -1,0 +1,148 @@
+"""What a request to TGI asks: inputs, and parameters within TGI's limits."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dragoman.core.errors import InvalidInput
+from dragoman.core.sampling import checked, flag, integer, number, shown, text, texts
+from dragoman.core.text import Bare, Chat, Sampling
+from dragoman.protocols.text_common.chat import PARAMETERS as PARAMETERS_OF_CHAT
+from dragoman.protocols.text_common.chat import conversation, flag_in
+from dragoman.protocols.text_common.grammar import GRAMMAR
+from dragoman.protocols.text_common.parameters import Given, Parameter, given, object_in, option, refuse_unknown, sets
+from dragoman.protocols.text_common.unused_parameters import refuse_unused
+from dragoman.protocols.wire import Headers, Policy
+
+# TGI: what its launcher allows by default.
+MOST_BEST_OF = 2
+MOST_STOP_SEQUENCES = 4
+MOST_TOP_TOKENS = 5
+MOST_INPUTS = 4
+
+PARAMETERS: Mapping[str, Parameter] = {
+    "best_of": sets("n", integer(1, MOST_BEST_OF)),
+    "temperature": sets("temperature", number(0.0, 1e6, above=True)),
+    "repetition_penalty": sets("repetition_penalty"),
+    "frequency_penalty": sets("frequency_penalty"),
+    "top_k": sets("top_k", integer(1)),
+    "top_p": sets("top_p", number(0.0, 1.0, above=True)),
+    "typical_p": sets("typical_p"),
+    "do_sample": sets("do_sample"),
+    "max_new_tokens": sets("max_new_tokens"),
+    "return_full_text": option("return_full_text", flag()),
+    "stop": sets("stop", texts(MOST_STOP_SEQUENCES)),
+    "stop_sequences": sets("stop", texts(MOST_STOP_SEQUENCES)),
+    "truncate": sets("truncate"),
+    "watermark": option("watermark", flag()),
+    "details": option("details", flag()),
+    "decoder_input_details": option("decoder_input_details", flag()),
+    "seed": sets("seed"),
+    "top_n_tokens": sets("top_logprobs", integer(0, MOST_TOP_TOKENS)),
+    "grammar": sets("grammar", GRAMMAR),
+    "adapter_id": sets("adapter"),
+}
+_FIELDS = ("inputs", "parameters", "stream", "model", "add_special_tokens")
+_DRAWS = ("temperature", "top_k", "top_p", "typical_p")
+_NEUTRAL: Mapping[str, Any] = {name: getattr(Sampling(), name) for name in _DRAWS}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request: its inputs and whether they came as a list, its sampling, and how the answer is to be written."""
+
+    inputs: tuple[str, ...]
+    listed: bool
+    sampling: Sampling
+    details: bool
+    prefill: bool
+    full: bool
+    given: Given
+
+    @property
+    def headers(self) -> Headers:
+        return self.given.headers
+
+
+def wants_stream(body: Mapping[str, Any]) -> bool:
+    """Whether a body asks for a stream, at the paths where the body decides."""
+    return bool(checked("stream", body.get("stream") or False, flag()))
+
+
+def asked(body: Mapping[str, Any], policy: Policy, passed_over: Sequence[str] = (), *, stream: bool) -> Asked:
+    """The request in a body, of which the fields `passed_over` have no effect. Raises InvalidInput naming what is
+    outside of TGI's limits."""
+    inputs, listed = inputs_of(body)
+    found = given(object_in(body, "parameters"), PARAMETERS, policy)
+    unknown = _ignored(body, _FIELDS, passed_over, policy)
+    fields, options = found.fields, found.options
+    drawn = any(fields.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
+    fields["do_sample"] = bool(fields.get("do_sample")) or drawn
+    _check_together(found, stream=stream, listed=listed)
+    prefill = options.get("decoder_input_details", False)
+    if prefill:
+        fields["prompt_logprobs"] = 0
+    unused = ["watermark"] if options.get("watermark") else []
+    refuse_unused(unused, policy)
+    names = {**found.names, "prompt": "inputs"}
+    sampling = found.sampling(policy, include_stop=True)
+    details = options.get("details", False) or prefill
+    found = Given(fields, options, names, (*unknown, *found.ignored, *unused))
+    return Asked(inputs, listed, sampling, details, prefill, options.get("return_full_text", False), found)
+
+
+def text_to_cut(body: Mapping[str, Any], policy: Policy, passed_over: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The text that is to be cut into tokens, and the names of what has no effect."""
+    inputs, _ = inputs_of(body)
+    if len(inputs) > 1:
+        raise InvalidInput(f"`inputs` must be one text; got {len(inputs)}")
+    return inputs[0], _ignored(body, _FIELDS, passed_over, policy)
+
+
+def chat_to_cut(body: Mapping[str, Any], policy: Policy, passed_over: Sequence[str]) -> tuple[Chat, Sequence[str]]:
+    """The conversation that is to be cut into tokens, and the names of what has no effect."""
+    chat, _ = conversation(body, policy)
+    # Not all of a chat has an effect on how it is cut into tokens, here as with TGI.
+    return chat, _ignored(body, tuple(PARAMETERS_OF_CHAT), passed_over, policy)
+
+
+def _ignored(
+    body: Mapping[str, Any], known: Sequence[str], passed_over: Sequence[str], policy: Policy
+) -> tuple[str, ...]:
+    """The fields that are not known or have no effect; refused in strict mode."""
+    checked("model", body.get("model") or "", text())
+    unknown = [name for name in body if name not in known]
+    refuse_unknown(unknown, known, policy)
+    refuse_unused(passed_over, policy)
+    return (*unknown, *passed_over)
+
+
+def inputs_of(body: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
+    """The inputs, and whether they came as a list, which TGI itself does not take."""
+    value = body.get("inputs")
+    found: list[Any] = value if isinstance(value, list) else [value]
+    if not all(isinstance(each, str) for each in found):
+        raise InvalidInput(f"`inputs` must be a text, or a list of texts; got {shown(value)}")
+    if not found or not all(found):
+        raise InvalidInput("`inputs` cannot be empty")
+    if len(found) > MOST_INPUTS:
+        raise InvalidInput(f"`inputs` must have at most {MOST_INPUTS} texts; got {len(found)}")
+    bare = not flag_in(body, "add_special_tokens", otherwise=True)
+    return tuple(map(Bare, found) if bare else found), isinstance(value, list)
+
+
+def _check_together(found: Given, *, stream: bool, listed: bool) -> None:
+    fields = found.fields
+    if fields.get("n", 1) > 1:
+        if stream:
+            raise InvalidInput("`best_of` != 1 is not supported when streaming tokens")
+        if not fields["do_sample"]:
+            raise InvalidInput("you must use sampling when `best_of` is > 1")
+        if "seed" in fields:
+            raise InvalidInput("`seed` must not be set when `best_of` > 1")
+    if stream and found.options.get("decoder_input_details"):
+        raise InvalidInput("`decoder_input_details` == true is not supported when streaming tokens")
+    if stream and listed:
+        raise InvalidInput("`inputs` must be a text when streaming tokens; got a list")
+    if len(fields.get("stop", ())) > MOST_STOP_SEQUENCES:
+        raise InvalidInput(f"`stop` supports up to {MOST_STOP_SEQUENCES} stop sequences. Given: {len(fields['stop'])}")

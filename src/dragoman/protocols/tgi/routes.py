@@ -1,0 +1,277 @@
+"""Text Generation Inference's API, for those whose server is no longer developed."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec import structs
+
+from dragoman.core.calls import (
+    Describe,
+    DescribeServer,
+    Generate,
+    ModelDescription,
+    Ready,
+    Request,
+    Response,
+    ServerDescription,
+    Tokenize,
+)
+from dragoman.core.errors import (
+    DeadlineExceeded,
+    DragomanError,
+    Forbidden,
+    InvalidInput,
+    InvalidOutput,
+    ModelFailed,
+    ModelNotFound,
+    NotReady,
+    NotSupported,
+    Overloaded,
+    Unaddressed,
+    Unauthorized,
+    WorkerLost,
+)
+from dragoman.core.text import Tokenized, TokenSpan
+from dragoman.protocols.text_common.parameters import EVENT_STREAM, Given, ignored_header, inquiry, object_body
+from dragoman.protocols.text_common.tokenize import is_vllms, tokens_asked
+from dragoman.protocols.tgi.address import addressed
+from dragoman.protocols.tgi.request import (
+    MOST_BEST_OF,
+    MOST_INPUTS,
+    MOST_STOP_SEQUENCES,
+    asked,
+    chat_to_cut,
+    text_to_cut,
+    wants_stream,
+)
+from dragoman.protocols.tgi.response import Answer, event
+from dragoman.protocols.tgi.vertex import named, predictions_asked
+from dragoman.protocols.wire import (
+    Asked,
+    Exchange,
+    HttpFault,
+    HttpProtocol,
+    HttpRequest,
+    HttpResponse,
+    HttpStream,
+    Inquiry,
+    Policy,
+    Route,
+    json_response,
+    retry_after,
+    row_of,
+    sendable,
+)
+
+_TYPES: Sequence[tuple[type[DragomanError], int, str]] = (
+    (Unaddressed, 400, "validation"),
+    (InvalidInput, 422, "validation"),
+    (NotSupported, 422, "validation"),
+    (ModelNotFound, 404, "not_found"),
+    (Unauthorized, 401, "unauthorized"),
+    (Forbidden, 403, "forbidden"),
+    (NotReady, 503, "healthcheck"),
+    (Overloaded, 429, "overloaded"),
+    (DeadlineExceeded, 504, "generation"),
+    (ModelFailed, 424, "generation"),
+    (InvalidOutput, 500, "incomplete_generation"),
+    (WorkerLost, 500, "incomplete_generation"),
+)
+# TGI: these are events of a stream even where they come before the first token.
+_IN_STREAM = ("validation", "generation", "overloaded", "incomplete_generation")
+
+
+class Tgi:
+    """The endpoints."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def either(self, http: HttpRequest) -> Asked:
+        """`POST /`: the body says whether the answer is a stream; a whole one is in a list."""
+        since_s = time.monotonic()
+        body = object_body(http.body, self._policy)
+        if wants_stream(body):
+            return self._stream(body, http, since_s)
+        return self._whole(body, http, since_s, listed=True)
+
+    def of_hub(self, http: HttpRequest) -> Asked:
+        """`POST /models/organisation/name`, as its clients address the models of the Hub: the name counts."""
+        return self.either(structs.replace(http, params={"model": http.params["version"]}))
+
+    def generate(self, http: HttpRequest) -> Asked:
+        return self._whole(object_body(http.body, self._policy), http, time.monotonic(), listed=False)
+
+    def generate_stream(self, http: HttpRequest) -> Asked:
+        return self._stream(object_body(http.body, self._policy), http, time.monotonic())
+
+    def _whole(self, body: dict[str, Any], http: HttpRequest, since_s: float, *, listed: bool) -> Asked:
+        def then(model: str, passed_over: tuple[str, ...]) -> Asked:
+            found = asked(body, self._policy, passed_over, stream=False)
+            call = Generate(prompts=found.inputs, sampling=found.sampling)
+            answer = Answer(found, since_s, always_listed=listed)
+            return Exchange(inquiry(call, http, self._policy, model), answer.whole, found.given.telling(write_error))
+
+        return addressed(body, http, then)
+
+    def _stream(self, body: dict[str, Any], http: HttpRequest, since_s: float) -> Asked:
+        def then(model: str, passed_over: tuple[str, ...]) -> Asked:
+            try:
+                found = asked(body, self._policy, passed_over, stream=True)
+            except InvalidInput as fault:
+                return _fault_in_stream(fault)
+            call = Generate(prompts=found.inputs, sampling=found.sampling, stream=True)
+            answer = Answer(found, since_s)
+            request, refused = inquiry(call, http, self._policy, model), found.given.telling(_fault_in_stream)
+            return HttpStream(request, answer.piece, _error_event, b"", answer.stream_headers, refused)
+
+        return addressed(body, http, then)
+
+    def vertex(self, http: HttpRequest) -> Asked:
+        """Google's Vertex AI: instances become predictions."""
+        body = object_body(http.body, self._policy)
+
+        def then(model: str, passed_over: tuple[str, ...]) -> Asked:
+            return predictions_asked(body, http, self._policy, write_error, model, passed_over)
+
+        return addressed(named(body), http, then)
+
+    # --- tokens ----------------------------------------------------------------------------------------------
+
+    def tokenize(self, http: HttpRequest) -> Asked:
+        body = object_body(http.body, self._policy)
+        if is_vllms(body):
+            return tokens_asked(body, http, self._policy)
+
+        def then(model: str, passed_over: tuple[str, ...]) -> Asked:
+            text, ignored = text_to_cut(body, self._policy, passed_over)
+
+            def reply(response: Response[Tokenized]) -> HttpResponse:
+                spans = [_span(token) for token in response.answer.tokens]
+                return json_response(spans, 200, ignored_header(ignored))
+
+            return Exchange(inquiry(Tokenize(text), http, self._policy, model), reply, _telling("inputs"))
+
+        return addressed(body, http, then)
+
+    def chat_tokenize(self, http: HttpRequest) -> Asked:
+        body = object_body(http.body, self._policy)
+
+        def then(model: str, passed_over: tuple[str, ...]) -> Asked:
+            chat, ignored = chat_to_cut(body, self._policy, passed_over)
+
+            def reply(response: Response[Tokenized]) -> HttpResponse:
+                spans = [_span(token) for token in response.answer.tokens]
+                told = {"tokenize_response": spans, "templated_text": response.answer.text}
+                return json_response(told, 200, ignored_header(ignored))
+
+            return Exchange(inquiry(Tokenize(chat), http, self._policy, model), reply, _telling("messages"))
+
+        return addressed(body, http, then)
+
+    # --- what it tells ---------------------------------------------------------------------------------------
+
+    def health(self, http: HttpRequest) -> Exchange[bool, HttpResponse]:
+        def reply(response: Response[bool]) -> HttpResponse:
+            if response.answer:
+                return HttpResponse(200)
+            return json_response({"error": "unhealthy", "error_type": "healthcheck"}, 503)
+
+        return Exchange(Request(Ready(), http.params.get("model", "")), reply)
+
+    def info(self, http: HttpRequest) -> Inquiry[ServerDescription]:
+        def then(server: Response[ServerDescription]) -> Asked:
+            request = Request(Describe(Generate), http.params.get("model", ""))
+            return Exchange(request, lambda response: _info(response.answer, server.answer.version))
+
+        return Inquiry(Request(DescribeServer()), then)
+
+
+def _info(told: ModelDescription, version: str) -> HttpResponse:
+    details = told.details
+    context = details.get("max_context")
+    return json_response(
+        {
+            "model_id": details.get("model_id") or told.name,
+            "model_sha": details.get("model_sha"),
+            "model_dtype": details.get("dtype"),
+            "model_device_type": details.get("device"),
+            "model_pipeline_tag": "text-generation",
+            "max_concurrent_requests": details.get("max_batch"),
+            "max_best_of": MOST_BEST_OF,
+            "max_stop_sequences": MOST_STOP_SEQUENCES,
+            "max_input_tokens": context - 1 if isinstance(context, int) else None,
+            "max_total_tokens": context,
+            "validation_workers": 1,
+            "max_client_batch_size": MOST_INPUTS,
+            "router": "dragoman",
+            "version": version,
+            "sha": None,
+            "docker_label": None,
+        }
+    )
+
+
+def _span(token: TokenSpan) -> dict[str, Any]:
+    return {"id": token.id, "text": token.text, "start": token.start, "stop": token.stop}
+
+
+def protocol(policy: Policy) -> HttpProtocol:
+    """The protocol's table."""
+    at = Tgi(policy)
+    routes = [
+        Route("POST", "/", at.either),
+        Route("POST", "/models/{model}", at.either),
+        Route("GET", "/", at.health, health=True),
+    ]
+    routes.append(Route("POST", "/models/{model}/{version}", at.of_hub))
+    for base in ("", "/models/{model}"):
+        routes += [
+            Route("POST", f"{base}/generate", at.generate),
+            Route("POST", f"{base}/generate_stream", at.generate_stream),
+            Route("POST", f"{base}/vertex", at.vertex),
+            Route("POST", f"{base}/tokenize", at.tokenize),
+            Route("POST", f"{base}/chat_tokenize", at.chat_tokenize),
+            Route("GET", f"{base}/health", at.health, health=True),
+            Route("GET", f"{base}/info", at.info),
+        ]
+    return HttpProtocol("TGI", tuple(routes), write_error)
+
+
+# --- faults --------------------------------------------------------------------------------------------------
+
+
+def write_error(fault: DragomanError | HttpFault) -> HttpResponse:
+    """TGI: `{"error": message, "error_type": type}`."""
+    if isinstance(fault, HttpFault):
+        kind = "validation" if fault.status < 500 else "generation"
+        return json_response({"error": fault.message, "error_type": kind}, fault.status, fault.headers)
+    return json_response(_told(fault), _row(fault)[0], retry_after(fault))
+
+
+def _row(fault: DragomanError) -> tuple[int, str]:
+    status, kind = row_of(fault, _TYPES) or (500, "generation")
+    return status, kind
+
+
+def _told(fault: DragomanError) -> dict[str, str]:
+    kind = _row(fault)[1]
+    heads = {"validation": "Input validation error: ", "generation": "Request failed during generation: "}
+    return {"error": sendable(heads.get(kind, "") + fault.message), "error_type": kind}
+
+
+def _telling(prompt: str) -> Callable[[DragomanError], HttpResponse]:
+    """What writes a fault where the prompt is called so."""
+    return Given(names={"prompt": prompt}).telling(write_error)
+
+
+def _error_event(fault: DragomanError) -> bytes:
+    return event(_told(fault))
+
+
+def _fault_in_stream(fault: DragomanError) -> HttpResponse:
+    """TGI: what is wrong with a stream's request is told in the stream, under status 200."""
+    if isinstance(fault, Unaddressed) or _row(fault)[1] not in _IN_STREAM:
+        return write_error(fault)
+    return HttpResponse(200, (_error_event(fault),), EVENT_STREAM)

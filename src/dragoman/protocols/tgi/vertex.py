@@ -1,0 +1,161 @@
+"""TGI's `/vertex`, by which Google's Vertex AI asks it: instances, each a prompt or a chat, become predictions."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dragoman.core.calls import Generate, Request, Response, Together
+from dragoman.core.errors import DragomanError, InvalidInput
+from dragoman.core.sampling import shown
+from dragoman.core.text import Generation, Prompt, Sampling, Text
+from dragoman.protocols.text_common.chat import chat_in
+from dragoman.protocols.text_common.openai_format import PLACEHOLDERS
+from dragoman.protocols.text_common.parameters import (
+    Given,
+    ignored_header,
+    inquiry,
+    likeliest_first,
+    object_in,
+    refuse_unknown,
+)
+from dragoman.protocols.text_common.unused_parameters import refuse_unused
+from dragoman.protocols.tgi.request import asked
+from dragoman.protocols.wire import Exchange, HttpRequest, HttpResponse, Policy, json_response
+
+_MOST_INSTANCES = 128  # TGI: so many requests at a time
+_FIELDS = ("instances", "parameters", "model")
+# What a prediction, which is a text alone, cannot show.
+_UNSEEN = ("stream", "details", "decoder_input_details", "top_n_tokens")
+_UNSEEN_OF_CHAT = ("stream", "stream_options", "n", "logprobs", "top_logprobs", "prompt_logprobs")
+
+
+@dataclass(frozen=True, slots=True)
+class _Instance:
+    """One instance: its prompt, how to continue it, and `before`, what stands in front of its text."""
+
+    prompt: Prompt
+    sampling: Sampling
+    given: Given
+    before: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Instances that are continued in the same way, by their places: one call."""
+
+    sampling: Sampling
+    places: list[int] = field(default_factory=list)
+
+
+def named(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What a body says of the model that is meant, in its own `model` or in those of its instances."""
+    instances = body.get("instances")
+    said = [body.get("model"), *(each.get("model") for each in _objects(instances))]
+    names = {name.partition(":")[0] for name in said if isinstance(name, str)} - PLACEHOLDERS
+    if len(names) > 1:
+        raise InvalidInput(f"`instances` must all be for one model; got {', '.join(sorted(names))}")
+    return {"model": names.pop()} if names else {}
+
+
+def _objects(given: Any) -> list[dict[str, Any]]:
+    return [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
+
+
+def predictions_asked(
+    body: Mapping[str, Any],
+    http: HttpRequest,
+    policy: Policy,
+    faults: Callable[[DragomanError], HttpResponse],
+    model: str,
+    passed_over: Sequence[str],
+) -> Exchange[Any, HttpResponse]:
+    """What a body asks, of that model. Raises InvalidInput naming the instance that does not fit."""
+    unknown = [name for name in body if name not in _FIELDS]
+    refuse_unknown(unknown, _FIELDS, policy)
+    refuse_unused(passed_over, policy)
+    instances = _instances(body, policy)
+    groups = _grouped(instances)
+    calls = [Generate(prompts=tuple(instances[at].prompt for at in g.places), sampling=g.sampling) for g in groups]
+    ignored = dict.fromkeys((*unknown, *passed_over, *(name for each in instances for name in each.given.ignored)))
+    names = {name: own for each in instances for name, own in each.given.names.items()}
+    words = Given(names={**names, "prompt": "instances"})
+
+    def reply(response: Response[tuple[Response[Generation], ...]]) -> HttpResponse:
+        texts: dict[int, str] = {}
+        for group, told in zip(groups, response.answer, strict=True):
+            for place, at in enumerate(group.places):
+                texts[at] = instances[at].before + _best(told.answer, place, group.sampling).whole
+        predictions = [texts[at] for at in range(len(instances))]
+        return json_response({"predictions": predictions}, 200, ignored_header(list(ignored)))
+
+    together = Together(tuple(inquiry(call, http, policy, model) for call in calls))
+    return Exchange(Request(together), reply, words.telling(faults))
+
+
+def _best(generation: Generation, place: int, sampling: Sampling) -> Text:
+    return likeliest_first([text for text in generation.texts if text.prompt == place], sampling)[0]
+
+
+def _grouped(instances: Sequence[_Instance]) -> list[_Group]:
+    found: list[_Group] = []
+    for at, instance in enumerate(instances):
+        group = next((group for group in found if group.sampling == instance.sampling), None)
+        if group is None:
+            found.append(group := _Group(instance.sampling))
+        group.places.append(at)
+    return found
+
+
+# --- instances ---------------------------------------------------------------------------------------------
+
+
+def _instances(body: Mapping[str, Any], policy: Policy) -> list[_Instance]:
+    given = body.get("instances")
+    if not isinstance(given, list) or not 0 < len(given) <= _MOST_INSTANCES:
+        raise InvalidInput(f"`instances` must be a list of 1 to {_MOST_INSTANCES} instances; got {shown(given)}")
+    common = _present(object_in(body, "parameters"))
+    found = []
+    for at, instance in enumerate(given):
+        try:
+            found.append(_instance(instance, common, policy))
+        except InvalidInput as fault:
+            raise type(fault)(f"`instances[{at}]`: {fault.message}") from fault
+    return found
+
+
+def _instance(instance: Any, common: Mapping[str, Any], policy: Policy) -> _Instance:
+    match instance:
+        case {"inputs": str(_)}:
+            return _prompt(instance, common, policy)
+        case {"messages": _}:
+            return _chat({**common, **_present(instance)}, policy)
+    raise InvalidInput(f"expected an object with `inputs`, a text, or with `messages`; got {shown(instance)}")
+
+
+def _prompt(instance: dict[str, Any], common: Mapping[str, Any], policy: Policy) -> _Instance:
+    # TGI: at this path tokens are drawn, unless somebody says otherwise.
+    parameters = {"do_sample": True, **common, **_present(object_in(instance, "parameters"))}
+    unseen = _taken([parameters, instance], _UNSEEN, policy)
+    found = asked({**instance, "parameters": parameters}, policy, stream=False)
+    given = replace(found.given, ignored=(*found.given.ignored, *unseen))
+    (prompt,) = found.inputs
+    return _Instance(prompt, found.sampling, given, prompt if found.full else "")
+
+
+def _chat(instance: dict[str, Any], policy: Policy) -> _Instance:
+    unseen = _taken([instance], _UNSEEN_OF_CHAT, policy)
+    found = chat_in(instance, policy)
+    return _Instance(found.chat, found.sampling, replace(found.given, ignored=(*found.given.ignored, *unseen)))
+
+
+def _taken(places: Sequence[dict[str, Any]], names: Sequence[str], policy: Policy) -> list[str]:
+    """Take what has no effect out of these objects; gives the names of what was asked for."""
+    values = [(name, place.pop(name)) for place in places for name in names if name in place]
+    found = [name for name, value in values if value and not (name == "n" and value == 1)]
+    refuse_unused(found, policy)
+    return found
+
+
+def _present(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is not null, which is as good as absent."""
+    return {name: value for name, value in given.items() if value is not None}

@@ -1,0 +1,407 @@
+"""The quick ways through a payload give what the plain ones give: the same arrays, or the same refusal."""
+
+import copy
+import json
+import pickle
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from dragoman.core.bytes_tensor import BytesTensor, came_as_text, flattened, texts_of, with_parameters
+from dragoman.core.datatypes import BYTES, DATATYPES, FP32, INT64
+from dragoman.core.errors import DragomanError, InvalidInput
+from dragoman.core.tensor import Tensor, object_array
+from dragoman.formats import body, json_data, raw, simd, small
+from dragoman.formats.cut import divided
+from dragoman.formats.digits.machine import _made, digits
+from dragoman.formats.message import InferenceRequest
+from dragoman.formats.policy import Policy
+
+quick = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+SIMD = simd._parser() is not None
+MACHINE = _made().result() is not None  # compiled by now, if it can be
+POLICY = Policy()
+NEVER = 1 << 60
+
+
+@contextmanager
+def way(least: int, *, with_simd: bool, portion: int = 1 << 18, most: int = 0, machine: bool = False) -> Iterator[None]:
+    """Arrays are long from so many bytes on, and are read with simdjson or without, and with machine code or without;
+    small ones have `most` bytes."""
+    with (
+        mock.patch.object(json_data, "digits", digits if machine else lambda dtype: None),
+        mock.patch.object(small, "SMALL", most),
+        mock.patch.object(body, "LONG", least),
+        mock.patch.object(json_data, "LONG", least if with_simd else NEVER),
+        mock.patch.object(json_data, "_PORTION", portion),
+        mock.patch.object(simd, "_ROW", 0),
+    ):
+        yield
+
+
+def told(read: Callable[[], dict[str, Tensor]]) -> Any:
+    """What came of it, as something to compare."""
+    try:
+        tensors = read()
+    except DragomanError as fault:
+        return type(fault), fault.message
+    return {n: (t.datatype, t.shape, t.data.dtype, _elements(t), dict(t.parameters)) for n, t in tensors.items()}
+
+
+def _elements(tensor: Tensor) -> Any:
+    return list(tensor.data.flat) if tensor.datatype is BYTES else tensor.data.tobytes()
+
+
+def every_way(text: bytes, policy: Policy = POLICY) -> Any:
+    """What a request is, which is the same whichever way it is read."""
+
+    def read() -> dict[str, Tensor]:
+        return dict(body.read_request(text, None, policy).inputs)
+
+    with way(NEVER, with_simd=False):
+        plain = told(read)
+    with way(NEVER, with_simd=False, most=small.SMALL):
+        assert told(read) == plain
+    for portion in (1 << 18, 8):
+        with way(NEVER, with_simd=False, portion=portion):
+            # A portion that ends within a list tells of another list; what is taken is the same.
+            expected = told(read)
+            assert isinstance(expected, tuple) == isinstance(plain, tuple)
+        for least in (2, 16):
+            for with_simd, machine in ((False, False), (True, False), (True, True)):
+                with way(least, with_simd=with_simd, portion=portion, machine=machine):
+                    found = told(read)
+                assert found == expected, f"least {least}, portion {portion}, simdjson {with_simd}, machine {machine}"
+    return plain
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------
+
+INTEGERS = [
+    0,
+    1,
+    -1,
+    127,
+    128,
+    -129,
+    255,
+    256,
+    1 << 31,
+    (1 << 53) + 1,
+    (1 << 63) - 1,
+    1 << 63,
+    -(1 << 63),
+    (1 << 64) - 1,
+]
+WORDS = [
+    *map(str, INTEGERS),
+    *("-0", "-0.0", "0.0", "1.0", "1e3", "2.5", "-7.25e-3", "0.1", "1e-400", "5e-324", "1e308", "3.5e38", "16777217"),
+    *("18446744073709551616", "-9223372036854775809", "1e400", "9007199254740993.0", "1E+2"),
+]
+ODD = [
+    "null",
+    "true",
+    '"1"',
+    "NaN",
+    "-Infinity",
+    "[]",
+    "[1]",
+    "{}",
+    '{"data": [1, 2]}',
+    "01",
+    "1.",
+    "+1",
+    ".5",
+    "",
+    "1 2",
+]
+PLAIN = st.one_of(
+    st.sampled_from(WORDS),
+    st.integers(-(1 << 66), 1 << 66).map(str),
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.floats(width=32, allow_nan=False, allow_infinity=False).map(repr),
+)
+WORD = st.one_of(PLAIN, PLAIN, PLAIN, PLAIN, PLAIN, st.sampled_from(ODD))
+KINDS = st.sampled_from(sorted(DATATYPES))
+SPACE = st.sampled_from(["", "", " ", "\n", "\t \r\n", "\x0b"])
+
+
+@st.composite
+def lists(draw: st.DrawFn, word: st.SearchStrategy[str]) -> tuple[list[int], str]:
+    """A shape and the text of nested lists, which mostly fit each other."""
+    shape = draw(st.sampled_from([[4], [12], [2, 3], [3, 1], [2, 2, 2], [1, 9], [0], [2, 0], []]))
+    space = draw(SPACE)
+
+    def nested(rest: list[int]) -> str:
+        if not rest:
+            return draw(word)
+        count = rest[0] + draw(st.sampled_from([0] * 20 + [1, -1]))
+        return f"[{space}{(space + ',' + space).join(nested(rest[1:]) for _ in range(count))}{space}]"
+
+    flat = draw(st.booleans())
+    return shape, nested([int(np.prod(shape))] if flat or not shape else shape)
+
+
+def requested(kind: str, shape: list[int], data: str, **more: str) -> bytes:
+    fields = {"name": '"x"', "shape": json.dumps(shape), "datatype": f'"{kind}"', "data": data, **more}
+    return ('{"inputs": [{' + ", ".join(f'"{k}": {v}' for k, v in fields.items()) + "}]}").encode()
+
+
+@quick
+@given(KINDS, lists(PLAIN))
+@example("FP32", ([3], "[-0, -0.0, 0]"))
+@example("FP64", ([2], "[18446744073709551616, -9223372036854775809]"))
+@example("UINT64", ([2], "[18446744073709551615, 9223372036854775808]"))
+@example("INT8", ([2], "[127, 128]"))
+@example("INT32", ([2], "[1.0, 2e0]"))
+@example("FP32", ([2], "[3.4028235e38, 3.5e38]"))
+@example("FP32", ([2], "[3.4028235677973366e38, 1]"))
+@example("FP16", ([2], "[65504, 65520]"))
+@example("FP16", ([2, 2], "[[65519.9, 1e-8], [6e-8, 0.1]]"))
+@example("FP64", ([2, 2], "[[1, 2], [3, 1.7976931348623159e308]]"))
+@example("BOOL", ([2, 1], "[[true], [false]]"))
+def test_numbers_are_the_same_whichever_way_they_are_read(kind: str, given: tuple[list[int], str]) -> None:
+    every_way(requested(kind, *given))
+
+
+@quick
+@given(KINDS, lists(WORD))
+@example("INT32", ([2, 2], "[[1, 2], [3]]"))
+@example("INT32", ([2, 2], "[[1], [2, 3, 4]]"))
+@example("INT32", ([3], "[1, [2, 3], []]"))
+@example("INT32", ([2, 3], "[[1, [], [2, 3]], [4, 5, 6]]"))
+@example("INT32", ([2, 2], "[[1, 2], 3, 4]"))
+@example("FP32", ([2], "[1, null]"))
+@example("FP32", ([2], "[1, true]"))
+@example("FP32", ([1], '[{"data": [1]}]'))
+@example("FP32", ([2], "[10000000,20000000,]"))
+@example("FP32", ([2], "[10000000,20000000, ]"))
+@example("INT32", ([2], "[10000000,         ,20000000]"))
+@example("FP32", ([3], "[,10000000,20000000,3]"))
+@example("FP32", ([2], "[10000000,20000000"))
+@example("FP32", ([2, 2], "[[1, 2], [3, 4]"))
+@example("FP32", ([1], "[" * 200 + "]" * 200))
+@example("FP32", ([1], "[" * 20_000))
+def test_what_is_no_array_is_refused_in_the_same_words(kind: str, given: tuple[list[int], str]) -> None:
+    every_way(requested(kind, *given))
+
+
+LONG_DATA = "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"
+HELD = st.sampled_from(
+    [
+        f'"more": {LONG_DATA}',
+        f'"data": {LONG_DATA}',
+        '"data": [[[[1, 2, 3, 4, 5, 6, 7, 8, 9]]]]',
+        f'"parameters": {{"data": {LONG_DATA}}}',
+        '"parameters": {"p": "\\"data\\": [1, 2, 3, 4, 5, 6, 7, 8]"}',
+        '"parameters": {"binary_data_size": 4}',
+        '"parameters": {"data": 5}',
+        '"data": []',
+        '"data": 5',
+        '"data": ["a", "[", "\\"data\\": [1, 2, 3, 4, 5, 6]"]',
+        '"d\\u0061ta": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]',
+        '"shape": [10]',
+        '"shape": [2]',
+        '"datatype": "FP32"',
+        '"datatype": "BYTES"',
+        '"name": "x"',
+        '"name": "\\"data\\": [1, 2, 3, 4, 5, 6, 7, 8]"',
+        f'"more": {{"data": {LONG_DATA}}}',
+        f'"more": "{LONG_DATA}"',
+    ]
+)
+
+
+@quick
+@given(
+    st.lists(st.lists(HELD, min_size=1, max_size=7), min_size=1, max_size=3),
+    st.sampled_from(["", " ", "x", "]", "\0", f', "data": {LONG_DATA}', ', "id": "1"', ', "inputs": []']),
+    st.sampled_from(["", "\ufeff", " "]),
+    st.integers(1, 8),
+)
+def test_only_data_of_tensors_is_cut_out(tensors: list[list[str]], end: str, start: str, depth: int) -> None:
+    inputs = [
+        ", ".join([f'"name": "{i}", "shape": [10], "datatype": "INT64"', *held]) for i, held in enumerate(tensors)
+    ]
+    text = start + '{"inputs": [' + ", ".join(f"{{{i}}}" for i in inputs) + "]" + end + "}"
+    every_way(text.encode())
+    every_way(text.encode(), Policy(max_json_depth=depth))
+    every_way(text.encode(), Policy(nonfinite="literal"))
+
+
+def test_long_arrays_are_cut_out_and_each_is_known_by_its_place() -> None:
+    text = requested("INT64", [10], LONG_DATA, parameters='{"p": 1}')
+    message = divided(text, 16)
+    assert json.loads(message.rest)["inputs"][0]["data"] == []
+    assert [bytes(a) for a in message.arrays.values()] == [LONG_DATA.encode()]
+    assert divided(text, 1000).rest is text
+
+
+def test_the_cut_looks_at_each_byte_a_few_times() -> None:
+    # Each of a hundred thousand keys would be followed to the end of the text.
+    for held in (b'"data":[', b'"data" : [[', b'"data":[{'):
+        text = held * 100_000
+        assert divided(text, 1000).arrays == {}
+
+
+@pytest.mark.skipif(not SIMD, reason="simdjson is not installed")
+@pytest.mark.parametrize("shape", [[100_000], [100, 1000], [10, 10, 1000]])
+def test_long_arrays_go_through_simdjson(shape: list[int]) -> None:
+    values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    text = requested("FP32", shape, json.dumps(values.tolist()))
+    with mock.patch.object(json_data, "_decode", side_effect=AssertionError):
+        found = body.read_request(text, None, POLICY).inputs["x"].data
+    assert found.tobytes() == values.tobytes()
+    assert not found.flags.writeable
+
+
+def test_without_simdjson_the_same_is_read() -> None:
+    text = requested("INT64", [1000], json.dumps(list(range(1000))))
+    with mock.patch.object(simd, "_parser", return_value=None):
+        assert body.read_request(text, None, POLICY).inputs["x"].data.tolist() == list(range(1000))
+
+
+@pytest.mark.skipif(not SIMD, reason="simdjson is not installed")
+def test_a_parser_is_used_again_after_a_refusal() -> None:
+    good, bad = b"[1, 2, 3]", b"[1, true, 3]"
+    for _ in range(3):
+        assert simd.numbers(bad, INT64, None) is None
+        found = simd.numbers(good, INT64, None)
+        assert found is not None
+        assert found.tolist() == [1, 2, 3]
+
+
+# --- BYTES -----------------------------------------------------------------------------------------------------
+
+ELEMENTS = st.lists(
+    st.one_of(
+        st.text(max_size=4).map(str.encode),
+        st.binary(max_size=5),
+        st.sampled_from([b"", b"\0", b"\0\0\0", b"\1\0\0\0a", b"x" * 255, b"x" * 256, b"value"]),
+    ),
+    max_size=40,
+)
+TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=5), min_size=1, max_size=40)
+
+
+def packed(elements: list[bytes]) -> bytes:
+    """The binary form, written down here a second time."""
+    return b"".join(struct.pack("<I", len(e)) + e for e in elements)
+
+
+@quick
+@given(ELEMENTS, st.booleans())
+def test_elements_and_their_lengths(elements: list[bytes], narrow: bool) -> None:
+    if narrow:
+        elements = [e.replace(b"\0", b"") or b"-" for e in elements]
+    text = packed(elements)
+    for few in (1, NEVER):
+        with mock.patch.object(raw, "_FEW", few):
+            tensor = raw.tensor_from_raw("x", BYTES, [len(elements)], text, POLICY)
+            assert tensor.shape == (len(elements),)
+            assert bytes(raw.raw_from_tensor(tensor)) == text
+            assert list(tensor.data) == elements
+            assert bytes(raw.raw_from_tensor(tensor)) == text
+            assert bytes(raw.raw_from_tensor(Tensor(object_array(elements, (len(elements),)), BYTES))) == text
+
+
+@quick
+@given(st.binary(max_size=60), st.integers(0, 12))
+@example(packed([b"ab"] * 4) + b"\0", 4)
+@example(packed([b"ab"] * 4)[:-1], 4)
+@example(packed([b"ab"] * 4), 3)
+def test_lengths_that_lead_nowhere_are_refused_in_the_same_words(text: bytes, count: int) -> None:
+    answers = []
+    for few in (1, NEVER):
+        with mock.patch.object(raw, "_FEW", few):
+            answers.append(told(lambda: {"x": raw.tensor_from_raw("x", BYTES, [count], text, POLICY)}))
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("data", ['["a", "ü"]', '[["a"], ["ü"]]', ' [ ["a"] , ["ü"] ] '])
+def test_elements_of_json_came_as_text(data: str) -> None:
+    found = body.read_request(requested("BYTES", [2, 1], data), None, POLICY).inputs["x"]
+    assert came_as_text(found)
+    assert found.data.tolist() == [[b"a"], ["ü".encode()]]
+    assert not came_as_text(raw.tensor_from_raw("x", BYTES, [2, 1], packed([b"a", b"b"]), POLICY))
+    many = raw.tensor_from_raw("x", BYTES, [20], packed([b"ab"] * 20), POLICY)
+    assert texts_of(many) == ["ab"] * 20
+    for tensor in (many, pickle.loads(pickle.dumps(many)), with_parameters(many, {"p": 1})):
+        assert not came_as_text(tensor)  # although the texts are known
+
+
+@quick
+@given(TEXTS)
+def test_text_is_the_same_however_it_came(texts: list[str]) -> None:
+    count = len(texts)
+    elements = [t.encode() for t in texts]
+    plain = Tensor(object_array(elements, (count,)), BYTES)
+    made = [
+        BytesTensor.of_texts(list(texts), (count,)),
+        BytesTensor.of_any_texts(list(texts), (count,)),
+        BytesTensor(plain.data, BYTES),
+        raw.tensor_from_raw("x", BYTES, [count], packed(elements), POLICY),
+        InferenceRequest.from_json(requested("BYTES", [count], json.dumps(texts))).inputs[0].tensor,
+    ]
+    for tensor in made:
+        same = [tensor, pickle.loads(pickle.dumps(tensor)), copy.copy(tensor), copy.deepcopy(tensor)]
+        for one in (*same, with_parameters(tensor, {"p": 1}), flattened(tensor), replace(tensor, parameters={"p": 1})):
+            assert one.datatype is BYTES
+            assert one.shape == (count,)
+            assert texts_of(one) == texts
+            assert bytes(raw.raw_from_tensor(one)) == packed(elements)
+            assert list(one.data) == elements
+            assert json_data.json_from_tensor("x", one, POLICY) == texts
+
+
+def test_elements_made_when_asked_for_are_read_only_and_made_once() -> None:
+    tensor = BytesTensor.of_texts(["a", "b"], (2, 1), {"p": 1})
+    assert tensor.shape == tensor.data.shape == (2, 1)
+    assert tensor.data is tensor.data
+    assert not tensor.data.flags.writeable
+    assert flattened(tensor).shape == (2,)
+    assert with_parameters(tensor, {"q": 2}).parameters == {"q": 2}
+    with pytest.raises(AttributeError):
+        tensor.data = None  # type: ignore[misc, assignment]
+
+
+def test_text_that_utf8_cannot_hold() -> None:
+    with pytest.raises(UnicodeEncodeError):
+        BytesTensor.of_any_texts(["a", "\ud800"], (2,))
+    with pytest.raises(UnicodeDecodeError):
+        BytesTensor.of_piece(b"\0\0\0\0\xff", (1,)).texts()
+
+
+def test_numbers_keep_their_parameters() -> None:
+    found = flattened(Tensor(np.zeros((2, 1), np.float32), FP32, {"p": 1}))
+    assert (found.shape, found.parameters) == ((2,), {"p": 1})
+    with pytest.raises(InvalidInput):
+        json_data.tensor_from_json("x", FP32, [2], [1.0], POLICY)
+
+
+@pytest.mark.parametrize("kind", [k for k in sorted(DATATYPES) if k not in ("BF16", "BYTES")])
+@pytest.mark.parametrize("shape", [[4], [2, 2], [1, 4, 1]])
+def test_small_tensors_take_the_short_way(kind: str, shape: list[int]) -> None:
+    values = np.array([True, False, True, True]) if kind == "BOOL" else np.array([1, 2, 3, 4])
+    flat, nested = values.tolist(), values.reshape(shape).tolist()
+    for data in (flat, nested) if len(shape) < 3 else (flat,):
+        text = requested(kind, shape, json.dumps(data))
+        with mock.patch.object(body, "tensor_from_json", side_effect=AssertionError):
+            found = body.read_request(text, None, POLICY).inputs["x"].data
+        assert found.dtype == DATATYPES[kind].dtype
+        assert not found.flags.writeable
+        assert found.tolist() == values.reshape(shape).tolist()
+
+
+@pytest.mark.parametrize("policy", [Policy(max_elements=3), Policy(max_rank=1)])
+def test_small_tensors_keep_to_the_limits(policy: Policy) -> None:
+    with pytest.raises(InvalidInput, match=r"expected at most|more elements"):
+        body.read_request(requested("INT32", [2, 2], "[1, 2, 3, 4]"), None, policy)

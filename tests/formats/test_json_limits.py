@@ -1,0 +1,346 @@
+"""JSON is bounded before it is parsed, and long nested arrays and texts read the same in portions as at once."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dragoman.core.datatypes import FP32, FP64, INT64
+from dragoman.core.errors import InvalidInput
+from dragoman.formats import body, json_data, json_document, json_scan
+from dragoman.formats.json_data import printed
+from dragoman.formats.json_document import NumberArray, parse_document, parse_json
+from dragoman.formats.json_print import json_chunks, nested_text
+from dragoman.formats.json_scan import BLOCK
+from dragoman.formats.policy import Policy
+from dragoman.formats.umbridge import read_question
+from dragoman.system.shared_memory import LARGE, room_of
+
+quick = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+POLICY = Policy()
+
+
+@contextmanager
+def portions(size: int) -> Iterator[None]:
+    """Every array is long, and is read in portions of so many bytes."""
+    no_short_way: dict[str, Any] = {"LONG": 2, "_plain": lambda *given: None, "_small": lambda *given: None}
+    with (
+        mock.patch.multiple(body, **no_short_way),
+        mock.patch.object(json_data, "_NESTED", 0),
+        mock.patch.object(json_data, "_PORTION", size),
+        mock.patch.object(json_scan, "BLOCK", size),
+        mock.patch.object(json_scan, "_FIRST_BLOCK", size),
+        mock.patch.object(json_document, "_LONG", 2),
+    ):
+        yield
+
+
+def request(data: str, shape: Any, datatype: str) -> bytes:
+    return f'{{"inputs":[{{"name":"x","data":{data},"shape":{shape},"datatype":"{datatype}"}}],"id":"7"}}'.encode()
+
+
+def read(text: bytes, policy: Policy = POLICY) -> Any:
+    """The elements and the shape of the one input, or None where it is rejected."""
+    try:
+        tensor = body.read_request(text, None, policy).inputs["x"]
+    except InvalidInput:
+        return None
+    return tensor.shape, tensor.data.tolist()
+
+
+SHAPES = st.lists(st.integers(0, 4), min_size=1, max_size=4)
+TEXTS = st.text(st.sampled_from('ab,[]{}"\\ \n\0é🦆'), max_size=5)
+
+
+@quick
+@given(SHAPES, st.sampled_from(["INT64", "FP32", "BOOL", "BYTES"]), st.data(), st.sampled_from([None, 1]))
+def test_portions_read_what_is_there(shape: list[int], datatype: str, data: st.DataObject, indent: int | None) -> None:
+    kinds: dict[str, st.SearchStrategy[Any]] = {
+        "INT64": st.integers(-(1 << 63), (1 << 63) - 1),
+        "FP32": st.floats(width=32, allow_nan=False, allow_infinity=False),
+        "BOOL": st.booleans(),
+        "BYTES": TEXTS,
+    }
+    count = int(np.prod(shape))
+    values = data.draw(st.lists(kinds[datatype], min_size=count, max_size=count))
+    nested = np.array(values, dtype=object).reshape(shape).tolist()
+    text = request(json.dumps(nested, indent=indent), shape, datatype)
+    with portions(data.draw(st.sampled_from([1, 7, 64, 1 << 18]))):
+        found = read(text)
+    expected = np.array([v.encode() if isinstance(v, str) else v for v in values], dtype=object).reshape(shape)
+    assert found == (tuple(shape), expected.tolist())
+
+
+@quick
+@given(
+    st.lists(st.sampled_from(['"a"', "1", "[", "]", ",", " ", "2.5", '"', "\\", "null", "{"]), max_size=9).map("".join),
+    st.sampled_from([[2], [1, 2], [2, 1], [1, 1, 2], [0], [2, 0]]),
+    st.sampled_from(["INT64", "FP32", "BYTES"]),
+)
+def test_portions_accept_and_reject_as_the_parser_of_the_whole(data: str, shape: list[int], datatype: str) -> None:
+    text = request(f"[{data}]", shape, datatype)
+    expected = read(text)
+    for size in (1, 64):
+        with portions(size):
+            assert repr(read(text)) == repr(expected)  # NaN is none of its equals
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "[[1[],[2]]",
+        "[[1],[2]]]",
+        "[[1],[2]",
+        "[[1]],[2]]",
+        "[[1,],[2]]",
+        "[[1],,[2]]",
+        "[[1] [2]]",
+        "[[1]2,[3]]",
+        "[1[1],[2]]",
+        "[[1],2]",
+        "[[[1],[2]]]",
+        "[[1,2],[3]]",
+        "[[1],[2],[3]]",
+        "[[],[1,2]]",
+    ],
+)
+@pytest.mark.parametrize("size", [2, 1 << 18])
+@pytest.mark.parametrize("datatype", ["INT64", "FP32", "BYTES"])
+def test_brackets_that_do_not_fit_are_rejected_in_portions(data: str, size: int, datatype: str) -> None:
+    if datatype == "BYTES":
+        for number in "123":
+            data = data.replace(number, f'"{number}"')
+    text = request(data, [2, 1], datatype)
+    assert read(text) is None
+    with portions(size):
+        assert read(text) is None
+
+
+@pytest.mark.parametrize("row", ["[1]", '["a"]'])
+def test_a_wrong_shape_is_told_without_making_lists(row: str) -> None:
+    data = "[" + ",".join([row] * 50_000) + "]"
+    datatype = "FP32" if row == "[1]" else "BYTES"
+    with (
+        mock.patch.object(json_data, "_decode", side_effect=AssertionError("elements were parsed")),
+        pytest.raises(InvalidInput, match=r"input 'x': 'data' nests as \[50000, 1\], expected its shape \[9, 1\]"),
+    ):
+        body.read_request(request(data, [9, 1], datatype), None, POLICY)
+
+
+def test_ragged_rows_of_the_right_number_are_told() -> None:
+    data = "[" + ",".join(["[1]"] * 50_000 + ["[1,2]", "[]"]) + "]"
+    with pytest.raises(InvalidInput, match="input 'x': 'data' is ragged, expected rows of equal lengths"):
+        body.read_request(request(data, [50_002, 1], "FP32"), None, POLICY)
+
+
+# --- limits ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("filler", ["[]", '{"a":{}}', '"a,[{"', "1", '"\\""'])
+def test_values_are_counted_as_the_parser_makes_them(filler: str) -> None:
+    few, many = (f'{{"a": [{",".join([filler] * count)}]}}'.encode() for count in (100, 400))
+    policy = Policy(max_json_values=350)
+    assert len(parse_json(few, policy)["a"]) == 100
+    with (
+        mock.patch.object(json_document, "_parsed", side_effect=AssertionError("it was parsed")),
+        pytest.raises(InvalidInput, match="too many values in JSON: expected at most 350 outside of tensor data"),
+    ):
+        parse_json(many, policy)
+
+
+def test_bytes_of_json_are_limited() -> None:
+    policy = Policy(max_json_bytes=20)
+    assert parse_json(b'{"a": "0123456789"}', policy) == {"a": "0123456789"}
+    with pytest.raises(
+        InvalidInput, match=r"expected at most 20 bytes outside of tensor data \(max_json_bytes\), got 21"
+    ):
+        parse_json(b'{"a": "0123456789ab"}', policy)
+
+
+@pytest.mark.parametrize("place", ["before", "behind"])
+def test_keys_that_nobody_knows_are_limited_in_inference_requests(place: str) -> None:
+    tensor = '"inputs":[{"name":"x","shape":[1],"datatype":"INT64","data":[1]}]'
+    other = '"x":[' + ",".join(["[]"] * 2000) + "]"
+    text = "{" + (f"{other},{tensor}" if place == "before" else f"{tensor},{other}") + "}"
+    assert read(text.encode()) == ((1,), [1])
+    with pytest.raises(InvalidInput, match="too many values in JSON: expected at most 1000"):
+        body.read_request(text.encode(), None, Policy(max_json_values=1000))
+
+
+def test_tensor_data_does_not_count_as_values() -> None:
+    policy = Policy(max_json_values=1000, max_json_bytes=5000)
+    numbers, texts = list(range(30_000)), [[f"a,{n}"] for n in range(30_000)]
+    assert read(request(json.dumps(numbers), [30_000], "INT64"), policy) == ((30_000,), numbers)
+    expected = [[text[0].encode()] for text in texts]
+    assert read(request(json.dumps(texts), [30_000, 1], "BYTES"), policy) == ((30_000, 1), expected)
+
+
+def test_a_text_that_is_longer_than_what_may_be_parsed_is_rejected() -> None:
+    text = request(json.dumps(["a" * 600_000]), [1], "BYTES")
+    assert read(text) is not None
+    with pytest.raises(InvalidInput, match=r"data\[0\]: expected at most 5000 bytes as JSON; send it as binary data"):
+        body.read_request(text, None, Policy(max_json_bytes=5000))
+
+
+@pytest.mark.parametrize("depth", [64, 65])
+@pytest.mark.parametrize("size", [3, 1 << 18])
+def test_depth_is_measured_outside_of_texts(depth: int, size: int) -> None:
+    text = b'{"t": "[[[\\"[[' + b"[" * 99 + b'", "a": ' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
+    with mock.patch.object(json_scan, "BLOCK", size):
+        if depth == 64:
+            assert parse_json(text, POLICY)["t"] == '[[["[[' + "[" * 99
+        else:
+            with pytest.raises(InvalidInput, match="JSON nests too deep; the limit is 64"):
+                parse_json(text, POLICY)
+
+
+# --- documents -----------------------------------------------------------------------------------------------------
+
+VALUES = st.recursive(
+    st.one_of(
+        st.integers(-5, 1 << 40), st.floats(allow_nan=False, allow_infinity=False), TEXTS, st.none(), st.booleans()
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXTS, inner, max_size=3)),
+    max_leaves=20,
+)
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, NumberArray):
+        return value.array("x").tolist()
+    if isinstance(value, list):
+        return [plain(each) for each in value]
+    return {key: plain(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+@quick
+@given(st.lists(st.lists(st.integers(0, 9), min_size=2, max_size=2), max_size=3), VALUES, st.sampled_from([2, 1 << 18]))
+def test_a_document_is_the_same_with_its_arrays_apart(rows: list[list[int]], value: Any, size: int) -> None:
+    text = json.dumps({"rows": rows, "other": value, "last": [1.5, 2.5]}).encode()
+    with portions(size):
+        try:
+            found = plain(parse_document(text, POLICY))
+        except InvalidInput:  # rows of unequal lengths, no numbers, or none at all
+            return
+    assert found == json.loads(text)  # integers beside floats are floats, as in NumPy
+
+
+def test_null_is_no_number_of_a_document() -> None:
+    found = parse_document(b"[" + b"0.5," * 20_000 + b"null]", POLICY)
+    for datatype in (None, FP32):
+        with pytest.raises(InvalidInput, match="input 'x': expected numbers, got null"):
+            found.array("input 'x'", datatype)
+
+
+def test_long_arrays_of_a_document_are_apart_and_not_limited() -> None:
+    rows = [[n, n + 1] for n in range(20_000)]
+    text = json.dumps({"a": rows, "b": {"c": [float(n) for n in range(30_000)]}, "t": "[1, 2" * 20_000}).encode()
+    found = parse_document(text, Policy(max_json_values=100, max_json_bytes=200_000))
+    assert found["a"].shape == [20_000, 2]
+    assert found["a"].array("a").tolist() == rows
+    assert found["b"]["c"].array("c", FP32).dtype == np.float32
+    assert found["b"]["c"].array("c", INT64).tolist() == list(range(30_000))
+    assert found["t"] == "[1, 2" * 20_000
+
+
+@quick
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.sampled_from(["<f4", "<f8", "<i8", "|b1"]))
+def test_nested_arrays_are_printed_in_portions(shape: list[int], dtype: str) -> None:
+    array = (np.arange(np.prod(shape)) / 3).reshape(shape).astype(dtype)
+    from dragoman.formats import json_print
+
+    for portion in (1, 2, 5, 1 << 14):
+        with mock.patch.object(json_print, "_PORTION", portion):
+            assert orjson.loads(b"".join(json_chunks({"y": nested_text(array)})))["y"] == array.tolist()
+
+
+def test_documents_with_long_texts_are_written_in_chunks() -> None:
+    long = np.arange(600_000) / 8
+    value = {"id": "\0 \\0", "y": nested_text(long), "z": [printed(long), printed(np.arange(40_000)), "\0"], "k": long}
+    chunks = json_chunks(value)
+    assert max(map(len, chunks[:-1])) < 1 << 23, "what one step copies while no other thread runs"
+    expected = {"id": "\0 \\0", "y": long.tolist(), "z": [long.tolist(), list(range(40_000)), "\0"], "k": long.tolist()}
+    assert orjson.loads(b"".join(chunks)) == expected
+    assert len(json_chunks({"y": [1.5]})) == 1
+    with pytest.raises(TypeError, match="object"):
+        json_chunks({"y": object()})
+
+
+def test_large_arrays_are_read_into_memory_that_workers_can_map() -> None:
+    count = LARGE // 8
+    array = NumberArray(memoryview(b"[" + b"1," * (count - 1) + b"2]")).array("x", FP64)
+    assert room_of(array.data) is not None
+    assert (array.size, float(array.sum()), array[-1]) == (count, count + 1, 2.0)
+
+
+def test_the_kind_of_a_long_array_is_found_behind_its_first_block() -> None:
+    for last, kind in ((b"1.5", "f"), (b"1e2", "f"), (b"1E2", "f"), (b"3", "i")):
+        text = b"[" + b"1," * 200_000 + last + b"]"
+        found = NumberArray(memoryview(text)).array("x")
+        assert (found.dtype.kind, found[-1]) == (kind, float(last))
+    with pytest.raises(InvalidInput, match="null"):
+        NumberArray(memoryview(b"[" + b"1," * 200_000 + b"null]")).array("x")
+
+
+def test_a_marker_in_a_document_is_a_text() -> None:
+    for before in (0, BLOCK - 60, BLOCK - 10, 2 * BLOCK):
+        text = b'{"t":"' + b"x" * before + json_document._MARK.encode() + b':0","a":[' + b"1," * 100_000 + b"1]}"
+        found = parse_document(text, Policy())
+        assert found["t"].endswith(":0")
+
+
+# --- other guards of payloads ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", ["[[1, 2], 3]", "[[1], [2, 3]]", "[[1, 2, 3], [4]]", "[[[1], [2]], [[3], 4]]"])
+@pytest.mark.parametrize("datatype", ["INT64", "FP64"])
+def test_lists_of_unequal_depth_or_length_are_rejected_by_every_parser(data: str, datatype: str) -> None:
+    """The reader that uses simdjson flattens what it reads, so it has to look at the lists itself."""
+    from dragoman.formats import simd
+
+    numbers = 20 * np.ones((40, 20), np.int64)
+    rows = numbers.tolist()
+    rows[3], rows[7] = [*rows[3], 5], rows[7][:-1]  # as many numbers and lists as there should be
+    deeper = numbers.tolist()
+    deeper[3], deeper[7][0] = 5, [5]  # type: ignore[call-overload]
+    for bad in (rows, deeper):
+        with mock.patch.object(simd, "_ROW", 0), mock.patch.object(json_data, "LONG", 2):
+            assert read(request(json.dumps(bad), [40, 20], datatype)) is None
+    with (
+        mock.patch.object(simd, "_ROW", 0),
+        mock.patch.object(json_data, "LONG", 2),
+    ):
+        shape = [2, 2] if "[[[" not in data else [2, 2, 1]
+        assert read(request(data, shape, datatype)) is None
+
+
+@pytest.mark.parametrize("count", [1, 5000])
+def test_a_raw_bool_is_0_or_1(count: int) -> None:
+    raw = bytearray(count)
+    tensor = {"name": "x", "shape": [count], "datatype": "BOOL", "parameters": {"binary_data_size": count}}
+    head = json.dumps({"inputs": [tensor]})
+    assert not body.read_request(head.encode(), memoryview(raw), POLICY).inputs["x"].data.any()
+    raw[-1] = 2
+    with pytest.raises(InvalidInput, match="input 'x': expected BOOL bytes of 0 or 1, got 2"):
+        body.read_request(head.encode(), memoryview(raw), POLICY)
+
+
+def test_a_short_request_of_umbridge_that_nests_too_deep_is_rejected() -> None:
+    config = b"[" * 100 + b"]" * 100
+    with pytest.raises(InvalidInput, match="nests too deep; the limit is 64"):
+        read_question(b'{"name":"v","input":[[1]],"config":{"a":%b}}' % config, Policy())
+
+
+@pytest.mark.parametrize("numbers", [1, 1 << 20], ids=["short", "long"])
+def test_the_config_beside_a_vector_of_umbridge_is_bounded(numbers: int) -> None:
+    vector, config = b",".join([b"1"] * numbers), b",".join([b"[]"] * 3001)
+    text = b'{"name":"v","input":[[%b]],"config":{"a":[%b]}}' % (vector, config)
+    with pytest.raises(InvalidInput, match="too many values in JSON"):
+        read_question(text, Policy(max_json_values=3000))

@@ -1,0 +1,89 @@
+"""Raw contents cut out of a message are those that the parser of the whole finds."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from dragoman.core.errors import InvalidInput
+from dragoman.formats.oip_messages import ModelInferRequest
+from dragoman.formats.oip_raw import LARGE, contents_apart
+from dragoman.formats.policy import Policy
+from dragoman.protocols.open_inference.inference import read_infer
+from dragoman.protocols.wire import GrpcRequest
+
+
+def message(*contents: bytes, **more: Any) -> bytes:
+    inputs = [{"name": f"x{i}", "datatype": "UINT8", "shape": [len(c)]} for i, c in enumerate(contents)]
+    made = ModelInferRequest(model_name="m", id="7", inputs=inputs, raw_input_contents=contents, **more)
+    return bytes(made.SerializeToString())
+
+
+MESSAGES = st.builds(
+    lambda contents, version, at, junk: _with(message(*contents, model_version=version), at, junk),
+    st.lists(st.binary(max_size=200), max_size=4),
+    st.text(max_size=3),
+    st.integers(0, 400),
+    st.one_of(st.just(b""), st.binary(max_size=6), st.sampled_from([b"\x3a\x01a", b"\xba\x00\x01a", b"\x38\x05"])),
+)
+
+
+def _with(text: bytes, at: int, junk: bytes) -> bytes:
+    return text[:at] + junk + text[at:]
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.one_of(MESSAGES, st.binary(max_size=40)))
+@example(b"\xba\x80\x80\x80\x80\x80\x80\x00\x01a")
+@example(b"\x3a\x81\x80\x80\x80\x80\x80\x80\x00a")
+@example(b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")
+@example(b"\x3b\x3c")
+def test_cut_contents_are_those_of_the_parser(body: bytes) -> None:
+    found = contents_apart(body)
+    try:
+        whole = ModelInferRequest.FromString(body)
+    except DecodeError:
+        if found is not None:
+            with pytest.raises(DecodeError):
+                ModelInferRequest.FromString(found[0])
+        return
+    if found is None:
+        return
+    rest = ModelInferRequest.FromString(found[0])
+    assert not rest.raw_input_contents
+    assert [bytes(c) for c in found[1]] == list(whole.raw_input_contents)
+    rest.raw_input_contents.extend(map(bytes, found[1]))
+    assert rest.SerializeToString(deterministic=True) == whole.SerializeToString(deterministic=True)
+
+
+def test_well_made_messages_are_cut() -> None:
+    found = contents_apart(message(b"abc", b"", b"de"))
+    assert found is not None
+    assert [bytes(c) for c in found[1]] == [b"abc", b"", b"de"]
+
+
+def test_large_contents_are_read_in_place() -> None:
+    numbers = np.arange(LARGE, dtype=np.uint8)
+    body = message(numbers.tobytes())
+    request, form = read_infer(GrpcRequest(body), Policy())
+    call: Any = request.call
+    assert form.raw
+    assert np.shares_memory(call.inputs["x0"].data, np.frombuffer(body, np.uint8))
+    assert np.array_equal(call.inputs["x0"].data, numbers)
+
+
+@pytest.mark.parametrize("body", [message(b"a" * LARGE)[:-1], message(b"a" * LARGE) + b"\x3a", b"\xff" * LARGE])
+def test_large_messages_that_are_broken_are_refused(body: bytes) -> None:
+    with pytest.raises(InvalidInput, match=r"the message is no inference\.ModelInferRequest"):
+        read_infer(GrpcRequest(body), Policy())
+
+
+def test_messages_of_very_many_fields_are_left_to_the_parser() -> None:
+    body = b"\x38\x05" * LARGE + message(b"abc")
+    assert contents_apart(body) is None
+    request, _ = read_infer(GrpcRequest(body), Policy())
+    call: Any = request.call
+    assert bytes(call.inputs["x0"].data) == b"abc"

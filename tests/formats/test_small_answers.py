@@ -1,0 +1,113 @@
+"""Answers of few numbers are written in a short way, which gives the bytes of the long one."""
+
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from dragoman.core.calls import Inference, Response
+from dragoman.core.datatypes import BF16, FP32, UINT8
+from dragoman.core.errors import NotSupported
+from dragoman.core.tensor import Tensor
+from dragoman.formats import small_answer
+from dragoman.formats.policy import Policy
+from dragoman.protocols.open_inference import rest as oip_rest
+from dragoman.protocols.wire import Exchange, HttpRequest, HttpResponse
+
+KINDS = ["bool", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8"]
+NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
+
+
+def written(answer: Inference, version: str = "", body: bytes = b'{"inputs":[]}') -> HttpResponse:
+    """The answer to a request over REST."""
+    endpoint = next(r.endpoint for r in oip_rest.protocol(Policy()).routes if r.pattern == "/v2/models/{model}/infer")
+    asked: Any = endpoint(HttpRequest("POST", "/", {"model": "m"}, {}, body))
+    assert isinstance(asked, Exchange)
+    response: HttpResponse = asked.reply(Response(answer, "m", version))
+    return response
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    shape = draw(arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5))
+    array = draw(arrays.arrays(np.dtype(draw(st.sampled_from(KINDS))), shape))
+    if draw(st.booleans()):
+        array = array.T
+    return Tensor.of(array, None, draw(st.sampled_from([{}, {"content_type": "np"}])))
+
+
+@given(
+    st.dictionaries(NAMES, tensors(), max_size=3),
+    st.sampled_from(["", "3"]),
+    st.sampled_from(["", "1", 'a"\\\n', "ü"]),
+    st.sampled_from([{}, {"k": 1}]),
+    st.sampled_from([None, True, False]),
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from([None, True, False])), max_size=3),
+)
+def test_both_ways_write_the_same(
+    outputs: dict[str, Tensor],
+    version: str,
+    id_: str,
+    parameters: dict[str, Any],
+    binary: bool | None,
+    forms: list[tuple[int, bool | None]],
+) -> None:
+    asked: dict[str, Any] = {"id": id_, "inputs": []} if id_ else {"inputs": []}
+    if binary is not None:
+        asked["parameters"] = {"binary_data_output": binary}
+    names = [*outputs, "?"]
+    asked["outputs"] = [
+        {"name": names[at % len(names)], **({} if form is None else {"parameters": {"binary_data": form}})}
+        for at, form in forms
+    ]
+    answer = Inference(outputs, parameters)
+
+    def told() -> Any:
+        try:
+            response = written(answer, version, orjson.dumps(asked))
+        except NotSupported as fault:
+            return fault.message
+        return response.status, b"".join(response.body), response.headers
+
+    short = told()
+    with (
+        mock.patch.object(oip_rest, "write_answer", return_value=None),
+        mock.patch.object(oip_rest, "write_binary", return_value=None),
+    ):
+        assert told() == short
+    with mock.patch.object(small_answer, "_JOINED", 0):  # as long ones go, in parts
+        assert told() == short
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_json_has_no_number_for_takes_the_long_way(value: float) -> None:
+    answer = Inference({"y": Tensor.of(np.array([1, value], np.float32))})
+    assert small_answer.write_answer(answer, "m", "", None) is None
+
+
+@pytest.mark.parametrize("count", [small_answer.SMALL, small_answer.SMALL + 1])
+def test_few_numbers_take_the_short_way(count: int) -> None:
+    answer = Inference({"y": Tensor(np.ones(count, np.uint8), UINT8)})
+    few = count <= small_answer.SMALL
+    assert (small_answer.write_answer(answer, "m", "", None) is not None) is few
+    assert small_answer.write_binary(answer, "m", "", None, bool) is not None
+
+
+def test_numbers_of_their_own_format_take_the_long_way() -> None:
+    bits = Tensor.of(np.ones(2), BF16)
+    assert b"1.0,1.0" in written(Inference({"y": bits})).body[0]
+
+
+def test_what_is_known_of_answers_has_a_bound() -> None:
+    array = np.ones(1, np.float32)
+    for number in range(2000):
+        small_answer.write_answer(Inference({f"y{number}": Tensor(array, FP32)}), f"m{number}", "", None)
+        small_answer.write_binary(Inference({f"y{number}": Tensor(array, FP32)}), f"m{number}", "", None, bool)
+    assert len(small_answer._heads) <= 512
+    assert len(small_answer._raw_heads) <= 512
+    assert len(small_answer._starts) <= 512

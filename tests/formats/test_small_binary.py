@@ -1,0 +1,60 @@
+"""Tensors in binary form are read in a short way, which makes of them what the long one does."""
+
+from contextlib import ExitStack
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import orjson
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.core.errors import DragomanError
+from dragoman.formats import body, small
+from dragoman.formats.policy import Policy
+
+KINDS = {"BOOL": 1, "UINT8": 1, "INT16": 2, "FP16": 2, "BF16": 2, "FP32": 4, "INT64": 8, "FP64": 8, "BYTES": 1, "X": 1}
+
+
+@st.composite
+def inputs(draw: st.DrawFn) -> tuple[dict[str, Any], bytes]:
+    """One input with about as many bytes as it needs, perhaps with something wrong or unusual about it."""
+    kind = draw(st.sampled_from(list(KINDS)))
+    shape = draw(st.lists(st.integers(-1, 4), max_size=3))
+    size = max(0, int(np.prod(shape)) * KINDS[kind] + draw(st.sampled_from([0, 0, 0, 0, 1, -1])))
+    raw = draw(st.binary(min_size=size, max_size=size))
+    told = draw(st.sampled_from([size, size, size, size + 1, -1, True, "1", None, 0]))
+    more: dict[str, Any] = draw(st.sampled_from([{}, {}, {"content_type": "np"}, {"binary_data_size": told}]))
+    one: dict[str, Any] = {"name": draw(st.sampled_from("abc")), "datatype": kind, "shape": shape}
+    one["parameters"] = {"binary_data_size": size, **more}
+    if draw(st.integers(0, 9)) == 0:
+        one["data"] = [1]
+    return one, raw
+
+
+@given(
+    st.lists(inputs(), max_size=3),
+    st.binary(max_size=1),
+    st.sampled_from([Policy(), Policy(max_elements=4, max_rank=2)]),
+)
+def test_both_ways_read_the_same(given: list[tuple[dict[str, Any], bytes]], end: bytes, policy: Policy) -> None:
+    head = orjson.dumps({"inputs": [one for one, _ in given]})
+    rest = memoryview(b"".join([raw for _, raw in given]) + end)
+
+    def told(*ways: Any) -> Any:
+        with ExitStack() as stack:
+            for way in ways:
+                stack.enter_context(way)
+            try:
+                found = body.read_request(head, rest, policy).inputs
+            except DragomanError as fault:
+                return type(fault), fault.message
+        return {
+            n: (t.datatype, t.shape, t.data.flags.writeable, t.data.flags.aligned, t.data.tolist(), dict(t.parameters))
+            for n, t in found.items()
+        }
+
+    long_way = [mock.patch.object(body, name, return_value=None) for name in ("plain_raw",)]
+    expected = repr(told(*long_way))
+    assert repr(told()) == expected
+    assert repr(told(mock.patch.object(small, "SMALL", 0))) == expected  # as long ones are, which are not copied
