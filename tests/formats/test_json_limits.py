@@ -1,7 +1,7 @@
 """JSON is bounded before it is parsed, and long nested arrays and texts read the same in portions as at once."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dragoman.core.datatypes import FP32, FP64, INT64
+from dragoman.core.datatypes import FP32, FP64, INT64, Datatype
 from dragoman.core.errors import InvalidInput
-from dragoman.formats import body, json_data, json_document, json_scan
+from dragoman.formats import body, json_data, json_document, json_scan, simd
 from dragoman.formats.json_data import printed
 from dragoman.formats.json_document import NumberArray, parse_document, parse_json
 from dragoman.formats.json_print import json_chunks, nested_text
@@ -33,7 +33,7 @@ def portions(size: int) -> Iterator[None]:
     no_short_way: dict[str, Any] = {"LONG": 2, "_plain": lambda *given: None, "_small": lambda *given: None}
     with (
         mock.patch.multiple(body, **no_short_way),
-        mock.patch.object(json_data, "_NESTED", 0),
+        mock.patch.multiple(json_data, LONG=2, _NESTED=0),
         mock.patch.object(json_data, "_PORTION", size),
         mock.patch.object(json_scan, "BLOCK", size),
         mock.patch.object(json_scan, "_FIRST_BLOCK", size),
@@ -265,7 +265,8 @@ def test_documents_with_long_texts_are_written_in_chunks() -> None:
     long = np.arange(600_000) / 8
     value = {"id": "\0 \\0", "y": nested_text(long), "z": [printed(long), printed(np.arange(40_000)), "\0"], "k": long}
     chunks = json_chunks(value)
-    assert max(map(len, chunks[:-1])) < 1 << 23, "what one step copies while no other thread runs"
+    assert max(map(len, chunks[:-1])) < 1 << 23, "bytes that one step copies while no other thread runs"
+    assert max(map(len, json_chunks({"y": nested_text(long)}))) < 1 << 20
     expected = {"id": "\0 \\0", "y": long.tolist(), "z": [long.tolist(), list(range(40_000)), "\0"], "k": long.tolist()}
     assert orjson.loads(b"".join(chunks)) == expected
     assert len(json_chunks({"y": [1.5]})) == 1
@@ -299,26 +300,61 @@ def test_a_marker_in_a_document_is_a_text() -> None:
 # --- other guards of payloads ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("data", ["[[1, 2], 3]", "[[1], [2, 3]]", "[[1, 2, 3], [4]]", "[[[1], [2]], [[3], 4]]"])
-@pytest.mark.parametrize("datatype", ["INT64", "FP64"])
-def test_lists_of_unequal_depth_or_length_are_rejected_by_every_parser(data: str, datatype: str) -> None:
-    """The reader that uses simdjson flattens what it reads, so it has to look at the lists itself."""
-    from dragoman.formats import simd
+def rows_with(change: Callable[[list[Any]], object]) -> str:
+    """Return JSON of 40 rows of 20 numbers after a change: long enough for simdjson, too short for chunks."""
+    rows = [[1000 + column for column in range(20)] for _ in range(40)]
+    change(rows)
+    return json.dumps(rows)
 
-    numbers = 20 * np.ones((40, 20), np.int64)
-    rows = numbers.tolist()
-    rows[3], rows[7] = [*rows[3], 5], rows[7][:-1]  # as many numbers and lists as there should be
-    deeper = numbers.tolist()
-    deeper[3], deeper[7][0] = 5, [5]  # type: ignore[call-overload]
-    for bad in (rows, deeper):
-        with mock.patch.object(simd, "_ROW", 0), mock.patch.object(json_data, "LONG", 2):
-            assert read(request(json.dumps(bad), [40, 20], datatype)) is None
-    with (
-        mock.patch.object(simd, "_ROW", 0),
-        mock.patch.object(json_data, "LONG", 2),
-    ):
-        shape = [2, 2] if "[[[" not in data else [2, 2, 1]
-        assert read(request(data, shape, datatype)) is None
+
+IRREGULAR = {
+    "unequal lengths": rows_with(lambda rows: rows[7].append(rows[3].pop())),
+    "unequal lengths, flat index in order": rows_with(lambda rows: rows[4].insert(0, rows[3].pop())),
+    "list in place of a number": rows_with(lambda rows: rows[3].insert(5, [rows[3].pop(5)])),
+    "number in place of a list": rows_with(lambda rows: rows.__setitem__(3, 5)),
+    "number in place of a list, list in place of a number": rows_with(
+        lambda rows: (rows.__setitem__(3, 5), rows[7].__setitem__(0, rows[7][:20]))
+    ),
+    "list in place of the last number": rows_with(lambda rows: rows[-1].append([rows[-1].pop()])),
+}
+
+
+@pytest.mark.parametrize("data", IRREGULAR.values(), ids=IRREGULAR.keys())
+@pytest.mark.parametrize("datatype", [INT64, FP64, FP32])
+def test_rows_of_unequal_depth_or_length_are_rejected(data: str, datatype: Datatype) -> None:
+    """simdjson flattens what it reads, so its reader has to compare the lists with the shape itself."""
+    assert read(request(rows_with(len), [40, 20], datatype.name)) == ((40, 20), json.loads(rows_with(len)))
+    assert simd.numbers(rows_with(len).encode(), datatype, [40, 20]) is not None
+    assert simd.numbers(data.encode(), datatype, [40, 20]) is None
+    assert read(request(data, [40, 20], datatype.name)) is None
+
+
+@pytest.mark.parametrize("datatype", [INT64, FP64, FP32])
+def test_a_list_in_a_flat_array_is_rejected(datatype: Datatype) -> None:
+    flat = list(range(1000))
+    data = json.dumps([*flat[:-1], [flat[-1]]])
+    assert simd.numbers(json.dumps(flat).encode(), datatype, None) is not None
+    assert simd.numbers(data.encode(), datatype, None) is None
+    assert read(request(data, [1000], datatype.name)) is None
+
+
+@pytest.mark.parametrize("data", ["[1,2,]", "[1, ,2]", "[1,]", "[ ,1]", "[,1]", "[,]"])
+@pytest.mark.parametrize("size", [1, 2, 3, 1 << 18])
+@pytest.mark.parametrize("datatype", ["INT64", "FP32", "FP16", "BOOL", "BYTES"])
+def test_a_missing_value_between_commas_is_rejected(data: str, size: int, datatype: str) -> None:
+    value = {"BOOL": "true", "BYTES": '"a"'}.get(datatype, "1")
+    for shape in ([1], [2], [3]):
+        text = request(data.replace("1", value).replace("2", value), shape, datatype)
+        with portions(size):
+            assert read(text) is None
+
+
+@pytest.mark.parametrize("end", ["]", ",]", ",  ]"])
+@pytest.mark.parametrize("datatype", ["INT64", "FP32", "FP16"])
+def test_a_comma_at_the_end_of_a_chunk_is_not_the_last(end: str, datatype: str) -> None:
+    count = (1 << 17) + 1  # the first comma from byte 2^18 on is the one behind the last number
+    found = read(request("[" + "1," * (count - 1) + "1" + end, [count], datatype))
+    assert found == (None if "," in end else ((count,), [1] * count))
 
 
 @pytest.mark.parametrize("count", [1, 5000])

@@ -77,6 +77,13 @@ def test_bad_segments_are_told(shared: Served, changes: dict[str, Any], kind: st
         segment.unlink()
 
 
+def test_json_of_the_test_route_is_bounded(shared: Served) -> None:
+    for values, message in ((1 << 19, "too many values in JSON"), (10, "umbridge_test_shmem_in_none")):
+        status, found, _ = shared.ask("POST", "/TestShMem", {"tid": "none", "x": [[]] * values})
+        assert (status, found["error"]["type"]) == (400, "InvalidInput")
+        assert message in found["error"]["message"]
+
+
 def test_no_body_is_told_and_many_clients_do_not_meet(shared: Served) -> None:
     for body in (b"", b"[]", b"{", b'{"name": "Double"}'):
         status, found, _ = shared.ask("POST", "/EvaluateShMem", body)

@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -145,12 +144,28 @@ async def test_tables_with_too_many_cells_are_rejected() -> None:
         assert "row 40001 has 1 values, the first 2" in error_of(answer.json)
 
 
-async def test_large_forms_are_rejected(house: House) -> None:
-    kind = {"content-type": "application/x-www-form-urlencoded"}
-    with mock.patch("dragoman.protocols.lmi.request._MOST_FORM_LINES", 100):
-        answer = await house.post("/invocations?model_name=Speaker", b"inputs=a&" * 101, kind)
-        assert answer.status == 424
-        assert "the form is too large" in error_of(answer.json)
+async def test_csv_with_a_cell_that_is_too_long_is_rejected() -> None:
+    async with speaking(double, placement="inline") as house:
+        for size in (200_000, 300_000):  # read at once, and in portions
+            answer = await house.post("/predictions/double", b"1" * size + b"\n2\n", {"content-type": "text/csv"})
+            assert answer.status == 424
+            assert "the request body is not valid CSV: field larger than field limit" in error_of(answer.json)
+
+
+async def test_large_forms_and_tables_of_prompts_are_rejected() -> None:
+    form, table = ({"content-type": kind} for kind in ("application/x-www-form-urlencoded", "text/csv"))
+    too_large = "the form is too large: expected at most 16777216 bytes and 65536 lines or fields"
+    async with speaking(Speaker, placement="inline") as house:
+        for body, headers, message in (
+            (b"inputs=a" + b"&x" * (1 << 16), form, None),
+            (b"inputs=a" + b"&x" * ((1 << 16) + 1), form, too_large),
+            (b"inputs=a" + b"x" * (16 << 20), form, too_large),
+            (b"inputs\n" + b"a\n" * (1 << 16), table, "too many rows in text/csv: expected at most 65536"),
+            (b"inputs\n" + b"a\n" * 10, table, None),
+        ):
+            answer = await house.post("/invocations", body, headers)
+            assert answer.status == (200 if message is None else 424)
+            assert message is None or message in error_of(answer.json)
 
 
 async def test_inputs_reach_the_model_in_the_order_of_its_signature(house: House) -> None:

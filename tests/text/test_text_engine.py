@@ -382,6 +382,22 @@ def test_tensors_in_tensors_out(served: Running, greedy: str, wire: str) -> None
     assert answer.as_numpy("generated_tokens").shape == (2,)
 
 
+@pytest.mark.parametrize(("values", "status"), [(10, 200), ((1 << 19) + 1, 400)])
+def test_json_in_texts_beside_a_prompt_is_bounded(served: Running, values: int, status: int) -> None:
+    prompt = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [PROMPT]}
+    options = {"max_tokens": 2, "unknown": [0] * values}
+    companion = {"name": "sampling_parameters", "shape": [1], "datatype": "BYTES", "data": [json.dumps(options)]}
+    biases = json.dumps({str(token): -1 for token in range(values)})
+    for body in (
+        {"inputs": [prompt, companion]},
+        {"inputs": [prompt], "parameters": {"max_tokens": 2, "logit_bias": biases}},
+    ):
+        found, answer = served.post("/v2/models/story/infer", body)
+        assert found == status
+        if status == 400:
+            assert "too many values in JSON: expected at most 524288" in answer["error"]
+
+
 def test_a_stream_over_grpc(served: Running, greedy: str) -> None:
     import queue
 

@@ -157,12 +157,8 @@ def texts_in_portions(where: str, data: memoryview, nesting: Nesting | None, mos
                 raise InvalidInput(f"{where}: 'data' is ragged, expected rows of equal lengths")
             raw = np.frombuffer(raw, np.uint8)[(codes != _OPEN) & (codes != _CLOSE)].tobytes()
         found = _portion_of_texts(where, raw, first)
-        if not found:
-            raise InvalidInput(f"{where}: data[{first}]: expected a value between commas")
         first += len(found)
         yield found
-    if nesting is not None and not nesting.is_complete:
-        raise InvalidInput(f"{where}: 'data' is ragged, expected rows of equal lengths")
 
 
 def _portion_of_texts(where: str, raw: bytes, first: int) -> list[str]:

@@ -22,7 +22,6 @@ class Nesting:
 
     def __init__(self, shape: Sequence[int]) -> None:
         self._unit = _brackets(shape[1:]) + b","
-        self._left = len(self._unit) * shape[0]
         self._at = 0
 
     def next_fits(self, portion: bytes) -> bool:
@@ -34,13 +33,7 @@ class Nesting:
             rest = len(found) - len(expected)
             expected += self._unit * (rest // size) + self._unit[: rest % size]
         self._at += len(found)
-        self._left -= len(found)
-        return self._left >= 0 and found == expected and _separated(portion)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all of the array has come."""
-        return self._left == 0
+        return found == expected and _separated(portion)
 
 
 def mismatch(array: Buffer, shape: Sequence[int]) -> str:

@@ -79,14 +79,12 @@ def _array(document: Any, text: bytes, datatype: Datatype, shape: Sequence[int] 
     if shape is None:
         return found if text.find(b"[", 1) < 0 else None
     lists = np.count_nonzero(np.frombuffer(text, np.uint8) == ord("["))
-    regular = lists == _lists(shape) and found.size == math.prod(shape) and _regular(document, shape)
-    return found if regular else None
+    return found if lists == _lists(shape) and _has_shape(document, shape) else None
 
 
-def _regular(rows: Any, shape: Sequence[int]) -> bool:
-    if len(rows) != shape[0]:
-        return False
-    return len(shape) == 1 or all(not isinstance(row, int | float) and _regular(row, shape[1:]) for row in rows)
+def _has_shape(rows: Any, shape: Sequence[int]) -> bool:
+    """Return whether nested lists have the lengths of a shape. Raises TypeError for a number in place of a list."""
+    return len(rows) == shape[0] and (len(shape) == 1 or all(_has_shape(row, shape[1:]) for row in rows))
 
 
 def _narrowed(wide: Array, datatype: Datatype) -> Array | None:

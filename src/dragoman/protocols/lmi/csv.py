@@ -26,7 +26,7 @@ def numbers_of_csv(body: bytes, *, named: bool) -> tuple[Sequence[str], Array] |
     parts: list[Array] = []
     wide = count = 0
     for text in _portions(body):
-        rows = [row for row in csv.reader(io.StringIO(text)) if row]
+        rows = _parsed(text)
         wide = wide or (len(rows[0]) if rows else 0)
         ragged = next((i for i, row in enumerate(rows) if len(row) != wide), None)
         if ragged is not None:
@@ -60,12 +60,16 @@ def _portions(body: bytes) -> Iterator[str]:
         at = end
 
 
-def rows_of(text: str) -> list[list[str]]:
-    """The rows of a table, all of the same length. Raises InvalidInput."""
+def _parsed(text: str) -> list[list[str]]:
     try:
-        rows = [row for row in csv.reader(io.StringIO(text)) if row]
+        return [row for row in csv.reader(io.StringIO(text)) if row]
     except csv.Error as fault:
         raise InvalidInput(f"the request body is not valid CSV: {fault}") from fault
+
+
+def rows_of(text: str) -> list[list[str]]:
+    """The rows of a table, all of the same length. Raises InvalidInput."""
+    rows = _parsed(text)
     ragged = next((i for i, row in enumerate(rows) if len(row) != len(rows[0])), 0)
     if ragged or not rows:
         told = (
