@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from derivatives.derivative_models import build
 from dragoman.cli import main
-from dragoman.core.vectors import VectorFunction
-from dragoman.derivatives.authoring import prepared, vector_function
 from dragoman.derivatives.checks import STEPS, Finding, Tolerance, check
 
 X, Y = np.array([0.3, -0.8]), np.array([0.5, 1.5, -0.2])
@@ -63,8 +62,7 @@ def wrong_hessian(where: Mapping[str, int], by: float) -> Callable[..., Any]:
 
 
 def findings(**written: Any) -> dict[tuple[Any, ...], Finding]:
-    mark: Any = vector_function
-    function: VectorFunction = prepared(mark(inputs=[2, 3], outputs=[1, 3], derivatives=None, **written)(remade()))
+    function = build(remade(), inputs=[2, 3], outputs=[1, 3], derivatives=None, **written)
     found = check(function, [(X, Y), (2 * X, Y + 1)], {}, 3, Tolerance())
     return {(f.check, f.output, *f.inputs): f for f in found}
 
@@ -120,6 +118,7 @@ def test_a_derivative_that_is_not_a_number_is_wrong() -> None:
 MODEL = """
 import numpy as np
 import dragoman
+from derivatives.derivative_models import build
 
 
 @dragoman.vector_function(inputs={"x": 2}, outputs={"y": 1}, at=[[1.0, 2.0]])
@@ -222,6 +221,7 @@ WRONG = """
 import jax.numpy as jnp
 import numpy as np
 import dragoman
+from derivatives.derivative_models import build
 
 
 def by_complex_step(function):

@@ -1,6 +1,6 @@
 """Messages of wrong declarations, and marked functions used as functions of vectors before they are served."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -8,24 +8,10 @@ import numpy as np
 import pytest
 
 import dragoman
-from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed
+from derivatives.derivative_models import ONE, X, build, error_message, vector_function
+from dragoman.core.errors import InvalidOutput, ModelFailed
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, carried_by
 from dragoman.derivatives.authoring import prepared
-
-mark: Any = dragoman.vector_function
-X = np.array([0.3, 0.7])
-ONE = np.ones(1)
-
-
-def made(function: Callable[..., Any], **options: Any) -> VectorFunction:
-    return prepared(mark(**options)(function))
-
-
-def message(act: Callable[[], Any], error: type[DragomanError]) -> str:
-    with pytest.raises(error) as caught:
-        act()
-    return caught.value.message
-
 
 UNKNOWN = (
     "function 'f': the sizes of its input vectors are not known; expected inputs=[...], a function of the config, "
@@ -48,7 +34,7 @@ def test_sizes_that_are_not_known_are_named() -> None:
 
     for function, missing in ((plain, "['x', 'y']"), (partly, "['y']"), (nowhere, "['x']"), (negative, "['x']")):
         function.__name__ = "f"
-        assert message(partial(made, function), ModelFailed) == UNKNOWN + missing
+        assert error_message(partial(build, function), ModelFailed) == UNKNOWN + missing
 
 
 @pytest.mark.parametrize("sizes", [[-1], [1.5], ["2"]])
@@ -56,14 +42,17 @@ def test_sizes_that_are_none_are_named(sizes: list[Any]) -> None:
     def f(x: Any) -> Any:
         return x
 
-    assert message(lambda: made(f, inputs=sizes), ModelFailed) == f"function 'f': inputs: expected sizes, got {sizes}"
+    assert (
+        error_message(lambda: build(f, inputs=sizes), ModelFailed)
+        == f"function 'f': inputs: expected sizes, got {sizes}"
+    )
 
 
 def test_outputs_are_vectors() -> None:
     def f(x: Any) -> Any:
         return (np.ones((2, 2)), np.ones(3))
 
-    told = message(lambda: made(f, inputs=[1], derivatives=None).output_sizes({}), InvalidOutput)
+    told = error_message(lambda: build(f, inputs=[1], derivatives=None).output_sizes({}), InvalidOutput)
     assert told == "expected output vectors, got shapes [[2, 2], [3]]"
 
 
@@ -71,8 +60,8 @@ def test_a_hessian_of_a_wrong_shape_is_named() -> None:
     def hessian(x: Any, output: int, input1: int, input2: int) -> Any:
         return np.ones((2, 3))
 
-    function = made(lambda x: x @ x, inputs=[2], hessian=hessian, derivatives=None)
-    told = message(lambda: function.apply_hessian(0, 0, 0, [X], ONE, X, {}), InvalidOutput)
+    function = build(lambda x: x @ x, inputs=[2], hessian=hessian, derivatives=None)
+    told = error_message(lambda: function.apply_hessian(0, 0, 0, [X], ONE, X, {}), InvalidOutput)
     assert told == "hessian: expected shape [1, 2, 2], got [1, 2, 3]"
 
 
@@ -85,7 +74,7 @@ def test_a_hessian_is_applied_for_every_output() -> None:
     def f(x: Any) -> Any:
         return np.array([x[0] ** 2 + x[0] * x[1] + 2 * x[1] ** 2, 3 * x[0] * x[1]])
 
-    function = made(f, inputs=[2], hessian=hessian, derivatives=None)
+    function = build(f, inputs=[2], hessian=hessian, derivatives=None)
     sens, vec = np.array([1.0, 10.0]), np.array([1.0, -2.0])
     found = np.asarray(function.apply_hessian(0, 0, 0, [X], sens, vec, {}))
     np.testing.assert_allclose(found, np.einsum("o,oij,j->i", sens, curvatures, vec), rtol=1e-12)
@@ -96,7 +85,7 @@ def cube(x: Any) -> Any:
 
 
 def test_a_marked_function_is_a_function_of_vectors_before_it_is_served() -> None:
-    marked = mark(inputs={"x": 2}, outputs={"y": 2})(cube)
+    marked = vector_function(inputs={"x": 2}, outputs={"y": 2})(cube)
     function = carried_by(marked)
     assert function is not None
     assert (function.input_names, function.output_names, function.vectorised) == (("x",), ("y",), False)
@@ -112,7 +101,7 @@ def test_a_marked_function_is_a_function_of_vectors_before_it_is_served() -> Non
     assert set(function.sources()) == {"evaluate", "gradient", "apply_jacobian", "apply_hessian"}
     assert isinstance(function.notes(), dict)
     function.close()
-    carried_by(mark(inputs=[2])(cube)).close()  # type: ignore[union-attr]
+    carried_by(vector_function(inputs=[2])(cube)).close()  # type: ignore[union-attr]
 
 
 class Own(VectorFunction):
@@ -174,5 +163,5 @@ def test_rows_of_points_need_an_answer_for_each_output() -> None:
         (loses, "expected 2 outputs for three rows of points in output 0, got 1"),
     ):
         function.__name__ = "f"
-        found = message(partial(made, function, inputs=[2], vectorised=True, derivatives=None), ModelFailed)
+        found = error_message(partial(build, function, inputs=[2], vectorised=True, derivatives=None), ModelFailed)
         assert found == f"'f' is said to be vectorised; {told}"

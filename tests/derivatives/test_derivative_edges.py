@@ -11,28 +11,14 @@ import pytest
 import torch
 
 import dragoman
-from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed
+from derivatives.derivative_models import ONE, X, build, error_message, vector_function
+from dragoman.core.errors import InvalidOutput, ModelFailed
 from dragoman.core.vectors import VectorFunction
 from dragoman.derivatives.analytic import NotAnalytic, watched
 from dragoman.derivatives.authoring import prepared
 from dragoman.derivatives.checks import Tolerance, check
 from dragoman.derivatives.of_config import OfConfig
 from dragoman.derivatives.plot import Curve, as_svg, as_text
-
-mark: Any = dragoman.vector_function
-X = np.array([0.3, 0.7])
-ONE = np.ones(1)
-
-
-def made(function: Callable[..., Any], **options: Any) -> VectorFunction:
-    return prepared(mark(**options)(function))
-
-
-def message(act: Callable[[], Any], error: type[DragomanError]) -> str:
-    with pytest.raises(error) as caught:
-        act()
-    return caught.value.message
-
 
 # --- the complex step ----------------------------------------------------------------------------------------
 
@@ -44,7 +30,7 @@ def test_a_function_may_write_into_its_own_arrays() -> None:
         y += 3 * x.astype(complex) if np.iscomplexobj(x) else 3 * x
         return y
 
-    function = made(f, inputs=[2], derivatives="complex step")
+    function = build(f, inputs=[2], derivatives="complex step")
     np.testing.assert_allclose(function.apply_jacobian(0, 0, [X], X, {}), (2 * X + 3) * X, rtol=1e-12)
 
 
@@ -74,14 +60,14 @@ def test_functions_that_are_not_analytic_are_named(name: str) -> None:
 
 
 def test_a_gradient_may_be_the_jacobian_of_one_output() -> None:
-    written = made(lambda x: x @ x, inputs=[2], jacobian=lambda x: 2 * x, derivatives=None)
+    written = build(lambda x: x @ x, inputs=[2], jacobian=lambda x: 2 * x, derivatives=None)
     np.testing.assert_allclose(written.gradient(0, 0, [X], np.array([3.0]), {}), 6 * X)
     np.testing.assert_allclose(written.apply_jacobian(0, 0, [X], X, {}), [2 * X @ X])
 
 
 def test_a_complex_hessian_is_no_answer() -> None:
-    function = made(lambda x: x @ x, inputs=[2], hessian=lambda x: 2j * np.eye(2), derivatives=None)
-    told = message(lambda: function.apply_hessian(0, 0, 0, [X], ONE, X, {}), InvalidOutput)
+    function = build(lambda x: x @ x, inputs=[2], hessian=lambda x: 2j * np.eye(2), derivatives=None)
+    told = error_message(lambda: function.apply_hessian(0, 0, 0, [X], ONE, X, {}), InvalidOutput)
     assert told == "hessian: expected real numbers, got ndarray of complex128"
 
 
@@ -91,9 +77,9 @@ def test_outputs_that_change_their_size_are_named() -> None:
     def f(x: Any) -> Any:
         return np.ones(sizes[0]) * x.sum()
 
-    function = made(f, inputs=[2], derivatives="complex step")
+    function = build(f, inputs=[2], derivatives="complex step")
     sizes[0] = 3
-    told = message(lambda: function.apply_jacobian(0, 0, [X], X, {}), InvalidOutput)
+    told = error_message(lambda: function.apply_jacobian(0, 0, [X], X, {}), InvalidOutput)
     assert told == "output 0: expected 2 numbers, got 3"
 
 
@@ -101,7 +87,7 @@ def test_a_function_that_is_not_vectorised_is_named() -> None:
     def f(x: Any) -> Any:
         return x**2 + x.sum()
 
-    told = message(partial(made, f, inputs=[3], vectorised=True, derivatives=None), ModelFailed)
+    told = error_message(partial(build, f, inputs=[3], vectorised=True, derivatives=None), ModelFailed)
     start = "'f' is said to be vectorised; expected the same numbers as for each alone for three rows of points in "
     assert told.startswith(start + "output 0, got a difference of ")
 
@@ -113,7 +99,7 @@ def test_sizes_may_follow_from_a_config_where_nothing_is_evaluated() -> None:
     def sizes(config: Any) -> Sequence[int]:
         return [config.get("n", 2)]
 
-    function = made(
+    function = build(
         lambda x, config: x[0] * np.ones(config.get("n", 2)),
         inputs=[1],
         outputs=sizes,
@@ -146,8 +132,8 @@ def test_a_function_of_rows_stays_one_with_derivatives_added() -> None:
         return x**2
 
     for derivatives in ("complex step", "finite differences", None):
-        assert made(f, inputs=[2], vectorised=True, derivatives=derivatives).vectorised
-        assert not made(f, inputs=[2], derivatives=derivatives).vectorised
+        assert build(f, inputs=[2], vectorised=True, derivatives=derivatives).vectorised
+        assert not build(f, inputs=[2], derivatives=derivatives).vectorised
 
 
 # --- frameworks and gradients of the author ------------------------------------------------------------------
@@ -157,7 +143,7 @@ def test_lists_of_numbers_are_outputs_in_torch() -> None:
     def f(x: Any) -> Any:
         return [x[0] * x[1], 2.0], [1.0, 4.0], [x.sum()]
 
-    function = made(f, inputs=[2], outputs=[2, 2, 1], derivatives="torch")
+    function = build(f, inputs=[2], outputs=[2, 2, 1], derivatives="torch")
     assert [np.asarray(each).tolist() for each in function.evaluate([X], {})] == [[0.21, 2.0], [1.0, 4.0], [1.0]]
     np.testing.assert_allclose(function.gradient(0, 0, [X], np.array([2.0, 3.0]), {}), 2 * X[::-1])
     np.testing.assert_allclose(function.gradient(2, 0, [X], ONE, {}), [1, 1])
@@ -200,7 +186,7 @@ def test_differences_of_a_written_gradient_are_the_hessian() -> None:
     def gradient(x: Any, y: Any, output: int, input: int, sens: Any) -> Any:  # noqa: A002
         return sens[0] * (2 * x * y[0] if input == 0 else np.array([x @ x]))
 
-    function = made(
+    function = build(
         lambda x, y: x @ x * y, inputs=[2, 1], gradient=gradient, derivatives="finite differences", outputs=[1]
     )
     y, vec = np.array([4.0]), np.array([1.0, 2.0])
@@ -217,7 +203,7 @@ def test_a_written_gradient_gives_the_jacobian_of_each_output(output: int) -> No
     def gradient(x: Any, sens: Any, output: int) -> Any:
         return matrices[output].T @ sens
 
-    function = made(lambda x: tuple(m @ x for m in matrices), inputs=[2], outputs=[2, 3], gradient=gradient)
+    function = build(lambda x: tuple(m @ x for m in matrices), inputs=[2], outputs=[2, 3], gradient=gradient)
     assert function.sources()["apply_jacobian"] == "gradient (author)"
     np.testing.assert_allclose(function.apply_jacobian(output, 0, [X], X, {}), matrices[output] @ X)
 
@@ -235,14 +221,14 @@ def test_dual_numbers_that_do_not_follow_the_function_are_not_used(caplog: pytes
         (lambda x: 3 * x - 2, "Hessian action"),
     ):
         with caplog.at_level("INFO", "dragoman"):
-            function = made(using(wrong), at=[[1.0]])
+            function = build(using(wrong), at=[[1.0]])
         assert f"their {what} differs by " in caplog.text
         assert "apply_hessian" not in function.sources()
         caplog.clear()
 
 
 def test_an_error_as_large_as_is_tolerated_passes() -> None:
-    function = made(lambda x: 2 * x, inputs=[1], jacobian=lambda x: np.array([[2.0]]), derivatives=None)
+    function = build(lambda x: 2 * x, inputs=[1], jacobian=lambda x: np.array([[2.0]]), derivatives=None)
     found = check(function, [(np.array([0.5]),)], {}, 0, Tolerance(identities=0.0))
     (adjoint,) = (each for each in found if each.check == "adjoint")
     assert (adjoint.error, adjoint.passed) == (0.0, True)
@@ -304,6 +290,6 @@ def test_the_decorator_needs_no_parentheses() -> None:
     def double(x: Annotated[Any, dragoman.Shape(2)]) -> Any:
         return 2 * x
 
-    marked: Any = mark(double)
+    marked: Any = vector_function(double)
     assert marked is double
     np.testing.assert_allclose(prepared(marked).apply_jacobian(0, 0, [X], X, {}), 2 * X)

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from derivatives.derivative_models import build
 from dragoman.core.vector_answers import as_vector, as_vectors
 from dragoman.core.vectors import Vector, VectorFunction
-from dragoman.derivatives.authoring import prepared, vector_function
 
 EPS = float(np.finfo(np.float64).eps)
 QUICK = settings(max_examples=10, deadline=None)
@@ -61,11 +61,11 @@ class Drawn:
 
         return evaluate
 
-    def prepared(self, method: str) -> VectorFunction:
+    def build(self, method: str) -> VectorFunction:
         lib, lift = LIBRARIES[method]
-        mark: Any = vector_function(inputs=list(self.inputs), outputs=list(self.outputs), derivatives=method)  # type: ignore[call-overload]
         evaluate = self.function(lib, lift)
-        return prepared(mark(lambda *vectors: evaluate(*vectors)))
+        options: dict[str, Any] = {"inputs": list(self.inputs), "outputs": list(self.outputs), "derivatives": method}
+        return build(lambda *vectors: evaluate(*vectors), **options)
 
     def points(self) -> tuple[list[Vector], list[Vector], list[Vector], list[Vector]]:
         """A point, and directions of the inputs twice and of the outputs."""
@@ -101,7 +101,7 @@ def close(found: Vector, wanted: Vector, relative: float) -> None:
 
 def agree(case: Drawn, method: str, by: str, loose: float, rounding: float = 0.0) -> None:
     """`rounding`: the error of an element of a Hessian is up to this over the steps of its two components."""
-    function, reference = case.prepared(method), case.prepared(by)
+    function, reference = case.build(method), case.build(by)
     at, _, direction, weights = case.points()
     values = as_vectors(function.evaluate(at, {}), case.outputs), as_vectors(reference.evaluate(at, {}), case.outputs)
     for o, sens in enumerate(weights):
@@ -120,7 +120,7 @@ def agree(case: Drawn, method: str, by: str, loose: float, rounding: float = 0.0
 
 def identities(case: Drawn, method: str, relative: float) -> None:
     """<J v, s> = <v, Jᵀ s>; linear in s and v; <u, H v> = <v, H u>."""
-    function = case.prepared(method)
+    function = case.build(method)
     at, u, v, weights = case.points()
     for o, s in enumerate(weights):
         t = np.roll(s, 1) + 0.5
@@ -153,7 +153,7 @@ def test_finite_differences_agree_with_torch(case: Drawn) -> None:
     # 4 h k. Half of the first steps, h = eps^(1/6) |x| / 2 and so k, count 4/3 in the extrapolation: 16/3 eps^(2/3)
     # |f| over |x| and the reach of the direction. |f|: sums of up to eight terms below e² + 1 each, times weights
     # below 1, of four outputs; rounding of the sums before they cancel is a few eps of that.
-    values = as_vectors(case.prepared("torch").evaluate(case.points()[0], {}), case.outputs)
+    values = as_vectors(case.build("torch").evaluate(case.points()[0], {}), case.outputs)
     size = 1.0 + max(float(np.abs(value).sum()) for value in values)
     agree(case, "finite differences", "torch", 3e-6, 4 * 16 / 3 * EPS ** (2 / 3) * size)
 
@@ -178,7 +178,7 @@ def test_identities_of_the_complex_step(case: Drawn) -> None:
 
 @cache
 def in_jax() -> VectorFunction:
-    return Drawn((2, 3), (1, 2), 1, 3, 5).prepared("jax")
+    return Drawn((2, 3), (1, 2), 1, 3, 5).build("jax")
 
 
 @QUICK
@@ -198,7 +198,7 @@ def test_jax_is_adjoint_everywhere(x: list[float], s: list[float], v: list[float
 @pytest.mark.parametrize("method", ["complex step", "torch", "finite differences"])
 def test_a_zero_direction_gives_zero(method: str) -> None:
     case = Drawn((2,), (3,), 1, 2, 1)
-    function = case.prepared(method)
+    function = case.build(method)
     at, zero = [np.array([0.5, -0.5])], np.zeros(2)
     pulled, pushed = first(function, 0, 0, at, np.zeros(3), zero)
     assert not pulled.any()
@@ -211,7 +211,7 @@ def test_the_size_of_a_direction_does_not_matter(scale: float) -> None:
     case = Drawn((2,), (2,), 1, 2, 2)
     at, vec, sens = [np.array([0.5, -0.5])], np.array([1.0, 2.0]), np.ones(2)
     for method, relative in (("complex step", 1e-14), ("torch", 1e-14), ("finite differences", 1e-8)):
-        function = case.prepared(method)
+        function = case.build(method)
         wanted = first(function, 0, 0, at, sens, vec)[1]
         found = first(function, 0, 0, at, sens, scale * vec)[1] / scale
         close(found, wanted, relative)

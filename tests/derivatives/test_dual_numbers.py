@@ -8,20 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-import dragoman
+from derivatives.derivative_models import ONE, build
 from dragoman.core.errors import ModelFailed
 from dragoman.core.vector_answers import as_vector
 from dragoman.core.vectors import VectorFunction
-from dragoman.derivatives.authoring import prepared
 from dragoman.derivatives.dual import _FUNCTIONS
 
-mark: Any = dragoman.vector_function
 A = np.array([[2.0, 1.0], [-1.0, 3.0]])
-ONE = np.ones(1)
-
-
-def made(function: Callable[..., Any], **options: Any) -> VectorFunction:
-    return prepared(mark(**options)(function))
 
 
 def agrees(function: VectorFunction, reference: VectorFunction, point: list[Any], output: int, sens: Any) -> None:
@@ -36,8 +29,8 @@ def agrees(function: VectorFunction, reference: VectorFunction, point: list[Any]
 @pytest.mark.parametrize("name", sorted(_FUNCTIONS))
 def test_each_function_of_numpy(name: str) -> None:
     at = [np.array([1.3, 1.7] if name == "arccosh" else [0.3, 0.7])]
-    function = made(lambda x: getattr(np, name)(x[0] * x) * x[1], at=at)
-    reference = made(lambda x: getattr(torch, name)(x[0] * x) * x[1], at=at, derivatives="torch")
+    function = build(lambda x: getattr(np, name)(x[0] * x) * x[1], at=at)
+    reference = build(lambda x: getattr(torch, name)(x[0] * x) * x[1], at=at, derivatives="torch")
     assert function.sources()["apply_hessian"] == "dual numbers"
     point = [np.array([1.4, 1.2]) if name == "arccosh" else np.array([0.4, 0.8])]
     agrees(function, reference, point, 0, np.array([1.0, -2.0]))
@@ -58,8 +51,8 @@ def everything(lib: Any, lift: Callable[[Any], Any]) -> Callable[..., Any]:
 
 def test_the_rules_of_arithmetic() -> None:
     options: dict[str, Any] = {"inputs": [2, 3], "outputs": [2, 8]}
-    function = made(everything(np, np.asarray), **options)
-    reference = made(everything(torch, torch.as_tensor), **options, derivatives="torch")
+    function = build(everything(np, np.asarray), **options)
+    reference = build(everything(torch, torch.as_tensor), **options, derivatives="torch")
     assert function.sources()["apply_hessian"] == "dual numbers"
     point = [np.array([0.7, 0.4]), np.array([1.2, 0.5, -0.8])]
     agrees(function, reference, point, 0, np.array([1.0, 2.0]))
@@ -74,7 +67,7 @@ def test_a_simulation_in_plain_python_with_a_config() -> None:
             position = position + 0.1 * velocity
         return np.array([position, velocity]) if isinstance(position, float) else np.stack([position, velocity])
 
-    function = made(oscillator, inputs=[2, 1], outputs=[2])
+    function = build(oscillator, inputs=[2, 1], outputs=[2])
     point, vec, sens = [np.array([1.0, 0.2]), np.array([0.3])], np.array([1.0, -1.0]), np.array([2.0, 1.0])
     for config in ({}, {"steps": 35}):
         there, back = function.apply_hessian(0, 1, 0, point, sens, vec, config), np.zeros(2)
@@ -93,7 +86,7 @@ def test_what_dual_numbers_do_not_come_through_has_no_hessian(caplog: pytest.Log
         (lambda x: sum(x[0] * k for k in range(200_000)), {"inputs": [1], "outputs": [1]}, "too many operations"),
     ):
         with caplog.at_level(logging.INFO, "dragoman"):
-            found = made(function, **options)
+            found = build(function, **options)
         assert set(found.sources()) == {"evaluate", "gradient", "apply_jacobian"}
         assert why in caplog.text
         caplog.clear()
@@ -104,7 +97,7 @@ def test_a_branch_that_is_not_smooth_is_refused_when_it_is_taken() -> None:
         inside = x[1] if isinstance(x[1], float | np.floating) else getattr(x[1], "value", 1.0)
         return x**2 if np.asarray(inside).real > 0 else np.maximum(x, 0.0)
 
-    function = made(turning, inputs=[2])
+    function = build(turning, inputs=[2])
     found = function.apply_hessian(0, 0, 0, [np.ones(2)], np.ones(2), np.array([1.0, 3.0]), {})
     assert np.asarray(found).tolist() == [2.0, 6.0]
     with pytest.raises(ModelFailed, match="compares numbers"):
@@ -115,12 +108,12 @@ def test_a_hessian_action_is_refused_where_the_numbers_follow_another_branch() -
     def by_type(x: Any) -> Any:
         return x**2 if getattr(x[0], "value", 0.0) < 1 else x**3  # NumPy's own numbers have no such value
 
-    function = made(by_type, inputs=[1])
+    function = build(by_type, inputs=[1])
     assert np.asarray(function.apply_hessian(0, 0, 0, [ONE / 2], ONE, ONE, {})).tolist() == [2.0]
     with pytest.raises(ModelFailed, match="their value differs by 4 from what it is"):
         function.apply_hessian(0, 0, 0, [2 * ONE], ONE, ONE, {})
 
 
 def test_an_infinite_second_derivative_is_one() -> None:
-    function = made(lambda x: x**1.5, inputs=[1])
+    function = build(lambda x: x**1.5, inputs=[1])
     assert np.isinf(function.apply_hessian(0, 0, 0, [np.zeros(1)], np.ones(1), np.ones(1), {})).all()

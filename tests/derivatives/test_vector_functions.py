@@ -13,18 +13,11 @@ import pytest
 import torch
 
 import dragoman
+from derivatives.derivative_models import ONE, X, build, vector_function
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.vector_answers import as_vector, as_vectors
 from dragoman.core.vectors import VectorFunction, carried_by
 from dragoman.derivatives.authoring import is_vector_function, prepared
-
-mark: Any = dragoman.vector_function
-X = np.array([0.3, 0.7])
-ONE = np.ones(1)
-
-
-def made(function: Callable[..., Any], **options: Any) -> VectorFunction:
-    return prepared(mark(**options)(function))
 
 
 def value(function: VectorFunction, *inputs: Any, **config: Any) -> list[list[float]]:
@@ -65,7 +58,7 @@ def test_a_marked_function_stays_the_function_it_was() -> None:
     ids=repr,
 )
 def test_results_and_their_inferred_sizes(result: Any, outputs: list[list[float]]) -> None:
-    function = made(lambda x: result, inputs=[1], derivatives=None)
+    function = build(lambda x: result, inputs=[1], derivatives=None)
     assert list(function.output_sizes({})) == [len(each) for each in outputs]
     assert value(function, [1.0]) == outputs
 
@@ -87,18 +80,18 @@ def test_results_and_their_inferred_sizes(result: Any, outputs: list[list[float]
     ids=repr,
 )
 def test_results_that_do_not_fit(result: Any, told: str) -> None:
-    function = made(lambda x: result, inputs=[1], outputs=[2], derivatives=None)
+    function = build(lambda x: result, inputs=[1], outputs=[2], derivatives=None)
     with pytest.raises(InvalidOutput, match=told):
         as_vectors(function.evaluate([ONE], {}), [2])
 
 
 def test_names_and_sizes_as_they_are_given() -> None:
-    function = made(lambda a, b: (a.sum(), b), inputs={"a": 2, "b": 3}, outputs={"sum": 1, "same": 3})
+    function = build(lambda a, b: (a.sum(), b), inputs={"a": 2, "b": 3}, outputs={"sum": 1, "same": 3})
     assert (function.input_names, function.output_names) == (("a", "b"), ("sum", "same"))
     assert (list(function.input_sizes({})), list(function.output_sizes({}))) == ([2, 3], [1, 3])
-    by_point = made(lambda u, v: u.sum() * v, at=[[1.0, 2.0], 3.0])
+    by_point = build(lambda u, v: u.sum() * v, at=[[1.0, 2.0], 3.0])
     assert (by_point.input_names, list(by_point.input_sizes({}))) == (("u", "v"), [2, 1])
-    starred = made(lambda *xs: sum(x.sum() for x in xs), inputs=[1, 2, 3])
+    starred = build(lambda *xs: sum(x.sum() for x in xs), inputs=[1, 2, 3])
     assert list(starred.input_sizes({})) == [1, 2, 3]
     assert value(starred, [1], [2, 3], [4, 5, 6]) == [[21.0]]
 
@@ -110,11 +103,11 @@ def test_sizes_as_annotations_tell_them() -> None:
         return x.sum(), y
 
     function.__annotations__ = {"x": sizes[1], "y": sizes[0], "return": tuple[sizes[0], sizes[0]]}
-    found = made(function)
+    found = build(function)
     assert (list(found.input_sizes({})), list(found.output_sizes({}))) == ([2, 1], [1, 1])
     function.__annotations__.pop("y")
     with pytest.raises(ModelFailed, match=r"or annotations with Shape\(n\); got none for \['y'\]"):
-        made(function)
+        build(function)
 
 
 def test_sizes_that_depend_on_the_config() -> None:
@@ -124,7 +117,7 @@ def test_sizes_that_depend_on_the_config() -> None:
     def powers(x: Any, config: Mapping[str, Any]) -> Any:
         return x ** config.get("power", 2)
 
-    function = made(powers, inputs=sizes)
+    function = build(powers, inputs=sizes)
     assert list(function.output_sizes({})) == [2]
     assert list(function.output_sizes({"n": 4, "power": 3})) == [4]
     assert value(function, [1, 2, 3], n=3, power=3) == [[1.0, 8.0, 27.0]]
@@ -136,7 +129,7 @@ def test_keyword_parameters_are_entries_of_the_config() -> None:
     def scaled(x: Any, *, by: float = 2.0, plus: float = 0.0) -> Any:
         return by * x + plus
 
-    function = made(scaled, inputs=[1])
+    function = build(scaled, inputs=[1])
     assert value(function, [3]) == [[6.0]]
     assert value(function, [3], by=5, plus=1) == [[16.0]]
     with pytest.raises(InvalidInput, match="config: unexpected entry 'bye'; 'scaled' knows by, plus"):
@@ -145,21 +138,21 @@ def test_keyword_parameters_are_entries_of_the_config() -> None:
 
 def test_what_does_not_fit_the_function_is_told_when_it_is_prepared() -> None:
     with pytest.raises(ModelFailed, match="sizes of its input vectors are not known; expected inputs="):
-        made(lambda x: x)
+        build(lambda x: x)
     with pytest.raises(ModelFailed, match="inputs: expected 2 sizes, for x, y; got 1"):
-        made(lambda x, y: x, inputs=[1])
+        build(lambda x, y: x, inputs=[1])
     with pytest.raises(ModelFailed, match=r"inputs: expected sizes, got \[-1\]"):
-        made(lambda x: x, inputs=[-1])
+        build(lambda x: x, inputs=[-1])
     with pytest.raises(ModelFailed, match=r"derivatives: expected 'auto', .* got 'magic'"):
-        mark(inputs=[1], derivatives="magic")
+        vector_function(inputs=[1], derivatives="magic")
     with pytest.raises(ModelFailed, match="of a function of 2 vectors; expected a parameter 'input'"):
-        made(lambda x, y: x, inputs=[1, 1], gradient=lambda x, y, sens: sens)
+        build(lambda x, y: x, inputs=[1, 1], gradient=lambda x, y, sens: sens)
 
     def odd(x: Any, *, needed: float) -> Any:
         return x * needed
 
     with pytest.raises(ModelFailed, match="parameter 'needed' is no vector; expected it to have a default"):
-        made(odd, inputs=[1])
+        build(odd, inputs=[1])
     with pytest.raises(ModelFailed, match="is no function of vectors"):
         prepared(len)
 
@@ -177,7 +170,7 @@ def test_a_jacobian_and_a_hessian_are_applied() -> None:
     def function(x: Any, *, a: float = 1.0) -> Any:
         return a * np.array([x[0] ** 2, x[0] * x[1], x[1]])
 
-    made_of = made(function, inputs=[2], outputs=[3], jacobian=jacobian, hessian=hessian)
+    made_of = build(function, inputs=[2], outputs=[3], jacobian=jacobian, hessian=hessian)
     assert set(made_of.sources().values()) == {"author"}
     s, v, config = np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0]), {"a": 2.0}
     assert made_of.gradient(0, 0, [X], s, config) == pytest.approx(jacobian(X, a=2).T @ s)
@@ -191,11 +184,11 @@ def test_missing_pieces_follow_exactly_and_say_so() -> None:
     def square(x: Any) -> Any:
         return matrix @ x**2
 
-    pushed = made(square, inputs=[2], outputs=[3], apply_jacobian=lambda x, vec: matrix @ (2 * x * vec))
+    pushed = build(square, inputs=[2], outputs=[3], apply_jacobian=lambda x, vec: matrix @ (2 * x * vec))
     assert pushed.sources()["gradient"] == "apply_jacobian (author)"
     s, v = np.array([1.0, -1.0, 2.0]), np.array([4.0, 5.0])
     assert pushed.gradient(0, 0, [X], s, {}) == pytest.approx(2 * X * (matrix.T @ s))
-    pulled = made(square, inputs=[2], outputs=[3], gradient=lambda x, sens: 2 * x * (matrix.T @ sens))
+    pulled = build(square, inputs=[2], outputs=[3], gradient=lambda x, sens: 2 * x * (matrix.T @ sens))
     assert pulled.sources() == {
         "evaluate": "author",
         "gradient": "author",
@@ -208,7 +201,7 @@ def test_missing_pieces_follow_exactly_and_say_so() -> None:
 
 def test_a_linear_function_needs_no_derivative() -> None:
     matrix = np.arange(6.0).reshape(3, 2)
-    function = made(lambda x: np.abs(matrix) @ x + 7, inputs=[2], linear=True)
+    function = build(lambda x: np.abs(matrix) @ x + 7, inputs=[2], linear=True)
     assert function.sources() == {
         "evaluate": "author",
         "gradient": "apply_jacobian (linear)",
@@ -225,10 +218,10 @@ def test_a_gradient_in_a_framework_is_differentiated_by_it(lib: Any, source: str
     def gradient(x: Any) -> Any:
         return 3 * x**2 * lib.exp(x[0]) + lib.stack([(x**3).sum() * lib.exp(x[0]), 0 * x[0]])
 
-    function = made(lambda x: (x**3).sum() * lib.exp(x[0]), inputs=[2], derivatives=source, gradient=gradient)
+    function = build(lambda x: (x**3).sum() * lib.exp(x[0]), inputs=[2], derivatives=source, gradient=gradient)
     assert function.sources()["gradient"] == "author"
     assert function.sources()["apply_hessian"] == f"{source} of gradient (author)"
-    plain = made(lambda x: (x**3).sum() * lib.exp(x[0]), inputs=[2])
+    plain = build(lambda x: (x**3).sum() * lib.exp(x[0]), inputs=[2])
     assert plain.sources()["apply_hessian"] == source
     v, s = np.array([1.0, 2.0]), np.array([1.5])
     wanted = as_vector(plain.apply_hessian(0, 0, 0, [X], s, v, {}), 2, "")
@@ -238,13 +231,13 @@ def test_a_gradient_in_a_framework_is_differentiated_by_it(lib: Any, source: str
 
 
 def test_a_gradient_of_one_number_needs_no_sens_but_one_number() -> None:
-    function = made(lambda x: x, inputs=[2], gradient=lambda x: x, derivatives=None)
+    function = build(lambda x: x, inputs=[2], gradient=lambda x: x, derivatives=None)
     with pytest.raises(InvalidOutput, match="gradient without 'sens': expected an output of one number, got 2"):
         function.gradient(0, 0, [X], np.ones(2), {})
 
 
 def test_a_jacobian_of_a_wrong_shape_is_told() -> None:
-    function = made(lambda x: x, inputs=[2], jacobian=lambda x: np.ones((3, 2)), derivatives=None)
+    function = build(lambda x: x, inputs=[2], jacobian=lambda x: np.ones((3, 2)), derivatives=None)
     with pytest.raises(InvalidOutput, match=r"jacobian: expected a matrix of shape \[2, 2\], got \[3, 2\]"):
         function.gradient(0, 0, [X], np.ones(2), {})
 
@@ -316,7 +309,7 @@ def test_a_class_that_asks_for_nothing_is_left_alone() -> None:
 
 
 def test_jax_runs_in_double_precision_and_changes_nothing_else() -> None:
-    function = made(lambda x: jnp.sum(x**2) / 3, inputs=[2])
+    function = build(lambda x: jnp.sum(x**2) / 3, inputs=[2])
     assert function.sources()["gradient"] == "jax"
     assert value(function, X)[0][0] == pytest.approx((X**2).sum() / 3, rel=1e-15)
     assert np.asarray(function.gradient(0, 0, [X], ONE, {})).dtype == np.float64
@@ -328,7 +321,7 @@ def test_jax_with_control_flow_on_numbers_is_not_compiled_but_right() -> None:
     def turning(x: Any) -> Any:
         return jnp.sin(x[0]) if x[1] > 0 else jnp.cos(x[0])
 
-    function = made(turning, inputs=[2], derivatives="jax", vectorised=False)
+    function = build(turning, inputs=[2], derivatives="jax", vectorised=False)
     for sign, slope in ((1.0, np.cos(0.3)), (-1.0, -np.sin(0.3))):
         found = function.gradient(0, 0, [np.array([0.3, sign])], ONE, {})
         assert np.asarray(found) == pytest.approx([slope, 0], rel=1e-15)
@@ -338,7 +331,7 @@ def test_jax_with_control_flow_on_numbers_takes_rows_of_points_one_by_one() -> N
     def turning(x: Any, y: Any) -> Any:
         return (2 * x if x[0] > 0 else -(x**2)), y[0]
 
-    function = made(turning, inputs=[2, 1], derivatives="jax")
+    function = build(turning, inputs=[2, 1], derivatives="jax")
     assert function.vectorised
     x, y = np.array([[1.0, 2.0], [-1.0, 3.0], [2.0, 0.0]]), np.array([[1.0], [2.0], [3.0]])
     for _ in range(2):  # the second time it is known that they cannot be taken together
@@ -349,7 +342,7 @@ def test_jax_with_control_flow_on_numbers_takes_rows_of_points_one_by_one() -> N
 
 
 def test_jax_takes_rows_of_points() -> None:
-    function = made(lambda x, y: (x.sum() * y, x[0]), inputs=[2, 3], derivatives="jax")
+    function = build(lambda x, y: (x.sum() * y, x[0]), inputs=[2, 3], derivatives="jax")
     assert function.vectorised
     x, y = np.arange(10.0).reshape(5, 2), np.arange(15.0).reshape(5, 3)
     first, second = function.evaluate([x, y], {})
@@ -376,7 +369,7 @@ def test_torch_where_an_operation_has_no_forward_mode() -> None:
     def cube(x: Any) -> Any:
         return Cube.apply(x).sum()  # type: ignore[no-untyped-call]
 
-    function = made(cube, inputs=[2], derivatives="torch")
+    function = build(cube, inputs=[2], derivatives="torch")
     v = np.array([1.0, -2.0])
     assert as_vector(function.apply_jacobian(0, 0, [X], v, {}), 1, "") == pytest.approx([3 * X**2 @ v], rel=1e-14)
     assert as_vector(function.apply_hessian(0, 0, 0, [X], ONE, v, {}), 2, "") == pytest.approx(6 * X * v, rel=1e-14)
@@ -414,9 +407,9 @@ def test_what_is_not_analytic_is_refused(
     function: Callable[..., Any], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ModelFailed, match=f"is not analytic, so the complex step does not apply: .*({why})"):
-        made(function, inputs=[2], derivatives="complex step")
+        build(function, inputs=[2], derivatives="complex step")
     with caplog.at_level(logging.INFO, "dragoman"):
-        assert dict(made(function, inputs=[2]).sources()) == {"evaluate": "author"}
+        assert dict(build(function, inputs=[2]).sources()) == {"evaluate": "author"}
     assert "no derivatives are added" in caplog.text
 
 
@@ -435,7 +428,7 @@ def test_what_is_not_analytic_is_refused(
     ],
 )
 def test_what_is_analytic_is_exact(function: Callable[..., Any], slope: Callable[..., Any] | None) -> None:
-    found = made(function, inputs=[2])
+    found = build(function, inputs=[2])
     if slope is None:  # d (A⁻¹ 1) / d A_ii = -A⁻¹_i (A⁻¹ 1)_i, summed by 1ᵀ A⁻¹
         inverse = np.linalg.inv(np.diag(X) + 1)
         wanted = -inverse.sum(axis=0) * inverse.sum(axis=1)
@@ -451,7 +444,7 @@ def test_a_config_under_which_it_is_not_analytic_is_refused_when_it_comes() -> N
     def either(x: Any, *, smooth: bool = True) -> Any:
         return x**2 if smooth else np.asarray(x).real * 2
 
-    function = made(either, inputs=[2])
+    function = build(either, inputs=[2])
     assert function.gradient(0, 0, [X], np.ones(2), {}) == pytest.approx(2 * X)
     with pytest.raises(
         ModelFailed, match=r"Gradient of 'either' by complex step is not confirmed .* is 0 where .* give 2,"
@@ -463,7 +456,7 @@ def test_a_branch_that_is_not_analytic_is_refused_when_it_is_taken() -> None:
     def turning(x: Any) -> Any:
         return x**2 if np.asarray(x).real[0] > 0 else np.abs(x)
 
-    function = made(turning, inputs=[2])
+    function = build(turning, inputs=[2])
     assert function.gradient(0, 0, [X], np.ones(2), {}) == pytest.approx(2 * X)
     with pytest.raises(ModelFailed, match=r"it uses np\.absolute"):
         function.gradient(0, 0, [-X], np.ones(2), {})
@@ -478,8 +471,8 @@ def test_a_vectorised_function_is_asked_once_for_its_gradient() -> None:
         value = (100 * (second - first**2) ** 2 + (1 - first) ** 2).sum(axis=-1, keepdims=True)
         return value * y, x**3
 
-    function = made(rosenbrock, inputs=[200, 1], outputs=[1, 200], vectorised=True)
-    alone = made(rosenbrock, inputs=[200, 1], outputs=[1, 200])
+    function = build(rosenbrock, inputs=[200, 1], outputs=[1, 200], vectorised=True)
+    alone = build(rosenbrock, inputs=[200, 1], outputs=[1, 200])
     at = [np.linspace(-1, 1, 200), np.array([0.5])]
     for output, size in ((0, 1), (1, 200)):
         for i in (0, 1):
@@ -506,12 +499,12 @@ def test_a_function_that_is_not_vectorised_as_it_says_is_told(
     function: Callable[..., Any], told: str, derivatives: str | None
 ) -> None:
     with pytest.raises(ModelFailed, match=f"is said to be vectorised; .*({told})"):
-        made(function, inputs=[3], vectorised=True, derivatives=derivatives)
+        build(function, inputs=[3], vectorised=True, derivatives=derivatives)
 
 
 def test_long_vectors_take_no_square_memory() -> None:
     n = 20_000
-    function = made(lambda x: (x**2).sum(axis=-1, keepdims=True), inputs=[n], outputs=[1], vectorised=True)
+    function = build(lambda x: (x**2).sum(axis=-1, keepdims=True), inputs=[n], outputs=[1], vectorised=True)
     x = np.linspace(0, 1, n)
     tracemalloc.start()
     try:
@@ -529,18 +522,18 @@ def test_a_function_that_cannot_be_tried_is_served_without_derivatives(caplog: p
         return x**2
 
     with caplog.at_level(logging.WARNING, "dragoman"):
-        assert dict(made(picky, inputs=[2], outputs=[2]).sources()) == {"evaluate": "author"}
+        assert dict(build(picky, inputs=[2], outputs=[2]).sources()) == {"evaluate": "author"}
     assert "ValueError('five at least'); name a point where it can be tried, at=[...]" in caplog.text
-    found = made(picky, inputs=[2], at=[[6.0, 1.0]])
+    found = build(picky, inputs=[2], at=[[6.0, 1.0]])
     assert found.gradient(0, 0, [np.array([7.0, 1.0])], np.ones(2), {}) == pytest.approx([14, 2])
     with pytest.raises(ModelFailed, match="raised ValueError where it was tried for the sizes of its outputs: five at"):
-        made(picky, inputs=[2], derivatives=None).output_sizes({})
+        build(picky, inputs=[2], derivatives=None).output_sizes({})
     with pytest.raises(ModelFailed, match=r"it is not finite where it was tried; name another point, at=\[\.\.\.\]"):
-        made(lambda x: x * np.nan, inputs=[2], derivatives="complex step")
+        build(lambda x: x * np.nan, inputs=[2], derivatives="complex step")
 
 
 def test_differences_are_only_made_where_they_are_asked_for_and_tell_their_cost() -> None:
-    found = made(lambda x: np.abs(x).sum(), inputs=[2], at=[[1.0, -2.0]], derivatives="finite differences")
+    found = build(lambda x: np.abs(x).sum(), inputs=[2], at=[[1.0, -2.0]], derivatives="finite differences")
     assert set(found.sources().values()) == {"author", "finite differences"}
     told = found.notes()["finite differences"]
     assert told["relative_error"] < 1e-10
@@ -554,8 +547,8 @@ def test_differences_are_only_made_where_they_are_asked_for_and_tell_their_cost(
     def solved(x: Any) -> Any:
         return np.linalg.solve(matrix, x**3)
 
-    assert "apply_hessian" not in made(solved, inputs=[2]).sources()
-    asked = made(solved, inputs=[2], derivatives="complex step")
+    assert "apply_hessian" not in build(solved, inputs=[2]).sources()
+    asked = build(solved, inputs=[2], derivatives="complex step")
     assert asked.sources()["apply_hessian"] == "finite differences of complex step"
     wanted = 6 * X * np.linalg.solve(matrix, np.ones(2))
     assert asked.apply_hessian(0, 0, 0, [X], np.ones(2), np.ones(2), {}) == pytest.approx(wanted, rel=1e-9)
@@ -569,7 +562,7 @@ def test_the_cost_that_is_told_is_the_cost() -> None:
         calls += 1
         return (x**2).sum()
 
-    function = made(counted, inputs=[5], outputs=[1], derivatives="finite differences")
+    function = build(counted, inputs=[5], outputs=[1], derivatives="finite differences")
     x = np.ones(5)
     costs: dict[str, Any] = {"apply_jacobian": ((0, 0, [x], x, {}), 5), "gradient": ((0, 0, [x], ONE, {}), 1 + 4 * 5)}
     costs["apply_hessian"] = ((0, 0, 0, [x], ONE, x, {}), 1 + 8 * 5)

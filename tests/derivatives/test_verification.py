@@ -12,26 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dragoman
+from derivatives.derivative_models import ONE, build, build_unevaluated
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed, NotSupported
 from dragoman.core.vectors import Vector, VectorFunction
 from dragoman.derivatives.authoring import prepared
 from dragoman.derivatives.scales import by_scale
 from dragoman.derivatives.verification import confirm_directional, confirm_gradient
 
-mark: Any = dragoman.vector_function
-ONE = np.ones(1)
 Function = Callable[..., Any]
-
-
-def made(function: Function, **options: Any) -> VectorFunction:
-    return prepared(mark(**options)(function))
-
-
-def untried(function: Function, sizes: list[int], outputs: int = 1, **options: Any) -> VectorFunction:
-    """With the complex step, which is not tried while loading."""
-    return made(
-        function, inputs=sizes, outputs=[outputs], derivatives="complex step", evaluate_at_load=False, **options
-    )
 
 
 def gradient(function: VectorFunction, x: Any, sens: Any = ONE, **config: Any) -> Vector:
@@ -89,7 +77,7 @@ def half_hidden(x: Any) -> Any:
     ],
 )
 def test_a_wrong_derivative_is_an_error(function: Function, x: Any, sens: Any, right: str) -> None:
-    found = untried(function, [len(x)], len(sens))
+    found = build_unevaluated(function, [len(x)], len(sens))
     with pytest.raises(
         ModelFailed, match=r"Gradient of .* by complex step is not confirmed by central differences"
     ) as e:
@@ -97,12 +85,12 @@ def test_a_wrong_derivative_is_an_error(function: Function, x: Any, sens: Any, r
     assert right in str(e.value)
     assert "provide gradient= or jacobian=, write the function in JAX" in str(e.value)
     assert "derivatives='finite differences', or set verify_derivatives=False" in str(e.value)
-    wrong = gradient(untried(function, [len(x)], len(sens), verify_derivatives=False), x, sens)
+    wrong = gradient(build_unevaluated(function, [len(x)], len(sens), verify_derivatives=False), x, sens)
     assert np.isfinite(wrong).all()
 
 
 def test_the_action_of_a_jacobian_is_confirmed_for_each_output() -> None:
-    found, x = untried(lengths, [2], 2), np.array([3.0, 4.0])
+    found, x = build_unevaluated(lengths, [2], 2), np.array([3.0, 4.0])
     with pytest.raises(ModelFailed, match=r"ApplyJacobian .* element 1 of the derivative is 0 where .* give 0\.6,"):
         found.apply_jacobian(0, 0, [x], np.ones(2), {})
 
@@ -117,7 +105,7 @@ def test_the_action_of_a_jacobian_is_confirmed_for_each_output() -> None:
 )
 def test_a_kink_is_an_error(function: Function, x: Any) -> None:
     with pytest.raises(ModelFailed, match="the function has a kink at or next to this point, which shows in"):
-        gradient(untried(function, [2]), x)
+        gradient(build_unevaluated(function, [2]), x)
 
 
 def test_noise_and_jumps_are_errors() -> None:
@@ -131,17 +119,17 @@ def test_noise_and_jumps_are_errors() -> None:
 
     for function, x in ((noisy, [1, 2]), (noisy, [0, 0]), (jump, [1, 2])):
         with pytest.raises(ModelFailed, match=r"do not settle on a number for .*: the function is noisy"):
-            gradient(untried(function, [2]), x)
+            gradient(build_unevaluated(function, [2]), x)
 
 
 # --- derivatives that are right ---------------------------------------------------------------------------
 
 
 def test_what_is_analytic_is_exact_where_a_step_of_1e_40_was_not() -> None:
-    assert gradient(made(lambda x: x[0] ** 120 + x[1], inputs=[2]), [-1.01, 1]) == pytest.approx(
+    assert gradient(build(lambda x: x[0] ** 120 + x[1], inputs=[2]), [-1.01, 1]) == pytest.approx(
         [-120 * 1.01**119, 1], rel=1e-13
     )
-    bell = made(lambda x: np.exp(-(x @ x) / 2), inputs=[2])
+    bell = build(lambda x: np.exp(-(x @ x) / 2), inputs=[2])
     value = np.exp(-(36.5**2 + 1) / 2)
     assert gradient(bell, [36.5, 1]) == pytest.approx([-36.5 * value, -value], rel=1e-12, abs=0)
 
@@ -152,7 +140,7 @@ def wave(x: Any) -> Any:
 
 @pytest.mark.parametrize("derivatives", ["finite differences", "complex step"])
 def test_components_of_different_size_have_steps_of_their_own(derivatives: str) -> None:
-    found = made(wave, at=[[2.1e11, 0.01]], derivatives=derivatives)
+    found = build(wave, at=[[2.1e11, 0.01]], derivatives=derivatives)
     x = np.array([2.1e11, 0.012])
     wanted = [np.sin(1.2) / x[0], 100 * np.cos(1.2) * np.log(x[0])]
     assert gradient(found, x) == pytest.approx(wanted, rel=1e-8, abs=0)
@@ -165,7 +153,7 @@ def test_components_of_different_size_have_steps_of_their_own(derivatives: str) 
 
 
 def test_differences_of_a_component_that_is_a_rounding_error_of_zero() -> None:
-    found = made(lambda x: np.exp(x[0]) + x[1], inputs=[2], derivatives="finite differences")
+    found = build(lambda x: np.exp(x[0]) + x[1], inputs=[2], derivatives="finite differences")
     assert gradient(found, [1e-17, 1.0]) == pytest.approx([1, 1], rel=1e-8)
 
 
@@ -239,7 +227,7 @@ def test_outside_the_domain_there_is_no_derivative(derivatives: str, name: str) 
         inner = x[0] ** 0.5 if name == "power" else getattr(lib, name)(x[0])
         return -x[0] + 2 * inner - x[1] ** 2 / 2
 
-    found = made(function, inputs=[2], derivatives=derivatives)
+    found = build(function, inputs=[2], derivatives=derivatives)
     assert_no_derivative(found, [-1.5, 0.2], InvalidOutput, r"output 0: element 0 is .* so it has no derivative there")
 
 
@@ -257,7 +245,7 @@ def assert_no_derivative(function: VectorFunction, x: list[float], error: type[E
 @pytest.mark.parametrize("derivatives", ["auto", "complex step", "finite differences", "jax", "torch"])
 def test_a_derivative_at_a_point_that_is_not_finite_is_an_input_error(derivatives: str) -> None:
     lib: Any = {"jax": jnp, "torch": torch}.get(derivatives, np)
-    function = made(lambda x: lib.exp(-x[0] * x[0]) + x[1], inputs=[2], derivatives=derivatives)
+    function = build(lambda x: lib.exp(-x[0] * x[0]) + x[1], inputs=[2], derivatives=derivatives)
     for number in (np.inf, np.nan):
         message = rf"^input\[0\]\[0\]: expected a finite number, got {number}$"
         assert_no_derivative(function, [number, 2], InvalidInput, message)
@@ -266,7 +254,7 @@ def test_a_derivative_at_a_point_that_is_not_finite_is_an_input_error(derivative
 @pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
 @pytest.mark.parametrize("derivatives", ["complex step", "finite differences"])
 def test_a_log_density_of_minus_infinity_has_no_gradient(derivatives: str) -> None:
-    found = made(lambda x: np.log(np.exp(-(x @ x) / 2)), inputs=[2], derivatives=derivatives)
+    found = build(lambda x: np.log(np.exp(-(x @ x) / 2)), inputs=[2], derivatives=derivatives)
     with pytest.raises(InvalidOutput, match="element 0 is -inf at this point"):
         gradient(found, [40, 1])
 
@@ -278,7 +266,7 @@ def test_a_function_that_fails_at_the_point_fails_as_evaluate_does() -> None:
         return x**2
 
     with pytest.raises(ValueError, match="five at most"):
-        gradient(made(picky, inputs=[1]), [6])
+        gradient(build(picky, inputs=[1]), [6])
 
 
 # --- PyTorch and JAX --------------------------------------------------------------------------------------
@@ -289,7 +277,7 @@ def test_a_function_that_fails_at_the_point_fails_as_evaluate_does() -> None:
 )
 @pytest.mark.parametrize("verb", ["gradient", "apply_jacobian", "apply_hessian"])
 def test_a_tensor_that_became_a_number_is_noticed(leak: Function, verb: str) -> None:
-    found = made(lambda x: leak(x) * x[1] ** 2, inputs=[2], outputs=[1], derivatives="torch")
+    found = build(lambda x: leak(x) * x[1] ** 2, inputs=[2], outputs=[1], derivatives="torch")
     x, vec = [np.array([2.0, 3.0])], np.array([1.0, 0.5])
     arguments = {"gradient": (ONE,), "apply_jacobian": (vec,), "apply_hessian": (ONE, vec)}[verb]
     where = (0, 0, 0) if verb == "apply_hessian" else (0, 0)
@@ -298,16 +286,16 @@ def test_a_tensor_that_became_a_number_is_noticed(leak: Function, verb: str) -> 
 
 
 def test_a_hessian_action_whose_gradient_is_wrong_is_an_error() -> None:
-    found = made(lambda x: x[0].detach() + x[1] ** 2, inputs=[2], outputs=[1], derivatives="torch")
+    found = build(lambda x: x[0].detach() + x[1] ** 2, inputs=[2], outputs=[1], derivatives="torch")
     with pytest.raises(ModelFailed, match=r"Gradient of .* by torch is not confirmed .* is 0 where .* give 1,"):
         found.apply_hessian(0, 0, 0, [np.array([2.0, 3.0])], ONE, np.ones(2), {})
 
 
 def test_a_jax_array_that_became_a_number_is_noticed() -> None:
-    found = made(lambda x: x[0].item() * x[1] ** 2, inputs=[2], outputs=[1], derivatives="jax")
+    found = build(lambda x: x[0].item() * x[1] ** 2, inputs=[2], outputs=[1], derivatives="jax")
     with pytest.raises(ModelFailed, match=r"by jax is not confirmed .* element 0 .* is 0 where .* give 9,"):
         gradient(found, [2, 3])
-    assert gradient(made(lambda x: x[0] * x[1] ** 2, inputs=[2], derivatives="jax"), [2, 3]).tolist() == [9.0, 12.0]
+    assert gradient(build(lambda x: x[0] * x[1] ** 2, inputs=[2], derivatives="jax"), [2, 3]).tolist() == [9.0, 12.0]
 
 
 # --- settings and costs -----------------------------------------------------------------------------------
@@ -338,7 +326,7 @@ class Counted:
 )
 def test_the_evaluations_of_loading_are_those_that_are_documented(options: Mapping[str, Any], evaluations: int) -> None:
     counted = Counted()
-    found = made(lambda x, y: counted(x, y), inputs=[5, 1], **options)
+    found = build(lambda x, y: counted(x, y), inputs=[5, 1], **options)
     found.output_sizes({})
     assert set(found.notes()) <= {"finite differences"}
     assert counted.calls == evaluations
@@ -351,7 +339,7 @@ def test_the_evaluations_of_loading_are_those_that_are_documented(options: Mappi
 def test_a_gradient_takes_three_evaluations_more_and_one_where_nothing_is_verified() -> None:
     counted = Counted()
     for verify, extra in ((True, 3), (False, 1)):
-        found = made(lambda x, y: counted(x, y), inputs=[5, 1], verify_derivatives=verify)
+        found = build(lambda x, y: counted(x, y), inputs=[5, 1], verify_derivatives=verify)
         counted.calls = 0
         at = [np.arange(1.0, 6.0), np.array([2.0])]
         found.gradient(0, 0, at, np.array([1.0, 0, 0]), {})
@@ -363,25 +351,25 @@ def test_a_gradient_takes_three_evaluations_more_and_one_where_nothing_is_verifi
 
 def test_what_has_to_be_declared_without_evaluations_is_told() -> None:
     with pytest.raises(ModelFailed, match="evaluate_at_load=False, got 'auto'"):
-        made(lambda x: x, inputs=[1], outputs=[1], evaluate_at_load=False)
+        build(lambda x: x, inputs=[1], outputs=[1], evaluate_at_load=False)
     with pytest.raises(ModelFailed, match=r"evaluate_at_load=False, outputs=\[...\] has to be declared"):
-        made(lambda x: x, inputs=[1], derivatives=None, evaluate_at_load=False)
+        build(lambda x: x, inputs=[1], derivatives=None, evaluate_at_load=False)
 
 
 @pytest.mark.parametrize("derivatives", ["complex step", "finite differences"])
 def test_a_gradient_of_too_many_evaluations_is_refused(derivatives: str) -> None:
     options: dict[str, Any] = {"outputs": [1], "derivatives": derivatives, "evaluate_at_load": False}
-    few = made(lambda x: (x**2).sum(), inputs=[5], max_evaluations=3, **options)
+    few = build(lambda x: (x**2).sum(), inputs=[5], max_evaluations=3, **options)
     with pytest.raises(NotSupported, match="expected at most 3"):
         gradient(few, np.ones(5))
     if derivatives == "finite differences":
         with pytest.raises(NotSupported, match=r"ApplyHessian by finite differences takes 40 evaluations .* at most 3"):
             few.apply_hessian(0, 0, 0, [np.ones(5)], ONE, np.ones(5), {})
-    found = made(lambda x: (x**2).sum(), inputs=[10**6], **options)
+    found = build(lambda x: (x**2).sum(), inputs=[10**6], **options)
     cost = 10**6 if derivatives == "complex step" else 4 * 10**6
     with pytest.raises(NotSupported, match=rf"takes {cost} evaluations of the function; expected at most 10000 "):
         gradient(found, np.ones(10**6))
-    pushed = made(lambda x: x, inputs=[5], apply_jacobian=lambda x, vec: vec, derivatives="jax", max_evaluations=3)
+    pushed = build(lambda x: x, inputs=[5], apply_jacobian=lambda x, vec: vec, derivatives="jax", max_evaluations=3)
     assert pushed.sources()["gradient"] == "jax"
 
 
@@ -390,12 +378,12 @@ def test_one_derivative_by_many_others_is_refused_too() -> None:
     x, vec = [np.ones(3)], np.array([1.0, 2.0, 3.0])
     for limit in (2, 3):
         with nullcontext() if limit == 3 else pytest.raises(NotSupported, match=r"by .* takes 3 evaluations .* most 2"):
-            pushed = made(lambda x: 2 * x, apply_jacobian=lambda x, vec: 2 * vec, max_evaluations=limit, **options)
+            pushed = build(lambda x: 2 * x, apply_jacobian=lambda x, vec: 2 * vec, max_evaluations=limit, **options)
             assert list(pushed.gradient(0, 0, x, vec, {})) == [2.0, 4.0, 6.0]
     options |= {"linear": False, "derivatives": "finite differences", "gradient": lambda x, sens: 2 * sens}
     for limit in (2, 3):
         with nullcontext() if limit == 3 else pytest.raises(NotSupported, match=r"by .* takes 3 evaluations .* most 2"):
-            pulled = made(lambda x: 2 * x, max_evaluations=limit, **options)
+            pulled = build(lambda x: 2 * x, max_evaluations=limit, **options)
             assert list(pulled.apply_jacobian(0, 0, x, vec, {})) == [2.0, 4.0, 6.0]
 
 
@@ -420,25 +408,25 @@ def test_what_varies_faster_than_its_components_takes_two_evaluations_more() -> 
 
 
 def test_a_jacobian_that_depends_on_the_point_has_a_hessian_too() -> None:
-    found = made(lambda x: [x[0] * x[1]], inputs=[2], jacobian=lambda x: np.array([[x[1], x[0]]]))
+    found = build(lambda x: [x[0] * x[1]], inputs=[2], jacobian=lambda x: np.array([[x[1], x[0]]]))
     assert found.sources()["apply_hessian"] == "complex step of gradient (author)"
     assert gradient(found, [2, 3]).tolist() == [3.0, 2.0]
     assert np.asarray(found.apply_hessian(0, 0, 0, [np.array([2.0, 3.0])], ONE, np.array([1.0, 5.0]), {})) == (
         pytest.approx([5, 1], rel=1e-14)
     )
-    rounded = made(lambda x: [x[0] * x[1]], inputs=[2], jacobian=lambda x: [[float(x[1]), float(x[0])]])
+    rounded = build(lambda x: [x[0] * x[1]], inputs=[2], jacobian=lambda x: [[float(x[1]), float(x[0])]])
     assert "apply_hessian" not in rounded.sources()
 
 
 def test_lists_and_hessians_may_depend_on_the_point() -> None:
-    listed = made(lambda x: [x[0] * x[1]], inputs=[2], gradient=lambda x: [x[1], x[0]])
+    listed = build(lambda x: [x[0] * x[1]], inputs=[2], gradient=lambda x: [x[1], x[0]])
     assert gradient(listed, [2, 3]).tolist() == [3.0, 2.0]
 
     def curvature(x: Any) -> Any:
         return np.array([[2 * x[1], 2 * x[0]], [2 * x[0], 0 * x[0]]])
 
     for more in ({}, {"jacobian": lambda x: np.array([[2 * x[0] * x[1], x[0] ** 2]])}):
-        found = made(lambda x: [x[0] ** 2 * x[1]], inputs=[2], hessian=curvature, **more)
+        found = build(lambda x: [x[0] ** 2 * x[1]], inputs=[2], hessian=curvature, **more)
         assert gradient(found, [2, 3]) == pytest.approx([12, 4], rel=1e-14)
         at = [np.array([2.0, 3.0])]
         assert np.asarray(found.apply_hessian(0, 0, 0, at, ONE, np.array([1.0, 5.0]), {})).tolist() == [26.0, 4.0]
@@ -449,7 +437,7 @@ def test_a_wrong_hessian_of_a_written_gradient_is_an_error() -> None:
         r = np.array([x[0], x[1]])
         return np.where(np.abs(r) > 1, np.abs(r) ** 3, r**2)
 
-    found = made(lambda x: x.sum(), inputs=[2], outputs=[1], gradient=slope)
+    found = build(lambda x: x.sum(), inputs=[2], outputs=[1], gradient=slope)
     point, vec = [np.array([-2.0, 0.5])], np.ones(2)
     with pytest.raises(ModelFailed, match=r"ApplyHessian .* is 0 where central differences give -12"):
         found.apply_hessian(0, 0, 0, point, ONE, vec, {})
@@ -459,22 +447,22 @@ def test_one_rule_for_entries_of_the_config() -> None:
     def whole(x: Any, **config: Any) -> Any:
         return x * config.get("a", 1)
 
-    assert made(whole, inputs=[1], derivatives=None).evaluate([np.array([2.0])], {"a": 3, "b": 4}).tolist() == [6.0]
+    assert build(whole, inputs=[1], derivatives=None).evaluate([np.array([2.0])], {"a": 3, "b": 4}).tolist() == [6.0]
     with pytest.raises(InvalidInput, match="config: unexpected entry 'x'; 'whole' knows none"):
-        made(whole, inputs=[1], derivatives=None).evaluate([np.array([2.0])], {"x": 3})
-    plain = made(lambda x: x, inputs=[1], derivatives=None)
+        build(whole, inputs=[1], derivatives=None).evaluate([np.array([2.0])], {"x": 3})
+    plain = build(lambda x: x, inputs=[1], derivatives=None)
     with pytest.raises(InvalidInput, match="config: unexpected entry 'a'; '<lambda>' knows none"):
         plain.evaluate([np.array([2.0])], {"a": 3})
-    sized = made(lambda x: x, inputs=lambda config: [config.get("n", 1)], derivatives=None)
+    sized = build(lambda x: x, inputs=lambda config: [config.get("n", 1)], derivatives=None)
     assert sized.evaluate([np.array([2.0, 3.0])], {"n": 2}).tolist() == [2.0, 3.0]
-    optional = made(lambda x, *, a=1.0: a * x, inputs=lambda config: [config.get("n", 1)], derivatives=None)
+    optional = build(lambda x, *, a=1.0: a * x, inputs=lambda config: [config.get("n", 1)], derivatives=None)
     with pytest.raises(InvalidInput, match="config: unexpected entry 'n'; '<lambda>' knows a"):
         optional.evaluate([np.array([2.0, 3.0])], {"n": 2})
 
     def scaled(x: Any, *, a: float = 1.0) -> Any:
         return (a * x).sum()
 
-    blind = made(scaled, inputs=[1], gradient=lambda x: np.ones(1))  # as if the gradient did not depend on `a`
+    blind = build(scaled, inputs=[1], gradient=lambda x: np.ones(1))  # as if the gradient did not depend on `a`
     with pytest.raises(InvalidInput, match="unexpected entry 'a'"):
         gradient(blind, [1], a=2.0)
 
@@ -483,11 +471,11 @@ def test_one_rule_for_entries_of_the_config() -> None:
     ("n", "told"), [(1.5, r"got \[1.5\]"), (-1, r"got \[-1\]"), ("x", r"got \['x'\]"), (True, r"got \[True\]")]
 )
 def test_sizes_that_do_not_follow_from_the_config(n: Any, told: str) -> None:
-    found = made(lambda x: x, inputs=lambda c: [c.get("n", 1)], outputs=lambda c: [c.get("n", 1)], derivatives=None)
+    found = build(lambda x: x, inputs=lambda c: [c.get("n", 1)], outputs=lambda c: [c.get("n", 1)], derivatives=None)
     for sizes in (found.input_sizes, found.output_sizes):
         with pytest.raises(InvalidInput, match=f"config: expected sizes of .* that are integers from 0, {told}"):
             sizes({"n": n})
-    keyed = made(lambda x: x, inputs=lambda c: [c["n"] if c else 1], outputs=[1], derivatives=None)
+    keyed = build(lambda x: x, inputs=lambda c: [c["n"] if c else 1], outputs=[1], derivatives=None)
     with pytest.raises(InvalidInput, match="config: no sizes of inputs follow from it: KeyError: 'n'"):
         keyed.input_sizes({"m": 1})
 
@@ -517,7 +505,7 @@ def test_a_class_says_the_same_by_its_attributes() -> None:
 
 
 def test_a_hessian_action_is_as_long_as_the_config_says() -> None:
-    found = made(
+    found = build(
         lambda x: (x**3).sum(),
         inputs=lambda c: [c.get("n", 2)],
         outputs=[1],
@@ -566,7 +554,7 @@ def test_right_derivatives_at_and_near_an_optimum_are_confirmed(
 ) -> None:
     if method == "torch" and function is misfit:
         pytest.skip("written for NumPy")
-    made_ = made(function, inputs=[len(optimum)], outputs=[1], derivatives=method, evaluate_at_load=False)
+    made_ = build(function, inputs=[len(optimum)], outputs=[1], derivatives=method, evaluate_at_load=False)
     rng = np.random.default_rng(0)
     for distance in (0.0, *10.0 ** np.arange(-15, -4)):
         x = np.array(optimum) * (1 + distance * rng.normal(size=len(optimum)))
@@ -580,7 +568,7 @@ def test_an_optimizer_reaches_its_optimum() -> None:
     from scipy.optimize import minimize
 
     for function in (rosenbrock, shifted, misfit):
-        served = untried(function, [2])
+        served = build_unevaluated(function, [2])
         found = minimize(function, [-0.5, 0.8], jac=lambda x, f=served: gradient(f, x), method="BFGS", tol=1e-10)
         assert np.abs(gradient(served, found.x)).max() < 1e-5
 
@@ -596,11 +584,11 @@ def test_an_optimizer_reaches_its_optimum() -> None:
     ],
 )
 def test_right_derivatives_at_zero_are_confirmed(function: Function, wanted: float) -> None:
-    np.testing.assert_allclose(gradient(untried(function, [1]), [0.0]), [wanted], rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(gradient(build_unevaluated(function, [1]), [0.0]), [wanted], rtol=1e-12, atol=1e-15)
 
 
 def test_a_function_that_ends_at_the_point_has_no_derivative_there() -> None:
-    edge = untried(lambda x: x[0] * np.exp(-x[1]) + x[1] ** 1.5, [2])
+    edge = build_unevaluated(lambda x: x[0] * np.exp(-x[1]) + x[1] ** 1.5, [2])
     with pytest.raises(ModelFailed, match="no finite value on both sides"):
         gradient(edge, [0.0, 0.0])
 
@@ -610,7 +598,7 @@ def test_an_infinite_element_that_is_not_asked_for_changes_nothing() -> None:
         with np.errstate(divide="ignore"):
             return np.array([x[0] ** 2, 1 / x[1]])
 
-    served = made(partly, inputs=[2], outputs=[2], derivatives="finite differences", evaluate_at_load=False)
+    served = build(partly, inputs=[2], outputs=[2], derivatives="finite differences", evaluate_at_load=False)
     np.testing.assert_allclose(gradient(served, [3.0, 0.0], [1.0, 0.0]), [6.0, 0.0], rtol=1e-6)
 
 
@@ -620,6 +608,6 @@ def test_compiled_code_that_fails_for_complex_numbers_has_no_complex_step() -> N
             raise SystemError("returned a result with an exception set")
         return x[0] ** 2
 
-    served = made(compiled, inputs=[1], outputs=[1])
+    served = build(compiled, inputs=[1], outputs=[1])
     with pytest.raises(NotImplementedError):
         gradient(served, [3.0])
