@@ -35,6 +35,7 @@ _GRAPH_TESTS = (
 )
 _DERIVATIVE_TESTS = (
     "check_derivatives",
+    "derivative_configs",
     "derivative_details",
     "derivative_edges",
     "derivative_properties",
@@ -42,6 +43,7 @@ _DERIVATIVE_TESTS = (
     "torch_module",
     "vector_functions",
     "verification",
+    "verification_steps",
 )
 
 TARGETS = (

@@ -3,6 +3,7 @@
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import jax.numpy as jnp
@@ -276,6 +277,43 @@ def test_errors_are_drawn_as_svg() -> None:
         *("1e-01", "1e-02", "1e-03", "1e-04", "1e-05"),
     ]
     assert texts[-4:] == ["step, by the largest number of the point", "relative error", "first <1>", "second"]
+
+
+MANY_CURVES = tuple(
+    Curve(f"apply_jacobian {i}", tuple((10.0 ** (-1 - k / 2), 10.0 ** -(k + i / 10)) for k in range(10)))
+    for i in range(18)
+)
+
+
+@pytest.mark.parametrize(("name", "curves"), [("none", ()), ("two", CURVES), ("many", MANY_CURVES)])
+def test_drawings_do_not_change(name: str, curves: Sequence[Curve]) -> None:
+    """Compare with tests/derivatives/golden; after a wanted change delete the file, run twice and look at it."""
+    for suffix, drawn in (("svg", as_svg(curves, "Errors & steps")), ("txt", as_text(curves))):
+        path = Path(__file__).parent / "golden" / f"errors-{name}.{suffix}"
+        if not path.exists():
+            path.write_text(drawn)
+            pytest.fail(f"{path.name} was missing and has been written")
+        assert drawn == path.read_text()
+
+
+def test_an_extrapolation_of_two_steps_counts_as_a_check() -> None:
+    # Central differences of a cubic are off by h²; two of them extrapolated are exact but for rounding.
+    function = build(lambda x: x**3, inputs=[1], apply_jacobian=lambda x, vec: 3 * x**2 * vec, derivatives=None)
+    (found,) = check(function, [(np.array([0.5]),)], {}, 0, Tolerance(differences=1e-13))
+    assert found.passed
+    assert found.error < 1e-13
+    assert found.order == pytest.approx(2.0, rel=0.02)
+    assert found.curve[0][1] == pytest.approx(1 / 301, rel=1e-9)
+
+
+@pytest.mark.parametrize("factor", [1e6, 1.0, 1e-6])
+def test_dual_numbers_are_used_at_any_scale(factor: float) -> None:
+    function = build(lambda x: factor * np.exp(x) * x[0], inputs=[2])
+    assert function.sources()["apply_hessian"] == "dual numbers"
+    expected = factor * np.exp(X[0]) * (2 + X[0])
+    assert np.asarray(function.apply_hessian(0, 0, 0, [X], np.array([1.0, 0.0]), np.array([1.0, 0.0]), {}))[
+        0
+    ] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(

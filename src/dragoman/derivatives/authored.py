@@ -190,8 +190,8 @@ def _methods(written: Mapping[str, Callee]) -> Mapping[str, Callable[[Given], An
     """The abilities that follow from what is written; a function of an action goes before a whole matrix."""
     found: dict[str, Callable[[Given], Any]] = {}
     if "jacobian" in written:
-        found["gradient"] = lambda given: _jacobian(written["jacobian"], given).T @ given["sens"]
-        found["apply_jacobian"] = lambda given: _jacobian(written["jacobian"], given) @ given["vec"]
+        found["gradient"] = lambda given: _jacobian(written["jacobian"], given).T @ np.asarray(given["sens"])
+        found["apply_jacobian"] = lambda given: _jacobian(written["jacobian"], given) @ np.asarray(given["vec"])
     if "hessian" in written:
         found["apply_hessian"] = lambda given: _hessian(written["hessian"], given)
     for name in ABILITIES[1:]:
@@ -242,8 +242,6 @@ def _hessian(function: Callee, given: Given) -> Any:
 
 
 def _matrix(answer: Any, what: str) -> Any:
-    """An array of what an author gave; one that is complex, or of a framework, stays so to be differentiated."""
-    if hasattr(answer, "ndim") and not isinstance(answer, np.ndarray | np.generic):
-        return answer
+    """Return the author's answer as an array of NumPy; a complex one stays complex for the complex step."""
     found = np.asarray(answer) if isinstance(answer, list | tuple | np.ndarray) else answer
     return found if isinstance(found, np.ndarray) and found.dtype.kind == "c" else number_array(answer, what)

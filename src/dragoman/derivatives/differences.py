@@ -73,9 +73,9 @@ def mixed(function: Callable[[Vector, Vector], float], x: Vector, y: Vector, u: 
     """
 
     def quotient(h: float, k: float) -> tuple[float, float]:
-        corners = [(s * t, function(s * h * u, t * k * v)) for s in (1, -1) for t in (1, -1)]
-        size = max(abs(value) for _, value in corners)
-        return sum(sign * value for sign, value in corners) / (4 * h * k), _EPS * size / (h * k)
+        values = [function(s * u, t * v) for s, t in ((h, k), (h, -k), (-h, k), (-h, -k))]
+        size = max(map(abs, values))
+        return (values[0] - values[1] - values[2] + values[3]) / (4 * h * k), _EPS * size / (h * k)
 
     def extrapolated(h: float, k: float) -> tuple[float, float]:
         (coarse, _), (fine, rounding) = quotient(h, k), quotient(h / 2, k / 2)

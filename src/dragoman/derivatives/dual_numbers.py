@@ -47,8 +47,10 @@ class DualNumbers(Of):
         found = self._followed(inputs, input1, input2, vec, config)[output]
         if len(found) != len(sens):
             raise InvalidOutput(f"output {output}: expected {len(sens)} numbers, got {len(found)}")
-        self._check_values(found, here, own_scales(inputs[input1]))
-        bends = (weight * each.bend for weight, each in zip(sens, found, strict=True) if isinstance(each, Dual))
+        used = sens != 0
+        found = [each for each, weight in zip(found, sens, strict=True) if weight]
+        self._check_values(found, here[used], own_scales(inputs[input1]))
+        bends = (weight * each.bend for weight, each in zip(sens[used], found, strict=True) if isinstance(each, Dual))
         return sum(bends, np.zeros(len(inputs[input1])))
 
     def sources(self) -> Mapping[Ability, str]:

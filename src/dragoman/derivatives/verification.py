@@ -76,8 +76,8 @@ class _Line:
             except (DragomanError, ArithmeticError, ValueError, TypeError, LookupError, AssertionError, RuntimeError):
                 nothing = self._combined(np.full(len(self._here), np.nan))
                 return _Quotient(nothing, nothing, nothing)
-            slope = self._combined((above - below) / (2 * step))
-            bend = np.abs(self._combined(above - 2 * self._here + below)) / (2 * step)
+            slope = _or_nan(self._combined((above - below) / (2 * step)))
+            bend = _or_nan(np.abs(self._combined(above - 2 * self._here + below)) / (2 * step))
             largest = np.maximum(np.maximum(np.abs(above), np.abs(below)), np.abs(self._here))
             noise = _ROUNDING * (self._magnitudes(largest) + np.abs(slope) + 2 * bend) / step
             return _Quotient(slope, bend, noise)
@@ -230,10 +230,9 @@ def _climb(line: _Line, claim: _Claim, which: Mask) -> None:
     size = np.maximum(np.abs(wanted), np.abs(estimate))
     bends = np.array([each.bend[which] for each in found[:2]])  # near an optimum the slope is small beside them
     scale = np.maximum(np.maximum(size, claim.terms[which]), np.max(np.where(np.isfinite(bends), bends, 0.0), axis=0))
-    with np.errstate(invalid="ignore"):
-        agrees = np.abs(wanted - estimate) <= (_SETTLED if claim.raised else CLOSE) * scale + 4 * error
-        flat = (size <= 4 * error) & (error <= 10 * _FLAT * value_size)
-        decided = (error <= _DECISIVE * scale) | flat
+    agrees = np.abs(wanted - estimate) <= (_SETTLED if claim.raised else CLOSE) * scale + 4 * error
+    flat = (size <= 4 * error) & (error <= 10 * _FLAT * value_size)
+    decided = (error <= _DECISIVE * scale) | flat
     wrong = ~(decided & agrees)
     if guessed:
         wrong &= decided & settled
@@ -283,20 +282,24 @@ def _finest_run(settled: Mask) -> Mask:
 
 def _check_kink(line: _Line, claim: _Claim, first: _Quotient, which: Mask) -> None:
     """Raise Unconfirmed where the slopes of both sides differ by as much with larger and with all smaller steps."""
-    with np.errstate(invalid="ignore"):
-        kink, seen = which & (line.quotient(claim.direction, 100 * _FIRST).bend < 3 * first.bend), 0 * first.bend
-        for step in (each for each in claim.ladder(line.x) if each < _FIRST):
-            if not kink.any():
-                return
-            found = line.quotient(claim.direction, step)
-            same = (found.bend > 0.3 * first.bend) & (found.bend < 3 * first.bend)
-            measured = found.noise <= 0.1 * first.bend
-            kink &= same | ~measured
-            seen += measured
+    kink, seen = which & (line.quotient(claim.direction, 100 * _FIRST).bend < 3 * first.bend), 0 * first.bend
+    for step in (each for each in claim.ladder(line.x) if each < _FIRST):
+        if not kink.any():
+            return
+        found = line.quotient(claim.direction, step)
+        same = (found.bend > 0.3 * first.bend) & (found.bend < 3 * first.bend)
+        measured = found.noise <= 0.1 * first.bend
+        kink &= same | ~measured
+        seen += measured
     kink &= seen >= 3
     if kink.any():
         name = claim.named(int(np.argmax(kink)))
         raise Unconfirmed(f"the function has a kink at or next to this point, which shows in {name}")
+
+
+def _or_nan(vector: Vector) -> Vector:
+    """Replace infinities by NaN, whose arithmetic raises no warnings."""
+    return np.where(np.isfinite(vector), vector, np.nan)
 
 
 def _pattern(size: int) -> Vector:
