@@ -154,6 +154,7 @@ def test_what_does_not_fit_is_the_callers_fault(served_folder: Served, path: str
     ("method", "path", "body", "answer"),
     [
         ("POST", "/my-custom-endpoint", "[1, 2, 3]", b"6"),
+        ("POST", "/request-body?unit=m", "[1, 2, 3]", b'["POST","m",6]'),
         ("GET", "/scores/ada%20l/3", None, b'{"name":"ada l","score":3.0}'),
         ("GET", "/scores/ada/3?factor=0.5&shout=yes", None, b'{"name":"ADA","score":1.5}'),
         (
@@ -179,6 +180,7 @@ def test_custom_handlers_answer_at_their_paths(
         ("POST", "/my-custom-endpoint", "{", 400, "the request body is not valid JSON"),
         ("POST", "/my-custom-endpoint", f"[{'1,' * (1 << 19)}1]", 400, "too many values in JSON"),
         ("POST", "/my-custom-endpoint", "[" * 1000 + "]" * 1000, 400, "JSON nests too deep"),
+        ("POST", "/request-body?unit=m", f"[{'1,' * (1 << 19)}1]", 400, "too many values in JSON"),
         ("POST", "/my-custom-endpoint", "", 400, "'payload' is missing; expected list"),
         ("POST", "/my-custom-endpoint", '{"a": 1}', 400, "'payload': expected list"),
         ("GET", "/scores/ada/three", None, 400, "'turn': expected int, got 'three'"),

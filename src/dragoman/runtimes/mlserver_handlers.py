@@ -4,6 +4,7 @@ The rules are those of FastAPI, which their server hands such methods to: what t
 single values come from the query, anything else from the JSON body.
 """
 
+import functools
 import inspect
 import types
 import typing
@@ -17,6 +18,7 @@ from dragoman.core.calls import Handle, Handled, Request
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.core.type_aliases import without_aliases
 from dragoman.formats.json_document import parse_json
+from dragoman.formats.json_scan import check_json
 from dragoman.formats.policy import Policy
 
 _POLICY = Policy()
@@ -146,7 +148,7 @@ def _told(hint: Any) -> str:
 
 
 def _request(hint: Any, call: Handle, metadata: Mapping[str, str]) -> Any:
-    """The request as Starlette has it, if it is Starlette's that the method asks for."""
+    """Return the request as an instance of the annotation if that is a class of Starlette, else a PlainRequest."""
     if not str(getattr(hint, "__module__", "")).startswith("starlette"):
         return PlainRequest(call, metadata)
 
@@ -163,7 +165,19 @@ def _request(hint: Any, call: Handle, metadata: Mapping[str, str]) -> Any:
         "headers": [(k.encode("latin-1"), v.encode("latin-1", "replace")) for k, v in headers.items() if v],
         "path_params": dict(call.params),
     }
-    return hint(scope, receive)
+    return _bounded(hint)(scope, receive)
+
+
+@functools.cache
+def _bounded(request_class: Any) -> Any:
+    """Return a subclass of Starlette's Request whose `json()` rejects bodies beyond the limits of JSON."""
+
+    class BoundedRequest(request_class):  # type: ignore[misc]
+        async def json(self) -> Any:
+            check_json(await self.body(), _POLICY)
+            return await super().json()
+
+    return BoundedRequest
 
 
 # --- out -----------------------------------------------------------------------------------------------------

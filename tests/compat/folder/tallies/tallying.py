@@ -6,6 +6,7 @@ from typing import Optional
 from mlserver import MLModel, log, register
 from mlserver.handlers import custom_handler
 from mlserver.types import InferenceRequest, InferenceResponse
+from starlette.requests import Request
 
 
 class Tallies(MLModel):
@@ -28,6 +29,10 @@ class Tallies(MLModel):
     @custom_handler(rest_path="/mixed", rest_method="PUT")
     async def mixed(self, rows: list, options: dict, unit: str = "m") -> dict:
         return {"rows": len(rows), "options": sorted(options), "unit": unit}
+
+    @custom_handler(rest_path="/request-body")
+    async def request_body(self, request: Request) -> list:
+        return [request.method, request.query_params["unit"], sum(await request.json())]
 
     @custom_handler(rest_path="/broken")
     async def broken(self, payload: dict) -> dict:
