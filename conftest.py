@@ -1,10 +1,70 @@
-"""Settings of all tests: no deadline for properties on a busy machine, and reports that any terminal can print."""
+"""Settings of all tests: hypothesis profiles, tests that run alone, and reports that any terminal can print."""
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-settings.register_profile("patient", deadline=None)
-settings.load_profile("patient")
+# No deadline, since the machine may be busy. The same examples in each run, so that a run can be repeated;
+# `--hypothesis-profile=explore` draws new ones.
+settings.register_profile("default-run", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None)
+settings.load_profile("default-run")
+
+
+# Start many processes, compute much, or wait for timeouts.
+SLOW = (
+    "tests/e2e/",
+    "tests/generation/",
+    "tests/house/test_docs.py",
+    "tests/simulators/test_umbridge_client.py",
+    "tests/simulators/test_umbridge_readiness.py",
+    "tests/simulators/test_umbridge_start.py",
+    "tests/test_attack_suite.py",
+    "tests/test_benchmarks.py",
+    "tests/test_performance.py",
+    "tests/workers/",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "alone: measures time or memory, so no other test runs at the same time")
+    config.addinivalue_line("markers", "slow: left out of the quick run, `./scripts/test -m 'not slow'`")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(SLOW):
+            item.add_marker("slow")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Hold back the other test processes of pytest-xdist while a test with the marker `alone` runs."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if run is None:
+        return (yield)
+    base = Path(tempfile.gettempdir()) / f"dragoman-tests-{run}"
+    alone = item.get_closest_marker("alone") is not None
+    with _locked(base.with_suffix(".turn"), fcntl.LOCK_EX):  # first come, first served: readers cannot starve a writer
+        lock = _locked(base.with_suffix(".run"), fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        lock.__enter__()
+    try:
+        return (yield)
+    finally:
+        lock.__exit__(None, None, None)
+
+
+@contextmanager
+def _locked(path: Path, kind: int) -> Iterator[None]:
+    with path.open("wb") as file:
+        fcntl.flock(file, kind)
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)

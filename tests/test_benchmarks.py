@@ -72,6 +72,7 @@ def test_grpc_is_measured_beside_echoes() -> None:
     assert all(row["rate"] > 0 and row["cpu_us"] >= 0 for row in found["rows"])
 
 
+@pytest.mark.alone
 def test_the_hot_path_is_taken_apart() -> None:
     shown = run("hot_path", "--only", "small")
     rows = {r["workload"]: r for r in results("hot_path")["rows"]}

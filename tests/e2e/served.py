@@ -1,6 +1,7 @@
 """A server process, started and stopped as a user does it, and how tests wait for what it does."""
 
 import http.client
+import itertools
 import json
 import os
 import signal
@@ -32,12 +33,23 @@ def until(happened: Callable[[], T], what: str, within_s: float = PATIENCE_S) ->
         time.sleep(0.01)
 
 
+def _candidate_ports() -> Iterator[int]:
+    """Return ports below the ephemeral range, a range for each test process, so that no other socket takes them."""
+    first = 12_000 + 4_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    start = os.getpid() % 4_000
+    return (first + (start + n) % 4_000 for n in itertools.count())
+
+
+_PORTS = _candidate_ports()
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in held]
-    for s in held:
-        s.close()
+    """Return ports on which nothing listens."""
+    ports: list[int] = []
+    while len(ports) < count:
+        port = next(_PORTS)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports.append(port)
     return ports
 
 

@@ -66,6 +66,7 @@ def _compiler(llama: LanguageModel, make: Callable[[str], str], **limits: Any) -
 # --- compiling ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone  # the bound on the clock is ten times that on CPU time
 @pytest.mark.parametrize(
     ("grammar", "message"),
     [

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from e2e.served import free_ports
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -22,12 +22,6 @@ _BLOCK = re.compile(r"(?:`([\w./-]+\.(?:py|toml))`:\n\n)?```(\w+)\n(.*?)```", re
 def blocks(page: Path) -> Iterator[tuple[str, str, str]]:
     """The file name before a block if any, its language and its text."""
     yield from _BLOCK.findall(page.read_text())
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        port: int = bound.getsockname()[1]
-        return port
 
 
 class Shell:
@@ -57,7 +51,7 @@ class Shell:
 
     def serve(self, arguments: list[str]) -> None:
         self.stop()
-        self.port = free_port()
+        (self.port,) = free_ports(1)
         ports = ["--http-port", str(self.port), "--grpc-port", "-1"]
         self.server = subprocess.Popen(
             [sys.executable, "-m", "dragoman", *arguments, *ports], cwd=self.folder, stderr=subprocess.DEVNULL

@@ -65,12 +65,25 @@ async def until(true: Callable[[], Any], limit_s: float = 15.0) -> None:
 
 
 def children() -> set[int]:
-    """The worker processes that this one has started and not yet reaped; servers of other tests are left out."""
+    """Return the worker processes that this test has started and not yet reaped; see the fixture in conftest.py."""
+    return {pid for pid in _all_children() - EARLIER if _is_worker(pid)}
+
+
+EARLIER: set[int] = set()
+"""Child processes of earlier tests: one that has ended but is not reaped looks like a worker."""
+
+
+def forget_children() -> None:
+    EARLIER.clear()
+    EARLIER.update(_all_children())
+
+
+def _all_children() -> set[int]:
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # a thread that has ended meanwhile
             found |= {int(pid) for pid in (task / "children").read_text().split()}
-    return {pid for pid in found if _is_worker(pid)}
+    return found
 
 
 def _is_worker(pid: int) -> bool:
@@ -78,7 +91,7 @@ def _is_worker(pid: int) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-    return b"dragoman.workers.group" in command or not command  # one that has ended, or not begun yet, tells none
+    return b"dragoman.workers.group" in command or not command  # empty for one that has ended or not begun yet
 
 
 def descriptors() -> set[str]:
