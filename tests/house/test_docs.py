@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from e2e.served import free_ports
 
 ROOT = Path(__file__).parents[2]
