@@ -50,7 +50,7 @@ _HOME = {
     "model": "runtimes.python",
     "Graph": "graphs.graph",
     "VectorFunction": "core.vectors",
-    "vector_function": "derivatives.authoring",
+    "vector_function": "derivatives.decorator",
     "Server": "server",
     "serve": "server",
     "open_engine": "server",

@@ -35,7 +35,7 @@ from dragoman.core.text import Sampling as Sampling
 from dragoman.core.text import Text as Text
 from dragoman.core.text import Token as Token
 from dragoman.core.vectors import VectorFunction as VectorFunction
-from dragoman.derivatives.authoring import vector_function as vector_function
+from dragoman.derivatives.decorator import vector_function as vector_function
 from dragoman.formats.message import InferenceRequest as InferenceRequest
 from dragoman.formats.message import InferenceResponse as InferenceResponse
 from dragoman.formats.message import RequestInput as RequestInput

@@ -9,7 +9,7 @@ import pytest
 import dragoman
 from dragoman.core.errors import DragomanError
 from dragoman.core.vectors import VectorFunction
-from dragoman.derivatives.authoring import prepared
+from dragoman.derivatives.decorator import prepared
 
 # The decorator without its overloads: tests pass arguments of wrong types too.
 vector_function: Any = dragoman.vector_function

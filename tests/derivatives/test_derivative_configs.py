@@ -10,7 +10,7 @@ import pytest
 from derivatives.derivative_models import build, vector_function
 from dragoman.core.vector_answers import as_vector, as_vectors
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, carried_by
-from dragoman.derivatives.authoring import prepared
+from dragoman.derivatives.decorator import prepared
 
 # Relative tolerances of first and of second derivatives: analytic methods are exact to rounding, 8 evaluations of a
 # mixed difference are not.

@@ -11,7 +11,7 @@ import dragoman
 from derivatives.derivative_models import ONE, X, build, error_message, vector_function
 from dragoman.core.errors import InvalidOutput, ModelFailed
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, carried_by
-from dragoman.derivatives.authoring import prepared
+from dragoman.derivatives.decorator import prepared
 
 UNKNOWN = (
     "function 'f': the sizes of its input vectors are not known; expected inputs=[...], a function of the config, "

@@ -15,10 +15,10 @@ import dragoman
 from derivatives.derivative_models import ONE, X, build, error_message, vector_function
 from dragoman.core.errors import InvalidOutput, ModelFailed
 from dragoman.core.vectors import VectorFunction
-from dragoman.derivatives.analytic import NotAnalytic, watched
-from dragoman.derivatives.authoring import prepared
+from dragoman.derivatives.analytic_array import NotAnalytic, watched
 from dragoman.derivatives.checks import Tolerance, check
-from dragoman.derivatives.of_config import OfConfig
+from dragoman.derivatives.config_cache import OfConfig
+from dragoman.derivatives.decorator import prepared
 from dragoman.derivatives.plot import Curve, as_svg, as_text
 
 # --- the complex step ----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from derivatives.derivative_models import ONE, build
 from dragoman.core.errors import ModelFailed
 from dragoman.core.vector_answers import as_vector
 from dragoman.core.vectors import VectorFunction
-from dragoman.derivatives.dual import _FUNCTIONS
+from dragoman.derivatives.dual_number import _FUNCTIONS
 
 A = np.array([[2.0, 1.0], [-1.0, 3.0]])
 

@@ -11,7 +11,7 @@ import pytest
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.vector_answers import as_vectors
 from dragoman.core.vectors import Config, Vector, VectorFunction
-from dragoman.derivatives.authoring import prepared
+from dragoman.derivatives.decorator import prepared
 from dragoman.plugins import import_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scientific"

@@ -17,7 +17,7 @@ from derivatives.derivative_models import ONE, X, build, vector_function
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.vector_answers import as_vector, as_vectors
 from dragoman.core.vectors import VectorFunction, carried_by
-from dragoman.derivatives.authoring import is_vector_function, prepared
+from dragoman.derivatives.decorator import is_vector_function, prepared
 
 
 def value(function: VectorFunction, *inputs: Any, **config: Any) -> list[list[float]]:

@@ -15,7 +15,7 @@ import dragoman
 from derivatives.derivative_models import ONE, build, build_unevaluated
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed, NotSupported
 from dragoman.core.vectors import Vector, VectorFunction
-from dragoman.derivatives.authoring import prepared
+from dragoman.derivatives.decorator import prepared
 from dragoman.derivatives.scales import by_scale
 from dragoman.derivatives.verification import confirm_directional, confirm_gradient
 

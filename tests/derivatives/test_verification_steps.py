@@ -11,7 +11,7 @@ import torch
 from derivatives.derivative_models import ONE, build, build_unevaluated
 from dragoman.core.errors import InvalidOutput, ModelFailed
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors
-from dragoman.derivatives.authoring import prepared
+from dragoman.derivatives.decorator import prepared
 from dragoman.derivatives.scales import by_scale, own_scales, raised_scales, reach
 from dragoman.derivatives.verification import Unconfirmed, confirm_directional, confirm_gradient
 

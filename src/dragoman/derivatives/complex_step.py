@@ -9,12 +9,12 @@ import numpy as np
 from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed
 from dragoman.core.vector_answers import as_vectors, parts
 from dragoman.core.vectors import Ability, Config, Vector, Vectors, put
-from dragoman.derivatives.analytic import NotAnalytic, watched
-from dragoman.derivatives.authored import Authored
-from dragoman.derivatives.differences import derivative
-from dragoman.derivatives.exact import Of, OfGradient, check_evaluations, units
+from dragoman.derivatives.analytic_array import NotAnalytic, watched
+from dragoman.derivatives.derived import Of, OfGradient, check_evaluations, units
+from dragoman.derivatives.finite_differences import derivative
+from dragoman.derivatives.framework import only
 from dragoman.derivatives.scales import own_scales, reach
-from dragoman.derivatives.traced import only
+from dragoman.derivatives.user_function import Authored
 from dragoman.derivatives.verification import Unconfirmed, confirm_directional
 
 # The step, in units of the magnitude of the components: h² is nothing beside any number, and h times a derivative is

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dragoman.core.vectors import Ability, Config, Vector, VectorFunction, Vectors
-from dragoman.derivatives.authored import Authored, Declared
-from dragoman.derivatives.of_config import OfConfig
+from dragoman.derivatives.config_cache import OfConfig
+from dragoman.derivatives.user_function import Authored, Declared
 
 
 class Instance(Authored):

@@ -10,9 +10,9 @@ import numpy as np
 
 from dragoman.core.vector_answers import parts
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, put
-from dragoman.derivatives.authored import Authored
-from dragoman.derivatives.of_config import OfConfig
-from dragoman.derivatives.traced import Lifted, Traced, only
+from dragoman.derivatives.config_cache import OfConfig
+from dragoman.derivatives.framework import Lifted, Traced, only
+from dragoman.derivatives.user_function import Authored
 from dragoman.derivatives.verification import check_finite
 
 # Control flow in Python on the numbers themselves cannot be compiled; it is followed anew in each call instead.

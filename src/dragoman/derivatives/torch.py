@@ -11,9 +11,9 @@ import torch
 from dragoman.core.vector_answers import parts
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, put
 from dragoman.derivatives import torch_reverse
-from dragoman.derivatives.authored import Authored
-from dragoman.derivatives.of_config import OfConfig
-from dragoman.derivatives.traced import Lifted, Traced, only
+from dragoman.derivatives.config_cache import OfConfig
+from dragoman.derivatives.framework import Lifted, Traced, only
+from dragoman.derivatives.user_function import Authored
 
 Function = Callable[..., tuple[torch.Tensor, ...]]
 

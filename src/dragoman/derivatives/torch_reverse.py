@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from dragoman.core.vectors import put
-from dragoman.derivatives.traced import only
+from dragoman.derivatives.framework import only
 
 Tensors = tuple[torch.Tensor, ...]
 

@@ -8,7 +8,7 @@ import numpy as np
 from dragoman.core.errors import ModelFailed
 from dragoman.core.vector_answers import as_vector, as_vectors
 from dragoman.core.vectors import Ability, Config, Vector, VectorFunction, Vectors, put
-from dragoman.derivatives.exact import Of
+from dragoman.derivatives.derived import Of
 from dragoman.derivatives.scales import by_scale
 from dragoman.derivatives.verification import Unconfirmed, check_finite, confirm_directional, confirm_gradient
 

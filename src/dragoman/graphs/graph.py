@@ -253,7 +253,7 @@ def vector_function(function: Any) -> VectorFunction:
         )
     if found.derivatives is None:
         return found
-    prepared: Callable[[Any], VectorFunction] = plugins.resolve("dragoman.derivatives.authoring:prepared")
+    prepared: Callable[[Any], VectorFunction] = plugins.resolve("dragoman.derivatives.decorator:prepared")
     return prepared(found)
 
 

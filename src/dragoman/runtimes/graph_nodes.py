@@ -9,9 +9,9 @@ from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.peers import Peers
 from dragoman.core.spec import ModelSpec
 from dragoman.core.vectors import Config, VectorFunction
-from dragoman.derivatives.authored import Declared
-from dragoman.derivatives.authoring import Deferred, is_vector_function, prepared
-from dragoman.derivatives.choice import METHODS
+from dragoman.derivatives.decorator import Deferred, is_vector_function, prepared
+from dragoman.derivatives.selection import METHODS
+from dragoman.derivatives.user_function import Declared
 from dragoman.graphs.builtin import built_in
 from dragoman.graphs.document import NodeText
 from dragoman.graphs.graph import made_node

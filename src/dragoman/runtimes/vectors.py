@@ -19,7 +19,7 @@ from dragoman.core.tensor import NONE, Tensor
 from dragoman.core.vector_answers import as_vector, as_vectors, number_array
 from dragoman.core.vector_binding import config_key
 from dragoman.core.vectors import ABILITIES, Ability, Config, Vector, VectorFunction, Vectors, carried_by
-from dragoman.derivatives.authoring import is_vector_function, prepared
+from dragoman.derivatives.decorator import is_vector_function, prepared
 
 log = logging.getLogger("dragoman.model")
 

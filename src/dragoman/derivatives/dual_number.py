@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from dragoman.core.vectors import Vector
-from dragoman.derivatives.analytic import NotAnalytic
+from dragoman.derivatives.analytic_array import NotAnalytic
 
 # The first and second derivative of a function of one number, given the number and the function's value there.
 Slopes = Callable[[float, float], tuple[float, float]]

@@ -9,9 +9,9 @@ import numpy as np
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.vector_answers import as_vectors, number_array, parts
 from dragoman.core.vectors import ABILITIES, Ability, Config, Vector, VectorFunction, Vectors
-from dragoman.derivatives.annotated import annotated_inputs, annotated_outputs
-from dragoman.derivatives.callee import Callee, callee, derivative_callee
-from dragoman.derivatives.of_config import OfConfig
+from dragoman.derivatives.annotations import annotated_inputs, annotated_outputs
+from dragoman.derivatives.config_cache import OfConfig
+from dragoman.derivatives.vector_callable import Callee, callee, derivative_callee
 
 # Sizes as an author gives them: numbers, names with numbers, or what a config makes of them.
 Sizes = Sequence[int] | Mapping[str, int] | Callable[[Config], Sequence[int]]

@@ -7,9 +7,9 @@ import numpy as np
 
 from dragoman.core.vector_answers import as_vectors
 from dragoman.core.vectors import Ability, Config, Vector, Vectors, put
-from dragoman.derivatives.authored import Authored
-from dragoman.derivatives.exact import Of, check_evaluations, units
+from dragoman.derivatives.derived import Of, check_evaluations, units
 from dragoman.derivatives.scales import by_scale, own_scales, raised_scales, reach
+from dragoman.derivatives.user_function import Authored
 from dragoman.derivatives.verification import check_finite
 
 _EPS = float(np.finfo(np.float64).eps)

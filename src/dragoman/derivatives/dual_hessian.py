@@ -8,13 +8,13 @@ import numpy as np
 from dragoman.core.errors import InvalidOutput, ModelFailed
 from dragoman.core.vector_answers import as_vectors, parts
 from dragoman.core.vectors import Ability, Config, Vector, Vectors, put
-from dragoman.derivatives.analytic import NotAnalytic
-from dragoman.derivatives.authored import Authored
+from dragoman.derivatives.analytic_array import NotAnalytic
 from dragoman.derivatives.complex_step import ComplexStep
-from dragoman.derivatives.differences import derivative
-from dragoman.derivatives.dual import Budget, Dual, duals
-from dragoman.derivatives.exact import Of
+from dragoman.derivatives.derived import Of
+from dragoman.derivatives.dual_number import Budget, Dual, duals
+from dragoman.derivatives.finite_differences import derivative
 from dragoman.derivatives.scales import own_scales
+from dragoman.derivatives.user_function import Authored
 from dragoman.derivatives.verification import check_finite
 
 NAME = "dual numbers"

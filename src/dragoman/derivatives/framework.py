@@ -6,8 +6,8 @@ from typing import Any
 
 from dragoman.core.errors import InvalidOutput
 from dragoman.core.vectors import ABILITIES, Ability, Config, Vector, VectorFunction, Vectors
-from dragoman.derivatives.authored import Authored
-from dragoman.derivatives.of_config import OfConfig
+from dragoman.derivatives.config_cache import OfConfig
+from dragoman.derivatives.user_function import Authored
 
 
 class Traced(VectorFunction):

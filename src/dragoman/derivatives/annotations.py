@@ -5,7 +5,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from dragoman.core.errors import ModelFailed
 from dragoman.core.type_aliases import without_aliases
-from dragoman.derivatives.callee import Callee
+from dragoman.derivatives.vector_callable import Callee
 
 
 def annotated_inputs(function: Callee) -> tuple[int, ...]:

@@ -9,13 +9,13 @@ from typing import Any
 from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed
 from dragoman.core.vector_answers import parts
 from dragoman.core.vectors import VectorFunction
-from dragoman.derivatives.authored import Authored
 from dragoman.derivatives.complex_step import AnalyticGradient, ComplexStep
-from dragoman.derivatives.differences import Differences
-from dragoman.derivatives.dual_numbers import DualNumbers
-from dragoman.derivatives.exact import ByUnitVectors, Linear, OfGradient
+from dragoman.derivatives.derived import ByUnitVectors, Linear, OfGradient
+from dragoman.derivatives.dual_hessian import DualNumbers
+from dragoman.derivatives.finite_differences import Differences
 from dragoman.derivatives.first_of import FirstOf
-from dragoman.derivatives.rows import check_rows
+from dragoman.derivatives.user_function import Authored
+from dragoman.derivatives.vectorised import check_rows
 from dragoman.derivatives.verified import Verified
 
 log = logging.getLogger("dragoman.derivatives")

@@ -6,9 +6,9 @@ from typing import Any, Literal, TypeVar, overload
 
 from dragoman.core.errors import ModelFailed
 from dragoman.core.vectors import MARK, Ability, Config, Vector, VectorFunction, Vectors, carried_by
-from dragoman.derivatives.authored import Authored, Declared
-from dragoman.derivatives.choice import METHODS, derived
 from dragoman.derivatives.instance import Instance
+from dragoman.derivatives.selection import METHODS, derived
+from dragoman.derivatives.user_function import Authored, Declared
 
 F = TypeVar("F", bound=Callable[..., Any])
 Written = Callable[..., Any]
