@@ -28,7 +28,7 @@ from benchmarks.workloads import Workload
 
 Row = dict[str, Any]
 ECHOES = ("aio", "aio-uvloop", "sync", "own")
-SERVERS = ("own", "grpcio")
+SERVER = "dragoman own"
 BASE = "echo aio"
 
 
@@ -54,14 +54,11 @@ def subjects(core: int | None, wanted: Callable[[str], bool]) -> Iterator[list[S
             process = stack.enter_context(started(command, logs / f"grpc-echo-{kind}.log", core))
             process.until(lambda port=port: listens(port))  # type: ignore[misc]
             found.append(Subject(f"echo {kind}", process, port, echo=True))
-        for kind in SERVERS:
-            if not wanted(f"dragoman {kind}"):
-                continue
+        if wanted(SERVER):
             http_port, port = free_port(), free_port()
-            command = dragoman(MODELS, http_port, port, "--grpc-server", kind)
-            process = stack.enter_context(started(command, logs / f"grpc-{kind}.log", core))
-            process.until(lambda port=http_port: http_ready(port))  # type: ignore[misc]
-            found.append(Subject(f"dragoman {kind}", process, port, echo=False))
+            process = stack.enter_context(started(dragoman(MODELS, http_port, port), logs / "grpc-own.log", core))
+            process.until(lambda: http_ready(http_port))
+            found.append(Subject(SERVER, process, port, echo=False))
         yield found
 
 

@@ -16,9 +16,9 @@ from benchmarks.workloads import GRPC_PATH
 from dragoman.protocols.wire import GrpcRequest
 from dragoman.system import allocator as memory
 from dragoman.transports.bodies import Bodies
-from dragoman.transports.grpc_calls import UnaryHandler
-from dragoman.transports.grpc_own.calls import Calls
-from dragoman.transports.grpc_own.server import OwnGrpcServer
+from dragoman.transports.grpc.calls import Calls
+from dragoman.transports.grpc.handlers import UnaryHandler
+from dragoman.transports.grpc.server import GrpcServer
 from dragoman.transports.limits import Limits
 
 _UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
@@ -69,7 +69,7 @@ class _Nothing:
         await asyncio.Event().wait()
 
 
-class _EchoServer(OwnGrpcServer):
+class _EchoServer(GrpcServer):
     def made(self) -> Calls:
         async def same(request: GrpcRequest) -> Any:
             return request.body

@@ -1,10 +1,9 @@
-"""HTTP/1.1: our server on its own connections and on uvicorn, beside bare echoes of the same bytes, in the same run.
+"""HTTP/1.1: our server beside bare echoes of the same bytes, in the same run.
 
 usage: python -m benchmarks.http [--quick] [--only NAME] [--connections 1,16,64] [--rounds 3] [--seconds 2]
 
-`bare` is our own connections with an endpoint that gives the body back, `bare uvicorn` uvicorn with the same: what HTTP
-itself costs. The load comes from
-`http_load.c`, which is compiled at its first use and compares every answer.
+`bare` is our HTTP server with an endpoint that returns the body: what HTTP itself costs. The load comes from
+`http_load.c`, which is compiled at its first use and compares every response.
 """
 
 import argparse
@@ -27,8 +26,8 @@ from benchmarks.processes import RESULTS, Process, dragoman, free_port, http_rea
 from benchmarks.workloads import Workload
 
 ECHOES = {"echo": "http", "buffered echo": "http-buffered"}
-BARE = {"bare": "own", "bare uvicorn": "uvicorn"}
-SERVERS = ("own", "uvicorn")
+BARE = "bare"
+SERVER = "own"
 MODELS = ("benchmarks.models:Identity", "benchmarks.models:IdentityImage")
 
 
@@ -51,26 +50,24 @@ def subjects(core: int | None, wanted: Sequence[str]) -> Iterator[list[Subject]]
         def start(name: str, command: Sequence[str], port: int) -> Process:
             return stack.enter_context(started(command, RESULTS / "logs" / f"http-{name}.log".replace(" ", "-"), core))
 
-        for name, kind in {**ECHOES, **BARE}.items():
+        for name, module in {**{n: ("ceilings", kind) for n, kind in ECHOES.items()}, BARE: ("http", "bare")}.items():
             if not wanted or name in wanted:
                 port = free_port()
-                module = ["benchmarks.http", "bare"] if name in BARE else ["benchmarks.ceilings"]
-                process = start(name, [sys.executable, "-m", *module, kind, str(port)], port)
+                process = start(name, [sys.executable, "-m", f"benchmarks.{module[0]}", module[1], str(port)], port)
                 process.until(lambda port=port: listens(port))  # type: ignore[misc]
                 found.append(Subject(name, process, port, echo=True))
-        for kind in SERVERS:
-            if not wanted or kind in wanted:
-                port = free_port()
-                process = start(kind, dragoman(MODELS, port, -1, "--http-server", kind), port)
-                process.until(lambda port=port: http_ready(port))  # type: ignore[misc]
-                found.append(Subject(kind, process, port, echo=False))
+        if not wanted or SERVER in wanted:
+            port = free_port()
+            process = start(SERVER, dragoman(MODELS, port, -1), port)
+            process.until(lambda: http_ready(port))
+            found.append(Subject(SERVER, process, port, echo=False))
         yield found
 
 
-async def bare(kind: Any, port: int) -> None:
+async def bare(port: int) -> None:
     """An HTTP server with nothing behind it."""
     from dragoman.protocols.wire import HttpProtocol, HttpRequest, HttpResponse, Route, json_response
-    from dragoman.transports.http import http_server
+    from dragoman.transports.http_server import HttpServer
     from dragoman.transports.limits import Limits
 
     def echo(request: HttpRequest) -> HttpResponse:
@@ -82,7 +79,7 @@ async def bare(kind: Any, port: int) -> None:
     table = HttpProtocol("echo", (Route("POST", "/v2/models/{model}/infer", echo),), error)
     engine: Any = None  # nobody asks it
     limits = Limits(compress_responses=False)
-    await http_server(engine, (table,), limits=limits, kind=kind).start([("127.0.0.1", port)])
+    await HttpServer(engine, (table,), limits=limits).start([("127.0.0.1", port)])
     await asyncio.Event().wait()
 
 
@@ -156,6 +153,6 @@ if __name__ == "__main__":
         from dragoman.system import allocator as memory
 
         memory.keep()
-        uvloop.run(bare(sys.argv[2], int(sys.argv[3])))
+        uvloop.run(bare(int(sys.argv[2])))
     else:
         main()

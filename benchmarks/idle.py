@@ -1,6 +1,6 @@
 """Ten thousand idle connections beside light load: what they cost in memory, and whether others notice them.
 
-usage: python -m benchmarks.idle [--quick] [--count 10000] [--rounds 3] [--seconds 2] [--servers own,uvicorn]
+usage: python -m benchmarks.idle [--quick] [--count 10000] [--rounds 3] [--seconds 2]
 """
 
 import argparse
@@ -26,13 +26,12 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=0.0)
-    parser.add_argument("--servers", default="own,uvicorn")
     given = parser.parse_args()
     count = given.count or (100 if given.quick else 10_000)
     rounds, seconds = given.rounds or (1 if given.quick else 3), given.seconds or (0.2 if given.quick else 2.0)
     print(machine.described())
     print(f"{'server':>8} {'p50 ms':>8} {'p50 beside':>11} {'ratio':>6} {'p99 beside':>11} {'KiB a connection':>17}")
-    with http.subjects(Cores.of_this_machine().server, given.servers.split(",")) as found:
+    with http.subjects(Cores.of_this_machine().server, [http.SERVER]) as found:
         for subject in found:
             told = [compare(subject, count, seconds) for _ in range(rounds)]
             without, beside, p99 = (statistics.median(t[k] for t in told) for k in ("without", "beside", "p99"))

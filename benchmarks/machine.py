@@ -8,7 +8,7 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-_PACKAGES = ("dragoman", "numpy", "uvicorn", "uvloop", "httptools", "grpcio", "orjson", "msgspec", "scikit-learn")
+_PACKAGES = ("dragoman", "numpy", "uvloop", "httptools", "grpcio", "orjson", "msgspec", "scikit-learn")
 
 
 def machine() -> dict[str, str | int]:

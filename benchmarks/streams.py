@@ -1,4 +1,4 @@
-"""Streams of small pieces as server-sent events: pieces a second, on our own HTTP server and on uvicorn.
+"""Streams of small pieces as server-sent events: pieces a second.
 
 usage: python -m benchmarks.streams [--quick] [--connections 1,16] [--rounds 3] [--seconds 2]
 """
@@ -35,12 +35,11 @@ def main() -> None:
     core = Cores.of_this_machine().server
     with ExitStack() as stack:
         subjects = []
-        for kind in http.SERVERS:
-            port = free_port()
-            command = dragoman(["benchmarks.models:Pieces"], port, -1, "--http-server", kind)
-            process = stack.enter_context(started(command, RESULTS / "logs" / f"streams-{kind}.log", core))
-            process.until(lambda port=port: http_ready(port))  # type: ignore[misc]
-            subjects.append(http.Subject(kind, process, port, echo=False))
+        port = free_port()
+        command = dragoman(["benchmarks.models:Pieces"], port, -1)
+        process = stack.enter_context(started(command, RESULTS / "logs" / "streams.log", core))
+        process.until(lambda: http_ready(port))
+        subjects.append(http.Subject(http.SERVER, process, port, echo=False))
         for count in map(int, (given.connections or "1,16").split(",")):
             told = [{s.name: measure(s, count, seconds) for s in subjects} for _ in range(rounds)]
             for name in told[0]:

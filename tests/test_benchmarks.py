@@ -170,8 +170,8 @@ def test_a_share_is_that_of_the_echo_in_the_same_round() -> None:
     ("name", "flags", "told"),
     [
         ("http", ("--only", "binary-small", "--subjects", "echo,bare,own"), ("echo", "bare", "own")),
-        ("idle", ("--servers", "own"), ("own",)),
-        ("streams", ("--connections", "2"), ("own", "uvicorn")),
+        ("idle", (), ("own",)),
+        ("streams", ("--connections", "2"), ("own",)),
     ],
 )
 def test_http_benchmarks_tell_of_each_server(name: str, flags: tuple[str, ...], told: tuple[str, ...]) -> None:

@@ -5,7 +5,6 @@ import re
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from dragoman import plugins
@@ -53,15 +52,17 @@ class Front:
         self.http_protocols = [t.name for t in http]
         self.grpc_protocols = [t.service for t in grpc]
         if where.http:
-            from dragoman.transports.http import http_server
+            from dragoman.transports.http_server import HttpServer
 
-            kind = settings.http_server
-            also = grpc if settings.grpc_server == "own" and settings.grpc_port >= 0 else ()
+            also = grpc if settings.grpc_port >= 0 else ()
             bounds = replace(limits(settings), keeps_answers=not where.shared)
-            self._http = http_server(self._engine, http, limits=bounds, tls=tls, kind=kind, grpc=also)
+            self._http = HttpServer(self._engine, http, limits=bounds, tls=tls, grpc=also)
             self.http_ports = await self._http.start(where.http, shared=where.shared)
         for host, port in where.grpc:
-            self._grpc = self._grpc_server(grpc)
+            from dragoman.transports.grpc.server import GrpcServer
+
+            # The listener sets ALPN of its context, so HTTP and gRPC have one each.
+            self._grpc = GrpcServer(self._engine, grpc, limits=limits(settings), tls=tls_context(settings))
             self.grpc_port = await self._grpc.start(host, port, shared=where.shared)
 
     def application(self, http: Sequence[Any], bounds: Limits) -> Any:
@@ -69,16 +70,6 @@ class Front:
         from dragoman.transports.application import Application
 
         return Application(self._engine, http, bounds)
-
-    def _grpc_server(self, tables: Sequence[Any]) -> Any:
-        settings = self._settings
-        if settings.grpc_server == "grpcio":
-            from dragoman.transports.grpc import GrpcServer
-
-            return GrpcServer(self._engine, tables, limits=limits(settings), tls=_tls_bytes(settings))
-        from dragoman.transports.grpc_own.server import OwnGrpcServer
-
-        return OwnGrpcServer(self._engine, tables, limits=limits(settings), tls=tls_context(settings))
 
     def begin_drain(self) -> None:
         """Close idle connections, and every other one after its next answer; new ones are still accepted."""
@@ -183,9 +174,3 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
         key = settings.tls_key or settings.tls_cert
         raise InvalidInput(f"cannot use certificate '{settings.tls_cert}' with key '{key}': {fault}") from fault
     return context
-
-
-def _tls_bytes(settings: Settings) -> tuple[bytes, bytes, bytes | None] | None:
-    if not settings.tls_cert:
-        return None
-    return Path(settings.tls_key or settings.tls_cert).read_bytes(), Path(settings.tls_cert).read_bytes(), None

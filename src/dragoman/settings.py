@@ -43,12 +43,6 @@ class Settings:
         "addresses",
     )
     http_also: str = _setting("", "further HTTP addresses, as host:port,host:port", "addresses")
-    http_server: Literal["own", "uvicorn"] = _setting(
-        "own", "what serves HTTP: own, which is the fastest, or uvicorn", "addresses"
-    )
-    grpc_server: Literal["own", "grpcio"] = _setting(
-        "own", "what serves gRPC: own, or grpcio for its C library", "addresses"
-    )
     front_ends: int = _setting(
         1,
         "processes that accept connections, read requests and write answers, around one engine; 0: one a core",
@@ -120,13 +114,10 @@ class Settings:
     max_body_bytes: int = _setting(64 << 20, "largest request body, before and after decompression", "limits")
     max_bodies_bytes: int = _setting(1 << 30, "bytes of all bodies under way together; 0: no limit", "limits")
     max_header_bytes: int = _setting(16 << 10, "largest head of a request", "limits")
-    max_headers: int = _setting(
-        256, "header fields of a request; not enforced with http_server = uvicorn", "limits", least=1
-    )
+    max_headers: int = _setting(256, "header fields of a request", "limits", least=1)
     max_connections: int = _setting(
         20_000,
-        "connections at a time, over HTTP and over gRPC; beyond them only health checks are answered; 0: no limit; "
-        "not enforced with http_server uvicorn",
+        "connections at a time, over HTTP and over gRPC; beyond them only health checks are answered; 0: no limit",
         "limits",
     )
     max_streams: int = _setting(
@@ -140,13 +131,12 @@ class Settings:
     )
     max_grpc_calls_per_address: int = _setting(
         1000,
-        "gRPC calls at a time from one client address on each port; 0: no limit; not enforced with grpc_server grpcio",
+        "gRPC calls at a time from one client address on each port; 0: no limit",
         "limits",
     )
     grpc_stream_idle_timeout_s: float = _setting(
         600.0,
-        "seconds that a gRPC stream may be open without a request on it; 0: no limit; not enforced with grpc_server "
-        "grpcio",
+        "seconds that a gRPC stream may be open without a request on it; 0: no limit",
         "limits",
     )
     header_timeout_s: float = _setting(10.0, "seconds that a request's head may take to arrive", "limits")

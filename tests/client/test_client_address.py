@@ -134,8 +134,17 @@ def test_a_client_holds_no_part_of_a_server(url: str, name: str) -> None:
     modules = loaded_after(f"import dragoman; dragoman.{name}('{url}')" if name == "Client" else _ASYNC.format(url))
     rooms = {m.split(".")[1] for m in modules if m.startswith("dragoman.")}
     assert not rooms & {"engine", "transports", "protocols", "workers", "runtimes", "server", "settings", "cli"}
-    assert not modules & {"uvicorn", "uvloop", "pandas", "PIL"}
+    assert not modules & {"uvloop", "pandas", "PIL"}
     assert ("grpc" in modules) is url.startswith("grpc")
+
+
+@pytest.mark.parametrize("name", ["Client", "AsyncClient"])
+def test_grpc_without_grpcio_names_the_extra(name: str) -> None:
+    code = f"import sys; sys.modules['grpc'] = None; import dragoman; dragoman.{name}('grpc://h:1')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last == "ImportError: a client for a grpc:// URL needs the package 'grpcio': pip install 'dragoman[grpc]'"
 
 
 _ASYNC = """import asyncio, dragoman

@@ -55,7 +55,7 @@ def test_sigterm_finishes_what_is_under_way(
 
 @pytest.mark.parametrize(
     ("placement", "more"),
-    [("process", ()), ("thread", ()), ("process", ("--front-ends", "2")), ("thread", ("--http-server", "uvicorn"))],
+    [("process", ()), ("thread", ()), ("process", ("--front-ends", "2"))],
 )
 def test_sigterm_does_not_wait_for_a_model_that_is_stuck(
     tmp_path: Path, beside: ThreadPoolExecutor, placement: str, more: tuple[str, ...]
@@ -109,7 +109,7 @@ def test_ctrl_c_stops_as_sigterm_does() -> None:
 # --- the drain delay, and idle connections -----------------------------------------------------------------
 
 
-SERVERS = [(), ("--front-ends", "2"), ("--http-server", "uvicorn", "--grpc-server", "grpcio")]
+SERVERS = [(), ("--front-ends", "2")]
 
 
 def kept(served: Served) -> http.client.HTTPConnection:

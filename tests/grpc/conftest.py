@@ -1,4 +1,4 @@
-"""A server with a stand-in for the engine, of either kind, and a channel to it."""
+"""A server with a stand-in for the engine, and a channel to it."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -19,16 +19,9 @@ def engine() -> FakeEngine:
     return FakeEngine()
 
 
-@pytest.fixture(params=["own", "grpcio"])
-def kind(request: pytest.FixtureRequest) -> str:
-    """Which server carries the calls."""
-    found: str = request.param
-    return found
-
-
 @pytest.fixture
-async def server(kind: str, engine: FakeEngine) -> AsyncIterator[Any]:
-    server = make_server(kind, engine)
+async def server(engine: FakeEngine) -> AsyncIterator[Any]:
+    server = make_server(engine)
     yield server
     await server.stop(0)
 

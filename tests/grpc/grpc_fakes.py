@@ -30,8 +30,7 @@ from dragoman.core.signature import Signature, TensorSpec
 from dragoman.formats import oip_messages as m
 from dragoman.protocols.open_inference import grpc as oip_grpc
 from dragoman.protocols.wire import Exchange, GrpcMethod, GrpcRequest, GrpcStream, GrpcStreamMethod, Policy
-from dragoman.transports.grpc import GrpcServer
-from dragoman.transports.grpc_own.server import OwnGrpcServer
+from dragoman.transports.grpc.server import GrpcServer
 from dragoman.transports.limits import Limits
 
 A = TypeVar("A")
@@ -77,11 +76,8 @@ def call_of(asked: Exchange[Any, Any] | GrpcStream[Any]) -> Any:
     return asked.request.call
 
 
-def make_server(kind: str, engine: Any, limits: Limits = LIMITS, tls: tuple[Path, Path, bool] | None = None) -> Any:
-    """A server of either kind; `tls` are the files of its key and chain, and whether that also signs for clients."""
-    if kind == "grpcio":
-        pem = tls and (tls[0].read_bytes(), tls[1].read_bytes(), tls[1].read_bytes() if tls[2] else None)
-        return GrpcServer(engine, [TABLE], limits=limits, tls=pem)
+def make_server(engine: Any, limits: Limits = LIMITS, tls: tuple[Path, Path, bool] | None = None) -> GrpcServer:
+    """A server; `tls` are the files of its key and chain, and whether that also signs for clients."""
     context = None
     if tls is not None:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -89,7 +85,7 @@ def make_server(kind: str, engine: Any, limits: Limits = LIMITS, tls: tuple[Path
         if tls[2]:
             context.verify_mode = ssl.CERT_REQUIRED
             context.load_verify_locations(tls[1])
-    return OwnGrpcServer(engine, [TABLE], limits=limits, tls=context)
+    return GrpcServer(engine, [TABLE], limits=limits, tls=context)
 
 
 async def failed(awaitable: Any) -> Any:

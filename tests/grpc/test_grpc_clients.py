@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dragoman.formats import oip_messages as m
 from dragoman.transports.bodies import Bodies
-from dragoman.transports.grpc_own.calls import Calls
+from dragoman.transports.grpc.calls import Calls
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.connection import Connection
 from dragoman.transports.http2.fields import encoded
@@ -32,7 +32,7 @@ LARGE.raw_input_contents.append(random.Random(7).randbytes(900_000))
 
 @pytest.fixture
 async def port(engine: FakeEngine) -> AsyncIterator[int]:
-    server = make_server("own", engine)
+    server = make_server(engine)
     yield await server.start("127.0.0.1", 0)
     await server.stop(0)
 
@@ -87,7 +87,7 @@ TOLD = [*["same"] * 3, *map(str, range(50)), *["a"] * 6, "DEADLINE_EXCEEDED"]
 @pytest.mark.parametrize("loops", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_grpcio_on_each_loop(loops: Any) -> None:
     async def run() -> list[str]:
-        server = make_server("own", FakeEngine())
+        server = make_server(FakeEngine())
         port = await server.start("127.0.0.1", 0)
         try:
             return await asyncio.to_thread(talk, f"127.0.0.1:{port}")

@@ -14,7 +14,7 @@ from raw_client import Raw, framed
 
 from dragoman.formats import oip_messages as m
 from dragoman.transports.client_address import client_address
-from dragoman.transports.grpc_own.admission import MAX_HEALTH_CALLS
+from dragoman.transports.grpc.admission import MAX_HEALTH_CALLS
 
 MESSAGE = framed(infer_message(id="7").SerializeToString())
 SLOW = framed(infer_message("slow").SerializeToString())
@@ -35,7 +35,7 @@ async def serve(engine: FakeEngine) -> AsyncIterator[Serve]:
     servers: list[Any] = []
 
     async def serve(**limits: Any) -> int:
-        servers.append(make_server("own", engine, replace(LIMITS, **limits)))
+        servers.append(make_server(engine, replace(LIMITS, **limits)))
         port: int = await servers[-1].start("127.0.0.1", 0)
         return port
 

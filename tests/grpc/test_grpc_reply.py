@@ -10,7 +10,7 @@ from dragoman.core.calls import Inference, Response
 from dragoman.core.datatypes import BF16, BYTES, FP16, FP32, INT32
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.formats import oip_messages as m
-from dragoman.transports.grpc_calls import whole
+from dragoman.transports.grpc.handlers import whole
 
 
 def replied(message: Any, answer: Inference) -> Any:

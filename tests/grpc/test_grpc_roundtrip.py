@@ -15,7 +15,7 @@ from dragoman.core.tensor import Tensor, object_array
 from dragoman.formats import oip_messages as m
 from dragoman.formats.oip_contents import FIELDS
 from dragoman.formats.raw import raw_from_tensor
-from dragoman.transports.grpc_calls import whole
+from dragoman.transports.grpc.handlers import whole
 
 SHAPES = st.one_of(
     st.just(()),

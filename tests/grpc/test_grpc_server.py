@@ -143,10 +143,10 @@ async def test_a_taken_port_is_an_error(server: Any) -> None:
         await server.start("127.0.0.1", taken.getsockname()[1])
 
 
-async def test_a_second_server_does_not_share_the_port(kind: str, server: Any, engine: FakeEngine) -> None:
+async def test_a_second_server_does_not_share_the_port(server: Any, engine: FakeEngine) -> None:
     port = await server.start("127.0.0.1", 0)
     with pytest.raises(OSError, match="is the port taken"):
-        await make_server(kind, engine).start("127.0.0.1", port)
+        await make_server(engine).start("127.0.0.1", port)
 
 
 # --- stopping --------------------------------------------------------------------------------------------

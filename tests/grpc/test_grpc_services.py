@@ -94,10 +94,10 @@ def certificate(folder: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("mutual", [False, True])
-async def test_tls(kind: str, engine: FakeEngine, mutual: bool, tmp_path: Path) -> None:
+async def test_tls(engine: FakeEngine, mutual: bool, tmp_path: Path) -> None:
     files = certificate(tmp_path)
     key, chain = (file.read_bytes() for file in files)
-    server = make_server(kind, engine, tls=(*files, mutual))
+    server = make_server(engine, tls=(*files, mutual))
     target = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
 
     async def infer(credentials: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from dragoman.protocols.wire import HttpProtocol, HttpRequest, HttpResponse, Route, json_response
-from dragoman.transports.http import http_server
+from dragoman.transports.http_server import HttpServer
 from dragoman.transports.limits import Limits
 
 
@@ -50,7 +50,7 @@ TABLE = HttpProtocol(
 @pytest_asyncio.fixture
 async def port() -> AsyncIterator[int]:
     engine: Any = None  # nothing is asked of it
-    server = http_server(engine, (TABLE,), limits=Limits())
+    server = HttpServer(engine, (TABLE,), limits=Limits())
     (found,) = await server.start([("127.0.0.1", 0)])
     yield found
     await server.stop(0.0)

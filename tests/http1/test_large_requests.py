@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from dragoman.protocols.wire import HttpProtocol, HttpRequest, HttpResponse, Route, json_response
-from dragoman.transports.http import http_server
+from dragoman.transports.http_server import HttpServer
 from dragoman.transports.limits import Limits
 from dragoman.transports.turns import LARGE_REQUEST
 
@@ -56,7 +56,7 @@ async def port(turn: Turn) -> AsyncIterator[int]:
         lambda fault: json_response({"error": str(fault)}, getattr(fault, "status", 500)),
     )
     # As many bodies as come at once, and not one more, may be held.
-    server = http_server(engine, (table,), limits=Limits(max_bodies_bytes=CLIENTS * (len(BODY) + 1024)))
+    server = HttpServer(engine, (table,), limits=Limits(max_bodies_bytes=CLIENTS * (len(BODY) + 1024)))
     (found,) = await server.start([("127.0.0.1", 0)])
     yield found
     await server.stop(0.0)

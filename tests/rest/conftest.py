@@ -1,31 +1,26 @@
-"""What tests of the wire itself run on: our own HTTP server and uvicorn, and which event loop."""
+"""Fixtures that choose the event loop on which the tests of a module run."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 import uvloop
 
-from rest.rest_house import DEFAULTS
-
 Loops = Mapping[str, Callable[[], asyncio.AbstractEventLoop]]
 _ASYNCIO: Loops = {"asyncio": asyncio.new_event_loop}
 _UVLOOP: Loops = {"uvloop": uvloop.new_event_loop}
-# By what a module uses; others run on asyncio's own loop. Servers run on uvloop.
-_LOOPS = {"http_server": _UVLOOP, "both_loops": {**_ASYNCIO, **_UVLOOP}}
+# By the fixture that a module uses; other modules run on asyncio's own loop.
+_LOOPS = {"on_uvloop": _UVLOOP, "both_loops": {**_ASYNCIO, **_UVLOOP}}
 
 
-@pytest.fixture(scope="module", params=["own", "uvicorn"])
-def http_server(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Every test of a module that uses this runs on each."""
-    DEFAULTS["http_server"] = request.param
-    yield request.param
-    del DEFAULTS["http_server"]
+@pytest.fixture
+def on_uvloop() -> None:
+    """Run every test of a module that uses this on uvloop, as servers do."""
 
 
 @pytest.fixture
 def both_loops() -> None:
-    """Every test of a module that uses this runs on each event loop."""
+    """Run every test of a module that uses this on each event loop."""
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Loops:

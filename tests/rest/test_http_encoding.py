@@ -18,13 +18,13 @@ from dragoman.protocols.wire import HttpFault
 from dragoman.transports.encoding import accepted, decoded
 from rest.rest_house import Answer, House, Identity, binary, blobs, encoded, inputs, outputs, serving, tensor
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("http_server")]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("on_uvloop")]
 ROWS = np.arange(1000, dtype=np.int32)
 BIG = inputs(tensor("x", [1000], "INT32", ROWS.tolist()))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house(http_server: str) -> AsyncIterator[House]:
+async def house() -> AsyncIterator[House]:
     async with serving() as house:
         yield house
 

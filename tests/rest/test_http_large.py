@@ -11,14 +11,14 @@ import pytest_asyncio
 
 from rest.rest_house import House, binary, blobs, inputs, outputs, read_answer, request, serving, tensor
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("http_server")]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("on_uvloop")]
 INFER = "/v2/models/Identity/infer"
 LIVE = request("GET", "/v2/health/live")
 N = 300_000
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house(http_server: str) -> AsyncIterator[House]:
+async def house() -> AsyncIterator[House]:
     async with serving() as house:
         yield house
 

@@ -28,13 +28,13 @@ from rest.rest_house import (
     tensor,
 )
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("http_server")]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("on_uvloop")]
 INFER = "/v2/models/Identity/infer"
 LIVE = request("GET", "/v2/health/live")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house(http_server: str) -> AsyncIterator[House]:
+async def house() -> AsyncIterator[House]:
     async with serving() as house:
         yield house
 

@@ -14,7 +14,7 @@ import dragoman
 from dragoman import Infer, TensorSpec
 from rest.rest_house import MODELS, Answer, Gate, House, binary, inputs, read_answer, request, serving, tensor
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("http_server")]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("on_uvloop")]
 
 _seen: contextvars.ContextVar[int] = contextvars.ContextVar("seen", default=0)
 
@@ -54,7 +54,7 @@ class Narrow(dragoman.Model):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house(http_server: str) -> AsyncIterator[House]:
+async def house() -> AsyncIterator[House]:
     async with serving(*MODELS, Context, Same, Narrow, Gate, control_token="secret") as house:
         yield house
 

@@ -105,11 +105,9 @@ class AsyncClient(Connected):
 
     def _transport(self, where: Address) -> Transport:
         if where.over_grpc:
-            import grpc.aio
-
             from dragoman.client.grpc_channel import GrpcTransport
 
-            return GrpcTransport(where, grpc.aio)
+            return GrpcTransport(where, asynchronous=True)
         from dragoman.client.http_async import transport
 
         return transport(where)

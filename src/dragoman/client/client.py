@@ -128,11 +128,9 @@ class Client(Connected):
 
     def _transport(self, where: Address) -> Transport:
         if where.over_grpc:
-            import grpc
-
             from dragoman.client.grpc_channel import GrpcTransport
 
-            return GrpcTransport(where, grpc)
+            return GrpcTransport(where, asynchronous=False)
         from dragoman.client.http_sync import transport
 
         return transport(where)

@@ -4,7 +4,11 @@ import inspect
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 from typing import Any
 
-import grpc
+try:
+    import grpc
+except ModuleNotFoundError as missing:
+    text = "a client for a grpc:// URL needs the package 'grpcio': pip install 'dragoman[grpc]'"
+    raise ImportError(text) from missing
 
 from dragoman.client import faults
 from dragoman.client.address import Address, Headers
@@ -29,10 +33,11 @@ _TRUE_STATUS = ("triton_grpc_error", "true")
 
 
 class GrpcTransport:
-    """Sends questions to one server; `library` is grpc, for any threads, or grpc.aio, for one event loop."""
+    """Sends calls to one server, from any thread, or if `asynchronous` from one event loop."""
 
-    def __init__(self, address: Address, library: Any) -> None:
+    def __init__(self, address: Address, *, asynchronous: bool) -> None:
         self._address = address
+        library = grpc.aio if asynchronous else grpc
         if address.secure:
             credentials = grpc.ssl_channel_credentials(root_certificates=address.tls_roots())
             self._channel = library.secure_channel(address.authority, credentials, _OPTIONS)

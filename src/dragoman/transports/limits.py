@@ -12,7 +12,7 @@ class Limits:
     max_body_bytes holds before and after decompression; max_bodies_bytes for all bodies together that are being
     received or answered, 0 for any number. A body has `body_timeout_s` to arrive, and a second more for
     each 64 KiB of it; a client that does not read its answer has `write_timeout_s`. max_headers counts the fields of a
-    head, max_connections those that are open at a time, 0 for any number (neither with uvicorn). `max_open_files` is
+    head, max_connections those that are open at a time, 0 for any number. `max_open_files` is
     the process's own limit of file descriptors, 0 for none: the last of them are left to health checks.
 
     max_streams holds for each connection over HTTP/2. max_grpc_calls and max_grpc_calls_per_address (0 for any number)

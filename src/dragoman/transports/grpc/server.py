@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dragoman.engine.answers import Answers
 from dragoman.protocols.wire import GrpcProtocol
 from dragoman.transports.bodies import Bodies
-from dragoman.transports.grpc_own.calls import Calls
+from dragoman.transports.grpc.calls import Calls
 from dragoman.transports.http2.protocol import http2
 from dragoman.transports.http2.terms import terms
 from dragoman.transports.limits import Limits
@@ -17,7 +17,7 @@ from dragoman.transports.listener import Listener
 _PARTING_S = 1.0
 
 
-class OwnGrpcServer:
+class GrpcServer:
     """Serves protocol tables on one port."""
 
     def __init__(

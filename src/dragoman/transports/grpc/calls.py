@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dragoman.engine.answers import Answers
 from dragoman.protocols.wire import GrpcProtocol
 from dragoman.transports.bodies import Bodies
-from dragoman.transports.grpc_calls import Handler, UnaryHandler
-from dragoman.transports.grpc_own.admission import Admission
-from dragoman.transports.grpc_own.call import Call
-from dragoman.transports.grpc_own.head import CallHead, call_head
-from dragoman.transports.grpc_own.status import trailers_only
-from dragoman.transports.grpc_own.streaming import StreamCall
-from dragoman.transports.grpc_own.unary import UnaryCall
-from dragoman.transports.grpc_services import handlers
+from dragoman.transports.grpc.admission import Admission
+from dragoman.transports.grpc.call import Call
+from dragoman.transports.grpc.handlers import Handler, UnaryHandler
+from dragoman.transports.grpc.head import CallHead, call_head
+from dragoman.transports.grpc.services import make_handlers
+from dragoman.transports.grpc.status import trailers_only
+from dragoman.transports.grpc.streaming import StreamCall
+from dragoman.transports.grpc.unary import UnaryCall
 from dragoman.transports.http2.fields import encoded
 from dragoman.transports.http2.request import Head
 from dragoman.transports.http2.stream import Listener as Hearer
@@ -41,7 +41,7 @@ class Calls:
         self.others = others
         self.turns = Turns(self.loop)
         self.stopping: asyncio.Future[None] = self.loop.create_future()
-        self.handlers: Mapping[str, Handler] = handlers(engine, protocols, self.stopping, bodies)
+        self.handlers: Mapping[str, Handler] = make_handlers(engine, protocols, self.stopping, bodies)
         self._calls: set[Call] = set()
         self._admission = Admission(limits)
         self._idle: asyncio.Future[None] | None = None

@@ -38,7 +38,7 @@ Begun = Reply | GrpcAnswer | Coroutine[Any, Any, Reply | GrpcAnswer]
 _MAX_MESSAGE_BYTES = 2000
 
 
-class Refusal(Exception):
+class GrpcError(Exception):
     """The status that ends a call: the name of a gRPC status code, a message, and trailing metadata."""
 
     def __init__(self, status: str, message: str, metadata: tuple[tuple[str, str], ...] = ()) -> None:
@@ -66,7 +66,7 @@ class Peer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UnaryHandler:
-    """Answers one message with one. Raises Refusal. `begin`, where there is one, answers at once if it can."""
+    """Answers one message with one. Raises GrpcError. `begin`, where there is one, answers at once if it can."""
 
     answer: Callable[[GrpcRequest], Coroutine[Any, Any, Reply | GrpcAnswer]]
     begin: "Callable[[GrpcRequest], Begun] | None" = None
@@ -75,7 +75,7 @@ class UnaryHandler:
 
 @dataclass(frozen=True, slots=True)
 class StreamHandler:
-    """Reads from a peer and writes to it until the call is over. Raises Refusal."""
+    """Reads from a peer and writes to it until the call is over. Raises GrpcError."""
 
     talk: Callable[[Peer], Coroutine[Any, Any, None]]
     health: bool = False
@@ -120,7 +120,7 @@ class Unary:
         return found
 
     def begin(self, request: GrpcRequest) -> Begun:
-        """The answer, where it is there at once; else the coroutine that gives it. Raises Refusal."""
+        """The answer, where it is there at once; else the coroutine that gives it. Raises GrpcError."""
         if len(request.body) > LARGE:
             return self._read(request)
         request_id = ""
@@ -226,7 +226,7 @@ def told(fault: Exception, request_id: str) -> DragomanError:
     return ServerError(f"internal error, request id {request_id}")
 
 
-def refusal(protocol: GrpcProtocol, fault: DragomanError) -> Refusal:
+def refusal(protocol: GrpcProtocol, fault: DragomanError) -> GrpcError:
     """The status that tells of a fault."""
     metadata: tuple[tuple[str, str], ...] = ()
     wait_s = fault.retry_after_s
@@ -234,7 +234,7 @@ def refusal(protocol: GrpcProtocol, fault: DragomanError) -> Refusal:
         # gRPC: clients that retry by policy heed the second one (proposal A6).
         metadata = (("retry-after", str(math.ceil(wait_s))), ("grpc-retry-pushback-ms", str(math.ceil(wait_s * 1000))))
     message = fault.message.encode(errors="replace")[:_MAX_MESSAGE_BYTES].decode(errors="ignore")
-    return Refusal(protocol.status(fault), message, metadata)
+    return GrpcError(protocol.status(fault), message, metadata)
 
 
 def parts_of(reply: Reply) -> Sequence[Buffer]:

@@ -15,8 +15,8 @@ from grpc_fakes import LIMIT, LIMITS, FakeEngine, infer_message, make_server
 from raw_client import Raw, framed
 
 from dragoman.formats import oip_messages as m
-from dragoman.transports.grpc_calls import Refusal
-from dragoman.transports.grpc_own.messages import Messages
+from dragoman.transports.grpc.handlers import GrpcError
+from dragoman.transports.grpc.messages import Messages
 from dragoman.transports.http2 import frames
 
 MESSAGE = infer_message(id="7").SerializeToString()
@@ -26,7 +26,7 @@ OK, INTERNAL, UNIMPLEMENTED, EXHAUSTED, LATE = 0, 13, 12, 8, 4
 
 @pytest.fixture
 async def port(engine: FakeEngine) -> AsyncIterator[int]:
-    server = make_server("own", engine)
+    server = make_server(engine)
     yield await server.start("127.0.0.1", 0)
     await server.stop(0)
 
@@ -34,7 +34,7 @@ async def port(engine: FakeEngine) -> AsyncIterator[int]:
 @pytest.fixture
 async def strict(engine: FakeEngine) -> AsyncIterator[int]:
     """A server with little patience."""
-    server = make_server("own", engine, SHORT)
+    server = make_server(engine, SHORT)
     yield await server.start("127.0.0.1", 0)
     await server.stop(0)
 
@@ -290,7 +290,7 @@ async def test_messages_that_nobody_reads_stay_with_the_client(raw: Raw, engine:
 
 
 async def test_what_all_calls_hold_is_bounded(engine: FakeEngine) -> None:
-    server = make_server("own", engine, replace(LIMITS, max_bodies_bytes=300_000))
+    server = make_server(engine, replace(LIMITS, max_bodies_bytes=300_000))
     async with Raw.to(await server.start("127.0.0.1", 0)) as raw:
         assert await answers(raw)
         half = framed(bytes(200_000))[:150_000]
@@ -320,7 +320,7 @@ async def test_what_all_calls_hold_is_bounded(engine: FakeEngine) -> None:
 
 
 async def test_a_claimed_length_takes_no_file_and_little_memory(engine: FakeEngine) -> None:
-    server = make_server("own", engine, replace(LIMITS, max_body_bytes=64 << 20))
+    server = make_server(engine, replace(LIMITS, max_body_bytes=64 << 20))
     async with Raw.to(await server.start("127.0.0.1", 0)) as raw:
         assert await answers(raw)
         before = open_files(), address_space()
@@ -343,7 +343,7 @@ def address_space() -> int:
 
 async def test_a_message_in_work_counts_until_the_next_is_read(engine: FakeEngine) -> None:
     engine.pieces = 0
-    server = make_server("own", engine, replace(LIMITS, max_bodies_bytes=300_000))
+    server = make_server(engine, replace(LIMITS, max_bodies_bytes=300_000))
     message = infer_message("slow")
     message.raw_input_contents[0] = bytes(200_000)
     message.inputs[0].datatype, message.inputs[0].shape[0] = "UINT8", 200_000
@@ -382,7 +382,7 @@ async def test_pings_too_often_are_named(raw: Raw) -> None:
 
 
 async def test_stopping_says_goodbye(engine: FakeEngine) -> None:
-    server = make_server("own", engine)
+    server = make_server(engine)
     async with Raw.to(await server.start("127.0.0.1", 0)) as raw:
         await goodbye(raw, server, engine)
 
@@ -481,5 +481,5 @@ def test_a_large_message_grows_as_it_comes(size: int) -> None:
 
 
 def test_a_message_beyond_the_limit_is_refused_by_its_prefix() -> None:
-    with pytest.raises(Refusal, match="larger than the limit of 10 bytes"):
+    with pytest.raises(GrpcError, match="larger than the limit of 10 bytes"):
         Messages(10).feed(framed(bytes(11)), 0, 5)

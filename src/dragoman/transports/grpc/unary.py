@@ -10,11 +10,11 @@ from typing import Any
 
 from dragoman.protocols.wire import Buffer, GrpcAnswer, GrpcRequest
 from dragoman.system.eager import Start
-from dragoman.transports.grpc_calls import Refusal, Reply, UnaryHandler, parts_of, told
-from dragoman.transports.grpc_own.call import SMALL, Call, House, unread
-from dragoman.transports.grpc_own.head import CallHead
-from dragoman.transports.grpc_own.messages import Messages, prefix
-from dragoman.transports.grpc_own.status import HEAD, OK, ok
+from dragoman.transports.grpc.call import SMALL, Call, House, unread
+from dragoman.transports.grpc.handlers import GrpcError, Reply, UnaryHandler, parts_of, told
+from dragoman.transports.grpc.head import CallHead
+from dragoman.transports.grpc.messages import Messages, prefix
+from dragoman.transports.grpc.status import HEAD, OK, ok
 from dragoman.transports.http2.stream import Stream
 from dragoman.transports.turns import LARGE_REQUEST
 
@@ -48,7 +48,7 @@ class UnaryCall(Call):
 
     def heard(self, messages: Messages) -> None:
         if len(messages.ready) + messages.begun > 1:
-            raise Refusal("INTERNAL", "expected one message, got more")
+            raise GrpcError("INTERNAL", "expected one message, got more")
         if messages.awaited:
             self._stream.expect(messages.awaited)
 
@@ -57,7 +57,7 @@ class UnaryCall(Call):
         if self._gone:
             return
         if messages is None or not messages.ready or messages.begun:
-            raise Refusal("INTERNAL", "expected one message, got none that is whole")
+            raise GrpcError("INTERNAL", "expected one message, got none that is whole")
         flag, message = messages.ready.popleft()
         if flag:
             self._begin(self._answer_packed(message))
@@ -93,7 +93,7 @@ class UnaryCall(Call):
             return
         try:
             done: Any = copy_context().run(handler.begin, request)
-        except Refusal as fault:
+        except GrpcError as fault:
             self._send(None, fault)
         else:
             if type(done) is CoroutineType:
@@ -128,7 +128,7 @@ class UnaryCall(Call):
 
     def _send(self, reply: Reply | GrpcAnswer | None, fault: BaseException | None) -> None:
         if fault is not None or reply is None:
-            self.refuse(fault if isinstance(fault, Refusal) else _unexpected(fault))
+            self.refuse(fault if isinstance(fault, GrpcError) else _unexpected(fault))
             return
         if self._gone:
             return
@@ -147,7 +147,7 @@ class UnaryCall(Call):
         self._stream.answer(HEAD, (_pack(0, size), *parts), size + 5, ending)
 
 
-def _unexpected(fault: BaseException | None) -> Refusal:
+def _unexpected(fault: BaseException | None) -> GrpcError:
     """A fault that no handler should let through."""
     found = told(fault if isinstance(fault, Exception) else RuntimeError(repr(fault)), "")
-    return Refusal("INTERNAL", found.message)
+    return GrpcError("INTERNAL", found.message)

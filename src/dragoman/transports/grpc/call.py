@@ -8,10 +8,10 @@ from typing import Any, Protocol
 from dragoman.protocols.wire import HttpFault
 from dragoman.transports.bodies import Bodies
 from dragoman.transports.encoding import decoded
-from dragoman.transports.grpc_calls import Refusal
-from dragoman.transports.grpc_own.head import CallHead
-from dragoman.transports.grpc_own.messages import Messages
-from dragoman.transports.grpc_own.status import trailers, trailers_only
+from dragoman.transports.grpc.handlers import GrpcError
+from dragoman.transports.grpc.head import CallHead
+from dragoman.transports.grpc.messages import Messages
+from dragoman.transports.grpc.status import trailers, trailers_only
 from dragoman.transports.http2.stream import Buffer, Stream
 from dragoman.transports.limits import Limits
 from dragoman.transports.turns import Turns
@@ -66,7 +66,7 @@ class Call:
             self._feed(data, at, stop)
             if ended:
                 self.heard_all()
-        except Refusal as fault:
+        except GrpcError as fault:
             self.refuse(fault)
 
     def _feed(self, data: bytes | memoryview, at: int, stop: int) -> None:
@@ -95,7 +95,7 @@ class Call:
             self.heard(self._messages)
             if ended:
                 self.heard_all()
-        except Refusal as fault:
+        except GrpcError as fault:
             self.refuse(fault)
 
     def heard(self, messages: Messages) -> None:
@@ -116,26 +116,26 @@ class Call:
             try:
                 self._house.bodies.take(counted - self._counted)
             except HttpFault as fault:
-                raise Refusal("RESOURCE_EXHAUSTED", fault.message) from fault
+                raise GrpcError("RESOURCE_EXHAUSTED", fault.message) from fault
             self._counted = counted
 
     async def unpacked(self, message: Buffer) -> Buffer:
-        """A packed message. Raises Refusal."""
+        """A packed message. Raises GrpcError."""
         limit = self._house.limits.max_body_bytes
         if not self.head.encoding:
-            raise Refusal("INTERNAL", "a message is marked as compressed, and grpc-encoding names no encoding")
+            raise GrpcError("INTERNAL", "a message is marked as compressed, and grpc-encoding names no encoding")
         try:
             return await decoded(message, self.head.encoding, limit)
         except HttpFault as fault:
             status = "RESOURCE_EXHAUSTED" if fault.status == 413 else "INTERNAL"
-            raise Refusal(status, fault.message.replace("body", "message")) from fault
+            raise GrpcError(status, fault.message.replace("body", "message")) from fault
 
     def watch(self, now_s: float) -> None:
         """Refuse a client that is late with a message that it has begun; an unary one has to come at all."""
         limits = self._house.limits
         if self.late() and now_s - self._began_s > limits.body_timeout_s + self._heard / (1 << 16):
             told = f"the message came too slowly: {self._heard} bytes in {limits.body_timeout_s} s"
-            self.refuse(Refusal("DEADLINE_EXCEEDED", told))
+            self.refuse(GrpcError("DEADLINE_EXCEEDED", told))
 
     def late(self) -> bool:
         """Whether the client is in the middle of a message."""
@@ -155,11 +155,11 @@ class Call:
         self.run(self._house.loop.create_task(coroutine))
 
     def _expire(self) -> None:
-        self.refuse(Refusal("DEADLINE_EXCEEDED", "Request timeout expired"))
+        self.refuse(GrpcError("DEADLINE_EXCEEDED", "Request timeout expired"))
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled():
-            self.refuse(Refusal("CANCELLED", "the call was cancelled"))
+            self.refuse(GrpcError("CANCELLED", "the call was cancelled"))
         else:
             self.finish(task)
         self._leave()
@@ -170,7 +170,7 @@ class Call:
 
     # --- ends ----------------------------------------------------------------------------------------------------
 
-    def refuse(self, fault: Refusal) -> None:
+    def refuse(self, fault: GrpcError) -> None:
         """End the call with a status; what still works for it is cancelled."""
         if not self._gone:
             self._gone = True
@@ -182,7 +182,7 @@ class Call:
 
     def cut(self) -> None:
         """The server stops."""
-        self.refuse(Refusal("UNAVAILABLE", "the server is shutting down"))
+        self.refuse(GrpcError("UNAVAILABLE", "the server is shutting down"))
 
     def broken(self, code: int) -> None:
         """The client has left."""
@@ -209,6 +209,6 @@ class Call:
         """All that was written has been sent."""
 
 
-def unread(bodies: Bodies) -> Refusal:
+def unread(bodies: Bodies) -> GrpcError:
     """Clients do not take their answers, so there is no room for another."""
-    return Refusal("RESOURCE_EXHAUSTED", bodies.unread.message)
+    return GrpcError("RESOURCE_EXHAUSTED", bodies.unread.message)

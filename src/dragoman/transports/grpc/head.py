@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from dragoman.transports.grpc_calls import Handler, Refusal
+from dragoman.transports.grpc.handlers import GrpcError, Handler
 from dragoman.transports.http2.request import Head
 
 ENCODINGS: Final = ("identity", "gzip", "deflate")
@@ -24,7 +24,7 @@ class CallHead:
     metadata: Mapping[str, str]
     timeout_s: float | None
     encoding: str
-    refused: Refusal | None
+    refused: GrpcError | None
     health: bool = False
 
 
@@ -33,21 +33,21 @@ def call_head(head: Head, handlers: Mapping[str, Handler]) -> CallHead:
     fields = dict(head.fields)
     handler, refused = handlers.get(head.path), None
     if head.fault is not None:
-        refused = Refusal("RESOURCE_EXHAUSTED" if head.fault.status == 431 else "INTERNAL", head.fault.message)
+        refused = GrpcError("RESOURCE_EXHAUSTED" if head.fault.status == 431 else "INTERNAL", head.fault.message)
     elif head.method != "POST":
-        refused = Refusal("UNIMPLEMENTED", f"expected the method POST, got {head.method[:32]}")
+        refused = GrpcError("UNIMPLEMENTED", f"expected the method POST, got {head.method[:32]}")
     elif handler is None:
-        refused = Refusal("UNIMPLEMENTED", f"there is no method {head.path[:256]}")
+        refused = GrpcError("UNIMPLEMENTED", f"there is no method {head.path[:256]}")
     encoding = fields.get("grpc-encoding", "identity")
     if encoding not in ENCODINGS:
         # gRPC: tells what it accepts.
         told = f"the encoding '{encoding[:64]}' is not supported; expected one of {', '.join(ENCODINGS)}"
-        refused = refused or Refusal("UNIMPLEMENTED", told, (("grpc-accept-encoding", ",".join(ENCODINGS)),))
+        refused = refused or GrpcError("UNIMPLEMENTED", told, (("grpc-accept-encoding", ",".join(ENCODINGS)),))
     timeout_s = None
     if "grpc-timeout" in fields:
         timeout_s = _timeout_s(fields["grpc-timeout"])
         if timeout_s is None:
-            refused = refused or Refusal("INTERNAL", f"malformed grpc-timeout {fields['grpc-timeout'][:32]!r}")
+            refused = refused or GrpcError("INTERNAL", f"malformed grpc-timeout {fields['grpc-timeout'][:32]!r}")
     metadata = {name: value for name, value in fields.items() if _is_metadata(name)}
     health = handler is not None and handler.health
     return CallHead(handler, metadata, timeout_s, "" if encoding == "identity" else encoding, refused, health)

@@ -5,7 +5,7 @@ from typing import Final
 from urllib.parse import quote
 
 from dragoman.protocols.wire import Headers
-from dragoman.transports.grpc_calls import Refusal
+from dragoman.transports.grpc.handlers import GrpcError
 from dragoman.transports.http2.fields import Field, encoded
 
 CODES: Final = {
@@ -41,17 +41,17 @@ def ok(metadata: Headers) -> bytes:
     return encoded([(b"grpc-status", b"0"), *(_metadata(name, value) for name, value in metadata)])
 
 
-def trailers(fault: Refusal) -> bytes:
+def trailers(fault: GrpcError) -> bytes:
     """The block that ends an answer with a fault."""
     return encoded(_fields(fault))
 
 
-def trailers_only(fault: Refusal) -> bytes:
+def trailers_only(fault: GrpcError) -> bytes:
     """The one block of an answer that is nothing but a fault."""
     return encoded((*_HEAD, *_fields(fault)))
 
 
-def _fields(fault: Refusal) -> list[Field]:
+def _fields(fault: GrpcError) -> list[Field]:
     found = [(b"grpc-status", b"%d" % CODES[fault.status])]
     if fault.message:
         found.append((b"grpc-message", quote(fault.message, safe=_PLAIN).strip().encode("ascii")))

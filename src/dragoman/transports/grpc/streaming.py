@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from dragoman.transports.grpc_calls import Refusal, Reply, StreamHandler, parts_of, told
-from dragoman.transports.grpc_own.call import SMALL, Call, House, unread
-from dragoman.transports.grpc_own.head import CallHead
-from dragoman.transports.grpc_own.messages import PREFIX_BYTES, Messages, prefix
-from dragoman.transports.grpc_own.status import HEAD, OK
+from dragoman.transports.grpc.call import SMALL, Call, House, unread
+from dragoman.transports.grpc.handlers import GrpcError, Reply, StreamHandler, parts_of, told
+from dragoman.transports.grpc.head import CallHead
+from dragoman.transports.grpc.messages import PREFIX_BYTES, Messages, prefix
+from dragoman.transports.grpc.status import HEAD, OK
 from dragoman.transports.http2.stream import Stream
 from dragoman.transports.turns import LARGE_REQUEST
 
@@ -44,7 +44,7 @@ class StreamCall(Call):
     def heard_all(self) -> None:
         messages = self._messages
         if messages is not None and messages.begun:
-            raise Refusal("INTERNAL", "the client's part ends within a message")
+            raise GrpcError("INTERNAL", "the client's part ends within a message")
         self._ended = True
         _wake(self._reader)
 
@@ -87,7 +87,7 @@ class StreamCall(Call):
         is_idle = self._reader is not None and not self.late()
         if timeout_s and is_idle and now_s - self._idle_since_s > timeout_s:
             told = f"no message came on this stream for {timeout_s:g} s (grpc_stream_idle_timeout_s)"
-            self.refuse(Refusal("DEADLINE_EXCEEDED", told))
+            self.refuse(GrpcError("DEADLINE_EXCEEDED", told))
         else:
             super().watch(now_s)
 
@@ -119,7 +119,7 @@ class StreamCall(Call):
         fault = task.exception()
         if fault is not None:
             expected = fault if isinstance(fault, Exception) else RuntimeError(repr(fault))
-            self.refuse(fault if isinstance(fault, Refusal) else Refusal("INTERNAL", told(expected, "").message))
+            self.refuse(fault if isinstance(fault, GrpcError) else GrpcError("INTERNAL", told(expected, "").message))
         elif not self._gone:
             self._gone = True
             if not self._begun:

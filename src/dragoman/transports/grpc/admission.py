@@ -3,7 +3,7 @@
 import math
 from weakref import WeakValueDictionary
 
-from dragoman.transports.grpc_calls import Refusal
+from dragoman.transports.grpc.handlers import GrpcError
 from dragoman.transports.http2.stream import Outlet
 from dragoman.transports.limits import Limits
 from dragoman.transports.reserve import TOO_MANY_CONNECTIONS
@@ -43,7 +43,7 @@ class Admission:
         # An address is forgotten with the last connection from there.
         self._addresses: WeakValueDictionary[str, AddressCalls] = WeakValueDictionary()
 
-    def enter(self, connection: Outlet, health: bool) -> Refusal | None:
+    def enter(self, connection: Outlet, health: bool) -> GrpcError | None:
         """Count a further call of this connection; return why it is refused, and not counted, if it is."""
         of: ConnectionCalls | None = connection.calls
         if of is None:
@@ -54,7 +54,7 @@ class Admission:
             of.health_checks += 1
             return None
         if connection.reserved:
-            return Refusal("UNAVAILABLE", TOO_MANY_CONNECTIONS.message)
+            return GrpcError("UNAVAILABLE", TOO_MANY_CONNECTIONS.message)
         if self._calls >= self._max_calls:
             return _exhausted(f"the server has {self._max_calls} calls under way already (max_grpc_calls)")
         address = of.address
@@ -75,5 +75,5 @@ class Admission:
             of.address.calls -= 1
 
 
-def _exhausted(message: str) -> Refusal:
-    return Refusal("RESOURCE_EXHAUSTED", message)
+def _exhausted(message: str) -> GrpcError:
+    return GrpcError("RESOURCE_EXHAUSTED", message)

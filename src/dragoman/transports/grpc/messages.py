@@ -5,7 +5,7 @@ from collections import deque
 from typing import Final
 
 from dragoman.protocols.wire import Buffer
-from dragoman.transports.grpc_calls import Refusal
+from dragoman.transports.grpc.handlers import GrpcError
 from dragoman.transports.receive_buffer import ReceiveBuffer
 
 PREFIX_BYTES: Final = 5
@@ -37,7 +37,7 @@ class Messages:
         return bool(self.awaited or self._prefix)
 
     def feed(self, data: bytes | memoryview, at: int, stop: int) -> None:
-        """Take what lies in `data` from `at` to `stop`. Raises Refusal."""
+        """Take what lies in `data` from `at` to `stop`. Raises GrpcError."""
         while at < stop:
             if self.awaited:
                 at = self._more(data, at, stop)
@@ -55,9 +55,9 @@ class Messages:
 
     def _begin(self, flag: int, length: int) -> None:
         if flag > 1:
-            raise Refusal("INTERNAL", f"expected a message, whose flag is 0 or 1, got {flag}")
+            raise GrpcError("INTERNAL", f"expected a message, whose flag is 0 or 1, got {flag}")
         if length > self._limit:
-            raise Refusal(
+            raise GrpcError(
                 "RESOURCE_EXHAUSTED", f"the message of {length} bytes is larger than the limit of {self._limit} bytes"
             )
         if not length:
