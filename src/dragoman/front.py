@@ -9,8 +9,9 @@ from typing import Any
 
 from dragoman import plugins
 from dragoman.core.errors import InvalidInput
+from dragoman.core.options import values
 from dragoman.engine.answers import AnswersNow
-from dragoman.settings import Settings
+from dragoman.settings import ProtocolOptions, Settings, TransportOptions
 from dragoman.system import open_files
 from dragoman.transports.cors import Cors
 from dragoman.transports.later import Shelved as Shelved
@@ -117,13 +118,9 @@ def addresses(settings: Settings) -> list[Address]:
 
 
 def policy(settings: Settings) -> Any:
-    """What the protocols need of the settings."""
-    names = ["nonfinite", "health_json", "metrics_path", "metrics_as"]
-    names += ["max_json_depth", "max_json_values", "max_json_bytes"]
-    names += ["max_rank", "max_elements", "max_bytes_elements", "max_tensors"]
-    names += ["trust_request_chat_template", "strict_parameters", "max_sequences", "lmi_http_codes"]
+    """Return the settings that protocols need."""
     kind = plugins.resolve("dragoman.formats.policy:Policy")
-    return kind(**{n: getattr(settings, n) for n in names}, forward_headers=_forwarded(settings.forward_headers))
+    return kind(**values(ProtocolOptions, settings), forward_headers=_forwarded(settings.forward_headers))
 
 
 def _forwarded(text: str) -> tuple[str, ...]:
@@ -135,9 +132,8 @@ def _forwarded(text: str) -> tuple[str, ...]:
 
 
 def limits(settings: Settings) -> Limits:
-    """What the transports need of the settings."""
-    names = [n for n in Limits.__slots__ if hasattr(settings, n)]
-    given = {n: getattr(settings, n) for n in names}
+    """Return the settings that transports need."""
+    given = values(TransportOptions, settings)
     root = settings.root_path.strip("/")
     given |= {"root_path": f"/{root}" if root else "", "max_open_files": open_files.limit()}
     return Limits(**given, cors=_cors(settings))

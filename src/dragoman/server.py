@@ -21,7 +21,7 @@ from dragoman.engine.model_files import server_tables
 from dragoman.engine.model_metrics import FOLDER as METRICS_FOLDER
 from dragoman.engine.repository import DiskRepository
 from dragoman.front import Front, addresses, check, listed
-from dragoman.settings import FIELDS, Settings, merged, sagemaker_defaults
+from dragoman.settings import PREFIX, SETTINGS, Settings, parse_settings, sagemaker_defaults
 from dragoman.system import event_loop, logs
 from dragoman.system.signals import StopSignals
 
@@ -228,7 +228,7 @@ def make_engine(paths: Sequence[str], live: Sequence[ModelSpec], settings: Setti
         log.info("not served: file=%s reason=%s", skipped.file, skipped.reason)
     for source in sources.values():
         source.specs()  # a mistake in the settings is told before anything is loaded
-    if not sources and not settings.may_grow:
+    if not sources and not settings.can_add_models:
         raise InvalidInput("there is nothing to serve; expected model files, folders, module:object or Python objects")
     extensions = plugins.resolve("dragoman.protocols.open_inference.extensions:EXTENSIONS")
     return Engine(
@@ -281,8 +281,8 @@ def settings_for(paths: Sequence[str], *layers: Mapping[str, Any]) -> Settings:
         for where, found in _tables_of(path):
             _check_file(found, where)
             files |= found
-    made = merged(files, *layers)
-    return merged(sagemaker_defaults(os.environ), files, *layers) if made.sagemaker else made
+    made = parse_settings(files, *layers)
+    return parse_settings(sagemaker_defaults(os.environ), files, *layers) if made.sagemaker else made
 
 
 def _tables_of(path: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -296,13 +296,13 @@ def _tables_of(path: Path) -> list[tuple[str, dict[str, Any]]]:
 def _check_file(found: Mapping[str, Any], where: str) -> None:
     """InvalidInput naming the file where it says what makes no sense, or is not for a file beside models to say."""
     for name in found:
-        if name in FIELDS and FIELDS[name].metadata["operator_only"]:
+        if name in SETTINGS and SETTINGS[name].operator_only:
+            flag = f"--{name.replace('_', '-')}"
             raise InvalidInput(
-                f"{where}: '{name}' is for whoever starts the server to say, by flag or environment, not for a file "
-                "beside models"
+                f"{where}: setting '{name}' cannot be set in a file beside models; use {flag} or {PREFIX}{name.upper()}"
             )
     try:
-        merged(found)
+        parse_settings(found)
     except InvalidInput as fault:
         raise InvalidInput(f"{where}: {fault.message}") from fault
 

@@ -1,319 +1,291 @@
-"""Every setting of the server: one dataclass, one line of help each; flag = environment variable = file key.
+"""Every setting of the server, declared once: name, type, default, bounds, help and group.
 
-`http_port` is `--http-port`, `DRAGOMAN_HTTP_PORT` and `http_port` in the `[server]` table of `dragoman.toml`. A flag
-goes before the environment, which goes before the file.
+`http_port` is the flag `--http-port`, the variable `DRAGOMAN_HTTP_PORT` and the key `http_port` in the `[server]` table
+of `dragoman.toml`. A flag overrides the variable, which overrides the file. `docs/settings.md` is generated from this
+module by `scripts/settings-page`.
 """
 
-import dataclasses
-import math
-import types
-import typing
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from dragoman.core.errors import InvalidInput
-from dragoman.core.spec import Placement, WorkingDirectory
+from dragoman.core.options import ModelOptions, Option, options, suggestion, values
+
+PREFIX = "DRAGOMAN_"
+
+# Groups of settings, in the order of `--help` and the documentation.
+ADDRESSES = "Addresses"
+MODELS = "Models"
+SECURITY = "Security and model control"
+LIMITS = "Limits and timeouts"
+PROTOCOLS = "Protocols"
+CORS = "Browsers (CORS)"
+LOGGING = "Logging"
+GROUPS = (ADDRESSES, MODELS, SECURITY, LIMITS, PROTOCOLS, CORS, LOGGING)
 
 
-def _setting(
-    default: Any, line: str, group: str, *, operator_only: bool = False, least: float = 0, most: float = math.inf
-) -> Any:
-    """A field with its line of help and, for a number, its bounds.
+@dataclass(frozen=True, kw_only=True)
+class ProtocolOptions:
+    """Settings that parsers and formatters of requests and responses need."""
 
-    One that is the operator's alone is not read from a file beside models.
-    """
-    told = {"help": line, "group": group, "operator_only": operator_only, "least": least, "most": most}
-    return field(default=default, metadata=told)
+    nonfinite: Annotated[
+        Literal["null", "literal", "error"],
+        Option(
+            "NaN and infinities in JSON responses: null (NaN as null, infinities are errors), literal (NaN, Infinity) "
+            "or error",
+            PROTOCOLS,
+        ),
+    ] = "null"
+    health_json: Annotated[bool, Option("health endpoints return a JSON body", PROTOCOLS)] = False
+    metrics_path: Annotated[str, Option('path of Prometheus metrics; "" disables them', PROTOCOLS)] = "/metrics"
+    metrics_as: Annotated[
+        Literal["", "tgi"],
+        Option("also export metrics of text models under the names of another server: tgi", PROTOCOLS),
+    ] = ""
+    strict_parameters: Annotated[
+        bool,
+        Option(
+            "reject unknown parameters of text generation; else the header x-ignored-parameters names them", PROTOCOLS
+        ),
+    ] = False
+    lmi_http_codes: Annotated[
+        str, Option("HTTP statuses of LMI's errors, as throttle_error=429,timeout=408", PROTOCOLS)
+    ] = ""
+    trust_request_chat_template: Annotated[
+        bool,
+        Option(
+            "accept a `chat_template` in chat requests; it runs in a sandbox without limits on time and memory",
+            SECURITY,
+            operator_only=True,
+        ),
+    ] = False
+    max_json_depth: Annotated[int, Option("nesting depth of JSON", LIMITS)] = 64
+    max_json_values: Annotated[
+        int, Option("strings, numbers, lists and objects in the JSON of a request, tensor data excluded", LIMITS)
+    ] = 1 << 19
+    max_json_bytes: Annotated[int, Option("bytes of the JSON of a request, tensor data excluded", LIMITS)] = 16 << 20
+    max_rank: Annotated[int, Option("dimensions of a tensor", LIMITS)] = 32
+    max_elements: Annotated[int, Option("elements of a tensor", LIMITS)] = 1 << 31
+    max_bytes_elements: Annotated[int, Option("elements of a BYTES tensor", LIMITS)] = 1 << 20
+    max_tensors: Annotated[int, Option("inputs or outputs of a request", LIMITS)] = 1024
+    max_sequences: Annotated[
+        int, Option("completions generated for one prompt, as n, best_of or beams", LIMITS, least=1)
+    ] = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What an operator may set; every field has a default that suits a first try on one machine."""
+@dataclass(frozen=True, kw_only=True)
+class TransportOptions:
+    """Settings that the HTTP and gRPC servers need."""
 
-    host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 for every network", "addresses")
-    http_port: int = _setting(8080, "port of HTTP and all its protocols; 0 picks a free one", "addresses", most=65535)
-    grpc_port: int = _setting(
-        8081, "port of gRPC; 0 picks a free one, -1 switches gRPC off", "addresses", least=-1, most=65535
-    )
-    sagemaker: bool = _setting(
-        False,
-        "SageMaker's contract: HTTP on every network at SAGEMAKER_BIND_TO_PORT, no gRPC, PATH /opt/ml/model, or with "
-        "SAGEMAKER_MULTI_MODEL models from below /opt/ml/models as they are asked for",
-        "addresses",
-    )
-    http_also: str = _setting("", "further HTTP addresses, as host:port,host:port", "addresses")
-    front_ends: int = _setting(
-        1,
-        "processes that accept connections, read requests and write answers, around one engine; 0: one a core",
-        "addresses",
-        most=256,
-    )
-    umbridge_port: int = _setting(
-        -1,
-        "further port of HTTP, for clients that look for UM-Bridge at 4242; 0 picks a free one, -1: none",
-        "addresses",
-        least=-1,
-        most=65535,
-    )
-    umbridge_shared_memory: bool = _setting(
-        False, "let clients of UM-Bridge on this machine pass vectors in shared memory", "addresses", operator_only=True
-    )
-    tls_cert: str = _setting("", "file of the TLS certificate chain (PEM), for HTTP and gRPC", "addresses")
-    tls_key: str = _setting("", "file of the TLS private key (PEM)", "addresses")
+    root_path: Annotated[str, Option("path prefix that a proxy adds, as /models", PROTOCOLS)] = ""
+    compress_responses: Annotated[
+        bool, Option("compress responses for clients that accept gzip or deflate", PROTOCOLS)
+    ] = True
+    max_body_bytes: Annotated[int, Option("bytes of a request body, also after decompression", LIMITS)] = 64 << 20
+    max_bodies_bytes: Annotated[
+        int, Option("bytes of all request and response bodies in flight together; 0: no limit", LIMITS)
+    ] = 1 << 30
+    max_header_bytes: Annotated[int, Option("bytes of request line and headers", LIMITS)] = 16 << 10
+    max_headers: Annotated[int, Option("headers of a request", LIMITS, least=1)] = 256
+    max_connections: Annotated[
+        int,
+        Option(
+            "open connections of HTTP and of gRPC, each; further ones get health checks only; 0: no limit",
+            LIMITS,
+        ),
+    ] = 20_000
+    max_streams: Annotated[
+        int, Option("concurrent requests and gRPC calls of one HTTP/2 connection", LIMITS, least=1)
+    ] = 500
+    max_grpc_calls: Annotated[
+        int,
+        Option(
+            "concurrent gRPC calls on each port, health checks excluded; further ones get RESOURCE_EXHAUSTED",
+            LIMITS,
+            least=1,
+        ),
+    ] = 2000
+    max_grpc_calls_per_address: Annotated[
+        int,
+        Option(
+            "concurrent gRPC calls of one client address on each port; 0: no limit",
+            LIMITS,
+        ),
+    ] = 1000
+    grpc_stream_idle_timeout_s: Annotated[
+        float,
+        Option(
+            "seconds that a gRPC stream may be idle; 0: no limit",
+            LIMITS,
+        ),
+    ] = 600.0
+    header_timeout_s: Annotated[float, Option("seconds to receive the request line and headers", LIMITS)] = 10.0
+    body_timeout_s: Annotated[float, Option("seconds to receive a body, plus one for each 64 KiB", LIMITS)] = 30.0
+    write_timeout_s: Annotated[float, Option("seconds that a client may leave a response unread", LIMITS)] = 60.0
+    keep_alive_timeout_s: Annotated[float, Option("seconds that an idle connection stays open", LIMITS)] = 75.0
 
-    allow_pickle: bool = _setting(
-        False, "load model files that can run code when loaded (pickle, joblib)", "models", operator_only=True
-    )
-    placement: Placement = _setting("", "where models run: inline, thread or process; else the model decides", "models")
-    replicas: int = _setting(1, "copies of each model that answer at the same time", "models", least=1)
-    max_batch_size: int = _setting(0, "merge waiting calls up to this many rows; 0 merges nothing", "models")
-    max_batch_wait_s: float = _setting(0.0, "seconds that a batch may wait for more rows", "models")
-    batch_linger: float = _setting(
-        0.5, "share of the model's time that a batch waits for callers just answered to ask again", "models", most=10
-    )
-    max_queue: int = _setting(1024, "calls of a model that may wait or run; more get 503; 0: no limit", "models")
-    timeout_s: float = _setting(0.0, "deadline in seconds of calls that bring none; 0: none", "models")
-    cancel_grace_s: float = _setting(
-        10.0, "seconds that a process may go on with a call nobody waits for before it is killed; 0: no limit", "models"
-    )
-    heartbeat_s: float = _setting(
-        5.0,
-        "seconds that an idle or stopped worker process may be silent before its model is not ready; 0: for ever",
-        "models",
-    )
-    working_directory: WorkingDirectory = _setting(
-        "shared",
-        "working directory of worker processes: shared is that of the server, own is a new empty one for each replica",
-        "models",
-    )
-    version_policy: str = _setting("latest", "which versions to serve: latest, all, or a list as 1,3", "models")
-    load_at_start: bool = _setting(True, "load models at the start; else only the repository API loads any", "models")
 
-    control_token: str = _setting(
-        "", "token that enables loading and unloading models over the API", "security", operator_only=True
-    )
-    control_open: bool = _setting(
-        False,
-        "without a token, let whoever reaches the server load and unload models; for networks closed to others",
-        "security",
-        operator_only=True,
-    )
-    model_folders: str = _setting(
-        "",
-        "folders, as /srv/a,/srv/b, below which POST /models may load what a `url` names; none by default",
-        "security",
-        operator_only=True,
-    )
-    trust_request_chat_template: bool = _setting(
-        False,
-        "let chats bring a `chat_template`; it runs in a sandbox, for as long and with as much memory as it takes",
-        "security",
-        operator_only=True,
-    )
-    max_body_bytes: int = _setting(64 << 20, "largest request body, before and after decompression", "limits")
-    max_bodies_bytes: int = _setting(1 << 30, "bytes of all bodies under way together; 0: no limit", "limits")
-    max_header_bytes: int = _setting(16 << 10, "largest head of a request", "limits")
-    max_headers: int = _setting(256, "header fields of a request", "limits", least=1)
-    max_connections: int = _setting(
-        20_000,
-        "connections at a time, over HTTP and over gRPC; beyond them only health checks are answered; 0: no limit",
-        "limits",
-    )
-    max_streams: int = _setting(
-        500, "requests and gRPC calls at a time of one HTTP/2 connection; clients wait with more", "limits", least=1
-    )
-    max_grpc_calls: int = _setting(
-        2000,
-        "gRPC calls at a time on each port; more get RESOURCE_EXHAUSTED; health checks do not count",
-        "limits",
-        least=1,
-    )
-    max_grpc_calls_per_address: int = _setting(
-        1000,
-        "gRPC calls at a time from one client address on each port; 0: no limit",
-        "limits",
-    )
-    grpc_stream_idle_timeout_s: float = _setting(
-        600.0,
-        "seconds that a gRPC stream may be open without a request on it; 0: no limit",
-        "limits",
-    )
-    header_timeout_s: float = _setting(10.0, "seconds that a request's head may take to arrive", "limits")
-    body_timeout_s: float = _setting(30.0, "seconds that a body may take, and one more for each 64 KiB", "limits")
-    write_timeout_s: float = _setting(60.0, "seconds that a client may leave its answer unread", "limits")
-    keep_alive_timeout_s: float = _setting(75.0, "seconds that an idle connection stays open", "limits")
-    max_json_depth: int = _setting(64, "how deep JSON may nest", "limits")
-    max_json_values: int = _setting(
-        1 << 19,
-        "values (texts, numbers, lists, objects) in the JSON of a request, outside of data of tensors",
-        "limits",
-    )
-    max_json_bytes: int = _setting(16 << 20, "bytes of the JSON of a request, outside of data of tensors", "limits")
-    max_rank: int = _setting(32, "how many axes a tensor may have", "limits")
-    max_elements: int = _setting(1 << 31, "how many elements a tensor may have", "limits")
-    max_bytes_elements: int = _setting(1 << 20, "how many elements a tensor of BYTES may have", "limits")
-    max_tensors: int = _setting(1024, "how many inputs or outputs a request may have", "limits")
-    max_sequences: int = _setting(
-        16, "how many texts may be generated at a time for one prompt, as n, best_of or beams", "limits", least=1
-    )
-    drain_s: float = _setting(30.0, "seconds that calls under way may take after SIGTERM", "limits")
-    drain_delay_s: float = _setting(
-        0.0,
-        "seconds after SIGTERM in which the server is not ready and still answers, so that load balancers can notice",
-        "limits",
-    )
+@dataclass(frozen=True, kw_only=True)
+class Settings(ModelOptions, TransportOptions, ProtocolOptions):
+    """Settings of a server; every default suits a first try on one machine."""
 
-    nonfinite: Literal["null", "literal", "error"] = _setting(
-        "null", "NaN and infinities in JSON: null (infinities refused), literal (NaN, Infinity) or error", "wire"
-    )
-    forward_headers: str = _setting(
-        "", "headers of requests that models see, as x-user,x-trace-*; credentials never", "wire"
-    )
-    health_json: bool = _setting(False, "health endpoints answer a JSON body instead of an empty one", "wire")
-    strict_parameters: bool = _setting(
-        False, "refuse unknown parameters of text generation; else the header x-ignored-parameters names them", "wire"
-    )
-    lmi_http_codes: str = _setting(
-        "", "statuses of LMI's errors that differ from its own, as throttle_error=429,timeout=408", "wire"
-    )
-    compress_responses: bool = _setting(True, "compress answers for clients that accept gzip or deflate", "wire")
-    root_path: str = _setting("", "path that a proxy puts before every other, as /models", "wire")
-    cors_origins: str = _setting(
-        "", "sites whose pages may ask, as https://a.org,https://b.org, or *; none by default", "browsers"
-    )
-    cors_origin_regex: str = _setting("", "further sites, by a regular expression of the whole origin", "browsers")
-    cors_credentials: bool = _setting(False, "whether browsers may send the credentials of their user", "browsers")
-    cors_methods: str = _setting("GET,POST", "methods that pages of other sites may use, or *", "browsers")
-    cors_headers: str = _setting("*", "headers that pages of other sites may send, or *", "browsers")
-    cors_expose: str = _setting("", "headers of answers that pages of other sites may read", "browsers")
-    cors_max_age_s: int = _setting(600, "seconds that a browser may remember what it may ask", "browsers")
-    server_name: str = _setting("dragoman", "the server's name in its metadata", "wire")
-    default_model: str = _setting(
-        "",
-        "the model that answers calls which name none; where it cannot, and without it, the only one that can",
-        "wire",
-    )
-    metrics_path: str = _setting(
-        "/metrics", 'path where measurements are told in Prometheus\' format; "" switches them off', "wire"
-    )
-    metrics_as: Literal["", "tgi"] = _setting(
-        "", "tell what text models measure under another server's names too: tgi, for its dashboards", "wire"
-    )
-    protocols: str = _setting(
-        "oip_rest,oip_generate,umbridge,lmi,tgi,openai,oip_grpc,metrics", "protocols to speak, by name", "wire"
-    )
+    host: Annotated[str, Option("address to listen on; 0.0.0.0: every network interface", ADDRESSES)] = "127.0.0.1"
+    http_port: Annotated[int, Option("port of HTTP; 0: any free port", ADDRESSES, most=65535)] = 8080
+    grpc_port: Annotated[
+        int, Option("port of gRPC; 0: any free port, -1: gRPC is off", ADDRESSES, least=-1, most=65535)
+    ] = 8081
+    http_also: Annotated[str, Option("further HTTP addresses, as host:port,host:port", ADDRESSES)] = ""
+    umbridge_port: Annotated[
+        int,
+        Option(
+            "further HTTP port, for UM-Bridge clients that expect 4242; 0: any free port, -1: none",
+            ADDRESSES,
+            least=-1,
+            most=65535,
+        ),
+    ] = -1
+    umbridge_shared_memory: Annotated[
+        bool,
+        Option("let UM-Bridge clients on this machine pass vectors in shared memory", ADDRESSES, operator_only=True),
+    ] = False
+    front_ends: Annotated[
+        int,
+        Option(
+            "processes that accept connections, around one engine; 1: none beside the engine's, 0: one per core",
+            ADDRESSES,
+            most=256,
+        ),
+    ] = 1
+    tls_cert: Annotated[str, Option("file with the TLS certificate chain (PEM), for HTTP and gRPC", ADDRESSES)] = ""
+    tls_key: Annotated[str, Option("file with the TLS private key (PEM)", ADDRESSES)] = ""
+    sagemaker: Annotated[
+        bool,
+        Option(
+            "run as a SageMaker container: HTTP on every interface at SAGEMAKER_BIND_TO_PORT, no gRPC, PATH "
+            "/opt/ml/model, or with SAGEMAKER_MULTI_MODEL=true models below /opt/ml/models, loaded on request",
+            ADDRESSES,
+        ),
+    ] = False
 
-    keep_memory: bool = _setting(True, "keep memory that large requests have used, for the next ones", "limits")
+    version_policy: Annotated[str, Option("versions to serve: latest, all, or a list as 1,3", MODELS)] = "latest"
+    load_at_start: Annotated[
+        bool, Option("load models at start; else only the repository API loads models", MODELS)
+    ] = True
 
-    log_format: Literal["text", "json"] = _setting("text", "format of the log: text or json", "log")
-    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least level of what is logged", "log")
+    control_token: Annotated[
+        str, Option("token for loading and unloading models through the API", SECURITY, operator_only=True)
+    ] = ""
+    control_open: Annotated[
+        bool,
+        Option(
+            "let every client load and unload models without a token; for isolated networks",
+            SECURITY,
+            operator_only=True,
+        ),
+    ] = False
+    model_folders: Annotated[
+        str,
+        Option("folders, as /srv/a,/srv/b, from which POST /models may load models", SECURITY, operator_only=True),
+    ] = ""
+
+    keep_memory: Annotated[bool, Option("keep memory of large requests for later ones", LIMITS)] = True
+    drain_s: Annotated[float, Option("seconds that requests in flight may take after SIGTERM", LIMITS)] = 30.0
+    drain_delay_s: Annotated[
+        float,
+        Option(
+            "seconds after SIGTERM in which the server reports not ready and still responds, for load balancers", LIMITS
+        ),
+    ] = 0.0
+
+    protocols: Annotated[str, Option("protocols to serve", PROTOCOLS)] = (
+        "oip_rest,oip_generate,umbridge,lmi,tgi,openai,oip_grpc,metrics"
+    )
+    server_name: Annotated[str, Option("name of the server in its metadata", PROTOCOLS)] = "dragoman"
+    default_model: Annotated[
+        str,
+        Option("model for requests that name none; default: the only one that supports the request", PROTOCOLS),
+    ] = ""
+    forward_headers: Annotated[
+        str, Option("request headers that models receive, as x-user,x-trace-*; never credentials", PROTOCOLS)
+    ] = ""
+
+    cors_origins: Annotated[
+        str, Option("origins whose pages may send requests, as https://a.org,https://b.org, or *", CORS)
+    ] = ""
+    cors_origin_regex: Annotated[str, Option("regular expression for further origins", CORS)] = ""
+    cors_credentials: Annotated[bool, Option("allow requests with the user's credentials", CORS)] = False
+    cors_methods: Annotated[str, Option("methods that pages of other origins may use, or *", CORS)] = "GET,POST"
+    cors_headers: Annotated[str, Option("headers that pages of other origins may send, or *", CORS)] = "*"
+    cors_expose: Annotated[str, Option("response headers that pages of other origins may read", CORS)] = ""
+    cors_max_age_s: Annotated[int, Option("seconds that browsers may cache these permissions", CORS)] = 600
+
+    log_format: Annotated[Literal["text", "json"], Option("format of log lines: text or json", LOGGING)] = "text"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Option("lowest level that is logged", LOGGING)
+    ] = "info"
 
     @property
-    def may_grow(self) -> bool:
-        """Whether models that are not there at the start may come while it runs."""
+    def can_add_models(self) -> bool:
+        """Whether clients may register models that do not exist at start."""
         return bool(self.model_folders) and (bool(self.control_token) or self.control_open)
 
     def model_defaults(self) -> dict[str, Any]:
-        """What holds for every model that does not say otherwise, as fields of a `ModelSpec`."""
-        return {name: getattr(self, name) for name in _OF_MODELS}
+        """Return the defaults for every model, as fields of a `ModelSpec`."""
+        return values(ModelOptions, self)
 
 
-_OF_MODELS = (
-    "allow_pickle",
-    "placement",
-    "replicas",
-    "max_batch_size",
-    "max_batch_wait_s",
-    "batch_linger",
-    "max_queue",
-    "timeout_s",
-    "cancel_grace_s",
-    "heartbeat_s",
-    "working_directory",
-)
-FIELDS = {f.name: f for f in dataclasses.fields(Settings)}
-PREFIX = "DRAGOMAN_"
-_HINTS = typing.get_type_hints(Settings)
+SETTINGS: Mapping[str, Option] = options(Settings)
 
 
-def choices(name: str) -> tuple[str, ...]:
-    """The words that a setting is limited to; none where it is not."""
-    hint = _HINTS[name]
-    return typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
+def parse_settings(*layers: Mapping[str, Any]) -> Settings:
+    """Return settings from layers of raw values, of which later ones override earlier ones.
 
-
-def kind(name: str) -> type:
-    hint: Any = _HINTS[name]
-    return str if typing.get_origin(hint) in (Literal, types.UnionType) else hint
-
-
-def merged(*layers: Mapping[str, Any]) -> Settings:
-    """Settings from layers of raw values, a later one before an earlier; InvalidInput names a bad key or value."""
-    values: dict[str, Any] = {}
+    Raises InvalidInput that names an unknown key or an invalid value.
+    """
+    parsed: dict[str, Any] = {}
     for layer in layers:
         for name, raw in layer.items():
-            if name not in FIELDS:
-                raise InvalidInput(f"there is no setting '{name}'; there are {', '.join(FIELDS)}")
-            values[name] = parsed(name, raw)
-    return Settings(**values)
-
-
-def parsed(name: str, raw: Any) -> Any:
-    """A setting's value from text or from a file; InvalidInput says what was expected."""
-    wanted = kind(name)
-    if choices(name):
-        if raw not in choices(name):
-            raise InvalidInput(
-                f"setting '{name}': expected one of {', '.join(filter(None, choices(name)))}, got {raw!r}"
-            )
-        return raw
-    if wanted is bool:
-        return _boolean(name, raw)
-    if isinstance(raw, bool) or (wanted is int and isinstance(raw, float)):
-        raise InvalidInput(f"setting '{name}': expected {wanted.__name__}, got {raw!r}")
-    try:
-        value = wanted(raw)
-    except (TypeError, ValueError) as fault:
-        raise InvalidInput(f"setting '{name}': expected {wanted.__name__}, got {raw!r}") from fault
-    return value if wanted is str else _bounded(name, value)
-
-
-def _bounded(name: str, value: float) -> float:
-    least, most = FIELDS[name].metadata["least"], FIELDS[name].metadata["most"]
-    if not least <= value <= most:  # NaN is not either
-        bounds = f"at least {least}" if math.isinf(most) else f"{least} to {most}"
-        raise InvalidInput(f"setting '{name}': expected {bounds}, got {value}")
-    return value
-
-
-def _boolean(name: str, raw: Any) -> bool:
-    words = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
-    found = raw if isinstance(raw, bool) else words.get(str(raw).lower())
-    if found is None:
-        raise InvalidInput(f"setting '{name}': expected true or false, got {raw!r}")
-    return found
+            if name not in SETTINGS:
+                raise InvalidInput(f"unknown setting '{name}'{suggestion(name, SETTINGS)}")
+            parsed[name] = SETTINGS[name].parse(raw)
+    return Settings(**parsed)
 
 
 def sagemaker_paths(environment: Mapping[str, str]) -> list[str]:
-    """Where SageMaker puts the model of a container; those of an endpoint of many come one by one, later."""
-    return [] if _has_many(environment) else ["/opt/ml/model"]
+    """Return the path of a SageMaker container's model; none for multi-model endpoints, which load on request."""
+    return [] if _is_multi_model(environment) else ["/opt/ml/model"]
 
 
 def sagemaker_defaults(environment: Mapping[str, str]) -> dict[str, Any]:
-    """What SageMaker expects of a container, where nobody says otherwise."""
+    """Return the defaults for a SageMaker container, by the variables that SageMaker sets."""
     port = environment.get("SAGEMAKER_BIND_TO_PORT") or "8080"
     made = {"host": "0.0.0.0", "http_port": port, "grpc_port": -1}  # noqa: S104 - a container's own network
-    # It sends no token. Requests from outside reach the paths of inference alone.
-    return {**made, "model_folders": "/opt/ml/models", "control_open": _has_many(environment)}
+    # SageMaker sends no token; it forwards clients' requests to the inference paths only.
+    return {**made, "model_folders": "/opt/ml/models", "control_open": _is_multi_model(environment)}
 
 
-def _has_many(environment: Mapping[str, str]) -> bool:
-    """Whether the container is one of a multi-model endpoint."""
+def _is_multi_model(environment: Mapping[str, str]) -> bool:
     return environment.get("SAGEMAKER_MULTI_MODEL", "").lower() == "true"
 
 
+# Variables that Kubernetes (and Docker's links) set for a service whose name begins with `dragoman`.
+_SERVICE_VARIABLE = re.compile(r"(.+_)?(SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://.+")
+
+
 def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The settings among environment variables. Others with our prefix are somebody else's, Kubernetes' for one."""
-    given = {key[len(PREFIX) :].lower(): value for key, value in environment.items() if key.startswith(PREFIX)}
-    return {name: value for name, value in given.items() if name in FIELDS}
+    """Return the settings in environment variables; raise InvalidInput for an unknown variable with our prefix."""
+    found: dict[str, str] = {}
+    for variable, value in environment.items():
+        key = variable.removeprefix(PREFIX)
+        if key == variable or _SERVICE_VARIABLE.fullmatch(key):
+            continue
+        if key.endswith("PORT") and _SERVICE_URL.fullmatch(value):
+            continue
+        if key.lower() not in SETTINGS:
+            known = [f"{PREFIX}{name.upper()}" for name in SETTINGS]
+            raise InvalidInput(f"unknown environment variable '{variable}'{suggestion(variable, known)}")
+        found[key.lower()] = value
+    return found

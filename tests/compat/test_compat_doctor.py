@@ -73,7 +73,7 @@ def test_no_code_of_the_folder_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["doctor", folder_of(tmp_path, {}, {}, f"{MODEL}\nraise SystemExit('run')\n")]) == 0
     assert main(["doctor", folder_of(tmp_path, {}, {}, "no python (\n")]) == 1
     assert main(["doctor", str(tmp_path / "nowhere")]) == 2
-    assert "is no folder" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err
 
 
 def doctored(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:

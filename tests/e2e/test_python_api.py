@@ -112,7 +112,7 @@ async def test_a_taken_port() -> None:
 
 
 async def test_mistakes_in_settings() -> None:
-    with pytest.raises(dragoman.errors.InvalidInput, match="there is no setting 'prot'"):
+    with pytest.raises(dragoman.errors.InvalidInput, match="unknown setting 'prot'"):
         dragoman.Server(double, prot=1)
     with pytest.raises(dragoman.errors.InvalidInput, match="nothing to serve"):
         dragoman.Server()

@@ -41,6 +41,15 @@ def test_help() -> None:
     assert run("--version").stdout.startswith("dragoman ")
 
 
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("serve", "--help"), ("serv",)], ids=" ".join)
+def test_help_imports_neither_numpy_nor_the_engine(arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "dragoman", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "dragoman.cli" in imported
+    assert not imported & {"numpy", "asyncio", "msgspec", "dragoman.engine", "dragoman.server", "dragoman.transports"}
+
+
 def test_the_installed_command() -> None:
     command = Path(sys.executable).parent / "dragoman"
     done = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=60, check=True)
@@ -64,6 +73,9 @@ def test_the_installed_command() -> None:
         ((TWICE, "--tls-cert", "nowhere.pem"), "cannot use certificate 'nowhere.pem'"),
         ((TWICE, TWICE), "two models are called 'Twice'"),
         ((TWICE, "--nonsense"), "unrecognized arguments: --nonsense"),
+        ((TWICE, "--http-prot", "1"), "unrecognized arguments: --http-prot 1; did you mean '--http-port'?"),
+        ((TWICE, "--http-p", "1"), "unrecognized arguments: --http-p 1; did you mean '--http-port'?"),
+        ((TWICE, "--log-level", "warn"), "did you mean 'warning'?"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -123,13 +135,20 @@ def test_mistakes_in_files_and_environment(tmp_path: Path) -> None:
     done = run("serve", TWICE, environment={"DRAGOMAN_REPLICAS": "two"})
     assert done.returncode == 2
     assert done.stderr == "dragoman: setting 'replicas': expected int, got 'two'\n"
+    done = run("serve", TWICE, environment={"DRAGOMAN_HTTP_PROT": "1"})
+    assert done.returncode == 2
+    expected = "unknown environment variable 'DRAGOMAN_HTTP_PROT'; did you mean 'DRAGOMAN_HTTP_PORT'?"
+    assert done.stderr == f"dragoman: {expected}\n"
     (tmp_path / "model.py").write_text("")
     for text, told in (
-        ("[server]\nhttp_prot = 1", f"{tmp_path}/dragoman.toml: [server]: there is no setting 'http_prot'"),
-        ("[server]\nallow_pickle = true", "by flag or environment"),
+        (
+            "[server]\nhttp_prot = 1",
+            f"{tmp_path}/dragoman.toml: [server]: unknown setting 'http_prot'; did you mean 'http_port'?",
+        ),
+        ("[server]\nallow_pickle = true", "use --allow-pickle or DRAGOMAN_ALLOW_PICKLE"),
         ("server = 1", f"{tmp_path}/dragoman.toml: expected a table [server], got 1"),
-        ("[model]\nreplicas = 0", "'replicas' expects at least 1, got 0"),
-        ("[model]\nplacement = 'moon'", "'placement' expects one of"),
+        ("[model]\nreplicas = 0", "setting 'replicas': expected at least 1, got 0"),
+        ("[model]\nplacement = 'moon'", "setting 'placement': expected one of inline, thread, process"),
         ("[model", "cannot be read"),
     ):
         (tmp_path / "dragoman.toml").write_text(text)

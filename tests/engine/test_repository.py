@@ -205,11 +205,11 @@ def test_dragoman_toml_for_one_model_and_for_a_repository(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[model]\nreplica = 2", "no model setting 'replica'"),
-        ("[model]\nreplicas = 'two'", "'replicas' has the wrong kind of value: 'two'"),
-        ("[model]\nplacement = 'moon'", "'placement' expects one of inline, thread, process, got 'moon'"),
-        ("[model]\nallow_pickle = true", "for whoever starts the server to say"),
-        ("[modell]\n", "there is no table"),
+        ("[model]\nreplica = 2", "unknown model setting 'replica'; did you mean 'replicas'"),
+        ("[model]\nreplicas = 'two'", "setting 'replicas': expected int, got 'two'"),
+        ("[model]\nplacement = 'moon'", "setting 'placement': expected one of inline, thread, process, got 'moon'"),
+        ("[model]\nallow_pickle = true", "cannot be set in a file beside models; use --allow-pickle"),
+        ("[modell]\n", "unknown table 'modell': expected .* did you mean 'model'"),
         ("[model", "cannot be read"),
         ('[model]\ninputs = [{name = "x", datatype = "FP33", shape = [1]}]', "datatype 'FP33' is not known"),
     ],
@@ -263,7 +263,7 @@ def test_server_settings_from_settings_json(tmp_path: Path) -> None:
 )
 def test_what_guards_the_operator_is_not_read_from_the_folder(tmp_path: Path, name: str) -> None:
     write(tmp_path / "dragoman.toml", f"[server]\n{name} = true")
-    with pytest.raises(InvalidInput, match="for whoever starts the server to say"):
+    with pytest.raises(InvalidInput, match=f"cannot be set in a file beside models; use --{name.replace('_', '-')}"):
         settings_for([str(tmp_path)])
 
 

@@ -1,34 +1,72 @@
-"""The command `dragoman`: its subcommands and how a mistake is told."""
+"""The command `dragoman` and its subcommands."""
 
 import argparse
+import importlib
+import re
 import sys
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from dragoman._version import __version__
-from dragoman.cli import check, doctor, graph, serve
 from dragoman.core.errors import DragomanError
+from dragoman.core.options import suggestion
+
+# Each is a module of this package with `add_arguments(parser)` and `run(given)`, imported when it is chosen.
+_COMMANDS = {
+    "serve": "serve models over HTTP and gRPC",
+    "doctor": "report what will differ for a folder of MLServer or LMI",
+    "graph": "draw and check a graph of models",
+    "check": "check the derivatives of a model",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that suggests the closest option or choice for a misspelled one."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            flag = next((each.partition("=")[0] for each in unknown if each.startswith("--")), "")
+            known = re.findall(r"--[a-z][a-z0-9-]*", self.format_help())
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion(flag, known) if flag else ''}")
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        super().error(message + (suggestion(wrong[1], re.findall(r"[\w-]+", wrong[2])) if wrong else ""))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; gives the exit status: 0 done, 1 could not be done, 2 asked for wrongly."""
-    parser = argparse.ArgumentParser(
+    """Run the command; return the exit status: 0 success, 1 failure, 2 wrong arguments or settings."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] not in _COMMANDS:
+        _overview().parse_args(given)
+    command: Any = importlib.import_module(f"dragoman.cli.{given[0]}")
+    parser = Parser(
+        prog=f"dragoman {given[0]}", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command.add_arguments(parser)
+    try:
+        status: int = command.run(parser.parse_args(given[1:]))
+    except DragomanError as error:
+        print(f"dragoman: {error.message}", file=sys.stderr)
+        return 2
+    except PermissionError as error:
+        print(f"dragoman: '{error.filename}' cannot be read: {error.strerror}", file=sys.stderr)
+        return 2
+    return status
+
+
+def _overview() -> Parser:
+    """Return a parser for `--help`, `--version` and misspelled commands."""
+    parser = Parser(
         prog="dragoman",
-        description="One model server for every inference protocol.",
+        description="Serve models over Open Inference, UM-Bridge and the OpenAI, TGI and LMI text APIs.",
         epilog="Try: dragoman serve model.onnx",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"dragoman {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    serve.add_to(commands)
-    doctor.add_to(commands)
-    graph.add_to(commands)
-    check.add_to(commands)
-    given = parser.parse_args(arguments)
-    try:
-        status: int = given.run(given)
-    except DragomanError as fault:
-        print(f"dragoman: {fault.message}", file=sys.stderr)
-        return 2
-    except PermissionError as fault:
-        print(f"dragoman: '{fault.filename}' cannot be read: {fault.strerror}", file=sys.stderr)
-        return 2
-    return status
+    for name, summary in _COMMANDS.items():
+        commands.add_parser(name, help=summary)
+    return parser

@@ -1,4 +1,4 @@
-"""`dragoman doctor FOLDER`: what of a folder of MLServer or LMI will be the same, different or missing."""
+"""`dragoman doctor FOLDER`: report what will be the same, different or missing for a folder of MLServer or LMI."""
 
 import argparse
 import itertools
@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from dragoman.compat.survey import Remark, survey
 from dragoman.core.errors import InvalidInput
@@ -16,36 +15,33 @@ from dragoman.server import refusals
 from dragoman.settings import from_environment
 
 _EPILOG = """\
-what the words mean:
-  same        it does here what it did
-  different   it is honoured, in a way that is worth knowing
-  unused      it changes nothing here, and nothing is lost
-  missing     what it asks for is not there; the rest works
-  refused     the server will not start with it, or the model not be loaded
+effects:
+  same        works as before
+  different   works differently, as described
+  unused      has no effect here
+  missing     is not available; the rest works
+  refused     the server does not start with it, or the model is not loaded
 
-The exit status is 1 where something is missing or refused, else 0. No code of the folder is run and no model loaded.
+Exit status: 1 if something is missing or refused, otherwise 0. No code of the folder is run and no model is loaded.
 """
 
 
-def add_to(commands: Any) -> None:
-    """Add the subcommand to the command line."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "doctor",
-        help="tell what will differ for a folder of MLServer or LMI",
-        description="Tell what will be the same, different or missing when a folder of MLServer or LMI is served.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.description = (
+        "Report what will be the same, different or missing when a folder of MLServer or LMI is served."
     )
+    parser.epilog = _EPILOG
     parser.add_argument("folder", metavar="FOLDER", help="the folder with their settings files")
-    parser.add_argument("--json", action="store_true", help="write JSON: a list of remarks")
-    parser.set_defaults(run=_run)
+    parser.add_argument("--json", action="store_true", help="write a JSON list of remarks")
 
 
-def _run(given: argparse.Namespace) -> int:
+def run(given: argparse.Namespace) -> int:
+    """Run the command; return its exit status."""
     folder = Path(given.folder)
     if not folder.is_dir():
-        raise InvalidInput(f"'{given.folder}' is no folder")
-    logging.getLogger("dragoman").addHandler(logging.NullHandler())  # the remarks tell it
+        raise InvalidInput(f"'{given.folder}' is not a folder")
+    logging.getLogger("dragoman").addHandler(logging.NullHandler())  # the remarks say the same
     found = survey(folder)
     remarks = [*found, *_refused(folder, found)]
     bad = [r for r in remarks if r.effect in ("missing", "refused")]
@@ -54,7 +50,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _refused(folder: Path, found: list[Remark]) -> Iterator[Remark]:
-    """What `dragoman serve` would refuse, by its own checks, and the survey has not told yet."""
+    """Yield the errors that `dragoman serve` would report and the survey has not found."""
     known = [f"'{r.subject}'" for r in found if r.effect == "refused"]
     known += [r.told for r in found if r.effect == "refused"]
     for subject, told in refusals(str(folder), from_environment(os.environ)):

@@ -15,7 +15,7 @@ from dragoman.formats.oip_contents import tensor_from_contents
 from dragoman.formats.policy import Buffer, Policy
 from dragoman.formats.raw import raw_from_tensor, tensor_from_raw
 
-_POLICY = Policy()
+_POLICY = Policy(max_bytes_elements=1 << 31)  # limits protect servers; a client trusts the server that it chose
 _RAW_INPUT_CONTENTS: int = m.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
 
 

@@ -4,53 +4,31 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any
 
 from dragoman import plugins
 from dragoman.core.datatypes import datatype
 from dragoman.core.errors import InvalidInput
+from dragoman.core.options import Option, options, suggestion
 from dragoman.core.signature import TensorSpec
-from dragoman.core.spec import PLACEMENTS, WorkingDirectory
+from dragoman.core.spec import ModelSpec
+from dragoman.settings import SETTINGS
 
-# What `[model]` and `[models.NAME]` may say, and the kind of each value.
-_KEYS: Mapping[str, type | tuple[type, ...]] = {
-    "name": str,
-    "version": str,
-    "runtime": str,
-    "uri": str,
-    "platform": str,
-    "placement": str,
-    "replicas": int,
-    "max_batch_size": int,
-    "max_batch_wait_s": (int, float),
-    "batch_linger": (int, float),
-    "max_queue": int,
-    "timeout_s": (int, float),
-    "cancel_grace_s": (int, float),
-    "heartbeat_s": (int, float),
-    "working_directory": str,
-    "version_policy": str,
-    "default_version": str,
-    "inputs": list,
-    "outputs": list,
-    "parameters": dict,
-    "protocols": dict,
-}
 
-_LEAST: Mapping[str, int] = {
-    "replicas": 1,
-    "max_batch_size": 0,
-    "max_batch_wait_s": 0,
-    "batch_linger": 0,
-    "max_queue": 0,
-    "timeout_s": 0,
-    "cancel_grace_s": 0,
-    "heartbeat_s": 0,
-}
+@dataclass(frozen=True, kw_only=True)
+class _ModelTable(ModelSpec):
+    """Keys of `[model]` and `[models.NAME]`: the options of a version, and those that choose versions."""
 
-# Settings that are one of some words.
-_WORDS: Mapping[str, tuple[str, ...]] = {"placement": PLACEMENTS, "working_directory": get_args(WorkingDirectory)}
+    version_policy: Annotated[str, SETTINGS["version_policy"]] = SETTINGS["version_policy"].default
+    default_version: Annotated[str, Option("version for requests that name none; default: the newest")] = ""
+
+
+MODEL_SETTINGS: Mapping[str, Option] = options(_ModelTable)
+
+
+_TABLES = ("server", "model", "models")
 
 
 def model_settings(folder: Path) -> dict[str, Any] | None:
@@ -101,34 +79,29 @@ def checked(table: Any, path: Path) -> dict[str, Any]:
     """A model's table with its keys and kinds checked and its tensors read; InvalidInput names the file and key."""
     if not isinstance(table, dict):
         raise InvalidInput(f"{path}: expected a table for a model, got {table!r}")
-    result = dict(table)
-    if "allow_pickle" in table:
-        raise InvalidInput(
-            f"{path}: 'allow_pickle' is for whoever starts the server to say (--allow-pickle), not for a file beside "
-            "the model"
-        )
-    for key, value in table.items():
-        _check(key, value, path)
-    for name, told in result.get("protocols", {}).items():
-        if not isinstance(told, dict):
-            raise InvalidInput(f"{path}: 'protocols.{name}' expects a table, got {told!r}")
-    for key, words in _WORDS.items():
-        if key in result and result[key] not in words:
-            raise InvalidInput(f"{path}: '{key}' expects one of {', '.join(words)}, got {result[key]!r}")
+    result = {key: _parse(key, value, path) for key, value in table.items()}
+    for name, parameters in result.get("protocols", {}).items():
+        if not isinstance(parameters, dict):
+            raise InvalidInput(f"{path}: setting 'protocols.{name}': expected a table, got {parameters!r}")
     for key in ("inputs", "outputs"):
         if key in result:
-            result[key] = tuple(_tensor(t, f"{path}: '{key}'") for t in result[key])
+            result[key] = tuple(_tensor(t, f"{path}: setting '{key}'") for t in result[key])
     return result
 
 
-def _check(key: str, value: Any, path: Path) -> None:
-    wanted, number = _KEYS.get(key), value
-    if wanted is None:
-        raise InvalidInput(f"{path}: there is no model setting '{key}'; there are {', '.join(_KEYS)}")
-    if not isinstance(value, wanted) or isinstance(value, bool):
-        raise InvalidInput(f"{path}: '{key}' has the wrong kind of value: {value!r}")
-    if key in _LEAST and not number >= _LEAST[key]:
-        raise InvalidInput(f"{path}: '{key}' expects at least {_LEAST[key]}, got {value!r}")
+def _parse(key: str, value: Any, path: Path) -> Any:
+    """Return the value of a model setting; raise InvalidInput that names the file and the key."""
+    option = MODEL_SETTINGS.get(key)
+    if option is None:
+        raise InvalidInput(f"{path}: unknown model setting '{key}'{suggestion(key, MODEL_SETTINGS)}")
+    if option.operator_only:
+        raise InvalidInput(
+            f"{path}: setting '{key}' cannot be set in a file beside models; use --{key.replace('_', '-')}"
+        )
+    try:
+        return option.parse(value)
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error.message}") from error
 
 
 def _tensor(given: Any, where: str) -> TensorSpec:
@@ -166,9 +139,10 @@ def _read_toml(folder: Path) -> dict[str, Any]:
     for name in ("server", "models"):
         if not isinstance(found.get(name, {}), dict):
             raise InvalidInput(f"{path}: expected a table [{name}], got {found[name]!r}")
-    strange = set(found) - {"server", "model", "models"}
-    if strange:
-        raise InvalidInput(
-            f"{path}: there is no table {sorted(strange)}; there are [server], [model] and [models.NAME]"
-        )
+    for name in found:
+        if name not in _TABLES:
+            raise InvalidInput(
+                f"{path}: unknown table '{name}': expected [server], [model] or [models.NAME]"
+                f"{suggestion(name, _TABLES)}"
+            )
     return found

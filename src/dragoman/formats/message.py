@@ -13,7 +13,8 @@ from dragoman.formats.json_data import tensor_from_json
 from dragoman.formats.policy import Buffer, Policy
 from dragoman.formats.request import told_parameters
 
-_POLICY = Policy(max_json_values=1 << 62, max_json_bytes=1 << 62)  # whoever calls this trusts the sender
+# Limits protect servers; clients and models trust what they parse here.
+_POLICY = Policy(max_json_values=1 << 62, max_json_bytes=1 << 62, max_bytes_elements=1 << 31)
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
 

@@ -34,7 +34,7 @@ _ABILITIES: Mapping[type[Call[Any]], Ability] = {
 }
 
 
-class Served(VectorFunction):
+class ServedFunction(VectorFunction):
     """Each of its methods is a call to the engine, which `runner` runs."""
 
     def __init__(self, engine: Engine, name: str, runner: asyncio.Runner, config: Config) -> None:

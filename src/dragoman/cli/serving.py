@@ -1,0 +1,62 @@
+"""The process of `dragoman serve`: its settings, its server and what it prints."""
+
+import asyncio
+import errno
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dragoman.cli.table import progress, startup_line, startup_table
+from dragoman.core.errors import InvalidInput
+from dragoman.core.secrets import forget_secrets
+from dragoman.server import Server, run, settings_for
+from dragoman.settings import from_environment, parse_settings, sagemaker_paths
+from dragoman.system import allocator, logs, open_files
+
+
+def serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
+    """Serve models until the process is stopped; return the exit status."""
+    began_s = time.monotonic()
+    server = _server(paths, flags)
+    failed = False
+
+    async def started(server: Server) -> None:
+        nonlocal failed
+        await progress(server)
+        models = server.engine.deployments()
+        # Models that were unloaded meanwhile are missing here, and are no failure.
+        if models and all(d.state == "UNAVAILABLE" and not d.retries for d in models):
+            failed = True
+            os.kill(os.getpid(), signal.SIGTERM)
+        report = startup_table if server.settings.log_format == "text" else startup_line
+        report(server, time.monotonic() - began_s)
+
+    try:
+        run(server, started)
+    except OSError as error:
+        hint = " (--http-port and --grpc-port choose others)" if error.errno in (None, errno.EADDRINUSE) else ""
+        print(f"dragoman: {error}{hint}", file=sys.stderr)
+        return 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return 130
+    return 1 if failed else 0
+
+
+def _server(given: Sequence[str], flags: Mapping[str, Any]) -> Server:
+    """Return the server that flags, environment and files describe, and prepare this process for it."""
+    environment = from_environment(os.environ)
+    forget_secrets()  # models in this process, and programs that they start, must not see them
+    is_sagemaker = parse_settings(environment, flags).sagemaker
+    paths = given or (sagemaker_paths(os.environ) if is_sagemaker else [])
+    settings = settings_for(paths, environment, flags)
+    if not paths and not settings.can_add_models:
+        raise InvalidInput("there is nothing to serve; required: PATH, a model file, a folder or module:object")
+    logs.set_up(settings.log_format, settings.log_level)
+    if settings.keep_memory:
+        allocator.keep()
+    open_files.allow()
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core would print beside the log
+    return Server(*paths, settings=settings)

@@ -1,0 +1,173 @@
+"""Options that users choose: how one is declared and parsed, and the options of every model.
+
+An option is a field of a dataclass whose annotation is `Annotated[type, Option(...)]`. Flags, environment variables,
+file keys, checks and the documentation are made from that one declaration.
+"""
+
+import difflib
+import functools
+import math
+import os
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from dragoman.core.errors import InvalidInput
+
+Placement = Literal["", "inline", "thread", "process"]
+WorkingDirectory = Literal["shared", "own"]
+
+_BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+_EXPECTED = {bool: "bool", int: "int", float: "float", str: "str", Mapping: "table", tuple: "list"}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """Declaration of an option. `name`, `type`, `choices` and `default` come from the field that it annotates.
+
+    operator_only: rejected in files beside models, because it is a decision about security.
+    least, most: bounds of a number, inclusive.
+    """
+
+    help: str
+    group: str = "Models"
+    operator_only: bool = False
+    least: float = 0
+    most: float = math.inf
+    name: str = ""
+    type: Any = str
+    choices: tuple[str, ...] = ()
+    default: Any = None
+
+    def parse(self, raw: Any) -> Any:
+        """Return the value of a flag, a variable or a key of a file; raise InvalidInput if it is invalid."""
+        if self.choices:
+            if raw not in self.choices:
+                raise self._invalid(f"one of {', '.join(filter(None, self.choices))}", raw)
+            return raw
+        if self.type is bool:
+            value = raw if isinstance(raw, bool) else _BOOLEANS.get(str(raw).lower())
+            if value is None:
+                raise self._invalid("true or false", raw)
+            return value
+        if not self._is_convertible(raw):
+            raise self._invalid(_EXPECTED[self.type], raw)
+        if self.type in (int, float):
+            return self._number(raw)
+        return str(raw) if self.type is str else raw
+
+    @property
+    def shown_default(self) -> str:
+        """The default for help and documentation; empty if there is none."""
+        if self.type is bool:
+            return "true" if self.default else "false"
+        return (
+            "" if self.default in ("", None, ()) else f"{self.default:g}" if self.type is float else str(self.default)
+        )
+
+    @property
+    def shown_type(self) -> str:
+        """The type, the choices or the bounds for the documentation."""
+        if self.choices:
+            return ", ".join(filter(None, self.choices))
+        if not math.isinf(self.most):
+            return f"{_EXPECTED[self.type]}, {self.least:g} to {self.most:g}"
+        bound = f", from {self.least:g}" if self.type in (int, float) and self.least else ""
+        return _EXPECTED[self.type] + bound
+
+    def _is_convertible(self, raw: Any) -> bool:
+        """Whether the type of a value is accepted: numbers may be strings, strings may be integers or paths."""
+        accepted = {int: (int, str), float: (int, float, str), str: (str, int, os.PathLike), tuple: (list, tuple)}
+        return isinstance(raw, accepted.get(self.type, self.type)) and not isinstance(raw, bool)
+
+    def _number(self, raw: Any) -> Any:
+        try:
+            value = self.type(raw)
+        except (ValueError, OverflowError) as error:
+            raise self._invalid(_EXPECTED[self.type], raw) from error
+        if not self.least <= value <= self.most:  # also rejects NaN
+            bounds = f"at least {self.least}" if math.isinf(self.most) else f"{self.least} to {self.most}"
+            raise InvalidInput(f"setting '{self.name}': expected {bounds}, got {value}")
+        return value
+
+    def _invalid(self, expected: str, raw: Any) -> InvalidInput:
+        return InvalidInput(f"setting '{self.name}': expected {expected}, got {raw!r}")
+
+
+@functools.cache
+def options(kind: type) -> Mapping[str, Option]:
+    """Return the options that a dataclass declares, by name; fields without an `Option` are left out."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return types.MappingProxyType(
+        {f.name: made for f in fields(kind) if (made := _completed(f.name, hints[f.name], f.default)) is not None}
+    )
+
+
+def _completed(name: str, hint: Any, default: Any) -> Option | None:
+    declared = next((extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Option)), None)
+    if declared is None:
+        return None
+    kind, choices = get_args(hint)[0], ()
+    if get_origin(kind) is Literal:
+        kind, choices = str, get_args(kind)
+    given = {f.name: getattr(declared, f.name) for f in fields(Option)}
+    made = {"name": name, "type": get_origin(kind) or kind, "choices": choices}
+    return Option(**{**given, **made, "default": None if default is MISSING else default})
+
+
+def values(kind: type, source: Any) -> dict[str, Any]:
+    """Return the options that `kind` declares, with their values in `source`."""
+    return {name: getattr(source, name) for name in options(kind)}
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` for the known name closest to `name`, or an empty string."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{found[0]}'?" if found else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """How a model is run. The server's settings give the defaults; files beside a model override them."""
+
+    allow_pickle: Annotated[
+        bool,
+        Option("load model files that can run code when loaded (pickle, joblib)", operator_only=True),
+    ] = False
+    placement: Annotated[
+        Placement,
+        Option("where models run: inline (on the event loop), thread or process; by default the model decides"),
+    ] = ""
+    replicas: Annotated[int, Option("copies of each model that compute at the same time", least=1)] = 1
+    max_batch_size: Annotated[
+        int, Option("merge queued calls into batches of up to this many rows; 0: no batching")
+    ] = 0
+    max_batch_wait_s: Annotated[
+        float, Option("seconds that a batch waits for more rows, even while a worker is idle")
+    ] = 0.0
+    batch_linger: Annotated[
+        float,
+        Option(
+            "adaptive batch delay: share of the model's mean latency that a batch waits for clients which resend "
+            "immediately; 0: no delay",
+            most=10,
+        ),
+    ] = 0.5
+    max_queue: Annotated[
+        int, Option("calls of a model that may be queued or running; further ones get 503; 0: no limit")
+    ] = 1024
+    timeout_s: Annotated[float, Option("deadline in seconds for requests that set none; 0: no deadline")] = 0.0
+    cancel_grace_s: Annotated[
+        float,
+        Option("seconds after which a worker process that still computes a cancelled call is killed; 0: never"),
+    ] = 10.0
+    heartbeat_s: Annotated[
+        float,
+        Option("seconds without a heartbeat after which an idle or stopped worker process is not ready; 0: never"),
+    ] = 5.0
+    working_directory: Annotated[
+        WorkingDirectory,
+        Option("working directory of worker processes: shared (the server's) or own (a new, empty one each)"),
+    ] = "shared"
