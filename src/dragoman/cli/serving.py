@@ -58,5 +58,4 @@ def _server(given: Sequence[str], flags: Mapping[str, Any]) -> Server:
     if settings.keep_memory:
         allocator.keep()
     open_files.allow()
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core would print beside the log
     return Server(*paths, settings=settings)
