@@ -14,7 +14,7 @@ import pytest
 import dragoman
 from client.client_house import TOKEN, Counter, Echo, Gate, House, Rows, url_of
 from dragoman import FP64, TensorSpec, errors
-from dragoman.client.faults import ServerUnreachable
+from dragoman.client.errors import ServerUnreachable
 
 X = {"x": np.ones(1)}
 Kind = tuple[str, Any]
@@ -124,7 +124,7 @@ def test_a_timeout_ends_the_call_here_and_there(house: House, kind: Kind) -> Non
     gate = Gate(dragoman.ModelSpec(name="Gate"))
     with house.serving(gate) as server, house.client(twin, url_of(server, wire)) as client:
         began = time.monotonic()
-        with pytest.raises(errors.DeadlineExceeded, match=r"no answer within 0\.2 s|Request timeout expired"):
+        with pytest.raises(errors.DeadlineExceeded, match=r"no response within 0\.2 s|Request timeout expired"):
             client.infer("Gate", X, timeout_s=0.2)
         assert 0.15 < time.monotonic() - began < 2
         assert gate.cancelled.wait(5)

@@ -172,7 +172,10 @@ def test_a_number_of_numpy_is_a_number(client: Any, number: Any) -> None:
     [
         ({"x": [1.0], "by": 10**400}, "input 'by': an integer of 1329 bits does not fit into FP64"),
         ({"x": [1.0], "by": [None]}, "input 'by': expected FP64, got NoneType"),
-        ({"x": [1.0], "by": None}, "input 'by': expected numbers, text or bytes, or what a codec takes, got NoneType"),
+        (
+            {"x": [1.0], "by": None},
+            "input 'by': expected numbers, text or bytes, or a value with a codec, got NoneType",
+        ),
         ({"x": [1.0], "by": np.bool_(True)}, "input 'by': BOOL does not convert to FP64"),
     ],
 )

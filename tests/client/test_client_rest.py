@@ -13,7 +13,7 @@ import pytest
 
 from client.client_house import Echo, House, Twin
 from dragoman import errors
-from dragoman.client.faults import of_status
+from dragoman.client.errors import error_of_status
 
 X = {"x": np.ones(1)}
 JSON = b'{"model_name":"m","outputs":[{"name":"y","datatype":"INT64","shape":[1],"data":[7]}]}'
@@ -134,7 +134,7 @@ def test_what_does_not_ask_for_it_is_not_sent_again(telling: Telling, status: in
 
 def test_a_call_that_may_have_been_taken_on_is_not_sent_again(telling: Telling) -> None:
     with telling(None, OK) as (client, server):
-        with pytest.raises(ConnectionError, match="closed before the whole answer"):
+        with pytest.raises(ConnectionError, match="closed before the response"):
             client.infer("m", X)
         assert len(server.heard) == 1
 
@@ -167,7 +167,7 @@ def test_a_stream_is_retried_before_it_begins(telling: Telling) -> None:
     ],
 )
 def test_statuses(status: int, kind: type[errors.DragomanError]) -> None:
-    assert isinstance(of_status(status, {}, b""), kind)
+    assert isinstance(error_of_status(status, {}, b""), kind)
 
 
 @pytest.mark.parametrize(
@@ -178,20 +178,20 @@ def test_statuses(status: int, kind: type[errors.DragomanError]) -> None:
         (b'{"error":{"code":1}}', '{"error":{"code":1}}'),
         (b"<html>three</html>", "<html>three</html>"),
         (b"[" * 100_000, "[" * 300),
-        (b"", "the server answered 400 without a word"),
+        (b"", "the server answered 400 without a message"),
     ],
 )
 def test_the_servers_words(body: bytes, told: str) -> None:
-    assert of_status(400, {}, body).message == told
+    assert error_of_status(400, {}, body).message == told
 
 
 @pytest.mark.parametrize(("text", "wait_s"), [("2", 2), ("1.5", 1.5), ("-1", 0), ("soon", None), ("", None)])
 def test_retry_after(text: str, wait_s: float | None) -> None:
-    assert of_status(503, {"retry-after": text}, b"").retry_after_s == wait_s
+    assert error_of_status(503, {"retry-after": text}, b"").retry_after_s == wait_s
 
 
 def test_retry_after_a_date() -> None:
-    assert of_status(503, {"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, b"").retry_after_s == 0
+    assert error_of_status(503, {"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, b"").retry_after_s == 0
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_a_large_answer(telling: Telling) -> None:
 
 def test_a_large_answer_that_breaks_off(telling: Telling) -> None:
     broken = answer(200, LARGE, "x: close")[:-100]
-    with telling(broken) as (client, _), pytest.raises(ConnectionError, match="closed before the whole answer"):
+    with telling(broken) as (client, _), pytest.raises(ConnectionError, match="closed before the response"):
         client.infer("m", X)
 
 
@@ -301,7 +301,7 @@ def test_a_connection_that_the_server_closed_is_not_used(telling: Telling) -> No
 
 
 def test_a_silent_server(telling: Telling) -> None:
-    told = r"^no answer within 0\.2 s$"
+    told = r"^no response within 0\.2 s$"
     with (
         telling(b"HTTP/1.1 200 OK\r\n", OK, timeout_s=0.2) as (client, _),
         pytest.raises(errors.DeadlineExceeded, match=told),

@@ -1,4 +1,4 @@
-"""Where a server is and how it is spoken to."""
+"""Address of a server, with the headers, compression and TLS settings of its requests."""
 
 import ssl
 from collections.abc import Mapping
@@ -17,8 +17,11 @@ _PORTS = {"http": 80, "https": 443, "grpc": 0, "grpcs": 443}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """A server: `scheme` is http, https, grpc or grpcs; `base` what goes before every path; `headers` what goes
-    with every request, a token among them."""
+    """Address of a server.
+
+    scheme: http, https, grpc or grpcs. base: prefix of every path. headers: sent with every request, including the
+    token.
+    """
 
     scheme: str
     host: str
@@ -30,11 +33,11 @@ class Address:
     tls_verify: bool = True
 
     @property
-    def over_grpc(self) -> bool:
+    def is_grpc(self) -> bool:
         return self.scheme.startswith("grpc")
 
     @property
-    def secure(self) -> bool:
+    def uses_tls(self) -> bool:
         return self.scheme.endswith("s")
 
     @property
@@ -43,38 +46,38 @@ class Address:
         return f"{host}:{self.port}"
 
     @property
-    def place(self) -> str:
-        """How errors name it."""
+    def name(self) -> str:
+        """The server as error messages name it."""
         return f"{self.scheme}://{self.authority}"
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """For HTTP; None where it is not encrypted."""
-        if not self.secure:
+        """Return the TLS context for HTTP, None without encryption."""
+        if not self.uses_tls:
             return None
         try:
             context = ssl.create_default_context(cafile=self.tls_ca or None)
-        except OSError as fault:
-            raise self._unreadable(fault) from fault
+        except OSError as error:
+            raise self._unreadable(error) from error
         if not self.tls_verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         return context
 
     def tls_roots(self) -> bytes | None:
-        """For gRPC: the certificates to trust, None for its own list."""
+        """Return the certificates that gRPC trusts, None for its default list."""
         try:
             return Path(self.tls_ca).read_bytes() if self.tls_ca else None
-        except OSError as fault:
-            raise self._unreadable(fault) from fault
+        except OSError as error:
+            raise self._unreadable(error) from error
 
-    def _unreadable(self, fault: OSError) -> InvalidInput:
-        return InvalidInput(f"tls_ca: '{self.tls_ca}' cannot be read as certificates (PEM): {fault.strerror or fault}")
+    def _unreadable(self, error: OSError) -> InvalidInput:
+        return InvalidInput(f"tls_ca: '{self.tls_ca}' cannot be read as certificates (PEM): {error.strerror or error}")
 
 
 def address(
     url: str, token: str, headers: Mapping[str, str] | None, compression: Compression, tls_ca: str, tls_verify: bool
 ) -> Address:
-    """The address in a URL. Raises InvalidInput where it is none, or a setting does not fit it."""
+    """Parse a URL. Raises InvalidInput if it is malformed or a setting does not apply to its scheme."""
     parts = urlsplit(url)
     try:
         port = parts.port or _PORTS[parts.scheme]

@@ -5,16 +5,16 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Self, overload
 
 from dragoman.client.address import Address
-from dragoman.client.calls import Inferring, Transport
-from dragoman.client.connected import Connected
-from dragoman.client.inputs import Wanted
+from dragoman.client.base import ClientBase
+from dragoman.client.calls import ClientTransport, InferArguments
+from dragoman.client.inputs import OutputNames
 from dragoman.client.result import Result
 from dragoman.core.calls import IndexEntry, ModelDescription, ServerDescription
 from dragoman.core.tensor import Scalar
 
 
-class AsyncClient(Connected):
-    """`Client` for asyncio: the same arguments and methods, to be awaited; `stream` is for `async for`.
+class AsyncClient(ClientBase):
+    """Client of one server for asyncio: arguments and methods of `Client`, awaited; `stream` is an async generator.
 
     It belongs to the event loop that first uses it.
     """
@@ -26,7 +26,7 @@ class AsyncClient(Connected):
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections that are kept; the client may still be used over REST."""
+        """Close idle connections; over REST the client can still be used."""
         await self._calls.close()
 
     # --- inference -----------------------------------------------------------------------------------------------
@@ -37,15 +37,15 @@ class AsyncClient(Connected):
         inputs: Any,
         *,
         version: str = "",
-        outputs: Wanted = None,
+        outputs: OutputNames = None,
         parameters: Mapping[str, Scalar] | None = None,
         id: str = "",  # noqa: A002 - the protocol's own word
         timeout_s: float | None = None,
         decode: bool = True,
     ) -> Result:
         """See `Client.infer`."""
-        asked = Inferring(model, inputs, version, outputs, parameters, id, timeout_s, decode)
-        return await self._calls.infer(asked)
+        arguments = InferArguments(model, inputs, version, outputs, parameters, id, timeout_s, decode)
+        return await self._calls.infer(arguments)
 
     def stream(
         self,
@@ -53,24 +53,24 @@ class AsyncClient(Connected):
         inputs: Any,
         *,
         version: str = "",
-        outputs: Wanted = None,
+        outputs: OutputNames = None,
         parameters: Mapping[str, Scalar] | None = None,
         id: str = "",  # noqa: A002
         timeout_s: float | None = None,
         decode: bool = True,
     ) -> AsyncGenerator[Result, None]:
-        """See `Client.stream`; a loop that is left early is best wrapped in `contextlib.aclosing`."""
-        asked = Inferring(model, inputs, version, outputs, parameters, id, timeout_s, decode)
-        return self._calls.stream(asked)
+        """See `Client.stream`. Wrap the generator in `contextlib.aclosing` if the loop may end early."""
+        arguments = InferArguments(model, inputs, version, outputs, parameters, id, timeout_s, decode)
+        return self._calls.stream(arguments)
 
     # --- health and metadata -------------------------------------------------------------------------------------
 
     async def live(self) -> bool:
-        """Whether the server answers; False where nothing listens. Asked once, without retries."""
+        """Return whether the server is live; False if nothing listens. Sent once, without retries."""
         return await self._calls.live()
 
     async def ready(self, model: str | None = None, version: str = "") -> bool:
-        """Whether a model, or the server with all of its models, can answer; False where nothing listens."""
+        """Return whether a model, or the server with all its models, is ready; False if nothing listens."""
         return await self._calls.ready(model, version)
 
     @overload
@@ -78,36 +78,36 @@ class AsyncClient(Connected):
     @overload
     async def metadata(self, model: str, version: str = "") -> ModelDescription: ...
     async def metadata(self, model: str | None = None, version: str = "") -> Any:
-        """What a model tells of itself (`.signature.inputs`), or without one the server."""
+        """Return the metadata of a model (`.signature.inputs`), or of the server if no model is named."""
         return await self._calls.metadata(model, version)
 
     async def models(self) -> list[str]:
-        """The names of the models; over gRPC those of the index, which needs the token."""
+        """Return the names of the models; over gRPC they are taken from the index, which needs the token."""
         return await self._calls.models()
 
     # --- model control -------------------------------------------------------------------------------------------
 
     async def index(self, *, ready: bool = False) -> list[IndexEntry]:
-        """Every model version that the server knows, or those that are ready; needs the token."""
+        """Return all model versions of the repository, or only those that are ready; needs the token."""
         return await self._calls.index(ready)
 
     async def load(self, model: str, *, timeout_s: float | None = None) -> None:
-        """Load a model, or load it anew; needs the token."""
+        """Load or reload a model; needs the token."""
         await self._calls.load(model, timeout_s)
 
     async def unload(self, model: str, *, timeout_s: float | None = None) -> None:
-        """Let the server drop a model; needs the token."""
+        """Unload a model; needs the token."""
         await self._calls.unload(model, timeout_s)
 
-    # --- what it is made of --------------------------------------------------------------------------------------
+    # --- transport ------------------------------------------------------------------------------------------------
 
     _sleep = staticmethod(asyncio.sleep)
 
-    def _transport(self, where: Address) -> Transport:
-        if where.over_grpc:
+    def _transport(self, where: Address) -> ClientTransport:
+        if where.is_grpc:
             from dragoman.client.grpc_channel import GrpcTransport
 
             return GrpcTransport(where, asynchronous=True)
-        from dragoman.client.http_async import transport
+        from dragoman.client.http_async import connect_transport
 
-        return transport(where)
+        return connect_transport(where)

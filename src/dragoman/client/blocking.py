@@ -1,4 +1,4 @@
-"""Coroutines run to their end by the thread that asks: what they wait for blocks it, so they never suspend."""
+"""Run coroutines whose awaited calls block the thread, so that they never suspend."""
 
 import time
 from collections.abc import AsyncGenerator, Awaitable, Generator
@@ -7,26 +7,26 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def done(waited: Awaitable[T]) -> T:
-    """What it comes to."""
+def run_blocking(coroutine: Awaitable[T]) -> T:
+    """Run a coroutine and return its result."""
     try:
-        next(waited.__await__())
+        next(coroutine.__await__())
     except StopIteration as end:
-        found: T = end.value
-        return found
-    raise AssertionError("a client that blocks has nothing to wait for on an event loop")
+        result: T = end.value
+        return result
+    raise AssertionError("a blocking client must not wait on an event loop")
 
 
-def each(pieces: AsyncGenerator[T, None]) -> Generator[T, None, None]:
-    """What it yields, one by one."""
+def iterate_blocking(responses: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+    """Iterate over an asynchronous generator."""
     try:
         while True:
-            yield done(anext(pieces))
+            yield run_blocking(anext(responses))
     except StopAsyncIteration:
         return
     finally:
-        done(pieces.aclose())
+        run_blocking(responses.aclose())
 
 
 async def sleep(delay: float) -> None:
-    time.sleep(delay)  # noqa: ASYNC251 - there is no event loop to hold up
+    time.sleep(delay)  # noqa: ASYNC251 - no event loop runs here

@@ -1,34 +1,34 @@
-"""The client for code that blocks."""
+"""Blocking client."""
 
 from collections.abc import Generator, Mapping
 from typing import Any, Self, overload
 
 from dragoman.client.address import Address
-from dragoman.client.blocking import done, each, sleep
-from dragoman.client.calls import Inferring, Transport
-from dragoman.client.connected import Connected
-from dragoman.client.inputs import Wanted
+from dragoman.client.base import ClientBase
+from dragoman.client.blocking import iterate_blocking, run_blocking, sleep
+from dragoman.client.calls import ClientTransport, InferArguments
+from dragoman.client.inputs import OutputNames
 from dragoman.client.result import Result
 from dragoman.core.calls import IndexEntry, ModelDescription, ServerDescription
 from dragoman.core.tensor import Scalar
 
 
-class Client(Connected):
-    """Asks a server that speaks the Open Inference Protocol; `AsyncClient` is the same for asyncio.
+class Client(ClientBase):
+    """Blocking client of a server that implements the Open Inference Protocol; see `AsyncClient` for asyncio.
 
     url: http://host:port or https:// for REST with binary tensors, grpc:// or grpcs:// for gRPC.
-    timeout_s: how long a call may take in all, retries and streaming included; None or 0 is no limit.
-    retries: how often a call is sent again that the server did not take on: 503 with Retry-After (for gRPC its
-    metadata of that name), or nothing listens. Anything else is never sent twice.
-    token: goes with every request as `Authorization: Bearer`.
-    headers: go with every request too; for gRPC they are metadata.
-    compression: of requests and answers.
-    tls_ca: a file (PEM) of the certificates to trust, instead of the system's. tls_verify=False trusts anybody, over
-    REST alone.
+    timeout_s: limit of each call in seconds, including retries and streaming; None or 0 for no limit.
+    retries: how often a call is sent again that the server did not start: 503 with Retry-After (for gRPC the
+    metadata of that name), or connection refused. Nothing else is sent twice.
+    token: sent with every request as `Authorization: Bearer`.
+    headers: also sent with every request; metadata for gRPC.
+    compression: of requests and responses, "gzip" or "deflate".
+    tls_ca: PEM file of trusted certificates, instead of those of the system. tls_verify=False (REST only) accepts any
+    certificate.
 
-    It keeps connections open: use it in `with`, or call `close`. Several threads may share one. Every method raises
-    an error of `dragoman.errors` with the server's own words; ConnectionError (it is both) where no server is
-    reached, and DeadlineExceeded after `timeout_s`.
+    Connections are kept open: use the client in a `with` statement, or call `close`. It is thread-safe. Every method
+    raises an error of `dragoman.errors` with the message of the server; one that is also a ConnectionError if the
+    server cannot be reached, and DeadlineExceeded after `timeout_s`.
     """
 
     def __enter__(self) -> Self:
@@ -38,8 +38,8 @@ class Client(Connected):
         self.close()
 
     def close(self) -> None:
-        """Close the connections that are kept; the client may still be used over REST."""
-        done(self._calls.close())
+        """Close idle connections; over REST the client can still be used."""
+        run_blocking(self._calls.close())
 
     # --- inference -----------------------------------------------------------------------------------------------
 
@@ -49,23 +49,23 @@ class Client(Connected):
         inputs: Any,
         *,
         version: str = "",
-        outputs: Wanted = None,
+        outputs: OutputNames = None,
         parameters: Mapping[str, Scalar] | None = None,
         id: str = "",  # noqa: A002 - the protocol's own word
         timeout_s: float | None = None,
         decode: bool = True,
     ) -> Result:
-        """The answer of a model; see `Result` for what can be had from it.
+        """Call a model and return its outputs.
 
-        inputs: a dict of arrays, lists, single values, columns of a DataFrame or anything that a codec knows; a
-        DataFrame, one input a column; one array or list for a model of one input; what codecs encoded (an
-        InferenceRequest, or RequestInputs). An array is sent in its own dtype and shape. Numbers without a dtype
-        become the datatype that the model's metadata tells, where they fit it.
-        outputs: the names of those wanted; all by default.
-        decode: give outputs as their content types say, instead of as arrays.
+        inputs: a dict of arrays, lists, scalars, DataFrame columns or other values with a codec; a DataFrame, one
+        input per column; an array or list for a model with one input; or the output of a codec (an InferenceRequest
+        or RequestInputs). Arrays are sent in their own dtype and shape. Numbers without a dtype are converted to the
+        datatype of the model's metadata; values that do not fit raise InvalidInput.
+        outputs: names of the outputs to return; all by default.
+        decode: decode outputs by their content types, instead of returning arrays.
         """
-        asked = Inferring(model, inputs, version, outputs, parameters, id, timeout_s, decode)
-        return done(self._calls.infer(asked))
+        arguments = InferArguments(model, inputs, version, outputs, parameters, id, timeout_s, decode)
+        return run_blocking(self._calls.infer(arguments))
 
     def stream(
         self,
@@ -73,64 +73,64 @@ class Client(Connected):
         inputs: Any,
         *,
         version: str = "",
-        outputs: Wanted = None,
+        outputs: OutputNames = None,
         parameters: Mapping[str, Scalar] | None = None,
         id: str = "",  # noqa: A002
         timeout_s: float | None = None,
         decode: bool = True,
     ) -> Generator[Result, None, None]:
-        """The answers of a model that streams, as they come; see `infer`.
+        """Yield the responses of a streaming model as they arrive; see `infer` for the arguments.
 
-        Leaving the loop, or `close`, cancels what the model still does. `timeout_s` is for the whole stream.
+        Leaving the loop or calling `close` cancels the call. `timeout_s` applies to the whole stream.
         """
-        asked = Inferring(model, inputs, version, outputs, parameters, id, timeout_s, decode)
-        return each(self._calls.stream(asked))
+        arguments = InferArguments(model, inputs, version, outputs, parameters, id, timeout_s, decode)
+        return iterate_blocking(self._calls.stream(arguments))
 
     # --- health and metadata -------------------------------------------------------------------------------------
 
     def live(self) -> bool:
-        """Whether the server answers; False where nothing listens. Asked once, without retries."""
-        return done(self._calls.live())
+        """Return whether the server is live; False if nothing listens. Sent once, without retries."""
+        return run_blocking(self._calls.live())
 
     def ready(self, model: str | None = None, version: str = "") -> bool:
-        """Whether a model, or the server with all of its models, can answer; False where nothing listens."""
-        return done(self._calls.ready(model, version))
+        """Return whether a model, or the server with all its models, is ready; False if nothing listens."""
+        return run_blocking(self._calls.ready(model, version))
 
     @overload
     def metadata(self, model: None = None, version: str = "") -> ServerDescription: ...
     @overload
     def metadata(self, model: str, version: str = "") -> ModelDescription: ...
     def metadata(self, model: str | None = None, version: str = "") -> Any:
-        """What a model tells of itself (`.signature.inputs`), or without one the server."""
-        return done(self._calls.metadata(model, version))
+        """Return the metadata of a model (`.signature.inputs`), or of the server if no model is named."""
+        return run_blocking(self._calls.metadata(model, version))
 
     def models(self) -> list[str]:
-        """The names of the models; over gRPC those of the index, which needs the token."""
-        return done(self._calls.models())
+        """Return the names of the models; over gRPC they are taken from the index, which needs the token."""
+        return run_blocking(self._calls.models())
 
     # --- model control -------------------------------------------------------------------------------------------
 
     def index(self, *, ready: bool = False) -> list[IndexEntry]:
-        """Every model version that the server knows, or those that are ready; needs the token."""
-        return done(self._calls.index(ready))
+        """Return all model versions of the repository, or only those that are ready; needs the token."""
+        return run_blocking(self._calls.index(ready))
 
     def load(self, model: str, *, timeout_s: float | None = None) -> None:
-        """Load a model, or load it anew; needs the token."""
-        done(self._calls.load(model, timeout_s))
+        """Load or reload a model; needs the token."""
+        run_blocking(self._calls.load(model, timeout_s))
 
     def unload(self, model: str, *, timeout_s: float | None = None) -> None:
-        """Let the server drop a model; needs the token."""
-        done(self._calls.unload(model, timeout_s))
+        """Unload a model; needs the token."""
+        run_blocking(self._calls.unload(model, timeout_s))
 
-    # --- what it is made of --------------------------------------------------------------------------------------
+    # --- transport ------------------------------------------------------------------------------------------------
 
     _sleep = staticmethod(sleep)
 
-    def _transport(self, where: Address) -> Transport:
-        if where.over_grpc:
+    def _transport(self, where: Address) -> ClientTransport:
+        if where.is_grpc:
             from dragoman.client.grpc_channel import GrpcTransport
 
             return GrpcTransport(where, asynchronous=False)
-        from dragoman.client.http_sync import transport
+        from dragoman.client.http_sync import connect_transport
 
-        return transport(where)
+        return connect_transport(where)

@@ -1,4 +1,4 @@
-"""gRPC over one channel, which blocks or is asyncio's."""
+"""gRPC transport over one grpcio channel, blocking or asyncio."""
 
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable
@@ -10,9 +10,9 @@ except ModuleNotFoundError as missing:
     text = "a client for a grpc:// URL needs the package 'grpcio': pip install 'dragoman[grpc]'"
     raise ImportError(text) from missing
 
-from dragoman.client import faults
+from dragoman.client import errors
 from dragoman.client.address import Address, Headers
-from dragoman.client.exchange import Deadline, GrpcQuestion
+from dragoman.client.messages import Deadline, RpcRequest
 from dragoman.core.errors import DragomanError
 from dragoman.formats.oip_messages import SERVICE
 
@@ -22,46 +22,46 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.enable_http_proxy", 0),
-    # A server that was not there is looked for again as soon as our own retries ask.
+    # Reconnect as soon as our own retries need it.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 5000),
 )
 
-# Triton's: a fault ends the stream with its status instead of being told as text in it.
+# Triton extension: report an error as the status of the stream instead of as text in a message.
 _TRUE_STATUS = ("triton_grpc_error", "true")
 
 
 class GrpcTransport:
-    """Sends calls to one server, from any thread, or if `asynchronous` from one event loop."""
+    """Transport to one server: thread-safe, or for one event loop if `asynchronous`."""
 
     def __init__(self, address: Address, *, asynchronous: bool) -> None:
         self._address = address
         library = grpc.aio if asynchronous else grpc
-        if address.secure:
+        if address.uses_tls:
             credentials = grpc.ssl_channel_credentials(root_certificates=address.tls_roots())
             self._channel = library.secure_channel(address.authority, credentials, _OPTIONS)
         else:
             self._channel = library.insecure_channel(address.authority, _OPTIONS)
 
-    async def ask(self, question: GrpcQuestion, deadline: Deadline) -> bytes:
-        """The answer's message. Raises what a status tells."""
-        method = self._channel.unary_unary(f"/{SERVICE}/{question.method}")
+    async def send(self, request: RpcRequest, deadline: Deadline) -> bytes:
+        """Return the message of the response. Raises the error of its status."""
+        method = self._channel.unary_unary(f"/{SERVICE}/{request.method}")
         try:
-            call = method(question.message, **self._options(deadline, self._address.headers))
+            call = method(request.message, **self._options(deadline, self._address.headers))
             return bytes(await call if inspect.isawaitable(call) else call)
-        except grpc.RpcError as fault:
-            raise _told(fault, deadline, self._address) from fault
+        except grpc.RpcError as error:
+            raise _error_of(error, deadline, self._address) from error
 
-    async def stream(self, question: GrpcQuestion, deadline: Deadline) -> AsyncGenerator[bytes, None]:
-        """The messages as they come. Raises what a status tells."""
-        method = self._channel.stream_stream(f"/{SERVICE}/{question.method}")
-        call = method(iter([question.message]), **self._options(deadline, (*self._address.headers, _TRUE_STATUS)))
+    async def stream(self, request: RpcRequest, deadline: Deadline) -> AsyncGenerator[bytes, None]:
+        """Yield the messages as they arrive. Raises the error of the final status."""
+        method = self._channel.stream_stream(f"/{SERVICE}/{request.method}")
+        call = method(iter([request.message]), **self._options(deadline, (*self._address.headers, _TRUE_STATUS)))
         try:
-            async for message in call if isinstance(call, AsyncIterable) else _each(call):
+            async for message in call if isinstance(call, AsyncIterable) else _iterate(call):
                 yield message
-        except grpc.RpcError as fault:
-            raise _told(fault, deadline, self._address) from fault
+        except grpc.RpcError as error:
+            raise _error_of(error, deadline, self._address) from error
         finally:
             call.cancel()
 
@@ -75,15 +75,15 @@ class GrpcTransport:
         return {"timeout": deadline.left_s(), "metadata": metadata, "compression": compression}
 
 
-async def _each(messages: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
+async def _iterate(messages: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
     for message in messages:
         yield message
 
 
-def _told(fault: Any, deadline: Deadline, address: Address) -> DragomanError:
-    """What a status means to the caller."""
-    code, details = fault.code().name, fault.details() or ""
-    if code == "DEADLINE_EXCEEDED" and details.lower() == "deadline exceeded":  # the library's words, not a server's
-        return deadline.over()
-    metadata = {key: value for key, value in fault.trailing_metadata() or () if isinstance(value, str)}
-    return faults.of_code(code, details, metadata, address.place)
+def _error_of(error: Any, deadline: Deadline, address: Address) -> DragomanError:
+    """Convert an error of grpcio."""
+    code, details = error.code().name, error.details() or ""
+    if code == "DEADLINE_EXCEEDED" and details.lower() == "deadline exceeded":  # written by grpcio, not by the server
+        return deadline.expired()
+    metadata = {key: value for key, value in error.trailing_metadata() or () if isinstance(value, str)}
+    return errors.error_of_code(code, details, metadata, address.name)

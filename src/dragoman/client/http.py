@@ -1,4 +1,4 @@
-"""HTTP/1.1 to one server: connections that are kept for the next call, and what is said over one."""
+"""HTTP/1.1 transport to one server with keep-alive connections."""
 
 import os
 import select
@@ -6,36 +6,36 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
-from dragoman.client import faults
+from dragoman.client import errors
 from dragoman.client.address import Address
-from dragoman.client.exchange import Deadline, HttpAnswer, HttpQuestion
-from dragoman.client.http1 import AnswerReader, written
+from dragoman.client.http1 import ResponseParser, serialize
+from dragoman.client.messages import Deadline, RestRequest, RestResponse
 from dragoman.formats.policy import Buffer
 
 _MAX_IDLE = 32
 
 
 class Connection(Protocol):
-    """A connection, and the reader of the answer under way on it."""
+    """A connection and the parser of its current response."""
 
-    reader: AnswerReader
+    parser: ResponseParser
 
     def begin(self, *, streams: bool) -> None:
-        """Get ready for the next answer."""
+        """Prepare for the next response."""
 
     async def send(self, parts: Iterable[Buffer], deadline: Deadline) -> None: ...
 
     async def more(self, deadline: Deadline) -> None:
-        """Wait until more of the answer, or its end, is there."""
+        """Wait for more of the response, or its end."""
 
-    def taken(self) -> Buffer:
-        """What came of the body since the last time."""
+    def take(self) -> Buffer:
+        """Return the bytes of the body received since the last call."""
 
     def idle(self) -> None:
-        """Its answer was read to the end; it is kept."""
+        """Mark the connection as idle after a complete response."""
 
-    def usable(self) -> bool:
-        """Whether it may take the next question: it lives, and said nothing since its answer."""
+    def is_usable(self) -> bool:
+        """Return whether the connection is open and nothing was received after its response."""
 
     def abort(self) -> None: ...
 
@@ -44,81 +44,81 @@ class Connection(Protocol):
 
 
 class HttpTransport:
-    """Sends questions to one server over what `connect` makes: several threads, or one event loop, may share it."""
+    """Transport to one server over the connections of `connect`; for several threads or one event loop."""
 
     def __init__(self, address: Address, connect: Callable[[Address, Deadline], Awaitable[Connection]]) -> None:
         self._address = address
         self._connect = connect
         self._idle: list[Connection] = []
 
-    async def ask(self, question: HttpQuestion, deadline: Deadline) -> HttpAnswer:
-        """The answer, whatever its status. Raises ServerUnreachable, DeadlineExceeded and ServerError."""
-        async with self._asked(question, deadline, streams=False) as connection:
-            while not connection.reader.done:
+    async def send(self, request: RestRequest, deadline: Deadline) -> RestResponse:
+        """Return the response of any status. Raises ServerUnreachable, DeadlineExceeded or ServerError."""
+        async with self._call(request, deadline, streams=False) as connection:
+            while not connection.parser.done:
                 await connection.more(deadline)
-            return connection.reader.answer()
+            return connection.parser.response()
 
-    async def stream(self, question: HttpQuestion, deadline: Deadline) -> AsyncGenerator[Buffer, None]:
-        """The body as it comes; a status other than 200 is raised."""
-        async with self._asked(question, deadline, streams=True) as connection:
-            reader = connection.reader
-            while not reader.begun or (reader.status != 200 and not reader.done):
+    async def stream(self, request: RestRequest, deadline: Deadline) -> AsyncGenerator[Buffer, None]:
+        """Yield the body as it arrives. Raises the error of a status other than 200."""
+        async with self._call(request, deadline, streams=True) as connection:
+            parser = connection.parser
+            while not parser.has_headers or (parser.status != 200 and not parser.done):
                 await connection.more(deadline)
-            if reader.status != 200:
-                answer = reader.answer()
-                raise faults.of_status(answer.status, answer.headers, answer.body)
-            while not reader.done:
-                yield connection.taken()
+            if parser.status != 200:
+                response = parser.response()
+                raise errors.error_of_status(response.status, response.headers, response.body)
+            while not parser.done:
+                yield connection.take()
                 await connection.more(deadline)
-            yield connection.taken()
+            yield connection.take()
 
     async def close(self) -> None:
         while self._idle:
-            with suppress(IndexError):  # another thread was quicker
+            with suppress(IndexError):  # another thread took the last one
                 connection = self._idle.pop()
                 connection.abort()
                 await connection.closed()
 
     @asynccontextmanager
-    async def _asked(self, question: HttpQuestion, deadline: Deadline, *, streams: bool) -> AsyncIterator[Connection]:
-        """A connection to which the question was sent; kept afterwards if its answer was read to its end."""
+    async def _call(self, request: RestRequest, deadline: Deadline, *, streams: bool) -> AsyncIterator[Connection]:
+        """Send a request and yield its connection; keep the connection if the response was read completely."""
         try:
-            connection = self._kept() or await self._connect(self._address, deadline)
+            connection = self._idle_connection() or await self._connect(self._address, deadline)
             connection.begin(streams=streams)
             try:
-                await connection.send(written(question, self._address.authority), deadline)
+                await connection.send(serialize(request, self._address.authority), deadline)
                 yield connection
             finally:
-                if connection.reader.done and connection.reader.keep_alive and len(self._idle) < _MAX_IDLE:
+                if connection.parser.done and connection.parser.keep_alive and len(self._idle) < _MAX_IDLE:
                     connection.idle()
                     self._idle.append(connection)
                 else:
                     connection.abort()
-        except OSError as fault:
-            raise told(fault, deadline, self._address) from fault
+        except OSError as error:
+            raise system_error(error, deadline, self._address) from error
 
-    def _kept(self) -> Connection | None:
+    def _idle_connection(self) -> Connection | None:
         while self._idle:
             with suppress(IndexError):
                 connection = self._idle.pop()
-                if connection.usable():
+                if connection.is_usable():
                     return connection
                 connection.abort()
         return None
 
 
-def told(fault: OSError, deadline: Deadline, address: Address) -> Exception:
-    """What a fault of the system means to the caller."""
-    if isinstance(fault, TimeoutError) and fault.errno is None:  # ours; the system's own has a number
-        return deadline.over()
-    why = getattr(fault, "verify_message", "") or fault.strerror or fault
-    if isinstance(fault, ConnectionError) and fault.errno:  # asyncio has words of its own
-        why = os.strerror(fault.errno)
-    return faults.unreachable(address.place, why, refused=isinstance(fault, ConnectionRefusedError))
+def system_error(error: OSError, deadline: Deadline, address: Address) -> Exception:
+    """Convert an OSError into an error of the client."""
+    if isinstance(error, TimeoutError) and error.errno is None:  # raised by us; the system sets errno
+        return deadline.expired()
+    why = getattr(error, "verify_message", "") or error.strerror or error
+    if isinstance(error, ConnectionError) and error.errno:  # asyncio writes a longer message
+        why = os.strerror(error.errno)
+    return errors.server_unreachable(address.name, why, refused=isinstance(error, ConnectionRefusedError))
 
 
-def stale(descriptor: int) -> bool:
-    """Whether the other end has closed an idle connection, or said something for which nobody asked."""
+def is_stale(descriptor: int) -> bool:
+    """Return whether the server closed an idle connection or sent unexpected data."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(0))

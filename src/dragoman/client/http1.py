@@ -1,37 +1,37 @@
-"""HTTP/1.1 without a socket: a question as bytes, and an answer from bytes as they come."""
+"""HTTP/1.1 without input and output: serialize requests and parse responses."""
 
 import zlib
 from collections.abc import Iterator
 
 import httptools
 
-from dragoman.client.exchange import HttpAnswer, HttpQuestion
+from dragoman.client.messages import RestRequest, RestResponse
 from dragoman.core.errors import ServerError
 from dragoman.formats.policy import Buffer
 
-# Buffers up to this many bytes are joined: a call of the system costs more than to copy them.
+# Buffers up to this size are joined: copying them costs less than a system call.
 _SMALL = 1 << 15
-# What is read at once; bodies above it, up to the largest, are read into one piece of memory.
+# Size of one read. Longer bodies, up to _LARGEST, are read into one preallocated buffer.
 _CHUNK = 1 << 16
 _LARGEST = 1 << 32
 _WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
-def packed(body: list[Buffer], encoding: str) -> list[Buffer]:
-    """The body compressed, as fast as zlib can."""
+def compress(body: list[Buffer], encoding: str) -> list[Buffer]:
+    """Compress a body with the fastest level of zlib."""
     stream = zlib.compressobj(1, zlib.DEFLATED, _WINDOW_BITS[encoding])
     return [b"".join([*(stream.compress(part) for part in body), stream.flush()])]
 
 
-def written(question: HttpQuestion, authority: str) -> Iterator[Buffer]:
-    """A question as the buffers to send; large ones are the arrays' own."""
-    size = sum(len(part) for part in question.body)
-    lines = [f"{question.method} {question.path} HTTP/1.1", f"host: {authority}"]
-    lines += [f"{name}: {value}" for name, value in question.headers]
-    if question.method != "GET":
+def serialize(request: RestRequest, authority: str) -> Iterator[Buffer]:
+    """Yield the buffers of a request; large ones are the memory of the arrays."""
+    size = sum(len(part) for part in request.body)
+    lines = [f"{request.method} {request.path} HTTP/1.1", f"host: {authority}"]
+    lines += [f"{name}: {value}" for name, value in request.headers]
+    if request.method != "GET":
         lines.append(f"content-length: {size}")
     small: list[Buffer] = ["\r\n".join([*lines, "", ""]).encode("latin-1", "replace")]
-    for part in question.body:
+    for part in request.body:
         if len(part) > _SMALL:
             yield b"".join(small)
             small = []
@@ -42,17 +42,17 @@ def written(question: HttpQuestion, authority: str) -> Iterator[Buffer]:
         yield b"".join(small)
 
 
-class AnswerReader:
-    """Reads one answer: what comes is written into `room()` and told by `wrote`.
+class ResponseParser:
+    """Parser of one response: write received bytes into `buffer()`, then call `bytes_received`.
 
-    `begun`: its head is there; `done`: all of it; `keep_alive`: the connection may be used again after it. The body of
-    one that `streams` is taken as it comes.
+    has_headers: status and headers are complete. done: the response is complete. keep_alive: the connection can be
+    used again. With `streams` the body is read in chunks by `take`.
     """
 
     def __init__(self, *, streams: bool = False) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
-        self.begun = self.done = self.keep_alive = False
+        self.has_headers = self.done = self.keep_alive = False
         self._whole = not streams
         self._chunks: list[Buffer] = []
         self._body: bytearray | None = None
@@ -60,13 +60,13 @@ class AnswerReader:
         self._scratch = memoryview(bytearray(_CHUNK))
         self._parser = httptools.HttpResponseParser(self)
 
-    def room(self) -> memoryview:
-        """Where the next bytes go: those of a large body at once to where they stay."""
+    def buffer(self) -> memoryview:
+        """Return the buffer for the next bytes; those of a large body are received in place."""
         return self._scratch if self._body is None or self.done else memoryview(self._body)[self._at :]
 
-    def wrote(self, count: int) -> None:
-        """So many bytes are there. Raises ServerError where this is no HTTP."""
-        if self.done:  # more than an answer, for which nobody asked
+    def bytes_received(self, count: int) -> None:
+        """Parse `count` received bytes. Raises ServerError if they are not HTTP."""
+        if self.done:  # unexpected data after the response
             self.keep_alive = False
             return
         if self._body is not None:
@@ -75,38 +75,39 @@ class AnswerReader:
             return
         try:
             self._parser.feed_data(self._scratch[:count])
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as fault:
-            raise ServerError(f"the answer is no HTTP/1.1: {fault}") from fault
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            raise ServerError(f"the response is not HTTP/1.1: {error}") from error
         length = self.headers.get("content-length", "")
-        if self.begun and not self.done and self._whole and length.isdecimal() and _CHUNK < int(length) <= _LARGEST:
+        is_long = length.isdecimal() and _CHUNK < int(length) <= _LARGEST
+        if is_long and self.has_headers and not self.done and self._whole:
             self._body = bytearray(int(length))
-            found = self.taken()
-            self._at = len(found)
-            self._body[: self._at] = found
+            received = self.take()
+            self._at = len(received)
+            self._body[: self._at] = received
 
     def end(self) -> bool:
-        """The connection is closed; whether that is the end of the answer, as it is for one without a length."""
-        endless = not {"content-length", "transfer-encoding"} & set(self.headers)
-        self.done = self.done or (self.begun and endless)
+        """Handle a closed connection; return whether the response is complete, as one without a length then is."""
+        until_close = not {"content-length", "transfer-encoding"} & set(self.headers)
+        self.done = self.done or (self.has_headers and until_close)
         return self.done
 
-    def taken(self) -> Buffer:
-        """What came of the body since the last time."""
+    def take(self) -> Buffer:
+        """Return the bytes of the body received since the last call."""
         chunks, self._chunks = self._chunks, []
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    def answer(self) -> HttpAnswer:
-        body = self.taken() if self._body is None else self._body
-        self._body = None  # a connection that is kept holds on to no answer
+    def response(self) -> RestResponse:
+        body = self.take() if self._body is None else self._body
+        self._body = None  # an idle connection keeps no response in memory
         encoding = self.headers.get("content-encoding", "identity").lower()
         if encoding != "identity":
-            body = _unpacked(body, encoding)
-        return HttpAnswer(self.status, self.headers, body)
+            body = _decompress(body, encoding)
+        return RestResponse(self.status, self.headers, body)
 
-    # --- what the parser calls ---------------------------------------------------------------------------------
+    # --- callbacks of httptools ------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        if self.done:  # a second answer, for which nobody asked
+        if self.done:  # an unexpected second response
             self.keep_alive = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -117,9 +118,9 @@ class AnswerReader:
         if self.done:
             return
         self.status = self._parser.get_status_code()
-        self.begun = self.status >= 200
+        self.has_headers = self.status >= 200
         self.keep_alive = self._parser.should_keep_alive()
-        if not self.begun:  # 1xx: the answer itself is still to come
+        if not self.has_headers:  # 1xx: the final response follows
             self.headers = {}
 
     def on_body(self, data: bytes) -> None:
@@ -127,14 +128,14 @@ class AnswerReader:
             self._chunks.append(data)
 
     def on_message_complete(self) -> None:
-        if self.begun and not self.done:
+        if self.has_headers and not self.done:
             self.done = True
 
 
-def _unpacked(body: Buffer, encoding: str) -> bytes:
+def _decompress(body: Buffer, encoding: str) -> bytes:
     if encoding not in _WINDOW_BITS:
-        raise ServerError(f"the answer has the content-encoding '{encoding}'; expected gzip or deflate")
+        raise ServerError(f"the response has the content-encoding '{encoding}'; expected gzip or deflate")
     try:
         return zlib.decompress(body, _WINDOW_BITS[encoding])
-    except zlib.error as fault:
-        raise ServerError(f"the answer is not valid {encoding}: {fault}") from fault
+    except zlib.error as error:
+        raise ServerError(f"the response is not valid {encoding}: {error}") from error

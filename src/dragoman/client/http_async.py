@@ -1,4 +1,4 @@
-"""Connections over asyncio, whose parser is fed by the event loop itself."""
+"""Connections over asyncio, whose event loop writes into the parser's buffer."""
 
 import asyncio
 import socket
@@ -6,51 +6,52 @@ from collections.abc import Iterable
 from typing import Any
 
 from dragoman.client.address import Address
-from dragoman.client.exchange import Deadline
-from dragoman.client.http import Connection, HttpTransport, stale
-from dragoman.client.http1 import AnswerReader
+from dragoman.client.http import Connection, HttpTransport, is_stale
+from dragoman.client.http1 import ResponseParser
+from dragoman.client.messages import Deadline
 from dragoman.formats.policy import Buffer
 
 _MAX_UNREAD = 1 << 20
 
 
-def transport(address: Address) -> HttpTransport:
-    """For one event loop."""
+def connect_transport(address: Address) -> HttpTransport:
+    """Return a transport for one event loop."""
     tls = address.tls_context()
     options: dict[str, Any] = {} if tls is None else {"ssl": tls, "server_hostname": address.host}
 
-    async def connected(address: Address, deadline: Deadline) -> Connection:
-        """To the first of its host's addresses that takes it."""
-        loop, refusal = asyncio.get_running_loop(), OSError("its name has no address")
+    async def connect(address: Address, deadline: Deadline) -> Connection:
+        """Connect to the first address of the host that accepts."""
+        loop, last_error = asyncio.get_running_loop(), OSError("its name has no address")
         async with asyncio.timeout(deadline.left_s()):
-            for family, _, _, _, place in await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM):
+            found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            for family, _, _, _, target in found:
                 try:
-                    made = await loop.create_connection(_Connection, *place[:2], family=family, **options)
-                except OSError as fault:
-                    refusal = fault
+                    connection = await loop.create_connection(_Connection, *target[:2], family=family, **options)
+                except OSError as error:
+                    last_error = error
                 else:
-                    return made[1]
-        raise refusal
+                    return connection[1]
+        raise last_error
 
-    return HttpTransport(address, connected)
+    return HttpTransport(address, connect)
 
 
 class _Connection(asyncio.BufferedProtocol):
-    """Feeds what comes to the reader of the answer under way, and tells whoever waits for it."""
+    """Writes received bytes into the parser of the current response and wakes its reader."""
 
     def __init__(self) -> None:
         self._lost = asyncio.get_running_loop().create_future()
-        self._news = asyncio.Event()
+        self._progress = asyncio.Event()
         self.begin(streams=False)
 
     def begin(self, *, streams: bool) -> None:
-        """Get ready for the next answer; of one that streams, each part is news."""
-        self.reader = AnswerReader(streams=streams)
+        """Prepare for the next response; with `streams` every chunk wakes the reader."""
+        self.parser = ResponseParser(streams=streams)
         self._streams = streams
-        self._fault: Exception | None = None
+        self._error: Exception | None = None
         self._unread = 0
         self._paused = False
-        self._news.clear()
+        self._progress.clear()
 
     async def send(self, parts: Iterable[Buffer], deadline: Deadline) -> None:
         for part in parts:
@@ -58,25 +59,25 @@ class _Connection(asyncio.BufferedProtocol):
 
     async def more(self, deadline: Deadline) -> None:
         async with asyncio.timeout(deadline.left_s()):
-            await self._news.wait()
-        self._news.clear()
-        if self._fault is not None and not self.reader.done:
-            raise self._fault
+            await self._progress.wait()
+        self._progress.clear()
+        if self._error is not None and not self.parser.done:
+            raise self._error
 
-    def taken(self) -> Buffer:
+    def take(self) -> Buffer:
         self._unread = 0
         self.idle()
-        return self.reader.taken()
+        return self.parser.take()
 
     def idle(self) -> None:
-        """Read on, where a stream was too fast."""
+        """Resume reading after a pause."""
         if self._paused and not self._lost.done():
             self.transport.resume_reading()
         self._paused = False
 
-    def usable(self) -> bool:
-        said_more = not self.reader.keep_alive
-        return not (self._lost.done() or said_more or stale(self.transport.get_extra_info("socket").fileno()))
+    def is_usable(self) -> bool:
+        has_more = not self.parser.keep_alive
+        return not (self._lost.done() or has_more or is_stale(self.transport.get_extra_info("socket").fileno()))
 
     def abort(self) -> None:
         self.transport.abort()
@@ -84,28 +85,28 @@ class _Connection(asyncio.BufferedProtocol):
     async def closed(self) -> None:
         await self._lost
 
-    # --- what the event loop calls -----------------------------------------------------------------------------
+    # --- callbacks of the event loop --------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self.reader.room()
+        return self.parser.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         try:
-            self.reader.wrote(nbytes)
-        except Exception as fault:
-            self._fault = fault
+            self.parser.bytes_received(nbytes)
+        except Exception as error:
+            self._error = error
         self._unread += nbytes
         if self._streams and self._unread > _MAX_UNREAD and not self._paused:
             self._paused = True
-            self.transport.pause_reading()  # whoever reads the stream is slower than the server
-        if self._streams or self.reader.done or self._fault is not None:
-            self._news.set()
+            self.transport.pause_reading()  # the reader of the stream is slower than the server
+        if self._streams or self.parser.done or self._error is not None:
+            self._progress.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self.reader.end():
-            self._fault = exc or ConnectionResetError("the connection was closed before the whole answer was there")
-        self._news.set()
+        if not self.parser.end():
+            self._error = exc or ConnectionResetError("the connection was closed before the response was complete")
+        self._progress.set()
         self._lost.set_result(None)

@@ -1,4 +1,4 @@
-"""Connections over sockets that block."""
+"""Connections over blocking sockets."""
 
 import socket
 import ssl
@@ -6,20 +6,20 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from dragoman.client.address import Address
-from dragoman.client.exchange import Deadline
-from dragoman.client.http import Connection, HttpTransport, stale
-from dragoman.client.http1 import AnswerReader
+from dragoman.client.http import Connection, HttpTransport, is_stale
+from dragoman.client.http1 import ResponseParser
+from dragoman.client.messages import Deadline
 from dragoman.formats.policy import Buffer
 
 
-def transport(address: Address) -> HttpTransport:
-    """May be used by several threads at once."""
+def connect_transport(address: Address) -> HttpTransport:
+    """Return a thread-safe transport."""
     tls = address.tls_context()
 
-    async def connected(address: Address, deadline: Deadline) -> Connection:
+    async def connect(address: Address, deadline: Deadline) -> Connection:
         return _Connection(address, tls, deadline)
 
-    return HttpTransport(address, connected)
+    return HttpTransport(address, connect)
 
 
 class _Connection:
@@ -34,10 +34,10 @@ class _Connection:
             raise
 
     def begin(self, *, streams: bool) -> None:
-        self.reader = AnswerReader(streams=streams)
+        self.parser = ResponseParser(streams=streams)
 
     async def send(self, parts: Iterable[Buffer], deadline: Deadline) -> None:
-        # A server that refuses a body may close before all of it is sent: its answer then waits to be read.
+        # A server that rejects a body may close before all of it is sent; its response can still be read.
         with suppress(BrokenPipeError, ConnectionResetError):
             for part in parts:
                 self._socket.settimeout(deadline.left_s())
@@ -45,19 +45,19 @@ class _Connection:
 
     async def more(self, deadline: Deadline) -> None:
         self._socket.settimeout(deadline.left_s())
-        count = self._socket.recv_into(self.reader.room())
+        count = self._socket.recv_into(self.parser.buffer())
         if count:
-            self.reader.wrote(count)
-        elif not self.reader.end():
-            raise ConnectionResetError("the connection was closed before the whole answer was there")
+            self.parser.bytes_received(count)
+        elif not self.parser.end():
+            raise ConnectionResetError("the connection was closed before the response was complete")
 
-    def taken(self) -> Buffer:
-        return self.reader.taken()
+    def take(self) -> Buffer:
+        return self.parser.take()
 
     def idle(self) -> None: ...
 
-    def usable(self) -> bool:
-        return not stale(self._socket.fileno())
+    def is_usable(self) -> bool:
+        return not is_stale(self._socket.fileno())
 
     def abort(self) -> None:
         self._socket.close()

@@ -1,4 +1,4 @@
-"""What a caller gives as inputs, as a request: arrays as they are, lists and numbers as the model's metadata asks."""
+"""Build requests from inputs: arrays in their own dtype, lists and numbers in the datatype of the model's metadata."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,27 +13,27 @@ from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import NONE, Parameters, Tensor, with_own_dtype
 from dragoman.formats.message import InferenceRequest, RequestInput, RequestOutput
 
-Wanted = Sequence[str | RequestOutput] | None
+OutputNames = Sequence[str | RequestOutput] | None
 
 _NUMBERS = (int, float)  # bool is an int
-_ASKED = (*_NUMBERS, np.generic)
+_SCALARS = (*_NUMBERS, np.generic)
 _PLAIN = (*_NUMBERS, str, bytes, list, tuple)
 _TEXT = {"content_type": "str"}
 _UNKNOWN = TensorSpec("")
 
 
 def needs_signature(inputs: Any) -> bool:
-    """Whether the model's metadata is needed: an input without a name, or numbers without a datatype."""
+    """Return whether the model's metadata is needed: for an input without a name or numbers without a dtype."""
     match inputs:
         case InferenceRequest() | RequestInput():
             return False
         case Mapping():
-            return any(isinstance(v, (*_ASKED, list, tuple)) and not _is_text(v) for v in inputs.values())
+            return any(isinstance(v, (*_SCALARS, list, tuple)) and not _is_text(v) for v in inputs.values())
     return not _are_inputs(inputs) and not _is_frame(inputs)
 
 
 def request(inputs: Any, signature: Signature | None, model: str) -> InferenceRequest:
-    """The request that some inputs make; `signature` is None where it is not needed. Raises InvalidInput."""
+    """Build a request; `signature` is None if it is not needed. Raises InvalidInput."""
     match inputs:
         case InferenceRequest():
             return inputs
@@ -45,22 +45,24 @@ def request(inputs: Any, signature: Signature | None, model: str) -> InferenceRe
         return InferenceRequest(inputs=list(inputs))
     codec = None if isinstance(inputs, (np.ndarray, *_PLAIN)) else CODECS.request_for(inputs)
     if codec is not None:
-        found: InferenceRequest = codec.encode_request(inputs)
-        return found
+        encoded: InferenceRequest = codec.encode_request(inputs)
+        return encoded
     spec = _only_input(signature, model)
     return InferenceRequest(inputs=[_named(spec.name, inputs, spec)])
 
 
-def completed(made: InferenceRequest, outputs: Wanted, parameters: Parameters | None, id_: str) -> InferenceRequest:
-    """The request with what else the caller said."""
+def with_options(
+    request: InferenceRequest, outputs: OutputNames, parameters: Parameters | None, id_: str
+) -> InferenceRequest:
+    """Return the request with output names, parameters and id."""
     if not (outputs or parameters or id_):
-        return made
-    wanted = [RequestOutput(o) if isinstance(o, str) else o for o in outputs or ()]
+        return request
+    output_specs = [RequestOutput(o) if isinstance(o, str) else o for o in outputs or ()]
     return replace(
-        made,
-        outputs=wanted or made.outputs,
-        parameters={**made.parameters, **(parameters or NONE)},
-        id=id_ or made.id,
+        request,
+        outputs=output_specs or request.outputs,
+        parameters={**request.parameters, **(parameters or NONE)},
+        id=id_ or request.id,
     )
 
 
@@ -89,15 +91,17 @@ def _only_input(signature: Signature | None, model: str) -> TensorSpec:
     specs = signature.inputs if signature else ()
     if len(specs) == 1:
         return specs[0]
-    told = ", ".join(f"'{s.name}'" for s in specs) or "none"
-    raise InvalidInput(f"one value without a name needs a model of one input, but the metadata of '{model}' has {told}")
+    names = ", ".join(f"'{s.name}'" for s in specs) or "none"
+    raise InvalidInput(
+        f"one value without a name needs a model with one input, but the metadata of '{model}' has {names}"
+    )
 
 
 def _named(name: str, value: Any, spec: TensorSpec) -> RequestInput:
     try:
         return RequestInput(name, _tensor(value, spec))
-    except InvalidInput as fault:
-        raise InvalidInput(f"input '{name}': {fault.message}") from fault
+    except InvalidInput as error:
+        raise InvalidInput(f"input '{name}': {error.message}") from error
 
 
 def _tensor(value: Any, spec: TensorSpec) -> Tensor:
@@ -109,7 +113,7 @@ def _tensor(value: Any, spec: TensorSpec) -> Tensor:
         case np.ndarray():
             return Tensor.of(value)
         case np.number() | np.bool_() if spec.datatype is None:
-            return Tensor.of(value.reshape(1))  # as a number of Python's has one axis
+            return Tensor.of(value.reshape(1))  # one axis, like a Python number
         case np.generic():
             value = value.item()
     if isinstance(value, _PLAIN) and not _has_codec(value):
@@ -119,21 +123,21 @@ def _tensor(value: Any, spec: TensorSpec) -> Tensor:
     if _from_pandas(value):
         return _column(value)
     codec = CODECS.input_for(value)
-    return _of_unknown(value, spec) if codec is None else codec.to_tensor(value)
+    return _from_array_protocol(value, spec) if codec is None else codec.to_tensor(value)
 
 
-def _of_unknown(value: Any, spec: TensorSpec) -> Tensor:
-    """What offers itself as an array, as the tensors of frameworks do."""
+def _from_array_protocol(value: Any, spec: TensorSpec) -> Tensor:
+    """Convert a value that supports the array protocol, such as a tensor of a framework."""
     try:
         return Tensor.of(value)
-    except InvalidInput as fault:
+    except InvalidInput as error:
         what = f"a value of content type '{spec.content_type}'" if spec.content_type else "numbers, text or bytes"
-        told = f"expected {what}, or what a codec takes, got {type(value).__name__}"
-        raise InvalidInput(told if np.ndim(value) == 0 else fault.message) from fault
+        message = f"expected {what}, or a value with a codec, got {type(value).__name__}"
+        raise InvalidInput(message if np.ndim(value) == 0 else error.message) from error
 
 
 def _has_codec(value: Any) -> bool:
-    """Whether this is a list of what only a codec knows: points in time, say."""
+    """Return whether this is a list of values that need a codec, such as datetimes."""
     first = value
     while isinstance(first, (list, tuple)) and first:
         first = first[0]
@@ -148,10 +152,10 @@ def _column(series: Any) -> Tensor:
 
 
 def _plain(value: Any, spec: TensorSpec) -> Tensor:
-    """Numbers, text and lists of them, which have no datatype of their own: in that of the model."""
+    """Convert numbers, strings and lists of them to the datatype of the model."""
     datatype = spec.datatype
     if not isinstance(value, (list, tuple)):
-        # OIP: a single value has no shape of its own; models tell it as one element, mostly [1].
+        # Open Inference: a scalar has no shape; models declare it as one element, usually [1].
         value = np.full((1,) * len(spec.shape or (0,)), value, object if isinstance(value, str | bytes) else None)
         array = value
     else:
@@ -166,8 +170,8 @@ def _plain(value: Any, spec: TensorSpec) -> Tensor:
 def _array(value: Any) -> Any:
     try:
         array = np.asarray(value)
-    except ValueError as fault:
-        raise InvalidInput(f"expected lists of equal lengths: {fault}") from fault
+    except ValueError as error:
+        raise InvalidInput(f"expected lists of equal lengths: {error}") from error
     return np.array(value, dtype=object) if array.dtype.kind in "SU" else array
 
 

@@ -1,4 +1,4 @@
-"""The protocol over REST: each call as one question with binary tensors, and what its answer says."""
+"""Open Inference Protocol over REST: requests with binary tensors, and parsers of the responses."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -7,10 +7,10 @@ from urllib.parse import quote
 import msgspec
 import orjson
 
-from dragoman.client import faults
+from dragoman.client import errors
 from dragoman.client.address import Address, Compression
-from dragoman.client.exchange import Exchange, HttpAnswer, HttpQuestion, StreamExchange
-from dragoman.client.http1 import packed
+from dragoman.client.http1 import compress
+from dragoman.client.messages import RemoteCall, RemoteStream, RestRequest, RestResponse
 from dragoman.core.calls import IndexEntry, ModelDescription, ServerDescription
 from dragoman.core.datatypes import DATATYPES
 from dragoman.core.errors import InvalidInput, InvalidOutput, ServerError
@@ -40,7 +40,7 @@ class _Tensor(msgspec.Struct):
 
     @property
     def known_shape(self) -> tuple[int, ...] | None:
-        """The shape; None if any rank fits, of which only our own server tells."""
+        """The shape; None for any rank, an extension of this server."""
         return None if (self.parameters or {}).get("any_rank") is True else tuple(self.shape)
 
 
@@ -64,56 +64,56 @@ class _Entry(msgspec.Struct):
 
 
 class Rest:
-    """Writes questions for one server."""
+    """Builds requests for one server."""
 
     def __init__(self, address: Address) -> None:
         self._base = f"{address.base}/v2"
         self._headers = address.headers
         self._compression: Compression = address.compression
 
-    def infer(self, model: str, version: str, request: InferenceRequest) -> Exchange[InferenceResponse]:
+    def infer(self, model: str, version: str, request: InferenceRequest) -> RemoteCall[InferenceResponse]:
         body, length = request.to_binary()
         headers: tuple[tuple[str, str], ...] = (_OCTETS, (HEADER_LENGTH, str(length)))
         if self._compression:
-            body = packed(body, self._compression)
+            body = compress(body, self._compression)
             headers += (("content-encoding", self._compression), ("accept-encoding", self._compression))
-        return Exchange(self._post(f"{_path(model, version)}/infer", headers, body), _read_infer)
+        return RemoteCall(self._post(f"{_path(model, version)}/infer", headers, body), _read_infer)
 
-    def stream(self, model: str, version: str, request: InferenceRequest) -> StreamExchange:
-        """Answers come as JSON: events are text."""
+    def stream(self, model: str, version: str, request: InferenceRequest) -> RemoteStream:
+        """Responses are JSON, because server-sent events are text."""
         body, length = request.to_binary(binary_output=False)
         headers = (_OCTETS, (HEADER_LENGTH, str(length)), ("accept", "text/event-stream"))
-        return StreamExchange(self._post(f"{_path(model, version)}/infer_stream", headers, body), _events)
+        return RemoteStream(self._post(f"{_path(model, version)}/infer_stream", headers, body), _events)
 
-    def live(self) -> Exchange[bool]:
-        return Exchange(self._get("/health/live"), _is_ok)
+    def live(self) -> RemoteCall[bool]:
+        return RemoteCall(self._get("/health/live"), _is_ok)
 
-    def ready(self, model: str, version: str) -> Exchange[bool]:
-        return Exchange(self._get(f"{_path(model, version)}/ready" if model else "/health/ready"), _is_ok)
+    def ready(self, model: str, version: str) -> RemoteCall[bool]:
+        return RemoteCall(self._get(f"{_path(model, version)}/ready" if model else "/health/ready"), _is_ok)
 
-    def server(self) -> Exchange[ServerDescription]:
-        return Exchange(self._get(""), _read_server)
+    def server(self) -> RemoteCall[ServerDescription]:
+        return RemoteCall(self._get(""), _read_server)
 
-    def model(self, model: str, version: str) -> Exchange[ModelDescription]:
-        return Exchange(self._get(_path(model, version)), _read_model)
+    def model(self, model: str, version: str) -> RemoteCall[ModelDescription]:
+        return RemoteCall(self._get(_path(model, version)), _read_model)
 
-    def models(self) -> Exchange[list[str]]:
-        return Exchange(self._get("/models"), lambda answer: _parsed(_Models, answer).models)
+    def models(self) -> RemoteCall[list[str]]:
+        return RemoteCall(self._get("/models"), lambda response: _parse(_Models, response).models)
 
-    def index(self, ready: bool) -> Exchange[list[IndexEntry]]:
-        return Exchange(self._post("/repository/index", (_JSON,), [orjson.dumps({"ready": ready})]), _read_index)
+    def index(self, ready: bool) -> RemoteCall[list[IndexEntry]]:
+        return RemoteCall(self._post("/repository/index", (_JSON,), [orjson.dumps({"ready": ready})]), _read_index)
 
-    def load(self, model: str) -> Exchange[None]:
-        return Exchange(self._post(f"/repository/models/{quote(model, '')}/load", (), []), _checked)
+    def load(self, model: str) -> RemoteCall[None]:
+        return RemoteCall(self._post(f"/repository/models/{quote(model, '')}/load", (), []), _check_status)
 
-    def unload(self, model: str) -> Exchange[None]:
-        return Exchange(self._post(f"/repository/models/{quote(model, '')}/unload", (), []), _checked)
+    def unload(self, model: str) -> RemoteCall[None]:
+        return RemoteCall(self._post(f"/repository/models/{quote(model, '')}/unload", (), []), _check_status)
 
-    def _get(self, path: str) -> HttpQuestion:
-        return HttpQuestion("GET", self._base + path, self._headers)
+    def _get(self, path: str) -> RestRequest:
+        return RestRequest("GET", self._base + path, self._headers)
 
-    def _post(self, path: str, headers: tuple[tuple[str, str], ...], body: Sequence[Any]) -> HttpQuestion:
-        return HttpQuestion("POST", self._base + path, (*headers, *self._headers), body)
+    def _post(self, path: str, headers: tuple[tuple[str, str], ...], body: Sequence[Any]) -> RestRequest:
+        return RestRequest("POST", self._base + path, (*headers, *self._headers), body)
 
 
 def _path(model: str, version: str) -> str:
@@ -125,60 +125,60 @@ def _path(model: str, version: str) -> str:
 # --- reading ---------------------------------------------------------------------------------------------------
 
 
-def _checked(answer: HttpAnswer) -> None:
-    if not 200 <= answer.status < 300:
-        raise faults.of_status(answer.status, answer.headers, answer.body)
+def _check_status(response: RestResponse) -> None:
+    if not 200 <= response.status < 300:
+        raise errors.error_of_status(response.status, response.headers, response.body)
 
 
-def _is_ok(answer: HttpAnswer) -> bool:
-    # OIP: 200 is true, 4xx is false; but a token or a path that is wrong is no word about health.
-    if answer.status in (400, 503):
+def _is_ok(response: RestResponse) -> bool:
+    # Open Inference: 200 is true, 4xx is false; but a wrong token or path says nothing about health.
+    if response.status in (400, 503):
         return False
-    _checked(answer)
+    _check_status(response)
     return True
 
 
-def _parsed(kind: type[T], answer: HttpAnswer) -> T:
-    _checked(answer)
+def _parse(kind: type[T], response: RestResponse) -> T:
+    _check_status(response)
     try:
-        return msgspec.json.decode(answer.body, type=kind)
-    except PARSER_FAULTS as fault:
-        raise InvalidOutput(f"the server's answer cannot be read: {fault}") from fault
+        return msgspec.json.decode(response.body, type=kind)
+    except PARSER_FAULTS as error:
+        raise InvalidOutput(f"the server's response cannot be read: {error}") from error
 
 
-def _read_infer(answer: HttpAnswer) -> InferenceResponse:
-    _checked(answer)
-    return _response(answer.body, answer.headers.get(HEADER_LENGTH))
+def _read_infer(response: RestResponse) -> InferenceResponse:
+    _check_status(response)
+    return _response(response.body, response.headers.get(HEADER_LENGTH))
 
 
 def _response(body: Buffer, header_length: str | None) -> InferenceResponse:
     try:
         return InferenceResponse.from_json(body, header_length)
-    except InvalidInput as fault:
-        raise InvalidOutput(f"the server's answer cannot be read: {fault.message}") from fault
+    except InvalidInput as error:
+        raise InvalidOutput(f"the server's response cannot be read: {error.message}") from error
 
 
-def _read_server(answer: HttpAnswer) -> ServerDescription:
-    found = _parsed(_Server, answer)
-    return ServerDescription(found.name, found.version, tuple(found.extensions))
+def _read_server(response: RestResponse) -> ServerDescription:
+    parsed = _parse(_Server, response)
+    return ServerDescription(parsed.name, parsed.version, tuple(parsed.extensions))
 
 
-def _read_model(answer: HttpAnswer) -> ModelDescription:
-    found = _parsed(_Model, answer)
-    signature = Signature(_specs(found.inputs), _specs(found.outputs))
-    return ModelDescription(found.name, tuple(found.versions or ()), found.platform, signature)
+def _read_model(response: RestResponse) -> ModelDescription:
+    parsed = _parse(_Model, response)
+    signature = Signature(_specs(parsed.inputs), _specs(parsed.outputs))
+    return ModelDescription(parsed.name, tuple(parsed.versions or ()), parsed.platform, signature)
 
 
 def _specs(rows: Sequence[_Tensor] | None) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(r.name, DATATYPES.get(r.datatype), r.known_shape) for r in rows or ())
 
 
-def _read_index(answer: HttpAnswer) -> list[IndexEntry]:
-    return [IndexEntry(e.name, e.version, e.state, e.reason) for e in _parsed(list[_Entry], answer)]
+def _read_index(response: RestResponse) -> list[IndexEntry]:
+    return [IndexEntry(e.name, e.version, e.state, e.reason) for e in _parse(list[_Entry], response)]
 
 
 def _events() -> Callable[[Buffer], Iterator[InferenceResponse]]:
-    """Reads server-sent events, in whatever pieces they come."""
+    """Return a parser of server-sent events, whose boundaries need not be those of the chunks."""
     rest = b""
 
     def read(data: Buffer) -> Iterator[InferenceResponse]:

@@ -1,4 +1,4 @@
-"""What a model answered, as a caller wants it: arrays, decoded values or a data frame."""
+"""Result of a call: arrays, decoded values or a DataFrame."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,11 +11,11 @@ from dragoman.formats.message import InferenceResponse
 
 
 class Result(Mapping[str, Any]):
-    """The outputs of one answer by name, in the model's order.
+    """Outputs of one response by name, in the order of the model.
 
-    `result["y"]` is what the output's content type says (text, points in time, ...), else its array. Without
-    decoding it is always the array. Arrays are read-only views of what came: copy one to write into it. BF16
-    is an array of `ml_dtypes.bfloat16`, BYTES an object array of `bytes`.
+    `result["y"]` is the value decoded by the output's content type (strings, datetimes, ...), or an array without one
+    or with decode=False. Arrays are read-only views of the response: copy them before writing. BF16 is an array of
+    `ml_dtypes.bfloat16`, BYTES an object array of `bytes`.
     """
 
     def __init__(self, response: InferenceResponse, decode: bool = True) -> None:
@@ -36,14 +36,14 @@ class Result(Mapping[str, Any]):
         return len(self._tensors)
 
     def __repr__(self) -> str:
-        told = [f"{name}: {t.datatype}{list(t.shape)}" for name, t in self._tensors.items()]
-        return f"<Result of {self.response.model_name}: {', '.join(told)}>"
+        outputs = [f"{name}: {t.datatype}{list(t.shape)}" for name, t in self._tensors.items()]
+        return f"<Result of {self.response.model_name}: {', '.join(outputs)}>"
 
     @property
     def value(self) -> Any:
-        """The answer as one value: what its own content type says (a DataFrame for `pd`), else its one output.
+        """The response as one value: decoded by its content type (a DataFrame for `pd`), else its only output.
 
-        An answer of several outputs without a content type is a dict.
+        A response with several outputs and no content type is a dict.
         """
         kind = self.response.parameters.get("content_type")
         codec = CODECS.request(str(kind)) if kind and self._decode else None
@@ -52,16 +52,16 @@ class Result(Mapping[str, Any]):
         return next(iter(self.values())) if len(self) == 1 else dict(self)
 
     def to_numpy(self, name: str = "") -> Array:
-        """The array of an output, whatever its content type; without a name of the only one.
+        """Return the array of an output without decoding; the name may be left out if there is one output.
 
-        Raises InvalidInput where there are several, KeyError where there is none of that name.
+        Raises InvalidInput if there are several outputs and no name, KeyError for an unknown name.
         """
         if not name and len(self) != 1:
-            raise InvalidInput(f"name the output to have as an array: one of {', '.join(map(repr, self))}")
+            raise InvalidInput(f"expected the name of an output, one of {', '.join(map(repr, self))}")
         return self._tensors[name or next(iter(self))].data
 
     def to_frame(self) -> Any:
-        """The outputs as the columns of a pandas DataFrame. Raises InvalidInput where they are none."""
+        """Return the outputs as columns of a pandas DataFrame. Raises InvalidInput if they cannot be columns."""
         codec = CODECS.request("pd")
         assert codec is not None
         return codec.decode_response(self.response)

@@ -1,9 +1,9 @@
-"""The protocol over gRPC: each call as one message with raw tensors, and what its answer says."""
+"""Open Inference Protocol over gRPC: messages with raw tensors, and parsers of the responses."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from dragoman.client.exchange import Exchange, GrpcQuestion, StreamExchange
+from dragoman.client.messages import RemoteCall, RemoteStream, RpcRequest
 from dragoman.core.calls import IndexEntry, ModelDescription, ServerDescription
 from dragoman.core.datatypes import DATATYPES, datatype
 from dragoman.core.errors import InvalidInput, InvalidOutput, ServerError
@@ -20,60 +20,60 @@ _RAW_INPUT_CONTENTS: int = m.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_in
 
 
 class Rpc:
-    """Writes questions for any server."""
+    """Builds requests for any server."""
 
-    def infer(self, model: str, version: str, request: InferenceRequest) -> Exchange[InferenceResponse]:
-        return Exchange(GrpcQuestion("ModelInfer", _written(model, version, request)), _read_infer)
+    def infer(self, model: str, version: str, request: InferenceRequest) -> RemoteCall[InferenceResponse]:
+        return RemoteCall(RpcRequest("ModelInfer", _serialize(model, version, request)), _read_infer)
 
-    def stream(self, model: str, version: str, request: InferenceRequest) -> StreamExchange:
-        return StreamExchange(GrpcQuestion("ModelStreamInfer", _written(model, version, request)), _pieces)
+    def stream(self, model: str, version: str, request: InferenceRequest) -> RemoteStream:
+        return RemoteStream(RpcRequest("ModelStreamInfer", _serialize(model, version, request)), _responses)
 
-    def live(self) -> Exchange[bool]:
+    def live(self) -> RemoteCall[bool]:
         return _exchange("ServerLive", m.ServerLiveRequest(), m.ServerLiveResponse, lambda r: bool(r.live))
 
-    def ready(self, model: str, version: str) -> Exchange[bool]:
+    def ready(self, model: str, version: str) -> RemoteCall[bool]:
         if model:
             request = m.ModelReadyRequest(name=model, version=version)
             return _exchange("ModelReady", request, m.ModelReadyResponse, lambda r: bool(r.ready))
         return _exchange("ServerReady", m.ServerReadyRequest(), m.ServerReadyResponse, lambda r: bool(r.ready))
 
-    def server(self) -> Exchange[ServerDescription]:
+    def server(self) -> RemoteCall[ServerDescription]:
         def read(r: Any) -> ServerDescription:
             return ServerDescription(r.name, r.version, tuple(r.extensions))
 
         return _exchange("ServerMetadata", m.ServerMetadataRequest(), m.ServerMetadataResponse, read)
 
-    def model(self, model: str, version: str) -> Exchange[ModelDescription]:
+    def model(self, model: str, version: str) -> RemoteCall[ModelDescription]:
         request = m.ModelMetadataRequest(name=model, version=version)
         return _exchange("ModelMetadata", request, m.ModelMetadataResponse, _description)
 
-    def models(self) -> Exchange[list[str]]:
-        """The protocol has no list of names over gRPC but the index, which needs the token."""
+    def models(self) -> RemoteCall[list[str]]:
+        """List names from the index, which needs the token: the protocol has no other list over gRPC."""
         request = m.RepositoryIndexRequest()
         return _exchange("RepositoryIndex", request, m.RepositoryIndexResponse, _names)
 
-    def index(self, ready: bool) -> Exchange[list[IndexEntry]]:
+    def index(self, ready: bool) -> RemoteCall[list[IndexEntry]]:
         request = m.RepositoryIndexRequest(ready=ready)
         return _exchange("RepositoryIndex", request, m.RepositoryIndexResponse, _index)
 
-    def load(self, model: str) -> Exchange[None]:
+    def load(self, model: str) -> RemoteCall[None]:
         request = m.RepositoryModelLoadRequest(model_name=model)
         return _exchange("RepositoryModelLoad", request, m.RepositoryModelLoadResponse, lambda _: None)
 
-    def unload(self, model: str) -> Exchange[None]:
+    def unload(self, model: str) -> RemoteCall[None]:
         request = m.RepositoryModelUnloadRequest(model_name=model)
         return _exchange("RepositoryModelUnload", request, m.RepositoryModelUnloadResponse, lambda _: None)
 
 
-def _exchange(method: str, request: Any, kind: Any, read: Callable[[Any], Any]) -> Exchange[Any]:
-    return Exchange(GrpcQuestion(method, request.SerializeToString()), lambda answer: read(_parsed(kind, answer)))
+def _exchange(method: str, request: Any, kind: Any, read: Callable[[Any], Any]) -> RemoteCall[Any]:
+    return RemoteCall(RpcRequest(method, request.SerializeToString()), lambda response: read(_parse(kind, response)))
 
 
 # --- writing ---------------------------------------------------------------------------------------------------
 
 
-def _written(model: str, version: str, request: InferenceRequest) -> bytes:
-    """A ModelInferRequest; the elements are copied once, straight from their arrays."""
+def _serialize(model: str, version: str, request: InferenceRequest) -> bytes:
+    """Serialize a ModelInferRequest; elements are copied once, directly from the arrays."""
     if not model:
         raise InvalidInput("expected the name of a model, got none")
     message = m.ModelInferRequest(model_name=model, model_version=version, id=request.id)
@@ -82,10 +82,10 @@ def _written(model: str, version: str, request: InferenceRequest) -> bytes:
         for name, tensor in request.tensors.items():
             one = message.inputs.add(name=name, datatype=tensor.datatype.name, shape=tensor.shape)
             m.write_parameters(tensor.parameters, one.parameters)
-        for wanted in request.outputs:
-            m.write_parameters(wanted.parameters, message.outputs.add(name=wanted.name).parameters)
-    except InvalidOutput as fault:
-        raise InvalidInput(fault.message) from fault
+        for output in request.outputs:
+            m.write_parameters(output.parameters, message.outputs.add(name=output.name).parameters)
+    except InvalidOutput as error:
+        raise InvalidInput(error.message) from error
     parts: list[Buffer] = [message.SerializeToString()]
     for tensor in request.tensors.values():  # a message's fields may be appended to its wire form
         parts += m.length_delimited(_RAW_INPUT_CONTENTS, raw_from_tensor(tensor))
@@ -95,19 +95,19 @@ def _written(model: str, version: str, request: InferenceRequest) -> bytes:
 # --- reading ---------------------------------------------------------------------------------------------------
 
 
-def _parsed(kind: Any, answer: bytes) -> Any:
+def _parse(kind: Any, response: bytes) -> Any:
     try:
-        return m.parsed(kind, answer)
-    except InvalidInput as fault:
-        raise _unreadable(fault) from fault
+        return m.parsed(kind, response)
+    except InvalidInput as error:
+        raise _unreadable(error) from error
 
 
-def _unreadable(fault: InvalidInput) -> InvalidOutput:
-    return InvalidOutput(f"the server's answer cannot be read: {fault.message}")
+def _unreadable(error: InvalidInput) -> InvalidOutput:
+    return InvalidOutput(f"the server's response cannot be read: {error.message}")
 
 
-def _read_infer(answer: bytes) -> InferenceResponse:
-    return _response(_parsed(m.ModelInferResponse, answer))
+def _read_infer(response: bytes) -> InferenceResponse:
+    return _response(_parse(m.ModelInferResponse, response))
 
 
 def _response(message: Any) -> InferenceResponse:
@@ -119,29 +119,29 @@ def _response(message: Any) -> InferenceResponse:
             parameters=m.read_parameters(message.parameters, ""),
             id=message.id,
         )
-    except InvalidInput as fault:
-        raise _unreadable(fault) from fault
+    except InvalidInput as error:
+        raise _unreadable(error) from error
 
 
 def _outputs(message: Any) -> dict[str, Tensor]:
     raw = message.raw_output_contents
     if raw and len(raw) != len(message.outputs):
         raise InvalidInput(f"expected {len(message.outputs)} 'raw_output_contents', one an output, got {len(raw)}")
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for at, output in enumerate(message.outputs):
         where = f"output '{output.name}'"
         parameters = m.read_parameters(output.parameters, f"{where}: ")
-        place = where, datatype(output.datatype), output.shape
+        name = where, datatype(output.datatype), output.shape
         if raw:
-            found[output.name] = tensor_from_raw(*place, raw[at], _POLICY, parameters)
+            tensors[output.name] = tensor_from_raw(*name, raw[at], _POLICY, parameters)
         else:
-            found[output.name] = tensor_from_contents(*place, output.contents, _POLICY, parameters)
-    return found
+            tensors[output.name] = tensor_from_contents(*name, output.contents, _POLICY, parameters)
+    return tensors
 
 
-def _pieces() -> Callable[[Buffer], Iterator[InferenceResponse]]:
-    def read(answer: Buffer) -> Iterator[InferenceResponse]:
-        message = _parsed(m.ModelStreamInferResponse, bytes(answer))
+def _responses() -> Callable[[Buffer], Iterator[InferenceResponse]]:
+    def read(response: Buffer) -> Iterator[InferenceResponse]:
+        message = _parse(m.ModelStreamInferResponse, bytes(response))
         if message.error_message:
             raise ServerError(message.error_message)
         yield _response(message.infer_response)

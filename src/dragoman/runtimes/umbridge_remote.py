@@ -12,10 +12,10 @@ import numpy as np
 import orjson
 
 from dragoman.client.address import Address
-from dragoman.client.blocking import done
-from dragoman.client.exchange import Deadline, HttpQuestion
-from dragoman.client.faults import ServerUnreachable
-from dragoman.client.http_sync import transport
+from dragoman.client.blocking import run_blocking
+from dragoman.client.errors import ServerUnreachable
+from dragoman.client.http_sync import connect_transport
+from dragoman.client.messages import Deadline, RestRequest
 from dragoman.core.errors import (
     DeadlineExceeded,
     DragomanError,
@@ -59,7 +59,7 @@ class Server:
     """One server: how many calls it computes for us, and until when it is left alone after it failed."""
 
     def __init__(self, address: Address) -> None:
-        self.place = address.place + address.base
+        self.place = address.name + address.base
         self.in_flight = 0
         self.checked = False  # somebody looks whether it is there again
         self.is_silent = False  # it did not answer /Info in time, as one does that computes for others
@@ -67,7 +67,7 @@ class Server:
         self.rests_until_s = 0.0
         self._rest_s = 0.0
         self._address = address
-        self._transport = transport(address)
+        self._transport = connect_transport(address)
 
     @property
     def failed(self) -> bool:
@@ -76,8 +76,8 @@ class Server:
 
     def ask(self, method: str, path: str, body: Sequence[Buffer], deadline: Deadline) -> tuple[int, bytes]:
         """Status and body of the answer. Raises ServerUnreachable and DeadlineExceeded."""
-        question = HttpQuestion(method, self._address.base + path, self._address.headers, body)
-        answer = done(self._transport.ask(question, deadline))
+        question = RestRequest(method, self._address.base + path, self._address.headers, body)
+        answer = run_blocking(self._transport.send(question, deadline))
         return answer.status, bytes(answer.body)
 
     def rest(self) -> None:
@@ -91,7 +91,7 @@ class Server:
         self.heard_s = time.monotonic()
 
     def close(self) -> None:
-        done(self._transport.close())
+        run_blocking(self._transport.close())
 
 
 class Servers:

@@ -1,4 +1,4 @@
-"""What is asked over a wire, how its answer is read, and until when: free of any input and output."""
+"""Requests, responses and deadlines of the client, independent of transports."""
 
 import math
 import time
@@ -15,37 +15,37 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """The end of all the time that a call may take, its retries included."""
+    """End of the time limit of a call, including retries."""
 
     timeout_s: float
     at_s: float
 
     @classmethod
     def after(cls, timeout_s: float | None) -> "Deadline":
-        """None or 0 is no limit."""
+        """Return the deadline after a timeout in seconds; None or 0 is no limit."""
         limit_s = timeout_s or math.inf
         return cls(limit_s, time.monotonic() + limit_s)
 
     def left_s(self) -> float | None:
-        """Seconds that are left, None for no limit; DeadlineExceeded where none are."""
+        """Return the seconds left, None without a limit. Raises DeadlineExceeded if none are left."""
         if math.isinf(self.at_s):
             return None
         left = self.at_s - time.monotonic()
         if left <= 0:
-            raise self.over()
+            raise self.expired()
         return left
 
     def allows(self, wait_s: float) -> bool:
-        """Whether time is left after a wait."""
+        """Return whether time is left after a wait."""
         return time.monotonic() + wait_s < self.at_s
 
-    def over(self) -> DeadlineExceeded:
-        return DeadlineExceeded(f"no answer within {self.timeout_s:g} s")
+    def expired(self) -> DeadlineExceeded:
+        return DeadlineExceeded(f"no response within {self.timeout_s:g} s")
 
 
 @dataclass(frozen=True, slots=True)
-class HttpQuestion:
-    """The buffers of the body are sent one after the other."""
+class RestRequest:
+    """HTTP request; the buffers of the body are sent one after the other."""
 
     method: str
     path: str
@@ -54,8 +54,8 @@ class HttpQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class HttpAnswer:
-    """Names of headers are in lower case; the body is decompressed."""
+class RestResponse:
+    """HTTP response with header names in lower case and the body decompressed."""
 
     status: int
     headers: dict[str, str]
@@ -63,25 +63,27 @@ class HttpAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class GrpcQuestion:
-    """One message, for a method of the protocol's service."""
+class RpcRequest:
+    """gRPC request: a method of the inference service and one message."""
 
     method: str
     message: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange(Generic[T]):
-    """One question, and how its answer is read: `read` raises what the answer tells."""
+class RemoteCall(Generic[T]):
+    """A request and the parser of its response; `read` raises the error that a response reports."""
 
-    question: Any
+    request: Any
     read: Callable[[Any], T]
 
 
 @dataclass(frozen=True, slots=True)
-class StreamExchange:
-    """One question, and how its answers are read: `reader` makes a function from the bytes that come next to the
-    answers that are complete with them."""
+class RemoteStream:
+    """A request and the parser of its streamed responses.
 
-    question: Any
+    `reader` returns a function that takes the next bytes and yields the responses completed by them.
+    """
+
+    request: Any
     reader: Callable[[], Callable[[Buffer], Iterator[InferenceResponse]]]

@@ -1,15 +1,15 @@
-"""What both clients are made with: the address of a server, and the calls to it."""
+"""Base class of both clients: the address of a server and the calls to it."""
 
 from collections.abc import Coroutine, Mapping
 from os import PathLike
 from typing import Any
 
 from dragoman.client.address import Address, Compression, address
-from dragoman.client.calls import Calls, Transport, Wire
+from dragoman.client.calls import ClientCalls, ClientTransport, WireFormat
 
 
-class Connected:
-    """A client of one server; see `Client` for what it is made with."""
+class ClientBase:
+    """Client of one server; see `Client` for the arguments."""
 
     def __init__(
         self,
@@ -25,18 +25,18 @@ class Connected:
     ) -> None:
         self.url = url
         where = address(url, token, headers, compression, str(tls_ca or ""), tls_verify)
-        self._calls = Calls(_wire(where), self._transport(where), self._sleep, timeout_s, retries)
+        self._calls = ClientCalls(_wire(where), self._transport(where), self._sleep, timeout_s, retries)
 
-    def _transport(self, where: Address) -> Transport:
+    def _transport(self, where: Address) -> ClientTransport:
         raise NotImplementedError
 
     def _sleep(self, delay: float) -> Coroutine[Any, Any, None]:
         raise NotImplementedError
 
 
-def _wire(where: Address) -> Wire:
-    """The form that a URL asks for; gRPC's library is imported for gRPC alone."""
-    if where.over_grpc:
+def _wire(where: Address) -> WireFormat:
+    """Return the wire format of a URL's scheme. grpcio is imported for gRPC only."""
+    if where.is_grpc:
         from dragoman.client.rpc import Rpc
 
         return Rpc()
