@@ -133,7 +133,7 @@ def loaded_after(statement: str) -> set[str]:
 def test_a_client_holds_no_part_of_a_server(url: str, name: str) -> None:
     modules = loaded_after(f"import dragoman; dragoman.{name}('{url}')" if name == "Client" else _ASYNC.format(url))
     rooms = {m.split(".")[1] for m in modules if m.startswith("dragoman.")}
-    assert not rooms & {"engine", "transports", "protocols", "workers", "runtimes", "server", "settings", "cli"}
+    assert not rooms & {"engine", "transports", "protocols", "workers", "runtimes", "server", "cli"}
     assert not modules & {"uvloop", "pandas", "PIL"}
     assert ("grpc" in modules) is url.startswith("grpc")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workers_harness import MODELS, ask, children, first, processes, spec_of, until
+from workers_harness import MODELS, ask, children, first, forget_children, processes, spec_of, until  # noqa: F401 - a fixture
 
 from dragoman.core.errors import ModelFailed, WorkerLost
 from dragoman.engine.deployment import Deployment

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from workers_harness import ask, children, first, processes, until
+from workers_harness import ask, children, first, forget_children, processes, until  # noqa: F401 - a fixture
 
 from dragoman.workers.heartbeat import BEATS, Heartbeat, is_stopped
 

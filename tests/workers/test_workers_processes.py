@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from workers_harness import MODELS, ask, children, descriptors, first, processes, spec_of, until
+from workers_harness import MODELS, ask, children, descriptors, first, forget_children, processes, spec_of, until  # noqa: F401 - a fixture
 
 from dragoman.core.calls import Infer, Request
 from dragoman.core.errors import ModelFailed, NotReady, WorkerLost

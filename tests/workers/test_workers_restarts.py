@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from workers_harness import ask, children, first, processes, until
+from workers_harness import ask, children, first, forget_children, processes, until  # noqa: F401 - a fixture
 
 from dragoman.core.errors import NotReady, WorkerLost
 

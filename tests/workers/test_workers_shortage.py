@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from workers_harness import children, pool_of, processes
+from workers_harness import children, forget_children, pool_of, processes  # noqa: F401 - a fixture
 
 import dragoman
 from dragoman.core.calls import Infer

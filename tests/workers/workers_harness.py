@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from dragoman import plugins
 from dragoman.core.calls import Infer, Inference, Request
@@ -65,7 +66,7 @@ async def until(true: Callable[[], Any], limit_s: float = 15.0) -> None:
 
 
 def children() -> set[int]:
-    """Return the worker processes that this test has started and not yet reaped; see the fixture in conftest.py."""
+    """Return the worker processes that this test has started and not yet reaped; see `forget_children`."""
     return {pid for pid in _all_children() - EARLIER if _is_worker(pid)}
 
 
@@ -73,7 +74,9 @@ EARLIER: set[int] = set()
 """Child processes of earlier tests: one that has ended but is not reaped looks like a worker."""
 
 
+@pytest.fixture(autouse=True)
 def forget_children() -> None:
+    """Take the child processes of earlier tests out of `children`; modules that import this use it in each test."""
     EARLIER.clear()
     EARLIER.update(_all_children())
 
