@@ -71,7 +71,7 @@ def lent(pool: Any) -> int:
 
 
 async def test_a_tensor_in_a_room_comes_back_in_the_same_room() -> None:
-    async with processes("Echo") as pool:
+    async with processes("Echo", heartbeat_s=0) as pool:
         memory = space(LARGE)
         array = np.frombuffer(memory, np.uint8)
         array[:] = 3
@@ -82,10 +82,8 @@ async def test_a_tensor_in_a_room_comes_back_in_the_same_room() -> None:
         assert given is not None
         assert found[0].place == given[0].place
         assert (data == 3).all()
-        assert lent(pool) == 1
         del answer, data, found
-        await pool.call(Request(Infer({"n": Tensor.of(np.zeros(1))})))
-        await until(lambda: not lent(pool))
+        await until(lambda: not lent(pool))  # with no further message
 
 
 async def test_a_tensor_that_no_arena_has_room_for_gets_one() -> None:

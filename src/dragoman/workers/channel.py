@@ -5,10 +5,11 @@ import select
 import socket
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 
 from dragoman.workers.frames import Buffer, Frame, Kind, Parser, encode
-from dragoman.workers.shared import Arena, View
+from dragoman.workers.shared import Arena, View, is_lent
 
 _AT_ONCE = 512  # pieces a system call; IOV_MAX is 1024
 
@@ -37,7 +38,7 @@ class Channel:
         self._rest = rest
         self._arena = None if memory is None else Arena(memory[0])
         self._unused: deque[int] = deque()  # blocks of shared memory, appended to in any thread
-        self._parser = Parser(None if memory is None else View(memory[1], self._unused.append))
+        self._parser = Parser(None if memory is None else View(memory[1], self._block_unused))
         self._out: deque[Buffer] = deque()
         self._soon = False
         self._blocked = False
@@ -91,6 +92,21 @@ class Channel:
         elif not self._soon:
             self._soon = True
             self._loop.call_soon(self.flush)
+
+    def _block_unused(self, start: int) -> None:
+        """Remember a block of shared memory that nothing refers to any more; runs in any thread.
+
+        The other end is told with the next frame, since it has no use for an arena's block before. A large array in
+        memory of its own is freed by that, so it is told at once.
+        """
+        self._unused.append(start)
+        if is_lent(start):
+            with suppress(RuntimeError):  # the loop is closed, and the memory goes with the process
+                self._loop.call_soon_threadsafe(self._send_unused)
+
+    def _send_unused(self) -> None:
+        if self._unused:
+            self.send([])
 
     def flush(self) -> None:
         """Give the system what it takes of the frames to send."""

@@ -24,6 +24,11 @@ _ALIGN = 64
 _LENT = 1 << 62  # numbers of blocks that are no places in an arena
 
 
+def is_lent(start: int) -> bool:
+    """Whether this is the number of memory that was lent, and no place in an arena."""
+    return start > _LENT
+
+
 def files() -> tuple[int, int] | None:
     """Two files in memory, one a direction; None where the system has no such thing."""
     made: list[int] = []
@@ -94,7 +99,7 @@ class Arena:
 
     def free(self, start: int) -> None:
         """Let a block be written again."""
-        if start > _LENT:
+        if is_lent(start):
             del self._lent[start]
             return
         place = bisect_left(self._starts, start)
