@@ -222,3 +222,13 @@ async def test_the_operator_may_switch_it_off() -> None:
 )
 async def test_quality_values(header: str, name: str | None) -> None:
     assert accepted(header) == name
+
+
+@pytest.mark.parametrize("size", [1, 1 << 15, (32 << 20) + 1])
+async def test_bodies_of_all_sizes_are_unpacked(size: int) -> None:
+    """A larger one goes into memory that was made for the largest that it might be."""
+    body = bytes(size - 1) + b"x"
+    for pack in (gzip.compress, zlib.compress, bare_deflate):
+        assert await decoded(pack(body), "gzip" if pack is gzip.compress else "deflate", size) == body
+        with pytest.raises(HttpFault, match=f"larger than the limit of {size - 1} bytes"):
+            await decoded(pack(body), "gzip" if pack is gzip.compress else "deflate", size - 1)

@@ -12,7 +12,7 @@ from collections.abc import MutableMapping
 # malloc.h: the option's number, the environment variable that means the same, and the value.
 _OPTIONS = (
     (-1, "MALLOC_TRIM_THRESHOLD_", 1 << 30),
-    (-2, "MALLOC_TOP_PAD_", 64 << 20),
+    (-2, "MALLOC_TOP_PAD_", 16 << 20),
     (-3, "MALLOC_MMAP_THRESHOLD_", 32 << 20),  # the most that glibc takes
 )
 

@@ -119,7 +119,7 @@ class Application:
                 if response is not None:
                     if weight(response.answer) > LARGE:
                         return Done(asked, response)
-                    return self._written(asked, asked.reply(response))
+                    return self._written(asked.reply(response), isinstance(asked.request.call, ModelCall))
             return asked
         except HttpFault as fault:
             return match.protocol.error(fault)
@@ -128,11 +128,11 @@ class Application:
         except Exception:
             return match.protocol.error(_internal())
 
-    def _written(self, asked: Exchange[Any, HttpResponse], response: HttpResponse) -> HttpResponse | Inferred:
-        """What was written of an answer, which is `Inferred` where it may be compressed and is long enough for it."""
+    def _written(self, response: HttpResponse, inferred: bool) -> HttpResponse | Inferred:
+        """A response, which is `Inferred` where a model made it and it is long enough to be compressed."""
         body = response.body
         size = len(body[0]) if len(body) == 1 else sum(map(len, body))
-        if size < self._packed_from or response.status != 200 or not isinstance(asked.request.call, ModelCall):
+        if size < self._packed_from or response.status != 200 or not inferred:
             return response
         is_encoded = any(name == "content-encoding" for name, _ in response.headers)  # by the model itself
         return response if is_encoded else Inferred(response)
@@ -157,8 +157,10 @@ class Application:
         if cors.on and "origin" in request.headers:
             caller = OtherSite(caller, cors.added(request.headers))
             preflight = cors.preflight(request.method, request.headers)
+        answering = self._answer(match, request, caller, asked) if preflight is None else caller.send(preflight)
+        del request, asked  # so that the body's memory is free once the body was parsed, and the inputs' after the call
         try:
-            await (caller.send(preflight) if preflight is not None else self._answer(match, request, caller, asked))
+            await answering
         except asyncio.CancelledError:
             if not caller.left:
                 await self._give_up(match.protocol, caller, NotReady("the server is shutting down"))
@@ -171,7 +173,7 @@ class Application:
         if match.endpoint is None:
             await caller.send(HttpResponse(204, (), (("allow", match.allow),)))
             return
-        held = 0
+        accept, held = request.headers.get("accept-encoding", ""), 0
         try:
             if "content-encoding" in request.headers and len(request.body):
                 request = await self._unpacked(request)
@@ -179,19 +181,18 @@ class Application:
                 held = len(request.body)
             if asked is None:
                 asked = await self._read(match.endpoint, request)
-            done = await self._done(asked, request, caller)
+            elif isinstance(asked, Inquiry):
+                asked = await self._resolved(asked, len(request.body))
+            responding = self._kept(asked, request) if isinstance(asked, Fetch | Later) else self._done(asked, caller)
+            del request, asked
+            done = await responding
         except (DragomanError, HttpFault) as fault:
             await self._give_up(match.protocol, caller, fault)
         except Exception:
             await self._give_up(match.protocol, caller, _internal())
         else:
             if done is not None:
-                response = done.response if isinstance(done, Inferred) else done
-                if self.bodies.over and sum(map(len, response.body)) > LARGE:
-                    response = match.protocol.error(self.bodies.unread)
-                elif isinstance(done, Inferred):
-                    response = await self._packed(response, request)
-                await caller.send(response)
+                await caller.send(await self._sendable(done, match.protocol, accept))
         finally:
             self.bodies.give_back(held)
 
@@ -200,7 +201,14 @@ class Application:
         return HttpRequest(request.method, request.path, request.params, request.headers, body, request.query)
 
     async def _read(self, endpoint: Endpoint, request: HttpRequest) -> Asked:
-        return await self._in_turn(endpoint, request, len(request.body))
+        size = len(request.body)
+        return await self._resolved(await self._in_turn(endpoint, request, size), size)
+
+    async def _resolved(self, asked: Asked, size: int) -> Asked:
+        """What a request of `size` bytes asks for, once the engine has answered what its protocol has to know."""
+        while isinstance(asked, Inquiry):
+            asked = await self._in_turn(asked.then, await self._engine.call(asked.request), size)
+        return asked
 
     async def _in_turn(self, function: Callable[[A], Asked], given: A, size: int) -> Asked:
         """`function(given)`, which reads so many bytes: in a thread if they are many, else on the loop, with no more
@@ -211,32 +219,32 @@ class Application:
             await self._turns.wait()
         return await self._aside.read(function, given, size)
 
-    async def _done(
-        self, asked: Asked | Done | Inferred, request: HttpRequest, caller: Caller
-    ) -> HttpResponse | Inferred | None:
+    async def _done(self, asked: Asked | Done | Inferred, caller: Caller) -> HttpResponse | Inferred | None:
         """The response, or None where it was a stream and has gone out."""
         if isinstance(asked, Done):
-            exchange, answer = asked.exchange, asked.response
-            return self._written(exchange, await self._aside.write(exchange.reply, answer, weight(answer.answer)))
-        while isinstance(asked, Inquiry):
-            asked = await self._in_turn(asked.then, await self._engine.call(asked.request), len(request.body))
+            reply, response = asked.exchange.reply, asked.response
+            return self._written(await self._aside.write(reply, response, weight(response.answer)), inferred=True)
         if isinstance(asked, HttpResponse | Inferred):
             return asked
-        if isinstance(asked, Fetch | Later):
-            return await self._kept(asked, request)
+        assert isinstance(asked, Exchange | HttpStream)
+        fault_of = asked.fault
         try:
             if isinstance(asked, HttpStream):
                 await in_task()
                 await self._stream(asked, caller)
                 return None
-            response = await self._engine.call(asked.request)
+            request, reply = asked.request, asked.reply
+            del asked
+            inferred = isinstance(request.call, ModelCall)
+            response = await self._engine.call(request)
+            del request
             size = weight(response.answer)
-            reply = asked.reply(response) if size <= LARGE else await self._aside.write(asked.reply, response, size)
-            return self._written(asked, reply)
+            written = reply(response) if size <= LARGE else await self._aside.write(reply, response, size)
+            return self._written(written, inferred=inferred)
         except DragomanError as fault:
-            if asked.fault is None or caller.started:
+            if fault_of is None or caller.started:
                 raise
-            return asked.fault(fault)
+            return fault_of(fault)
 
     async def shelved(self, request: HttpRequest) -> HttpResponse:
         """The answer to a request that has come to a front end, about one that is kept here."""
@@ -257,7 +265,7 @@ class Application:
         """Work out an answer that is fetched later."""
         try:
             try:
-                done = await self._done(later.asked, request, kept)
+                done = await self._done(await self._resolved(later.asked, len(request.body)), kept)
             except (DragomanError, HttpFault) as fault:
                 done = later.error(fault)
             except Exception:
@@ -268,10 +276,15 @@ class Application:
             if not kept.done:
                 kept.hang_up()
 
-    async def _packed(self, response: HttpResponse, request: HttpRequest) -> HttpResponse:
-        """The answer compressed, where that is wanted."""
+    async def _sendable(self, done: HttpResponse | Inferred, protocol: HttpProtocol, accept: str) -> HttpResponse:
+        """The response, compressed if it is `Inferred` and the client's `accept-encoding` allows it."""
+        response = done.response if isinstance(done, Inferred) else done
+        if self.bodies.over and sum(map(len, response.body)) > LARGE:
+            return protocol.error(self.bodies.unread)
+        if not isinstance(done, Inferred):
+            return response
         response = _varying(response)
-        encoding = accepted(request.headers.get("accept-encoding", ""))
+        encoding = accepted(accept)
         if encoding is None:
             return response
         body = await encoded(list(response.body), encoding)

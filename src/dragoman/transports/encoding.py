@@ -15,6 +15,8 @@ _GZIP, _DEFLATE, _BARE_DEFLATE = 31, 15, -15
 _WINDOW_BITS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": _DEFLATE}
 _CHUNK = 1 << 16
 _MOST_AT_ONCE = 1 << 20  # bytes that are decompressed in one step: they are copied while no other thread runs
+_MAX_EXPANSION = 1032  # of deflate: 258 bytes for 2 bits
+_FRESH = 32 << 20  # bytes from which on malloc takes memory from the system, page by page as it is written
 _MAX_MEMBERS = 1024
 _MAX_ENCODINGS = 2
 
@@ -49,7 +51,10 @@ def _inflated(body: Buffer, name: str, max_bytes: int) -> bytes:
 
 def _unpacked(body: Buffer, window_bits: int, max_bytes: int) -> bytes:
     """The body's one stream unpacked; of gzip there may be several, one after the other."""
-    packed, found, room = memoryview(body), io.BytesIO(), max_bytes
+    packed, room = memoryview(body), max_bytes
+    largest = min(max_bytes, len(packed) * _MAX_EXPANSION)
+    # A buffer that grows would leave blocks of all sizes up to that of the body in the heap.
+    found = io.BytesIO(bytes(largest) if largest >= _FRESH else b"")
     stream, members, at = zlib.decompressobj(window_bits), 1, 0
     while at < len(packed):
         if stream.eof:
@@ -70,6 +75,7 @@ def _unpacked(body: Buffer, window_bits: int, max_bytes: int) -> bytes:
         at -= len(stream.unused_data)
     if not stream.eof:
         raise zlib.error("incomplete or truncated stream")
+    found.truncate()
     return found.getvalue()  # without a copy
 
 

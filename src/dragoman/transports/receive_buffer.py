@@ -42,5 +42,6 @@ class ReceiveBuffer:
             view = view[count:]
 
     def whole(self) -> Buffer:
-        """Return the bytes, once all have been received."""
-        return self._space.toreadonly()
+        """Return the bytes, once all have been received. The caller alone has them then, so that it can free them."""
+        whole, self._space = self._space, memoryview(b"")
+        return whole.toreadonly()

@@ -53,7 +53,8 @@ class GrowingBody:
         self._data += data
 
     def whole(self) -> Buffer:
-        return memoryview(self._data).toreadonly()
+        whole, self._data = self._data, bytearray()
+        return memoryview(whole).toreadonly()
 
 
 def too_large(max_bytes: int) -> HttpFault:

@@ -1,0 +1,79 @@
+"""A request's body is freed once it is parsed, and its inputs once the model has answered."""
+
+import weakref
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from dragoman.core.calls import Infer, Inference, Request, Response
+from dragoman.core.datatypes import FP32
+from dragoman.core.tensor import Tensor
+from dragoman.protocols.wire import Exchange, HttpProtocol, HttpRequest, HttpResponse, Inquiry, Route, json_response
+from dragoman.transports.http import http_server
+from dragoman.transports.limits import Limits
+
+BODY = b"0" * (3 << 20)
+
+
+class Watched:
+    """A protocol and an engine that look at what is still alive."""
+
+    def __init__(self) -> None:
+        self.body: Any = None
+        self.inputs: Any = None
+        self.alive: dict[str, bool] = {}
+
+    def ask(self, request: HttpRequest) -> Inquiry[Any]:
+        self.body = weakref.ref(memoryview(request.body).obj)
+        return Inquiry(Request(Infer({})), lambda _: self.parse(request))
+
+    def parse(self, request: HttpRequest) -> Exchange[Any, HttpResponse]:
+        inputs = np.zeros(len(request.body), np.float32)
+        self.inputs = weakref.ref(inputs)
+        return Exchange(Request(Infer({"x": Tensor(inputs, FP32)})), self.write)
+
+    def write(self, response: Response[Any]) -> HttpResponse:
+        self.alive["inputs while the response is written"] = self.inputs() is not None
+        return HttpResponse(200, (b"ok",))
+
+    def now(self, request: Request[Any]) -> None:
+        """Nothing is answered at once."""
+
+    async def call(self, request: Request[Any]) -> Response[Any]:
+        if not getattr(request.call, "inputs", None):
+            return Response(Inference({}), "", "")
+        self.alive["body during the call"] = self.body() is not None
+        self.alive["inputs during the call"] = self.inputs() is not None
+        return Response(Inference({"y": Tensor(np.zeros(1 << 20, np.float32), FP32)}), "", "")
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+@pytest_asyncio.fixture
+async def port(watched: Watched) -> AsyncIterator[int]:
+    routes = (Route("POST", "/", watched.ask),)
+    table = HttpProtocol("test", routes, lambda fault: json_response({"error": str(fault)}, 500))
+    engine: Any = watched
+    server = http_server(engine, (table,), limits=Limits())
+    (found,) = await server.start([("127.0.0.1", 0)])
+    yield found
+    await server.stop(0.0)
+
+
+@pytest.mark.parametrize("http2", [False, True])
+async def test_a_body_and_inputs_are_freed_early(port: int, watched: Watched, http2: bool) -> None:
+    async with httpx2.AsyncClient(http1=not http2, http2=http2) as client:
+        answer = await client.post(f"http://127.0.0.1:{port}/", content=BODY)
+    assert (answer.status_code, answer.content) == (200, b"ok"), answer.text
+    assert watched.alive == {
+        "body during the call": False,
+        "inputs during the call": True,
+        "inputs while the response is written": False,
+    }
