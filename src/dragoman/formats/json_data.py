@@ -21,7 +21,7 @@ from dragoman.formats.nesting import Nesting, mismatch
 from dragoman.formats.policy import Buffer, Policy
 from dragoman.formats.raw import check_shape, shaped
 from dragoman.formats.simd import LONG, numbers
-from dragoman.system.shared_memory import LARGE, space
+from dragoman.system.shared_memory import empty_array
 
 # What one element of a kind may be in JSON. OIP leaves coercion open: here only what changes no value is taken.
 _ELEMENT: dict[str, Any] = {"bool": bool, "uint": int, "int": int, "float": float | None, "bytes": str}
@@ -227,7 +227,7 @@ def in_portions(
     array that is only good for telling how many there are.
     """
     data = stripped(data)
-    array = _room_for(min(count, len(data)), datatype)
+    array = empty_array(min(count, len(data)), datatype.dtype)
     machine = digits(datatype.dtype)
     at, end, first = 0, len(data), 0
     while at <= end:
@@ -248,12 +248,6 @@ def in_portions(
         first += size
         at = stop + 1
     return array if first == count else np.broadcast_to(np.empty(1, datatype.dtype), first)
-
-
-def _room_for(count: int, datatype: Datatype) -> Array:
-    """An uninitialized array; a large one lies in memory that worker processes can map, so that it is not copied."""
-    size = count * datatype.dtype.itemsize
-    return np.empty(count, datatype.dtype) if size < LARGE else np.frombuffer(space(size), datatype.dtype)
 
 
 def _portion(where: str, datatype: Datatype, text: bytes, first: int, literal: bool) -> Array:

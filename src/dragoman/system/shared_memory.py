@@ -63,6 +63,12 @@ def space(size: int) -> memoryview:
     return memory[begin : begin + size].data
 
 
+def empty_array(count: int, dtype: "np.dtype[Any]") -> "np.ndarray[Any, np.dtype[Any]]":
+    """Return an uninitialized array; a large one lies in memory that worker processes can map, so it is not copied."""
+    size = count * dtype.itemsize
+    return np.empty(count, dtype) if size < LARGE else np.frombuffer(space(size), dtype)
+
+
 def _memory(size: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
     if size >= LARGE:
         try:

@@ -1,8 +1,5 @@
 """What a model that is not one of text takes and gives at LMI's paths: arrays as JSON, CSV, NumPy's or DJL's files."""
 
-import csv
-import io
-import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +13,7 @@ from dragoman.core.signature import TensorSpec
 from dragoman.core.tensor import Tensor, numpy_numbers
 from dragoman.formats.json_document import NumberArray, parse_document
 from dragoman.formats.json_print import json_chunks, nested_text
-from dragoman.protocols.lmi.csv import LONG, are_numbers, cells_of, check_cells, numbers_of_csv, rows_of
+from dragoman.protocols.lmi.csv import LONG, are_numbers, cells_of, check_cells, csv_chunks, numbers_of_csv, rows_of
 from dragoman.protocols.lmi.ndlist import from_ndlist, to_ndlist
 from dragoman.protocols.lmi.numpy import from_npy, from_npz, to_npy, to_npz
 from dragoman.protocols.lmi.request import media_type
@@ -253,20 +250,18 @@ def _nested(name: str, tensor: Tensor, policy: Policy) -> Any:
 
 
 def _to_csv(response: Response[Inference], policy: Policy) -> HttpResponse:
-    columns = [_columns(name, tensor) for name, tensor in response.answer.outputs.items()]
-    if len({len(each) for each in columns}) > 1:
+    tables = [_table(name, tensor) for name, tensor in response.answer.outputs.items()]
+    if len({len(each) for each in tables}) > 1:
         raise NotSupported("the outputs have different numbers of rows, which no CSV can hold; ask for JSON")
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(itertools.chain(*row) for row in zip(*columns, strict=True))
-    return HttpResponse(200, (text.getvalue().encode(errors="replace"),), (("content-type", "text/csv"),))
+    return HttpResponse(200, tuple(csv_chunks(tables)), (("content-type", "text/csv"),))
 
 
-def _columns(name: str, tensor: Tensor) -> list[list[Any]]:
+def _table(name: str, tensor: Tensor) -> Array:
     array = numpy_numbers(tensor)
     if array.ndim > 2:
         raise NotSupported(f"output '{name}' has {array.ndim} axes, more than CSV can hold; ask for JSON")
-    table = array.reshape(len(array) if array.ndim else 1, -1).tolist()
-    return [[each.decode(errors="replace") if isinstance(each, bytes) else each for each in row] for row in table]
+    rows = len(array) if array.ndim else 1
+    return array.reshape(rows, array.size // rows if rows else 1)
 
 
 def _to_npy(response: Response[Inference], policy: Policy) -> HttpResponse:
