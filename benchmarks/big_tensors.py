@@ -6,16 +6,14 @@ usage: python -m benchmarks.big_tensors [--quick] [--mib 1024] [--wires rest,grp
 import argparse
 import json
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
 from benchmarks.big_client import WIRES
-from benchmarks.processes import RESULTS, ROOT, Process, dragoman, free_port, http_ready, started
+from benchmarks.processes import RESULTS, ROOT, dragoman, free_port, http_ready, peak_memory, peak_mib, started
 
 Row = dict[str, Any]
 MODELS = {"inline": "Numbers", "thread": "NumbersInThread", "process": "NumbersInProcess"}
@@ -53,38 +51,14 @@ def measured(wire: str, placement: str, size: int) -> Row:
         with started(command, Path(folder) / "log") as server:
             server.until(lambda: http_ready(http))
             before = server.memory_mib()["pss_mib"]
-            with watched(server) as peak:
+            with peak_memory(server, "pss_mib") as peak:
                 began_s = time.monotonic()
                 WIRES[wire](http if wire == "rest" else grpc, MODELS[placement], size)
                 took_s = time.monotonic() - began_s
+            largest = max(*peak, *map(peak_mib, server.pids()))  # at least what one process has had at a time
     mib = size / (1 << 20)
-    row: Row = {"wire": wire, "placement": placement, "tensor_mib": mib, "idle_mib": before, "peak_mib": peak[0]}
-    return row | {"times": round(peak[0] / mib, 3), "seconds": round(took_s, 2)}
-
-
-@contextmanager
-def watched(server: Process) -> Iterator[list[float]]:
-    """The most memory that all processes of the server take together meanwhile, each shared page once."""
-    peak, over = [0.0], threading.Event()
-
-    def look() -> None:
-        while not over.wait(0.05):
-            peak[0] = max(peak[0], server.memory_mib()["pss_mib"])
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    try:
-        yield peak
-    finally:
-        over.set()
-        looking.join()
-        for pid in server.pids():  # what was not seen between two looks
-            peak[0] = max(peak[0], _peak_mib(pid))
-
-
-def _peak_mib(pid: int) -> float:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+    row: Row = {"wire": wire, "placement": placement, "tensor_mib": mib, "idle_mib": before, "peak_mib": largest}
+    return row | {"times": round(largest / mib, 3), "seconds": round(took_s, 2)}
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -6,9 +6,10 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,10 +48,32 @@ class Process:
         return sum(int(f[11]) + int(f[12]) for f in stats) / _TICKS
 
     def memory_mib(self) -> dict[str, float]:
-        """PSS shares a page among those that map it, so its sum is what the server takes; RSS counts it each time."""
+        """PSS shares a page among those that map it, so its sum is what the server takes; RSS counts it each time.
+        `own_mib` is PSS without the pages of files, such as libraries, whose share depends on other programs."""
         rolls = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in self.pids()]
-        total = {kind: sum(_kib(kind, roll) for roll in rolls) / 1024 for kind in ("Pss", "Rss")}
-        return {"processes": len(rolls), "pss_mib": round(total["Pss"], 1), "rss_mib": round(total["Rss"], 1)}
+        kinds = ("Pss", "Rss", "Pss_Anon", "Pss_Shmem")
+        pss, rss, anonymous, shared = (sum(_kib(kind, roll) for roll in rolls) / 1024 for kind in kinds)
+        sizes = {"pss_mib": pss, "rss_mib": rss, "own_mib": anonymous + shared}
+        return {"processes": len(rolls), **{name: round(size, 1) for name, size in sizes.items()}}
+
+
+@contextmanager
+def peak_memory(process: Process, kind: str) -> Iterator[list[float]]:
+    """The largest memory of that kind (see `Process.memory_mib`) meanwhile, in a list of one; read every 50 ms."""
+    peak, over = [0.0], threading.Event()
+
+    def sample() -> None:
+        while not over.wait(0.05):
+            with suppress(OSError, AssertionError):  # a process has just ended
+                peak[0] = max(peak[0], process.memory_mib()[kind])
+
+    sampling = threading.Thread(target=sample)
+    sampling.start()
+    try:
+        yield peak
+    finally:
+        over.set()
+        sampling.join()
 
 
 @contextmanager

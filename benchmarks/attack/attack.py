@@ -35,6 +35,8 @@ class Attack:
     run : does the attack and returns a note for the table, such as the status that came back. It must come to an end
         by itself. It raises `AimMissedError` where an aim of its own is missed.
     body_bytes : size of the largest body after decompression; 0 if memory is not the point.
+    tensor_bytes : bytes of the tensors that the body legally asks for, if these are more than 4 times the body: the
+        input, the output, and the copy of the output that leaves the worker process.
     models : what is served, names of `benchmarks.attack.server.MODELS`.
     options : further flags of `dragoman serve`; none, since the aim is about default settings, unless the attack is
         about a setting.
@@ -47,6 +49,7 @@ class Attack:
     about: str
     run: Callable[[Target], str]
     body_bytes: int = 0
+    tensor_bytes: int = 0
     models: tuple[str, ...] = ("doubled",)
     options: tuple[str, ...] = ()
     infer_may_fail: bool = False
@@ -56,4 +59,6 @@ class Attack:
     @property
     def memory_limit_mib(self) -> float | None:
         """How much the server's memory may grow; None for any amount."""
-        return SLACK_MIB + MEMORY_FACTOR * self.body_bytes / (1 << 20) if self.body_bytes else None
+        if not self.body_bytes:
+            return None
+        return SLACK_MIB + max(MEMORY_FACTOR * self.body_bytes, self.tensor_bytes) / (1 << 20)

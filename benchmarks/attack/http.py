@@ -10,10 +10,16 @@ _LIMIT_S = 120.0
 
 
 def post(
-    target: Target, path: str, body: bytes, *, packed: bool = False, content_type: str = "application/json"
+    target: Target,
+    path: str,
+    body: bytes,
+    *,
+    packed: bool = False,
+    content_type: str = "application/json",
+    accept: str = "",
 ) -> str:
     """Send a body, compressed if `packed`, and return the status, the begin of the response and the time it took."""
-    headers = {"content-type": content_type}
+    headers = {"content-type": content_type} | ({"accept": accept} if accept else {})
     if packed:
         body, headers["content-encoding"] = gzip.compress(body, 6), "gzip"
     connection = http.client.HTTPConnection(target.host, target.http_port, timeout=_LIMIT_S)

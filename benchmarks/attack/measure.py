@@ -7,17 +7,16 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from benchmarks.attack.attack import AimMissedError, Attack, Target
 from benchmarks.attack.server import running
-from benchmarks.processes import ROOT, Process, peak_mib
+from benchmarks.processes import ROOT, peak_memory
 
 
 @dataclass(slots=True, kw_only=True)
 class Result:
-    """Times in ms, memory in MiB over all processes of the server. `missed` says which aims were not met."""
+    """Times in ms; memory (`own_mib`) in MiB of all processes of the server; `missed` lists the aims not met."""
 
     name: str
     about: str
@@ -44,26 +43,30 @@ def measure(attack: Attack, calm_s: float = 1.0) -> Result:
         time.sleep(calm_s)
         before = _report(client)
         result.before_ms = max(before["health_http"]["longest_ms"], before["health_grpc"]["longest_ms"])
-        result.memory_before = target.process.memory_mib()["rss_mib"]
-        _forget_peaks(target.process)
-        began_s = time.monotonic()
-        try:
-            result.note = attack.run(target)
-        except AimMissedError as missed:
-            result.missed.append(str(missed))
-        result.took_s = time.monotonic() - began_s
-        time.sleep(calm_s)
+        result.memory_before = target.process.memory_mib()["own_mib"]
+        with peak_memory(target.process, "own_mib") as peak:
+            _run(attack, target, result)
+            time.sleep(calm_s)
         if target.process.child.poll() is not None:
             result.missed.append(f"the server ended with status {target.process.child.returncode}")
             return result
         waits = _report(client)
-        result.memory_peak = sum(map(peak_mib, target.process.pids()))
-        result.memory_after = target.process.memory_mib()["rss_mib"]
+        result.memory_peak = peak[0]
+        result.memory_after = target.process.memory_mib()["own_mib"]
     result.health_http_ms = waits["health_http"]["longest_ms"]
     result.health_grpc_ms = waits["health_grpc"]["longest_ms"]
     result.infer_ms = waits["infer"]["longest_ms"]
     result.missed += judged(attack, result, waits)
     return result
+
+
+def _run(attack: Attack, target: Target, result: Result) -> None:
+    began_s = time.monotonic()
+    try:
+        result.note = attack.run(target)
+    except AimMissedError as missed:
+        result.missed.append(str(missed))
+    result.took_s = time.monotonic() - began_s
 
 
 def judged(attack: Attack, result: Result, waits: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -99,9 +102,3 @@ def _report(client: subprocess.Popen[str]) -> Any:
     client.stdin.write("\n")
     client.stdin.flush()
     return json.loads(client.stdout.readline())
-
-
-def _forget_peaks(process: Process) -> None:
-    """Let the kernel count the peak of each process from now on; see proc(5), clear_refs."""
-    for pid in process.pids():
-        Path(f"/proc/{pid}/clear_refs").write_text("5")

@@ -13,7 +13,7 @@ from dragoman.core.calls import Infer, Inference, Request, Response
 from dragoman.core.datatypes import FP32
 from dragoman.core.tensor import Tensor
 from dragoman.protocols.wire import Exchange, HttpProtocol, HttpRequest, HttpResponse, Inquiry, Route, json_response
-from dragoman.transports.http import http_server
+from dragoman.transports.http_server import HttpServer
 from dragoman.transports.limits import Limits
 
 BODY = b"0" * (3 << 20)
@@ -61,7 +61,7 @@ async def port(watched: Watched) -> AsyncIterator[int]:
     routes = (Route("POST", "/", watched.ask),)
     table = HttpProtocol("test", routes, lambda fault: json_response({"error": str(fault)}, 500))
     engine: Any = watched
-    server = http_server(engine, (table,), limits=Limits())
+    server = HttpServer(engine, (table,), limits=Limits())
     (found,) = await server.start([("127.0.0.1", 0)])
     yield found
     await server.stop(0.0)

@@ -7,6 +7,8 @@ from benchmarks.attack.attack import Attack, Target
 from benchmarks.attack.http import post
 
 _MIB = 1 << 20
+_FP64 = 8  # bytes
+_TENSORS = 3  # of a model in a process: the input, the output, and the copy of the output for the server
 _TEXT = ("doubled", "tiny-llama")
 # Values of which a body holds as many as its size allows.
 _FILLERS: Mapping[str, bytes] = {
@@ -59,13 +61,16 @@ def _attack(
     models: tuple[str, ...] = ("doubled", "Rows"),
     packed: bool = True,
     content_type: str = "application/json",
+    accept: str = "",
+    numbers: int = 0,
 ) -> Attack:
-    """`size` is that of the body after decompression."""
+    """`size` is that of the body after decompression, of which the model takes and returns `numbers` as FP64."""
 
     def run(target: Target) -> str:
-        return post(target, path, body(), packed=packed, content_type=content_type)
+        return post(target, path, body(), packed=packed, content_type=content_type, accept=accept)
 
-    return Attack(name=f"json-{name}", about=about, run=run, body_bytes=size, models=models)
+    tensors = numbers * _FP64 * _TENSORS
+    return Attack(name=f"json-{name}", about=about, run=run, body_bytes=size, tensor_bytes=tensors, models=models)
 
 
 _ROWS = "/v2/models/Rows/infer"
@@ -169,6 +174,7 @@ _OTHERS = [
         partial(filled, head, filler, b"}" * head.count(b"{"), 60 * _MIB),
         60 * _MIB,
         models,
+        numbers=30 * _MIB if (name, kind) == ("invocations", "numbers") else 0,
     )
     for name, (path, head, models) in _PATHS.items()
     for kind, filler in _FILLERS.items()
@@ -180,8 +186,9 @@ _MORE = [
         "60 MiB of `[1],[1],...` as instances",
         "/invocations",
         partial(filled, b'{"instances":', b"[1]", b"}", 60 * _MIB),
-        120 * _MIB,
+        60 * _MIB,
         ("doubled",),
+        numbers=15 * _MIB,
     ),
     _attack("invocations-keys", "60 MiB of keys", "/invocations", partial(keys, 60 * _MIB), 60 * _MIB, ("doubled",)),
     _attack(
@@ -189,7 +196,7 @@ _MORE = [
         "a vector of 60 MiB",
         "/Evaluate",
         partial(filled, b'{"name":"vector","config":{"n":4},"input":[', b"1", b"]}", 60 * _MIB),
-        120 * _MIB,
+        60 * _MIB,
         ("doubled", "vector"),
     ),
     _attack(
@@ -205,9 +212,31 @@ _MORE = [
         "60 MiB of CSV, a number a line",
         "/invocations",
         lambda: b"1\n" * 30 * _MIB,
-        120 * _MIB,
+        60 * _MIB,
         ("doubled",),
         content_type="text/csv",
+        numbers=30 * _MIB,
+    ),
+    _attack(
+        "csv-response",
+        "the same, answered as CSV",
+        "/invocations",
+        lambda: b"1\n" * 30 * _MIB,
+        60 * _MIB,
+        ("doubled",),
+        content_type="text/csv",
+        accept="text/csv",
+        numbers=30 * _MIB,
+    ),
+    _attack(
+        "csv-unusual-numbers",
+        "60 MiB of CSV, `+1` a line, which no JSON parser accepts",
+        "/invocations",
+        lambda: b"+1\n" * 20 * _MIB,
+        60 * _MIB,
+        ("doubled",),
+        content_type="text/csv",
+        numbers=20 * _MIB,
     ),
     _attack(
         "csv-texts",

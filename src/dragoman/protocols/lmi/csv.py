@@ -96,7 +96,7 @@ def _chunks(body: bytes, at: int) -> Iterator[bytes]:
         ends = [body.find(separator, start, start + limit) for separator in (b",", b"\n")]
         end = min((found + 1 for found in ends if found >= 0), default=len(body))
         if end - start > limit:
-            raise InvalidInput(f"the request body is not valid CSV: a cell is larger than {limit} bytes")
+            raise InvalidInput(f"the request body is not valid CSV: field larger than field limit ({limit})")
         text = body[at:end].replace(b"\r\n", b"\n")
         if not text.endswith((b",", b"\n")):
             text += b"\n"
