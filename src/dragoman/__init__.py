@@ -54,6 +54,7 @@ _HOME = {
     "Server": "server",
     "serve": "server",
     "open_engine": "server",
+    "asgi": "asgi_application",
     "Settings": "settings",
     "Client": "client.client",
     "AsyncClient": "client.async_client",

@@ -1,5 +1,6 @@
 from dragoman import codecs as codecs
 from dragoman._version import __version__ as __version__
+from dragoman.asgi_application import asgi as asgi
 from dragoman.client.async_client import AsyncClient as AsyncClient
 from dragoman.client.client import Client as Client
 from dragoman.codecs.typed import Shape as Shape

@@ -43,7 +43,7 @@ class Server:
     def __init__(self, *models: Any, settings: Settings | None = None, **changes: Any) -> None:
         paths = [str(m) for m in models if isinstance(m, str | Path)]
         self.settings = settings or settings_for(paths, changes)
-        live = [_live_spec(m, self.settings) for m in models if not isinstance(m, str | Path)]
+        live = [live_spec(m, self.settings) for m in models if not isinstance(m, str | Path)]
         self.engine = make_engine(paths, live, self.settings)
         self._front = _front_of(self.engine, self.settings)
 
@@ -271,7 +271,7 @@ def open_engine(*models: Any, **changes: Any) -> Engine:
     """The engine alone: `async with open_engine("model.onnx") as engine: await engine.infer("model", {"x": array})`."""
     paths = [str(m) for m in models if isinstance(m, str | Path)]
     settings = settings_for(paths, changes)
-    return make_engine(paths, [_live_spec(m, settings) for m in models if not isinstance(m, str | Path)], settings)
+    return make_engine(paths, [live_spec(m, settings) for m in models if not isinstance(m, str | Path)], settings)
 
 
 def settings_for(paths: Sequence[str], *layers: Mapping[str, Any]) -> Settings:
@@ -316,7 +316,7 @@ def _front_of(engine: Engine, settings: Settings) -> Front:
     return front_of(engine, settings)
 
 
-def _live_spec(target: Any, settings: Settings) -> ModelSpec:
+def live_spec(target: Any, settings: Settings) -> ModelSpec:
     declared = getattr(target, "__dragoman__", None) or getattr(carried_by(target), "declared", None)
     name = getattr(declared, "name", "") or getattr(target, "name", "") or getattr(target, "__name__", "")
     if not isinstance(name, str) or not name:

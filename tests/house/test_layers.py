@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "transports": {"core", "protocols", "engine", "settings"},
     "front": {"core", "plugins", "engine", "transports", "settings"},
     "front_ends": {"core", "engine", "front", "settings", "workers"},
+    "asgi_application": {"core", "engine", "front", "server", "settings", "transports"},
     "server": {"core", "plugins", "engine", "front", "front_ends", "settings", "system"},
     "cli": {
         "compat",

@@ -1,0 +1,170 @@
+"""`dragoman.asgi`: models as an ASGI application, for other servers, frameworks and in-process tests."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from dragoman.core.errors import InvalidInput
+from dragoman.core.spec import ModelSpec
+from dragoman.engine.engine import Engine
+from dragoman.front import check, limits, tables
+from dragoman.server import live_spec, make_engine, settings_for
+from dragoman.settings import FIELDS, Settings
+from dragoman.transports.application import Application
+from dragoman.transports.asgi import Receive, Scope, Send, relative_path, respond
+
+log = logging.getLogger("dragoman.server")
+
+# These configure sockets, HTTP parsing and processes, which belong to the ASGI server here.
+_OF_THE_SERVER = (
+    "host", "http_port", "grpc_port", "http_also", "umbridge_port", "front_ends", "sagemaker", "tls_cert", "tls_key",
+    "max_header_bytes", "max_headers", "max_connections", "max_streams", "max_grpc_calls",
+    "max_grpc_calls_per_address", "grpc_stream_idle_timeout_s", "header_timeout_s", "keep_alive_timeout_s",
+    "drain_delay_s", "log_format", "log_level", "keep_memory",
+)  # fmt: skip
+
+
+class AsgiApplication:
+    """An ASGI 3 application that serves models over every HTTP protocol; made by `dragoman.asgi`.
+
+    It loads its models at the lifespan event `startup` and closes them at `shutdown`. Where no lifespan events
+    arrive (mounted applications, httpx.ASGITransport), the first request loads the models, and they are closed when
+    the event loop ends, or by `async with app:` around the requests.
+    """
+
+    def __init__(self, paths: Sequence[str], live: Sequence[ModelSpec], settings: Settings) -> None:
+        check(settings)
+        self.settings = settings
+        self._paths, self._live = paths, live
+        self._protocols = tables(settings)[0]
+        self._limits = limits(settings)
+        self._next: Engine | None = make_engine(paths, live, settings)  # so that mistakes show at once
+        self._running: _Running | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match scope["type"]:
+            case "http":
+                await self._http(scope, receive, send)
+            case "lifespan":
+                await self._lifespan(receive, send)
+            case "websocket":  # there is no endpoint for one; before it is accepted this is a 403
+                await receive()
+                await send({"type": "websocket.close", "code": 1000, "reason": ""})
+            case kind:
+                raise NotImplementedError(f"ASGI scope type {kind!r}: expected http, lifespan or websocket")
+
+    async def __aenter__(self) -> Self:
+        await self._start().loaded()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stop()
+
+    def _start(self) -> "_Running":
+        """Return what runs in this event loop; loading has begun. Raises RuntimeError if another loop runs it."""
+        loop = asyncio.get_running_loop()
+        running = self._running
+        if running is not None and running.loop is not loop and not running.loop.is_closed():
+            raise RuntimeError(
+                "this dragoman.asgi application runs in another event loop: use one loop, e.g. `with TestClient(app):`"
+            )
+        if running is None or running.loop is not loop or running.task.done():
+            engine, self._next = self._next or make_engine(self._paths, self._live, self.settings), None
+            application = Application(engine, self._protocols, self._limits)
+            running = self._running = _Running(engine, application, self.settings.drain_s)
+        return running
+
+    async def _stop(self) -> None:
+        running, self._running = self._running, None
+        if running is not None and running.loop is asyncio.get_running_loop():
+            await running.stop()
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        running = self._start()
+        if not running.is_loaded and not _is_health_check(running.application, scope):
+            await running.loaded()
+        await respond(running.application, scope, receive, send)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            await self._start().loaded()
+        except Exception as error:
+            log.exception("the models could not be loaded")
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self._stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+class _Running:
+    """An engine in the event loop that runs it. Its task closes the engine, also if the loop ends and cancels it."""
+
+    def __init__(self, engine: Engine, application: Application, drain_s: float) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.application = application
+        self._engine = engine
+        self._drain_s = drain_s
+        self._stopping = asyncio.Event()
+        self._loading: asyncio.Future[None] = self.loop.create_future()
+        self.task = self.loop.create_task(self._run())
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._loading.done() and not self._loading.cancelled() and self._loading.exception() is None
+
+    async def loaded(self) -> None:
+        """Wait until every model is loaded or has failed to load."""
+        await asyncio.shield(self._loading)
+
+    async def stop(self) -> None:
+        self._stopping.set()
+        await self.task
+
+    async def _run(self) -> None:
+        try:
+            try:
+                await self._engine.start()
+            except Exception as error:
+                self._loading.set_exception(error)
+                self._loading.exception()  # it is retrieved, also if nothing waits
+                return
+            self._loading.set_result(None)
+            await self._stopping.wait()
+            try:
+                async with asyncio.timeout(self._drain_s):
+                    await self._engine.drain()
+            except TimeoutError:
+                log.warning("calls were still running after %g s and are cancelled", self._drain_s)
+        finally:
+            self._loading.cancel()
+            await self._engine.close()
+
+
+def _is_health_check(application: Application, scope: Scope) -> bool:
+    try:
+        return application.match(scope["method"], relative_path(scope)).health
+    except Exception:  # an unknown path or method
+        return False
+
+
+def asgi(*models: Any, **settings: Any) -> AsgiApplication:
+    """Return an ASGI application that serves models; see `Server` for what may be given.
+
+    Settings of sockets and of the server process (`http_port`, `tls_cert`, `front_ends`, ...) belong to the ASGI
+    server. Raises InvalidInput if one is given, or if a path or another setting is wrong.
+    """
+    _check_settings(settings)
+    paths = [str(m) for m in models if isinstance(m, str | Path)]
+    merged = settings_for(paths, settings)
+    return AsgiApplication(paths, [live_spec(m, merged) for m in models if not isinstance(m, str | Path)], merged)
+
+
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    for name in settings:
+        if name in _OF_THE_SERVER and name in FIELDS:
+            raise InvalidInput(f"setting '{name}': not available in dragoman.asgi; configure the ASGI server instead")

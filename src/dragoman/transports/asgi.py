@@ -1,0 +1,194 @@
+"""HTTP requests over ASGI 3: any ASGI server or framework as a transport of the application."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from typing import Any
+from urllib.parse import quote, unquote
+
+from dragoman.core.errors import DragomanError
+from dragoman.protocols.wire import Buffer, Headers, HttpFault, HttpRequest, HttpResponse
+from dragoman.transports.application import Application
+from dragoman.transports.http1.body import GrowingBody, too_large
+from dragoman.transports.limits import Limits
+from dragoman.transports.routing import Match
+
+log = logging.getLogger("dragoman.http")
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+# Larger response bodies are sent in chunks, so that a client that reads slowly is seen to read.
+_CHUNK_BYTES = 1 << 18
+
+
+class ResponseAborted(Exception):
+    """A response that has begun cannot be completed; raised so that the ASGI server closes the connection."""
+
+
+class AsgiRequest:
+    """One request; it is the `Caller` of its response."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
+        self.left = self.started = False
+        self.headers = _merge_headers(scope["headers"])
+        self._is_head = scope["method"] == "HEAD"
+        # A connection header is not allowed in HTTP/2 and later.
+        self._has_connection_headers = scope.get("http_version", "1.1").startswith("1")
+        self._receive = receive
+        self._send = send
+        self._limits = limits
+        self._is_aborted = False
+
+    # --- request body --------------------------------------------------------------------------------------------
+
+    async def read(self, body: GrowingBody) -> None:
+        """Receive the whole body.
+
+        Raises HttpFault if it is too large or too slow, CancelledError if the client has disconnected.
+        """
+        length, limits = self.headers.get("content-length", ""), self._limits
+        if length.isdecimal() and int(length) > limits.max_body_bytes:
+            raise too_large(limits.max_body_bytes)
+        started_s = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(limits.body_timeout_s) as timer:
+                while True:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        self.left = True
+                        raise asyncio.CancelledError
+                    body.put(message.get("body", b""))
+                    if not message.get("more_body", False):
+                        return
+                    timer.reschedule(started_s + limits.body_timeout_s + body.held / (1 << 16))
+        except TimeoutError as error:
+            text = f"the body came too slowly: {body.held} bytes in {limits.body_timeout_s} s"
+            raise HttpFault(408, text, (("connection", "close"),)) from error
+
+    async def wait_for_disconnect(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    # --- response ------------------------------------------------------------------------------------------------
+
+    async def send(self, response: HttpResponse) -> None:
+        size = sum(map(len, response.body))
+        length = () if response.status in (204, 304) else (("content-length", str(size)),)
+        await self.start(response.status, (*response.headers, *length))
+        if size <= _CHUNK_BYTES:
+            await self.end(b"".join(response.body))
+            return
+        for part in response.body:
+            view = memoryview(part).cast("B")
+            for at in range(0, len(view), _CHUNK_BYTES):
+                await self.write(view[at : at + _CHUNK_BYTES])
+        await self.end(b"")
+
+    async def start(self, status: int, headers: Headers) -> None:
+        self.started = True
+        encoded = [
+            (name.lower().encode("latin-1", "replace"), value.encode("latin-1", "replace"))
+            for name, value in headers
+            if self._has_connection_headers or name.lower() != "connection"
+        ]
+        await self._send_in_time({"type": "http.response.start", "status": status, "headers": encoded})
+
+    async def write(self, part: Buffer) -> None:
+        if not self._is_head and len(part):
+            await self._send_in_time({"type": "http.response.body", "body": bytes(part), "more_body": True})
+
+    async def end(self, part: Buffer) -> None:
+        body = b"" if self._is_head else bytes(part)
+        await self._send_in_time({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _send_in_time(self, message: dict[str, Any]) -> None:
+        if self.left:
+            raise asyncio.CancelledError
+        try:
+            async with asyncio.timeout(self._limits.write_timeout_s):
+                await self._send(message)
+        except TimeoutError:
+            log.warning("a client did not read its response for %g s", self._limits.write_timeout_s)
+            self.hang_up()
+            raise asyncio.CancelledError from None
+        except OSError:  # ASGI 2.4: the client has disconnected
+            self.left = True
+            raise asyncio.CancelledError from None
+
+    def hang_up(self) -> None:
+        self._is_aborted = not self.left
+        self.left = True
+
+    def check_complete(self) -> None:
+        """Raise ResponseAborted if a response was begun and given up."""
+        if self._is_aborted:
+            raise ResponseAborted("the response could not be completed")
+
+
+async def respond(application: Application, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer one HTTP request. Raises ResponseAborted if a response was begun and could not be completed."""
+    caller = AsgiRequest(scope, receive, send, application.limits)
+    body = GrowingBody(application.limits.max_body_bytes, application.bodies)
+    match: Match | None = None
+    try:
+        path = relative_path(scope)
+        match = application.match(scope["method"], path)
+        if match.endpoint is not None:
+            await caller.read(body)
+        query = scope.get("query_string", b"").decode("latin-1")
+        request = HttpRequest(scope["method"], unquote(path), match.params, caller.headers, body.whole(), query)
+        response = (
+            application.begin(match, request, caller)
+            if application.plain(match, request.headers)
+            else application.answer(match, request, caller)
+        )
+        if isinstance(response, HttpResponse):
+            await caller.send(response)
+        else:
+            await _until_disconnect(response, caller)
+    except (DragomanError, HttpFault) as fault:
+        await caller.send(application.refusal(fault, match.protocol if match else None))
+    except asyncio.CancelledError:
+        if not caller.left:
+            raise
+    finally:
+        application.bodies.give_back(body.held)
+    caller.check_complete()
+
+
+async def _until_disconnect(answering: Coroutine[Any, Any, None], caller: AsgiRequest) -> None:
+    """Run `answering` to its end and cancel it if the client disconnects or this task is cancelled."""
+    loop = asyncio.get_running_loop()
+    task, disconnect = loop.create_task(answering), loop.create_task(caller.wait_for_disconnect())
+    try:
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        caller.left = caller.left or not task.done()
+    finally:
+        disconnect.cancel()
+        task.cancel()  # does nothing if it is done
+        # An exception of `receive` is the server's, which then closes the connection itself.
+        await asyncio.gather(task, disconnect, return_exceptions=True)
+
+
+def relative_path(scope: Scope) -> str:
+    """Return the path of a request below the mount point (`root_path`), still percent-encoded."""
+    raw = scope.get("raw_path")
+    path: str = raw.decode("latin-1").partition("?")[0] if raw else quote(scope["path"])
+    root = scope.get("root_path", "").strip("/")
+    if root:
+        count = root.count("/") + 2
+        parts = path.split("/", count)
+        if unquote("/".join(parts[1:count])) == root:
+            return "/" + "/".join(parts[count:])
+    return path
+
+
+def _merge_headers(fields: Any) -> dict[str, str]:
+    """RFC 9110, 5.3: fields with one name are one list."""
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in fields:
+        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers

@@ -1,0 +1,445 @@
+"""`dragoman.asgi` with in-process clients, mounted into frameworks, and under a real ASGI server."""
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import httpx2
+import numpy as np
+import pytest
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
+
+import dragoman
+from dragoman import Infer
+from dragoman.core.errors import InvalidInput
+from rest.rest_house import Counter, Gate, Identity, inputs, tensor
+
+INFER = "/v2/models/Identity/infer"
+BODY = inputs(tensor())
+PATIENCE_S = 20
+TOO_LARGE = 413, {"error": "the body is larger than the limit of 1000 bytes"}
+
+
+class Loads(dragoman.Model):
+    """Records when it is loaded and unloaded."""
+
+    placement = "inline"
+    events: ClassVar[list[str]] = []
+
+    def load(self) -> None:
+        self.events.append("load")
+
+    def close(self) -> None:
+        self.events.append("close")
+
+    def infer(self, call: Infer) -> Any:
+        return dict(call.inputs)
+
+
+@pytest.fixture
+def events() -> list[str]:
+    """What has happened to the model `Loads`."""
+    Loads.events.clear()
+    return Loads.events
+
+
+def transport(app: Any) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://test")
+
+
+# --- httpx -------------------------------------------------------------------------------------------------------
+
+
+async def test_httpx_without_lifespan(events: list[str]) -> None:
+    app = dragoman.asgi(Identity, Loads, Counter)
+    async with app, transport(app) as client:
+        assert events == ["load"]
+        answer = await client.post(INFER, json=BODY)
+        assert (answer.status_code, answer.json()["outputs"][0]["data"]) == (200, [1])
+        assert answer.headers["content-type"] == "application/json"
+        assert int(answer.headers["content-length"]) == len(answer.content)
+        assert (await client.get("/v2/health/ready")).status_code == 200
+        stream = await client.post("/v2/models/Counter/infer_stream", json={**BODY, "parameters": {"n": 3}})
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        found = [json.loads(line[6:]) for line in stream.text.splitlines() if line.startswith("data: ")]
+        assert [piece["outputs"][0]["data"] for piece in found] == [[0], [1], [2]]
+    assert events == ["load", "close"]
+
+
+async def test_the_first_request_loads_the_models(events: list[str]) -> None:
+    app = dragoman.asgi(Loads, Identity)
+    async with transport(app) as client:
+        assert events == []
+        answers = await asyncio.gather(*(client.post(INFER, json=BODY) for _ in range(5)))
+        assert [a.status_code for a in answers] == [200] * 5
+    assert events == ["load"]
+    async with app:
+        pass
+    assert events == ["load", "close"]
+
+
+async def test_a_stopped_application_starts_again(events: list[str]) -> None:
+    app = dragoman.asgi(Loads)
+    for _ in range(2):
+        async with app, transport(app) as client:
+            assert (await client.post("/v2/models/Loads/infer", json=BODY)).status_code == 200
+    assert events == ["load", "close"] * 2
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nowhere", 404),
+        ("DELETE", INFER, 405),
+        ("GET", "/v2/models/none", 404),
+        ("OPTIONS", INFER, 204),
+        ("HEAD", "/v2", 200),
+        ("GET", "/v2/models/Identity%2F", 404),
+    ],
+)
+async def test_statuses(method: str, path: str, status: int) -> None:
+    async with dragoman.asgi(Identity) as app, transport(app) as client:
+        answer = await client.request(method, path)
+        assert answer.status_code == status
+        if status >= 400:
+            assert set(answer.json()) == {"error"}
+        if method == "HEAD":
+            assert answer.content == b""
+            assert int(answer.headers["content-length"]) > 0
+
+
+async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+async def test_limits_of_bodies() -> None:
+    app = dragoman.asgi(Identity, max_body_bytes=1000, max_bodies_bytes=500)
+    async with app, transport(app) as client:
+        for content in (b"x" * 1001, chunks(b"x" * 600, b"x" * 600)):
+            answer = await client.post(INFER, content=content)
+            assert answer.status_code in (413, 503)
+        answer = await client.post(INFER, content=b"x" * 1001)
+        assert (answer.status_code, answer.json()) == (
+            413,
+            {"error": "the body is larger than the limit of 1000 bytes"},
+        )
+        answer = await client.post(INFER, content=b"x" * 501)
+        assert answer.status_code == 503
+        assert "500 bytes" in answer.json()["error"]
+        assert (await client.post(INFER, json=BODY)).status_code == 200  # what was counted is given back
+    app = dragoman.asgi(Identity, max_body_bytes=1000)
+    async with app, transport(app) as client:
+        answer = await client.post(INFER, content=chunks(b"x" * 600, b"x" * 600))
+        assert (answer.status_code, answer.json()) == (
+            413,
+            {"error": "the body is larger than the limit of 1000 bytes"},
+        )
+
+
+# --- Starlette and FastAPI ---------------------------------------------------------------------------------------
+
+
+def test_test_client_runs_the_lifespan(events: list[str]) -> None:
+    with TestClient(dragoman.asgi(Identity, Loads)) as client:
+        assert events == ["load"]
+        assert client.post(INFER, json=BODY).json()["outputs"][0]["data"] == [1]
+        with pytest.raises(WebSocketDisconnect), client.websocket_connect("/v2"):
+            pass
+    assert events == ["load", "close"]
+
+
+def test_test_client_without_lifespan_has_an_event_loop_for_each_request(events: list[str]) -> None:
+    client = TestClient(dragoman.asgi(Loads))
+    for _ in range(2):
+        assert client.post("/v2/models/Loads/infer", json=BODY).status_code == 200
+    assert events == ["load", "close"] * 2
+
+
+def test_worker_processes_end_with_the_event_loop(tmp_path: Path) -> None:
+    (tmp_path / "served.py").write_text(
+        "import os\nimport dragoman\n\n\nclass Pid(dragoman.Model):\n    placement = 'process'\n\n"
+        "    def infer(self, call):\n        import numpy as np\n        return {'pid': np.array([os.getpid()])}\n"
+    )
+    answer = TestClient(dragoman.asgi(f"{tmp_path / 'served.py'}:Pid")).post("/v2/models/Pid/infer", json=BODY)
+    (pid,) = answer.json()["outputs"][0]["data"]
+    assert pid != os.getpid()
+    until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_a_model_that_cannot_be_loaded_is_not_ready() -> None:
+    class Broken(dragoman.Model):
+        placement = "inline"
+
+        def load(self) -> None:
+            raise ValueError("no weights")
+
+        def infer(self, call: Infer) -> Any:
+            return {}
+
+    with TestClient(dragoman.asgi(Broken)) as client:
+        assert client.get("/v2/health/live").status_code == 200
+        assert client.get("/v2/health/ready").status_code == 400
+        assert client.post("/v2/models/Broken/infer", json=BODY).status_code == 503
+
+
+@pytest.mark.parametrize("prefix", ["/models", "/a b/ö"])
+def test_mounted_into_fastapi(prefix: str, events: list[str]) -> None:
+    models = dragoman.asgi(Identity, Loads)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with models:
+            yield
+
+    app = FastAPI(lifespan=lifespan)
+    app.mount(prefix, models)
+
+    @app.get("/hello")
+    def hello() -> str:
+        return "hello"
+
+    with TestClient(app) as client:
+        assert events == ["load"]
+        assert client.get("/hello").json() == "hello"
+        assert client.post(prefix + INFER, json=BODY).json()["outputs"][0]["data"] == [1]
+        assert client.get(prefix + "/nowhere").json() == {"error": "no such path: /nowhere"}
+        assert client.get(INFER).json() == {"detail": "Not Found"}
+    assert events == ["load", "close"]
+
+
+def test_mounted_without_lifespan_and_behind_a_proxy(events: list[str]) -> None:
+    app = Starlette(routes=[Mount("/one", Mount("/two", app=dragoman.asgi(Loads)))])
+    with TestClient(app, root_path="/proxy") as client:
+        assert events == []
+        answer = client.post("/proxy/one/two/v2/models/Loads/infer", json=BODY)
+        assert answer.json()["outputs"][0]["data"] == [1]
+    assert events == ["load", "close"]  # the event loop has ended
+
+
+def test_wrong_models_and_settings_are_named_at_once() -> None:
+    with pytest.raises(InvalidInput, match=r"setting 'http_port': not available in dragoman\.asgi"):
+        dragoman.asgi(Identity, http_port=1)
+    with pytest.raises(InvalidInput, match="there is no setting 'max_body'"):
+        dragoman.asgi(Identity, max_body=1)
+    with pytest.raises(InvalidInput, match="nothing to serve"):
+        dragoman.asgi()
+
+
+# --- the interface itself ----------------------------------------------------------------------------------------
+
+
+class Wire:
+    """One request of an ASGI server: what the application sends, and when the client leaves."""
+
+    def __init__(self, path: str, body: Any, **scope: Any) -> None:
+        raw = json.dumps(body).encode()
+        self.scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b"", **scope}
+        self.messages = [{"type": "http.request", "body": raw[:5], "more_body": True}]
+        self.messages.append({"type": "http.request", "body": raw[5:], "more_body": False})
+        self.gone = asyncio.Event()
+        self.sent: list[dict[str, Any]] = []
+        self.is_read = True
+
+    async def receive(self) -> dict[str, Any]:
+        if self.messages:
+            return self.messages.pop(0)
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: dict[str, Any]) -> None:
+        if not self.is_read:
+            await asyncio.Event().wait()
+        self.sent.append(message)
+
+    def respond(self, app: Any) -> Any:
+        return app(self.scope, self.receive, self.send)
+
+
+class Seen:
+    """Remembers the model that was loaded last, which runs in this process."""
+
+    loaded: ClassVar[Any]
+
+    def load(self) -> None:
+        super().load()  # type: ignore[misc]
+        Seen.loaded = self
+
+
+class SeenGate(Seen, Gate):
+    pass
+
+
+class SeenCounter(Seen, Counter):
+    pass
+
+
+async def test_a_client_that_disconnects_cancels_its_call() -> None:
+    async with dragoman.asgi(SeenGate) as app:
+        wire, model = Wire("/v2/models/SeenGate/infer", BODY), Seen.loaded
+        answering = asyncio.ensure_future(wire.respond(app))
+        await asyncio.wait_for(model.begun.wait(), PATIENCE_S)
+        wire.gone.set()
+        await asyncio.wait_for(answering, PATIENCE_S)
+        assert model.cancelled.is_set()
+        assert wire.sent == []
+
+
+async def test_a_client_that_disconnects_within_its_body_is_not_answered() -> None:
+    async with dragoman.asgi(Identity) as app:
+        wire = Wire(INFER, BODY)
+        wire.messages[1:] = [{"type": "http.disconnect"}]
+        await wire.respond(app)
+        assert wire.sent == []
+
+
+async def test_a_cancelled_request_is_answered_with_503() -> None:
+    async with dragoman.asgi(SeenGate) as app:
+        wire, model = Wire("/v2/models/SeenGate/infer", BODY), Seen.loaded
+        answering = asyncio.ensure_future(wire.respond(app))
+        await asyncio.wait_for(model.begun.wait(), PATIENCE_S)
+        answering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await answering
+        assert wire.sent[0]["status"] == 503
+        assert model.cancelled.is_set()
+
+
+async def test_a_client_that_does_not_read_ends_its_stream() -> None:
+    async with dragoman.asgi(SeenCounter, write_timeout_s=0.05) as app:
+        wire, model = Wire("/v2/models/SeenCounter/infer_stream", {**BODY, "parameters": {"n": -1}}), Seen.loaded
+        wire.is_read = False
+        with pytest.raises(Exception, match="the response could not be completed"):
+            await asyncio.wait_for(wire.respond(app), PATIENCE_S)
+        await asyncio.wait_for(model.closed.wait(), PATIENCE_S)
+
+
+async def test_a_body_that_comes_too_slowly_is_a_408() -> None:
+    async with dragoman.asgi(Identity, body_timeout_s=0.05) as app:
+        wire = Wire(INFER, BODY)
+        del wire.messages[1]
+        await asyncio.wait_for(wire.respond(app), PATIENCE_S)
+        assert wire.sent[0]["status"] == 408
+        assert (b"connection", b"close") in wire.sent[0]["headers"]
+
+
+async def test_http2_gets_no_connection_header() -> None:
+    async with dragoman.asgi(Identity, max_body_bytes=1) as app:
+        wire = Wire(INFER, BODY, http_version="2")
+        await wire.respond(app)
+        assert wire.sent[0]["status"] == 413
+        assert b"connection" not in dict(wire.sent[0]["headers"])
+
+
+async def test_large_responses_are_sent_in_chunks() -> None:
+    data = np.arange(200_000, dtype=np.int32).tolist()
+    async with dragoman.asgi(Identity) as app:
+        wire = Wire(INFER, inputs(tensor(shape=[len(data)], data=data)))
+        await wire.respond(app)
+        assert len(wire.sent) > 3
+        assert all(len(m["body"]) <= 1 << 18 for m in wire.sent[1:])
+        assert [m["more_body"] for m in wire.sent[1:]] == [True] * (len(wire.sent) - 2) + [False]
+        whole = b"".join(m["body"] for m in wire.sent[1:])
+        assert json.loads(whole)["outputs"][0]["data"] == data
+
+
+async def test_two_event_loops_at_a_time_are_refused() -> None:
+    async with dragoman.asgi(Identity) as app:
+        with pytest.raises(RuntimeError, match="runs in another event loop"):
+            await asyncio.to_thread(asyncio.run, Wire(INFER, BODY).respond(app))
+
+
+# --- uvicorn -----------------------------------------------------------------------------------------------------
+
+
+def until(condition: Any) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def uvicorn() -> Iterator[int]:
+    """The port of `uvicorn asgi_server:app`, which ends well when it is told to."""
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        port: int = bound.getsockname()[1]
+    command = [sys.executable, "-m", "uvicorn", "asgi_server:app", "--port", str(port), "--app-dir"]
+    with subprocess.Popen([*command, str(Path(__file__).parent)], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            until(lambda: is_ready(port) or process.poll() is not None)
+            yield port
+            _, text = ask(port, "POST", "/v2/models/Twice/infer", inputs(tensor(datatype="FP32")))
+            (worker,) = json.loads(text)["outputs"][1]["data"]
+            assert worker != process.pid
+            process.send_signal(signal.SIGINT)
+            _, log = process.communicate(timeout=PATIENCE_S)
+            assert "Application shutdown complete" in log
+            assert "Traceback" not in log
+            until(lambda: not Path(f"/proc/{worker}").exists())
+        finally:
+            process.kill()
+
+
+def is_ready(port: int) -> bool:
+    try:
+        return ask(port, "GET", "/v2/health/ready")[0] == 200
+    except OSError:
+        return False
+
+
+def ask(port: int, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    connection.request(method, path, None if body is None else json.dumps(body))
+    answer = connection.getresponse()
+    found = answer.status, answer.read()
+    connection.close()
+    return found
+
+
+def test_under_uvicorn(uvicorn: int) -> None:
+    x = tensor(shape=[2], datatype="FP32", data=[1, 1.5])
+    status, text = ask(uvicorn, "POST", "/v2/models/Twice/infer", inputs(x))
+    assert (status, json.loads(text)["outputs"][0]["data"]) == (200, [2, 3])
+    assert ask(uvicorn, "POST", "/v2/models/Twice/infer", "x" * 20_000)[0] == 413
+    assert ask(uvicorn, "GET", "/nowhere") == (404, b'{"error":"no such path: /nowhere"}')
+
+
+@contextmanager
+def stream(port: int, folder: Path) -> Iterator[http.client.HTTPResponse]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    with closing(connection):
+        body = inputs(tensor(), parameters={"folder": str(folder)})
+        connection.request("POST", "/v2/models/Steps/infer_stream", json.dumps(body))
+        with connection.getresponse() as answer:
+            yield answer
+
+
+def test_chunks_come_when_they_are_computed(uvicorn: int, tmp_path: Path) -> None:
+    with stream(uvicorn, tmp_path) as answer:
+        assert answer.status == 200
+        assert json.loads(answer.readline()[6:])["outputs"][0]["data"] == [0]
+        (tmp_path / "go").touch()
+        assert answer.readline() == b"\n"
+        assert json.loads(answer.readline()[6:])["outputs"][0]["data"] == [1]
+
+
+def test_a_stream_is_closed_when_its_client_disconnects(uvicorn: int, tmp_path: Path) -> None:
+    with stream(uvicorn, tmp_path) as answer:
+        assert answer.readline()
+    until((tmp_path / "closed").exists)
+    assert not (tmp_path / "go").exists()
