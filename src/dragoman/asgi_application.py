@@ -11,7 +11,7 @@ from dragoman.core.spec import ModelSpec
 from dragoman.engine.engine import Engine
 from dragoman.front import check, limits, tables
 from dragoman.server import live_spec, make_engine, settings_for
-from dragoman.settings import FIELDS, Settings
+from dragoman.settings import Settings
 from dragoman.transports.application import Application
 from dragoman.transports.asgi import Receive, Scope, Send, relative_path, respond
 
@@ -166,5 +166,5 @@ def asgi(*models: Any, **settings: Any) -> AsgiApplication:
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
     for name in settings:
-        if name in _OF_THE_SERVER and name in FIELDS:
+        if name in _OF_THE_SERVER:
             raise InvalidInput(f"setting '{name}': not available in dragoman.asgi; configure the ASGI server instead")
