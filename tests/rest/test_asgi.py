@@ -234,7 +234,7 @@ def test_mounted_without_lifespan_and_behind_a_proxy(events: list[str]) -> None:
 def test_wrong_models_and_settings_are_named_at_once() -> None:
     with pytest.raises(InvalidInput, match=r"setting 'http_port': not available in dragoman\.asgi"):
         dragoman.asgi(Identity, http_port=1)
-    with pytest.raises(InvalidInput, match="there is no setting 'max_body'"):
+    with pytest.raises(InvalidInput, match="unknown setting 'max_body'; did you mean 'max_body_bytes'"):
         dragoman.asgi(Identity, max_body=1)
     with pytest.raises(InvalidInput, match="nothing to serve"):
         dragoman.asgi()
