@@ -12,8 +12,8 @@ import pytest
 import typing_extensions
 from numpy.typing import NDArray
 
+from dragoman.codecs.annotations import Shape
 from dragoman.codecs.codec import InputCodec
-from dragoman.codecs.conversions import Shape
 from dragoman.codecs.registry import CODECS
 from dragoman.codecs.typed import TypedFunction
 from dragoman.compat.mlserver.codecs.decorator import decode_args

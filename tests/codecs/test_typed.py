@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from dragoman import codecs
-from dragoman.codecs.conversions import Shape
+from dragoman.codecs.annotations import Shape
 from dragoman.codecs.decode import Defaults
 from dragoman.codecs.typed import TypedFunction
 from dragoman.core.calls import Infer, Inference

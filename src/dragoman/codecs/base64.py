@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from dragoman.codecs.codec import InputCodec
-from dragoman.codecs.strings import decoded, encoded, is_one_or_more
+from dragoman.codecs.elements import decoded, encoded, is_one_or_more
 from dragoman.core.datatypes import BYTES
 from dragoman.core.tensor import Tensor
 

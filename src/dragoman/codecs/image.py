@@ -5,7 +5,7 @@ from base64 import b64decode, b64encode
 from typing import Any
 
 from dragoman.codecs.codec import InputCodec
-from dragoman.codecs.strings import decoded, encoded, fault
+from dragoman.codecs.elements import decoded, encoded, fault
 from dragoman.core.datatypes import BYTES, UINT8
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Tensor

@@ -4,8 +4,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 from dragoman.codecs.codec import InputCodec
+from dragoman.codecs.elements import decoded, fault, tensor_of
 from dragoman.codecs.json_texts import json_text, json_value
-from dragoman.codecs.strings import decoded, fault, tensor_of
 from dragoman.core.datatypes import BYTES
 from dragoman.core.tensor import Tensor
 

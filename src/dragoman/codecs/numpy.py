@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.codecs.codec import FirstTensorCodec, InputCodec
-from dragoman.codecs.strings import fault, texts
+from dragoman.codecs.elements import fault, texts
 from dragoman.core.datatypes import BYTES, Array
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Scalar, Tensor

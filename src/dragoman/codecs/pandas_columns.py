@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from dragoman.codecs.elements import tensor_of, text_tensor
 from dragoman.codecs.json_texts import json_text
-from dragoman.codecs.pandas_names import CATEGORIES, CATEGORIES_DTYPE, DTYPE, ORDERED, TEXT, dtype_name, kind_of, pd
+from dragoman.codecs.pandas_dtypes import CATEGORIES, CATEGORIES_DTYPE, DTYPE, ORDERED, TEXT, dtype_name, kind_of, pd
 from dragoman.codecs.registry import CODECS
-from dragoman.codecs.strings import tensor_of, text_tensor
 from dragoman.core.datatypes import Array, datatype_of
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Scalar, Tensor

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from dragoman.codecs.elements import decoded, fault, texts
 from dragoman.codecs.json_texts import json_value
-from dragoman.codecs.pandas_names import CATEGORIES, CATEGORIES_DTYPE, DTYPE, ORDERED, TEXT, dtype_of, kind_of, pd
+from dragoman.codecs.pandas_dtypes import CATEGORIES, CATEGORIES_DTYPE, DTYPE, ORDERED, TEXT, dtype_of, kind_of, pd
 from dragoman.codecs.registry import CODECS
-from dragoman.codecs.strings import decoded, fault, texts
 from dragoman.core.bytes_tensor import flattened
 from dragoman.core.datatypes import BYTES, INT64, Array
 from dragoman.core.errors import InvalidInput

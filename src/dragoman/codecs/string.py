@@ -3,7 +3,7 @@
 from typing import Any
 
 from dragoman.codecs.codec import FirstTensorCodec, InputCodec
-from dragoman.codecs.strings import decoded, encoded, is_one_or_more
+from dragoman.codecs.elements import decoded, encoded, is_one_or_more
 from dragoman.core.datatypes import BYTES
 from dragoman.core.tensor import Tensor
 

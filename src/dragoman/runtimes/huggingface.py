@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.codecs.strings import strings
+from dragoman.codecs.elements import strings
 from dragoman.core.binding import check_tensor
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import BYTES, Array

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from dragoman.codecs.strings import strings
+from dragoman.codecs.elements import strings
 from dragoman.core.calls import Generate, Infer, Inference
 from dragoman.core.datatypes import BOOL, BYTES, INT64
 from dragoman.core.errors import InvalidInput

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.codecs.decode import Defaults
-from dragoman.codecs.strings import strings
+from dragoman.codecs.elements import strings
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import BYTES, Array
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.codecs.strings import strings
+from dragoman.codecs.elements import strings
 from dragoman.core.datatypes import BYTES, DATATYPES, NUMERIC, Array, Datatype, datatype_of
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.signature import Shape, TensorSpec

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.codecs.strings import strings
+from dragoman.codecs.elements import strings
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import BF16, BYTES, DATATYPES, Array, Datatype
 from dragoman.core.errors import ModelFailed

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dragoman.codecs.strings import strings
+from dragoman.codecs.elements import strings
 from dragoman.core.datatypes import BYTES, FP64, NUMERIC, Array
 from dragoman.core.errors import InvalidInput
 from dragoman.core.signature import TensorSpec

@@ -4,7 +4,7 @@ import importlib
 import re
 from typing import Any
 
-from dragoman.codecs.strings import fault
+from dragoman.codecs.elements import fault
 from dragoman.core.errors import InvalidInput
 
 try:

@@ -13,8 +13,8 @@ import numpy as np
 from dragoman.codecs.codec import InputCodec
 from dragoman.codecs.coded import by_codec, full_name, has_codec, of_codec, series
 from dragoman.codecs.conversion import ANY, Conversion, data_of
+from dragoman.codecs.elements import strings
 from dragoman.codecs.registry import CODECS
-from dragoman.codecs.strings import strings
 from dragoman.core.datatypes import (
     BOOL,
     BYTES,
