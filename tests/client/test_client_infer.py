@@ -149,7 +149,7 @@ def test_an_unknown_content_type_stops_only_who_asks_for_it() -> None:
     tensor = Tensor.of([b"x"], BYTES, {"content_type": "mine"})
     result = Result(InferenceResponse.of({"x": tensor}, model_name="m"))
     assert result.to_numpy("x").tolist() == [b"x"]
-    with pytest.raises(errors.InvalidInput, match="output 'x': content type 'mine' is not known"):
+    with pytest.raises(errors.InvalidInput, match="output 'x': unknown content type 'mine'"):
         result["x"]
 
 

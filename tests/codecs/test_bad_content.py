@@ -1,4 +1,4 @@
-"""What does not fit is refused with the input, the content type and the first bad element."""
+"""Values that do not fit their content type are rejected; the error names input, content type and element."""
 
 from typing import Any
 
@@ -14,53 +14,53 @@ from dragoman.core.datatypes import UINT8
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.core.tensor import Tensor
 
-ONE = "input 'x': content type '{}' "
+PREFIX = "input 'x': content type '{}': "
 
 
 @pytest.mark.parametrize(
     ("content_type", "elements", "message"),
     [
-        ("base64", [b"aGk=", b"a*k="], "expects base64, got b'a*k=' at element 1"),
-        ("base64", [b"aGk"], "expects base64, got b'aGk' at element 0"),
-        ("base64", ["ü".encode()], "expects base64"),
-        ("datetime", [b"2020-01-01", b"never"], "expects ISO 8601, got b'never' at element 1"),
-        ("datetime", [b"2020-13-01"], "expects ISO 8601, got b'2020-13-01' at element 0"),
+        ("base64", [b"aGk=", b"a*k="], "expected base64, got b'a*k=' at element 1"),
+        ("base64", [b"aGk"], "expected base64, got b'aGk' at element 0"),
+        ("base64", ["ü".encode()], "expected base64"),
+        ("datetime", [b"2020-01-01", b"never"], "expected ISO 8601, got b'never' at element 1"),
+        ("datetime", [b"2020-13-01"], "expected ISO 8601, got b'2020-13-01' at element 0"),
         ("datetime", [b"2020-01-01T00:00:00.123456789"], "finer than microseconds"),
-        ("str", [b"a", b"\xff"], r"expects text in UTF-8, got b'\xff' at element 1"),
-        ("json", [b"1", b"{"], "expects JSON, got b'{' at element 1"),
-        ("json", [b"NaN"], "expects JSON, got b'NaN' at element 0"),
-        ("json", [b"[" * 100000], "expects JSON"),
-        ("json", [b'"\\ud800"'], "expects JSON"),
+        ("str", [b"a", b"\xff"], r"expected UTF-8 text, got b'\xff' at element 1"),
+        ("json", [b"1", b"{"], "expected JSON, got b'{' at element 1"),
+        ("json", [b"NaN"], "expected JSON, got b'NaN' at element 0"),
+        ("json", [b"[" * 100000], "expected JSON"),
+        ("json", [b'"\\ud800"'], "expected JSON"),
         (
             "pillow_image",
             [b"aGk="],
             "an image (PNG, JPEG, WEBP, GIF, BMP, TIFF, PPM), got b'aGk=' at element 0",
         ),
-        ("pillow_image", [b"%!PS-Adobe-3.0 EPSF"], "expects an image"),
-        ("pillow_image", [b"\x89PNG\r\n\x1a\nshort"], "expects an image"),
+        ("pillow_image", [b"%!PS-Adobe-3.0 EPSF"], "expected an image"),
+        ("pillow_image", [b"\x89PNG\r\n\x1a\nshort"], "expected an image"),
     ],
 )
-def test_a_bad_element_is_named(content_type: str, elements: list[bytes], message: str) -> None:
+def test_errors_name_the_bad_element(content_type: str, elements: list[bytes], message: str) -> None:
     tensor = Tensor.of(np.array(elements, dtype=object), parameters={"content_type": content_type})
     with pytest.raises(InvalidInput) as caught:
         decode_input("x", tensor)
-    assert ONE.format(content_type) in caught.value.message
+    assert PREFIX.format(content_type) in caught.value.message
     assert message in caught.value.message
     assert len(caught.value.message) < 400
 
 
 @pytest.mark.parametrize("content_type", ["str", "base64", "datetime", "json", "pd_json", "pillow_image"])
-def test_a_content_type_that_does_not_fit_the_datatype(content_type: str) -> None:
+def test_content_types_of_bytes_reject_other_datatypes(content_type: str) -> None:
     tensor = Tensor.of(np.array([1.5]), parameters={"content_type": content_type})
-    with pytest.raises(InvalidInput, match=ONE.format(content_type) + "needs datatype BYTES.*, got FP64"):
+    with pytest.raises(InvalidInput, match=PREFIX.format(content_type) + "expected datatype BYTES.*, got FP64"):
         decode_input("x", tensor)
 
 
-def test_an_unknown_content_type() -> None:
+def test_unknown_content_types_are_rejected() -> None:
     tensor = Tensor.of(np.array([1.5]), parameters={"content_type": "npy"})
-    with pytest.raises(InvalidInput, match=r"input 'x': content type 'npy' is not known; expected one of base64, "):
+    with pytest.raises(InvalidInput, match=r"input 'x': unknown content type 'npy': expected one of base64, "):
         decode_input("x", tensor)
-    with pytest.raises(InvalidInput, match=r"content type 'base64' is not known for a whole request; expected .*np, "):
+    with pytest.raises(InvalidInput, match=r"unknown content type 'base64' of a request: expected .*np, "):
         decode_request(Infer({"x": tensor}, (), {"content_type": "base64"}))
 
 
@@ -68,17 +68,17 @@ def _columns(**columns: Any) -> Infer:
     return Infer({n: Tensor.of(np.asarray(c)) for n, c in columns.items()}, (), {"content_type": "pd"})
 
 
-def test_bad_tables() -> None:
-    with pytest.raises(InvalidInput, match="'pd' needs inputs of one length as columns, got 'a' 2, 'b' 3"):
+def test_invalid_data_frames_are_rejected() -> None:
+    with pytest.raises(InvalidInput, match="'pd': expected inputs of equal lengths as columns, got 'a' 2, 'b' 3"):
         decode_request(_columns(a=[1, 2], b=[1, 2, 3]))
-    with pytest.raises(InvalidInput, match=r"input 'b': content type 'pd' needs a column of shape .* got \[2, 2\]"):
+    with pytest.raises(InvalidInput, match=r"input 'b': content type 'pd': expected a column of shape .* got \[2, 2\]"):
         decode_request(_columns(a=[1, 2], b=[[1, 2], [3, 4]]))
-    with pytest.raises(InvalidInput, match=r"input 'b': content type 'pd' needs a column of shape .* got \[\]"):
+    with pytest.raises(InvalidInput, match=r"input 'b': content type 'pd': expected a column of shape .* got \[\]"):
         decode_request(_columns(b=1))
-    with pytest.raises(InvalidInput, match="content type 'np' expects one input, got none"):
+    with pytest.raises(InvalidInput, match="content type 'np': expected one input, got none"):
         decode_request(Infer({}, (), {"content_type": "np"}))
     stacked = Tensor.of(["2020-01-01", "x"], parameters={"content_type": "datetime"})
-    with pytest.raises(InvalidInput, match="input 'day': content type 'datetime' expects ISO 8601, got b'x' at"):
+    with pytest.raises(InvalidInput, match="input 'day': content type 'datetime': expected ISO 8601, got b'x' at"):
         decode_request(Infer({"day": stacked}, (), {"content_type": "pd"}))
 
 
@@ -101,30 +101,30 @@ def test_bad_tables() -> None:
         {"numpy_dtype": "<U9", "content_type": "np", "pandas_dtype": "Float32"},
     ],
 )
-def test_parameters_that_no_codec_of_ours_wrote(parameters: dict[str, Any]) -> None:
+def test_invalid_pandas_parameters_are_rejected(parameters: dict[str, Any]) -> None:
     tensor = Tensor.of(["now", "NaT"], parameters=parameters)
     with pytest.raises(InvalidInput, match="input 'x': "):
         decode_request(Infer({"x": tensor}, (), {"content_type": "pd"}))
 
 
 @pytest.mark.parametrize("dtype", ["<U1000000000", "<U1", "V8", "i4,i4", "M8[D]", "?", "nonsense", "O"])
-def test_dtypes_that_an_array_cannot_have(dtype: str) -> None:
+def test_invalid_numpy_dtypes_are_rejected(dtype: str) -> None:
     tensor = Tensor.of(["ab", "c"], parameters={"numpy_dtype": dtype, "content_type": "np"})
     with pytest.raises(InvalidInput, match="input 'x': content type 'np'"):
         decode_input("x", tensor)
 
 
-def test_masked_numbers_that_the_dtype_does_not_hold() -> None:
+def test_numbers_outside_a_nullable_dtype_are_rejected() -> None:
     for numbers in ([1.5, 2], [300.0, 2], [float("inf"), 1]):
         tensor = Tensor.of(np.array(numbers), parameters={"pandas_dtype": "Int8"})
-        with pytest.raises(InvalidInput, match="does not hold every number"):
+        with pytest.raises(InvalidInput, match="cannot hold every number"):
             decode_request(Infer({"x": tensor}, (), {"content_type": "pd"}))
 
 
 # --- precedence ------------------------------------------------------------------------------------------
 
 
-def test_precedence() -> None:
+def test_precedence_of_content_types() -> None:
     text = Tensor.of(["aGk="])
     own = Tensor.of(["aGk="], parameters={"content_type": "base64"})
     assert decode_input("x", own, "str", list[str]) == [b"hi"]
@@ -140,7 +140,7 @@ def test_precedence() -> None:
     assert decode_request(Infer({"x": text}, (), {"content_type": "pd"}), Defaults("", {"x": "base64"})).x[0] == b"hi"
 
 
-def test_answers() -> None:
+def test_encode_answer_and_encode_output() -> None:
     import pandas as pd
 
     both = encode_answer((np.arange(2), ["a"]), names=("first",))
@@ -159,7 +159,7 @@ def test_answers() -> None:
 # --- images ----------------------------------------------------------------------------------------------
 
 
-def test_images_in_every_form() -> None:
+def test_images_from_files_base64_and_pixels() -> None:
     image = Image.new("RGB", (3, 2), (1, 2, 3))
     coded = PillowImageCodec.to_tensor(image).data.flat[0]
     for element in (coded, b"data:image/png;base64," + coded, __import__("base64").b64decode(coded)):
@@ -169,19 +169,19 @@ def test_images_in_every_form() -> None:
         images = CODECS.input("pillow_image").to_value(Tensor.of(pixels.astype(np.uint8)))
         assert len(images) == (5 if pixels.ndim == 4 else 1)
         assert images[0].size == (3, 2)
-    with pytest.raises(InvalidInput, match=r"needs shape \[H, W\].* got \[2, 3, 7\]"):
+    with pytest.raises(InvalidInput, match=r"expected shape \[H, W\].* got \[2, 3, 7\]"):
         PillowImageCodec.to_value(Tensor(np.zeros((2, 3, 7), np.uint8), UINT8), "input 'x'")
-    with pytest.raises(InvalidInput, match="knows the formats PNG"):
+    with pytest.raises(InvalidInput, match="expected one of the formats PNG"):
         PillowImageCodec.to_tensor(image, format="EPS")
 
 
 @pytest.mark.parametrize("content_type", ["str", "base64", "datetime"])
 @pytest.mark.parametrize("value", [5, [5], {"a": 1}, ["a", 5], [["a"]]])
-def test_values_that_a_codec_does_not_take(content_type: str, value: Any) -> None:
-    with pytest.raises(InvalidInput, match=f"value: content type '{content_type}' takes a list"):
+def test_unsupported_values_are_rejected(content_type: str, value: Any) -> None:
+    with pytest.raises(InvalidInput, match=f"value: content type '{content_type}': expected a list"):
         CODECS.input(content_type).to_tensor(value)
 
 
-def test_halves_of_characters() -> None:
-    with pytest.raises(InvalidInput, match=r"takes text that UTF-8 can hold, got .* at element 1"):
+def test_unpaired_surrogates_are_rejected() -> None:
+    with pytest.raises(InvalidInput, match=r"expected text that UTF-8 can encode, got .* at element 1"):
         CODECS.input("str").to_tensor(["a", "\ud800"])

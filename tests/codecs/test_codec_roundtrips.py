@@ -1,4 +1,4 @@
-"""decode(encode(x)) is x in value and dtype over every wire, or encoding refuses x by name."""
+"""Decoding an encoded value returns it with its dtype in every encoding; else encoding raises an error naming it."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from pandas.testing import assert_frame_equal
 from PIL import Image
-from wires import EXACT, WIRES
+from request_encodings import ENCODINGS, EXACT
 
 from dragoman.codecs.base64 import Base64Codec
 from dragoman.codecs.codec import InputCodec
@@ -27,7 +27,7 @@ from dragoman.codecs.string import StringCodec, StringRequestCodec
 from dragoman.core.errors import InvalidInput
 from dragoman.formats.message import InferenceRequest
 
-Wire = Callable[[InferenceRequest], InferenceRequest]
+Encoding = Callable[[InferenceRequest], InferenceRequest]
 quick = settings(deadline=None)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
 ZONES = st.one_of(
@@ -40,59 +40,59 @@ JSON = st.recursive(
 )
 
 
-def there_and_back(codec: type[InputCodec], value: Any, wire: Wire) -> Any:
-    sent = wire(InferenceRequest(inputs=[codec.encode_input("x", value)]))
+def round_trip(codec: type[InputCodec], value: Any, encoding: Encoding) -> Any:
+    sent = encoding(InferenceRequest(inputs=[codec.encode_input("x", value)]))
     assert sent.inputs[0].parameters["content_type"] == codec.content_type
     return codec.decode_input(sent.inputs[0])
 
 
-def same(value: Any, back: Any) -> bool:
-    """Equal, and of equal types all the way down."""
+def is_same(value: Any, back: Any) -> bool:
+    """Return whether values and types are equal, also inside lists and dicts."""
     if type(value) is not type(back):
         return False
     if isinstance(value, list):
-        return len(value) == len(back) and all(map(same, value, back))
+        return len(value) == len(back) and all(map(is_same, value, back))
     if isinstance(value, dict):
-        return list(value) == list(back) and all(same(value[k], back[k]) for k in value)
+        return list(value) == list(back) and all(is_same(value[k], back[k]) for k in value)
     return bool(value == back)
 
 
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("encoding", ENCODINGS)
 @quick
 @given(st.lists(TEXT, max_size=5))
-def test_text(wire: Wire, value: list[str]) -> None:
-    assert same(value, there_and_back(StringCodec, value, wire))
-    request = wire(StringRequestCodec.encode_request(value, use_bytes=False))
-    assert same(value, StringRequestCodec.decode_request(request))
+def test_text(encoding: Encoding, value: list[str]) -> None:
+    assert is_same(value, round_trip(StringCodec, value, encoding))
+    request = encoding(StringRequestCodec.encode_request(value, use_bytes=False))
+    assert is_same(value, StringRequestCodec.decode_request(request))
 
 
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("encoding", ENCODINGS)
 @quick
 @given(st.lists(st.binary(max_size=9), max_size=5))
-def test_bytes(wire: Wire, value: list[bytes]) -> None:
-    assert same(value, there_and_back(Base64Codec, value, wire))
+def test_bytes(encoding: Encoding, value: list[bytes]) -> None:
+    assert is_same(value, round_trip(Base64Codec, value, encoding))
 
 
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("encoding", ENCODINGS)
 @quick
 @given(st.lists(st.datetimes(timezones=ZONES), max_size=5))
-def test_datetimes(wire: Wire, value: list[datetime]) -> None:
-    back = there_and_back(DatetimeCodec, value, wire)
-    assert same(value, back)
+def test_datetimes(encoding: Encoding, value: list[datetime]) -> None:
+    back = round_trip(DatetimeCodec, value, encoding)
+    assert is_same(value, back)
     assert [v.utcoffset() for v in value] == [v.utcoffset() for v in back]
 
 
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("encoding", ENCODINGS)
 @quick
 @given(st.lists(JSON, max_size=4))
-def test_json(wire: Wire, value: list[Any]) -> None:
-    assert same(value, there_and_back(JsonCodec, value, wire))
-    assert same(value, there_and_back(PandasJsonCodec, value, wire))
+def test_json(encoding: Encoding, value: list[Any]) -> None:
+    assert is_same(value, round_trip(JsonCodec, value, encoding))
+    assert is_same(value, round_trip(PandasJsonCodec, value, encoding))
 
 
 @pytest.mark.parametrize("value", [[{1: 2}], [(1, 2)], [float("nan")], [[float("inf")]], [{1, 2}], [b"x"], ["\ud800"]])
-def test_what_json_would_change_is_refused(value: list[Any]) -> None:
-    with pytest.raises(InvalidInput, match=r"content type 'json' takes JSON values, got .* at element 0"):
+def test_values_that_json_would_change_are_rejected(value: list[Any]) -> None:
+    with pytest.raises(InvalidInput, match=r"content type 'json': expected JSON values, got .* at element 0"):
         JsonCodec.to_tensor(value)
 
 
@@ -128,41 +128,41 @@ ARRAYS = DTYPES.flatmap(
 )
 
 
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("encoding", ENCODINGS)
 @quick
 @given(ARRAYS)
-def test_arrays(wire: Wire, value: Any) -> None:
-    if value.dtype.kind == "S" and wire not in EXACT and any(max(e, default=0) > 127 for e in value.flat):
-        return  # JSON carries no bytes that are not text; that is told with what to do instead
+def test_arrays(encoding: Encoding, value: Any) -> None:
+    if value.dtype.kind == "S" and encoding not in EXACT and any(max(e, default=0) > 127 for e in value.flat):
+        return  # JSON cannot carry bytes that are not text: an error, tested elsewhere
     wanted = value.reshape(-1, 1) if value.ndim == 1 else value
     for codec in (NumpyCodec, NumpyRequestCodec):
         if codec is NumpyCodec:
-            back = there_and_back(NumpyCodec, value, wire)
+            back = round_trip(NumpyCodec, value, encoding)
         else:
-            back = NumpyRequestCodec.decode_request(wire(NumpyRequestCodec.encode_request(value)))
+            back = NumpyRequestCodec.decode_request(encoding(NumpyRequestCodec.encode_request(value)))
         assert back.dtype == value.dtype
         np.testing.assert_array_equal(back, wanted)
 
 
-@pytest.mark.parametrize("wire", EXACT)
+@pytest.mark.parametrize("encoding", EXACT)
 @quick
 @given(hnp.arrays(hnp.floating_dtypes(endianness="=", sizes=(16, 32, 64)), st.integers(0, 9)))
-def test_every_float_in_every_bit(wire: Wire, value: Any) -> None:
-    back = there_and_back(NumpyCodec, value, wire)
+def test_floats_keep_every_bit(encoding: Encoding, value: Any) -> None:
+    back = round_trip(NumpyCodec, value, encoding)
     np.testing.assert_array_equal(back, value.reshape(-1, 1))
     np.testing.assert_array_equal(np.signbit(back), np.signbit(value.reshape(-1, 1)))
 
 
-@pytest.mark.parametrize("wire", WIRES)
-def test_objects_and_bfloat16(wire: Wire) -> None:
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_objects_and_bfloat16(encoding: Encoding) -> None:
     text = np.array([["a", "ü\0"], ["", "c"]], dtype=object)
-    back = there_and_back(NumpyCodec, text, wire)
+    back = round_trip(NumpyCodec, text, encoding)
     assert back.dtype == object
     assert back.tolist() == text.tolist()
     some = np.array([b"a", b"b\0"], dtype=object)
-    assert there_and_back(NumpyCodec, some, wire).tolist() == [[b"a"], [b"b\0"]]
+    assert round_trip(NumpyCodec, some, encoding).tolist() == [[b"a"], [b"b\0"]]
     brain = np.array([[1.5, -2.0]], dtype=ml_dtypes.bfloat16)
-    back = there_and_back(NumpyCodec, brain, wire)
+    back = round_trip(NumpyCodec, brain, encoding)
     assert back.dtype == brain.dtype
     assert (back == brain).all()
 
@@ -178,7 +178,7 @@ def test_objects_and_bfloat16(wire: Wire) -> None:
         np.array([1.5], dtype=np.longdouble),
     ],
 )
-def test_arrays_without_a_form_are_refused(value: Any) -> None:
+def test_unsupported_arrays_are_rejected(value: Any) -> None:
     with pytest.raises(InvalidInput, match="content type 'np'"):
         NumpyCodec.to_tensor(value)
 
@@ -193,21 +193,21 @@ def test_numbers_are_not_copied() -> None:
 # --- images ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])
-def test_images_keep_every_pixel(wire: Wire, mode: str) -> None:
+def test_images_keep_every_pixel(encoding: Encoding, mode: str) -> None:
     pixels = np.random.default_rng(0).integers(0, 255, (5, 4), dtype=np.uint8)
     image = Image.fromarray(pixels.astype(np.uint16) * 257) if mode == "I;16" else Image.fromarray(pixels).convert(mode)
-    (back,) = there_and_back(PillowImageCodec, image, wire)
+    (back,) = round_trip(PillowImageCodec, image, encoding)
     assert back.mode == mode
     assert back.size == image.size
     assert back.tobytes() == image.tobytes()
 
 
 @pytest.mark.parametrize("mode", ["CMYK", "F", "YCbCr", "I"])
-def test_images_that_png_would_change_are_refused(mode: str) -> None:
+def test_image_modes_that_png_does_not_support_are_rejected(mode: str) -> None:
     image = Image.new(mode, (2, 2))
-    with pytest.raises(InvalidInput, match=f"as PNG has no form for mode {mode}"):
+    with pytest.raises(InvalidInput, match=f"PNG does not support mode {mode}"):
         PillowImageCodec.to_tensor(image)
     if mode in ("CMYK", "F", "I"):
         (back,) = PillowImageCodec.to_value(PillowImageCodec.to_tensor(image, format="tiff"))
@@ -237,7 +237,7 @@ def _of(elements: st.SearchStrategy[Any], dtype: Any) -> Column:
     return lambda draw, rows: pd.Series(_values(draw, elements, rows), dtype=dtype)
 
 
-def _moments(unit: str, zone: Any) -> Column:
+def _datetimes(unit: str, zone: Any) -> Column:
     def make(draw: Any, rows: int) -> Any:
         moments = pd.Series(pd.DatetimeIndex(_values(draw, st.none() | _MOMENTS, rows), dtype=f"M8[{unit}]"))
         return moments.dt.tz_localize(zone, ambiguous="NaT", nonexistent="shift_forward")
@@ -264,7 +264,7 @@ _COLUMNS: dict[str, Column] = {
     "category of integers": _of(st.sampled_from([1, 2]), pd.CategoricalDtype([2, 1])),
     "timedelta": _of(st.none() | st.integers(-9, 9), "m8[ms]"),
     **{
-        f"datetime {unit} {zone}": _moments(unit, zone)
+        f"datetime {unit} {zone}": _datetimes(unit, zone)
         for unit in ("s", "ms", "us", "ns")
         for zone in (None, "UTC", "Europe/Berlin", timezone(timedelta(hours=-3)))
     },
@@ -277,13 +277,13 @@ def frames(draw: Any, kind: str) -> Any:
     return pd.DataFrame({"first": range(rows), kind: _COLUMNS[kind](draw, rows), 7: 1.5})
 
 
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("kind", _COLUMNS)
 @settings(max_examples=15, deadline=None)
 @given(st.data())
-def test_data_frames(wire: Wire, kind: str, data: Any) -> None:
+def test_data_frames(encoding: Encoding, kind: str, data: Any) -> None:
     frame = data.draw(frames(kind))
-    request = wire(PandasCodec.encode_request(frame))
+    request = encoding(PandasCodec.encode_request(frame))
     assert all(one.shape == [len(frame), 1] for one in request.inputs)
     back = PandasCodec.decode_request(request)
     assert_frame_equal(back, frame, check_column_type=False)
@@ -294,38 +294,38 @@ def test_data_frames(wire: Wire, kind: str, data: Any) -> None:
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        (pd.period_range("2020", periods=2, freq="M"), r"pandas dtype period\[M\] has no form on the wire"),
+        (pd.period_range("2020", periods=2, freq="M"), r"pandas dtype period\[M\] is not supported"),
         (pd.interval_range(0, 2), "interval"),
         (pd.arrays.SparseArray([0, 1]), "Sparse"),
         ([1 + 2j, 3], "complex128"),
-        (pd.array([2**60, None], dtype="Int64"), r"holds no integer beyond 2\*\*53"),
+        (pd.array([2**60, None], dtype="Int64"), r"cannot hold integers beyond 2\*\*53"),
         (pd.Categorical(pd.to_datetime(["2020-01-01", "2020-01-02"])), "categories of datetime64"),
         (pd.Series([1, {2}], dtype=object), "got set at row 1"),
         (pd.Series(["a", datetime(2020, 1, 1)], dtype=object), "got datetime at row 1"),
-        (pd.Series(["a", "\ud800"], dtype=object), "text that UTF-8 can hold"),
+        (pd.Series(["a", "\ud800"], dtype=object), "text that UTF-8 can encode"),
     ],
 )
-def test_columns_without_a_form_are_refused_by_name(column: Any, message: str) -> None:
+def test_unsupported_columns_are_rejected_by_name(column: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=f"column 'the one'.*{message}"):
         PandasCodec.encode_request(pd.DataFrame({"a": [1, 2], "the one": column}))
 
 
-def test_frames_without_a_form_are_refused() -> None:
+def test_unsupported_frames_are_rejected() -> None:
     frame = pd.DataFrame({"a": [1, 2]})
     for indexed in (frame.set_index("a"), frame.set_index(pd.Index(["x", "y"])), frame.set_index(["a", "a"])):
-        with pytest.raises(InvalidInput, match=r"no form for an index.*reset_index"):
+        with pytest.raises(InvalidInput, match=r"expected an unnamed integer index.*reset_index"):
             PandasCodec.encode_request(indexed)
     assert PandasCodec.encode_request(frame.set_index(pd.Index(["x", "y"])), drop_index=True).inputs[0].name == "a"
     assert PandasCodec.decode_request(PandasCodec.encode_request(frame[frame.a > 1])).a.tolist() == [2]
-    with pytest.raises(InvalidInput, match="column 'a' is there twice"):
+    with pytest.raises(InvalidInput, match="expected unique column names, got 'a' twice"):
         PandasCodec.encode_request(pd.concat([frame, frame], axis=1))
-    with pytest.raises(InvalidInput, match=r"named by text or integers, got 1.5"):
+    with pytest.raises(InvalidInput, match=r"expected text or integers as column labels, got 1.5"):
         PandasCodec.encode_request(pd.DataFrame({1.5: [1]}))
-    with pytest.raises(InvalidInput, match="2 rows and no columns"):
+    with pytest.raises(InvalidInput, match="expected columns, got a data frame of 2 rows without any"):
         PandasCodec.encode_request(frame[[]])
 
 
-def test_columns_are_views_that_who_writes_gets_a_copy_of() -> None:
+def test_columns_are_views_and_copied_on_write() -> None:
     request = PandasCodec.encode_request(pd.DataFrame({"a": np.arange(4.0), "b": np.arange(4)}))
     parts, length = request.to_binary()
     read = InferenceRequest.from_json(b"".join(parts), str(length))
@@ -339,7 +339,7 @@ def test_columns_are_views_that_who_writes_gets_a_copy_of() -> None:
     assert read.inputs[0].data.ravel().tolist() == [0, 1, 2, 3]
 
 
-def test_nan_both_ways() -> None:
+def test_nan_in_requests_and_responses() -> None:
     for name in ("FP16", "FP32", "FP64"):
         given_ = {"name": "x", "datatype": name, "shape": [2, 2], "data": [1.5, 2.25, None, 4.5]}
         request = InferenceRequest.from_dict({"inputs": [given_]})

@@ -1,4 +1,4 @@
-"""Content types through a real server: typed models, frameworks, and a content type of a model's own."""
+"""Content types through a server: typed models, frameworks, and custom content types."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from dragoman.codecs import CODECS, DatetimeCodec, NumpyCodec, NumpyRequestCodec
 
 
 async def post(body: Any, *models: Any, name: str, **settings: Any) -> Any:
-    """The status and the answer to one request."""
+    """Return the status and the JSON of the response to one request."""
     async with dragoman.Server(*models, http_port=0, grpc_port=-1, **settings) as server:
         url = f"{server.http_url}/v2/models/{name}/infer"
         response = await asyncio.to_thread(requests.post, url, json=body, timeout=60)
@@ -33,7 +33,7 @@ def priced(table: pd.DataFrame, currency: str, day: datetime | None = None, fact
     return table.assign(price=table["price"] * factor, currency=currency)
 
 
-async def test_a_table_beside_other_inputs() -> None:
+async def test_a_data_frame_beside_other_inputs() -> None:
     frame = pd.DataFrame({"price": [1.5, np.nan], "name": ["a", "b"]})
     request = PandasCodec.encode_request(frame)
     request.inputs.append(StringCodec.encode_input("currency", "EUR"))
@@ -45,14 +45,14 @@ async def test_a_table_beside_other_inputs() -> None:
     status, answer = await post({"inputs": request.to_dict()["inputs"][:2]}, priced, name="priced")
     assert (status, "missing 'currency'" in answer["error"]) == (400, True)
     status, answer = await post({"inputs": request.to_dict()["inputs"][2:]}, priced, name="priced")
-    assert (status, answer["error"]) == (400, "expected inputs that make up 'table', got none")
+    assert (status, answer["error"]) == (400, "expected inputs for 'table', got none")
 
 
 def days(x: list[datetime], y: list[str]) -> list[datetime]:
     return [day.replace(year=2000) for day in x if y]
 
 
-async def test_lists_come_as_n_or_n_by_1_and_metadata_follows() -> None:
+async def test_lists_have_shape_n_or_n_by_1_also_in_metadata() -> None:
     x = DatetimeCodec.encode_input("x", [datetime(2022, 1, 11)])
     y = StringCodec.encode_input("y", ["a", "b"])
     status, answer = await post(InferenceRequest(inputs=[x, y]).to_dict(), days, name="days")
@@ -67,12 +67,12 @@ async def test_lists_come_as_n_or_n_by_1_and_metadata_follows() -> None:
     assert found.json()["outputs"] == [{"name": "output-0", "datatype": "BYTES", "shape": [-1]}]
 
 
-async def test_a_bad_element_is_the_callers_fault() -> None:
+async def test_a_bad_element_is_a_400() -> None:
     x = {"name": "x", "datatype": "BYTES", "shape": [1], "data": ["soon"]}
     y = {"name": "y", "datatype": "BYTES", "shape": [1], "data": ["a"]}
     status, answer = await post({"inputs": [x, y]}, days, name="days")
     assert status == 400
-    assert "input 'x': content type 'datetime' expects ISO 8601, got b'soon' at element 0" in answer["error"]
+    assert "input 'x': content type 'datetime': expected ISO 8601, got b'soon' at element 0" in answer["error"]
 
 
 # --- frameworks ------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def _lightgbm(folder: Path, frame: Any, y: Any) -> tuple[Path, Callable[[Any], A
 
 
 @pytest.mark.parametrize("make", [_sklearn, _xgboost, _lightgbm])
-async def test_frameworks_take_arrays_and_tables(make: Any, tmp_path: Path) -> None:
+async def test_frameworks_accept_arrays_and_data_frames(make: Any, tmp_path: Path) -> None:
     frame = _frame()
     path, predict = make(tmp_path, frame, (frame.a > 0).astype(int))
     runtime = {"m.joblib": "sklearn", "m.ubj": "xgboost", "m.txt": "lightgbm"}[path.name]
@@ -138,10 +138,10 @@ async def test_frameworks_take_arrays_and_tables(make: Any, tmp_path: Path) -> N
         response = await asyncio.to_thread(ask, text)
         assert (response.status_code, "input 'b'" in response.json()["error"]) == (400, True)
         response = await asyncio.to_thread(ask, {**bodies["np"], "parameters": {"content_type": "npy"}})
-        assert (response.status_code, "'npy' is not known" in response.json()["error"]) == (400, True)
+        assert (response.status_code, "unknown content type 'npy'" in response.json()["error"]) == (400, True)
 
 
-# --- a content type of one's own ---------------------------------------------------------------------------
+# --- custom content types ---------------------------------------------------------------------------
 
 _PORTABLE = '''
 """A model with a content type of its own: images in the portable graymap format, no pickle anywhere."""
@@ -193,7 +193,7 @@ def portable(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("placement", ["thread", "process"])
-async def test_a_content_type_in_the_models_own_folder(portable: Path, placement: str) -> None:
+async def test_a_content_type_in_the_folder_of_the_model(portable: Path, placement: str) -> None:
     one: dict[str, Any] = {"name": "image", "datatype": "BYTES", "shape": [1], "data": ["P2 2 1 255 0 250"]}
     other = {**one, "name": "other", "parameters": {"content_type": "pgm"}}
     status, answer = await post({"inputs": [one, other]}, portable, name="inverted", placement=placement)
@@ -228,7 +228,7 @@ class _Entry:
         return Reversed
 
 
-def test_a_content_type_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_content_type_from_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     from dragoman.codecs import registry
 
     def installed(group: str, name: str = "reversed") -> list[_Entry]:

@@ -1,4 +1,4 @@
-"""Every example of the text on content types and codecs, with its slips of typing mended, through a real server."""
+"""Every example of the specification of content types and codecs, with its typos corrected, through a server."""
 
 import asyncio
 import datetime
@@ -27,7 +27,7 @@ from dragoman.codecs.decode import decode_inputs, decode_request, encode_answer
 
 
 class Foo(dragoman.Model):
-    """Echoes what a call is decoded to, in the content type that fits it, and tells its Python types."""
+    """Return the decoded call, encoded again, and its Python types."""
 
     placement = "thread"
     name = "foo"
@@ -40,7 +40,7 @@ class Foo(dragoman.Model):
 
 
 async def ask(body: Any, *models: Any, model: str = "foo") -> dict[str, Any]:
-    """The answer to a body that `requests` posts."""
+    """Return the JSON of the response to a body that `requests` posts."""
     async with dragoman.Server(*(models or (Foo,)), http_port=0, grpc_port=-1) as server:
         url = f"{server.http_url}/v2/models/{model}/infer"
         response = await asyncio.to_thread(requests.post, url, json=body, timeout=30)
@@ -67,14 +67,14 @@ PEOPLE = {
 DATAFRAME = pd.DataFrame({"First Name": ["Joanne", "Michael"], "Age": [34, 22]})
 
 
-async def test_a_table_in_json() -> None:
+async def test_a_data_frame_in_json() -> None:
     answer = await ask(PEOPLE)
     assert json.loads(answer["parameters"]["seen"]) == "DataFrame"
     back = PandasCodec.decode_response(InferenceResponse.from_dict(answer))
     assert_frame_equal(back, DATAFRAME.astype({"Age": "int32"}))
 
 
-async def test_a_table_by_a_codec_and_requests() -> None:
+async def test_a_data_frame_by_a_codec_and_requests() -> None:
     inference_request = PandasCodec.encode_request(DATAFRAME)
     raw_request = inference_request.to_dict()
     raw_response = await ask(raw_request)
@@ -116,7 +116,7 @@ async def test_n_is_n_by_1() -> None:
     assert answer["outputs"][0]["shape"] == [3, 1]
 
 
-async def test_np_and_str_at_request_level_look_at_the_first_input() -> None:
+async def test_np_and_str_of_a_request_use_the_first_input() -> None:
     second = {"name": "second", "datatype": "BYTES", "shape": [1], "data": ["x"]}
     first = {"name": "first", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}
     answer = await ask({"parameters": {"content_type": "np"}, "inputs": [first, second]})
@@ -216,7 +216,7 @@ async def test_content_types_in_model_settings(folder: Path) -> None:
     assert_frame_equal(back, DATAFRAME.astype({"Age": "int32"}))
 
 
-async def test_the_request_goes_before_the_models_metadata(folder: Path) -> None:
+async def test_the_request_takes_precedence_over_the_settings(folder: Path) -> None:
     inputs: Any = PEOPLE["inputs"]
     answer = await ask({"parameters": {"content_type": "str"}, "inputs": inputs}, folder)
     assert answer["parameters"]["seen"] == "list"
@@ -227,6 +227,6 @@ async def test_the_request_goes_before_the_models_metadata(folder: Path) -> None
     assert frame["First Name"].tolist() == [b"hi", b"ho"]
 
 
-def test_raw_data_stay_as_they_are() -> None:
+def test_without_content_type_values_are_arrays() -> None:
     tensor = Tensor.of(np.arange(2))
     assert decode_inputs({"x": tensor})["x"] is tensor.data

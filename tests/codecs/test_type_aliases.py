@@ -46,7 +46,7 @@ def _array_alias(alias: Callable[..., Any]) -> Any:
     return alias("NDArray", np.ndarray[alias("AnyShape", tuple[Any, ...]), np.dtype[S]], S)
 
 
-def test_arrays_by_an_alias_with_an_argument(alias: Callable[..., Any]) -> None:
+def test_generic_array_aliases(alias: Callable[..., Any]) -> None:
     array = _array_alias(alias)
     vector = alias("Vector", Annotated[array[np.float32], Shape(3)])
 
@@ -94,7 +94,7 @@ def test_aliases_inside_other_annotations(alias: Callable[..., Any]) -> None:
     assert piece["score"].data.tolist() == [3.5]
 
 
-def test_arguments_go_to_the_parameters_of_their_name(alias: Callable[..., Any]) -> None:
+def test_arguments_of_generic_aliases(alias: Callable[..., Any]) -> None:
     swapped = alias("Swapped", tuple[U, T], T, U)
     assert without_aliases(swapped[int, str]) == tuple[str, int]
     assert without_aliases(alias("Same", T, T)[int]) is int
@@ -104,14 +104,14 @@ def test_arguments_go_to_the_parameters_of_their_name(alias: Callable[..., Any])
         without_aliases(swapped[int])
 
 
-def test_what_holds_no_alias_is_left_as_it_is() -> None:
+def test_annotations_without_aliases_are_unchanged() -> None:
     for annotation in (Annotated[float, "note"], Literal["a", 1], float | None, dict[str, Any], NDArray[np.float32], 3):
         found = without_aliases(annotation)
         assert found is annotation or hasattr(NDArray, "__value__")
     assert without_aliases(Annotated[float, MAKERS]) == Annotated[float, MAKERS]
 
 
-def test_an_alias_may_be_the_hint_of_a_codec(alias: Callable[..., Any]) -> None:
+def test_an_alias_as_type_hint_of_a_codec(alias: Callable[..., Any]) -> None:
     user = alias("User", str)
 
     class UserCodec(InputCodec):
@@ -136,7 +136,7 @@ def test_an_alias_may_be_the_hint_of_a_codec(alias: Callable[..., Any]) -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="only `type X = ...` can refer to itself")
-def test_an_alias_that_has_no_value_is_refused() -> None:
+def test_an_alias_that_cannot_be_evaluated_is_an_error() -> None:
     scope: dict[str, Any] = {}
     exec("type Tree = list[Tree]\ntype Missing = list[Nowhere]", scope)
 
@@ -145,11 +145,11 @@ def test_an_alias_that_has_no_value_is_refused() -> None:
 
     for name, message in (("Tree", "type alias 'Tree' refers to itself"), ("Missing", "Nowhere")):
         f.__annotations__["x"] = scope[name]
-        with pytest.raises(ModelFailed, match=f"annotations of .* cannot be read: .*{message}"):
+        with pytest.raises(ModelFailed, match=f"annotations of .* cannot be evaluated: .*{message}"):
             TypedFunction(f)
 
 
-def test_fields_whose_annotations_cannot_be_read_are_named() -> None:
+def test_fields_whose_annotations_cannot_be_evaluated_are_named() -> None:
     @dataclass
     class Point:
         x: "Nowhere"  # type: ignore[name-defined] # noqa: F821
@@ -161,7 +161,7 @@ def test_fields_whose_annotations_cannot_be_read_are_named() -> None:
         TypedFunction(f)
 
 
-def test_sizes_of_vectors(alias: Callable[..., Any]) -> None:
+def test_aliases_of_vectors_with_sizes(alias: Callable[..., Any]) -> None:
     def f(x: Any, y: Any) -> Any:
         return x
 

@@ -1,4 +1,4 @@
-"""Annotations tell the signature, and convert each call and its result."""
+"""Annotations give the signature and convert calls and results."""
 
 import inspect
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -56,7 +56,7 @@ def test_arrays() -> None:
     assert _infer(f, a=rows, b=rows, c=rows, d=rows, e=rows) is rows
 
 
-def test_families_of_numbers() -> None:
+def test_abstract_number_types() -> None:
     def f(a: NDArray[np.floating[Any]], b: NDArray[np.integer[Any]], c: Annotated[np.ndarray, BF16], d: NDArray[Any]):  # type: ignore[no-untyped-def]
         return a
 
@@ -101,7 +101,7 @@ def test_single_values(kind: type, datatype: Any, value: Any, seen: Any, shape: 
     assert tensor.data[0] == (value.encode() if isinstance(value, str) else value)
 
 
-def test_single_values_are_checked() -> None:
+def test_invalid_single_values_are_rejected() -> None:
     def f(x: float) -> float:
         return x
 
@@ -110,7 +110,7 @@ def test_single_values_are_checked() -> None:
     with pytest.raises(InvalidInput, match=r"beyond 2\*\*53"):
         _infer(f, x=[2**53 + 1])
     assert _output(_infer(f, x=[2**53])).data.tolist() == [2.0**53]
-    with pytest.raises(InvalidInput, match="'x': expected text in UTF-8"):
+    with pytest.raises(InvalidInput, match="'x': expected UTF-8 text"):
         _infer(_upper, x=np.array([b"\xff"], dtype=object))
 
 
@@ -156,7 +156,7 @@ def test_optional_inputs() -> None:
     assert _output(_infer(f, a=3.0, c=1.0)).data.tolist() == [1.0]
 
 
-def test_parameters_the_call_and_all_other_inputs() -> None:
+def test_annotations_for_parameters_call_and_other_inputs() -> None:
     def f(a: float, /, p: Parameters, whole: Infer, **others: Any) -> Any:
         return {"n": np.array([a, p["scale"], len(whole.inputs)]), **others}
 
@@ -202,7 +202,7 @@ def test_results_named_by_fields() -> None:
     assert _infer(pair, x=2.0)["right"].data.tolist() == [2, 3]
 
 
-def test_open_results() -> None:
+def test_results_without_annotation() -> None:
     def mapping(x: float) -> Mapping[str, NDArray[Any]]:
         return {"y": np.ones(1)}
 
@@ -219,7 +219,7 @@ def test_open_results() -> None:
     assert len(_infer(several, x=1.0)) == 2
 
 
-def test_results_are_checked() -> None:
+def test_results_that_do_not_match_are_rejected() -> None:
     def none(x: float) -> float:
         return None  # type: ignore[return-value]
 
@@ -237,7 +237,7 @@ def test_results_are_checked() -> None:
             _infer(function, x=1.0)
 
 
-async def test_every_kind_of_function() -> None:
+async def test_functions_coroutines_and_generators() -> None:
     async def later(x: float) -> float:
         return x
 
@@ -284,7 +284,7 @@ async def test_methods_partials_and_callable_objects() -> None:
     assert _output(await _infer(Scale().later, x=1.0)).data.tolist() == [3.0]
 
 
-def test_what_has_no_tensor_form_is_refused_at_load() -> None:
+def test_unsupported_annotations_are_rejected_at_load() -> None:
     def unknown(x: dict[str, int]) -> float:
         return 1.0
 
@@ -304,7 +304,7 @@ def test_what_has_no_tensor_form_is_refused_at_load() -> None:
         return 1.0
 
     for function, message in (
-        (unknown, r"parameter 'x' of .*unknown is annotated dict\[str, int\]"),
+        (unknown, r"parameter 'x' of .*unknown: unsupported annotation dict\[str, int\]"),
         (nested, "parameter 'x'.*list of float"),
         (variadic, r"'\*x'"),
         (returned, r"the result of .*set\[int\]"),
@@ -315,53 +315,53 @@ def test_what_has_no_tensor_form_is_refused_at_load() -> None:
             TypedFunction(function)
 
 
-class Wanted(NamedTuple):
-    """A value that a client encodes, and the annotation that asks for it."""
+class AnnotatedValue(NamedTuple):
+    """A value that a client encodes, and the annotation of the parameter that takes it."""
 
     tensor: Tensor
     annotation: Any
     value: Any
 
 
-def _wanted() -> list[Wanted]:
+def _examples() -> list[AnnotatedValue]:
     day, image = datetime(2022, 1, 11), Image.new("L", (2, 1))
     return [
-        Wanted(codecs.DatetimeCodec.to_tensor(day), datetime, day),
-        Wanted(Tensor.of(["2022-01-11"]), datetime | None, day),
-        Wanted(codecs.DatetimeCodec.to_tensor([day, day]), list[datetime], [day, day]),
-        Wanted(codecs.DatetimeCodec.to_tensor(day), str, "2022-01-11T00:00:00"),
-        Wanted(codecs.Base64Codec.to_tensor(b"\xff"), bytes, b"\xff"),
-        Wanted(codecs.Base64Codec.to_tensor([b"\xff"]), list[bytes], [b"\xff"]),
-        Wanted(codecs.Base64Codec.to_tensor([b"\xff"]), np.ndarray, [[b"\xff"]]),
-        Wanted(codecs.Base64Codec.to_tensor([b"\xff"]), Any, [b"\xff"]),
-        Wanted(codecs.StringCodec.to_tensor("ü"), str, "ü"),
-        Wanted(codecs.StringCodec.to_tensor("ü"), Any, ["ü"]),
-        Wanted(codecs.NumpyCodec.to_tensor(np.array([1.5])), float, 1.5),
-        Wanted(codecs.NumpyCodec.to_tensor(np.array([[1.5]])), np.ndarray, [[1.5]]),
-        Wanted(codecs.JsonCodec.to_tensor({"a": [1]}), dict, {"a": [1]}),
-        Wanted(codecs.JsonCodec.to_tensor([{"a": 1}]), list[dict[str, Any]], [{"a": 1}]),
-        Wanted(codecs.StringCodec.to_tensor(["x", "y"]), pd.Series, ["x", "y"]),
-        Wanted(codecs.PillowImageCodec.to_tensor(image), Image.Image, image),
-        Wanted(Tensor.of(np.zeros((1, 2), np.uint8)), Image.Image, image),
+        AnnotatedValue(codecs.DatetimeCodec.to_tensor(day), datetime, day),
+        AnnotatedValue(Tensor.of(["2022-01-11"]), datetime | None, day),
+        AnnotatedValue(codecs.DatetimeCodec.to_tensor([day, day]), list[datetime], [day, day]),
+        AnnotatedValue(codecs.DatetimeCodec.to_tensor(day), str, "2022-01-11T00:00:00"),
+        AnnotatedValue(codecs.Base64Codec.to_tensor(b"\xff"), bytes, b"\xff"),
+        AnnotatedValue(codecs.Base64Codec.to_tensor([b"\xff"]), list[bytes], [b"\xff"]),
+        AnnotatedValue(codecs.Base64Codec.to_tensor([b"\xff"]), np.ndarray, [[b"\xff"]]),
+        AnnotatedValue(codecs.Base64Codec.to_tensor([b"\xff"]), Any, [b"\xff"]),
+        AnnotatedValue(codecs.StringCodec.to_tensor("ü"), str, "ü"),
+        AnnotatedValue(codecs.StringCodec.to_tensor("ü"), Any, ["ü"]),
+        AnnotatedValue(codecs.NumpyCodec.to_tensor(np.array([1.5])), float, 1.5),
+        AnnotatedValue(codecs.NumpyCodec.to_tensor(np.array([[1.5]])), np.ndarray, [[1.5]]),
+        AnnotatedValue(codecs.JsonCodec.to_tensor({"a": [1]}), dict, {"a": [1]}),
+        AnnotatedValue(codecs.JsonCodec.to_tensor([{"a": 1}]), list[dict[str, Any]], [{"a": 1}]),
+        AnnotatedValue(codecs.StringCodec.to_tensor(["x", "y"]), pd.Series, ["x", "y"]),
+        AnnotatedValue(codecs.PillowImageCodec.to_tensor(image), Image.Image, image),
+        AnnotatedValue(Tensor.of(np.zeros((1, 2), np.uint8)), Image.Image, image),
     ]
 
 
-@pytest.mark.parametrize("wanted", _wanted(), ids=lambda w: str(w.annotation))
-def test_the_annotation_decides_what_a_content_type_becomes(wanted: Wanted) -> None:
+@pytest.mark.parametrize("example", _examples(), ids=lambda w: str(w.annotation))
+def test_annotations_take_precedence_over_content_types(example: AnnotatedValue) -> None:
     got = []
 
     def f(x: Any) -> float:
         got.append(x)
         return 0.0
 
-    f.__annotations__["x"] = wanted.annotation
-    _infer(f, x=wanted.tensor)
+    f.__annotations__["x"] = example.annotation
+    _infer(f, x=example.tensor)
     found = got[0].tolist() if hasattr(got[0], "tolist") else got[0]
-    assert found == wanted.value if not isinstance(found, Image.Image) else found.tobytes() == wanted.value.tobytes()
+    assert found == example.value if not isinstance(found, Image.Image) else found.tobytes() == example.value.tobytes()
 
 
 @pytest.mark.parametrize(("text", "kind"), [("[1]", "list"), ("null", "NoneType"), ('"a"', "str")])
-def test_what_is_no_json_object_is_refused(text: str, kind: str) -> None:
+def test_json_that_is_not_an_object_is_rejected(text: str, kind: str) -> None:
     def one(x: dict[str, Any]) -> float:
         return 0.0
 
@@ -373,7 +373,7 @@ def test_what_is_no_json_object_is_refused(text: str, kind: str) -> None:
             _infer(f, x=Tensor.of([text]))
 
 
-def test_the_models_own_content_types_go_before_the_annotation() -> None:
+def test_content_types_in_settings_take_precedence_over_annotations() -> None:
     def f(x: Any, table: pd.DataFrame) -> pd.DataFrame:
         return table.assign(x=x)
 
@@ -386,7 +386,7 @@ def test_the_models_own_content_types_go_before_the_annotation() -> None:
     assert back.day.tolist() == [pd.Timestamp(2022, 1, 11)]
 
 
-def test_only_one_parameter_takes_what_is_left() -> None:
+def test_two_parameters_for_all_other_inputs_are_rejected() -> None:
     def two(a: pd.DataFrame, b: pd.DataFrame) -> float:
         return 0.0
 
@@ -394,5 +394,5 @@ def test_only_one_parameter_takes_what_is_left() -> None:
         return 0.0
 
     for function in (two, both):
-        with pytest.raises(ModelFailed, match="all take the inputs that are left"):
+        with pytest.raises(ModelFailed, match="expected one parameter for all other inputs"):
             TypedFunction(function)

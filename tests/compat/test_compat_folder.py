@@ -139,7 +139,7 @@ def test_what_the_types_of_its_client_write_is_read(served_folder: Served) -> No
         (
             "row-sums/infer",
             [tensor("x", "FP32", [1], [1], parameters={"content_type": "nope"})],
-            "input 'x': content type 'nope' is not known",
+            "input 'x': unknown content type 'nope'",
         ),
         ("numpy-sum/infer", [tensor("a", "FP32", [2, 2], [1, 2])], "shape [2, 2] needs 4 elements"),
     ],

@@ -64,8 +64,8 @@ def test_what_has_a_content_type_may_become_another(served: Served) -> None:
 @pytest.mark.parametrize(
     ("output", "kind", "told"),
     [
-        ("numbers", "nope", "output 'numbers': content type 'nope' is not known"),
-        ("numbers", "datetime", "output 'numbers': content type 'datetime' has no form for FP64 [2]"),
+        ("numbers", "nope", "output 'numbers': unknown content type 'nope'"),
+        ("numbers", "datetime", "output 'numbers': content type 'datetime' cannot encode FP64 [2]"),
         ("numbers", 7, "output 'numbers': parameter 'content_type' expects a name, got 7"),
         ("else", "np", "unexpected inference output 'else'"),
     ],

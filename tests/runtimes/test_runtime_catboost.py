@@ -122,7 +122,7 @@ def test_categories_and_texts_make_each_feature_an_input(tmp_path: Path) -> None
         _infer(model, age=np.full(len(frame), 1e300), **{"class": frame["class"].to_numpy()}, **texts)
     with pytest.raises(InvalidInput, match=r"input 'class': expected datatype BYTES, got FP64"):
         _infer(model, age=frame["age"].to_numpy(), **{"class": frame["age"].to_numpy()}, **texts)
-    with pytest.raises(InvalidInput, match=r"input 'port': expected text in UTF-8"):
+    with pytest.raises(InvalidInput, match=r"input 'port': expected UTF-8 text"):
         _infer(model, age=[1.0], note=["a"], port=[b"\xff"], **{"class": [1]})
 
 

@@ -221,7 +221,7 @@ def test_wrong_calls(saved: Path) -> None:
         ({"text": ["a"]}, {}, "unexpected inference input 'text'; expected 'args'"),
         ({}, {}, "expected one input, 'args'; got none"),
         ({"inputs": np.zeros(2)}, {}, "input 'inputs': expected datatype BYTES, got FP64"),
-        ({"args": [b"\xff"]}, {}, "input 'args': expected text in UTF-8"),
+        ({"args": [b"\xff"]}, {}, "input 'args': expected UTF-8 text"),
         ({"args": ["a"]}, {"top_k": 0}, "parameter 'top_k': expected an integer from 1, got 0"),
         ({"args": ["a"]}, {"top_k": True}, "parameter 'top_k': expected an integer from 1, got True"),
         ({"args": ["a"]}, {"function_to_apply": "x"}, "parameter 'function_to_apply': expected one of sigmoid"),

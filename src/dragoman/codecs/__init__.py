@@ -1,10 +1,10 @@
-"""Tensors to Python values and back, one file a content type."""
+"""Codecs: tensors to Python values and back, one module per content type."""
 
 import importlib
 from typing import Any
 
-# Imported when first used: pandas and Pillow need not be installed.
-_HOME = {
+# Imported on first use, because pandas and Pillow are optional.
+_MODULES = {
     "CODECS": "registry",
     "InputCodec": "codec",
     "RequestCodec": "codec",
@@ -20,10 +20,10 @@ _HOME = {
     "JsonCodec": "json",
 }
 
-__all__ = [*_HOME]
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"dragoman.codecs.{_HOME[name]}"), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"dragoman.codecs.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'dragoman.codecs' has no attribute '{name}'")

@@ -1,4 +1,4 @@
-"""What a type annotation means: a tensor's datatype and shape, and how it becomes a Python value and back.
+"""Conversions of type annotations: datatype and shape of the tensor, and how it becomes a Python value and back.
 
 To add a type, add a line to `CONVERSIONS`.
 """
@@ -11,8 +11,16 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 import numpy as np
 
 from dragoman.codecs.codec import InputCodec
-from dragoman.codecs.coded import by_codec, full_name, has_codec, of_codec, series
-from dragoman.codecs.conversion import ANY, Conversion, data_of
+from dragoman.codecs.conversion import (
+    ANY,
+    Conversion,
+    array_of,
+    codec_conversion,
+    element_codec_conversion,
+    full_name,
+    has_element_codec,
+    series_conversion,
+)
 from dragoman.codecs.elements import strings
 from dragoman.codecs.registry import CODECS
 from dragoman.core.datatypes import (
@@ -34,7 +42,7 @@ _EXACT_IN_FP64 = 2**53
 
 
 class Shape(tuple[int, ...]):
-    """A tensor's shape in an annotation: `Annotated[NDArray[np.float32], Shape(-1, 4)]`; -1 is a free axis."""
+    """A tensor's shape in an annotation: `Annotated[NDArray[np.float32], Shape(-1, 4)]`; -1 is an axis of any size."""
 
     __slots__ = ()
 
@@ -45,37 +53,37 @@ class Shape(tuple[int, ...]):
         return tuple(self)
 
 
-def conversion(annotation: Any, where: str) -> Conversion:
-    """The conversion of an annotation; ModelFailed naming `where` it stands if there is none for it."""
-    own = CODECS.own_input(annotation)
-    if own is not None:
-        return of_codec(own)
-    for known, found in CONVERSIONS.items():
+def conversion_of(annotation: Any, where: str) -> Conversion:
+    """Return the conversion of an annotation. Raises ModelFailed naming `where` it is if it is not supported."""
+    custom = CODECS.custom_input_hinted(annotation)
+    if custom is not None:
+        return codec_conversion(custom)
+    for known, conversion in CONVERSIONS.items():
         if known is annotation:  # not every annotation can be hashed
-            return found
-    if has_codec(annotation):
-        return _one(by_codec(annotation))
+            return conversion
+    if has_element_codec(annotation):
+        return _single(element_codec_conversion(annotation))
     if full_name(annotation) in ("pandas.Series", "pandas.core.series.Series"):  # the latter before pandas 3
-        return series()
+        return series_conversion()
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         codec = next((note for note in arguments[1:] if isinstance(note, type) and issubclass(note, InputCodec)), None)
-        return of_codec(codec) if codec else _annotated(conversion(arguments[0], where), arguments[1:])
+        return codec_conversion(codec) if codec else _with_notes(conversion_of(arguments[0], where), arguments[1:])
     if origin is np.ndarray:
-        return _array(_scalar(arguments), annotation, where)
+        return _array(_scalar_type(arguments), annotation, where)
     if origin is list and arguments:
         return _list(annotation, where)
     if isinstance(annotation, type) and issubclass(annotation, np.generic):
-        return _one(_array(annotation, annotation, where))
+        return _single(_array(annotation, annotation, where))
     raise ModelFailed(
-        f"{where} is annotated {_shown(annotation)}, which has no tensor form; expected np.ndarray, "
+        f"{where}: unsupported annotation {_shown(annotation)}: expected np.ndarray, "
         "NDArray[np.float32], Annotated[NDArray[...], Shape(-1, 4)], float, int, bool, str, bytes, datetime, dict, "
         "PIL.Image.Image or a list of these, pd.Series or pd.DataFrame"
     )
 
 
 def optional(annotation: Any) -> tuple[Any, bool]:
-    """The annotation without `| None`, and whether it had that."""
+    """Return the annotation without `| None`, and whether it had it."""
     if get_origin(annotation) not in (Union, types.UnionType):
         return annotation, False
     others = tuple(a for a in get_args(annotation) if a is not type(None))
@@ -87,52 +95,52 @@ def optional(annotation: Any) -> tuple[Any, bool]:
 # --- arrays ----------------------------------------------------------------------------------------------
 
 
-def _scalar(arguments: tuple[Any, ...]) -> Any:
+def _scalar_type(arguments: tuple[Any, ...]) -> Any:
     """Return the scalar type in the arguments of `np.ndarray[shape, np.dtype[scalar]]`."""
     scalar = (*(get_args(arguments[1]) if len(arguments) > 1 else ()), Any)[0]
-    if isinstance(scalar, TypeVar):  # of `NDArray` without arguments
+    if isinstance(scalar, TypeVar):  # `NDArray` without arguments
         return scalar.__bound__ or Any
     return scalar
 
 
 def _array(scalar: Any, annotation: Any, where: str) -> Conversion:
-    """NDArray of one scalar type, or of an abstract one such as np.floating, or of Any."""
+    """Return the conversion of an NDArray of a scalar type, of an abstract one such as np.floating, or of Any."""
     if scalar is Any or scalar is np.generic:
         return ANY
     if scalar is np.str_:
         return Conversion(BYTES, None, frozenset(), strings, Tensor.of)
     scalar = get_origin(scalar) or scalar  # np.floating[Any]
     try:
-        fitting = [d for d in DATATYPES.values() if issubclass(d.dtype.type, scalar)]
-        if len(fitting) > 1:
-            first = next((d for d in (FP64, INT64) if d in fitting), fitting[0])
-            return Conversion(first, None, frozenset(fitting) - {first}, data_of, Tensor.of)
-        return _of_datatype(datatype_of(np.dtype(scalar)))
-    except (InvalidInput, TypeError) as fault:
-        raise ModelFailed(
-            f"{where} is annotated {_shown(annotation)}, which has no datatype in the protocol"
-        ) from fault
+        matching = [d for d in DATATYPES.values() if issubclass(d.dtype.type, scalar)]
+        if len(matching) > 1:
+            first = next((d for d in (FP64, INT64) if d in matching), matching[0])
+            return Conversion(first, None, frozenset(matching) - {first}, array_of, Tensor.of)
+        return _array_of_datatype(datatype_of(np.dtype(scalar)))
+    except (InvalidInput, TypeError) as error:
+        text = f"{where}: unsupported annotation {_shown(annotation)}: the protocol has no datatype for it"
+        raise ModelFailed(text) from error
 
 
-def _of_datatype(datatype: Datatype) -> Conversion:
-    return Conversion(datatype, None, frozenset(), data_of, lambda value: Tensor.of(value, datatype))
+def _array_of_datatype(datatype: Datatype) -> Conversion:
+    return Conversion(datatype, None, frozenset(), array_of, lambda value: Tensor.of(value, datatype))
 
 
-def _annotated(plain: Conversion, notes: tuple[Any, ...]) -> Conversion:
+def _with_notes(plain: Conversion, notes: tuple[Any, ...]) -> Conversion:
+    """Return the conversion with the shape and datatype that the arguments of `Annotated` give."""
     for note in notes:
         match note:
             case Shape():
                 plain = replace(plain, shape=tuple(note))
             case Datatype():
-                plain = replace(_of_datatype(note), shape=plain.shape)
+                plain = replace(_array_of_datatype(note), shape=plain.shape)
     return plain
 
 
 # --- single values and lists of them ---------------------------------------------------------------------
 
 
-def _plain(datatype: Datatype, *, text: bool = False) -> Callable[[Tensor, str], Any]:
-    """To Python values, in nested lists as deep as the tensor has axes; no number changes."""
+def _to_lists(datatype: Datatype, *, text: bool = False) -> Callable[[Tensor, str], Any]:
+    """Return a function that returns the elements of a tensor as Python values in nested lists, without rounding."""
 
     def to_value(tensor: Tensor, name: str) -> Any:
         if text:
@@ -140,17 +148,19 @@ def _plain(datatype: Datatype, *, text: bool = False) -> Callable[[Tensor, str],
         array = tensor.data
         if tensor.datatype in _INTEGERS and datatype is FP64:
             if array.size and max(abs(int(array.max())), abs(int(array.min()))) > _EXACT_IN_FP64:
-                raise InvalidInput(f"input '{name}': expected FP64, got an integer beyond 2**53 that it cannot hold")
+                raise InvalidInput(f"input '{name}': expected numbers that FP64 can hold, got an integer beyond 2**53")
             array = array.astype(np.float64)
         return array.tolist()
 
     return to_value
 
 
-def _listed(datatype: Datatype) -> Callable[[Any], Tensor]:
+def _from_lists(datatype: Datatype) -> Callable[[Any], Tensor]:
+    """Return a function that returns nested lists as a tensor."""
+
     def to_tensor(value: Any) -> Tensor:
         if datatype is BYTES:
-            # NumPy's own strings would lose zero bytes at the end.
+            # NumPy's string dtypes drop trailing zero bytes.
             value = object_array(value, (len(value),)) if not len(value) or not isinstance(value[0], list) else value
             return Tensor.of(np.asarray(value, dtype=object))
         return Tensor.of(np.asarray(value) if len(value) else np.zeros(0, datatype.dtype), datatype)
@@ -159,36 +169,36 @@ def _listed(datatype: Datatype) -> Callable[[Any], Tensor]:
 
 
 def _list(annotation: Any, where: str) -> Conversion:
-    """list[float], list[list[int]], ...: as many free axes as there are lists."""
+    """Return the conversion of `list[float]`, `list[list[int]]`, ...: one axis of any size per list."""
     depth, element = 0, annotation
     while get_origin(element) is list and get_args(element):
         depth, element = depth + 1, get_args(element)[0]
-    if depth == 1 and has_codec(element):
-        return by_codec(element)
-    found = _ELEMENTS.get(element) if isinstance(element, type) else None
-    if found is None:
+    if depth == 1 and has_element_codec(element):
+        return element_codec_conversion(element)
+    conversion = _ELEMENTS.get(element) if isinstance(element, type) else None
+    if conversion is None:
         raise ModelFailed(
-            f"{where} is annotated {_shown(annotation)}; expected a list of float, int, bool, str, bytes, "
+            f"{where}: unsupported annotation {_shown(annotation)}: expected a list of float, int, bool, str, bytes, "
             "datetime, dict or images"
         )
-    return replace(found, shape=(-1,) * depth, many=depth == 1)
+    return replace(conversion, shape=(-1,) * depth, many=depth == 1)
 
 
-def _one(many: Conversion) -> Conversion:
-    """One value instead of many: told as shape [1]; a tensor with one element in any shape is taken."""
-    whole = many.shape is None and bool(many.content_type)  # elements of several axes: images
+def _single(many: Conversion) -> Conversion:
+    """Return the conversion of one value instead of a list: shape [1]; inputs may have one element in any shape."""
+    is_image = many.shape is None and bool(many.content_type)  # one value may be an array of several axes
 
     def to_value(tensor: Tensor, name: str) -> Any:
-        if not whole and tensor.data.size != 1:
+        if not is_image and tensor.data.size != 1:
             raise InvalidInput(f"input '{name}': expected one value, got shape {list(tensor.data.shape)}")
-        values = many.to_value(tensor if whole else _flat(tensor), name)
+        values = many.to_value(tensor if is_image else _flat(tensor), name)
         if len(values) != 1:
             raise InvalidInput(f"input '{name}': expected one value, got {len(values)}")
         return values[0]
 
     return replace(
         many,
-        shape=None if whole else (1,),
+        shape=None if is_image else (1,),
         to_value=to_value,
         to_tensor=lambda value: many.to_tensor([value]),
         many=False,
@@ -204,15 +214,15 @@ def _shown(annotation: Any) -> str:
 
 
 _ELEMENTS: Mapping[Any, Conversion] = {
-    float: Conversion(FP64, (-1,), _FLOATS | _INTEGERS, _plain(FP64), _listed(FP64), kind=float),
-    int: Conversion(INT64, (-1,), _INTEGERS, _plain(INT64), _listed(INT64), kind=int),
-    bool: Conversion(BOOL, (-1,), frozenset(), _plain(BOOL), _listed(BOOL), kind=bool),
-    str: Conversion(BYTES, (-1,), frozenset(), _plain(BYTES, text=True), _listed(BYTES), kind=str),
-    bytes: Conversion(BYTES, (-1,), frozenset(), _plain(BYTES), _listed(BYTES), kind=bytes),
+    float: Conversion(FP64, (-1,), _FLOATS | _INTEGERS, _to_lists(FP64), _from_lists(FP64), kind=float),
+    int: Conversion(INT64, (-1,), _INTEGERS, _to_lists(INT64), _from_lists(INT64), kind=int),
+    bool: Conversion(BOOL, (-1,), frozenset(), _to_lists(BOOL), _from_lists(BOOL), kind=bool),
+    str: Conversion(BYTES, (-1,), frozenset(), _to_lists(BYTES, text=True), _from_lists(BYTES), kind=str),
+    bytes: Conversion(BYTES, (-1,), frozenset(), _to_lists(BYTES), _from_lists(BYTES), kind=bytes),
 }
 CONVERSIONS: Mapping[Any, Conversion] = {
     Any: replace(ANY, kind=object),
     np.ndarray: replace(ANY, kind=np.ndarray),
     Tensor: replace(ANY, to_value=lambda tensor, name: tensor),
-    **{kind: _one(many) for kind, many in _ELEMENTS.items()},
+    **{kind: _single(many) for kind, many in _ELEMENTS.items()},
 }

@@ -1,4 +1,4 @@
-"""A parameter of a typed function: which input it is, and how its value is made."""
+"""Parameters of a typed function: which input each one takes, and its value in a call."""
 
 import inspect
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.codecs.annotations import conversion, optional
+from dragoman.codecs.annotations import conversion_of, optional
 from dragoman.codecs.codec import RequestCodec
 from dragoman.codecs.conversion import Conversion
 from dragoman.codecs.decode import KEY, Defaults, with_defaults
@@ -22,10 +22,11 @@ from dragoman.core.tensor import Parameters, Tensor, object_array
 
 @dataclass(frozen=True)
 class Argument:
-    """One parameter of the function.
+    """A parameter of a typed function.
 
-    `role`: an input, the call, the call's parameters, all other inputs, or a `table` that `codec` makes of them.
-    `required`: it has no default, so that a missing optional one is None.
+    role: "input"; "call", the whole call; "parameters", those of the call; "others", all inputs that no other
+        parameter names; or "table", the value that `codec` decodes from these.
+    required: it has no default; a missing optional input is None.
     """
 
     name: str
@@ -38,9 +39,9 @@ class Argument:
     nullable: bool = False
 
     def value(self, tensor: Tensor, default: str = "") -> Any:
-        """The value of the input: of its own content type, of the model's `default`, or of the annotation.
+        """Return the value of the input, decoded by its content type, by the model's `default`, or by the annotation.
 
-        Where the annotation asks for another type than the content type gives, it decides.
+        The annotation takes precedence over a content type that gives another type.
         """
         assert self.conversion is not None
         content_type = tensor.parameters.get(KEY) or default
@@ -53,38 +54,38 @@ class Argument:
             return self.conversion.to_value(tensor, self.name)
         if self.conversion.kind in _NUMBERS and tensor.datatype is not BYTES:
             return self.conversion.to_value(tensor, self.name)
-        fits, value = _fitted(codec.to_value(tensor, f"input '{self.name}'"), self.conversion, tensor)
-        return value if fits else self.conversion.to_value(tensor, self.name)
+        is_match, value = _match(codec.to_value(tensor, f"input '{self.name}'"), self.conversion, tensor)
+        return value if is_match else self.conversion.to_value(tensor, self.name)
 
     def table(self, rest: Mapping[str, Tensor], defaults: Defaults) -> Any:
-        """The value of all inputs that no other parameter names."""
+        """Return the value decoded from all inputs that no other parameter names. Raises InvalidInput."""
         assert self.codec is not None
         if not rest:
-            raise InvalidInput(f"expected inputs that make up '{self.name}', got none")
+            raise InvalidInput(f"expected inputs for '{self.name}', got none")
         return self.codec.to_value(with_defaults(rest, defaults), "input")
 
 
 _NUMBERS = (float, int, bool)
 
 
-def _fitted(value: Any, wanted: Conversion, tensor: Tensor) -> tuple[bool, Any]:
-    """Whether what a codec gave is of the wanted kind, perhaps as the only element of a list; and it."""
+def _match(value: Any, wanted: Conversion, tensor: Tensor) -> tuple[bool, Any]:
+    """Return whether a decoded value, or the only element of a decoded list, has the annotated type; and that value."""
     if wanted.many:
         return isinstance(value, list) and all(isinstance(each, wanted.kind) for each in value), value
     if isinstance(value, wanted.kind):
         return True, value
     if wanted.kind is np.ndarray:
-        whole = isinstance(value, list) and len(value) == tensor.data.size
-        return whole, object_array(value, tensor.data.shape) if whole else None
-    single = isinstance(value, list) and len(value) == 1 and isinstance(value[0], wanted.kind)
-    return single, value[0] if single else None
+        is_complete = isinstance(value, list) and len(value) == tensor.data.size
+        return is_complete, object_array(value, tensor.data.shape) if is_complete else None
+    is_single = isinstance(value, list) and len(value) == 1 and isinstance(value[0], wanted.kind)
+    return is_single, value[0] if is_single else None
 
 
-def argument(parameter: inspect.Parameter, function: str) -> Argument:
-    """What a parameter is. Raises ModelFailed naming one that can be no input."""
+def _argument_of(parameter: inspect.Parameter, function: str) -> Argument:
+    """Return what a parameter takes. Raises ModelFailed naming one that cannot be an input."""
     name, annotation = parameter.name, parameter.annotation
     if parameter.kind is parameter.VAR_POSITIONAL:
-        raise ModelFailed(f"parameter '*{name}' of {function} has no name to be an input; expected named parameters")
+        raise ModelFailed(f"parameter '*{name}' of {function}: expected named parameters, which become inputs")
     if parameter.kind is parameter.VAR_KEYWORD:
         return Argument(name, "others")
     positional_only = parameter.kind is parameter.POSITIONAL_ONLY
@@ -97,26 +98,32 @@ def argument(parameter: inspect.Parameter, function: str) -> Argument:
     codec = table_codec(plain)
     if codec is not None:
         return Argument(name, "table", None, None, required, positional_only, codec, nullable)
-    found = conversion(plain, f"parameter '{name}' of {function}")
+    conversion = conversion_of(plain, f"parameter '{name}' of {function}")
     spec = TensorSpec(
-        name, found.datatype, found.shape, found.accepts, nullable or not required, content_type=found.content_type
+        name,
+        conversion.datatype,
+        conversion.shape,
+        conversion.accepts,
+        optional=nullable or not required,
+        content_type=conversion.content_type,
     )
-    return Argument(name, "input", found, spec, required, positional_only)
+    return Argument(name, "input", conversion, spec, required, positional_only)
 
 
-def arguments(declared: inspect.Signature, function: str) -> list[Argument]:
-    """What every parameter is; ModelFailed where more than one asks for all other inputs."""
-    found = [argument(p, function) for p in declared.parameters.values()]
-    rest = [a.name for a in found if a.role in ("table", "others")]
+def arguments_of(signature: inspect.Signature, function: str) -> list[Argument]:
+    """Return what each parameter takes. Raises ModelFailed if more than one takes all other inputs."""
+    arguments = [_argument_of(p, function) for p in signature.parameters.values()]
+    rest = [a.name for a in arguments if a.role in ("table", "others")]
     if len(rest) > 1:
-        raise ModelFailed(f"parameters {', '.join(map(repr, rest))} of {function} all take the inputs that are left")
-    return found
+        names = ", ".join(map(repr, rest))
+        raise ModelFailed(f"{function}: expected one parameter for all other inputs, got {names}")
+    return arguments
 
 
 def table_codec(annotation: Any) -> type[RequestCodec] | None:
-    """The codec of an annotation that a whole request makes up, such as pd.DataFrame; None where it is none."""
+    """Return the codec of an annotation for a whole request, such as pd.DataFrame; None for any other."""
     if not isinstance(annotation, type) or annotation is np.ndarray:
         return None
-    if CODECS.own_input(annotation) is not None or annotation.__module__ == "builtins":
+    if CODECS.custom_input_hinted(annotation) is not None or annotation.__module__ == "builtins":
         return None
-    return CODECS.hinted_request(annotation)
+    return CODECS.request_hinted(annotation)

@@ -1,11 +1,11 @@
-"""The content type `base64`: bytes as text, for wires that carry no bytes."""
+"""Content type `base64`: bytes as base64 text, for encodings that cannot carry bytes."""
 
 from base64 import b64decode, b64encode
 from functools import partial
 from typing import Any
 
 from dragoman.codecs.codec import InputCodec
-from dragoman.codecs.elements import decoded, encoded, is_one_or_more
+from dragoman.codecs.elements import decode_elements, encode_elements, is_one_or_more
 from dragoman.core.datatypes import BYTES
 from dragoman.core.tensor import Tensor
 
@@ -13,7 +13,7 @@ _decode = partial(b64decode, validate=True)
 
 
 class Base64Codec(InputCodec):
-    """`list[bytes]`, one an element, which travels as base64 on every wire. A single `bytes` is a list of one."""
+    """`list[bytes]`, one per element, sent as base64 in every encoding. A single `bytes` is a list of one."""
 
     content_type = "base64"
     type_hint = list[bytes]
@@ -25,8 +25,8 @@ class Base64Codec(InputCodec):
 
     @classmethod
     def to_tensor(cls, value: Any, **options: Any) -> Tensor:
-        return encoded(value, cls.content_type, bytes, b64encode)
+        return encode_elements(value, cls.content_type, bytes, b64encode)
 
     @classmethod
     def to_value(cls, tensor: Tensor, where: str = "tensor") -> Any:
-        return decoded(tensor, where, cls.content_type, "base64", _decode)
+        return decode_elements(tensor, where, cls.content_type, "base64", _decode)

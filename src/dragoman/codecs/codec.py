@@ -1,9 +1,8 @@
-"""What a codec is: a content type, and how its Python values become tensors and come back.
+"""Base classes of codecs. A codec converts the Python values of one content type to tensors and back.
 
-A content type of one's own is a class with `content_type`, `can_encode`, `to_tensor` and `to_value`; everything else
-follows from them. All methods are class methods: a codec holds no state. Every method that encodes takes
-`use_bytes`, which code written for other servers passes: here it changes nothing, since the elements of BYTES are
-always bytes, and whoever writes JSON makes text of them.
+A custom codec defines `content_type`, `can_encode`, `to_tensor` and `to_value`; all other methods use these. Codecs
+have no state, so all methods are class methods. Encoding methods accept the option `use_bytes` of MLServer and ignore
+it: BYTES elements are always bytes here, and become text where a request is written as JSON.
 """
 
 from collections.abc import Mapping
@@ -16,9 +15,10 @@ from dragoman.formats.message import InferenceRequest, InferenceResponse, Reques
 
 
 class InputCodec:
-    """Values that fit into one tensor.
+    """Codec of values that are one tensor.
 
-    `type_hint`: the annotation that means this content type. `datatype`, where it is always the same, tells metadata.
+    type_hint: the annotation that selects this content type.
+    datatype: the datatype of every tensor of this content type, for metadata; None if it depends on the value.
     """
 
     content_type: ClassVar[str]
@@ -27,20 +27,20 @@ class InputCodec:
 
     @classmethod
     def can_encode(cls, value: Any) -> bool:
-        """Whether `to_tensor` takes this value without being asked for this content type."""
+        """Return whether this codec encodes the value when no content type is requested."""
         return False
 
     @classmethod
     def to_tensor(cls, value: Any, **options: Any) -> Tensor:
-        """The tensor of a value, with the content type in its parameters. Raises InvalidInput."""
+        """Return the value as a tensor with the content type in its parameters. Raises InvalidInput."""
         raise NotImplementedError
 
     @classmethod
     def to_value(cls, tensor: Tensor, where: str = "tensor") -> Any:
-        """The value of a tensor. Raises InvalidInput naming `where` (`input 'x'`) and the first bad element."""
+        """Return the value of a tensor. Raises InvalidInput naming `where` (`input 'x'`) and the first bad element."""
         raise NotImplementedError
 
-    # --- what clients and models call ------------------------------------------------------------------------
+    # --- called by clients and models ------------------------------------------------------------------------
 
     @classmethod
     def encode_input(cls, name: str, payload: Any, **options: Any) -> RequestInput:
@@ -60,27 +60,27 @@ class InputCodec:
 
 
 class RequestCodec:
-    """Values that a whole request or answer makes up. `type_hint` is the annotation that means this content type."""
+    """Codec of values that are all tensors of a request or response. `type_hint` is the annotation that selects it."""
 
     content_type: ClassVar[str]
     type_hint: ClassVar[Any] = None
 
     @classmethod
     def can_encode(cls, value: Any) -> bool:
-        """Whether `to_tensors` takes this value without being asked for this content type."""
+        """Return whether this codec encodes the value when no content type is requested."""
         return False
 
     @classmethod
     def to_tensors(cls, value: Any, noun: str = "input", **options: Any) -> dict[str, Tensor]:
-        """The named tensors of a value; `noun` is "input" or "output", for those that have no name of their own."""
+        """Return the value as named tensors; `noun`, "input" or "output", is used in names and errors."""
         raise NotImplementedError
 
     @classmethod
     def to_value(cls, tensors: Mapping[str, Tensor], noun: str = "input") -> Any:
-        """The value of named tensors, in order. Raises InvalidInput naming the tensor and its first bad element."""
+        """Return the value of named tensors, in order. Raises InvalidInput naming the tensor and the bad element."""
         raise NotImplementedError
 
-    # --- what clients and models call ------------------------------------------------------------------------
+    # --- called by clients and models ------------------------------------------------------------------------
 
     @classmethod
     def parameters(cls) -> Parameters:
@@ -110,7 +110,7 @@ class RequestCodec:
 
 
 class FirstTensorCodec(RequestCodec):
-    """A request or answer of one tensor, which `codec` speaks for; of several tensors only the first counts."""
+    """A request or response of one tensor, converted by `codec`. Further tensors are ignored."""
 
     codec: ClassVar[type[InputCodec]]
 
@@ -126,4 +126,4 @@ class FirstTensorCodec(RequestCodec):
     def to_value(cls, tensors: Mapping[str, Tensor], noun: str = "input") -> Any:
         for name, tensor in tensors.items():
             return cls.codec.to_value(tensor, f"{noun} '{name}'")
-        raise InvalidInput(f"content type '{cls.content_type}' expects one {noun}, got none")
+        raise InvalidInput(f"content type '{cls.content_type}': expected one {noun}, got none")

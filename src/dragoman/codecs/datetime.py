@@ -1,22 +1,22 @@
-"""The content type `datetime`: points in time as ISO 8601."""
+"""Content type `datetime`: dates and times as ISO 8601."""
 
 import re
 from datetime import datetime
 from typing import Any
 
 from dragoman.codecs.codec import InputCodec
-from dragoman.codecs.elements import decoded, encoded, is_one_or_more
+from dragoman.codecs.elements import decode_elements, encode_elements, is_one_or_more
 from dragoman.core.datatypes import BYTES
 from dragoman.core.tensor import Tensor
 
-# Python would drop what is finer than microseconds.
-_TOO_FINE = re.compile(r"[.,]\d{6}\d*[1-9]")
+# More than six decimals of a second, which Python would truncate to microseconds.
+_FINER_THAN_MICROSECONDS = re.compile(r"[.,]\d{6}\d*[1-9]")
 
 
 class DatetimeCodec(InputCodec):
-    """`list[datetime]`, one an element. A single one is encoded as a list of one.
+    """`list[datetime]`, one per element. A single one is encoded as a list of one.
 
-    An offset is kept; of a zone with a name only its offset at that time is kept.
+    UTC offsets are preserved; of a named time zone only its offset at that time.
     """
 
     content_type = "datetime"
@@ -29,19 +29,15 @@ class DatetimeCodec(InputCodec):
 
     @classmethod
     def to_tensor(cls, value: Any, **options: Any) -> Tensor:
-        return encoded(value, cls.content_type, datetime, _written)
+        return encode_elements(value, cls.content_type, datetime, lambda each: each.isoformat().encode())
 
     @classmethod
     def to_value(cls, tensor: Tensor, where: str = "tensor") -> Any:
-        return decoded(tensor, where, cls.content_type, "ISO 8601", _read)
+        return decode_elements(tensor, where, cls.content_type, "ISO 8601", _parse)
 
 
-def _written(value: datetime) -> bytes:
-    return value.isoformat().encode()
-
-
-def _read(element: bytes) -> datetime:
+def _parse(element: bytes) -> datetime:
     text = element.decode()
-    if len(text) > 26 and _TOO_FINE.search(text):
+    if len(text) > 26 and _FINER_THAN_MICROSECONDS.search(text):
         raise ValueError("finer than microseconds")
     return datetime.fromisoformat(text)

@@ -1,4 +1,7 @@
-"""Which content type counts: what the request says, then the model's settings, then a type hint, then none."""
+"""Decode inputs and encode outputs by content type.
+
+The content type of the request has precedence, then that in the model's settings, then a type hint.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,6 +11,7 @@ from dragoman.codecs.codec import FirstTensorCodec, InputCodec, RequestCodec
 from dragoman.codecs.registry import CODECS
 from dragoman.core.bytes_tensor import with_parameters
 from dragoman.core.calls import Infer, Inference
+from dragoman.core.datatypes import BYTES
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec
@@ -18,47 +22,47 @@ KEY = "content_type"
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What a model's settings say of content types: for the whole request, and for an input by its name."""
+    """Content types in a model's settings: for the whole request, and for inputs by name."""
 
     request: str = ""
     inputs: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, spec: ModelSpec, inputs: tuple[TensorSpec, ...] = ()) -> "Defaults":
-        """From what the operator says, before what the model itself tells of its `inputs`."""
-        named = {i.name: i.content_type for i in (*inputs, *spec.inputs) if i.content_type}
-        return cls(str(spec.parameters.get(KEY) or ""), named)
+        """Return those of the operator's settings, and of the model's own `inputs` where these give none."""
+        by_name = {i.name: i.content_type for i in (*inputs, *spec.inputs) if i.content_type}
+        return cls(str(spec.parameters.get(KEY) or ""), by_name)
 
 
 NO_DEFAULTS = Defaults()
 
 
-# --- the way in ------------------------------------------------------------------------------------------
+# --- inputs ------------------------------------------------------------------------------------------------
 
 
-def input_codec(name: str, tensor: Tensor, default: str = "", hint: Any = None) -> type[InputCodec] | None:
-    """The codec of an input; None where nothing says any. InvalidInput where its content type is not known."""
+def _input_codec(name: str, tensor: Tensor, default: str, hint: Any) -> type[InputCodec] | None:
+    """Return the codec of an input; None if nothing selects one. Raises InvalidInput for an unknown content type."""
     content_type = tensor.parameters.get(KEY) or default
     if content_type:
         return CODECS.input(str(content_type), f"input '{name}'")
-    return None if hint is None else CODECS.hinted_input(hint)
+    return None if hint is None else CODECS.input_hinted(hint)
 
 
 def decode_input(name: str, tensor: Tensor, default: str = "", hint: Any = None) -> Any:
-    """The value of an input: by its own content type, by the model's for it, by a type hint, or its array."""
-    codec = input_codec(name, tensor, default, hint)
+    """Return the value of an input by its content type, the `default` or a type hint; else its array."""
+    codec = _input_codec(name, tensor, default, hint)
     return tensor.data if codec is None else codec.to_value(tensor, f"input '{name}'")
 
 
 def decode_inputs(tensors: Mapping[str, Tensor], defaults: Defaults = NO_DEFAULTS) -> dict[str, Any]:
-    """The value of each input by its name."""
+    """Return the value of each input by name."""
     return {name: decode_input(name, t, defaults.inputs.get(name, "")) for name, t in tensors.items()}
 
 
 def decode_request(call: Infer, defaults: Defaults = NO_DEFAULTS, hint: Any = None) -> Any:
-    """The value of a whole call, by its own content type, by the model's, or by a type hint.
+    """Return the value of a whole call by its content type, the `defaults` or a type hint.
 
-    Where nothing says any, it is the value of each input by its name. Raises InvalidInput naming what does not fit.
+    If nothing selects a content type, return the value of each input by name. Raises InvalidInput.
     """
     codec = request_codec(call, defaults, hint)
     if codec is None:
@@ -67,21 +71,19 @@ def decode_request(call: Infer, defaults: Defaults = NO_DEFAULTS, hint: Any = No
 
 
 def request_codec(call: Infer, defaults: Defaults = NO_DEFAULTS, hint: Any = None) -> type[RequestCodec] | None:
-    """The codec of a whole call; None where nothing says any. InvalidInput where its content type is not known."""
+    """Return the codec of a call; None if nothing selects one. Raises InvalidInput for an unknown content type."""
     content_type = call.parameters.get(KEY) or defaults.request
     if not content_type:
-        return None if hint is None else CODECS.hinted_request(hint)
-    found = CODECS.request(str(content_type))
-    if found is None:
-        raise InvalidInput(
-            f"content type '{content_type}' is not known for a whole request; expected one of "
-            f"{', '.join(CODECS.request_types())}"
-        )
-    return found
+        return None if hint is None else CODECS.request_hinted(hint)
+    codec = CODECS.request(str(content_type))
+    if codec is None:
+        expected = ", ".join(CODECS.request_types())
+        raise InvalidInput(f"unknown content type '{content_type}' of a request: expected one of {expected}")
+    return codec
 
 
 def with_defaults(tensors: Mapping[str, Tensor], defaults: Defaults) -> Mapping[str, Tensor]:
-    """The inputs, each of which names the content type that the model has for it, unless it names one itself."""
+    """Return the inputs with the default content type in the parameters of each one that has none."""
     if not defaults.inputs:
         return tensors
     return {
@@ -92,14 +94,14 @@ def with_defaults(tensors: Mapping[str, Tensor], defaults: Defaults) -> Mapping[
     }
 
 
-# --- the way out -----------------------------------------------------------------------------------------
+# --- outputs -----------------------------------------------------------------------------------------------
 
 
 def encode_answer(value: Any, content_type: str = "", names: tuple[str, ...] = ()) -> Inference:
-    """The answer in any value that a codec takes: a data frame, a dict of outputs, a tuple of them, or one.
+    """Encode a result: a data frame or other value of a request codec, a dict of outputs, a tuple, or one output.
 
-    `content_type` asks for one at the level of the whole answer. Outputs without names of their own are called as
-    in `names`, or else `output-0`, `output-1`, ... Raises InvalidOutput naming an output that no codec takes.
+    `content_type` selects the codec of the whole response. Unnamed outputs get `names`, then `output-0`, `output-1`,
+    ... by position. Raises InvalidOutput naming the output that no codec can encode.
     """
     match value:
         case Inference():
@@ -107,25 +109,64 @@ def encode_answer(value: Any, content_type: str = "", names: tuple[str, ...] = (
         case Mapping() if not content_type:
             return Inference({str(name): encode_output(str(name), each) for name, each in value.items()})
         case tuple() if not content_type:
-            called = (*names, *(f"output-{i}" for i in range(len(names), len(value))))
-            return Inference({n: encode_output(n, each) for n, each in zip(called, value, strict=False)})
+            all_names = (*names, *(f"output-{i}" for i in range(len(names), len(value))))
+            return Inference({n: encode_output(n, each) for n, each in zip(all_names, value, strict=False)})
     codec = CODECS.request(content_type) if content_type else CODECS.request_for(value)
     if codec is None or (not content_type and issubclass(codec, FirstTensorCodec)):
         return Inference({(name := (names or ("output-0",))[0]): encode_output(name, value)})
     try:
         return Inference(codec.to_tensors(value, "output"), codec.parameters())
-    except DragomanError as bad:
-        raise InvalidOutput(bad.message) from bad
+    except DragomanError as error:
+        raise InvalidOutput(error.message) from error
 
 
 def encode_output(name: str, value: Any, content_type: str = "") -> Tensor:
-    """One output, by its content type, or by the first codec that takes such a value. Raises InvalidOutput."""
+    """Encode one output by its content type, or by the first codec that can encode it. Raises InvalidOutput."""
     if isinstance(value, Tensor):
         return value
     try:
         codec = CODECS.input(content_type, f"output '{name}'") if content_type else CODECS.input_for(value)
         return Tensor.of(value, parameters=NONE) if codec is None else codec.to_tensor(value)
-    except DragomanError as bad:
-        raise InvalidOutput(f"output '{name}': {bad.message}") from bad
-    except (TypeError, ValueError) as bad:
-        raise InvalidOutput(f"output '{name}': no codec takes {type(value).__name__}") from bad
+    except DragomanError as error:
+        raise InvalidOutput(f"output '{name}': {error.message}") from error
+    except (TypeError, ValueError) as error:
+        raise InvalidOutput(f"output '{name}': no codec can encode {type(value).__name__}") from error
+
+
+def encode_requested(inference: Inference, content_types: Mapping[str, str]) -> Inference:
+    """Return the inference with each output that `content_types` names encoded by that codec.
+
+    Raises InvalidInput naming the output if the content type is unknown or cannot encode its values.
+    """
+    outputs = {
+        name: _reencode(name, tensor, content_types[name]) if name in content_types else tensor
+        for name, tensor in inference.outputs.items()
+    }
+    return Inference(outputs, inference.parameters, inference.metadata)
+
+
+def _reencode(name: str, tensor: Tensor, content_type: str) -> Tensor:
+    if tensor.parameters.get(KEY) == content_type:
+        return tensor
+    codec = CODECS.input(content_type, f"output '{name}'")
+    try:
+        return codec.to_tensor(_output_value(name, tensor, codec))
+    except (DragomanError, TypeError, ValueError, AttributeError) as error:
+        message = error.message if isinstance(error, DragomanError) else str(error)
+        raise InvalidInput(
+            f"output '{name}': content type '{content_type}' cannot encode {tensor.datatype} "
+            f"{list(tensor.shape)}: {message}"
+        ) from error
+
+
+def _output_value(name: str, tensor: Tensor, codec: type[InputCodec]) -> Any:
+    """Return the value of an output by its own content type, else its array.
+
+    BYTES without a content type are values if `codec` encodes bytes, else elements that it has already encoded.
+    """
+    if KEY in tensor.parameters:
+        return decode_input(name, tensor)
+    if tensor.datatype is not BYTES:
+        return tensor.data
+    elements = list(tensor.data.ravel())
+    return elements if codec.can_encode(elements) else codec.to_value(tensor, f"output '{name}'")

@@ -1,4 +1,4 @@
-"""BYTES tensors as lists of elements: text, or what one codec makes of each."""
+"""BYTES tensors as lists of elements: text, or one decoded value per element."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -12,113 +12,113 @@ T = TypeVar("T")
 
 
 def strings(tensor: Tensor, name: str) -> Array:
-    """The `str` of every element, in an object array of the same shape; InvalidInput where one is not UTF-8."""
-    return object_array(texts(tensor, f"input '{name}'"), tensor.data.shape)
+    """Return the elements of an input as an object array of `str` of the same shape. Raises InvalidInput."""
+    return object_array(decode_texts(tensor, f"input '{name}'"), tensor.data.shape)
 
 
-def texts(tensor: Tensor, where: str) -> list[str]:
-    """The `str` of every element, in row-major order; InvalidInput naming the first that is not UTF-8."""
+def decode_texts(tensor: Tensor, where: str) -> list[str]:
+    """Return the elements as `str`, in row-major order. Raises InvalidInput naming the first that is not UTF-8."""
     try:
         return list(texts_of(tensor))
-    except UnicodeDecodeError as bad:
-        at, element = next((i, e) for i, e in enumerate(tensor.data.flat) if _broken(e))
-        raise InvalidInput(f"{where}: expected text in UTF-8, got {element[:20]!r} at element {at}") from bad
+    except UnicodeDecodeError as error:
+        at, element = next((i, e) for i, e in enumerate(tensor.data.flat) if not _is_utf8(e))
+        raise InvalidInput(f"{where}: expected UTF-8 text, got {element[:20]!r} at element {at}") from error
 
 
-def _broken(element: bytes) -> bool:
+def _is_utf8(element: bytes) -> bool:
     try:
         element.decode()
     except UnicodeDecodeError:
-        return True
-    return False
+        return False
+    return True
 
 
 def is_one_or_more(value: Any, kind: type) -> bool:
-    """Whether a value is of that type, or a list of such."""
-    listed = isinstance(value, list) and bool(value)
-    return isinstance(value, kind) or (listed and all(isinstance(v, kind) for v in value))
+    """Return whether a value is an instance of `kind` or a non-empty list of such."""
+    is_list = isinstance(value, list) and bool(value)
+    return isinstance(value, kind) or (is_list and all(isinstance(v, kind) for v in value))
 
 
-def fault(where: str, content_type: str, text: str) -> InvalidInput:
-    """What is wrong with a tensor, for whoever sent it."""
-    return InvalidInput(f"{where}: content type '{content_type}' {text}")
+def content_error(where: str, content_type: str, text: str) -> InvalidInput:
+    """Return the error for a tensor or value that does not fit its content type."""
+    return InvalidInput(f"{where}: content type '{content_type}': {text}")
 
 
-def decoded(tensor: Tensor, where: str, content_type: str, what: str, decode: Callable[[bytes], T]) -> list[Any]:
-    """The value of each element of a BYTES tensor, as `listed` has it.
+def decode_elements(
+    tensor: Tensor, where: str, content_type: str, expected: str, decode: Callable[[bytes], T]
+) -> list[Any]:
+    """Decode each element of a BYTES tensor; the result is nested as in `nest`.
 
-    `decode` raises ValueError for an element that is not `what`. Raises InvalidInput naming the content type and the
-    first bad element.
+    `decode` raises ValueError for an element that is not `expected`. Raises InvalidInput naming the content type and
+    the first such element.
     """
     if tensor.datatype is not BYTES:
-        raise fault(where, content_type, f"needs datatype BYTES, got {tensor.datatype}")
-    if decode == bytes.decode and (known := _known_texts(tensor)) is not None:
-        return listed(known, tensor.shape)
+        raise content_error(where, content_type, f"expected datatype BYTES, got {tensor.datatype}")
+    if decode == bytes.decode and (texts := _all_texts(tensor)) is not None:
+        return nest(texts, tensor.shape)
     values: list[Any] = []
     for at, element in enumerate(tensor.data.flat):
         try:
             values.append(decode(element))
-        except ValueError as bad:
+        except ValueError as error:
             shown = element if len(element) <= 40 else element[:40] + b"..."
-            raise fault(where, content_type, f"expects {what}, got {shown!r} at element {at} ({bad})") from bad
-    return listed(values, tensor.data.shape)
+            text = f"expected {expected}, got {shown!r} at element {at} ({error})"
+            raise content_error(where, content_type, text) from error
+    return nest(values, tensor.data.shape)
 
 
-def _known_texts(tensor: Tensor) -> list[str] | None:
+def _all_texts(tensor: Tensor) -> list[str] | None:
     try:
         return list(texts_of(tensor))
     except UnicodeDecodeError:
         return None
 
 
-def listed(values: list[T], shape: tuple[int, ...]) -> list[Any]:
-    """Elements in row-major order as a list: flat for [N] and [N, 1], which mean the same; else nested as the shape."""
+def nest(values: list[T], shape: tuple[int, ...]) -> list[Any]:
+    """Return row-major elements as a flat list for shapes [N] and [N, 1], which mean the same, else nested lists."""
     if len(shape) <= 1 or (len(shape) == 2 and shape[1] == 1):
         return values
     return object_array(values, shape).tolist()  # type: ignore[no-any-return]
 
 
-def encoded(
-    value: Any, content_type: str, kinds: type | tuple[type, ...], encode: Callable[[Any], bytes], **extra: Scalar
-) -> Tensor:
-    """The BYTES tensor [N, 1] of N elements, or of one where the value itself is one.
+def encode_elements(value: Any, content_type: str, kind: type, encode: Callable[[Any], bytes]) -> Tensor:
+    """Return the BYTES tensor [N, 1] of a list of N elements, or of a single one.
 
-    Raises InvalidInput naming the first element that is of none of the `kinds`.
+    Raises InvalidInput naming the first element that is not an instance of `kind`.
     """
-    elements: list[Any] = [value] if isinstance(value, kinds) else _elements(value, content_type)
-    text = encode is str.encode and set(map(type, elements)) == {str}
-    for at, element in enumerate(() if text else elements):
-        if not isinstance(element, kinds):
-            shown = " or ".join(k.__name__ for k in (kinds if isinstance(kinds, tuple) else (kinds,)))
-            raise fault("value", content_type, f"takes a list of {shown}, got {type(element).__name__} at element {at}")
-    parameters: dict[str, Scalar] = {"content_type": content_type, **extra}
+    elements: list[Any] = [value] if isinstance(value, kind) else _list_of(value, content_type)
+    is_text = encode is str.encode and set(map(type, elements)) == {str}
+    for at, element in enumerate(() if is_text else elements):
+        if not isinstance(element, kind):
+            text = f"expected a list of {kind.__name__}, got {type(element).__name__} at element {at}"
+            raise content_error("value", content_type, text)
+    parameters: dict[str, Scalar] = {"content_type": content_type}
     try:
-        return text_tensor(elements, parameters) if text else tensor_of(map(encode, elements), parameters)
-    except UnicodeEncodeError as bad:  # half of a surrogate pair
-        at = next(i for i, e in enumerate(elements) if e is bad.object or e == bad.object)
-        raise fault(
-            "value", content_type, f"takes text that UTF-8 can hold, got {bad.object!r} at element {at}"
-        ) from bad
+        return text_tensor(elements, parameters) if is_text else bytes_tensor(map(encode, elements), parameters)
+    except UnicodeEncodeError as error:  # an unpaired surrogate
+        at = next(i for i, e in enumerate(elements) if e is error.object or e == error.object)
+        text = f"expected text that UTF-8 can encode, got {error.object!r} at element {at}"
+        raise content_error("value", content_type, text) from error
 
 
-def _elements(value: Any, content_type: str) -> list[Any]:
+def _list_of(value: Any, content_type: str) -> list[Any]:
     if isinstance(value, Mapping) or not isinstance(value, Iterable) or isinstance(value, str | bytes):
-        raise fault("value", content_type, f"takes a list, got {type(value).__name__}")
+        raise content_error("value", content_type, f"expected a list, got {type(value).__name__}")
     return list(value)
 
 
-def tensor_of(elements: Iterable[bytes], parameters: Mapping[str, Scalar]) -> Tensor:
-    """The BYTES tensor [N, 1] of N elements."""
+def bytes_tensor(elements: Iterable[bytes], parameters: Mapping[str, Scalar]) -> Tensor:
+    """Return the BYTES tensor [N, 1] of N elements."""
     flat = list(elements)
     return Tensor(object_array(flat, (len(flat), 1)), BYTES, parameters)
 
 
 def text_tensor(elements: list[str], parameters: Mapping[str, Scalar]) -> Tensor:
-    """The BYTES tensor [N, 1] of N texts, whose list is kept.
+    """Return the BYTES tensor [N, 1] of N texts; it keeps a reference to the list.
 
-    UnicodeEncodeError with the first that UTF-8 cannot hold.
+    Raises UnicodeEncodeError with the first text that UTF-8 cannot encode.
     """
     try:
         return BytesTensor.of_any_texts(elements, (len(elements), 1), parameters)
     except UnicodeEncodeError:
-        return tensor_of((element.encode() for element in elements), parameters)
+        return bytes_tensor((element.encode() for element in elements), parameters)

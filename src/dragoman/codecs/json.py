@@ -1,21 +1,23 @@
-"""The content types `json` and `pd_json`: one JSON text an element."""
+"""Content types `json` and `pd_json`: one JSON text per element."""
 
+import json
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from dragoman.codecs.codec import InputCodec
-from dragoman.codecs.elements import decoded, fault, tensor_of
-from dragoman.codecs.json_texts import json_text, json_value
+from dragoman.codecs.elements import bytes_tensor, content_error, decode_elements
 from dragoman.core.datatypes import BYTES
 from dragoman.core.tensor import Tensor
 
+_SCALARS = (str, int, float, bool, type(None))
+
 
 class JsonCodec(InputCodec):
-    """A list of any JSON values, one an element. Anything but a list is encoded as a list of one."""
+    """A list of JSON values, one per element. Any other value is encoded as a list of one."""
 
     content_type = "json"
     datatype = BYTES
-    nonfinite: ClassVar[bool] = False
+    allows_nonfinite: ClassVar[bool] = False
 
     @classmethod
     def can_encode(cls, value: Any) -> bool:
@@ -28,24 +30,53 @@ class JsonCodec(InputCodec):
         elements: list[bytes] = []
         for at, element in enumerate(value if isinstance(value, list) else [value]):
             try:
-                elements.append(json_text(element, nonfinite=cls.nonfinite))
-            except ValueError as bad:
-                text = f"takes JSON values, got {type(element).__name__} at element {at} ({bad})"
-                raise fault("value", cls.content_type, text) from bad
-        return tensor_of(elements, {"content_type": cls.content_type})
+                elements.append(serialize_json(element, nonfinite=cls.allows_nonfinite))
+            except ValueError as error:
+                text = f"expected JSON values, got {type(element).__name__} at element {at} ({error})"
+                raise content_error("value", cls.content_type, text) from error
+        return bytes_tensor(elements, {"content_type": cls.content_type})
 
     @classmethod
     def to_value(cls, tensor: Tensor, where: str = "tensor") -> Any:
-        read = partial(json_value, nonfinite=cls.nonfinite)
-        return decoded(tensor, where, cls.content_type, "JSON", read)
+        parse = partial(parse_json, nonfinite=cls.allows_nonfinite)
+        return decode_elements(tensor, where, cls.content_type, "JSON", parse)
 
 
 class PandasJsonCodec(JsonCodec):
-    """The elements of a data frame's column that are neither all text nor all numbers; NaN is the bare word."""
+    """Elements of a data frame column of mixed types; NaN is written as the bare word."""
 
     content_type = "pd_json"
-    nonfinite = True
+    allows_nonfinite = True
 
     @classmethod
     def can_encode(cls, value: Any) -> bool:
         return False
+
+
+def serialize_json(value: Any, *, nonfinite: bool = False) -> bytes:
+    """Return a value as JSON. Raises ValueError if parsing it again would give a different value.
+
+    With `nonfinite`, NaN and infinities are written as the words that Python's parser reads.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=nonfinite, separators=(",", ":"))
+        if not isinstance(value, _SCALARS) and json.loads(text) != value:
+            raise ValueError("it changes when written as JSON")
+        return text.encode()
+    except (TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+
+
+def parse_json(text: bytes, *, nonfinite: bool = False) -> Any:
+    """Return the value of a JSON text. Raises ValueError for invalid JSON and unpaired surrogates."""
+    try:
+        value = json.loads(text.decode(), parse_constant=None if nonfinite else _reject_constant)
+        if b"\\u" in text:  # raises UnicodeEncodeError, a ValueError, for an unpaired surrogate
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise ValueError("it nests too deep") from error
+    return value
+
+
+def _reject_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not JSON")

@@ -1,4 +1,4 @@
-"""A column of a data frame as a tensor, with what is needed to make it again."""
+"""Encode a column of a data frame as a tensor, with parameters from which its dtype is restored."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -6,9 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.codecs.elements import tensor_of, text_tensor
-from dragoman.codecs.json_texts import json_text
-from dragoman.codecs.pandas_dtypes import CATEGORIES, CATEGORIES_DTYPE, DTYPE, ORDERED, TEXT, dtype_name, kind_of, pd
+from dragoman.codecs.elements import bytes_tensor, text_tensor
+from dragoman.codecs.json import serialize_json
+from dragoman.codecs.pandas_dtypes import (
+    CATEGORIES,
+    CATEGORIES_DTYPE,
+    DTYPE,
+    ORDERED,
+    TEXT_DTYPE,
+    dtype_name,
+    family_of,
+    pd,
+)
 from dragoman.codecs.registry import CODECS
 from dragoman.core.datatypes import Array, datatype_of
 from dragoman.core.errors import InvalidInput
@@ -18,7 +27,7 @@ _EXACT_IN_FP64 = 1 << 53
 
 
 def column_tensor(series: Any, name: str) -> Tensor:
-    """The tensor [N, 1] of a column; numbers are a view of it. InvalidInput names a column that has no form."""
+    """Return a column as a tensor [N, 1]; numbers are not copied. Raises InvalidInput naming the column."""
     where, dtype = f"column '{name}'", series.dtype
     if isinstance(dtype, pd.CategoricalDtype):
         return _categorical(series, where)
@@ -26,16 +35,16 @@ def column_tensor(series: Any, name: str) -> Tensor:
         return _objects(series.to_numpy(), where)
     if isinstance(dtype, np.dtype) and dtype.kind in "biuf":
         return _numbers(series.to_numpy(), where)
-    known = dtype_name(dtype, where)
-    match kind_of(known):
+    name_of_dtype = dtype_name(dtype, where)
+    match family_of(name_of_dtype):
         case "text":
-            return _texts(series, known, where)
-        case "dates":
-            return _dates(series, known)
-        case "spans":
-            return _tensor(series.to_numpy().view("<i8"), {DTYPE: known})
+            return _texts(series, name_of_dtype, where)
+        case "datetime":
+            return _datetimes(series, name_of_dtype)
+        case "timedelta":
+            return _tensor(series.to_numpy().view("<i8"), {DTYPE: name_of_dtype})
         case _:
-            return _masked(series, known, where)
+            return _masked(series, name_of_dtype, where)
 
 
 def _tensor(flat: Array, parameters: dict[str, Scalar]) -> Tensor:
@@ -45,114 +54,118 @@ def _tensor(flat: Array, parameters: dict[str, Scalar]) -> Tensor:
 def _numbers(flat: Array, where: str) -> Tensor:
     try:
         tensor = _tensor(flat, {})
-    except InvalidInput as bad:
-        raise InvalidInput(f"{where}: {bad.message}") from bad
+    except InvalidInput as error:
+        raise InvalidInput(f"{where}: {error.message}") from error
     if flat.dtype != tensor.datatype.dtype:
-        raise InvalidInput(f"{where}: dtype {flat.dtype} has no form on the wire; convert it to native byte order")
+        raise InvalidInput(f"{where}: expected native byte order, got dtype {flat.dtype}: convert the column first")
     return tensor
 
 
 # --- text ------------------------------------------------------------------------------------------------
 
 
-def _texts(series: Any, known: str, where: str) -> Tensor:
+def _texts(series: Any, dtype: str, where: str) -> Tensor:
     values = series.to_numpy(object)
-    told: dict[str, Scalar] = {DTYPE: known}
+    parameters: dict[str, Scalar] = {DTYPE: dtype}
     try:
-        return text_tensor(values.tolist(), {"content_type": "str", **({} if series.dtype == TEXT else told)})
-    except (TypeError, UnicodeEncodeError):  # one is missing, or is no text
-        return _elements(values, series.isna().to_numpy(), "str", told, where)
+        own = {} if series.dtype == TEXT_DTYPE else parameters
+        return text_tensor(values.tolist(), {"content_type": "str", **own})
+    except (TypeError, UnicodeEncodeError):  # an element is missing, or is not text
+        return _elements(values, series.isna().to_numpy(), "str", parameters, where)
 
 
-def _elements(values: Iterable[Any], missing: Array, content_type: str, extra: dict[str, Scalar], where: str) -> Tensor:
-    """Elements of text; where some are missing, which BYTES cannot tell, all go as JSON."""
+def _elements(
+    values: Iterable[Any], missing: Array, content_type: str, parameters: dict[str, Scalar], where: str
+) -> Tensor:
+    """Return text elements as a tensor; as JSON if some are missing, because BYTES has no null."""
     try:
         if not missing.any():
-            return text_tensor(list(values), {"content_type": content_type, **extra})
-        texts = [json_text(None if gone else v) for v, gone in zip(values, missing, strict=True)]
-    except UnicodeEncodeError as bad:
-        raise InvalidInput(f"{where}: expected text that UTF-8 can hold, got {bad.object!r}") from bad
-    return tensor_of(texts, {"content_type": "pd_json", **extra})
+            return text_tensor(list(values), {"content_type": content_type, **parameters})
+        texts = [serialize_json(None if is_null else v) for v, is_null in zip(values, missing, strict=True)]
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"{where}: expected text that UTF-8 can encode, got {error.object!r}") from error
+    return bytes_tensor(texts, {"content_type": "pd_json", **parameters})
 
 
-def _dates(series: Any, known: str) -> Tensor:
-    """ISO 8601 in all digits of the unit, and in UTC where the dtype has a zone, which its name keeps."""
-    zoned = series.dt.tz is not None
-    if zoned:
+def _datetimes(series: Any, dtype: str) -> Tensor:
+    """Return ISO 8601 texts with all digits of the unit; in UTC if the dtype, whose name is kept, has a time zone."""
+    has_zone = series.dt.tz is not None
+    if has_zone:
         series = series.dt.tz_convert("UTC").dt.tz_localize(None)
-    moments = series.to_numpy()
-    end = "+00:00" if zoned else ""
-    texts = [text + end for text in np.datetime_as_string(moments).tolist()]
-    return _elements(texts, np.isnat(moments), "datetime", {DTYPE: known}, "")
+    times = series.to_numpy()
+    suffix = "+00:00" if has_zone else ""
+    texts = [text + suffix for text in np.datetime_as_string(times).tolist()]
+    return _elements(texts, np.isnat(times), "datetime", {DTYPE: dtype}, "")
 
 
-# --- numbers that may be missing -----------------------------------------------------------------------------
+# --- nullable numbers -----------------------------------------------------------------------------
 
 
-def _masked(series: Any, known: str, where: str) -> Tensor:
-    """Nullable numbers: as they are, or with NaN where some are missing, which integers first have to fit into."""
+def _masked(series: Any, dtype: str, where: str) -> Tensor:
+    """Return nullable numbers in their own datatype, or as floats with NaN if some are missing."""
     missing = series.isna().to_numpy()
     plain = series.dtype.numpy_dtype
     if not missing.any():
-        return _tensor(series.to_numpy(plain), {DTYPE: known})
+        return _tensor(series.to_numpy(plain), {DTYPE: dtype})
     if plain.kind == "b":
         flags = series.to_numpy(bool, na_value=False).tolist()
-        return _elements(flags, missing, "", {DTYPE: known}, where)
+        return _elements(flags, missing, "", {DTYPE: dtype}, where)
     if plain.kind == "f":
         numbers = series.to_numpy(plain, na_value=np.nan)
         if np.isnan(numbers).sum() != missing.sum():
-            raise InvalidInput(f"{where}: {known} with both missing values and NaN has no form on the wire")
-        return _tensor(numbers, {DTYPE: known})
+            raise InvalidInput(f"{where}: {dtype} with both missing values and NaN is not supported")
+        return _tensor(numbers, {DTYPE: dtype})
     integers = series.to_numpy(plain, na_value=0)
     if int(integers.max()) > _EXACT_IN_FP64 or int(integers.min()) < -_EXACT_IN_FP64:
-        raise InvalidInput(f"{where}: {known} with missing values goes as FP64, which holds no integer beyond 2**53")
-    return _tensor(np.where(missing, np.nan, integers), {DTYPE: known})
+        text = f"{dtype} with missing values is sent as FP64, which cannot hold integers beyond 2**53"
+        raise InvalidInput(f"{where}: {text}")
+    return _tensor(np.where(missing, np.nan, integers), {DTYPE: dtype})
 
 
 # --- categories ----------------------------------------------------------------------------------------------
 
 
 def _categorical(series: Any, where: str) -> Tensor:
-    """The categories' values, for readers that know none; and in the parameters the categories, as JSON."""
+    """Return the value of each element; the categories are in the parameters, as JSON."""
     categories, codes = series.cat.categories, series.cat.codes.to_numpy()
-    listed = categories.tolist()
-    kinds = {type(value) for value in listed}
-    plain = isinstance(categories.dtype, np.dtype) and categories.dtype.kind in "biuf"
-    if not (plain or kinds <= {str}) or any(value != value for value in listed):
-        raise InvalidInput(f"{where}: categories of {categories.dtype} have no form on the wire; convert them first")
-    extra: dict[str, Scalar] = {
+    values = categories.tolist()
+    types = {type(value) for value in values}
+    are_numbers = isinstance(categories.dtype, np.dtype) and categories.dtype.kind in "biuf"
+    if not (are_numbers or types <= {str}) or any(value != value for value in values):
+        raise InvalidInput(f"{where}: categories of {categories.dtype} are not supported: convert them first")
+    parameters: dict[str, Scalar] = {
         DTYPE: "category",
-        CATEGORIES: json_text(listed, nonfinite=True).decode(),
+        CATEGORIES: serialize_json(values, nonfinite=True).decode(),
         CATEGORIES_DTYPE: str(categories.dtype),
         ORDERED: bool(series.cat.ordered),
     }
     missing = codes < 0
-    if missing.any() or kinds == {str} or not listed:
-        values = np.array([*listed, None], dtype=object)[codes]
-        return _elements(values, missing, "str", extra, where)
-    return Tensor(categories.to_numpy()[codes].reshape(-1, 1), datatype_of(categories.dtype), extra)
+    if missing.any() or types == {str} or not values:
+        elements = np.array([*values, None], dtype=object)[codes]
+        return _elements(elements, missing, "str", parameters, where)
+    return Tensor(categories.to_numpy()[codes].reshape(-1, 1), datatype_of(categories.dtype), parameters)
 
 
 # --- objects -------------------------------------------------------------------------------------------------
 
 
 def _objects(values: Array, where: str) -> Tensor:
-    """All text, all bytes, all points in time, or else values that JSON knows."""
-    kinds = set(map(type, values))
-    if kinds <= {str}:
-        extra: dict[str, Scalar] = {} if np.dtype(object) == TEXT else {DTYPE: "object"}
-        return _elements(values, np.zeros(len(values), bool), "str", extra, where)
-    if kinds in ({bytes}, {datetime}):
-        content_type = "base64" if kinds == {bytes} else "datetime"
+    """Return a column that is all text, all bytes or all datetimes; any other one as JSON values."""
+    types = set(map(type, values))
+    if types <= {str}:
+        parameters: dict[str, Scalar] = {} if np.dtype(object) == TEXT_DTYPE else {DTYPE: "object"}
+        return _elements(values, np.zeros(len(values), bool), "str", parameters, where)
+    if types in ({bytes}, {datetime}):
+        content_type = "base64" if types == {bytes} else "datetime"
         tensor = CODECS.input(content_type).to_tensor(values.tolist())
         return Tensor(tensor.data, tensor.datatype, {**tensor.parameters, DTYPE: "object"})
     texts: list[bytes] = []
     for at, value in enumerate(values):
         try:
-            texts.append(json_text(value, nonfinite=True))
-        except ValueError as bad:
+            texts.append(serialize_json(value, nonfinite=True))
+        except ValueError as error:
             raise InvalidInput(
                 f"{where}: expected text, bytes or JSON values in a column of objects, got {type(value).__name__} at "
-                f"row {at} ({bad})"
-            ) from bad
-    return tensor_of(texts, {"content_type": "pd_json", DTYPE: "object"})
+                f"row {at} ({error})"
+            ) from error
+    return bytes_tensor(texts, {"content_type": "pd_json", DTYPE: "object"})

@@ -1,4 +1,4 @@
-"""Which codec speaks a content type: built in, by entry point, or registered by a model's own code."""
+"""Registry of codecs by content type: built in, from entry points, or added by the code of a model."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,7 +12,7 @@ from dragoman.core.errors import InvalidInput, ModelFailed
 AnyCodec = type[InputCodec] | type[RequestCodec]
 C = TypeVar("C", bound=AnyCodec)
 
-# In the order in which they are asked whether they can encode a value.
+# In the order in which `can_encode` is called.
 _INPUT = {
     "datetime": "dragoman.codecs.datetime:DatetimeCodec",
     "str": "dragoman.codecs.string:StringCodec",
@@ -30,7 +30,7 @@ _REQUEST = {
 
 
 class Registry:
-    """Codecs by content type, at the level of one tensor and of a whole request."""
+    """Codecs of single tensors ("input") and of whole requests ("request"), by content type."""
 
     def __init__(self) -> None:
         self._inputs: dict[str, type[InputCodec]] = {}
@@ -38,7 +38,7 @@ class Registry:
         self._installed = False
 
     def add(self, codec: C) -> C:
-        """Let a codec speak for its content type, in place of one that did. Can be used as a decorator."""
+        """Add a codec, which replaces another one of its content type. Can be used as a class decorator."""
         if issubclass(codec, InputCodec):
             self._inputs[codec.content_type] = codec
         else:
@@ -46,49 +46,50 @@ class Registry:
         return codec
 
     def remove(self, content_type: str) -> None:
-        """Forget the codecs of a content type; those that are built in or installed come back when asked for."""
+        """Remove the codecs of a content type; built-in and installed ones are found again on their next use."""
         self._inputs.pop(content_type, None)
         self._requests.pop(content_type, None)
 
     def input(self, content_type: str, where: str = "input") -> type[InputCodec]:
-        """The codec of a content type for one tensor; InvalidInput, naming `where`, if there is none."""
-        found = self._inputs.get(content_type) or _found("codecs.input", _INPUT, content_type)
-        if found is None:
-            raise InvalidInput(_unknown(where, content_type, {*self._inputs, *_INPUT}))
-        return self.add(found)
+        """Return the codec of a content type for one tensor. Raises InvalidInput naming `where` if there is none."""
+        codec = self._inputs.get(content_type) or _load("codecs.input", _INPUT, content_type)
+        if codec is None:
+            expected = ", ".join(sorted({*self._inputs, *_INPUT}))
+            raise InvalidInput(f"{where}: unknown content type '{content_type}': expected one of {expected}")
+        return self.add(codec)
 
     def request(self, content_type: str) -> type[RequestCodec] | None:
-        """The codec of a content type for a whole request; None if there is none."""
-        found = self._requests.get(content_type) or _found("codecs.request", _REQUEST, content_type)
-        return None if found is None else self.add(found)
+        """Return the codec of a content type for a whole request; None if there is none."""
+        codec = self._requests.get(content_type) or _load("codecs.request", _REQUEST, content_type)
+        return None if codec is None else self.add(codec)
 
     def input_for(self, value: Any) -> type[InputCodec] | None:
-        """The codec that takes a value as one tensor; None if none does."""
+        """Return the first codec that can encode a value as one tensor; None if there is none."""
         return next((c for c in self._all_inputs() if c.can_encode(value)), None)
 
     def request_for(self, value: Any) -> type[RequestCodec] | None:
-        """The codec that takes a value as a whole request; None if none does."""
+        """Return the first codec that can encode a value as a whole request; None if there is none."""
         return next((c for c in self._all_requests() if c.can_encode(value)), None)
 
-    def hinted_input(self, hint: Any) -> type[InputCodec] | None:
-        """The codec of one tensor whose type hint this is; None if there is none."""
-        return next((c for c in self._all_inputs() if _same(c.type_hint, hint)), None)
+    def input_hinted(self, hint: Any) -> type[InputCodec] | None:
+        """Return the codec of one tensor with this type hint; None if there is none."""
+        return next((c for c in self._all_inputs() if _is_same(c.type_hint, hint)), None)
 
-    def hinted_request(self, hint: Any) -> type[RequestCodec] | None:
-        """The codec of a whole request whose type hint this is; None if there is none."""
-        return next((c for c in self._all_requests() if _same(c.type_hint, hint)), None)
+    def request_hinted(self, hint: Any) -> type[RequestCodec] | None:
+        """Return the codec of a whole request with this type hint; None if there is none."""
+        return next((c for c in self._all_requests() if _is_same(c.type_hint, hint)), None)
 
-    def own_input(self, hint: Any) -> type[InputCodec] | None:
-        """As `hinted_input`, among the codecs that are not built in."""
+    def custom_input_hinted(self, hint: Any) -> type[InputCodec] | None:
+        """As `input_hinted`, among the codecs that are not built in."""
         self._add_installed()
-        return next((c for n, c in self._inputs.items() if n not in _INPUT and _same(c.type_hint, hint)), None)
+        return next((c for n, c in self._inputs.items() if n not in _INPUT and _is_same(c.type_hint, hint)), None)
 
     def request_types(self) -> list[str]:
-        """The content types that are known for whole requests."""
+        """Return the content types of whole requests."""
         return sorted({*self._requests, *_REQUEST})
 
     def _add_installed(self) -> None:
-        """Add what other packages bring, once, unless a model's own code speaks for the same content type."""
+        """Add the codecs of entry points, once, except for content types that the code of a model has added."""
         if self._installed:
             return
         self._installed = True
@@ -99,9 +100,9 @@ class Registry:
 
     def _all_inputs(self) -> Iterator[type[InputCodec]]:
         self._add_installed()
-        yield from [c for name, c in self._inputs.items() if name not in _INPUT]  # a model's own go first
+        yield from [c for name, c in self._inputs.items() if name not in _INPUT]  # custom ones first
         for name in _INPUT:
-            with suppress(ModelFailed):  # its package is not installed, so no value is of its kind
+            with suppress(ModelFailed):  # its package is not installed, so no value can be of its type
                 yield self.input(name)
 
     def _all_requests(self) -> Iterator[type[RequestCodec]]:
@@ -114,19 +115,15 @@ class Registry:
                     yield codec
 
 
-def _same(known: Any, hint: Any) -> bool:
+def _is_same(known: Any, hint: Any) -> bool:
     return known is not None and (known is hint or known == hint)
 
 
-def _found(group: str, built_in: dict[str, str], content_type: str) -> Any:
+def _load(group: str, built_in: dict[str, str], content_type: str) -> Any:
     if content_type in built_in:
         return plugins.resolve(built_in[content_type])
     return next((entry.load() for entry in entry_points(group=f"dragoman.{group}", name=content_type)), None)
 
 
-def _unknown(where: str, content_type: str, known: set[str]) -> str:
-    return f"{where}: content type '{content_type}' is not known; expected one of {', '.join(sorted(known))}"
-
-
-# The registry of this process. A model's own codecs are added when its code is imported, in its worker.
+# The registry of this process. Importing the code of a model adds its codecs, in its worker process only.
 CODECS = Registry()

@@ -1,19 +1,17 @@
-"""The content type `str`: BYTES as text in UTF-8."""
+"""Content type `str`: BYTES as UTF-8 text."""
 
 from typing import Any
 
 from dragoman.codecs.codec import FirstTensorCodec, InputCodec
-from dragoman.codecs.elements import decoded, encoded, is_one_or_more
+from dragoman.codecs.elements import decode_elements, encode_elements, is_one_or_more
 from dragoman.core.datatypes import BYTES
 from dragoman.core.tensor import Tensor
 
-CONTENT_TYPE = "str"
-
 
 class StringCodec(InputCodec):
-    """`list[str]`, one an element. A single `str` is encoded as a list of one."""
+    """`list[str]`, one per element. A single `str` is encoded as a list of one."""
 
-    content_type = CONTENT_TYPE
+    content_type = "str"
     type_hint = list[str]
     datatype = BYTES
 
@@ -23,16 +21,16 @@ class StringCodec(InputCodec):
 
     @classmethod
     def to_tensor(cls, value: Any, **options: Any) -> Tensor:
-        return encoded(value, cls.content_type, str, str.encode)
+        return encode_elements(value, cls.content_type, str, str.encode)
 
     @classmethod
     def to_value(cls, tensor: Tensor, where: str = "tensor") -> Any:
-        return decoded(tensor, where, cls.content_type, "text in UTF-8", bytes.decode)
+        return decode_elements(tensor, where, cls.content_type, "UTF-8 text", bytes.decode)
 
 
 class StringRequestCodec(FirstTensorCodec):
-    """A whole request of one tensor of text."""
+    """A whole request of one text tensor."""
 
-    content_type = CONTENT_TYPE
+    content_type = "str"
     type_hint = list[str]
     codec = StringCodec

@@ -1,4 +1,4 @@
-"""A typed Python function as a model: its annotations tell the signature and convert each call."""
+"""Serve a typed Python function: its annotations give the signature and the conversion of each call."""
 
 import inspect
 from collections import abc
@@ -10,8 +10,8 @@ from typing import Any, NotRequired, Required, get_args, get_origin, get_type_hi
 import numpy as np
 
 from dragoman.codecs.annotations import Shape as Shape
-from dragoman.codecs.annotations import conversion
-from dragoman.codecs.arguments import arguments, table_codec
+from dragoman.codecs.annotations import conversion_of
+from dragoman.codecs.arguments import arguments_of, table_codec
 from dragoman.codecs.conversion import Conversion
 from dragoman.codecs.decode import NO_DEFAULTS, Defaults, decode_inputs, encode_answer
 from dragoman.codecs.registry import CODECS
@@ -22,24 +22,26 @@ from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor
 from dragoman.core.type_aliases import without_aliases
 
-# Return annotations that tell nothing of the outputs: whatever `Model.infer` may give is taken.
-_OPEN: tuple[Any, ...] = (inspect.Signature.empty, Any, Inference, Result, Results, dict, tuple, list)
+# Return annotations that say nothing about the outputs: the function may return whatever `Model.infer` may.
+_ANY_RESULT: tuple[Any, ...] = (inspect.Signature.empty, Any, Inference, Result, Results, dict, tuple, list)
 _STREAMS = (abc.Iterator, abc.Iterable, abc.Generator, abc.AsyncIterator, abc.AsyncIterable, abc.AsyncGenerator)
 _SCALARS = (bool, int, float, str, bytes)
 
 
 class TypedFunction:
-    """A callable with annotations, as `signature` and as `infer`, which is of the callable's own kind.
+    """An annotated callable as a `signature` and a function `infer`.
 
-    Each parameter is an input of its name: an array, a float, int, bool, str, bytes, datetime, dict, image, or a list
-    of these, a pd.Series, or what a codec of one's own makes; one with a default, or `| None`, may be left out. A
-    parameter annotated pd.DataFrame gets every input that no other parameter names, a column each. One annotated
-    `Parameters` gets the call's parameters, one annotated `Infer` the whole call, and `**inputs` every further input.
-    Inputs that name a content type, or have one in the model's settings (`defaults`), are decoded by it.
+    `infer` is a plain function, coroutine function or generator function, as the callable is.
 
-    One result is `output-0`; a tuple is `output-0`, `output-1`, ...; a dataclass, NamedTuple or TypedDict names its
-    outputs by its fields; a pd.DataFrame by its columns; any other mapping, or no annotation, leaves the outputs open.
-    Raises ModelFailed naming a parameter that has no tensor form.
+    Each parameter is an input with its name: an array, a float, int, bool, str, bytes, datetime, dict or image, a list
+    of these, a pd.Series, or the type hint of a custom codec. Inputs with a default or `| None` are optional. A
+    parameter annotated pd.DataFrame takes all inputs that no other parameter names, one per column, and `**inputs`
+    takes them as they are. `Parameters` takes the parameters of the call, `Infer` the whole call. Inputs with a content
+    type, their own or in the model's settings (`defaults`), are decoded by it.
+
+    A single result is `output-0`; a tuple is `output-0`, `output-1`, ...; the fields of a dataclass, NamedTuple or
+    TypedDict and the columns of a pd.DataFrame name the outputs. With any other mapping or no annotation, the signature
+    has open outputs. Raises ModelFailed naming a parameter with an unsupported annotation.
     """
 
     def __init__(
@@ -49,13 +51,13 @@ class TypedFunction:
         self._defaults = defaults
         name = getattr(function, "__qualname__", type(function).__qualname__)
         try:
-            declared = _declared(function)
-        except (NameError, TypeError, ValueError) as fault:
-            raise ModelFailed(f"the annotations of {name} cannot be read: {fault}") from fault
-        self._arguments = arguments(declared, name)
+            signature = _signature_of(function)
+        except (NameError, TypeError, ValueError) as error:
+            raise ModelFailed(f"the annotations of {name} cannot be evaluated: {error}") from error
+        self._arguments = arguments_of(signature, name)
         self._names = frozenset(argument.name for argument in self._arguments if argument.role == "input")
-        self._kind, returned = _kind(function, declared.return_annotation)
-        self._results = _results(returned, f"the result of {name}")
+        self._kind, result = _kind(function, signature.return_annotation)
+        self._results = _results(result, f"the result of {name}")
         self.signature = self._signature(batched)
         self.infer: Callable[[Infer], Results] = self._adapter()
 
@@ -70,23 +72,23 @@ class TypedFunction:
         )
 
     def _adapter(self) -> Callable[[Infer], Any]:
-        """`infer`, as a plain function, coroutine or generator: who runs it looks which it is."""
-        function, bound, finish = self._function, self._bound, self._results.finish
+        """Return `infer` as the kind of function that the callable is."""
+        function, apply, finish = self._function, self._apply, self._results.finish
 
         def value(call: Infer) -> Result:
-            return finish(bound(call, function))
+            return finish(apply(call, function))
 
         async def coroutine(call: Infer) -> Result:
-            pending: Awaitable[Any] = bound(call, function)
+            pending: Awaitable[Any] = apply(call, function)
             return finish(await pending)
 
         def generator(call: Infer) -> Iterator[Result]:
-            yield from map(finish, bound(call, function))
+            yield from map(finish, apply(call, function))
 
         async def async_generator(call: Infer) -> AsyncIterator[Result]:
-            async with aclosing(bound(call, function)) as pieces:
-                async for piece in pieces:
-                    yield finish(piece)
+            async with aclosing(apply(call, function)) as results:
+                async for result in results:
+                    yield finish(result)
 
         kinds: Mapping[str, Callable[[Infer], Any]] = {
             "value": value,
@@ -96,7 +98,7 @@ class TypedFunction:
         }
         return kinds[self._kind]
 
-    def _bound(self, call: Infer, function: Callable[..., Any]) -> Any:
+    def _apply(self, call: Infer, function: Callable[..., Any]) -> Any:
         positional: list[Any] = []
         named: dict[str, Any] = {}
         for argument in self._arguments:
@@ -119,20 +121,20 @@ class TypedFunction:
         return function(*positional, **named)
 
     def _rest(self, call: Infer) -> dict[str, Tensor]:
-        """The inputs that no parameter names."""
+        """Return the inputs that no parameter names."""
         return {name: tensor for name, tensor in call.inputs.items() if name not in self._names}
 
 
-def _declared(function: Callable[..., Any]) -> inspect.Signature:
+def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
     """Return the function's signature; type aliases in its annotations are replaced by their values."""
-    found = inspect.signature(function, eval_str=True)
-    parameters = [p.replace(annotation=_plain(p.annotation)) for p in found.parameters.values()]
-    return found.replace(parameters=parameters, return_annotation=_plain(found.return_annotation))
+    signature = inspect.signature(function, eval_str=True)
+    parameters = [p.replace(annotation=_plain(p.annotation)) for p in signature.parameters.values()]
+    return signature.replace(parameters=parameters, return_annotation=_plain(signature.return_annotation))
 
 
 def _plain(annotation: Any) -> Any:
     """Return the annotation without type aliases, except those that are the type hint of a codec."""
-    return without_aliases(annotation, lambda alias: CODECS.own_input(alias) is not None)
+    return without_aliases(annotation, lambda alias: CODECS.custom_input_hinted(alias) is not None)
 
 
 # --- results ---------------------------------------------------------------------------------------------
@@ -140,9 +142,12 @@ def _plain(annotation: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Results:
-    """How a result becomes outputs: `fields` in order (none: open), by position, attribute or key.
+    """How a result becomes outputs.
 
-    `content_type`: a whole answer is made of it, such as a data frame.
+    fields: name and conversion of each output; empty if the annotation does not give them.
+    parts: returns the values of a result, one per field.
+    named: outputs are returned by name instead of position.
+    content_type: of a result that is the whole response, such as a data frame.
     """
 
     fields: tuple[tuple[str, Conversion], ...] = ()
@@ -151,13 +156,13 @@ class _Results:
     content_type: str = ""
 
     def finish(self, value: Any) -> Result:
-        """The outputs of one result; InvalidOutput naming the output that does not fit its annotation."""
+        """Return the outputs of one result. Raises InvalidOutput naming one that does not match its annotation."""
         if self.parts is None:
-            return encode_answer(value, self.content_type) if self.content_type else _open(value)
+            return encode_answer(value, self.content_type) if self.content_type else _unannotated(value)
         try:
             parts = self.parts(value)
-        except (TypeError, KeyError, AttributeError) as fault:
-            raise InvalidOutput(f"expected a result as annotated, got {type(value).__name__}: {fault!r}") from fault
+        except (TypeError, KeyError, AttributeError) as error:
+            raise InvalidOutput(f"expected a result as annotated, got {type(value).__name__}: {error!r}") from error
         if len(parts) != len(self.fields):
             raise InvalidOutput(f"expected {len(self.fields)} results, got {len(parts)}")
         tensors = [_tensor(part, name, c) for part, (name, c) in zip(parts, self.fields, strict=True)]
@@ -166,46 +171,52 @@ class _Results:
         return {name: tensor for (name, _), tensor in zip(self.fields, tensors, strict=True)}
 
 
-def _open(value: Any) -> Result:
-    """A result that no annotation tells of: what `Model.infer` may give, or else what a codec takes."""
+def _unannotated(value: Any) -> Result:
+    """Return a result without annotation: unchanged if `Model.infer` may return it, else encoded by a codec."""
     if isinstance(value, _SCALARS):
-        return np.asarray([value])  # told as shape [1], as an annotated one is
-    simple = isinstance(value, list) and (not value or isinstance(value[0], (*_SCALARS, list, np.generic, np.ndarray)))
-    if simple or value is None or isinstance(value, np.ndarray | np.generic | Tensor | Inference | Mapping | tuple):
+        return np.asarray([value])  # shape [1], as with an annotation
+    is_array_like = isinstance(value, list) and (
+        not value or isinstance(value[0], (*_SCALARS, list, np.generic, np.ndarray))
+    )
+    if (
+        is_array_like
+        or value is None
+        or isinstance(value, np.ndarray | np.generic | Tensor | Inference | Mapping | tuple)
+    ):
         result: Result = value
         return result
     return encode_answer(value)
 
 
-def _tensor(value: Any, name: str, by: Conversion) -> Tensor:
+def _tensor(value: Any, name: str, conversion: Conversion) -> Tensor:
     if isinstance(value, Tensor):
         return value
     try:
-        return by.to_tensor(value)
-    except DragomanError as fault:
-        raise InvalidOutput(f"output '{name}': {fault.message}") from fault
-    except (TypeError, ValueError) as fault:
-        raise InvalidOutput(f"output '{name}': expected what is annotated, got {type(value).__name__}") from fault
+        return conversion.to_tensor(value)
+    except DragomanError as error:
+        raise InvalidOutput(f"output '{name}': {error.message}") from error
+    except (TypeError, ValueError) as error:
+        raise InvalidOutput(f"output '{name}': expected the annotated type, got {type(value).__name__}") from error
 
 
 def _results(annotation: Any, where: str) -> _Results:
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if annotation in _OPEN or annotation is None or _is_mapping(origin or annotation):
+    if annotation in _ANY_RESULT or annotation is None or _is_mapping(origin or annotation):
         return _Results()
-    whole = table_codec(annotation)
-    if whole is not None:
-        return _Results(content_type=whole.content_type)
+    codec = table_codec(annotation)
+    if codec is not None:
+        return _Results(content_type=codec.content_type)
     if origin is tuple:
         if Ellipsis in arguments:
             return _Results()
-        found = tuple((f"output-{i}", conversion(each, where)) for i, each in enumerate(arguments))
-        return _Results(found, tuple)
+        outputs = tuple((f"output-{i}", conversion_of(each, where)) for i, each in enumerate(arguments))
+        return _Results(outputs, tuple)
     if isinstance(annotation, type) and (names := _field_names(annotation)):
         hints = _field_hints(annotation, where)
-        found = tuple((n, conversion(_unwrapped(hints[n]), f"field '{n}' of {where}")) for n in names)
+        outputs = tuple((n, conversion_of(_unwrapped(hints[n]), f"field '{n}' of {where}")) for n in names)
         by_key = is_typeddict(annotation)
-        return _Results(found, lambda v: tuple(v[n] if by_key else getattr(v, n) for n in names), named=True)
-    return _Results((("output-0", conversion(annotation, where)),), lambda value: (value,))
+        return _Results(outputs, lambda v: tuple(v[n] if by_key else getattr(v, n) for n in names), named=True)
+    return _Results((("output-0", conversion_of(annotation, where)),), lambda value: (value,))
 
 
 def _is_mapping(annotation: Any) -> bool:
@@ -221,11 +232,12 @@ def _field_names(kind: type) -> tuple[str, ...]:
 
 
 def _field_hints(kind: type, where: str) -> dict[str, Any]:
-    """Return the annotations of the fields without type aliases; ModelFailed if one cannot be evaluated."""
+    """Return the annotations of the fields without type aliases. Raises ModelFailed if one cannot be evaluated."""
     try:
         return {n: _plain(hint) for n, hint in get_type_hints(kind, include_extras=True).items()}
-    except (NameError, TypeError) as fault:
-        raise ModelFailed(f"the annotations of {kind.__qualname__}, {where}, cannot be read: {fault}") from fault
+    except (NameError, TypeError) as error:
+        text = f"the annotations of {kind.__qualname__}, {where}, cannot be evaluated: {error}"
+        raise ModelFailed(text) from error
 
 
 def _unwrapped(annotation: Any) -> Any:
@@ -233,17 +245,17 @@ def _unwrapped(annotation: Any) -> Any:
 
 
 def _kind(function: Callable[..., Any], annotation: Any) -> tuple[str, Any]:
-    """What the callable is, and the annotation of one answer: that of one piece, where it gives a stream."""
+    """Return the kind of callable and the annotation of one result, which of a stream is that of one item."""
     call = function if inspect.isroutine(function) else type(function).__call__
     origin = get_origin(annotation)
-    streamed = origin in _STREAMS and get_args(annotation)
-    piece = get_args(annotation)[0] if streamed else annotation
+    is_stream = origin in _STREAMS and get_args(annotation)
+    item = get_args(annotation)[0] if is_stream else annotation
     if inspect.isasyncgenfunction(call) or inspect.isasyncgenfunction(function):
-        return "async generator", piece
+        return "async generator", item
     if inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(function):
         return "coroutine", annotation
     if inspect.isgeneratorfunction(call) or inspect.isgeneratorfunction(function):
-        return "generator", piece
-    if streamed:
-        return ("async generator" if issubclass(origin, abc.AsyncIterable) else "generator"), piece
+        return "generator", item
+    if is_stream:
+        return ("async generator" if issubclass(origin, abc.AsyncIterable) else "generator"), item
     return "value", annotation

@@ -43,7 +43,7 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
             raise _missing(name, named, signature)
     answer = Inference(tensors, parameters, metadata)
     if call.content_types:
-        written: Inference = plugins.resolve("dragoman.codecs.wanted:as_wanted")(answer, call.content_types)
+        written: Inference = plugins.resolve("dragoman.codecs.decode:encode_requested")(answer, call.content_types)
         return written
     return answer
 

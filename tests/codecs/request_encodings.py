@@ -1,4 +1,4 @@
-"""A request on its way over each wire, as a server reads it."""
+"""Encode a request and parse it again, for each encoding."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,24 +10,24 @@ from dragoman.protocols.open_inference.inference import read_infer
 from dragoman.protocols.wire import GrpcRequest, Policy
 
 
-def directly(request: InferenceRequest) -> InferenceRequest:
+def unencoded(request: InferenceRequest) -> InferenceRequest:
     return request
 
 
-def over_json(request: InferenceRequest) -> InferenceRequest:
+def as_json(request: InferenceRequest) -> InferenceRequest:
     return InferenceRequest.from_json(request.to_json())
 
 
-def over_dict(request: InferenceRequest) -> InferenceRequest:
+def as_dict(request: InferenceRequest) -> InferenceRequest:
     return InferenceRequest.from_dict(request.to_dict())
 
 
-def over_binary(request: InferenceRequest) -> InferenceRequest:
+def as_binary(request: InferenceRequest) -> InferenceRequest:
     parts, length = request.to_binary()
     return InferenceRequest.from_json(b"".join(parts), str(length))
 
 
-def over_grpc(request: InferenceRequest) -> InferenceRequest:
+def as_grpc(request: InferenceRequest) -> InferenceRequest:
     message = ModelInferRequest(model_name="m")
     write_parameters(request.parameters, message.parameters)
     for one in request.inputs:
@@ -43,12 +43,12 @@ def of_tensors(tensors: Mapping[str, Tensor], parameters: Mapping[str, str | boo
     return InferenceRequest(inputs=[RequestInput(n, t) for n, t in tensors.items()], parameters=parameters)
 
 
-WIRES: list[Callable[[InferenceRequest], InferenceRequest]] = [
-    directly,
-    over_json,
-    over_dict,
-    over_binary,
-    over_grpc,
+ENCODINGS: list[Callable[[InferenceRequest], InferenceRequest]] = [
+    unencoded,
+    as_json,
+    as_dict,
+    as_binary,
+    as_grpc,
 ]
-# Those that carry every number and byte.
-EXACT = [directly, over_binary, over_grpc]
+# Encodings that can carry every number and byte.
+EXACT = [unencoded, as_binary, as_grpc]
