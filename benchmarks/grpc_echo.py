@@ -54,7 +54,7 @@ class _Nothing:
     async def call(self, request: Any) -> Any:
         raise NotImplementedError
 
-    def now(self, request: Any) -> Any:
+    def begin(self, request: Any) -> Any:
         raise NotImplementedError
 
     async def stream(self, request: Any) -> AsyncGenerator[Any, None]:

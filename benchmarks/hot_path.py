@@ -76,7 +76,7 @@ class Path:
         """The way of a workload's request, once gone to the end: its answer is right."""
 
         def engined(exchange: Any) -> Any:
-            return engine.now(exchange.request)
+            return engine.begin(exchange.request)
 
         def written(exchange: Any, response: Any) -> Any:
             return exchange.reply(response)

@@ -10,7 +10,7 @@ from typing import Any
 from dragoman import plugins
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import values
-from dragoman.engine.answers import AnswersNow
+from dragoman.engine.call_handler import CallHandler
 from dragoman.settings import ProtocolOptions, Settings, TransportOptions
 from dragoman.system import open_files
 from dragoman.transports.cors import Cors
@@ -32,7 +32,7 @@ class Ports:
 class Front:
     """The transports of one process, which ask `engine` whatever their clients ask them."""
 
-    def __init__(self, engine: AnswersNow, settings: Settings) -> None:
+    def __init__(self, engine: CallHandler, settings: Settings) -> None:
         self._engine = engine
         self._settings = settings
         self._http: Any = None

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman.core.binding import bind, fits
+from dragoman.core.binding import bind
 from dragoman.core.calls import Infer
-from dragoman.core.datatypes import BOOL, BYTES, FP32, FP64, INT64
+from dragoman.core.datatypes import BOOL, BYTES, FP32, INT64
 from dragoman.core.errors import InvalidInput
 from dragoman.core.signature import OPEN, Signature, TensorSpec
 from dragoman.core.tensor import Tensor
@@ -146,8 +146,7 @@ def test_calls_to_be_decoded_are_checked_by_their_codec() -> None:
     assert "unexpected inference input 'column'" in message(other, decodes)
     assert "unexpected inference input 'column'" in message(other, ONE, parameters={"content_type": "pd"})
     plain = Infer({"x": floats(1, 2)}, parameters={"content_type": "pd"})
-    assert not fits(plain, decodes)
-    assert fits(plain, ONE)
+    assert bind(plain, ONE, "m") is plain
 
 
 def test_a_model_that_is_not_checked_takes_anything() -> None:
@@ -218,29 +217,18 @@ def test_raw_bytes_need_a_model_whose_inputs_are_all_known() -> None:
     assert "needs a model of one input" in raw_message(b"12345678", X, open_inputs=True)
 
 
-def test_what_plainly_fits_needs_no_look() -> None:
-    assert fits(Infer({"x": floats(5, 2)}), ONE)
-    assert not fits(Infer({"x": floats(5, 3)}), ONE)
-    assert not fits(Infer({"x": Tensor(np.zeros((5, 2)), FP64)}), ONE)
-    assert not fits(Infer({"v": floats(5, 2)}), ONE)
-    assert not fits(Infer({"x": floats(5, 2, a=1)}), ONE)
-    assert not fits(Infer({"x": floats(5, 2)}, ("w",)), ONE)
-    assert not fits(Infer({"x": floats(5, 2)}, raw=b""), ONE)
+def test_a_call_that_fits_is_returned_as_it_is() -> None:
     two = Signature((X, N), (Y, Z))
     both = {"x": floats(5, 2), "n": integers(7)}
-    assert fits(Infer(both), two)
-    assert fits(Infer(both, ("z",)), two)
-    assert fits(Infer(both, parameters={"a": 1}), two)
-    assert not fits(Infer(both), TWO)  # their rows are to be compared
-    assert not fits(Infer(both, ("y", "z")), two)
-    assert not fits(Infer({"x": floats(5, 2)}), two)
-    assert not fits(Infer({"n": integers(7), "x": floats(5, 2)}), two)
-    assert not fits(Infer({**both, "n": integers(7, 1)}), two)
-    assert not fits(Infer({**both, "x": floats(5, 3)}), two)
-    assert not fits(Infer({**both, "n": integers(7, a=1)}), two)
-    assert not fits(Infer(both, raw=b""), two)
-    assert not fits(Infer(both), Signature((X, N), (Y,), unchecked=True))
-    assert not fits(Infer(both, parameters={"a": 1}), Signature((X, N), (Y,), decodes=True))
+    for call, signature in [
+        (Infer({"x": floats(5, 2)}), ONE),
+        (Infer({"x": floats(5, 2, a=1)}), ONE),
+        (Infer(both), two),
+        (Infer(both, ("z",)), two),
+        (Infer(both, ("y", "z")), two),
+        (Infer(both, parameters={"a": 1}), two),
+    ]:
+        assert bind(call, signature, "m") is call
 
 
 def test_specs_know_what_fits() -> None:
@@ -261,12 +249,7 @@ def test_signatures_know_what_is_asked_for_in_every_call() -> None:
     assert TWO.input("n") is N
     assert TWO.output("z") is Z
     assert TWO.input("y") is None
-    assert (ONE.alone, ONE.sole, TWO.alone, TWO.sole) == (X, Y, None, None)
+    assert (ONE.sole, TWO.sole) == (Y, None)
     assert Signature((X,), (Z,)).sole is None
-    unchecked = Signature((X,), (Y,), unchecked=True)
-    assert (unchecked.plain, unchecked.alone, unchecked.sole) == (False, None, None)
-    assert not Signature((TensorSpec("x", FP32, ()),), (Y,), batched=True).plain
-    assert Signature((X,), (Y,), batched=True).plain
-    assert Signature((X,), (Y,), decodes=True).plain
-    assert not Signature((X,), (Y,), decodes=True, content_type="pd").plain
+    assert Signature((X,), (Y,), unchecked=True).sole is None
     assert repr(ONE).endswith("content_type='', unchecked=False)")  # what follows from the fields is not shown

@@ -1,6 +1,5 @@
 """Calls and their envelopes: what is left out has a documented default, and values survive a pickle unchanged."""
 
-import asyncio
 import pickle
 from dataclasses import FrozenInstanceError, dataclass, field, replace
 from dataclasses import fields as fields_of
@@ -32,7 +31,6 @@ from dragoman.core.signature import OPEN, Signature
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import NONE, Tensor
 from dragoman.core.text import Chat, PromptInfo, Sampling, Text, Token
-from dragoman.system.eager import Start, Waiting, begun, in_task, resumed
 
 X = Tensor.of(np.array([1.0, 2.0]))
 
@@ -250,59 +248,6 @@ def test_a_native_dataclass_is_one_in_all_else() -> None:
     assert [each.name for each in fields_of(point)] == ["x", "y", "more"]
     with pytest.raises((AttributeError, FrozenInstanceError)):
         point.x = 3  # type: ignore[misc]
-
-
-# --- a coroutine's first step --------------------------------------------------------------------------------
-
-
-async def test_what_need_not_wait_is_done_at_once() -> None:
-    async def ready() -> int:
-        return 3
-
-    async def waits() -> int:
-        await asyncio.sleep(0)
-        await asyncio.sleep(0.001)
-        return 4
-
-    assert begun(ready()) == 3
-    coroutine = waits()
-    waiting = begun(coroutine)
-    assert isinstance(waiting, Waiting)
-    assert await resumed(coroutine, waiting) == 4
-    start = Start(ready(), asyncio.get_running_loop())
-    assert (start.task, start.result, start.fault) == (None, 3, None)
-    start = Start(waits(), asyncio.get_running_loop())
-    assert start.task is not None
-    assert await start.task == 4
-    assert (start.result, start.fault) == (None, None)
-
-
-async def test_errors_of_the_first_step_are_kept() -> None:
-    async def fails() -> int:
-        raise KeyError("x")
-
-    start = Start(fails(), asyncio.get_running_loop())
-    assert isinstance(start.fault, KeyError)
-    assert start.task is None
-    with pytest.raises(KeyError):
-        begun(fails())
-
-
-async def test_a_task_is_there_when_it_is_asked_for() -> None:
-    found: list[bool] = []
-
-    async def looks() -> None:
-        found.append(asyncio.current_task() is None)
-        await in_task()
-        found.append(asyncio.current_task() is None)
-
-    loop = asyncio.get_running_loop()
-    done = loop.create_future()
-    loop.call_soon(lambda: done.set_result(Start(looks(), loop)))
-    made = await done
-    assert made.task is not None
-    await made.task
-    assert found == [True, False]
 
 
 def test_a_model_declares_by_overriding() -> None:

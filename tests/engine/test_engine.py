@@ -10,7 +10,7 @@ import pytest
 
 import dragoman
 from dragoman import FP64, Infer, Inference, Tensor, TensorSpec, errors
-from dragoman.core.calls import Describe, DescribeServer, Index, ListModels, Load, Ready, Request, Unload
+from dragoman.core.calls import Describe, DescribeServer, Index, ListModels, Load, Ready, Request, Response, Unload
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.engine import Engine, Identity
 from dragoman.engine.repository import Repository, Source
@@ -98,11 +98,12 @@ async def test_the_deadline_ends_a_call_and_its_work() -> None:
 async def test_a_deadline_that_is_over_is_kept_where_an_answer_is_there_at_once() -> None:
     async with dragoman.open_engine(Doubler) as engine:
         call = Infer({"x": Tensor.of(X)})
-        there = engine.now(Request(call, "Doubler", deadline_s=time.monotonic() + 60))
-        assert there is not None
+        there = engine.begin(Request(call, "Doubler", deadline_s=time.monotonic() + 60))
+        assert isinstance(there, Response)
         np.testing.assert_array_equal(there.answer.outputs["y"].data, X * 2)
         late = Request(call, "Doubler", deadline_s=time.monotonic() - 0.001)
-        assert engine.now(late) is None
+        with pytest.raises(errors.DeadlineExceeded, match="Request timeout expired"):
+            engine.begin(late)
         with pytest.raises(errors.DeadlineExceeded, match="Request timeout expired"):
             await engine.call(late)
 

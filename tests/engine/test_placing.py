@@ -85,7 +85,7 @@ async def test_a_model_is_loaded_once_wherever_it_wants_to_be(name: str, imports
         await deployment.start()
         assert deployment.place == place
         request: Request[Inference] = Request(Infer({"n": Tensor.of(np.array([1]))}), "m")
-        pid = int((await deployment.call(request)).outputs["pid"].data[0])
+        pid = int((await deployment.call(request)).answer.outputs["pid"].data[0])
         assert (tmp_path / "loads").read_text().split() == [str(pid)]
         assert len((tmp_path / "imports").read_text().split()) == (1 if place == "process" else imports)
     finally:

@@ -30,6 +30,7 @@ from dragoman.core.signature import Signature, TensorSpec
 from dragoman.formats import oip_messages as m
 from dragoman.protocols.open_inference import grpc as oip_grpc
 from dragoman.protocols.wire import Exchange, GrpcMethod, GrpcRequest, GrpcStream, GrpcStreamMethod, Policy
+from dragoman.system.coroutines import begin
 from dragoman.transports.grpc.server import GrpcServer
 from dragoman.transports.limits import Limits
 
@@ -110,8 +111,8 @@ class FakeEngine:
         self._ready = True
         self._change = asyncio.Event()
 
-    def now(self, request: Request[Any]) -> None:
-        """Whoever asks has to wait."""
+    def begin(self, request: Request[Any]) -> Any:
+        return begin(self.call(request))
 
     def ready(self) -> bool:
         return self._ready

@@ -1,5 +1,6 @@
 """A request's body is freed once it is parsed, and its inputs once the model has answered."""
 
+import asyncio
 import weakref
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,6 +14,7 @@ from dragoman.core.calls import Infer, Inference, Request, Response
 from dragoman.core.datatypes import FP32
 from dragoman.core.tensor import Tensor
 from dragoman.protocols.wire import Exchange, HttpProtocol, HttpRequest, HttpResponse, Inquiry, Route, json_response
+from dragoman.system.coroutines import begin
 from dragoman.transports.http_server import HttpServer
 from dragoman.transports.limits import Limits
 
@@ -40,12 +42,13 @@ class Watched:
         self.alive["inputs while the response is written"] = self.inputs() is not None
         return HttpResponse(200, (b"ok",))
 
-    def now(self, request: Request[Any]) -> None:
-        """Nothing is answered at once."""
+    def begin(self, request: Request[Any]) -> Any:
+        return begin(self.call(request))
 
     async def call(self, request: Request[Any]) -> Response[Any]:
         if not getattr(request.call, "inputs", None):
             return Response(Inference({}), "", "")
+        await asyncio.sleep(0)  # as a call that runs in a thread
         self.alive["body during the call"] = self.body() is not None
         self.alive["inputs during the call"] = self.inputs() is not None
         return Response(Inference({"y": Tensor(np.zeros(1 << 20, np.float32), FP32)}), "", "")

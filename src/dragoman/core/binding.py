@@ -14,12 +14,10 @@ from dragoman.core.tensor import Tensor, object_array
 
 
 def bind(call: Infer, signature: Signature, model: str) -> Infer:
-    """The call with its inputs in the signature's order, or InvalidInput saying which tensor does not fit.
+    """Return the call with its inputs checked and in the signature's order.
 
-    Each message names the tensor, what was expected and what came.
+    Raises InvalidInput that names the tensor, what was expected and what was sent.
     """
-    if fits(call, signature):
-        return call
     if call.raw is not None:
         call = replace(call, inputs=_from_raw(call.raw, signature, model), raw=None)
     if signature.unchecked:
@@ -27,43 +25,21 @@ def bind(call: Infer, signature: Signature, model: str) -> Infer:
     if signature.decodes and (signature.content_type or "content_type" in call.parameters):
         _check_outputs(call, signature, model)
         return call
-    _check_names(call, signature, model)
-    call = _columns_as_rows(call, signature)
+    inputs = call.inputs
+    if inputs.keys() != signature.input_name_set:
+        _check_names(call, signature, model)
     for spec in signature.inputs:
-        tensor = call.inputs.get(spec.name)
+        tensor = inputs.get(spec.name)
         if tensor is not None:
+            if tensor.parameters and _is_column(tensor, spec):
+                tensor = flattened(tensor)
+                call = replace(call, inputs={**call.inputs, spec.name: tensor})
             check_tensor(tensor, spec, "input")
     if signature.batched:
         _check_rows(call)
-    _check_outputs(call, signature, model)
-    return _in_order(call, signature)
-
-
-def fits(call: Infer, signature: Signature) -> bool:
-    """Whether all is plainly as the signature has it, so that there is nothing to do or to say; most calls are so."""
-    inputs, outputs = call.inputs, call.outputs
-    alone = signature.alone
-    if alone is not None and len(inputs) == 1 and call.outputs in ((), signature.output_names):
-        one = inputs.get(alone.name)
-        if type(one) is Tensor and not call.parameters:
-            plain = one.datatype is alone.datatype and call.raw is None and not one.parameters
-            return plain and alone.fits(one.data.shape)
-    if not signature.plain or len(inputs) != len(signature.inputs) or call.raw is not None:
-        return False
-    if call.parameters and signature.decodes:
-        return False
-    if outputs and (len(outputs) > 1 or signature.output(outputs[0]) is None):
-        return False
-    for spec, name in zip(signature.inputs, inputs, strict=False):
-        tensor = inputs[name]
-        if name != spec.name or tensor.datatype is not spec.datatype or tensor.parameters:
-            return False
-        shape = tensor.data.shape if type(tensor) is Tensor else tensor.shape
-        if spec.shape is not None and len(shape) != len(spec.shape):
-            return False
-        if spec.fixed and not spec.fits(shape):
-            return False
-    return not signature.batched or len(inputs) == 1
+    if call.outputs and call.outputs != signature.output_names:
+        _check_outputs(call, signature, model)
+    return _in_order(call, signature) if len(inputs) > 1 else call
 
 
 def check_tensor(tensor: Tensor, spec: TensorSpec, what: str) -> None:
@@ -87,19 +63,17 @@ def _check_names(call: Infer, signature: Signature, model: str) -> None:
         expected, came = f"{len(required)} inputs", f"{len(call.inputs)} inputs"
         if len(required) < len(signature.inputs):  # those that may be left out make numbers tell nothing
             expected, came = f"at least {_listed(required)}", ", ".join(map(repr, call.inputs)) or "none"
-        told = f"expected {expected} but got {came} for model '{model}'; missing {_listed(tuple(missing))}"
-        raise InvalidInput(told)
+        raise InvalidInput(f"expected {expected} but got {came} for model '{model}'; missing {_listed(tuple(missing))}")
 
 
-def _columns_as_rows(call: Infer, signature: Signature) -> Infer:
-    """[N, 1] as [N] where the model has one axis: to an input that names a content type both mean the same."""
-    changed: dict[str, Tensor] = {}
-    for name, tensor in call.inputs.items():
-        if tensor.parameters and "content_type" in tensor.parameters:
-            spec = signature.input(name)
-            if spec is not None and spec.shape is not None and len(spec.shape) == 1 and tensor.shape[1:] == (1,):
-                changed[name] = flattened(tensor)
-    return replace(call, inputs={**call.inputs, **changed}) if changed else call
+def _is_column(tensor: Tensor, spec: TensorSpec) -> bool:
+    """True for an input [N, 1] with a content type if the model takes [N]: for content types both mean the same."""
+    return (
+        "content_type" in tensor.parameters
+        and spec.shape is not None
+        and len(spec.shape) == 1
+        and tensor.shape[1:] == (1,)
+    )
 
 
 def _check_rows(call: Infer) -> None:
@@ -125,8 +99,6 @@ def _check_outputs(call: Infer, signature: Signature, model: str) -> None:
 
 
 def _in_order(call: Infer, signature: Signature) -> Infer:
-    if len(call.inputs) < 2:
-        return call
     order = [s.name for s in signature.inputs if s.name in call.inputs]
     order += [name for name in call.inputs if signature.input(name) is None]
     if order == list(call.inputs):

@@ -69,22 +69,18 @@ class Signature:
     content_type: str = ""
     unchecked: bool = False
 
-    # Asked for in every call, so made once.
+    # Used by every call, so computed once.
+    input_name_set: frozenset[str] = field(init=False, repr=False, compare=False)
     output_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     default_outputs: frozenset[str] = field(init=False, repr=False, compare=False)
-    plain: bool = field(init=False, repr=False, compare=False)
-    alone: TensorSpec | None = field(init=False, repr=False, compare=False)
     sole: TensorSpec | None = field(init=False, repr=False, compare=False)
     _inputs: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
     _outputs: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "input_name_set", frozenset(s.name for s in self.inputs))
         object.__setattr__(self, "output_names", tuple(s.name for s in self.outputs))
         object.__setattr__(self, "default_outputs", frozenset(s.name for s in self.outputs if not s.optional))
-        rows = not self.batched or all(s.shape for s in self.inputs)
-        object.__setattr__(self, "plain", rows and not (self.unchecked or (self.decodes and self.content_type)))
-        alone = self.plain and len(self.inputs) == 1
-        object.__setattr__(self, "alone", self.inputs[0] if alone else None)
         checked = len(self.outputs) == 1 and not (self.unchecked or self.outputs[0].optional)
         object.__setattr__(self, "sole", self.outputs[0] if checked else None)
         object.__setattr__(self, "_inputs", {s.name: s for s in self.inputs})

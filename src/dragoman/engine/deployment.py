@@ -2,23 +2,24 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing, closing
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from dragoman import plugins
-from dragoman.core.binding import bind
-from dragoman.core.calls import Call, Infer, Inference, Request, SignatureFor
+from dragoman.core.calls import Call, Generate, Infer, Inference, Request, Response, SignatureFor
 from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady, NotSupported, Overloaded
 from dragoman.core.metrics import Family
 from dragoman.core.peers import Peers
 from dragoman.core.spec import ModelSpec, Placement
+from dragoman.core.text import Generation
 from dragoman.engine.batching import Batcher, mergeable, rows
+from dragoman.engine.binder import Binder
+from dragoman.engine.counters import CallCounters
+from dragoman.engine.generation_counters import GenerationUsage
 from dragoman.engine.placing import first_placement
-from dragoman.engine.tally import Tally
-from dragoman.engine.vector_calls import VectorCalls
-from dragoman.system import eager
+from dragoman.system.coroutines import Pending, begin, ensure_task
 from dragoman.workers.pool import Elsewhere, Loaded, Pool
 
 A = TypeVar("A")
@@ -35,19 +36,16 @@ class Deployment:
         self.reason = ""
         self.retries = False  # whether it could not be loaded yet, and is loaded again later
         self.place: Placement = ""
-        self.tally = Tally()
+        self.counters = CallCounters()
         self._changed = changed
         self._peers = peers
         self._pool: Pool | None = None
         self._loaded: Loaded | None = None
         self._batcher: Batcher | None = None
-        self._merges = 0  # to how many rows, where only the model wants it
-        self._vectors: VectorCalls
-        self._sized_by_config = False  # whether what it takes and gives may depend on the config of a call
-        self._now: Mapping[type[Call[Any]], Callable[[Request[Any]], Any]] = {}  # what answers without waiting
+        self._model_batch_size = 0  # rows per batch if only the model asks for batching
+        self._binder: Binder
         self._in_flight = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._drained: asyncio.Event | None = None  # set once no call is in flight, while draining
 
     # --- its life ------------------------------------------------------------------------------------------
 
@@ -64,9 +62,7 @@ class Deployment:
             self._changed()
             raise
         self._batcher = self._made_batcher(self._pool, self._loaded)
-        self._vectors = VectorCalls(self._loaded, self.spec.name)
-        self._sized_by_config = SignatureFor in self._loaded.calls
-        self._now = self._pool.now if self._batcher is None else {}
+        self._binder = Binder(self._loaded, self.spec.name)
         self.state, self.reason = "READY", ""
         self._changed()
 
@@ -75,8 +71,10 @@ class Deployment:
         spec = self.spec
         if spec.max_batch_size > 1 and loaded.signature.batched:
             return Batcher(pool, spec.max_batch_size, spec.max_batch_wait_s, spec.batch_linger)
-        self._merges = 0 if spec.max_batch_size or self.place == "inline" else loaded.merges
-        return Batcher(pool, self._merges, 0.0) if self._merges > 1 and loaded.signature.batched else None
+        self._model_batch_size = 0 if spec.max_batch_size or self.place == "inline" else loaded.merges
+        if self._model_batch_size > 1 and loaded.signature.batched:
+            return Batcher(pool, self._model_batch_size, 0.0)
+        return None
 
     async def _placed(self) -> tuple[Pool, Loaded]:
         if self.spec.working_directory == "own":
@@ -110,15 +108,15 @@ class Deployment:
 
     async def drain(self) -> None:
         """Take no more calls and wait for those in flight."""
-        self._now = {}
         if self.state == "READY":
             self.state = "UNLOADING"
             self._changed()
-        await self._idle.wait()
+        if self._in_flight:
+            self._drained = self._drained or asyncio.Event()
+            await self._drained.wait()
 
     async def close(self) -> None:
         """Stop at once; calls in flight fail."""
-        self._now = {}
         self.state = "UNAVAILABLE"
         self.reason = self.reason or "unloaded"
         if self._batcher is not None:
@@ -194,155 +192,144 @@ class Deployment:
 
     # --- calls -------------------------------------------------------------------------------------------------
 
-    def now(self, request: Request[A]) -> A | None:
-        """The answer of `call`, where nobody has to wait for it and nothing else is under way; None elsewhere."""
-        call: Any = request.call
-        loaded = self._loaded
-        deadline_s = request.deadline_s
-        bound: Any
-        step = self._now.get(type(call))
-        if step is None or self._in_flight or loaded is None:
-            return None
-        if deadline_s is not None and deadline_s <= time.monotonic():
-            return None
-        if type(call) is Infer and call.positional is None and not self._sized_by_config:
-            bound = bind(call, loaded.signature, self.spec.name)
-        elif (bound := self._vectors.bound_now(call)) is None:
-            return None
-        if bound is not call:
-            request = Request(bound, request.model, request.version, request.id, deadline_s, request.metadata)
-        answer: A = step(request)
-        return answer
+    async def call(self, request: Request[A], *, nested: bool = False) -> Response[A]:
+        """Return the one response to a call, checked against the signature.
 
-    async def call(self, request: Request[A], *, inside: bool = False) -> A:
-        """The one answer to a model's call, checked against the signature.
-
-        One from `inside`, by a model that is answering a call itself, is taken while the server drains too.
+        A `nested` call, made by another model during a call of its own, is accepted while the server drains too.
         """
-        request, pool = self._admit(request, inside=inside)
-        self._enter()
+        start_s = time.monotonic()
         try:
-            if request.deadline_s is None:
-                return await self._answer(request, pool)
-            return await _within(request.deadline_s, self._answer(request, pool))
-        except TimeoutError as fault:
-            raise DeadlineExceeded("Request timeout expired") from fault
-        finally:
-            self._leave()
+            request, pool = self._admit(request, start_s, nested=nested)
+            self._in_flight += 1
+            try:
+                computing = self._dispatch(request, pool)
+                answer = await (computing if request.deadline_s is None else _before(request.deadline_s, computing))
+            finally:
+                self._leave()
+        except BaseException as error:
+            self.counters.count(request.call, start_s, error)
+            raise
+        usage = GenerationUsage.of(answer) if isinstance(answer, Generation) else None
+        self.counters.count(request.call, start_s, None, usage)
+        return Response(answer, self.spec.name, self.spec.version)
 
-    def _answer(self, request: Request[A], pool: Pool) -> Coroutine[Any, Any, A]:
-        """The way of an answer, with no step in between that not every call needs."""
-        if self._vectors.depends(request.call):
-            return self._configured(request, pool, self._vectors)
-        return self._computed(request, pool) if self._batcher is not None else pool.call(request)
-
-    async def _configured(self, request: Request[A], pool: Pool, vectors: VectorCalls) -> A:
-        """The answer of a model whose sizes depend on the call's config, checked against those."""
-        sized = await vectors.sized(request, pool.call)
-        if isinstance(request.call, SignatureFor):
-            signature: Any = sized.signature
-            return cast("A", signature)
-        bound = vectors.bound(request.call, sized)
-        answer = await self._computed(replace(request, call=bound), pool)
-        sized.check(answer, bound)
-        return answer
-
-    async def _computed(self, request: Request[A], pool: Pool) -> A:
-        if self._merged(request):
-            assert self._batcher is not None
-            batched: Any = self._batcher.call(cast("Request[Inference]", request))
-            answer: A = await batched
-            return answer
-        return await pool.call(request)
-
-    def _merged(self, request: Request[Any]) -> bool:
-        """Whether a call may go together with others; a limit that nobody set refuses none that is larger."""
-        call = request.call
-        if self._batcher is None or not isinstance(call, Infer) or not mergeable(call, request.metadata):
-            return False
-        return not self._merges or rows(call) <= self._merges
-
-    async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
-        """The answers to a model's call as they come."""
-        request, pool = self._admit(request)
-        self._enter()
-        vectors = self._vectors
-        pieces = self._streamed(request, pool, vectors) if vectors.depends(request.call) else pool.stream(request)
+    async def stream(self, request: Request[A]) -> AsyncGenerator[Response[A], None]:
+        """Yield the responses to a call as they come. Closing the generator cancels the call."""
+        start_s, error = time.monotonic(), None
+        usage = GenerationUsage() if type(request.call) is Generate else None
         try:
-            while True:
-                try:
-                    async with asyncio.timeout(_left_s(request.deadline_s)):
-                        piece = await anext(pieces)
-                except StopAsyncIteration:
-                    return
-                yield piece
-        except TimeoutError as fault:
-            raise DeadlineExceeded("Request timeout expired") from fault
+            request, pool = self._admit(request, start_s)
+            async with aclosing(self._chunks(request, pool)) as chunks:
+                async for chunk in chunks:
+                    if usage is not None:
+                        usage.add(chunk)
+                    yield Response(chunk, self.spec.name, self.spec.version)
+        except BaseException as raised:
+            error = raised
+            raise
         finally:
-            await pieces.aclose()
-            self._leave()
+            self.counters.count(request.call, start_s, error, usage)
 
-    async def _streamed(self, request: Request[A], pool: Pool, vectors: VectorCalls) -> AsyncGenerator[A, None]:
-        """The answers of a model whose sizes depend on the call's config."""
-        request = replace(request, call=vectors.bound(request.call, await vectors.sized(request, pool.call)))
-        async with aclosing(pool.stream(request)) as pieces:
-            async for piece in pieces:
-                yield piece
+    def _admit(self, request: Request[A], now_s: float, *, nested: bool = False) -> tuple[Request[A], Pool]:
+        """Return the request bound to the signature and with its deadline, and the pool for it.
 
-    def _admit(self, request: Request[A], *, inside: bool = False) -> tuple[Request[A], Pool]:
-        """The request, bound to the signature and with its deadline, or the reason why it cannot be taken."""
-        loaded = self.loaded
-        if (self.state != "READY" and not (inside and self.state == "UNLOADING")) or self._pool is None:
+        Raises NotReady, Overloaded, NotSupported, DeadlineExceeded, InvalidInput.
+        """
+        loaded, pool, call = self.loaded, self._pool, request.call
+        if (self.state != "READY" and not (nested and self.state == "UNLOADING")) or pool is None:
             raise self._not_ready()
         if 0 < self.spec.max_queue <= self._in_flight:
             raise Overloaded(f"Exceeds maximum queue size of {self.spec.max_queue} for model '{self.spec.name}'")
-        call: Any = request.call
         if type(call) not in loaded.calls and not isinstance(call, SignatureFor):
             raise NotSupported(f"model '{self.spec.name}' does not support {type(call).__name__}")
         deadline_s = request.deadline_s
-        if deadline_s is None and self.spec.timeout_s:
-            deadline_s = time.monotonic() + self.spec.timeout_s
-        bound = self._bound(call, loaded)
-        if bound is not call or deadline_s is not request.deadline_s:
-            same = request.model, request.version, request.id
-            return Request(bound, *same, deadline_s, request.metadata), self._pool
-        return request, self._pool
+        if deadline_s is None:
+            if self.spec.timeout_s:
+                deadline_s = now_s + self.spec.timeout_s
+        elif deadline_s <= now_s:
+            raise DeadlineExceeded("Request timeout expired")
+        bound = self._binder.bind(call)
+        if bound is call and deadline_s is request.deadline_s:
+            return request, pool
+        return Request(bound, request.model, request.version, request.id, deadline_s, request.metadata), pool
 
-    def _bound(self, call: Any, loaded: Loaded) -> Any:
-        """The call, checked against the signature, where that does not depend on the call."""
-        if type(call) is Infer and call.positional is None and not self._sized_by_config:
-            return bind(call, loaded.signature, self.spec.name)
-        bound = self._vectors.bound_now(call)
-        return self._vectors.opened(call) if bound is None else bound
+    def _dispatch(self, request: Request[A], pool: Pool) -> Coroutine[Any, Any, A]:
+        """Return the coroutine that computes the answer: in the batcher or in the pool."""
+        if self._binder.needs_config_signature(request.call):
+            return self._call_with_config(request, pool)
+        return self._compute(request, pool)
 
-    def _enter(self) -> None:
+    def _compute(self, request: Request[A], pool: Pool) -> Coroutine[Any, Any, A]:
+        if self._batcher is not None and self._is_batched(request):
+            batched: Any = self._batcher.call(cast("Request[Inference]", request))
+            return cast("Coroutine[Any, Any, A]", batched)
+        return pool.call(request)
+
+    async def _call_with_config(self, request: Request[A], pool: Pool) -> A:
+        """Return the answer of a model whose sizes depend on the config of the call, checked against those."""
+        configured = await self._binder.signature_for(request, pool.call)
+        if isinstance(request.call, SignatureFor):
+            return cast("A", configured.signature)
+        bound = self._binder.bind(request.call, configured)
+        answer = await self._compute(replace(request, call=bound), pool)
+        configured.check(answer, bound)
+        return answer
+
+    def _is_batched(self, request: Request[Any]) -> bool:
+        """True if a call may be merged with others. A row limit that only the model set does not reject larger ones."""
+        call = request.call
+        if not isinstance(call, Infer) or not mergeable(call, request.metadata):
+            return False
+        return not self._model_batch_size or rows(call) <= self._model_batch_size
+
+    async def _chunks(self, request: Request[A], pool: Pool) -> AsyncGenerator[A, None]:
+        """Yield the chunks of a stream, each before the deadline."""
         self._in_flight += 1
-        self._idle.clear()
+        try:
+            if self._binder.needs_config_signature(request.call):
+                configured = await self._binder.signature_for(request, pool.call)
+                request = replace(request, call=self._binder.bind(request.call, configured))
+            async with aclosing(pool.stream(request)) as chunks:
+                while True:
+                    try:
+                        async with asyncio.timeout(_remaining_s(request.deadline_s)):
+                            chunk = await anext(chunks)
+                    except StopAsyncIteration:
+                        return
+                    yield chunk
+        except TimeoutError as error:
+            raise DeadlineExceeded("Request timeout expired") from error
+        finally:
+            self._leave()
 
     def _leave(self) -> None:
         self._in_flight -= 1
-        if not self._in_flight:
-            self._idle.set()
+        if not self._in_flight and self._drained is not None:
+            self._drained.set()
 
 
 def _check_protocols(spec: ModelSpec) -> None:
-    """Raises ModelFailed where what the operator says of a model to a protocol makes no sense."""
+    """Raise ModelFailed if the settings of a model for a protocol are invalid."""
     for name in spec.protocols:
         try:
             plugins.find("protocol_settings", name)(spec)
-        except ModelFailed as fault:
-            raise ModelFailed(f"failed to load '{spec.name}', {fault.message}") from fault
+        except ModelFailed as error:
+            raise ModelFailed(f"failed to load '{spec.name}', {error.message}") from error
 
 
-async def _within(deadline_s: float, answering: Coroutine[Any, Any, A]) -> A:
-    """The answer, or TimeoutError; one that is there at once needs no timer."""
-    begun = eager.begun(answering)
-    if not isinstance(begun, eager.Waiting):
+async def _before(deadline_s: float, coroutine: Coroutine[Any, Any, A]) -> A:
+    """Return the result of a coroutine, or raise DeadlineExceeded. A result that is there at once needs no timer."""
+    begun = begin(coroutine)
+    if not isinstance(begun, Pending):
         return begun
-    await eager.in_task()
-    async with asyncio.timeout(deadline_s - time.monotonic()):
-        return await eager.resumed(answering, begun)
+    with closing(begun):
+        await ensure_task()
+        try:
+            async with asyncio.timeout(deadline_s - time.monotonic()):
+                return await begun
+        except TimeoutError as error:
+            raise DeadlineExceeded("Request timeout expired") from error
 
 
-def _left_s(deadline_s: float | None) -> float | None:
+def _remaining_s(deadline_s: float | None) -> float | None:
     return None if deadline_s is None else deadline_s - time.monotonic()

@@ -3,8 +3,7 @@
 import asyncio
 import hmac
 import logging
-import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
@@ -16,7 +15,6 @@ from dragoman.core.calls import (
     Describe,
     DescribeModels,
     DescribeServer,
-    Generate,
     Handle,
     Index,
     Infer,
@@ -41,15 +39,14 @@ from dragoman.core.metrics import Family
 from dragoman.core.peers import Peers
 from dragoman.core.spec import check_name
 from dragoman.core.tensor import NONE, Parameters, Tensor
-from dragoman.engine import model_metrics, tally
+from dragoman.engine import counters, model_metrics
 from dragoman.engine.control import LOADING_AT_ONCE, Control
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.peers import Neighbourhood
 from dragoman.engine.registry import Registry
 from dragoman.engine.repository import Repository, Source
 from dragoman.engine.search import Skipped
-from dragoman.engine.text_tally import Written
-from dragoman.system.eager import in_task
+from dragoman.system.coroutines import begin, ensure_task
 
 A = TypeVar("A")
 log = logging.getLogger("dragoman.engine")
@@ -164,64 +161,28 @@ class Engine:
 
     # --- calls -------------------------------------------------------------------------------------------------
 
-    def now(self, request: Request[A]) -> Response[A] | None:
-        """The answer of `call`, where it is there without anybody waiting, else None. Raises as `call`."""
-        call = request.call
-        if not isinstance(call, ModelCall):
-            found: Any = self._told(request)
-            return None if found is None else Response(found, request.model, request.version)
-        if self._draining or not request.model:
-            return None
-        deployment = self._registry.find(request.model, request.version)
-        began_s = time.monotonic()
-        try:
-            answer = deployment.now(request)
-        except BaseException as fault:
-            deployment.tally.ended(call, began_s, fault)
-            raise
-        if answer is None:
-            return None
-        deployment.tally.ended(call, began_s, None, answer)
-        return Response(answer, deployment.spec.name, deployment.spec.version)
+    def begin(self, request: Request[A]) -> Response[A] | Awaitable[Response[A]]:
+        """Start a call: return its response, or an awaitable of it if something has to wait.
+
+        Raises the errors of `dragoman.core.errors`, as awaiting does. Await it in the task that called `begin`.
+        """
+        return begin(self._respond(request))
 
     async def call(self, request: Request[A]) -> Response[A]:
-        """The one answer to any call. Raises the errors of `dragoman.core.errors`."""
-        if isinstance(request.call, ModelCall):
-            if isinstance(request.call, Handle):
-                request = self._registry.addressed(request)
-            deployment = self._find(request)
-            began_s = time.monotonic()
-            try:
-                answer = await deployment.call(request)
-            except BaseException as fault:
-                deployment.tally.ended(request.call, began_s, fault)
-                raise
-            deployment.tally.ended(request.call, began_s, None, answer)
-            return Response(answer, deployment.spec.name, deployment.spec.version)
-        found: Any = self._told(request)
-        if found is None:
-            found = await self._control_call(request)
-        return Response(found, request.model, request.version)
+        """Return the one response to a call. Cancelling it cancels the call."""
+        return await self._respond(request)
 
-    async def stream(self, request: Request[A]) -> AsyncGenerator[Response[A], None]:
-        """The answers to a model's call as they come. Closing the generator cancels the call."""
-        deployment = self._find(request)
-        pieces = deployment.stream(request)
-        began_s, fault = time.monotonic(), None
-        written = Written() if type(request.call) is Generate else None
-        try:
-            async for piece in pieces:
-                if written is not None:
-                    written.take(piece)
-                yield Response(piece, deployment.spec.name, deployment.spec.version)
-        except BaseException as raised:
-            fault = raised
-            raise
-        finally:
-            took_s = deployment.tally.ended(request.call, began_s, fault)
-            if written is not None and fault is None:
-                deployment.tally.texts.add(written, took_s)
-            await pieces.aclose()
+    def stream(self, request: Request[A]) -> AsyncGenerator[Response[A], None]:
+        """Return the responses to a model call as they come. Closing the generator cancels the call."""
+        return self._find(request).stream(request)
+
+    def _respond(self, request: Request[A]) -> Coroutine[Any, Any, Response[A]]:
+        call = request.call
+        if not isinstance(call, ModelCall):
+            return self._server_response(request)
+        if isinstance(call, Handle):
+            request = self._registry.addressed(request)
+        return self._find(request).call(request)
 
     async def infer(
         self,
@@ -267,8 +228,23 @@ class Engine:
             raise Unaddressed(f"the request names no model; expected {there}")
         return names[0]
 
-    def _told(self, request: Request[Any]) -> object | None:
-        """The answer about the server or its models; None of a call that does something to them."""
+    async def _server_response(self, request: Request[Any]) -> Response[Any]:
+        match request.call:
+            case Index() | Load() | Scale() | Unload() as call:
+                self._authorize(call.token)
+                answer = await self._control_call(request)
+            case Together(requests):
+                answer = await self._together(requests)
+            case DescribeModels(after_start):
+                while after_start and not self._settled:
+                    await self.changed()
+                answer = self._descriptions()
+            case _:
+                answer = self._state(request)
+        return Response(answer, request.model, request.version)
+
+    def _state(self, request: Request[Any]) -> object:
+        """Return the answer to a call about the server or its models."""
         match request.call:
             case Live():
                 return True
@@ -279,45 +255,31 @@ class Engine:
                 if otherwise is not None and not request.model:
                     wanted = self._preferred(wanted, otherwise)
                 return self._description(self._named(request.model, request.version, wanted))
-            case DescribeModels(after_start):
-                return None if after_start and not self._settled else self._descriptions()
             case ListModels():
                 return tuple(self._registry.names())
             case DescribeServer():
-                me = self._identity
-                return ServerDescription(me.name, me.version, me.extensions)
+                identity = self._identity
+                return ServerDescription(identity.name, identity.version, identity.extensions)
             case InFlight() | Measure() as call:
                 return self._measured(call)
             case States():
                 return self._control.states()
-        return None
+        raise NotImplementedError(type(request.call).__name__)
 
     async def _control_call(self, request: Request[Any]) -> object:
         match request.call:
-            case Index(token, ready):
-                self._authorize(token)
+            case Index(_, ready):
                 return self._control.index(ready=ready)
-            case Load(token, url):
-                self._authorize(token)
+            case Load(_, url):
                 await self._control.load(check_name(request.model), request.version, url)
-            case Scale(token, replicas):
-                self._authorize(token)
+            case Scale(_, replicas):
                 await self._control.scale(check_name(request.model), request.version, replicas)
-            case Unload(token):
-                self._authorize(token)
+            case Unload():
                 await self._control.unload(check_name(request.model), request.version)
-            case Together(requests):
-                return await self._together(requests)
-            case DescribeModels():
-                while not self._settled:
-                    await self.changed()
-                return self._descriptions()
-            case _:
-                raise NotImplementedError(type(request.call).__name__)
         return None
 
     async def _together(self, requests: Sequence[Request[Any]]) -> tuple[Response[Any], ...]:
-        await in_task()
+        await ensure_task()
         tasks = [asyncio.ensure_future(self.call(request)) for request in requests]
         try:
             return tuple(await asyncio.gather(*tasks))
@@ -349,11 +311,11 @@ class Engine:
         if isinstance(call, InFlight):
             return sum(d.in_flight for d in self._registry.all() if any(map(d.answers, call.able)))
         told = [
-            ({"model": d.spec.name, "version": d.spec.version}, d.tally, d.in_flight, d.ready)
+            ({"model": d.spec.name, "version": d.spec.version}, d.counters, d.in_flight, d.ready)
             for d in self._registry.all()
         ]
         own = [(labels, d.measurements()) for (labels, *_), d in zip(told, self._registry.all(), strict=True)]
-        return (*tally.families(told), *model_metrics.gathered(own), *model_metrics.families())
+        return (*counters.families(told), *model_metrics.gathered(own), *model_metrics.families())
 
     def _authorize(self, token: str) -> None:
         wanted = self._identity.control_token

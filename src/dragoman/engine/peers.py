@@ -3,7 +3,6 @@
 import asyncio
 import concurrent.futures
 import threading
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -80,14 +79,7 @@ class Neighbourhood:
 
     async def call(self, request: Request[A]) -> A:
         deployment = self._registry.find(request.model, request.version)
-        began_s = time.monotonic()
-        try:
-            answer = await deployment.call(request, inside=True)
-        except BaseException as fault:
-            deployment.tally.ended(request.call, began_s, fault)
-            raise
-        deployment.tally.ended(request.call, began_s, None, answer)
-        return answer
+        return (await deployment.call(request, nested=True)).answer
 
 
 class Neighbours:

@@ -9,8 +9,9 @@ from typing import Any, NoReturn
 from dragoman.core.calls import Measure, Ready, Request, Response
 from dragoman.core.errors import DragomanError, ServerError
 from dragoman.core.metrics import Family, Sample
-from dragoman.engine.answers import AnswersNow
+from dragoman.engine.call_handler import CallHandler
 from dragoman.front import Shelved
+from dragoman.system.coroutines import begin
 
 log = logging.getLogger("dragoman.front_end")
 
@@ -27,7 +28,7 @@ class Desk:
 
     def __init__(
         self,
-        engine: AnswersNow,
+        engine: CallHandler,
         ready: Callable[[], bool],
         measured: Callable[[], tuple[Family, ...]],
         kept: Callable[[Shelved], Awaitable[Any]],
@@ -45,17 +46,9 @@ class Desk:
     def one(self, request: Request[Any]) -> NoReturn:
         raise AssertionError("front ends ask side by side")
 
-    def now(self, request: Request[Any]) -> Response[Any] | None:
-        """The answer, where it is there without anybody waiting."""
-        try:
-            response = self._engine.now(request)
-        except Exception as fault:
-            self.calls += 1
-            raise _told(fault, request) from fault
-        if response is None:
-            return None
-        self.calls += 1
-        return self._completed(response, request)
+    def begin(self, request: Request[Any]) -> Response[Any] | Awaitable[Response[Any]]:
+        """Start a call: return its response, or an awaitable of it if something has to wait."""
+        return begin(self.one_async(request))
 
     async def one_async(self, request: Request[Any]) -> Response[Any]:
         self.calls += 1

@@ -50,7 +50,7 @@ class FrontEnd:
             self._process, ours, memory = _born()
         except OSError as fault:
             raise ServerError(f"there is no process for a front end: {fault}") from fault
-        self._worker = Worker(self.desk, ours, memory, told=self._told, now=self.desk.now)
+        self._worker = Worker(self.desk, ours, memory, told=self._told, begin=self.desk.begin)
         self._watching = asyncio.create_task(self._watch(self._process))
         self._worker.tell(Kind.SPEC, self._hello)
         try:

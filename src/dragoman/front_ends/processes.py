@@ -9,7 +9,7 @@ from typing import Any
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.metrics import Family
-from dragoman.engine.answers import AnswersNow
+from dragoman.engine.call_handler import CallHandler
 from dragoman.front import Front, Ports, Shelved, limits, ports_of, tables, tls_context
 from dragoman.front_ends.desk import Desk, families
 from dragoman.front_ends.front_end import FrontEnd
@@ -22,7 +22,7 @@ from dragoman.workers.place import Place
 log = logging.getLogger("dragoman.front_end")
 
 
-def front_of(engine: AnswersNow, settings: Settings) -> Front:
+def front_of(engine: CallHandler, settings: Settings) -> Front:
     """What clients see of an engine: as many processes as the settings say, or this one where that is enough."""
     count = settings.front_ends or cores()
     if count == 1:
@@ -37,7 +37,7 @@ def front_of(engine: AnswersNow, settings: Settings) -> Front:
 class FrontEnds(Front):
     """The same as `Front`, in several processes. One that dies is started again; what it was asked is cancelled."""
 
-    def __init__(self, engine: AnswersNow, settings: Settings, count: int) -> None:
+    def __init__(self, engine: CallHandler, settings: Settings, count: int) -> None:
         super().__init__(engine, settings)
         self._desks = [Desk(engine, self._complete, self._measured, self._shelved) for _ in range(count)]
         self._shelf: Any = None

@@ -3,13 +3,14 @@
 import asyncio
 import itertools
 import socket
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
 
 from dragoman.core.calls import Request, Response
 from dragoman.core.errors import DragomanError, ServerError, WorkerLost
+from dragoman.system.coroutines import begin
 from dragoman.workers import shared
 from dragoman.workers.channel import Channel
 from dragoman.workers.frames import Frame, Kind, encode
@@ -53,8 +54,8 @@ class RemoteEngine:
     async def changed(self) -> None:
         await self._change.wait()
 
-    def now(self, request: Request[A]) -> Response[A] | None:
-        return None  # it always has to be asked
+    def begin(self, request: Request[A]) -> Response[A] | Awaitable[Response[A]]:
+        return begin(self.call(request))
 
     async def call(self, request: Request[A]) -> Response[A]:
         future: asyncio.Future[Response[A]] = self._loop.create_future()

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import uuid
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ import msgspec
 
 from dragoman.core.calls import ModelCall, Response
 from dragoman.core.errors import DragomanError, NotReady
-from dragoman.engine.answers import AnswersNow
+from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import (
     Asked,
     Endpoint,
@@ -34,7 +34,7 @@ from dragoman.protocols.wire import (
     Inquiry,
     Later,
 )
-from dragoman.system.eager import in_task
+from dragoman.system.coroutines import ensure_task
 from dragoman.transports.aside import LARGE, Aside, weight
 from dragoman.transports.bodies import Bodies
 from dragoman.transports.caller import Caller, OtherSite
@@ -49,11 +49,11 @@ log = logging.getLogger("dragoman.http")
 A = TypeVar("A")
 
 
-class Done(msgspec.Struct, frozen=True):
-    """A question that has been answered; the answer is still to be written."""
+class Begun(msgspec.Struct, frozen=True):
+    """A call that has begun, with its response or an awaitable of it."""
 
-    exchange: Exchange[Any, HttpResponse]
-    response: Response[Any]
+    asked: Exchange[Any, HttpResponse] | Inquiry[Any]
+    response: Response[Any] | Awaitable[Response[Any]]
 
 
 class Inferred(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ class Inferred(msgspec.Struct, frozen=True):
 class Application:
     """Routes requests to protocols and their calls to the engine. `bodies` counts what all of them hold."""
 
-    def __init__(self, engine: AnswersNow, protocols: Sequence[HttpProtocol], limits: Limits) -> None:
+    def __init__(self, engine: CallHandler, protocols: Sequence[HttpProtocol], limits: Limits) -> None:
         self.limits = limits
         self.bodies = Bodies(limits.max_bodies_bytes)
         # Bytes of an answer from which on somebody may want it compressed.
@@ -105,21 +105,23 @@ class Application:
             return _varying(asked.response)
         return self.answer(match, request, caller, asked)
 
-    def _at_once(self, match: Match, request: HttpRequest) -> Asked | Done | Inferred:
+    def _at_once(self, match: Match, request: HttpRequest) -> Asked | Begun | Inferred:
         """How far a `plain` request comes without waiting: to its answer, or to that of its fault, if all goes well."""
         fault_of: Callable[[DragomanError], HttpResponse] | None = None
         try:
             assert match.endpoint is not None
             asked: Asked = match.endpoint(request)
-            if type(asked) is Inquiry:
-                asked = self._inquired(asked)
+            while type(asked) is Inquiry:
+                response = self._engine.begin(asked.request)
+                if not isinstance(response, Response):
+                    return Begun(asked, response)
+                asked = asked.then(response)
             if type(asked) is Exchange:
                 fault_of = asked.fault
-                response = self._engine.now(asked.request)
-                if response is not None:
-                    if weight(response.answer) > LARGE:
-                        return Done(asked, response)
-                    return self._written(asked.reply(response), isinstance(asked.request.call, ModelCall))
+                response = self._engine.begin(asked.request)
+                if not isinstance(response, Response) or weight(response.answer) > LARGE:
+                    return Begun(asked, response)
+                return self._written(asked.reply(response), isinstance(asked.request.call, ModelCall))
             return asked
         except HttpFault as fault:
             return match.protocol.error(fault)
@@ -137,17 +139,8 @@ class Application:
         is_encoded = any(name == "content-encoding" for name, _ in response.headers)  # by the model itself
         return response if is_encoded else Inferred(response)
 
-    def _inquired(self, asked: Asked) -> Asked:
-        """What is asked once the engine has told what it knows at once."""
-        while type(asked) is Inquiry:
-            told = self._engine.now(asked.request)
-            if told is None:
-                break
-            asked = asked.then(told)
-        return asked
-
     async def answer(
-        self, match: Match, request: HttpRequest, caller: Caller, asked: Asked | Done | Inferred | None = None
+        self, match: Match, request: HttpRequest, caller: Caller, asked: Asked | Begun | Inferred | None = None
     ) -> None:
         """Answer one request; it never raises. `asked` is what its endpoint has made of it, if that was run.
 
@@ -168,7 +161,7 @@ class Application:
             await self._give_up(match.protocol, caller, _internal())
 
     async def _answer(
-        self, match: Match, request: HttpRequest, caller: Caller, asked: Asked | Done | Inferred | None
+        self, match: Match, request: HttpRequest, caller: Caller, asked: Asked | Begun | Inferred | None
     ) -> None:
         if match.endpoint is None:
             await caller.send(HttpResponse(204, (), (("allow", match.allow),)))
@@ -181,8 +174,9 @@ class Application:
                 held = len(request.body)
             if asked is None:
                 asked = await self._read(match.endpoint, request)
-            elif isinstance(asked, Inquiry):
-                asked = await self._resolved(asked, len(request.body))
+            elif isinstance(asked, Begun) and isinstance(asked.asked, Inquiry):
+                response, size = await _finished(asked.response), len(request.body)
+                asked = await self._resolved(await self._in_turn(asked.asked.then, response, size), size)
             responding = self._kept(asked, request) if isinstance(asked, Fetch | Later) else self._done(asked, caller)
             del request, asked
             done = await responding
@@ -219,25 +213,25 @@ class Application:
             await self._turns.wait()
         return await self._aside.read(function, given, size)
 
-    async def _done(self, asked: Asked | Done | Inferred, caller: Caller) -> HttpResponse | Inferred | None:
+    async def _done(self, asked: Asked | Begun | Inferred, caller: Caller) -> HttpResponse | Inferred | None:
         """The response, or None where it was a stream and has gone out."""
-        if isinstance(asked, Done):
-            reply, response = asked.exchange.reply, asked.response
-            return self._written(await self._aside.write(reply, response, weight(response.answer)), inferred=True)
+        begun: Response[Any] | Awaitable[Response[Any]] | None = None
+        if isinstance(asked, Begun):
+            begun, asked = asked.response, asked.asked
         if isinstance(asked, HttpResponse | Inferred):
             return asked
         assert isinstance(asked, Exchange | HttpStream)
         fault_of = asked.fault
         try:
             if isinstance(asked, HttpStream):
-                await in_task()
+                await ensure_task()
                 await self._stream(asked, caller)
                 return None
             request, reply = asked.request, asked.reply
             del asked
             inferred = isinstance(request.call, ModelCall)
-            response = await self._engine.call(request)
-            del request
+            response = await _finished(self._engine.begin(request) if begun is None else begun)
+            del request, begun
             size = weight(response.answer)
             written = reply(response) if size <= LARGE else await self._aside.write(reply, response, size)
             return self._written(written, inferred=inferred)
@@ -323,6 +317,10 @@ class Application:
             caller.hang_up()
         else:
             await caller.send(protocol.error(fault))
+
+
+async def _finished(response: Response[A] | Awaitable[Response[A]]) -> Response[A]:
+    return response if isinstance(response, Response) else await response
 
 
 def _varying(response: HttpResponse) -> HttpResponse:

@@ -3,7 +3,7 @@
 import ssl
 from collections.abc import Sequence
 
-from dragoman.engine.answers import AnswersNow
+from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import GrpcProtocol, HttpProtocol
 from dragoman.transports.application import Application
 from dragoman.transports.grpc.calls import Calls
@@ -21,7 +21,7 @@ class HttpServer:
 
     def __init__(
         self,
-        engine: AnswersNow,
+        engine: CallHandler,
         protocols: Sequence[HttpProtocol],
         *,
         limits: Limits,

@@ -17,12 +17,13 @@ from dragoman.core.calls import Request
 from dragoman.core.error_text import public_text
 from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.system import logs
+from dragoman.system.coroutines import Pending
 from dragoman.workers import shared
 from dragoman.workers.channel import Channel, receive
 from dragoman.workers.execute import Executor
 from dragoman.workers.frames import Buffer, Frame, Kind, encode
 from dragoman.workers.group import signal_at_end_of_parent
-from dragoman.workers.owned import owned
+from dragoman.workers.output_copies import copy_outputs
 from dragoman.workers.pool import WINDOW, Elsewhere
 
 
@@ -112,8 +113,8 @@ class Answering(Protocol):
 
 class Worker:
     """Answers calls that come through a socket: side by side where they are `concurrent`, as those of an `async` model
-    are, else one after the other, in order. `told` gets the frames that are about no call. `now` gives the answers that
-    are there without anybody waiting, None where one is not."""
+    are, else one after the other, in order. `told` gets the frames that are about no call. `begin` starts a
+    call without a task; without it, each has a task from the start."""
 
     def __init__(
         self,
@@ -122,12 +123,12 @@ class Worker:
         memory: tuple[int, int] | None = None,
         concurrent: bool = True,
         told: Callable[[Frame], None] | None = None,
-        now: Callable[[Request[Any]], Any] | None = None,
+        begin: Callable[[Request[Any]], Any] | None = None,
     ) -> None:
         self._executor = executor
         self._concurrent = concurrent
         self._told = told
-        self._now = now
+        self._begin = begin
         self._loop = asyncio.get_running_loop()
         self._jobs: dict[int, _Job] = {}
         self._waiting: deque[_Job] = deque()
@@ -181,25 +182,25 @@ class Worker:
         if self._concurrent:
             while self._waiting:
                 job = self._waiting.popleft()
-                if self._now is None or not self._answered(job, self._now):
+                if self._begin is None or job.frame.kind != Kind.CALL or job.cancelled:
                     job.task = self._loop.create_task(self._run(job))
+                else:
+                    self._begin_call(job, self._begin)
         elif self._waiting and not self._busy:
             self._one(self._waiting.popleft())
 
-    def _answered(self, job: _Job, now: Callable[[Request[Any]], Any]) -> bool:
-        """Whether the answer was there without anybody waiting; it is on its way then."""
-        if job.frame.kind != Kind.CALL or job.cancelled:
-            return False
+    def _begin_call(self, job: _Job, begin: Callable[[Request[Any]], Any]) -> None:
+        """Send the answer to a call that does not have to wait; the others go on in a task."""
         try:
-            answer = now(job.request())
-            if answer is None:
-                return False
+            answer = begin(job.request())
+            if type(answer) is Pending:
+                job.task = self._loop.create_task(self._run(job, answer))
+                return
             last = self._encoded(Kind.ANSWER, job, answer)
-        except Exception as fault:
-            last = self._error(job, fault)
+        except Exception as error:
+            last = self._error(job, error)
         del self._jobs[job.frame.job]
         self._channel.send(last)
-        return True
 
     def _next(self) -> None:
         self._busy = False
@@ -228,14 +229,14 @@ class Worker:
         else:
             self._busy = False
 
-    async def _run(self, job: _Job) -> None:
+    async def _run(self, job: _Job, begun: Pending[Any] | None = None) -> None:
         last = encode(Kind.END, job.frame.job)
         try:
             if not job.cancelled:
                 request = job.request()
                 if job.frame.kind == Kind.CALL:
-                    answer = await self._executor.one_async(request)
-                    last = self._encoded(Kind.ANSWER, job, owned(answer, request.call))
+                    answer = await (begun or self._executor.one_async(request))
+                    last = self._encoded(Kind.ANSWER, job, copy_outputs(answer, request.call))
                 else:
                     await self._stream(job, request)
         except BaseException as fault:
@@ -248,7 +249,7 @@ class Worker:
         async with aclosing(self._executor.pieces_async(request)) as pieces:
             async for piece in pieces:
                 if self._concurrent:  # other calls may write into it while it waits to be sent
-                    piece = owned(piece, request.call)
+                    piece = copy_outputs(piece, request.call)
                 self._channel.send(self._encoded(Kind.PIECE, job, piece))
                 await self._channel.drain()  # before the model may write into the same array again
                 await job.credits.acquire()

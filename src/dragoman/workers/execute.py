@@ -32,7 +32,6 @@ from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.workers.aside import aside, here
 from dragoman.workers.outcome import as_it_is, derivative, embedded, generation, inference
-from dragoman.workers.owned import owned
 from dragoman.workers.pool import Elsewhere, Loaded
 from dragoman.workers.shortage import failure
 
@@ -75,7 +74,8 @@ class Executor:
         # What holds whatever the config of a call: the sizes are checked by whoever looked them up.
         self._unsized = _unsized(self.loaded.signature) if SignatureFor in self.loaded.calls else None
         self._kinds = {call: kind_of(getattr(model, method)) for call, (method, _) in _VERBS.items()}
-        self._steps = self.steps()
+        plain = [call for call in self.loaded.calls if self._kinds[call] == "value"]
+        self._steps = {call: self._step(call) for call in plain}
 
     @classmethod
     async def load(cls, spec: ModelSpec, place: Placement, *, in_thread: bool = True) -> "Executor":
@@ -156,11 +156,6 @@ class Executor:
         except _FAULTS as fault:
             raise self._failed(fault, request) from fault
 
-    def steps(self, *, own: bool = False) -> dict[type[Call[Any]], Callable[[Request[Any]], Any]]:
-        """For each call that a plain method answers all that this takes, in one step; `own`: the answer is its reader's
-        own, as one has to be that is not used at once."""
-        return {call: self._step(call, own) for call in self.loaded.calls if self._kinds[call] == "value"}
-
     # --- for every kind, on the event loop ---------------------------------------------------------------
 
     async def one_async(self, request: Request[Any]) -> Any:
@@ -212,7 +207,7 @@ class Executor:
             raise NotSupported(f"model '{self.name}' does not support {call.__name__}")
         return self._kinds[call]
 
-    def _step(self, call: type[Call[Any]], own: bool) -> Callable[[Request[Any]], Any]:
+    def _step(self, call: type[Call[Any]]) -> Callable[[Request[Any]], Any]:
         name, finish = _VERBS[call]
         method, takes_request = getattr(self.model, name), self.model.takes_request
         signature, unsized = self.loaded.signature, self._unsized
@@ -221,9 +216,7 @@ class Executor:
             asked = request.call
             try:
                 result = method(request if takes_request else asked)
-                found = finish(result, asked, unsized if unsized and getattr(asked, "config", None) else signature)
-                del result  # which would look as if somebody else held the answer
-                return owned(found, asked) if own else found
+                return finish(result, asked, unsized if unsized and getattr(asked, "config", None) else signature)
             except _FAULTS as fault:
                 raise self._failed(fault, request) from fault
 

@@ -1,18 +1,18 @@
 """A pool on the event loop of this process."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
-from dragoman.core.calls import Call, Request
+from dragoman.core.calls import Request
 from dragoman.core.errors import NotReady
 from dragoman.core.metrics import Family
 from dragoman.core.spec import ModelSpec
-from dragoman.system.eager import in_task
+from dragoman.system.coroutines import ensure_task
 from dragoman.workers.availability import Availability
 from dragoman.workers.execute import Executor
-from dragoman.workers.owned import owned
+from dragoman.workers.output_copies import copy_outputs
 from dragoman.workers.pool import CONCURRENT, A, Loaded
 
 # How long calls may take to end when their pool is closed.
@@ -58,11 +58,6 @@ class InlinePool:
         self._changed()
         return executor.loaded
 
-    @property
-    def now(self) -> Mapping[type[Call[Any]], Callable[[Request[Any]], Any]]:
-        """What answers without waiting, where no method of the model waits for anything."""
-        return {} if self._executor is None or self._executor.loaded.concurrent else self._executor.steps(own=True)
-
     def measurements(self) -> Sequence[Family]:
         return () if self._executor is None else self._executor.measurements()
 
@@ -72,10 +67,10 @@ class InlinePool:
         if not self._executor.loaded.concurrent:
             answer = self._executor.one(request)
         else:
-            await in_task()  # the model's own code may count on a task
+            await ensure_task()  # the model's own code may count on a task
             with self._interrupted_by_close():
                 answer = await self._executor.one_async(request)
-        mine: A = owned(answer, request.call)
+        mine: A = copy_outputs(answer, request.call)
         return mine
 
     async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
@@ -92,7 +87,7 @@ class InlinePool:
                         piece = await anext(pieces)
                 except StopAsyncIteration:
                     return
-                yield owned(piece, request.call)
+                yield copy_outputs(piece, request.call)
         raise stopped(self._spec)
 
     async def close(self) -> None:

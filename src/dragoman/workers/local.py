@@ -6,12 +6,12 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, closing
 from functools import partial
 from typing import Any
 
-from dragoman.core.calls import Call, Request
+from dragoman.core.calls import Request
 from dragoman.core.error_text import public_text
 from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.core.metrics import Family
@@ -20,7 +20,7 @@ from dragoman.workers.availability import Availability
 from dragoman.workers.cores import keep_to_share
 from dragoman.workers.execute import Executor
 from dragoman.workers.inline import GRACE_S, InlinePool, stopped
-from dragoman.workers.owned import owned
+from dragoman.workers.output_copies import copy_outputs
 from dragoman.workers.pool import WINDOW, A, Loaded
 from dragoman.workers.settled import settle
 from dragoman.workers.streams import Stream
@@ -56,8 +56,6 @@ class ThreadPool:
 
     An `async` model runs on the event loop instead, whatever was asked for.
     """
-
-    now: Mapping[type[Call[Any]], Callable[[Request[Any]], Any]] = {}  # whoever asks waits
 
     def __init__(self, spec: ModelSpec, changed: Callable[[], None]) -> None:
         self._spec = spec
@@ -185,7 +183,7 @@ class ThreadPool:
             return
         try:
             if job.credits is None:
-                self._post(job, owned(executor.one(request), request.call), None, True)
+                self._post(job, copy_outputs(executor.one(request), request.call), None, True)
             else:
                 self._stream(job, executor, request, job.credits)
         except DragomanError as fault:
@@ -196,7 +194,7 @@ class ThreadPool:
     def _stream(self, job: _Job, executor: Executor, request: Request[Any], credit: threading.Semaphore) -> None:
         with closing(executor.pieces(request)) as pieces:
             for piece in pieces:
-                self._post(job, owned(piece, request.call), None, False)
+                self._post(job, copy_outputs(piece, request.call), None, False)
                 credit.acquire()
                 if job.cancelled:
                     break

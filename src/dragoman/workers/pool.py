@@ -75,11 +75,6 @@ class Pool(Protocol):
         """Load every replica. Raises ModelFailed, what the model's own checks raise, NotReady where it may load
         later, or Elsewhere."""
 
-    @property
-    def now(self) -> Mapping[type[Call[Any]], Callable[[Request[Any]], Any]]:
-        """What answers calls of a type as `call` does, without waiting: of a loaded model on the event loop that never
-        waits. Empty of any other."""
-
     def measurements(self) -> Sequence[Family]:
         """What the replicas in this process measure of themselves, each for itself; of others nothing is known."""
 

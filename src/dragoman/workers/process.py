@@ -5,13 +5,12 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from dragoman.core.calls import Call, Request
+from dragoman.core.calls import Request
 from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady
 from dragoman.core.metrics import Family
 from dragoman.core.spec import ModelSpec
@@ -33,7 +32,6 @@ _CREDIT = WINDOW // 2
 class ProcessPool:
     """Each replica of the model has a process of its own; a crash costs the calls that it was computing alone."""
 
-    now: Mapping[type[Call[Any]], Callable[[Request[Any]], Any]] = {}  # whoever asks waits
     replicated = True
 
     def __init__(self, spec: ModelSpec, changed: Callable[[], None]) -> None:

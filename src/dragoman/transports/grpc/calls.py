@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from dragoman.engine.answers import Answers
+from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import GrpcProtocol
 from dragoman.transports.bodies import Bodies
 from dragoman.transports.grpc.admission import Admission
@@ -29,7 +29,7 @@ class Calls:
 
     def __init__(
         self,
-        engine: Answers,
+        engine: CallHandler,
         protocols: Sequence[GrpcProtocol],
         limits: Limits,
         bodies: Bodies,

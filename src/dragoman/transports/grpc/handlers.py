@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import uuid
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import CoroutineType
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from dragoman.core.calls import Response
 from dragoman.core.errors import DragomanError, NotReady, ServerError
-from dragoman.engine.answers import Answers
+from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import (
     Buffer,
     Exchange,
@@ -22,7 +22,7 @@ from dragoman.protocols.wire import (
     GrpcRequest,
     GrpcStreamMethod,
 )
-from dragoman.system.eager import Start
+from dragoman.system.coroutines import Start
 from dragoman.transports.aside import LARGE, Aside, weight
 from dragoman.transports.bodies import Bodies
 
@@ -85,7 +85,7 @@ Handler = UnaryHandler | StreamHandler
 
 
 def table_handlers(
-    engine: Answers, protocols: Sequence[GrpcProtocol], stopping: asyncio.Future[None], bodies: Bodies
+    engine: CallHandler, protocols: Sequence[GrpcProtocol], stopping: asyncio.Future[None], bodies: Bodies
 ) -> dict[str, Handler]:
     """The methods of tables, by their paths."""
     aside = Aside(bodies)
@@ -105,7 +105,7 @@ def table_handlers(
 class Unary:
     """A method of one message in and one out."""
 
-    engine: Answers
+    engine: CallHandler
     protocol: GrpcProtocol
     method: GrpcMethod
     aside: Aside
@@ -127,8 +127,8 @@ class Unary:
         try:
             exchange = self.method.endpoint(request)
             request_id = exchange.request.id
-            response = self.engine.now(exchange.request)
-            if response is None or weight(response.answer) > LARGE:
+            response = self.engine.begin(exchange.request)
+            if not isinstance(response, Response) or weight(response.answer) > LARGE:
                 return self._rest(exchange, response)
             return exchange.reply(response)
         except Exception as fault:
@@ -140,13 +140,15 @@ class Unary:
             exchange = await self.aside.read(self.method.endpoint, request, len(request.body))
         except Exception as fault:
             raise refusal(self.protocol, told(fault, "")) from fault
-        return await self._rest(exchange, None)
+        return await self._rest(exchange, self.engine.call(exchange.request))
 
-    async def _rest(self, exchange: Exchange[Any, Any], response: Response[Any] | None) -> Reply | GrpcAnswer:
-        """The answer to what has been read, and perhaps computed."""
+    async def _rest(
+        self, exchange: Exchange[Any, Any], response: Response[Any] | Awaitable[Response[Any]]
+    ) -> Reply | GrpcAnswer:
+        """Wait for a response and serialize it."""
         try:
-            if response is None:
-                response = await self.engine.call(exchange.request)
+            if not isinstance(response, Response):
+                response = await response
             written: Reply | GrpcAnswer = await self.aside.write(exchange.reply, response)
             return written
         except Exception as fault:
@@ -161,7 +163,7 @@ class Stream:
     that reads slowly slows down its own model calls and fills no queue here.
     """
 
-    engine: Answers
+    engine: CallHandler
     protocol: GrpcProtocol
     method: GrpcStreamMethod
     stopping: asyncio.Future[None]
@@ -204,8 +206,8 @@ async def received(peer: Peer, stopping: asyncio.Future[None]) -> AsyncGenerator
     while not stopping.done():
         start = Start(peer.read(), loop)  # what has come already needs no task
         message, reading = start.result, start.task
-        if start.fault is not None:
-            raise start.fault
+        if start.error is not None:
+            raise start.error
         if reading is not None:
             try:
                 await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -6,7 +6,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from dragoman.engine.answers import Answers
+from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import Buffer, GrpcRequest
 from dragoman.transports.grpc.descriptors import load_descriptor, message_classes
 from dragoman.transports.grpc.handlers import GrpcError, Handler, Peer, StreamHandler, UnaryHandler
@@ -21,7 +21,7 @@ _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3  # HealthCheckResponse.Servin
 class Health:
     """Health of the server, named "", and of each of its services."""
 
-    def __init__(self, engine: Answers, services: Sequence[str], stopping: asyncio.Future[None]) -> None:
+    def __init__(self, engine: CallHandler, services: Sequence[str], stopping: asyncio.Future[None]) -> None:
         self._engine = engine
         self._services = frozenset(("", *services))
         self._stopping = stopping

@@ -4,7 +4,7 @@ import errno
 import ssl
 from collections.abc import Sequence
 
-from dragoman.engine.answers import Answers
+from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import GrpcProtocol
 from dragoman.transports.bodies import Bodies
 from dragoman.transports.grpc.calls import Calls
@@ -22,7 +22,7 @@ class GrpcServer:
 
     def __init__(
         self,
-        engine: Answers,
+        engine: CallHandler,
         protocols: Sequence[GrpcProtocol],
         *,
         limits: Limits,

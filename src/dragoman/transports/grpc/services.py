@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from dragoman.engine.answers import Answers
+from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import GrpcProtocol
 from dragoman.transports.bodies import Bodies
 from dragoman.transports.grpc import health
@@ -13,7 +13,7 @@ from dragoman.transports.grpc.reflection import make_reflection
 
 
 def make_handlers(
-    engine: Answers, protocols: Sequence[GrpcProtocol], stopping: asyncio.Future[None], bodies: Bodies
+    engine: CallHandler, protocols: Sequence[GrpcProtocol], stopping: asyncio.Future[None], bodies: Bodies
 ) -> dict[str, Handler]:
     """Return the handler of each path, `/service/method`.
 

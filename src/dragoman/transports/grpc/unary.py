@@ -9,7 +9,7 @@ from types import CoroutineType
 from typing import Any
 
 from dragoman.protocols.wire import Buffer, GrpcAnswer, GrpcRequest
-from dragoman.system.eager import Start
+from dragoman.system.coroutines import Start
 from dragoman.transports.grpc.call import SMALL, Call, House, unread
 from dragoman.transports.grpc.handlers import GrpcError, Reply, UnaryHandler, parts_of, told
 from dragoman.transports.grpc.head import CallHead
@@ -119,7 +119,7 @@ class UnaryCall(Call):
         if start.task is not None:
             self.run(start.task)
             return
-        self._send(start.result, start.fault)
+        self._send(start.result, start.error)
         self._leave()
 
     def finish(self, task: asyncio.Task[Any]) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from dragoman.protocols.wire import HttpFault, HttpRequest, HttpResponse
-from dragoman.system.eager import Start
+from dragoman.system.coroutines import Start
 from dragoman.transports.aside import LARGE
 from dragoman.transports.http1.head import NO_HEAD, Head
 from dragoman.transports.http1.incoming import Asked, Desk, Incoming, Refused
@@ -296,7 +296,7 @@ class Connection(asyncio.BufferedProtocol):
         if start.task is not None:
             start.task.add_done_callback(self._done)
         else:
-            self._answered(start.fault)
+            self._answered(start.error)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._task = None

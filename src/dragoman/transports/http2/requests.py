@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from dragoman.protocols.wire import Headers, HttpFault, HttpRequest, HttpResponse
-from dragoman.system.eager import Start
+from dragoman.system.coroutines import Start
 from dragoman.transports.application import Application
 from dragoman.transports.http1.body import Body, GrowingBody, too_large
 from dragoman.transports.http2 import frames
@@ -145,8 +145,8 @@ class Request:
         if start.task is not None:
             start.task.add_done_callback(self._done)
         else:
-            if start.fault is not None:
-                log.error("a request failed", exc_info=start.fault)
+            if start.error is not None:
+                log.error("a request failed", exc_info=start.error)
             self._finished()
 
     def _done(self, task: asyncio.Task[None]) -> None:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from dragoman.system import eager
+from dragoman.system.coroutines import Pending, Start, begin, ensure_task
 
 T = TypeVar("T")
 
@@ -19,8 +19,8 @@ async def outside(made: Callable[[], T]) -> T:
     return await future
 
 
-def start(coroutine: Coroutine[Any, Any, Any]) -> eager.Start[Any]:
-    return eager.Start(coroutine, asyncio.get_running_loop())
+def start(coroutine: Coroutine[Any, Any, Any]) -> Start[Any]:
+    return Start(coroutine, asyncio.get_running_loop())
 
 
 async def at_once() -> int:
@@ -29,7 +29,7 @@ async def at_once() -> int:
 
 
 async def later(value: int) -> int:
-    await eager.in_task()
+    await ensure_task()
     async with asyncio.timeout(10):
         await asyncio.sleep(0)
         return value
@@ -37,16 +37,17 @@ async def later(value: int) -> int:
 
 async def test_what_need_not_wait_is_done_without_a_task() -> None:
     started = await outside(lambda: start(at_once()))
-    assert (started.task, started.result, started.fault) == (None, 7, None)
+    assert (started.task, started.result, started.error) == (None, 7, None)
 
 
-async def test_a_fault_is_kept() -> None:
-    async def fails() -> None:
-        raise ValueError("no")
+async def fails() -> None:
+    raise ValueError("no")
 
+
+async def test_an_error_is_kept() -> None:
     started = await outside(lambda: start(fails()))
     assert started.task is None
-    assert isinstance(started.fault, ValueError)
+    assert isinstance(started.error, ValueError)
 
 
 async def test_what_waits_goes_on_in_a_task() -> None:
@@ -88,11 +89,52 @@ async def test_a_task_cancelled_before_its_first_turn_cancels_what_it_waits_for(
     assert work.cancelled()
 
 
-async def test_a_begun_coroutine_is_resumed_where_it_waits() -> None:
-    coroutine = later(4)
-    waiting = eager.begun(coroutine)
-    assert isinstance(waiting, eager.Waiting)
-    assert await eager.resumed(coroutine, waiting) == 4
+async def test_a_coroutine_that_waits_goes_on_where_it_is_awaited() -> None:
+    pending = begin(later(4))
+    assert isinstance(pending, Pending)
+    assert await pending == 4
+    assert begin(asyncio.sleep(0)) is not None
+    with pytest.raises(ValueError, match="no"):
+        begin(fails())
+
+
+async def test_errors_reach_a_pending_coroutine_where_it_waits() -> None:
+    seen: list[str] = []
+
+    async def waits() -> str:
+        for _ in range(2):
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                seen.append("cancelled")
+        return "done"
+
+    async def awaits() -> str:
+        pending = begin(waits())
+        assert isinstance(pending, Pending)
+        return await pending
+
+    task = asyncio.ensure_future(awaits())
+    for _ in range(2):
+        await asyncio.sleep(0)
+        task.cancel()
+    assert await task == "done"
+    assert seen == ["cancelled", "cancelled"]
+
+
+async def test_closing_a_pending_coroutine_ends_it() -> None:
+    seen: list[str] = []
+
+    async def waits() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            seen.append("closed")
+
+    pending = begin(waits())
+    assert isinstance(pending, Pending)
+    pending.close()
+    assert seen == ["closed"]
 
 
 async def test_context_variables_do_not_leak_from_a_first_step() -> None:

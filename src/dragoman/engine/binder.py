@@ -1,0 +1,101 @@
+"""Bind the calls of one model to its signature, which may depend on the config of the call."""
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dragoman.core.binding import bind
+from dragoman.core.calls import DerivativeCall, Infer, Request, SignatureFor
+from dragoman.core.errors import InvalidOutput
+from dragoman.core.signature import Signature
+from dragoman.core.tensor import NONE
+from dragoman.core.vector_binding import (
+    Face,
+    bind_derivative,
+    bind_evaluation,
+    check_answer,
+    config_in,
+    config_key,
+    face,
+)
+from dragoman.core.vectors import Config
+from dragoman.workers.pool import Loaded
+
+# How many configs have their signature cached.
+_CACHE_SIZE = 256
+
+GetSignature = Callable[[Request[Signature]], Awaitable[Signature]]
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredSignature:
+    """The signature of a model under one config, and the same as sizes of vectors if all its tensors are vectors."""
+
+    signature: Signature
+    vectors: Face | None
+
+    @classmethod
+    def of(cls, signature: Signature) -> "ConfiguredSignature":
+        return cls(signature, face(signature))
+
+    def check(self, response: Any, call: Any) -> None:
+        """Raise InvalidOutput unless the response has the sizes of this config, which the worker does not check."""
+        if self.vectors is not None:
+            check_answer(response, call, self.signature, self.vectors)
+
+
+class Binder:
+    """Checks calls against the signature of one model. Asks the model for its signature under a config if that may
+    change it."""
+
+    def __init__(self, loaded: Loaded, model: str) -> None:
+        self._model = model
+        self._is_configurable = SignatureFor in loaded.calls
+        self._default = ConfiguredSignature.of(loaded.signature)
+        self._cache: OrderedDict[str, ConfiguredSignature] = OrderedDict()
+
+    def bind(self, call: Any, to: ConfiguredSignature | None = None) -> Any:
+        """Return the call with its tensors named, in order and checked against a signature.
+
+        Without a signature it is that of the model; a call that `needs_config_signature` is then not bound yet.
+        """
+        if to is None:
+            if self._is_configurable:
+                if isinstance(call, Infer) and "config" in call.parameters:
+                    call = config_in(call)
+                if self.needs_config_signature(call):
+                    return call
+            to = self._default
+        if isinstance(call, Infer):
+            if call.positional is None:
+                return bind(call, to.signature, self._model)
+            return bind_evaluation(call, to.vectors, self._model)
+        if isinstance(call, DerivativeCall):
+            return bind_derivative(call, to.vectors, self._model)
+        return call
+
+    def needs_config_signature(self, call: Any) -> bool:
+        """True if the sizes for a call have to be looked up: it has a config, or asks for the signature itself."""
+        if isinstance(call, SignatureFor):
+            return True
+        return self._is_configurable and (bool(getattr(call, "config", None)) or self._default.vectors is None)
+
+    async def signature_for(self, request: Request[Any], get: GetSignature) -> ConfiguredSignature:
+        """Return the signature under the config of a request, from the cache or by `get`."""
+        config: Config = getattr(request.call, "config", NONE)
+        if not self._is_configurable or not (config or self._default.vectors is None):
+            return self._default
+        key = config_key(config)
+        found = self._cache.get(key)
+        if found is None:
+            signature: Any = await get(replace(request, call=SignatureFor(config)))
+            if not isinstance(signature, Signature):
+                got = type(signature).__name__
+                raise InvalidOutput(f"model '{self._model}': expected a signature for its config, got {got}")
+            found = ConfiguredSignature.of(signature)
+        self._cache[key] = found
+        self._cache.move_to_end(key)
+        if len(self._cache) > _CACHE_SIZE:
+            self._cache.popitem(last=False)
+        return found

@@ -1,0 +1,27 @@
+"""The engine as transports use it: in this process, or behind a socket."""
+
+from collections.abc import AsyncGenerator, Awaitable
+from typing import Protocol, TypeVar
+
+from dragoman.core.calls import Request, Response
+
+A = TypeVar("A")
+
+
+class CallHandler(Protocol):
+    """Answers calls. Raises the errors of `dragoman.core.errors`."""
+
+    def begin(self, request: Request[A]) -> Response[A] | Awaitable[Response[A]]:
+        """Start a call: return its response, or an awaitable of it if something has to wait."""
+
+    async def call(self, request: Request[A]) -> Response[A]:
+        """Return the one response. Cancelling it cancels the call."""
+
+    def stream(self, request: Request[A]) -> AsyncGenerator[Response[A], None]:
+        """Return the responses as they come. Closing the generator cancels the call."""
+
+    def ready(self) -> bool:
+        """Return True if every model is ready."""
+
+    async def changed(self) -> None:
+        """Return when `ready` may have changed."""

@@ -1,0 +1,84 @@
+"""Metrics of calls: how many calls each deployment has answered, their outcomes and durations."""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dragoman.core.errors import DragomanError
+from dragoman.core.histogram import SECONDS, Histogram
+from dragoman.core.metrics import Family, Sample
+from dragoman.engine.generation_counters import GenerationCounters, GenerationUsage, generation_families
+
+OK = "ok"
+
+
+class CallCounters:
+    """The counters of one deployment."""
+
+    __slots__ = ("_by_type", "generation")
+
+    def __init__(self) -> None:
+        self._by_type: dict[type[Any], _TypeCounters] = {}
+        self.generation = GenerationCounters()
+
+    def count(
+        self, call: Any, start_s: float, error: BaseException | None = None, usage: GenerationUsage | None = None
+    ) -> None:
+        """Count one call that has ended; `start_s` is a reading of the monotonic clock."""
+        duration_s = time.monotonic() - start_s
+        counters = self._by_type.get(type(call))
+        if counters is None:
+            counters = self._by_type[type(call)] = _TypeCounters()
+        counters.durations.observe(duration_s)
+        if error is not None:
+            counters.failed[outcome(error)] += 1
+            return
+        counters.succeeded += 1
+        if usage is not None:
+            self.generation.count(usage, duration_s)
+
+    def counts(self, labels: Mapping[str, str]) -> Iterable[Sample]:
+        for call, counters in self._sorted():
+            for name, count in sorted({OK: counters.succeeded, **counters.failed}.items()):
+                if count:
+                    yield Sample("dragoman_calls_total", {**labels, "call": call, "outcome": name}, count)
+
+    def durations(self, labels: Mapping[str, str]) -> Iterable[Sample]:
+        name = "dragoman_call_duration_seconds"
+        for call, counters in self._sorted():
+            yield from counters.durations.samples(name, {**labels, "call": call})
+
+    def _sorted(self) -> list[tuple[str, "_TypeCounters"]]:
+        return sorted((kind.__name__, counters) for kind, counters in self._by_type.items())
+
+
+class _TypeCounters:
+    """The counters of one type of call."""
+
+    __slots__ = ("durations", "failed", "succeeded")
+
+    def __init__(self) -> None:
+        self.succeeded = 0
+        self.failed: Counter[str] = Counter()
+        self.durations = Histogram(SECONDS)
+
+
+def outcome(error: BaseException) -> str:
+    """Return the `outcome` label of a failed call: the name of the error, or `Cancelled`."""
+    return type(error).__name__ if isinstance(error, DragomanError) else "Cancelled"
+
+
+def families(deployments: Iterable[tuple[Mapping[str, str], CallCounters, int, bool]]) -> Iterable[Family]:
+    """Return the metrics of deployments: each with its labels, counters, calls in flight and readiness."""
+    rows = list(deployments)
+    counts = [s for labels, counters, _, _ in rows for s in counters.counts(labels)]
+    yield Family("dragoman_calls_total", "counter", "Model calls by outcome.", tuple(counts))
+    durations = [s for labels, counters, _, _ in rows for s in counters.durations(labels)]
+    help_text = "Seconds from the arrival of a call to its end."
+    yield Family("dragoman_call_duration_seconds", "histogram", help_text, tuple(durations))
+    in_flight = [Sample("dragoman_calls_in_flight", labels, float(count)) for labels, _, count, _ in rows]
+    yield Family("dragoman_calls_in_flight", "gauge", "Calls that are queued or running.", tuple(in_flight))
+    ready = [Sample("dragoman_model_ready", labels, float(is_ready)) for labels, _, _, is_ready in rows]
+    yield Family("dragoman_model_ready", "gauge", "1 if a model version can answer.", tuple(ready))
+    yield from generation_families([(labels, counters.generation) for labels, counters, _, _ in rows])

@@ -1,0 +1,97 @@
+"""Metrics of text generation: durations and token counts of each deployment."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
+
+from dragoman.core.histogram import SECONDS, TOKENS, Histogram
+from dragoman.core.metrics import Family, Sample
+from dragoman.core.text import Generation, PromptInfo
+
+_DURATION = "dragoman_text_duration_seconds"
+_VALIDATION = "dragoman_text_validation_seconds"
+_QUEUE = "dragoman_text_queue_seconds"
+_INFERENCE = "dragoman_text_inference_seconds"
+_EACH_TOKEN = "dragoman_text_token_seconds"  # noqa: S105 - no secret
+_PROMPT = "dragoman_text_prompt_tokens"
+_GENERATED = "dragoman_text_generated_tokens"
+_MOST = "dragoman_text_max_new_tokens"
+_METRICS: Mapping[str, tuple[str, Sequence[float]]] = {
+    _DURATION: ("Seconds from the arrival of a successful call to its end.", SECONDS),
+    _VALIDATION: ("Seconds to validate and tokenize the prompts of a call.", SECONDS),
+    _QUEUE: ("Seconds that the prompts of a call waited in the queue of the text engine.", SECONDS),
+    _INFERENCE: ("Seconds of prefill and decoding: the duration without validation and queue.", SECONDS),
+    _EACH_TOKEN: ("Seconds of inference per token of the longest completion of a call.", SECONDS),
+    _PROMPT: ("Tokens of a prompt.", TOKENS),
+    _GENERATED: ("Tokens of a completion.", TOKENS),
+    _MOST: ("Limit of new tokens of a prompt's completions.", TOKENS),
+}
+
+
+class GenerationUsage:
+    """Tokens and times of one Generate call, summed up over its chunks."""
+
+    __slots__ = ("generated", "prompts")
+
+    def __init__(self) -> None:
+        self.prompts: Sequence[PromptInfo] = ()
+        self.generated: list[int] = []
+
+    @classmethod
+    def of(cls, generation: Generation) -> Self:
+        usage = cls()
+        usage.add(generation)
+        return usage
+
+    def add(self, chunk: Any) -> None:
+        """Add one chunk, a Generation."""
+        assert isinstance(chunk, Generation)
+        if chunk.prompts:
+            self.prompts = chunk.prompts
+        for text in chunk.texts:
+            if text.finish:
+                self.generated.append(text.generated)
+
+
+class GenerationCounters:
+    """Histograms of the successful Generate calls of one deployment."""
+
+    __slots__ = ("_histograms",)
+
+    def __init__(self) -> None:
+        self._histograms: dict[str, Histogram] = {}
+
+    def count(self, usage: GenerationUsage, duration_s: float) -> None:
+        """Count one call."""
+        self._observe(_DURATION, duration_s)
+        for generated in usage.generated:
+            self._observe(_GENERATED, generated)
+        for info in usage.prompts:
+            self._observe(_PROMPT, info.tokens)
+            if info.most_new is not None:
+                self._observe(_MOST, info.most_new)
+        waits = [info.waited_s for info in usage.prompts if info.waited_s is not None]
+        checks = [info.checked_s for info in usage.prompts if info.checked_s is not None]
+        if checks:
+            self._observe(_VALIDATION, max(checks))
+        if waits and checks:  # an engine that does not report queueing has no inference time either
+            inference_s = max(0.0, duration_s - max(waits) - max(checks))
+            self._observe(_QUEUE, max(waits))
+            self._observe(_INFERENCE, inference_s)
+            self._observe(_EACH_TOKEN, inference_s / max([1, *usage.generated]))
+
+    def _observe(self, name: str, value: float) -> None:
+        histogram = self._histograms.get(name)
+        if histogram is None:
+            histogram = self._histograms[name] = Histogram(_METRICS[name][1])
+        histogram.observe(value)
+
+    def samples(self, name: str, labels: Mapping[str, str]) -> Iterable[Sample]:
+        return self._histograms[name].samples(name, labels) if name in self._histograms else ()
+
+
+def generation_families(deployments: Sequence[tuple[Mapping[str, str], GenerationCounters]]) -> Iterable[Family]:
+    """Return the metrics of deployments, each with its labels."""
+    for name, (help_text, _) in _METRICS.items():
+        samples = tuple(sample for labels, counters in deployments for sample in counters.samples(name, labels))
+        if samples:
+            yield Family(name, "histogram", help_text, samples)
