@@ -36,7 +36,7 @@ def ours(folder: str, dtype: str) -> Ask:
     from dragoman.core.calls import Generate
     from dragoman.core.spec import ModelSpec
     from dragoman.core.text import Sampling
-    from dragoman.runtimes.llm import LanguageModel
+    from dragoman.runtimes.llm.model import LanguageModel
 
     parameters = {"dtype": dtype, **json.loads(os.environ.get("LLM_PARAMETERS", "{}"))}
     model = LanguageModel(ModelSpec(name="m", uri=folder, parameters=parameters))

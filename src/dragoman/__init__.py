@@ -47,7 +47,7 @@ _HOME = {
     "RequestInput": "formats.message",
     "RequestOutput": "formats.message",
     "ResponseOutput": "formats.message",
-    "model": "runtimes.python",
+    "model": "runtimes.python.model",
     "Graph": "graphs.graph",
     "VectorFunction": "core.vectors",
     "vector_function": "derivatives.decorator",

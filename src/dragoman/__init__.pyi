@@ -43,7 +43,7 @@ from dragoman.formats.message import RequestInput as RequestInput
 from dragoman.formats.message import RequestOutput as RequestOutput
 from dragoman.formats.message import ResponseOutput as ResponseOutput
 from dragoman.graphs.graph import Graph as Graph
-from dragoman.runtimes.python import model as model
+from dragoman.runtimes.python.model import model as model
 from dragoman.server import Server as Server
 from dragoman.server import open_engine as open_engine
 from dragoman.server import serve as serve

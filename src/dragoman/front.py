@@ -11,6 +11,7 @@ from dragoman import plugins
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import values
 from dragoman.engine.call_handler import CallHandler
+from dragoman.formats.policy import CREDENTIALS, Policy
 from dragoman.settings import ProtocolOptions, Settings, TransportOptions
 from dragoman.system import open_files
 from dragoman.transports.cors import Cors
@@ -117,16 +118,15 @@ def addresses(settings: Settings) -> list[Address]:
     return found
 
 
-def policy(settings: Settings) -> Any:
+def policy(settings: Settings) -> Policy:
     """Return the settings that protocols need."""
-    kind = plugins.resolve("dragoman.formats.policy:Policy")
-    return kind(**values(ProtocolOptions, settings), forward_headers=_forwarded(settings.forward_headers))
+    return Policy(**values(ProtocolOptions, settings), forward_headers=_forwarded(settings.forward_headers))
 
 
 def _forwarded(text: str) -> tuple[str, ...]:
     """The patterns of the headers that models see."""
     patterns = listed(text.lower())
-    for secret in plugins.resolve("dragoman.formats.policy:CREDENTIALS") & {*patterns}:
+    for secret in CREDENTIALS & {*patterns}:
         raise InvalidInput(f"setting 'forward_headers': models never see '{secret}'; name only other headers")
     return patterns
 

@@ -1,81 +1,105 @@
-"""A name becomes an object: built in, then entry point, then `module:attribute` or `file.py:attribute`."""
+"""Plug-ins: find an object by its name among the entry points, or by `module:attribute` or `file.py:attribute`."""
 
 import importlib
 import importlib.util
+import logging
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib.machinery import SourceFileLoader
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, EntryPoints, PackageNotFoundError, distribution, entry_points
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
 from dragoman.core.errors import ModelFailed
+from dragoman.core.runtime import Runtime
 
-# What ships with the house, by room. A room's modules are imported only when one is asked for by name.
-BUILT_IN: dict[str, dict[str, str]] = {
-    "runtimes": {
-        "python": "dragoman.runtimes.python:load",
-        "sklearn": "dragoman.runtimes.sklearn:SklearnModel",
-        "xgboost": "dragoman.runtimes.xgboost:XGBoostModel",
-        "lightgbm": "dragoman.runtimes.lightgbm:LightGBMModel",
-        "catboost": "dragoman.runtimes.catboost:CatBoostModel",
-        "mlflow": "dragoman.runtimes.mlflow:MlflowModel",
-        "onnx": "dragoman.runtimes.onnx:OnnxModel",
-        "torch": "dragoman.runtimes.torch:TorchModel",
-        "tensorflow": "dragoman.runtimes.tensorflow:TensorFlowModel",
-        "huggingface": "dragoman.runtimes.huggingface:HuggingFaceModel",
-        "llm": "dragoman.runtimes.llm:LanguageModel",
-        "vllm": "dragoman.runtimes.vllm:VllmModel",
-        "openvino_genai": "dragoman.runtimes.openvino_genai:OpenVinoModel",
-        "mlserver": "dragoman.runtimes.mlserver:load",
-        "umbridge": "dragoman.runtimes.umbridge:UmBridgeModel",
-        "graph": "dragoman.runtimes.graph:GraphModel",
-    },
-    "pools": {
-        "inline": "dragoman.workers.local:InlinePool",
-        "thread": "dragoman.workers.local:ThreadPool",
-        "process": "dragoman.workers.process:ProcessPool",
-    },
-    "protocols": {
-        "oip_rest": "dragoman.protocols.open_inference.rest:protocol",
-        "umbridge": "dragoman.protocols.umbridge.routes:protocol",
-        "umbridge_shmem": "dragoman.protocols.umbridge.shared_memory:protocol",
-        "oip_generate": "dragoman.protocols.open_inference.generate:protocol",
-        "oip_grpc": "dragoman.protocols.open_inference.grpc:protocol",
-        "lmi": "dragoman.protocols.lmi.routes:protocol",
-        "tgi": "dragoman.protocols.tgi.routes:protocol",
-        "openai": "dragoman.protocols.openai.routes:protocol",
-        "metrics": "dragoman.protocols.metrics.routes:protocol",
-    },
-    # What looks at a model's settings of a protocol when the model is loaded.
-    "protocol_settings": {
-        "lmi": "dragoman.protocols.lmi.model:check",
-    },
-}
+log = logging.getLogger("dragoman.plugins")
+
 # Two models of one file may load at the same time.
 _IMPORTING = threading.RLock()
 _under_way = threading.local()
 
 
-def find(room: str, name: str) -> Any:
-    """The object called `name` in a room: `runtimes`, `pools`, `protocols` or `protocol_settings`.
+def find(group: str, name: str) -> Any:
+    """Return the plug-in `name` of a group: `runtimes`, `pools`, `protocols`, `protocol_settings` or `codecs.input`.
 
-    Further ones come from entry points of the group `dragoman.<room>`, or directly as `module:attribute`.
-    Raises ModelFailed where there is none, or where it cannot be imported, saying why.
+    Plug-ins are entry points of the group `dragoman.<group>`. Ours go before those of other packages, and `name` may be
+    a `module:attribute` instead. Raises ModelFailed if there is none, or if its module cannot be imported.
     """
-    path = BUILT_IN[room].get(name)
-    if path is not None:
-        return resolve(path)
-    for entry in entry_points(group=f"dragoman.{room}", name=name):
-        return entry.load()
+    entry = _entry(group, name)
+    if entry is not None:
+        return resolve(f"{entry.module}:{entry.attr}")
     if ":" in name:
         return resolve(name)
-    known = sorted({*BUILT_IN[room], *(e.name for e in entry_points(group=f"dragoman.{room}"))})
-    raise ModelFailed(f"there is no {room[:-1]} '{name}'; there are {', '.join(known)}")
+    known = sorted({entry.name for entry in (*_own_entries(group), *entry_points(group=f"dragoman.{group}"))})
+    raise ModelFailed(f"unknown {group[:-1].replace('_', ' ')} '{name}': expected one of {', '.join(known)}")
+
+
+def installed(group: str) -> list[str]:
+    """Return the names of the plug-ins that other packages add to a group."""
+    own = {entry.name for entry in _own_entries(group)}
+    return [entry.name for entry in entry_points(group=f"dragoman.{group}") if entry.name not in own]
+
+
+def has(group: str, name: str) -> bool:
+    """Return whether a plug-in of that name is installed, without importing it."""
+    return _entry(group, name) is not None
+
+
+def runtime(name: str) -> Runtime:
+    """Return the runtime of that name. A plug-in that is a function or a class is the loader of a runtime."""
+    found = find("runtimes", name)
+    return found if isinstance(found, Runtime) else Runtime(load=found, placement=_placement_of(found))
+
+
+@cache
+def built_in_runtimes() -> Mapping[str, Runtime]:
+    """Return the runtimes of this project by name, those with the highest priority first."""
+    return _by_priority({entry.name: runtime(entry.name) for entry in _own_entries("runtimes")})
+
+
+@cache
+def other_runtimes() -> Mapping[str, Runtime]:
+    """Return the runtimes of other packages. One that cannot be imported is left out, with a line in the log."""
+    found = {}
+    for name in installed("runtimes"):
+        try:
+            found[name] = runtime(name)
+        except ModelFailed as error:
+            log.warning("runtime not available: name=%s error=%s", name, error.message)
+    return _by_priority(found)
+
+
+def _by_priority(found: Mapping[str, Runtime]) -> Mapping[str, Runtime]:
+    return dict(sorted(found.items(), key=lambda item: (-item[1].priority, item[0])))
+
+
+def _placement_of(loader: Any) -> Any:
+    """The placement that a plain loader declares: by its function `placement_for(spec)`, or by its attribute."""
+    return getattr(loader, "placement_for", None) or getattr(loader, "placement", "process")
+
+
+def _entry(group: str, name: str) -> EntryPoint | None:
+    found = next(iter(_own_entries(group).select(name=name)), None)
+    return found or next(iter(entry_points(group=f"dragoman.{group}", name=name)), None)
+
+
+def _own_entries(group: str) -> EntryPoints:
+    """The entry points of this project, read alone: those of all installed packages take some milliseconds."""
+    return _distribution_entries().select(group=f"dragoman.{group}")
+
+
+@cache
+def _distribution_entries() -> EntryPoints:
+    try:
+        return distribution("dragoman").entry_points
+    except PackageNotFoundError:
+        raise ModelFailed("the package 'dragoman' is not installed; run pip install -e . in its folder") from None
 
 
 def resolve(path: str) -> Any:

@@ -21,6 +21,8 @@ from dragoman.engine.model_files import server_tables
 from dragoman.engine.model_metrics import FOLDER as METRICS_FOLDER
 from dragoman.engine.repository import DiskRepository
 from dragoman.front import Front, addresses, check, listed
+from dragoman.protocols.open_inference.extensions import EXTENSIONS
+from dragoman.runtimes import preflight
 from dragoman.settings import PREFIX, SETTINGS, Settings, parse_settings, sagemaker_defaults
 from dragoman.system import event_loop, logs
 from dragoman.system.signals import StopSignals
@@ -230,12 +232,11 @@ def make_engine(paths: Sequence[str], live: Sequence[ModelSpec], settings: Setti
         source.specs()  # a mistake in the settings is told before anything is loaded
     if not sources and not settings.can_add_models:
         raise InvalidInput("there is nothing to serve; expected model files, folders, module:object or Python objects")
-    extensions = plugins.resolve("dragoman.protocols.open_inference.extensions:EXTENSIONS")
     return Engine(
         repository,
         Identity(
             name=settings.server_name,
-            extensions=extensions,
+            extensions=EXTENSIONS,
             control_token=settings.control_token,
             control_open=settings.control_open,
             default_model=settings.default_model,
@@ -261,7 +262,7 @@ def refusals(path: str, environment: Mapping[str, Any]) -> Iterator[tuple[str, s
     for name, source in sources.items():
         try:
             for spec in source.specs():
-                plugins.resolve("dragoman.runtimes.unloaded:check")(spec)
+                preflight.check(spec)
         except DragomanError as fault:
             named = f"model '{name}'"
             yield named, fault.message.removeprefix(f"{named}: ")

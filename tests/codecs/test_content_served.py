@@ -212,29 +212,29 @@ async def test_a_content_type_in_the_folder_of_the_model(portable: Path, placeme
     assert (status, answer) == (400, {"error": "input 'image': content type 'pgm' expects P2, got 'P5' at element 0"})
 
 
-class _Entry:
-    """An entry point of another package."""
-
-    name = "reversed"
-
-    def load(self) -> Any:
-        class Reversed(StringCodec):
-            content_type = "reversed"
-
-            @classmethod
-            def to_value(cls, tensor: dragoman.Tensor, where: str = "tensor") -> Any:
-                return [text[::-1] for text in super().to_value(tensor, where)]
-
-        return Reversed
+_REVERSED = """
+from dragoman.codecs.string import StringCodec
 
 
-def test_a_content_type_from_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+class Reversed(StringCodec):
+    content_type = "reversed"
+
+    @classmethod
+    def to_value(cls, tensor, where="tensor"):
+        return [text[::-1] for text in super().to_value(tensor, where)]
+"""
+
+
+def test_a_content_type_from_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dragoman.codecs import registry
 
-    def installed(group: str, name: str = "reversed") -> list[_Entry]:
-        return [_Entry()] if (group, name) == ("dragoman.codecs.input", "reversed") else []
-
-    monkeypatch.setattr(registry, "entry_points", installed)
+    (tmp_path / "reversed-1.0.dist-info").mkdir()
+    (tmp_path / "reversed-1.0.dist-info" / "METADATA").write_text("Name: reversed\nVersion: 1.0\n")
+    (tmp_path / "reversed-1.0.dist-info" / "entry_points.txt").write_text(
+        "[dragoman.codecs.input]\nreversed = reversed_codec:Reversed\n"
+    )
+    (tmp_path / "reversed_codec.py").write_text(_REVERSED)
+    monkeypatch.syspath_prepend(str(tmp_path))
     fresh = registry.Registry()
     codec = fresh.input("reversed")
     assert codec.to_value(codec.to_tensor(["abc"])) == ["cba"]

@@ -11,7 +11,7 @@ from dragoman.compat.fields import MODEL, PARAMETERS, SERVER
 from dragoman.compat.files import model_table, server_table
 from dragoman.compat.implementations import RUNTIMES
 from dragoman.core.errors import InvalidInput
-from dragoman.plugins import BUILT_IN
+from dragoman.plugins import built_in_runtimes
 from dragoman.server import settings_for
 
 # As the documentation of MLServer 1.7 lists them.
@@ -38,7 +38,7 @@ def test_the_tables_know_every_field() -> None:
     assert sorted(PARAMETERS) == sorted(PARAMETER_FIELDS.split())
     for table in (SERVER, MODEL, PARAMETERS):
         assert all(field.told for field in table.values() if field.effect != "same")
-    assert {known.runtime for known in RUNTIMES.values()} <= set(BUILT_IN["runtimes"])
+    assert {known.runtime for known in RUNTIMES.values()} <= set(built_in_runtimes())
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ class Own:
     """Our own engine on the same folder: what others are compared with."""
 
     def __init__(self, folder: Path) -> None:
-        from dragoman.runtimes.llm import LanguageModel
+        from dragoman.runtimes.llm.model import LanguageModel
 
         self._model = LanguageModel(ModelSpec(name="own", uri=str(folder), parameters={"dtype": "float32"}))
         self._model.load()

@@ -25,10 +25,11 @@ from dragoman.generation.limits import Limits
 from dragoman.generation.outside import OutsideEngine, Tokens, Wanted, end_tokens
 from dragoman.generation.vocabulary import Vocabulary
 from dragoman.generation.writer import Ends
-from dragoman.runtimes import openvino_sampling, vllm_sampling
-from dragoman.runtimes.openvino_genai import OpenVinoModel
-from dragoman.runtimes.openvino_tokens import OpenVinoTokens
-from dragoman.runtimes.vllm import VllmModel, VllmTokens
+from dragoman.runtimes.openvino_genai import sampling as openvino_sampling
+from dragoman.runtimes.openvino_genai.model import OpenVinoModel
+from dragoman.runtimes.openvino_genai.tokens import OpenVinoTokens
+from dragoman.runtimes.vllm import sampling as vllm_sampling
+from dragoman.runtimes.vllm.model import VllmModel, VllmTokens
 
 # Every parameter with a value that is not neutral.
 EACH: dict[str, Any] = {
@@ -489,7 +490,7 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_adapter_that_is_not_of_this_world(tmp_path: Path) -> None:
-    from dragoman.runtimes.vllm import _adapters, _rank
+    from dragoman.runtimes.vllm.model import _adapters, _rank
 
     for name, rank in (("one", 4), ("two", 20)):
         (tmp_path / "adapters" / name).mkdir(parents=True)

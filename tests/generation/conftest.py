@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import text_models
-from dragoman.runtimes.llm import LanguageModel
+from dragoman.runtimes.llm.model import LanguageModel
 from generation.house import Reference, opened
 
 

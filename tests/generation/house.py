@@ -7,7 +7,7 @@ from typing import Any
 from dragoman.core.calls import Generate
 from dragoman.core.spec import ModelSpec
 from dragoman.core.text import Generation, Prompt, Sampling, Text, joined
-from dragoman.runtimes.llm import LanguageModel
+from dragoman.runtimes.llm.model import LanguageModel
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -15,7 +15,7 @@ from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, Overl
 from dragoman.core.spec import ModelSpec
 from dragoman.core.text import Grammar, Sampling
 from dragoman.generation.row import Row
-from dragoman.runtimes.llm import LanguageModel
+from dragoman.runtimes.llm.model import LanguageModel
 from generation.house import generation, ids, opened, prompts, text
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -108,7 +108,7 @@ def test_the_command_line_tells_it_at_once(llama_folder: Path, tmp_path: Path) -
 def test_an_adapter_alone_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     spec = dragoman.ModelSpec(name="a", runtime="llm", uri=str(tmp_path))
-    from dragoman.runtimes.llm import LanguageModel
+    from dragoman.runtimes.llm.model import LanguageModel
 
     with pytest.raises(ModelFailed, match="is a LoRA adapter, not a model; put it into the folder 'adapters'"):
         LanguageModel(spec).load()

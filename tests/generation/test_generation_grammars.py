@@ -24,7 +24,7 @@ from dragoman.generation import grammar as following
 from dragoman.generation import grammar_compiler, grammar_worker
 from dragoman.generation.grammar import Grammars
 from dragoman.generation.grammar_compiler import GrammarCompiler, GrammarLimits, Vocabulary, release_memory
-from dragoman.runtimes.llm import LanguageModel
+from dragoman.runtimes.llm.model import LanguageModel
 
 from .house import ids, opened, text
 

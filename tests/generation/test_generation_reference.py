@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.runtimes.llm import LanguageModel
+from dragoman.runtimes.llm.model import LanguageModel
 from generation.house import Reference, generation, ids, opened, pieces, prompts, text
 
 pytestmark = pytest.mark.filterwarnings("ignore")

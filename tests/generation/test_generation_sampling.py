@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dragoman.core.errors import InvalidInput
 from dragoman.core.text import Chat, Grammar
 from dragoman.generation import rules
-from dragoman.runtimes.llm import LanguageModel
+from dragoman.runtimes.llm.model import LanguageModel
 from generation.house import Reference, generation, ids, opened, prompts, text
 
 pytestmark = pytest.mark.filterwarnings("ignore")

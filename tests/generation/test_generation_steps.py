@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dragoman.core.calls import Generate
 from dragoman.core.text import Sampling
-from dragoman.runtimes.llm import LanguageModel
+from dragoman.runtimes.llm.model import LanguageModel
 from generation.house import generation, opened
 
 

@@ -8,7 +8,7 @@ import pytest
 from dragoman import errors
 from dragoman.core.calls import Generate, Tokenize
 from dragoman.core.text import Chat, Sampling
-from dragoman.runtimes.llm import LanguageModel
+from dragoman.runtimes.llm.model import LanguageModel
 
 MESSAGES = ({"role": "user", "content": "hi"},)
 

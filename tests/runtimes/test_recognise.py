@@ -69,8 +69,8 @@ def test_folders(tmp_path: Path) -> None:
     assert model_file(tmp_path / "tf") == tmp_path / "tf"
     (tmp_path / "model.py").touch()
     assert recognise(tmp_path) == "python"
-    assert model_file(tmp_path) == tmp_path / "model.py"
-    # MLflow keeps the code of a model beside what tells of it.
+    assert model_file(tmp_path) == tmp_path
+    # An MLflow model may hold its code.
     (tmp_path / "MLmodel").touch()
     assert recognise(tmp_path) == "mlflow"
     assert model_file(tmp_path) == tmp_path
@@ -112,16 +112,17 @@ def test_a_decoder_continues_texts_and_its_runtime_tells_what_is_missing(tmp_pat
 
 
 def test_what_a_suffix_promises_and_the_file_does_not_keep(tmp_path: Path) -> None:
-    for name, told in (
+    booster = "expected a text file of save_model of LightGBM or a JSON or UBJSON file of save_model of XGBoost"
+    for name, reason in (
         ("model.pt", "expected a program of TorchScript or torch.export, not weights"),
         ("model.pth", "expected a program of TorchScript or torch.export"),
-        ("model.json", "expected what save_model of an XGBoost or a LightGBM booster writes"),
-        ("model.txt", "expected what save_model of an XGBoost or a LightGBM booster writes"),
+        ("model.json", booster),
+        ("model.txt", booster),
     ):
         path = tmp_path / name
         path.write_bytes(b"{}")
         for place in (path, tmp_path):
-            with pytest.raises(InvalidInput, match=re.escape(f"'{name}' is no model: {told}")):
+            with pytest.raises(InvalidInput, match=re.escape(f"'{name}' is not a model: {reason}")):
                 DiskRepository([str(place)], {}).scan()
         path.unlink()
 
@@ -136,7 +137,7 @@ def test_the_one_model_of_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ModelFailed, match=r"several models: a\.onnx, b\.joblib; .*parameters\.uri"):
         model_file(tmp_path)
     (tmp_path / "model.py").touch()
-    assert model_file(tmp_path) == tmp_path / "model.py"
+    assert model_file(tmp_path) == tmp_path  # the runtime of Python files takes the folder
 
 
 def test_a_decoder_that_was_exported_to_openvino(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
-from dragoman.runtimes.huggingface import HuggingFaceModel
+from dragoman.runtimes.huggingface.model import HuggingFaceModel
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -16,9 +16,9 @@ from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
 from dragoman.plugins import find
-from dragoman.runtimes.python import Declared, declared_by, load, model
+from dragoman.runtimes.python.model import Declared, declared_by, load, model
 
-HEAD = "import dragoman.core.model, dragoman.runtimes.python as r\nModel = dragoman.core.model.Model\n"
+HEAD = "import dragoman.core.model, dragoman.runtimes.python.model as r\nModel = dragoman.core.model.Model\n"
 
 
 def _spec(target: Any = None, uri: str = "") -> ModelSpec:

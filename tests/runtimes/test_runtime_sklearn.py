@@ -25,7 +25,7 @@ from dragoman.core.model import Model
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
-from dragoman.runtimes.sklearn import SklearnModel
+from dragoman.runtimes.sklearn.model import SklearnModel
 
 
 def _served(estimator: Any, folder: Path, name: str = "model.joblib") -> Model:

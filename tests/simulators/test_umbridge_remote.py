@@ -22,7 +22,7 @@ from dragoman.core.calls import Describe, Request
 from dragoman.core.tensor import NONE
 from dragoman.engine.engine import Engine
 from dragoman.engine.repository import Repository
-from dragoman.runtimes.umbridge import remote
+from dragoman.runtimes.umbridge.model import remote
 from e2e.served import Served, free_ports, until
 from simulators.conftest import SIMULATORS
 

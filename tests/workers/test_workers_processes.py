@@ -193,7 +193,7 @@ async def test_large_frames_both_ways_at_once() -> None:
 
 def test_a_worker_needs_no_server() -> None:
     script = (
-        "import sys, dragoman.workers.child, dragoman.runtimes.python\n"
+        "import sys, dragoman.workers.child, dragoman.runtimes.python.model\n"
         "print([m for m in sys.modules if m.split('.')[:2] in"
         " [['dragoman', r] for r in ('transports', 'protocols', 'engine', 'server', 'cli', 'console')]])"
     )

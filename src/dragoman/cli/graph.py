@@ -11,7 +11,10 @@ from dragoman.core.peers import Peers
 from dragoman.graphs.draw_svg import svg
 from dragoman.graphs.draw_text import text
 from dragoman.graphs.function import GraphFunction
+from dragoman.graphs.graph import vector_function
 from dragoman.graphs.picture import picture, summary
+from dragoman.runtimes.graph.files import read_graph
+from dragoman.runtimes.graph.model import load_graph
 from dragoman.server import open_engine
 from dragoman.settings import from_environment
 
@@ -66,12 +69,10 @@ def _show(graph: GraphFunction, given: argparse.Namespace) -> int:
 def _load(place: str, peers: Peers | None) -> GraphFunction:
     path = Path(place)
     if not path.exists() and ":" in place:
-        found = plugins.resolve("dragoman.graphs.graph:vector_function")(plugins.resolve(place))
+        found = vector_function(plugins.resolve(place))
         if not isinstance(found, GraphFunction):
             raise InvalidInput(f"'{place}' is {type(found).__name__}, expected a graph")
         return found
     if not path.exists():
         raise InvalidInput(f"'{place}' not found: expected a graph file, a folder with one, or file.py:object")
-    read, load = (plugins.resolve(f"dragoman.runtimes.{n}") for n in ("graph_files:read_graph", "graph:load_graph"))
-    made: GraphFunction = load(read(path), path, peers)
-    return made
+    return load_graph(read_graph(path), path, peers)

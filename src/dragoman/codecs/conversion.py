@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_origin
 
-from dragoman import plugins
 from dragoman.codecs.codec import InputCodec
 from dragoman.codecs.registry import CODECS
 from dragoman.core.datatypes import BYTES, UINT8, Array, Datatype
@@ -91,9 +90,11 @@ def element_codec_conversion(element: Any) -> Conversion:
 
 def series_conversion() -> Conversion:
     """Return the conversion of a `pd.Series`, whose datatype depends on the value."""
-    decode: Any = plugins.resolve("dragoman.codecs.pandas:decode_series")
-    encode: Any = plugins.resolve("dragoman.codecs.pandas:encode_series")
-    return replace(ANY, to_value=lambda tensor, name: decode(tensor, f"input '{name}'"), to_tensor=encode, kind=None)
+    from dragoman.codecs.pandas import decode_series, encode_series  # it needs pandas
+
+    return replace(
+        ANY, to_value=lambda tensor, name: decode_series(tensor, f"input '{name}'"), to_tensor=encode_series, kind=None
+    )
 
 
 def has_element_codec(element: Any) -> bool:

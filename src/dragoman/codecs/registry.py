@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from dragoman import plugins
@@ -12,21 +11,9 @@ from dragoman.core.errors import InvalidInput, ModelFailed
 AnyCodec = type[InputCodec] | type[RequestCodec]
 C = TypeVar("C", bound=AnyCodec)
 
-# In the order in which `can_encode` is called.
-_INPUT = {
-    "datetime": "dragoman.codecs.datetime:DatetimeCodec",
-    "str": "dragoman.codecs.string:StringCodec",
-    "base64": "dragoman.codecs.base64:Base64Codec",
-    "np": "dragoman.codecs.numpy:NumpyCodec",
-    "pillow_image": "dragoman.codecs.image:PillowImageCodec",
-    "pd_json": "dragoman.codecs.json:PandasJsonCodec",
-    "json": "dragoman.codecs.json:JsonCodec",
-}
-_REQUEST = {
-    "pd": "dragoman.codecs.pandas:PandasCodec",
-    "np": "dragoman.codecs.numpy:NumpyRequestCodec",
-    "str": "dragoman.codecs.string:StringRequestCodec",
-}
+# Our content types, in the order in which `can_encode` is called.
+_INPUT = ("datetime", "str", "base64", "np", "pillow_image", "pd_json", "json")
+_REQUEST = ("pd", "np", "str")
 
 
 class Registry:
@@ -52,7 +39,7 @@ class Registry:
 
     def input(self, content_type: str, where: str = "input") -> type[InputCodec]:
         """Return the codec of a content type for one tensor. Raises InvalidInput naming `where` if there is none."""
-        codec = self._inputs.get(content_type) or _load("codecs.input", _INPUT, content_type)
+        codec = self._inputs.get(content_type) or _load("codecs.input", content_type)
         if codec is None:
             expected = ", ".join(sorted({*self._inputs, *_INPUT}))
             raise InvalidInput(f"{where}: unknown content type '{content_type}': expected one of {expected}")
@@ -60,7 +47,7 @@ class Registry:
 
     def request(self, content_type: str) -> type[RequestCodec] | None:
         """Return the codec of a content type for a whole request; None if there is none."""
-        codec = self._requests.get(content_type) or _load("codecs.request", _REQUEST, content_type)
+        codec = self._requests.get(content_type) or _load("codecs.request", content_type)
         return None if codec is None else self.add(codec)
 
     def input_for(self, value: Any) -> type[InputCodec] | None:
@@ -94,9 +81,9 @@ class Registry:
             return
         self._installed = True
         for group, known in (("codecs.input", self._inputs), ("codecs.request", self._requests)):
-            for entry in entry_points(group=f"dragoman.{group}"):
-                if entry.name not in known:
-                    self.add(entry.load())
+            for name in plugins.installed(group):
+                if name not in known:
+                    self.add(plugins.find(group, name))
 
     def _all_inputs(self) -> Iterator[type[InputCodec]]:
         self._add_installed()
@@ -119,10 +106,8 @@ def _is_same(known: Any, hint: Any) -> bool:
     return known is not None and (known is hint or known == hint)
 
 
-def _load(group: str, built_in: dict[str, str], content_type: str) -> Any:
-    if content_type in built_in:
-        return plugins.resolve(built_in[content_type])
-    return next((entry.load() for entry in entry_points(group=f"dragoman.{group}", name=content_type)), None)
+def _load(group: str, content_type: str) -> Any:
+    return plugins.find(group, content_type) if plugins.has(group, content_type) else None
 
 
 # The registry of this process. Importing the code of a model adds its codecs, in its worker process only.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from dragoman import plugins
+from dragoman.compat import files, serving
 from dragoman.core.datatypes import datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import Option, options, suggestion
@@ -36,11 +36,11 @@ def model_settings(folder: Path) -> dict[str, Any] | None:
     found: dict[str, Any] = {}
     path = folder / "model-settings.json"
     if path.is_file():
-        table: dict[str, Any] = plugins.resolve("dragoman.compat.files:model_table")(_read_json(path), path)
+        table: dict[str, Any] = files.model_table(_read_json(path), path)
         found |= checked(table, path)
-    serving = plugins.resolve("dragoman.compat.serving:model_table")(folder)
-    if serving is not None:
-        found |= checked(serving, folder / "serving.properties")
+    lmi = serving.model_table(folder)
+    if lmi is not None:
+        found |= checked(lmi, folder / "serving.properties")
     toml = _read_toml(folder)
     if "model" in toml:
         found |= checked(toml["model"], folder / "dragoman.toml")
@@ -50,8 +50,8 @@ def model_settings(folder: Path) -> dict[str, Any] | None:
 def environment_settings(folder: Path) -> dict[str, Any] | None:
     """What the environment alone says of the one model of a folder, as MLServer and LMI let it; None where it does
     not."""
-    for compat in ("files", "serving"):
-        table = plugins.resolve(f"dragoman.compat.{compat}:environment_table")(folder)
+    for environment_table in (files.environment_table, serving.environment_table):
+        table = environment_table(folder)
         if table is not None:
             return checked(table, folder)
     return None
@@ -69,10 +69,10 @@ def server_tables(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     """
     path = folder / "settings.json"
     given = _read_json(path) if path.is_file() else None
-    theirs: dict[str, Any] = plugins.resolve("dragoman.compat.files:server_table")(given, folder)
-    serving: dict[str, Any] = plugins.resolve("dragoman.compat.serving:server_table")(os.environ)
+    theirs = files.server_table(given, folder)
+    lmi = serving.server_table(os.environ)
     ours = _read_toml(folder).get("server", {})
-    return [(str(path), theirs), ("environment", serving), (f"{folder / 'dragoman.toml'}: [server]", ours)]
+    return [(str(path), theirs), ("environment", lmi), (f"{folder / 'dragoman.toml'}: [server]", ours)]
 
 
 def checked(table: Any, path: Path) -> dict[str, Any]:

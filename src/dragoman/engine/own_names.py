@@ -7,6 +7,7 @@ from typing import Any
 
 from dragoman import plugins
 from dragoman.core.errors import ModelFailed
+from dragoman.workers.probe import probe
 
 log = logging.getLogger("dragoman.engine")
 
@@ -45,6 +46,7 @@ def own_names(file: Path, attribute: str = "") -> dict[str, str]:
 @lru_cache(256)
 def _inspected(file: str, _changed_ns: int, _size: int, attribute: str) -> dict[str, Any]:
     log.info("importing a file for the names of its models: file=%s", file)
-    inspect = "dragoman.runtimes.python_names:umbridge_models"
-    found: dict[str, Any] = plugins.resolve("dragoman.workers.probe:probe")(inspect, [file, attribute], _TIMEOUT_S)
+    model_names = plugins.runtime("python").model_names
+    assert model_names is not None
+    found: dict[str, Any] = probe(model_names, [file, attribute], _TIMEOUT_S)
     return found

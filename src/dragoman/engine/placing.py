@@ -18,12 +18,7 @@ def first_placement(spec: ModelSpec) -> Placement:
     runtime = spec.runtime or "python"
     if runtime == "python":
         return _written(spec.uri) or "process"
-    found = plugins.find("runtimes", runtime)
-    if hasattr(found, "placement_for"):  # it can tell from the model's file
-        told: Placement = found.placement_for(spec)
-        return told
-    placement: Placement = getattr(found, "placement", "process")
-    return placement
+    return plugins.runtime(runtime).placement_for(spec)
 
 
 def _written(uri: str) -> Placement:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dragoman import plugins
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.spec import ModelSpec, check_name
 from dragoman.engine.model_places import model_place
-from dragoman.engine.search import Found, Search, Skipped, recognise, why_not
+from dragoman.engine.search import Found, Search, Skipped
+from dragoman.runtimes.recognise import model_file, recognise, why_not
 
 _POLICY = re.compile(r"latest|all|\d+(?:\s*,\s*\d+)*")
 
@@ -168,7 +168,7 @@ def _placed(spec: ModelSpec, path: Path | None) -> ModelSpec:
         return replace(spec, runtime=spec.runtime or "python", uri=spec.uri or str(path))
     file = (path / spec.uri) if spec.uri else path
     if file.is_dir() and recognise(file) is None:
-        file = plugins.resolve("dragoman.runtimes.recognise:model_file")(file) or file
+        file = model_file(file) or file
     runtime = spec.runtime or recognise(file)
     if runtime is None and not file.exists():
         raise InvalidInput(f"model '{spec.name}': there is no file '{file}'; expected the path of the model's file")

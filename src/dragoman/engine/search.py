@@ -4,15 +4,15 @@ The name of a model depends on its own file or folder alone, never on what lies 
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dragoman import plugins
 from dragoman.core.errors import InvalidInput
 from dragoman.engine import model_files
 from dragoman.engine.own_names import own_names
+from dragoman.runtimes.recognise import own_name, recognise, why_not, why_skipped
 
 # `package.module:object` or `any folder/file.py:object`.
 _OBJECT = re.compile(r"(?:[A-Za-z_][\w.]*|.+\.py):[A-Za-z_][\w.]*")
@@ -191,26 +191,5 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def _name(path: Path) -> str:
-    """What a file or folder is called where nothing beside it says so; a graph may say so itself."""
-    if recognise(path) == "graph":
-        name: str = plugins.resolve("dragoman.runtimes.graph_files:graph_name")(path)
-        return name
-    return path.name if path.is_dir() else path.stem
-
-
-def why_not(path: Path) -> str:
-    """What is amiss with a file whose suffix alone would make it a model; "" for any other."""
-    found: str = plugins.resolve("dragoman.runtimes.recognise:why_not")(path)
-    return found
-
-
-def why_skipped(path: Path) -> str:
-    """Why a file in a folder of models is not served; "" where nobody would expect it to be."""
-    found: str = plugins.resolve("dragoman.runtimes.recognise:why_skipped")(path)
-    return found
-
-
-def recognise(path: Path) -> str | None:
-    """The name of the runtime that loads this file or folder; None where it is no model that we know."""
-    recognised: Callable[[Path], str | None] = plugins.resolve("dragoman.runtimes.recognise:recognise")
-    return recognised(path)
+    """Return the name of a model that no file beside it names."""
+    return own_name(path) or (path.name if path.is_dir() else path.stem)

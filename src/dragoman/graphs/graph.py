@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from dragoman import plugins
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import NONE
 from dragoman.core.vectors import Config, Vector, VectorFunction, carried_by
@@ -253,7 +252,8 @@ def vector_function(function: Any) -> VectorFunction:
         )
     if found.derivatives is None:
         return found
-    prepared: Callable[[Any], VectorFunction] = plugins.resolve("dragoman.derivatives.decorator:prepared")
+    from dragoman.derivatives.decorator import prepared  # a graph without derivatives needs none of it
+
     return prepared(found)
 
 

@@ -11,11 +11,11 @@ from dragoman.core.calls import Infer
 from dragoman.core.datatypes import BYTES, FP32, FP64, NUMERIC, Array, datatype_of
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.model import Model
+from dragoman.core.runtime import Runtime
 from dragoman.core.signature import Signature, TensorSpec
-from dragoman.core.spec import Placement
 from dragoman.core.tensor import Tensor
-from dragoman.runtimes.contents import check_fp32, columns_in_order, content, matrix
-from dragoman.runtimes.files import model_path, package
+from dragoman.runtimes.files import model_path
+from dragoman.runtimes.tables import check_fp32, columns_in_order, content, matrix
 
 # CatBoost takes a category as text or as an integer, of which 1 and "1" are the same one.
 _CATEGORIES = frozenset(d for d in NUMERIC if d.kind in ("bool", "int", "uint"))
@@ -33,10 +33,9 @@ class CatBoostModel(Model):
     """
 
     platform = "catboost_cbm"
-    placement: Placement = "thread"
 
     def load(self) -> None:
-        catboost = package("catboost", "catboost")
+        catboost = RUNTIME.require("catboost")
         path = model_path(self.spec)
         self._fault: type[Exception] = catboost.CatBoostError
         try:
@@ -50,7 +49,7 @@ class CatBoostModel(Model):
             raise ModelFailed(f"'{path.name}' has embedding features, which cannot be checked and are not served")
         self._inputs = self._input_specs()
         self._is_matrix = self._inputs[0].name == "input" and len(self._inputs[0].shape or ()) == 2
-        self._pandas = None if self._is_matrix else package("pandas", "catboost")
+        self._pandas = None if self._is_matrix else RUNTIME.require("pandas")
         self._defaults = Defaults.of(self.spec)
         self._signature = Signature(
             inputs=self._inputs,
@@ -132,3 +131,12 @@ class CatBoostModel(Model):
 def _sample(spec: TensorSpec) -> Tensor:
     shape = (1, *(spec.shape or ())[1:])
     return Tensor.of(np.full(shape, b"a", object) if spec.datatype is BYTES else np.zeros(shape))
+
+
+RUNTIME = Runtime(
+    load=CatBoostModel,
+    packages=("catboost",),
+    extra="catboost",
+    suffixes=(".cbm", ".catboost"),
+    placement="thread",
+)

@@ -1,42 +1,30 @@
-"""What the runtimes share: the file that a spec names, and the package that reads it."""
+"""Shared by the runtimes: the file of a spec, the rule about pickles, and the lock around transformers."""
 
-import importlib
 import os
 import threading
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dragoman.core.errors import ModelFailed
+from dragoman.core.runtime import Runtime
 from dragoman.core.spec import ModelSpec
 
 _TRANSFORMERS_LOADS = threading.Lock()
 
 
-def package(name: str, extra: str) -> Any:
-    """The imported package, untyped as most frameworks are; ModelFailed saying how to install it."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as fault:
-        raise ModelFailed(
-            f"this model needs the package '{name}', which cannot be imported ({fault}); "
-            f"pip install 'dragoman[{extra}]'"
-        ) from fault
-
-
 @contextmanager
-def transformers_alone(extra: str) -> Iterator[Any]:
-    """The package transformers, for one model at a time and without lines of its own beside our log.
+def transformers_lock(runtime: Runtime) -> Iterator[Any]:
+    """Import transformers, silence its log, and hold a lock: for loading one model at a time.
 
-    While it loads a model it changes PyTorch for the whole process (no tied weights, tensors without memory), so that
-    two models at a time would spoil each other.
+    While it loads a model, transformers changes PyTorch for the whole process (no tied weights, tensors without
+    memory), so two loads at a time would corrupt each other.
     """
-    # The library would otherwise report its use to its makers.
+    # Without this variable the library sends telemetry.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     with _TRANSFORMERS_LOADS:
-        transformers = package("transformers", extra)
+        transformers = runtime.require("transformers")
         transformers.utils.logging.disable_progress_bar()
         if "TRANSFORMERS_VERBOSITY" not in os.environ:
             transformers.utils.logging.set_verbosity_error()
@@ -44,7 +32,7 @@ def transformers_alone(extra: str) -> Iterator[Any]:
 
 
 def model_path(spec: ModelSpec) -> Path:
-    """The file or folder of `spec.uri`; ModelFailed where there is none."""
+    """Return the file or folder of `spec.uri`. Raises ModelFailed if there is none."""
     path = Path(spec.uri)
     if not spec.uri or not path.exists():
         raise ModelFailed(f"there is no file '{spec.uri}'; expected the path of the model's file as its uri")
@@ -52,19 +40,9 @@ def model_path(spec: ModelSpec) -> Path:
 
 
 def check_pickle(path: Path, spec: ModelSpec) -> None:
-    """ModelFailed unless the operator allows files that can run code when loaded."""
+    """Raise ModelFailed unless the operator allows files that can run code when they are loaded."""
     if not spec.allow_pickle:
         raise ModelFailed(
             f"'{path.name}' is not loaded: files of this kind can run code when loaded; start with --allow-pickle "
             "(DRAGOMAN_ALLOW_PICKLE=true) if you trust it"
         )
-
-
-def is_torchscript(path: Path) -> bool:
-    """Whether the file is a TorchScript archive, not pickled weights: it holds code beside its constants."""
-    if not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        # The first folder of every name is the archive's own name.
-        names = {name.partition("/")[2] for name in archive.namelist()}
-    return "constants.pkl" in names and any(name.startswith("code/") for name in names)

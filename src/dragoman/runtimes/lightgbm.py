@@ -1,6 +1,7 @@
 """LightGBM models, in its text form."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -9,10 +10,10 @@ from dragoman.core.calls import Infer
 from dragoman.core.datatypes import FP64, NUMERIC, Array
 from dragoman.core.errors import ModelFailed
 from dragoman.core.model import Model
+from dragoman.core.runtime import Runtime
 from dragoman.core.signature import Signature, TensorSpec
-from dragoman.core.spec import Placement
-from dragoman.runtimes.contents import content, matrix
-from dragoman.runtimes.files import model_path, package
+from dragoman.runtimes.files import model_path
+from dragoman.runtimes.tables import content, matrix
 
 
 class LightGBMModel(Model):
@@ -26,10 +27,9 @@ class LightGBMModel(Model):
     """
 
     platform = "lightgbm_text"
-    placement: Placement = "thread"
 
     def load(self) -> None:
-        lightgbm = package("lightgbm", "lightgbm")
+        lightgbm = RUNTIME.require("lightgbm")
         path = model_path(self.spec)
         try:
             self._booster = lightgbm.Booster(model_file=path)
@@ -63,3 +63,20 @@ class LightGBMModel(Model):
             name: np.asarray(self._booster.predict(rows, raw_score=name == "raw_score"))
             for name in call.outputs or ("predict",)
         }
+
+
+def _is_model_file(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(16).startswith((b"tree\n", b"tree\r\n"))
+
+
+RUNTIME = Runtime(
+    load=LightGBMModel,
+    packages=("lightgbm",),
+    extra="lightgbm",
+    suffixes=(".lgb",),
+    shared_suffixes=(".bst", ".json", ".model", ".txt"),
+    is_model_file=_is_model_file,
+    expected="a text file of save_model of LightGBM",
+    placement="thread",
+)

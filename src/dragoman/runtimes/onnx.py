@@ -13,10 +13,10 @@ from dragoman.core.calls import Infer
 from dragoman.core.datatypes import BF16, BYTES, DATATYPES, Array, Datatype
 from dragoman.core.errors import ModelFailed
 from dragoman.core.model import Model
+from dragoman.core.runtime import Runtime
 from dragoman.core.signature import Signature, TensorSpec
-from dragoman.core.spec import Placement
 from dragoman.core.tensor import Tensor
-from dragoman.runtimes.files import model_path, package
+from dragoman.runtimes.files import model_path
 
 log = logging.getLogger("dragoman.model")
 
@@ -43,10 +43,9 @@ class OnnxModel(Model):
     """
 
     platform = "onnx_onnxv1"
-    placement: Placement = "thread"
 
     def load(self) -> None:
-        ort = package("onnxruntime", "onnx")
+        ort = RUNTIME.require("onnxruntime")
         path = model_path(self.spec)
         providers = list(self.spec.parameters.get("providers", ("CPUExecutionProvider",)))
         try:
@@ -127,3 +126,6 @@ def _share_rows(nodes: Iterable[Any]) -> bool:
     """Whether every tensor's first axis is free and the same one: it has one name, or none anywhere."""
     first = {node.shape[0] if node.shape else 0 for node in nodes}
     return len(first) == 1 and not isinstance(first.pop(), int)
+
+
+RUNTIME = Runtime(load=OnnxModel, packages=("onnxruntime",), extra="onnx", suffixes=(".onnx",), placement="thread")

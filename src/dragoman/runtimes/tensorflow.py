@@ -8,10 +8,10 @@ from dragoman.core.calls import Infer
 from dragoman.core.datatypes import BF16, BYTES, DATATYPES, Array, Datatype
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.model import Model
+from dragoman.core.runtime import Runtime
 from dragoman.core.signature import Signature, TensorSpec
-from dragoman.core.spec import Placement
 from dragoman.core.tensor import Tensor
-from dragoman.runtimes.files import model_path, package
+from dragoman.runtimes.files import model_path
 
 # TensorFlow's name of a dtype -> ours.
 _DATATYPES: Mapping[str, Datatype] = {
@@ -31,14 +31,13 @@ class TensorFlowModel(Model):
     """One signature of a SavedModel: `parameters.signature_name` of the spec, `serving_default` by default."""
 
     platform = "tensorflow_savedmodel"
-    placement: Placement = "thread"
 
     def load(self) -> None:
         path = model_path(self.spec)
         if not (path / "saved_model.pb").is_file():
             raise ModelFailed(f"'{path.name}' is no SavedModel; expected a folder that holds saved_model.pb")
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-        self._tensorflow = package("tensorflow", "tensorflow")
+        self._tensorflow = RUNTIME.require("tensorflow")
         # The functions hold their variables only weakly: the loaded object has to live as long as the model.
         self._loaded = self._tensorflow.saved_model.load(str(path))
         wanted = self.spec.parameters.get("signature_name", "serving_default")
@@ -78,3 +77,13 @@ def _signature(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Signatu
 def _spec(name: str, spec: Any) -> TensorSpec:
     shape = None if spec.shape.rank is None else tuple(-1 if n is None else int(n) for n in spec.shape)
     return TensorSpec(name, _DATATYPES.get(spec.dtype.name), shape)
+
+
+RUNTIME = Runtime(
+    load=TensorFlowModel,
+    packages=("tensorflow",),
+    extra="tensorflow",
+    folder_files=("saved_model.pb",),
+    priority=30,
+    placement="thread",
+)

@@ -1,6 +1,7 @@
 """PyTorch programs: TorchScript archives, and programs that torch.export has written."""
 
 import warnings
+import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from dragoman import plugins
 from dragoman.core.calls import ApplyHessian, ApplyJacobian, DerivativeCall, Gradient, Infer
 from dragoman.core.datatypes import BF16, BYTES, DATATYPES, FP32, Array, Datatype
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.model import Model, Result
+from dragoman.core.runtime import Runtime
 from dragoman.core.signature import Signature, TensorSpec
-from dragoman.core.spec import ModelSpec, Placement
+from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
 from dragoman.core.vector_binding import face
-from dragoman.runtimes.files import check_pickle, is_torchscript, model_path, package
+from dragoman.runtimes.files import check_pickle, model_path
 
 # PyTorch's name of a dtype -> ours.
 _DATATYPES: Mapping[str, Datatype] = {
@@ -39,10 +40,8 @@ class TorchModel(Model):
     rows are independent: there the operator's `max_batch_size` alone says that calls may be merged.
     """
 
-    placement: Placement = "thread"
-
     def load(self) -> None:
-        self._torch = package("torch", "torch")
+        self._torch = RUNTIME.require("torch")
         path = model_path(self.spec)
         if path.suffix == ".pt2":
             self.platform = "pytorch_export"
@@ -88,8 +87,11 @@ class TorchModel(Model):
             return
         shapes = [spec.shape for spec in self._face.inputs]
         dtypes = [self._torch.float32 if spec.datatype is FP32 else self._torch.float64 for spec in self._face.inputs]
-        made = plugins.resolve("dragoman.derivatives.torch_module:ModuleDerivatives")
-        self._derivatives = made(self._forward, shapes, dtypes, scripted=self.platform == "pytorch_torchscript")
+        from dragoman.derivatives.torch_module import ModuleDerivatives  # it imports torch
+
+        self._derivatives: Any = ModuleDerivatives(
+            self._forward, shapes, dtypes, scripted=self.platform == "pytorch_torchscript"
+        )
         for name in ("gradient", "apply_jacobian", "apply_hessian"):
             setattr(self, name, getattr(self, f"_{name}"))
 
@@ -161,7 +163,7 @@ class TorchModel(Model):
 
 
 def _scripted(torch: Any, path: Path) -> Any:
-    if not is_torchscript(path):
+    if not _is_torchscript(path):
         raise ModelFailed(
             f"'{path.name}' is no TorchScript archive; if it holds a state_dict or a pickled module, save the network "
             "with torch.export.save(torch.export.export(...), 'model.pt2') or torch.jit.script(network).save(...), or "
@@ -171,6 +173,16 @@ def _scripted(torch: Any, path: Path) -> Any:
         # The format is deprecated in favour of torch.export, which is for who writes the file to know.
         warnings.filterwarnings("ignore", message="`torch.jit.load` is deprecated", category=DeprecationWarning)
         return torch.jit.load(path, map_location="cpu").eval()
+
+
+def _is_torchscript(path: Path) -> bool:
+    """Return whether a file is a TorchScript archive, which holds code and constants, not pickled weights."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        # The first folder of every name is the archive's own name.
+        names = {name.partition("/")[2] for name in archive.namelist()}
+    return "constants.pkl" in names and any(name.startswith("code/") for name in names)
 
 
 def _script_signature(module: Any, path: Path, spec: ModelSpec) -> Signature:
@@ -252,3 +264,18 @@ def _rows(value: Any) -> str:
     """The symbol of a tensor's first axis; "" where it is fixed or there is none."""
     shape = getattr(value, "shape", ())
     return str(shape[0]) if shape and not isinstance(shape[0], int) else ""
+
+
+RUNTIME = Runtime(
+    load=TorchModel,
+    packages=("torch",),
+    extra="torch",
+    suffixes=(".pt2",),
+    shared_suffixes=(".pt", ".pth", ".ts"),
+    is_model_file=_is_torchscript,
+    expected=(
+        "a program of TorchScript or torch.export, not weights or a module that torch.save has pickled; write one by "
+        "torch.jit.script(module).save(file) or torch.export.save(program, 'model.pt2')"
+    ),
+    placement="thread",
+)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,10 @@ from dragoman.core.calls import Infer
 from dragoman.core.datatypes import FP32, NUMERIC, Array, datatype_of
 from dragoman.core.errors import ModelFailed
 from dragoman.core.model import Model
+from dragoman.core.runtime import Runtime
 from dragoman.core.signature import Signature, TensorSpec
-from dragoman.core.spec import Placement
-from dragoman.runtimes.contents import check_fp32, content, matrix
-from dragoman.runtimes.files import model_path, package
+from dragoman.runtimes.files import model_path
+from dragoman.runtimes.tables import check_fp32, content, matrix
 
 # The objectives whose `predict` is a probability: from it the scikit-learn classifier takes its label.
 _LABELLED = ("binary:logistic", "multi:softprob")
@@ -36,10 +37,8 @@ class XGBoostModel(Model):
     that was trained with early stopping then predicts by its best iteration.
     """
 
-    placement: Placement = "thread"
-
     def load(self) -> None:
-        xgboost = package("xgboost", "xgboost")
+        xgboost = RUNTIME.require("xgboost")
         path = model_path(self.spec)
         self._booster = xgboost.Booster()
         try:
@@ -164,3 +163,21 @@ def _best_range(booster: Any) -> tuple[int, int]:
     best = booster.attr("best_iteration")
     linear = json.loads(booster.save_config())["learner"]["gradient_booster"]["name"] == "gblinear"
     return (0, 0) if best is None or linear else (0, int(best) + 1)
+
+
+def _is_model_file(path: Path) -> bool:
+    with path.open("rb") as file:
+        start = file.read(4096)
+    return start.startswith(b"{") and b"learner" in start
+
+
+RUNTIME = Runtime(
+    load=XGBoostModel,
+    packages=("xgboost",),
+    extra="xgboost",
+    suffixes=(".ubj", ".xgb"),
+    shared_suffixes=(".bst", ".json", ".model", ".txt"),
+    is_model_file=_is_model_file,
+    expected="a JSON or UBJSON file of save_model of XGBoost",
+    placement="thread",
+)

@@ -252,7 +252,7 @@ class Executor:
 
 
 def _make(spec: ModelSpec) -> Model:
-    made = plugins.find("runtimes", spec.runtime or "python")(spec)
+    made = plugins.runtime(spec.runtime or "python").load(spec)
     if not isinstance(made, Model):
         raise ModelFailed(f"runtime '{spec.runtime}' made {type(made).__name__}, expected a dragoman.Model")
     return made

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from dragoman import plugins
 from dragoman.core.binding import check_tensor
 from dragoman.core.calls import ApplyHessian, ApplyJacobian, Embed, Embedded, Generate, Gradient, Infer, Inference
 from dragoman.core.datatypes import FP64
@@ -43,8 +42,9 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
             raise _missing(name, named, signature)
     answer = Inference(tensors, parameters, metadata)
     if call.content_types:
-        written: Inference = plugins.resolve("dragoman.codecs.decode:encode_requested")(answer, call.content_types)
-        return written
+        from dragoman.codecs.decode import encode_requested  # few calls need codecs
+
+        return encode_requested(answer, call.content_types)
     return answer
 
 

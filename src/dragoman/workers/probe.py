@@ -3,7 +3,7 @@
 import json
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dragoman import plugins
@@ -12,18 +12,19 @@ from dragoman.workers.child import begin
 from dragoman.workers.spawn import kill, spawn
 
 
-def probe(function: str, arguments: Sequence[Any], timeout_s: float) -> Any:
-    """Call `module:function` in a new process and return its result, both as JSON.
+def probe(function: Callable[..., Any], arguments: Sequence[Any], timeout_s: float) -> Any:
+    """Call a module's function in a new process and return its result, both as JSON.
 
-    What the function prints is discarded. Raises ModelFailed where it raises, ends its process or takes too long.
+    The output of the function is discarded. Raises ModelFailed if it raises, ends its process or takes too long.
     """
+    path = f"{function.__module__}:{function.__qualname__}"
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
             process = spawn(theirs.fileno(), 1, module=__name__)
         try:
             ours.settimeout(timeout_s)
-            ours.sendall(json.dumps([function, *arguments]).encode())
+            ours.sendall(json.dumps([path, *arguments]).encode())
             ours.shutdown(socket.SHUT_WR)
             result = b"".join(iter(lambda: ours.recv(1 << 16), b""))
         except OSError as fault:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from dragoman import plugins
 from dragoman.core.errors import DragomanError, InvalidInput
@@ -16,9 +17,9 @@ from dragoman.graphs.builtin import built_in
 from dragoman.graphs.document import NodeText
 from dragoman.graphs.graph import made_node
 from dragoman.graphs.wiring import Node
-from dragoman.runtimes.graph_files import array
-from dragoman.runtimes.graph_served import Served
-from dragoman.runtimes.vectors import VectorModel
+from dragoman.runtimes.graph.files import array
+from dragoman.runtimes.graph.siblings import Served
+from dragoman.runtimes.vector_model import VectorModel
 
 # What a node in Python may say of its function, as `@vector_function` does.
 _DECLARED = ("inputs", "outputs", "at", "derivatives", "vectorised")
@@ -71,7 +72,7 @@ def _python(text: NodeText, place: Place) -> VectorFunction:
         raise InvalidInput(f"'{path}' says itself what it can do; expected no {', '.join(options)}")
     if is_vector_function(target):
         return prepared(target)
-    made = plugins.find("runtimes", "python")(ModelSpec(name=text.name, runtime="python", target=target))
+    made = plugins.runtime("python").load(ModelSpec(name=text.name, runtime="python", target=target))
     if not isinstance(made, VectorModel):
         raise InvalidInput(f"'{path}' is no function of vectors; serve it as a model and name it by `served`")
     return made.function
@@ -81,14 +82,16 @@ def _remote(text: NodeText, place: Place) -> VectorFunction:
     """A UM-Bridge server, or several that hold the same model; the further keys are those of `runtime: umbridge`."""
     parameters = {"urls": text.what, **text.options}
     spec = ModelSpec(name=text.name, runtime="umbridge", parameters=parameters)
-    found = plugins.resolve("dragoman.runtimes.umbridge:remote")(spec)
+    model = plugins.runtime("umbridge").load(spec)
+    assert isinstance(model, VectorModel)
+    found: Any = model.function
     try:
         found.connect()
     except BaseException:
         found.close()
         raise
-    made: VectorFunction = found
-    return made
+    function: VectorFunction = found
+    return function
 
 
 def _built_in(text: NodeText, place: Place) -> VectorFunction:

@@ -12,10 +12,10 @@ from dragoman.core.datatypes import Array, datatype_of
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature, TensorSpec
-from dragoman.core.spec import Placement
-from dragoman.runtimes.contents import content
-from dragoman.runtimes.files import check_pickle, model_path, package
-from dragoman.runtimes.sklearn_inputs import Table, table_of
+from dragoman.runtimes.files import check_pickle, model_path
+from dragoman.runtimes.sklearn import RUNTIME
+from dragoman.runtimes.sklearn.inputs import Table, table_of
+from dragoman.runtimes.tables import content
 
 # The methods that answer, each an output of its name; the first that an estimator has is the default output.
 _METHODS = ("predict", "transform", "predict_proba", "decision_function")
@@ -31,13 +31,11 @@ class SklearnModel(Model):
     `predict_proba-0`, `predict_proba-1`, ...
     """
 
-    placement: Placement = "thread"
-
     def load(self) -> None:
         path = model_path(self.spec)
         check_pickle(path, self.spec)
-        joblib = package("joblib", "sklearn")
-        package("sklearn", "sklearn")
+        joblib = RUNTIME.require("joblib")
+        RUNTIME.require("sklearn")
         self.platform = "sklearn_joblib" if path.suffix == ".joblib" else "sklearn_pickle"
         try:
             self._estimator = joblib.load(path)

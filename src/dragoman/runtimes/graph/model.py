@@ -11,9 +11,9 @@ from dragoman.graphs.builtin_form import numbers
 from dragoman.graphs.document import Document
 from dragoman.graphs.function import CONCURRENCY, GraphFunction
 from dragoman.graphs.wiring import Node, wire
-from dragoman.runtimes.graph_files import array, read_graph
-from dragoman.runtimes.graph_nodes import Place, load_node
-from dragoman.runtimes.vectors_waiting import WaitingModel
+from dragoman.runtimes.graph.files import array, read_graph
+from dragoman.runtimes.graph.nodes import Place, load_node
+from dragoman.runtimes.waiting_model import WaitingModel
 
 
 class GraphModel(WaitingModel):
@@ -31,17 +31,17 @@ class GraphModel(WaitingModel):
         self._document = read_graph(self._path)
         super().__init__(spec, VectorFunction(), _concurrency(spec), _placement(self._document))
 
-    @staticmethod
-    def placement_for(spec: ModelSpec) -> Placement:
-        """Where the graph of a spec runs, without making it; "process" where its file cannot be read."""
-        try:
-            return _placement(read_graph(Path(spec.uri)))
-        except InvalidInput:
-            return "process"
-
     def load(self) -> Any:
         self.function = load_graph(self._document, self._path, self.spec.peers)
         super().load()
+
+
+def placement_for(spec: ModelSpec) -> Placement:
+    """Return where the graph of a spec runs, without loading its nodes; "process" if its file cannot be read."""
+    try:
+        return _placement(read_graph(Path(spec.uri)))
+    except InvalidInput:
+        return "process"
 
 
 def load_graph(document: Document, path: Path, peers: Peers | None = None) -> GraphFunction:

@@ -11,9 +11,9 @@ from dragoman.generation.limits import Limits
 from dragoman.generation.options import checked
 from dragoman.generation.outside import OutsideEngine, end_tokens
 from dragoman.generation.vocabulary import Vocabulary
-from dragoman.runtimes.files import package
-from dragoman.runtimes.openvino_tokens import OpenVinoTokens
-from dragoman.runtimes.texts import TextModel, described
+from dragoman.runtimes.openvino_genai import RUNTIME
+from dragoman.runtimes.openvino_genai.tokens import OpenVinoTokens
+from dragoman.runtimes.text_model import TextModel, described
 
 _MODEL = "openvino_model.xml"
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
@@ -49,7 +49,7 @@ class OpenVinoModel(TextModel):
     """A folder that `optimum-cli export openvino` wrote. Of the spec's parameters: those of `Options`."""
 
     platform = "openvino_generation"
-    extra = "openvino"
+    runtime = RUNTIME
 
     def check(self, folder: Path) -> None:
         if not (folder / _MODEL).is_file():
@@ -58,7 +58,7 @@ class OpenVinoModel(TextModel):
                 "'optimum-intel[openvino]', then optimum-cli export openvino --task text-generation-with-past "
                 f"--model {folder.name} --weight-format fp16 {folder.name}-openvino"
             )
-        package("openvino_genai", self.extra)
+        RUNTIME.require("openvino_genai")
 
     def started(self, folder: Path) -> OutsideEngine:
         chosen = checked(Options, self.spec.parameters, _LEAST, _CHOICES, "a text model on OpenVINO")
@@ -72,7 +72,7 @@ class OpenVinoModel(TextModel):
         ends = end_tokens(folder, vocabulary)
         limits = Limits(chosen.max_batch, chosen.max_context or positions, chosen.prefill_chunk)
         intake = Intake(vocabulary, limits, _BOUNDLESS, ends, frozenset())
-        genai = package("openvino_genai", self.extra)
+        genai = RUNTIME.require("openvino_genai")
         details = {
             "engine": f"openvino_genai {genai.__version__}",
             "max_context": limits.max_context,

@@ -23,7 +23,7 @@ from dragoman.core.errors import ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec
-from dragoman.runtimes.mlserver_handlers import Handler
+from dragoman.runtimes.mlserver.handlers import Handler
 
 
 def load(spec: ModelSpec) -> Model:
@@ -33,8 +33,7 @@ def load(spec: ModelSpec) -> Model:
     if not isinstance(found, type) or issubclass(found, Model) or not hasattr(found, "predict_stream"):
         own = dict(spec.parameters.get("model_settings", {}).get("parameters") or {})
         flat = {**own, **(own.pop("extra", None) or {})}
-        made: Model = plugins.resolve("dragoman.runtimes.python:as_model")(found, replace(spec, parameters=flat))
-        return made
+        return plugins.runtime("python").load(replace(spec, target=found, parameters=flat))
     return MLServerModel(spec, found)
 
 

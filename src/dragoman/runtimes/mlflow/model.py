@@ -15,9 +15,10 @@ from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Parameters, Tensor, numpy_numbers, object_array
-from dragoman.runtimes.contents import content
-from dragoman.runtimes.files import check_pickle, model_path, package
-from dragoman.runtimes.mlflow_schema import Entry, entries, frame, own
+from dragoman.runtimes.files import check_pickle, model_path
+from dragoman.runtimes.mlflow import RUNTIME
+from dragoman.runtimes.mlflow.schema import Entry, entries, frame, own
+from dragoman.runtimes.tables import content
 
 
 class MlflowModel(Model):
@@ -44,9 +45,9 @@ class MlflowModel(Model):
         check_pickle(path, self.spec)
         # Importing mlflow would otherwise report its use to its makers.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        pyfunc = package("mlflow.pyfunc", "mlflow")
-        self._fault: Any = package("mlflow.exceptions", "mlflow").MlflowException
-        package("pandas", "mlflow")
+        pyfunc = RUNTIME.require("mlflow.pyfunc")
+        self._fault: Any = RUNTIME.require("mlflow.exceptions").MlflowException
+        RUNTIME.require("pandas")
         try:
             self._model = pyfunc.load_model(str(path.resolve()))
         except (self._fault, ImportError) as fault:
@@ -154,7 +155,7 @@ def _array(value: Any) -> Array:
     array = _unframed(value)
     if array.dtype.kind == "M":
         # At most microseconds are told where there is no finer part, as Python's isoformat does.
-        stamp = package("pandas", "mlflow").Timestamp
+        stamp = RUNTIME.require("pandas").Timestamp
         return object_array((stamp(each).isoformat() for each in array.flat), array.shape)
     if array.dtype.kind != "O" or all(isinstance(each, str | bytes) for each in array.flat):
         return array

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from dragoman import plugins
-from dragoman.runtimes.python import candidates
-from dragoman.runtimes.vectors import is_umbridge, takes_name
+from dragoman.runtimes.python.model import candidates
+from dragoman.runtimes.vector_model import is_umbridge, takes_name
 
 
 def umbridge_models(file: str, attribute: str = "") -> dict[str, Any]:

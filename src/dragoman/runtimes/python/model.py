@@ -14,8 +14,8 @@ from dragoman.core.errors import ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec, Placement
-from dragoman.runtimes.vectors import is_vectors, vector_model
-from dragoman.runtimes.vectors_waiting import WaitingModel
+from dragoman.runtimes.vector_model import is_vectors, vector_model
+from dragoman.runtimes.waiting_model import WaitingModel
 
 F = TypeVar("F", bound=Callable[..., Any])
 

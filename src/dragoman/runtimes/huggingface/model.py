@@ -15,11 +15,12 @@ from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor, object_array
-from dragoman.runtimes.files import check_pickle, package, transformers_alone
-from dragoman.runtimes.huggingface_answers import Reader
-from dragoman.runtimes.huggingface_images import decoded, of_pixels
-from dragoman.runtimes.huggingface_tasks import ALIASES, Task, options_of, task_called, task_of
-from dragoman.runtimes.huggingface_vectors import Embedder, Vectors
+from dragoman.runtimes.files import check_pickle, transformers_lock
+from dragoman.runtimes.huggingface import RUNTIME
+from dragoman.runtimes.huggingface.embeddings import Embedder, Vectors
+from dragoman.runtimes.huggingface.images import decoded, of_pixels
+from dragoman.runtimes.huggingface.question_answering import Reader
+from dragoman.runtimes.huggingface.tasks import ALIASES, Task, options_of, task_called, task_of
 
 # What the clients of such models expect: each element is the JSON of one result.
 _RESULTS: Mapping[str, str] = {"content_type": "hg_jsonlist"}
@@ -42,8 +43,8 @@ class HuggingFaceModel(Model):
 
     def load(self) -> None:
         self._refuse()
-        self._torch = package("torch", "huggingface")
-        with transformers_alone("huggingface") as self._transformers:
+        self._torch = RUNTIME.require("torch")
+        with transformers_lock(RUNTIME) as self._transformers:
             self._load_all()
 
     def _load_all(self) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 from dragoman.client.address import Address, address
 from dragoman.core.errors import InvalidInput, ModelFailed, NotReady
 from dragoman.core.spec import ModelSpec, Placement
-from dragoman.runtimes.umbridge_remote import Remote
-from dragoman.runtimes.vectors_waiting import WaitingModel
+from dragoman.runtimes.umbridge.remote import Remote
+from dragoman.runtimes.waiting_model import WaitingModel
 
 # What `parameters` may say, with the kinds of each.
 _KEYS: Mapping[str, type | tuple[type, ...]] = {

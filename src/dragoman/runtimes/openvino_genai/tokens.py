@@ -15,7 +15,7 @@ from dragoman.core.text import Sampling
 from dragoman.generation.choice import Choice
 from dragoman.generation.outside import Tokens, Wanted
 from dragoman.generation.own_thread import living, wake
-from dragoman.runtimes import openvino_sampling
+from dragoman.runtimes.openvino_genai import sampling as openvino_sampling
 
 log = logging.getLogger("dragoman.generation")
 

@@ -23,9 +23,9 @@ from dragoman.generation.limits import Limits
 from dragoman.generation.options import checked
 from dragoman.generation.outside import OutsideEngine, Tokens, Wanted, end_tokens
 from dragoman.generation.vocabulary import Vocabulary
-from dragoman.runtimes import vllm_sampling
-from dragoman.runtimes.files import package
-from dragoman.runtimes.texts import TextModel
+from dragoman.runtimes.text_model import TextModel
+from dragoman.runtimes.vllm import RUNTIME
+from dragoman.runtimes.vllm import sampling as vllm_sampling
 
 # Room for so many tokens: each text waits by itself until there is some, so that there is nothing to refuse.
 _BOUNDLESS = 2**62
@@ -67,11 +67,11 @@ class VllmModel(TextModel):
     """A Hugging Face decoder's folder on vLLM. Of the spec's parameters: those of `Options`."""
 
     platform = "vllm_generation"
-    extra = "vllm"
+    runtime = RUNTIME
 
     def check(self, folder: Path) -> None:
         folders.check(folder)
-        package("vllm", self.extra)
+        RUNTIME.require("vllm")
 
     def started(self, folder: Path) -> OutsideEngine:
         chosen = checked(Options, self.spec.parameters, _LEAST, _CHOICES, "a text model on vLLM")
@@ -83,7 +83,7 @@ class VllmModel(TextModel):
         limits = Limits(chosen.max_batch, config.max_model_len)
         intake = Intake(vocabulary, limits, _BOUNDLESS, ends, frozenset(adapters), chosen, follows_grammars=False)
         details = {
-            "engine": f"vllm {package('vllm', self.extra).__version__}",
+            "engine": f"vllm {RUNTIME.require('vllm').__version__}",
             "max_context": limits.max_context,
             "max_batch": limits.max_batch,
             "dtype": str(config.dtype).removeprefix("torch."),

@@ -8,7 +8,7 @@ from typing import Any
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Tensor
-from dragoman.runtimes.files import package
+from dragoman.runtimes.huggingface import RUNTIME
 
 # The formats that are decoded; Pillow knows many more, of which some are little tested.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -21,13 +21,13 @@ def decoded(tensor: Tensor, name: str) -> list[Any]:
 
     Raises InvalidInput where there is none. A path or an address is never opened.
     """
-    image = package("PIL.Image", "huggingface")
+    image = RUNTIME.require("PIL.Image")
     return [_picture(image, element, name) for element in tensor.data.flat]
 
 
 def of_pixels(tensor: Tensor) -> list[Any]:
     """The pictures in an array of bytes, [pictures, height, width, 3]."""
-    image = package("PIL.Image", "huggingface")
+    image = RUNTIME.require("PIL.Image")
     return [image.fromarray(pixels) for pixels in tensor.data]
 
 

@@ -12,7 +12,7 @@ from dragoman.core.datatypes import BYTES, DATATYPES, NUMERIC, Array, Datatype, 
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.signature import Shape, TensorSpec
 from dragoman.core.tensor import Tensor, object_array
-from dragoman.runtimes.files import package
+from dragoman.runtimes.mlflow import RUNTIME
 
 # What MLflow takes in the place of a tensor; the name is for messages.
 ToValue = Callable[[Tensor, str], Any]
@@ -38,7 +38,7 @@ def frame(columns: Mapping[Any, Any]) -> Any:
     lengths = {str(name): len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise InvalidInput(f"the columns of one table need the same number of rows, got {lengths}")
-    return package("pandas", "mlflow").DataFrame(dict(columns))
+    return RUNTIME.require("pandas").DataFrame(dict(columns))
 
 
 def own(array: Array) -> Array:
@@ -101,7 +101,7 @@ def _bytes(tensor: Tensor, name: str) -> list[bytes]:
 
 
 def _moment(tensor: Tensor, name: str) -> Any:
-    pandas = package("pandas", "mlflow")
+    pandas = RUNTIME.require("pandas")
     try:
         found = pandas.to_datetime(_text(tensor, name), format="ISO8601", utc=True)
         return found.tz_convert(None).as_unit("ns")

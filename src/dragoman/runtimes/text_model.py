@@ -11,12 +11,13 @@ from dragoman.core.calls import Generate, Infer, Inference, Tokenize
 from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.core.metrics import Family
 from dragoman.core.model import Model
+from dragoman.core.runtime import Runtime
 from dragoman.core.signature import Signature
-from dragoman.core.spec import ModelSpec, Placement
+from dragoman.core.spec import ModelSpec
 from dragoman.core.text import Chat, Generation, Prompt, Tokenized, joined
 from dragoman.generation import folder as folders
-from dragoman.runtimes import llm_infer
-from dragoman.runtimes.files import model_path, transformers_alone
+from dragoman.runtimes import text_infer
+from dragoman.runtimes.files import model_path, transformers_lock
 
 # Prompts of more characters are cut into tokens aside, so that others are answered meanwhile.
 _LONG = 20_000
@@ -27,12 +28,10 @@ _TO_READ = 16
 class TextModel(Model):
     """A folder with a tokenizer and what an engine computes texts with; a subclass says how to start that engine.
 
-    `extra` is the extra of this project that has the packages it needs. Nothing is downloaded, and no code of a model
-    is run.
+    `runtime` declares the packages that it needs. Nothing is downloaded, and no code of a model is run.
     """
 
-    placement: Placement = "thread"
-    extra = "text"
+    runtime: Runtime
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
@@ -41,7 +40,7 @@ class TextModel(Model):
     def load(self) -> None:
         folder = Path(model_path(self.spec)).resolve()
         self.check(folder)
-        with transformers_alone(self.extra):
+        with transformers_lock(self.runtime):
             try:
                 self._loaded = self.started(folder)
             except DragomanError:
@@ -79,13 +78,13 @@ class TextModel(Model):
                 yield joined([piece async for piece in pieces])
 
     def signature(self) -> Signature:
-        return llm_infer.SIGNATURE
+        return text_infer.SIGNATURE
 
     async def infer(self, call: Infer) -> Inference:
-        return await llm_infer.whole(self.generate, call)
+        return await text_infer.whole(self.generate, call)
 
     async def infer_stream(self, call: Infer) -> AsyncGenerator[Inference, None]:
-        async with aclosing(llm_infer.pieces(self.generate, call)) as pieces:
+        async with aclosing(text_infer.pieces(self.generate, call)) as pieces:
             async for piece in pieces:
                 yield piece
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from dragoman.core.errors import InvalidInput
 from dragoman.graphs.document import Document, document
-from dragoman.runtimes.recognise import GRAPH_FILES, graph_file
+from dragoman.runtimes.graph import GRAPH_FILES, graph_file
 
 
 def read_graph(path: Path) -> Document:

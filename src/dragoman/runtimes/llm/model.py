@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.generation import folder as folders
-from dragoman.runtimes.files import package
-from dragoman.runtimes.texts import TextModel
+from dragoman.runtimes.llm import RUNTIME
+from dragoman.runtimes.text_model import TextModel
 
 
 class LanguageModel(TextModel):
@@ -16,6 +16,7 @@ class LanguageModel(TextModel):
     """
 
     platform = "huggingface_generation"
+    runtime = RUNTIME
 
     def load(self) -> None:
         # Threads that wait for each other spin about as long as lies between two products of a step, and no longer:
@@ -27,7 +28,7 @@ class LanguageModel(TextModel):
 
     def check(self, folder: Path) -> None:
         folders.check(folder)
-        package("torch", "text")
+        RUNTIME.require("torch")
 
     def started(self, folder: Path) -> Any:
         from dragoman.generation import loading

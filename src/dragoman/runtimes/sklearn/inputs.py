@@ -12,7 +12,7 @@ from dragoman.core.datatypes import BYTES, FP64, NUMERIC, Array
 from dragoman.core.errors import InvalidInput
 from dragoman.core.signature import TensorSpec
 from dragoman.core.tensor import Tensor
-from dragoman.runtimes.contents import columns_in_order, matrix
+from dragoman.runtimes.tables import columns_in_order, matrix
 
 # A value of the column that the estimator knows; its type says whether the column is text.
 Sample = str | float

@@ -11,7 +11,7 @@ from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.tensor import Tensor
 from dragoman.core.vectors import Vector, VectorFunction
-from dragoman.runtimes.vectors import VectorModel
+from dragoman.runtimes.vector_model import VectorModel
 from dragoman.system.threads import DaemonThreads
 
 A = TypeVar("A")
