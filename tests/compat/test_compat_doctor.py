@@ -165,7 +165,7 @@ def test_models_that_can_be_loaded_are_left_in_peace(tmp_path: Path, capsys: pyt
         ("serving.properties", "option.model_id=foo", "option.model_id: there is no folder 'foo'"),
         ("serving.properties", "no value", "expected lines of name=value, got 'no value'"),
         ("dragoman.toml", '[server]\nhttp_port = "x"\n', "settings: {}/dragoman.toml: [server]: setting 'http_port'"),
-        ("dragoman.toml", '[server]\nprotocols = "morse"\n', "settings: there is no protocol 'morse'"),
+        ("dragoman.toml", '[server]\nprotocols = "morse"\n', "settings: unknown protocol 'morse'"),
         ("other.txt", "", "models: found no model in '{}'"),
         (
             "model.py",

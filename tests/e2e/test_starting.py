@@ -69,7 +69,7 @@ def test_the_installed_command() -> None:
         ((TWICE, "--drain-s", "nan"), "setting 'drain_s': expected at least 0, got nan"),
         ((TWICE, "--log-level", "loud"), "invalid choice: 'loud'"),
         ((TWICE, "--placement", "moon"), "invalid choice: 'moon'"),
-        ((TWICE, "--protocols", "morse"), "there is no protocol 'morse'"),
+        ((TWICE, "--protocols", "morse"), "unknown protocol 'morse'"),
         ((TWICE, "--tls-cert", "nowhere.pem"), "cannot use certificate 'nowhere.pem'"),
         ((TWICE, TWICE), "two models are called 'Twice'"),
         ((TWICE, "--nonsense"), "unrecognized arguments: --nonsense"),

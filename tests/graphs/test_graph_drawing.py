@@ -96,7 +96,7 @@ def test_the_command_tells_what_is_wrong(
     assert main(["graph", str(tmp_path / "graph.toml")]) == 2
     assert message in capsys.readouterr().err
     assert main(["graph", str(tmp_path / "none.toml")]) == 2
-    assert "is not there; expected a graph's file" in capsys.readouterr().err
+    assert "not found: expected a graph file" in capsys.readouterr().err
 
 
 def test_models_that_a_graph_names_are_told(

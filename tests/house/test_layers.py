@@ -1,6 +1,7 @@
 """The arrows between the rooms go down only, and a worker process stays small."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,18 +21,27 @@ MAY_IMPORT = {
     "client": {"core", "plugins", "formats", "codecs"},
     "protocols": {"core", "plugins", "formats"},
     "settings": {"core"},
-    "workers": {"core", "plugins"},
+    "workers": {"core", "plugins", "codecs"},
     "compat": {"core", "plugins", "formats", "codecs"},
     "derivatives": {"core"},
-    "graphs": {"core", "plugins"},
+    "graphs": {"core", "derivatives"},
     "generation": {"core", "native"},
     "runtimes": {"core", "plugins", "formats", "codecs", "client", "compat", "derivatives", "graphs", "generation"},
-    "engine": {"core", "plugins", "settings", "workers", "_version"},
+    "engine": {"core", "plugins", "settings", "workers", "compat", "runtimes", "_version"},
     "transports": {"core", "protocols", "engine", "settings"},
-    "front": {"core", "plugins", "engine", "transports", "settings"},
+    "front": {"core", "plugins", "formats", "engine", "transports", "settings"},
     "front_ends": {"core", "engine", "front", "settings", "workers"},
     "asgi_application": {"core", "engine", "front", "server", "settings", "transports"},
-    "server": {"core", "plugins", "engine", "front", "front_ends", "settings", "system"},
+    "server": {
+        "core",
+        "plugins",
+        "engine",
+        "front",
+        "front_ends",
+        "protocols",
+        "runtimes",
+        "settings",
+    },
     "cli": {
         "compat",
         "core",
@@ -39,17 +49,28 @@ MAY_IMPORT = {
         "engine",
         "graphs",
         "plugins",
+        "runtimes",
         "server",
         "settings",
         "system",
         "_version",
     },
 }
-# Neighbours of these rooms never import each other, except for the vocabulary that a prefix names.
-APART = {
-    "runtimes": ("files", "recognise", "texts", "vectors"),
-    "codecs": ("conversions", "strings"),
-    "protocols": ("wire", "text_common"),
+# The modules that the families of a package share; otherwise a family imports nothing of another one.
+SHARED = {
+    "runtimes": {
+        "files",
+        "preflight",
+        "pretrained",
+        "recognise",
+        "source_check",
+        "tables",
+        "text_infer",
+        "text_model",
+        "vector_model",
+        "waiting_model",
+    },
+    "protocols": {"wire", "text_common"},
 }
 
 
@@ -65,7 +86,26 @@ def imports(path: Path) -> list[str]:
     return found
 
 
-FILES = sorted(p for p in ROOT.rglob("*.py") if p.name not in ("__init__.py", "__main__.py", "_version.py"))
+def named_modules(path: Path) -> list[str]:
+    """The modules below dragoman that a file names in strings, as for `python -m`; names of loggers are none."""
+    tree = ast.parse(path.read_text())
+    loggers = {
+        id(argument)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("getLogger")
+        for argument in node.args
+    }
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in loggers:
+            match = re.match(r"dragoman\.(\w+)[.:\w]*$", node.value)
+            if match and ((ROOT / match[1]).is_dir() or (ROOT / f"{match[1]}.py").is_file()):
+                found.append(node.value.partition(".")[2])
+    return found
+
+
+APART = {ROOT / "__init__.py", ROOT / "__main__.py", ROOT / "_version.py"}
+FILES = sorted(path for path in ROOT.rglob("*.py") if path not in APART)
 
 
 def room_of(path: Path) -> str:
@@ -81,7 +121,9 @@ def test_rooms_import_downwards_only(path: Path) -> None:
 
 def test_the_engine_knows_only_the_interface_of_pools() -> None:
     for path in (ROOT / "engine").glob("*.py"):
-        assert {m for m in imports(path) if m.startswith("workers")} <= {"workers.pool"}, path.name
+        modules = imports(path)
+        assert {m for m in modules if m.startswith("workers")} <= {"workers.pool", "workers.probe"}, path.name
+        assert {m for m in modules if m.startswith("runtimes")} <= {"runtimes.recognise"}, path.name
 
 
 def test_transports_know_of_protocols_only_the_vocabulary() -> None:
@@ -89,13 +131,22 @@ def test_transports_know_of_protocols_only_the_vocabulary() -> None:
         assert {m for m in imports(path) if m.startswith("protocols")} <= {"protocols.wire"}, path.name
 
 
-def test_protocols_share_only_their_vocabulary() -> None:
-    for path in (ROOT / "protocols").rglob("*.py"):
-        family = path.parent.name
+@pytest.mark.parametrize("package", SHARED)
+def test_families_of_a_package_import_only_its_shared_modules(package: str) -> None:
+    for path in (ROOT / package).rglob("*.py"):
+        family = path.relative_to(ROOT / package).parts[0].removesuffix(".py")
         for module in imports(path):
-            if module.startswith("protocols."):
-                package = module.split(".")[1]
-                assert package in (*APART["protocols"], family), f"{path.name} imports {module}"
+            if module.startswith(f"{package}."):
+                assert module.split(".")[1] in {*SHARED[package], family}, f"{path} imports {module}"
+
+
+def test_no_module_names_one_of_another_package_by_a_string() -> None:
+    named = 0
+    for path in FILES:
+        for module in named_modules(path):
+            named += 1
+            assert module.split(".")[0] == room_of(path), f"{path} names dragoman.{module}"
+    assert named  # the modules that `python -m` starts
 
 
 def test_no_import_is_for_type_checkers_alone() -> None:

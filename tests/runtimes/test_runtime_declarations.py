@@ -84,13 +84,15 @@ def test_a_missing_package_is_reported_with_its_extra() -> None:
 # --- runtimes of other packages ------------------------------------------------------------------------------
 
 _MODULE = """
+from pathlib import Path
+
 import dragoman
 from dragoman.core.runtime import Runtime
 
 
 class Lines(dragoman.Model):
     def load(self):
-        self.count = len(open(self.spec.uri).readlines())
+        self.count = len(Path(self.spec.uri).read_text().splitlines())
 
 
 RUNTIME = Runtime(

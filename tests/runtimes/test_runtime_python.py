@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dragoman import plugins
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import FP32, FP64
 from dragoman.core.errors import ModelFailed
@@ -15,8 +16,7 @@ from dragoman.core.model import Model
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
-from dragoman.plugins import find
-from dragoman.runtimes.python.model import Declared, declared_by, load, model
+from dragoman.runtimes.python.model import Declared, FunctionModel, declared_by, load, model
 
 HEAD = "import dragoman.core.model, dragoman.runtimes.python.model as r\nModel = dragoman.core.model.Model\n"
 
@@ -35,7 +35,7 @@ def double(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def test_a_plain_function() -> None:
-    assert find("runtimes", "python") is load
+    assert isinstance(plugins.runtime("python").load(_spec(double)), FunctionModel)
     made = load(_spec(double))
     made.load()
     assert made.signature().inputs == (TensorSpec("x", FP32),)

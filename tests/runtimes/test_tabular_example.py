@@ -14,7 +14,7 @@ from dragoman.core.calls import Infer
 from dragoman.core.model import Model
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
-from dragoman.plugins import find, import_file
+from dragoman.plugins import import_file, runtime
 from dragoman.runtimes.recognise import model_file, recognise
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tabular"
@@ -35,7 +35,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _loaded(folder: Path) -> Model:
     file = model_file(folder)
     assert file is not None
-    made: Model = find("runtimes", recognise(file) or "")(ModelSpec(name="m", uri=str(file), allow_pickle=True))
+    made: Model = runtime(recognise(file) or "").load(ModelSpec(name="m", uri=str(file), allow_pickle=True))
     made.load()
     return made
 

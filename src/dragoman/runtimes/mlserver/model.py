@@ -14,7 +14,7 @@ from typing import Any
 from dragoman import plugins
 from dragoman.compat import install
 from dragoman.compat.border import fault_of, inference_of, request_of
-from dragoman.compat.mlserver import metrics
+from dragoman.compat.mlserver import metrics, types
 from dragoman.compat.mlserver import model as ours
 from dragoman.compat.mlserver.settings import ModelSettings
 from dragoman.core.calls import Handled, Inference, Request
@@ -124,7 +124,7 @@ def _settings(kind: type[Any], given: Mapping[str, Any], source: str) -> tuple[A
     """The settings of a model, and the module of types, that its class knows: ours or those of the real package."""
     found = _found_uri(given, Path(source).parent)
     if issubclass(kind, ours.MLModel):
-        return ModelSettings.read(found, source), importlib.import_module("dragoman.compat.mlserver.types")
+        return ModelSettings.read(found, source), types
     theirs: Any = importlib.import_module("mlserver.settings").ModelSettings(**found)
     theirs._source = source
     return theirs, importlib.import_module("mlserver.types")
