@@ -318,7 +318,7 @@ def _front_of(engine: Engine, settings: Settings) -> Front:
 
 
 def live_spec(target: Any, settings: Settings) -> ModelSpec:
-    declared = getattr(target, "__dragoman__", None) or getattr(carried_by(target), "declared", None)
+    declared = getattr(target, "__dragoman__", None) or getattr(carried_by(target), "options", None)
     name = getattr(declared, "name", "") or getattr(target, "name", "") or getattr(target, "__name__", "")
     if not isinstance(name, str) or not name:
         name = type(target).__name__

@@ -25,7 +25,7 @@ from dragoman.core.signature import TensorSpec
 from dragoman.core.tensor import Tensor
 from dragoman.core.type_aliases import without_aliases
 from dragoman.derivatives.annotations import annotated_inputs
-from dragoman.derivatives.vector_callable import callee
+from dragoman.derivatives.vector_callable import inspect_function
 
 S, T, U = TypeVar("S", bound=np.generic), TypeVar("T"), TypeVar("U")
 
@@ -167,7 +167,7 @@ def test_aliases_of_vectors_with_sizes(alias: Callable[..., Any]) -> None:
 
     f.__annotations__ |= {"x": alias("Two", Annotated[_array_alias(alias)[np.float64], Shape(2)])}
     f.__annotations__ |= {"y": alias("Sized", Annotated[T, Shape(3)], T)[np.ndarray]}
-    assert annotated_inputs(callee(f)) == (2, 3)
+    assert annotated_inputs(inspect_function(f)) == (2, 3)
 
 
 async def test_methods_of_mlserver_models(alias: Callable[..., Any]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import dragoman
 from dragoman.core.errors import DragomanError
 from dragoman.core.vectors import VectorFunction
-from dragoman.derivatives.decorator import prepared
+from dragoman.derivatives.decorator import build_vector_function
 
 # The decorator without its overloads: tests pass arguments of wrong types too.
 vector_function: Any = dragoman.vector_function
@@ -20,7 +20,7 @@ ONE = np.ones(1)
 
 def build(function: Callable[..., Any], **options: Any) -> VectorFunction:
     """Return the function with its derivatives, loaded as a model would be."""
-    return prepared(vector_function(**options)(function))
+    return build_vector_function(vector_function(**options)(function))
 
 
 def build_unevaluated(

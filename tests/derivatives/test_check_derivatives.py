@@ -10,7 +10,7 @@ import pytest
 
 from derivatives.derivative_models import build
 from dragoman.cli import main
-from dragoman.derivatives.checks import STEPS, Finding, Tolerance, check
+from dragoman.derivatives.checks import STEPS, CheckResult, Tolerance, run_checks
 
 X, Y = np.array([0.3, -0.8]), np.array([0.5, 1.5, -0.2])
 
@@ -61,9 +61,9 @@ def wrong_hessian(where: Mapping[str, int], by: float) -> Callable[..., Any]:
     return found
 
 
-def findings(**written: Any) -> dict[tuple[Any, ...], Finding]:
+def findings(**written: Any) -> dict[tuple[Any, ...], CheckResult]:
     function = build(remade(), inputs=[2, 3], outputs=[1, 3], derivatives=None, **written)
-    found = check(function, [(X, Y), (2 * X, Y + 1)], {}, 3, Tolerance())
+    found = run_checks(function, [(X, Y), (2 * X, Y + 1)], {}, 3, Tolerance())
     return {(f.check, f.output, *f.inputs): f for f in found}
 
 

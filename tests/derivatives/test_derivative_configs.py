@@ -10,7 +10,7 @@ import pytest
 from derivatives.derivative_models import build, vector_function
 from dragoman.core.vector_answers import as_vector, as_vectors
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, carried_by
-from dragoman.derivatives.decorator import prepared
+from dragoman.derivatives.decorator import build_vector_function
 
 # Relative tolerances of first and of second derivatives: analytic methods are exact to rounding, 8 evaluations of a
 # mixed difference are not.
@@ -136,8 +136,8 @@ BUILDERS: dict[str, tuple[Callable[[], VectorFunction], tuple[float, float]]] = 
     "apply_jacobian": (partial(sized, apply_jacobian=apply_jacobian, hessian=hessian), EXACT),
     "jacobian": (partial(sized, jacobian=jacobian, hessian=hessian, derivatives=None), EXACT),
     "jacobian, torch": (partial(sized, jacobian=jacobian, derivatives="torch"), EXACT),
-    "class": (lambda: prepared(ModelClass()), (1e-12, 1e-7)),
-    "class with derivatives": (lambda: prepared(ModelClassWithDerivatives()), EXACT),
+    "class": (lambda: build_vector_function(ModelClass()), (1e-12, 1e-7)),
+    "class with derivatives": (lambda: build_vector_function(ModelClassWithDerivatives()), EXACT),
 }
 
 

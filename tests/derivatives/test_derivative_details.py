@@ -11,10 +11,10 @@ import dragoman
 from derivatives.derivative_models import ONE, X, build, error_message, vector_function
 from dragoman.core.errors import InvalidOutput, ModelFailed
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, carried_by
-from dragoman.derivatives.decorator import prepared
+from dragoman.derivatives.decorator import build_vector_function
 
 UNKNOWN = (
-    "function 'f': the sizes of its input vectors are not known; expected inputs=[...], a function of the config, "
+    "function 'f': the sizes of its input vectors are unknown: expected inputs=[...], a function of the config, "
     "a point at=[...], or annotations with Shape(n); got none for "
 )
 
@@ -138,7 +138,7 @@ class Own(VectorFunction):
 
 
 def test_what_a_class_has_of_its_own_is_used() -> None:
-    function = prepared(Own())
+    function = build_vector_function(Own())
     assert np.asarray(function.evaluate([X], {})).reshape(-1).tolist() == [X @ X]
     np.testing.assert_allclose(function.gradient(0, 0, [X], ONE, {}), 2 * X)
     np.testing.assert_allclose(function.apply_jacobian(0, 0, [X], X, {}), [2 * X @ X])
@@ -159,9 +159,9 @@ def test_rows_of_points_need_an_answer_for_each_output() -> None:
         return x[..., 0] if x.ndim > 1 else (x[0], x[1])
 
     for function, told in (
-        (fails, "expected an answer for three rows of points in output 0, got ValueError: one point at a time"),
+        (fails, "expected a result for three rows of points in output 0, got ValueError: one point at a time"),
         (loses, "expected 2 outputs for three rows of points in output 0, got 1"),
     ):
         function.__name__ = "f"
         found = error_message(partial(build, function, inputs=[2], vectorised=True, derivatives=None), ModelFailed)
-        assert found == f"'f' is said to be vectorised; {told}"
+        assert found == f"'f' is declared vectorised: {told}"

@@ -15,11 +15,11 @@ import dragoman
 from derivatives.derivative_models import ONE, X, build, error_message, vector_function
 from dragoman.core.errors import InvalidOutput, ModelFailed
 from dragoman.core.vectors import VectorFunction
-from dragoman.derivatives.analytic_array import NotAnalytic, watched
-from dragoman.derivatives.checks import Tolerance, check
-from dragoman.derivatives.config_cache import OfConfig
-from dragoman.derivatives.decorator import prepared
-from dragoman.derivatives.plot import Curve, as_svg, as_text
+from dragoman.derivatives.analytic_array import NotAnalyticError, as_analytic
+from dragoman.derivatives.checks import Tolerance, run_checks
+from dragoman.derivatives.config_cache import ConfigCache
+from dragoman.derivatives.decorator import build_vector_function
+from dragoman.derivatives.plot import ErrorCurve, svg_plot, text_plot
 
 # --- the complex step ----------------------------------------------------------------------------------------
 
@@ -36,14 +36,14 @@ def test_a_function_may_write_into_its_own_arrays() -> None:
 
 
 def test_operations_that_are_not_analytic_are_named() -> None:
-    z = watched(np.array([1 + 1j, 2 - 1j]))
+    z = as_analytic(np.array([1 + 1j, 2 - 1j]))
     refused: tuple[tuple[Callable[[], Any], str], ...] = (
         (lambda: np.cbrt(z), "it uses cbrt, which takes no complex numbers: "),
         (lambda: z.astype(np.float32), "it uses astype(float32)"),
         (lambda: z.real, "it uses real"),
     )
     for act, told in refused:
-        with pytest.raises(NotAnalytic) as caught:
+        with pytest.raises(NotAnalyticError) as caught:
             act()
         assert str(caught.value).startswith(told)
     again = z.astype(np.complex64, copy=False)
@@ -52,8 +52,8 @@ def test_operations_that_are_not_analytic_are_named() -> None:
 
 @pytest.mark.parametrize("name", ["cov", "corrcoef", "var", "std", "median", "sort", "max", "interp", "angle"])
 def test_functions_that_are_not_analytic_are_named(name: str) -> None:
-    z = watched(np.array([1 + 1j, 2 - 1j]))
-    with pytest.raises(NotAnalytic, match=f"^it uses np.{name}$"):
+    z = as_analytic(np.array([1 + 1j, 2 - 1j]))
+    with pytest.raises(NotAnalyticError, match=f"^it uses np.{name}$"):
         getattr(np, name)(*[z] * (3 if name == "interp" else 1))
 
 
@@ -89,7 +89,7 @@ def test_a_function_that_is_not_vectorised_is_named() -> None:
         return x**2 + x.sum()
 
     told = error_message(partial(build, f, inputs=[3], vectorised=True, derivatives=None), ModelFailed)
-    start = "'f' is said to be vectorised; expected the same numbers as for each alone for three rows of points in "
+    start = "'f' is declared vectorised: expected the same numbers as for each point for three rows of points in "
     assert told.startswith(start + "output 0, got a difference of ")
 
 
@@ -118,13 +118,13 @@ def test_the_last_32_configs_are_kept() -> None:
         made_of.append(config["n"])
         return int(config["n"])
 
-    of_config = OfConfig(make)
-    assert [of_config({"n": n}) for n in (*range(32), *range(32))] == [*range(32), *range(32)]
+    cache = ConfigCache(make)
+    assert [cache({"n": n}) for n in (*range(32), *range(32))] == [*range(32), *range(32)]
     assert made_of == [*range(32)]
-    of_config({"n": 32})
-    of_config({"n": 1})
+    cache({"n": 32})
+    cache({"n": 1})
     assert made_of == [*range(33)]
-    of_config({"n": 0})
+    cache({"n": 0})
     assert made_of == [*range(33), 0]
 
 
@@ -177,7 +177,7 @@ def test_written_derivatives_get_arrays_of_the_framework(derivatives: str, lib: 
             return 6 * inputs[0] * vec * sens[0]
 
     Own.derivatives = derivatives
-    function = prepared(Own())
+    function = build_vector_function(Own())
     vec, sens = np.array([2.0, -1.0]), np.array([1.5])
     np.testing.assert_allclose(np.asarray(function.apply_jacobian(0, 0, [X], vec, {})).reshape(-1), [3 * X**2 @ vec])
     np.testing.assert_allclose(function.apply_hessian(0, 0, 0, [X], sens, vec, {}), 6 * X * vec * 1.5)
@@ -230,7 +230,7 @@ def test_dual_numbers_that_do_not_follow_the_function_are_not_used(caplog: pytes
 
 def test_an_error_as_large_as_is_tolerated_passes() -> None:
     function = build(lambda x: 2 * x, inputs=[1], jacobian=lambda x: np.array([[2.0]]), derivatives=None)
-    found = check(function, [(np.array([0.5]),)], {}, 0, Tolerance(identities=0.0))
+    found = run_checks(function, [(np.array([0.5]),)], {}, 0, Tolerance(identities=0.0))
     (adjoint,) = (each for each in found if each.check == "adjoint")
     assert (adjoint.error, adjoint.passed) == (0.0, True)
 
@@ -238,13 +238,13 @@ def test_an_error_as_large_as_is_tolerated_passes() -> None:
 # --- charts of errors ----------------------------------------------------------------------------------------
 
 CURVES = (
-    Curve("first <1>", ((1e-1, 1e-2), (1e-3, 1e-6), (1e-5, 1e-4))),
-    Curve("second", ((1e-1, 1e-1), (1e-3, 0.0), (1e-5, float("nan")))),
+    ErrorCurve("first <1>", ((1e-1, 1e-2), (1e-3, 1e-6), (1e-5, 1e-4))),
+    ErrorCurve("second", ((1e-1, 1e-1), (1e-3, 0.0), (1e-5, float("nan")))),
 )
 
 
 def test_errors_are_drawn_as_text() -> None:
-    lines = as_text(CURVES).split("\n")
+    lines = text_plot(CURVES).split("\n")
     assert lines[:5] == [
         "   1e+01 ┤ ·    ·    ○",
         "   1e+00 ┤ ·    ·    ·",
@@ -262,7 +262,7 @@ def test_errors_are_drawn_as_text() -> None:
 
 
 def test_errors_are_drawn_as_svg() -> None:
-    drawn = ET.fromstring(as_svg(CURVES, "Errors & steps"))
+    drawn = ET.fromstring(svg_plot(CURVES, "Errors & steps"))
     name = "{http://www.w3.org/2000/svg}"
     assert (drawn.get("width"), drawn.get("height"), drawn.get("viewBox")) == ("842", "480", "0 0 842 480")
     guide, first, _, second, _ = drawn.findall(f"{name}polyline")
@@ -276,19 +276,19 @@ def test_errors_are_drawn_as_svg() -> None:
         *("1e-14", "1e-11", "1e-08", "1e-05", "1e-02", "1e+01"),
         *("1e-01", "1e-02", "1e-03", "1e-04", "1e-05"),
     ]
-    assert texts[-4:] == ["step, by the largest number of the point", "relative error", "first <1>", "second"]
+    assert texts[-4:] == ["step, relative to the magnitude of each input", "relative error", "first <1>", "second"]
 
 
 MANY_CURVES = tuple(
-    Curve(f"apply_jacobian {i}", tuple((10.0 ** (-1 - k / 2), 10.0 ** -(k + i / 10)) for k in range(10)))
+    ErrorCurve(f"apply_jacobian {i}", tuple((10.0 ** (-1 - k / 2), 10.0 ** -(k + i / 10)) for k in range(10)))
     for i in range(18)
 )
 
 
 @pytest.mark.parametrize(("name", "curves"), [("none", ()), ("two", CURVES), ("many", MANY_CURVES)])
-def test_drawings_do_not_change(name: str, curves: Sequence[Curve]) -> None:
+def test_drawings_do_not_change(name: str, curves: Sequence[ErrorCurve]) -> None:
     """Compare with tests/derivatives/golden; after a wanted change delete the file, run twice and look at it."""
-    for suffix, drawn in (("svg", as_svg(curves, "Errors & steps")), ("txt", as_text(curves))):
+    for suffix, drawn in (("svg", svg_plot(curves, "Errors & steps")), ("txt", text_plot(curves))):
         path = Path(__file__).parent / "golden" / f"errors-{name}.{suffix}"
         if not path.exists():
             path.write_text(drawn)
@@ -299,7 +299,7 @@ def test_drawings_do_not_change(name: str, curves: Sequence[Curve]) -> None:
 def test_an_extrapolation_of_two_steps_counts_as_a_check() -> None:
     # Central differences of a cubic are off by h²; two of them extrapolated are exact but for rounding.
     function = build(lambda x: x**3, inputs=[1], apply_jacobian=lambda x, vec: 3 * x**2 * vec, derivatives=None)
-    (found,) = check(function, [(np.array([0.5]),)], {}, 0, Tolerance(differences=1e-13))
+    (found,) = run_checks(function, [(np.array([0.5]),)], {}, 0, Tolerance(differences=1e-13))
     assert found.passed
     assert found.error < 1e-13
     assert found.order == pytest.approx(2.0, rel=0.02)
@@ -320,8 +320,8 @@ def test_dual_numbers_are_used_at_any_scale(factor: float) -> None:
     "name", ["svd", "svdvals", "qr", "pinv", "eigh", "eigvalsh", "cholesky", "matrix_rank", "cond"]
 )
 def test_decompositions_that_are_not_analytic_are_named(name: str) -> None:
-    with pytest.raises(NotAnalytic, match=rf"^it uses np.linalg.{name}$"):
-        getattr(np.linalg, name)(watched(np.eye(2) * (1 + 1j)))
+    with pytest.raises(NotAnalyticError, match=rf"^it uses np.linalg.{name}$"):
+        getattr(np.linalg, name)(as_analytic(np.eye(2) * (1 + 1j)))
 
 
 def test_the_decorator_needs_no_parentheses() -> None:
@@ -330,4 +330,4 @@ def test_the_decorator_needs_no_parentheses() -> None:
 
     marked: Any = vector_function(double)
     assert marked is double
-    np.testing.assert_allclose(prepared(marked).apply_jacobian(0, 0, [X], X, {}), 2 * X)
+    np.testing.assert_allclose(build_vector_function(marked).apply_jacobian(0, 0, [X], X, {}), 2 * X)

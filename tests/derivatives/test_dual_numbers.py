@@ -110,7 +110,7 @@ def test_a_hessian_action_is_refused_where_the_numbers_follow_another_branch() -
 
     function = build(by_type, inputs=[1])
     assert np.asarray(function.apply_hessian(0, 0, 0, [ONE / 2], ONE, ONE, {})).tolist() == [2.0]
-    with pytest.raises(ModelFailed, match="their value differs by 4 from what it is"):
+    with pytest.raises(ModelFailed, match="their value differs by 4 from the expected one"):
         function.apply_hessian(0, 0, 0, [2 * ONE], ONE, ONE, {})
 
 

@@ -11,7 +11,7 @@ import pytest
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.vector_answers import as_vectors
 from dragoman.core.vectors import Config, Vector, VectorFunction
-from dragoman.derivatives.decorator import prepared
+from dragoman.derivatives.decorator import build_vector_function
 from dragoman.plugins import import_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scientific"
@@ -31,7 +31,7 @@ def loaded() -> Callable[[str], VectorFunction]:
 
     def load(name: str) -> VectorFunction:
         if name not in made:
-            made[name] = prepared(getattr(module(name), name))
+            made[name] = build_vector_function(getattr(module(name), name))
         return made[name]
 
     return load

@@ -17,7 +17,7 @@ from derivatives.derivative_models import ONE, X, build, vector_function
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.vector_answers import as_vector, as_vectors
 from dragoman.core.vectors import VectorFunction, carried_by
-from dragoman.derivatives.decorator import is_vector_function, prepared
+from dragoman.derivatives.decorator import build_vector_function, is_vector_function
 
 
 def value(function: VectorFunction, *inputs: Any, **config: Any) -> list[list[float]]:
@@ -132,12 +132,12 @@ def test_keyword_parameters_are_entries_of_the_config() -> None:
     function = build(scaled, inputs=[1])
     assert value(function, [3]) == [[6.0]]
     assert value(function, [3], by=5, plus=1) == [[16.0]]
-    with pytest.raises(InvalidInput, match="config: unexpected entry 'bye'; 'scaled' knows by, plus"):
+    with pytest.raises(InvalidInput, match="config: unexpected entry 'bye': expected entries of 'scaled': by, plus"):
         value(function, [3], bye=5)
 
 
 def test_what_does_not_fit_the_function_is_told_when_it_is_prepared() -> None:
-    with pytest.raises(ModelFailed, match="sizes of its input vectors are not known; expected inputs="):
+    with pytest.raises(ModelFailed, match="sizes of its input vectors are unknown: expected inputs="):
         build(lambda x: x)
     with pytest.raises(ModelFailed, match="inputs: expected 2 sizes, for x, y; got 1"):
         build(lambda x, y: x, inputs=[1])
@@ -145,16 +145,16 @@ def test_what_does_not_fit_the_function_is_told_when_it_is_prepared() -> None:
         build(lambda x: x, inputs=[-1])
     with pytest.raises(ModelFailed, match=r"derivatives: expected 'auto', .* got 'magic'"):
         vector_function(inputs=[1], derivatives="magic")
-    with pytest.raises(ModelFailed, match="of a function of 2 vectors; expected a parameter 'input'"):
+    with pytest.raises(ModelFailed, match="expected a parameter 'input', the index of an input"):
         build(lambda x, y: x, inputs=[1, 1], gradient=lambda x, y, sens: sens)
 
     def odd(x: Any, *, needed: float) -> Any:
         return x * needed
 
-    with pytest.raises(ModelFailed, match="parameter 'needed' is no vector; expected it to have a default"):
+    with pytest.raises(ModelFailed, match="parameter 'needed' is not a vector: expected a default value"):
         build(odd, inputs=[1])
-    with pytest.raises(ModelFailed, match="is no function of vectors"):
-        prepared(len)
+    with pytest.raises(ModelFailed, match="is not a function of vectors"):
+        build_vector_function(len)
 
 
 # --- what an author writes --------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ class Quadratic(dragoman.VectorFunction):
 
 
 def test_a_class_asks_for_what_is_missing() -> None:
-    function = prepared(Quadratic)
+    function = build_vector_function(Quadratic)
     assert function.sources() == {
         "evaluate": "author",
         "gradient": "author",
@@ -290,7 +290,7 @@ def test_a_class_in_jax() -> None:
 
         gradient = dragoman.VectorFunction.gradient
 
-    function = prepared(InJax())
+    function = build_vector_function(InJax())
     assert set(function.sources().values()) == {"author", "jax"}
     point = [X, np.array([2.0])]
     wanted = 4 * Quadratic.matrix @ X
@@ -302,7 +302,7 @@ def test_a_class_that_asks_for_nothing_is_left_alone() -> None:
         derivatives = None
 
     alone = Alone()
-    assert prepared(alone) is alone
+    assert build_vector_function(alone) is alone
 
 
 # --- JAX and PyTorch --------------------------------------------------------------------------------------
@@ -410,7 +410,7 @@ def test_what_is_not_analytic_is_refused(
         build(function, inputs=[2], derivatives="complex step")
     with caplog.at_level(logging.INFO, "dragoman"):
         assert dict(build(function, inputs=[2]).sources()) == {"evaluate": "author"}
-    assert "no derivatives are added" in caplog.text
+    assert "no derivatives added" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -489,7 +489,7 @@ def test_a_vectorised_function_is_asked_once_for_its_gradient() -> None:
 @pytest.mark.parametrize(
     ("function", "told"),
     [
-        (lambda x: x**2 + x.sum(), "expected the same numbers as for each alone for three rows .* got a difference of"),
+        (lambda x: x**2 + x.sum(), "expected the same numbers as for each point for three rows .* got a difference of"),
         (lambda x: x.sum(), r"expected shape \[3, 1\] for three rows of points in output 0, got \[\]"),
         (lambda x: x[0] * x[1] * x[2], r"expected shape \[3, 1\] .* got \[3\]|expected the same numbers"),
         (lambda x: [x[0], x @ np.ones((3, 3)) @ x], "got InvalidOutput"),
@@ -498,7 +498,7 @@ def test_a_vectorised_function_is_asked_once_for_its_gradient() -> None:
 def test_a_function_that_is_not_vectorised_as_it_says_is_told(
     function: Callable[..., Any], told: str, derivatives: str | None
 ) -> None:
-    with pytest.raises(ModelFailed, match=f"is said to be vectorised; .*({told})"):
+    with pytest.raises(ModelFailed, match=f"is declared vectorised: .*({told})"):
         build(function, inputs=[3], vectorised=True, derivatives=derivatives)
 
 
@@ -523,12 +523,14 @@ def test_a_function_that_cannot_be_tried_is_served_without_derivatives(caplog: p
 
     with caplog.at_level(logging.WARNING, "dragoman"):
         assert dict(build(picky, inputs=[2], outputs=[2]).sources()) == {"evaluate": "author"}
-    assert "ValueError('five at least'); name a point where it can be tried, at=[...]" in caplog.text
+    assert "set at=[...] to a valid point: function=picky error=ValueError('five at least')" in caplog.text
     found = build(picky, inputs=[2], at=[[6.0, 1.0]])
     assert found.gradient(0, 0, [np.array([7.0, 1.0])], np.ones(2), {}) == pytest.approx([14, 2])
-    with pytest.raises(ModelFailed, match="raised ValueError where it was tried for the sizes of its outputs: five at"):
+    with pytest.raises(ModelFailed, match="evaluated to infer the sizes of its outputs: five at"):
         build(picky, inputs=[2], derivatives=None).output_sizes({})
-    with pytest.raises(ModelFailed, match=r"it is not finite where it was tried; name another point, at=\[\.\.\.\]"):
+    with pytest.raises(
+        ModelFailed, match=r"its value at the sample point is not finite; set another point, at=\[\.\.\.\]"
+    ):
         build(lambda x: x * np.nan, inputs=[2], derivatives="complex step")
 
 

@@ -11,34 +11,34 @@ import torch
 from derivatives.derivative_models import ONE, build, build_unevaluated
 from dragoman.core.errors import InvalidOutput, ModelFailed
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors
-from dragoman.derivatives.decorator import prepared
-from dragoman.derivatives.scales import by_scale, own_scales, raised_scales, reach
-from dragoman.derivatives.verification import Unconfirmed, confirm_directional, confirm_gradient
+from dragoman.derivatives.decorator import build_vector_function
+from dragoman.derivatives.scales import component_scales, max_step, raised_scales, split_by_scale
+from dragoman.derivatives.verification import NotConfirmedError, confirm_directional, confirm_gradient
 
 # --- scales -----------------------------------------------------------------------------------------------
 
 
 def test_scales_of_components() -> None:
     x = np.array([2.0, -3e4, 0.0, 1e-9])
-    assert own_scales(x).tolist() == [2.0, 3e4, 30.0, 1e-9]
+    assert component_scales(x).tolist() == [2.0, 3e4, 30.0, 1e-9]
     assert raised_scales(x).tolist() == [30.0, 3e4, 30.0, 30.0]
-    assert own_scales(np.zeros(2)).tolist() == [1.0, 1.0]
+    assert component_scales(np.zeros(2)).tolist() == [1.0, 1.0]
     assert raised_scales(np.zeros(2)).tolist() == [1e-3, 1e-3]
     assert raised_scales(np.array([0.5, 1e-7])).tolist() == [0.5, 1e-3]
-    assert own_scales(np.zeros(0)).tolist() == raised_scales(np.zeros(0)).tolist() == []
+    assert component_scales(np.zeros(0)).tolist() == raised_scales(np.zeros(0)).tolist() == []
 
 
 def test_the_largest_step_along_a_direction() -> None:
     scales = np.array([2.0, 30.0, 1.0])
-    assert reach(scales, np.array([4.0, -3.0, 0.0])) == 0.5
-    assert reach(scales, np.array([0.1, -3.0, 0.0])) == 10.0
-    assert reach(scales, np.zeros(3)) == 0.0
-    assert reach(np.zeros(0), np.zeros(0)) == 0.0
+    assert max_step(scales, np.array([4.0, -3.0, 0.0])) == 0.5
+    assert max_step(scales, np.array([0.1, -3.0, 0.0])) == 10.0
+    assert max_step(scales, np.zeros(3)) == 0.0
+    assert max_step(np.zeros(0), np.zeros(0)) == 0.0
 
 
 def test_a_direction_is_split_where_one_step_does_not_suit_all_components() -> None:
     def split(x: list[float], vec: list[float]) -> list[list[float]]:
-        return [part.tolist() for part in by_scale(np.array(x), np.array(vec))]
+        return [part.tolist() for part in split_by_scale(np.array(x), np.array(vec))]
 
     assert split([1.0, 1e4], [1.0, 1.0]) == [[1.0, 1.0]]
     assert split([1.0, 1.1e4], [1.0, 1.0]) == [[1.0, 0.0], [0.0, 1.0]]
@@ -103,7 +103,7 @@ def test_components_that_may_be_rounding_errors_of_zero_are_moved_by_a_larger_st
     assert [np.flatnonzero(each).tolist() for each in moves[::2]] == [[0, 1], [1], [1]]
     assert 0.5e-8 <= abs(moves[4][1]) * 1e-15 <= 1e-8  # 1e-5 of a thousandth
     for wrong in (2.9, 0.0, -3.0):
-        with pytest.raises(Unconfirmed, match="element 1 of the gradient is"):
+        with pytest.raises(NotConfirmedError, match="element 1 of the gradient is"):
             confirm_gradient(
                 lambda at: np.atleast_1d(function(at)), x, np.atleast_1d(function(x)), ONE, np.array([1.0, wrong])
             )
@@ -245,7 +245,7 @@ class AbsoluteValue(VectorFunction):
 
 def test_the_error_names_function_method_and_remedies() -> None:
     for function, name in (
-        (prepared(AbsoluteValue()), "AbsoluteValue"),
+        (build_vector_function(AbsoluteValue()), "AbsoluteValue"),
         (build_unevaluated(lambda x: np.abs(np.array([x[0]])), [2]), "<lambda>"),
     ):
         point = [np.array([2.0, 1.0])]

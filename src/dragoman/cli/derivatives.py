@@ -15,8 +15,8 @@ from dragoman.cli.model_functions import ServedFunction
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.spec import ModelSpec
 from dragoman.core.vectors import Config, Vector
-from dragoman.derivatives.checks import Finding, Tolerance, check
-from dragoman.derivatives.plot import Curve, as_svg, as_text
+from dragoman.derivatives.checks import CheckResult, Tolerance, run_checks
+from dragoman.derivatives.plot import ErrorCurve, svg_plot, text_plot
 from dragoman.server import make_engine, settings_for
 from dragoman.settings import from_environment
 
@@ -59,9 +59,9 @@ def _checked(served: ServedFunction, config: Config, given: argparse.Namespace) 
     if not points:
         print("  the function has no finite values at any random point; name points of its domain with --at")
         return 2
-    found = check(served, points, config, given.seed, Tolerance(given.tolerance, identities))
+    found = run_checks(served, points, config, given.seed, Tolerance(given.tolerance, identities))
     print(_table(served, found))
-    bad = sum(not finding.passed for finding in found)
+    bad = sum(not result.passed for result in found)
     print(
         f"\n{'all is well' if not bad else f'{bad} of {len(found)} checks failed'}, at {_counted(len(points), 'point')}"
     )
@@ -133,7 +133,7 @@ def _remote(url: str, model: str) -> ModelSpec:
 # --- what is told -----------------------------------------------------------------------------------------
 
 
-def _table(served: ServedFunction, found: Sequence[Finding]) -> str:
+def _table(served: ServedFunction, found: Sequence[CheckResult]) -> str:
     rows = [("check", "output", "by", "error", "order", "")]
     rows += [(f.check, *_where(served, f), *_measured(f), _verdict(f)) for f in found]
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
@@ -141,32 +141,32 @@ def _table(served: ServedFunction, found: Sequence[Finding]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _where(served: ServedFunction, finding: Finding) -> tuple[str, str]:
-    return served.output_names[finding.output], ", ".join(served.input_names[i] for i in finding.inputs)
+def _where(served: ServedFunction, result: CheckResult) -> tuple[str, str]:
+    return served.output_names[result.output], ", ".join(served.input_names[i] for i in result.inputs)
 
 
-def _measured(finding: Finding) -> tuple[str, str]:
-    if finding.refused:
+def _measured(result: CheckResult) -> tuple[str, str]:
+    if result.rejection:
         return "-", "-"
-    if not finding.curve:
-        return f"{finding.error:.1e}", "-"
-    return f"{finding.error:.1e}", "exact" if finding.order is None else f"{finding.order:.2f}"
+    if not result.curve:
+        return f"{result.error:.1e}", "-"
+    return f"{result.error:.1e}", "exact" if result.order is None else f"{result.order:.2f}"
 
 
-def _verdict(finding: Finding) -> str:
-    if finding.refused:
-        return f"REFUSED: {finding.refused}"
-    return "ok" if finding.passed else f"WRONG: {finding.why}" if finding.why else "WRONG"
+def _verdict(result: CheckResult) -> str:
+    if result.rejection:
+        return f"REFUSED: {result.rejection}"
+    return "ok" if result.passed else f"WRONG: {result.reason}" if result.reason else "WRONG"
 
 
-def _plot(served: ServedFunction, found: Sequence[Finding], place: str) -> None:
-    curves = [Curve(f"{f.check} {' by '.join(_where(served, f))}", f.curve) for f in found if f.curve]
+def _plot(served: ServedFunction, found: Sequence[CheckResult], place: str) -> None:
+    curves = [ErrorCurve(f"{f.check} {' by '.join(_where(served, f))}", f.curve) for f in found if f.curve]
     if place == "-":
-        print("\n" + as_text(curves))
+        print("\n" + text_plot(curves))
         return
     path = Path(place)
     try:
-        path.write_text(as_svg(curves, f"{served.name}: errors of central differences"), encoding="utf-8")
+        path.write_text(svg_plot(curves, f"{served.name}: errors of central differences"), encoding="utf-8")
     except OSError as fault:
         raise InvalidInput(f"'{place}' cannot be written: {fault}") from fault
 

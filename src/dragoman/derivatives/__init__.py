@@ -1,1 +1,1 @@
-"""Derivatives of functions of vectors: the author's own, or what follows from the function."""
+"""Derivatives of functions of vectors: written by the user, or computed by a method of differentiation."""

@@ -1,4 +1,4 @@
-"""Are derivatives right? Against central differences, against each other, and for symmetry, for every pair."""
+"""Check derivatives against central differences, against each other, and for symmetry, for all inputs and outputs."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -11,31 +11,35 @@ import numpy as np
 from dragoman.core.errors import DragomanError
 from dragoman.core.vector_answers import as_vector, as_vectors
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, put
-from dragoman.derivatives.scales import own_scales
-from dragoman.derivatives.verification import Unconfirmed, confirm_gradient
+from dragoman.derivatives.scales import component_scales
+from dragoman.derivatives.verification import NotConfirmedError, confirm_gradient
 
-# The steps of central differences, in units of the magnitude of each component of the point: half a decade each.
+# Steps of central differences relative to the magnitude of each component of the point, half a decade apart.
 STEPS = tuple(10 ** (-1 - k / 2) for k in range(10))
 _EPS = float(np.finfo(np.float64).eps)
-# Central differences are of order 2; what is measured between steps is at least this where the derivative is right.
-_LEAST_ORDER = 1.5
+# Central differences are of order 2; a measured order for a correct derivative is at least this.
+_MIN_ORDER = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How large a relative error may be: of differences from the derivative, and of identities between derivatives."""
+    """Maximum relative errors: of differences from a derivative, and of identities between derivatives."""
 
     differences: float = 1e-6
     identities: float = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What one check of one output by one or two inputs found, at the point where it was worst.
+class CheckResult:
+    """The result of one check of one output by one or two inputs, at the point with the largest error.
 
-    error: relative; of a convergence the smallest one, of all steps and of what they are extrapolated to.
-    order: of the convergence of central differences; None where they are exact, or none were taken.
-    curve: pairs of step and error. refused: what the function said instead of answering. why: what else is wrong.
+    Parameters
+    ----------
+    error : relative error; for differences the smallest one over all steps and their extrapolations.
+    order : order of convergence of central differences; None if they are exact or not used.
+    curve : pairs of step and error.
+    rejection : the error message of a function that raised an error instead.
+    reason : of a failure other than the error.
     """
 
     check: str
@@ -45,29 +49,29 @@ class Finding:
     order: float | None = None
     passed: bool = False
     curve: tuple[tuple[float, float], ...] = ()
-    refused: str = ""
-    why: str = ""
+    rejection: str = ""
+    reason: str = ""
 
 
-def check(
+def run_checks(
     function: VectorFunction, points: Sequence[Vectors], config: Config, seed: int, tolerance: Tolerance
-) -> list[Finding]:
-    """One finding for each check of each output by each input, or pair of inputs: the worst of the points."""
-    found: dict[tuple[str, int, tuple[int, ...]], Finding] = {}
-    for at, point in enumerate(points):
-        trial = _Trial(function, tuple(point), config, np.random.default_rng((seed, at)), tolerance)
-        for finding in trial.findings():
-            key = (finding.check, finding.output, finding.inputs)
-            if key not in found or _badness(finding) > _badness(found[key]):
-                found[key] = finding
-    return list(found.values())
+) -> list[CheckResult]:
+    """Return one result for each check of each output by each input or pair of inputs: the worst of all points."""
+    worst: dict[tuple[str, int, tuple[int, ...]], CheckResult] = {}
+    for i, point in enumerate(points):
+        checks = _PointChecks(function, tuple(point), config, np.random.default_rng((seed, i)), tolerance)
+        for result in checks.results():
+            key = (result.check, result.output, result.inputs)
+            if key not in worst or _badness(result) > _badness(worst[key]):
+                worst[key] = result
+    return list(worst.values())
 
 
-def _badness(finding: Finding) -> tuple[bool, float]:
-    return not finding.passed, finding.error
+def _badness(result: CheckResult) -> tuple[bool, float]:
+    return not result.passed, result.error
 
 
-class _Trial:
+class _PointChecks:
     """The checks of a function at one point, along random directions of length one."""
 
     def __init__(
@@ -75,95 +79,96 @@ class _Trial:
     ) -> None:
         self.function, self.point, self.config, self.tolerance = function, point, config, tolerance
         self.sizes = tuple(function.output_sizes(config))
-        self.can = function.sources().keys()
-        self._scales = [own_scales(x) for x in point]
+        self.abilities = function.sources().keys()
+        self._scales = [component_scales(x) for x in point]
         self._directions = [[scale * _direction(rng, len(scale)) for scale in self._scales] for _ in range(2)]
         values = as_vectors(function.evaluate(point, config), self.sizes)
-        # Each output element weighs as much as any other, however large it is.
+        # Each output element has the same weight, whatever its magnitude.
         self._weights = [_direction(rng, len(y)) / np.where(y != 0, np.abs(y), 1.0) for y in values]
 
-    def findings(self) -> Iterator[Finding]:
-        first = "apply_jacobian" in self.can, "gradient" in self.can
-        places = range(len(self.point))
+    def results(self) -> Iterator[CheckResult]:
+        has_jacobian, has_gradient = "apply_jacobian" in self.abilities, "gradient" in self.abilities
+        inputs = range(len(self.point))
         for output in range(len(self.sizes)):
-            for i in places:
-                if first[0]:
-                    yield self._told(self._slope, "apply_jacobian", output, i)
-                if first[1]:
-                    yield self._told(self._pulled, "gradient", output, i)
-                if all(first):
-                    yield self._told(self._adjoint, "adjoint", output, i)
-            if "apply_hessian" in self.can:
-                if first[1]:
-                    yield from (self._told(self._curved, "apply_hessian", output, i, j) for i in places for j in places)
-                yield from (self._told(self._symmetric, "symmetry", output, i, j) for i in places for j in places[i:])
+            for i in inputs:
+                if has_jacobian:
+                    yield self._run(self._check_jacobian, "apply_jacobian", output, i)
+                if has_gradient:
+                    yield self._run(self._check_gradient, "gradient", output, i)
+                if has_jacobian and has_gradient:
+                    yield self._run(self._check_adjoint, "adjoint", output, i)
+            if "apply_hessian" in self.abilities:
+                if has_gradient:
+                    for i in inputs:
+                        yield from (self._run(self._check_hessian, "apply_hessian", output, i, j) for j in inputs)
+                for i in inputs:
+                    yield from (self._run(self._check_symmetry, "symmetry", output, i, j) for j in inputs[i:])
 
-    def _told(self, act: Callable[..., Finding], name: str, output: int, *inputs: int) -> Finding:
+    def _run(self, check: Callable[..., CheckResult], name: str, output: int, *inputs: int) -> CheckResult:
         try:
-            return act(name, output, *inputs)
-        except DragomanError as fault:
-            return Finding(name, output, inputs, refused=fault.message)
+            return check(name, output, *inputs)
+        except DragomanError as error:
+            return CheckResult(name, output, inputs, rejection=error.message)
 
-    # --- the checks ----------------------------------------------------------------------------------------
+    # --- checks --------------------------------------------------------------------------------------------
 
-    def _slope(self, name: str, output: int, i: int) -> Finding:
-        """J v against differences of the output along v."""
+    def _check_jacobian(self, name: str, output: int, i: int) -> CheckResult:
+        """Compare J v with differences of the output along v."""
         vec = self._directions[0][i]
         claimed = self._jacobian(output, i, vec)
-        return self._converges(name, output, (i,), lambda at: self._value(output, i, at), vec, claimed)
+        return self._check_convergence(name, output, (i,), lambda x: self._value(output, i, x), vec, claimed)
 
-    def _pulled(self, name: str, output: int, i: int) -> Finding:
-        """Jᵀ s at the scale of each of its elements, and <v, Jᵀ s> along v, against differences of <s, output>."""
+    def _check_gradient(self, name: str, output: int, i: int) -> CheckResult:
+        """Compare <v, Jᵀ s> with differences of <s, output> along v, and each element of Jᵀ s at its own scale."""
         vec, sens = self._directions[0][i], self._weights[output]
         gradient = self._gradient(output, i, i, self.point[i], sens)
         claimed = np.atleast_1d(vec @ gradient)
 
-        def weighed(at: Vector) -> Vector:
-            return np.atleast_1d(sens @ self._value(output, i, at))
+        def weighted_output(x: Vector) -> Vector:
+            return np.atleast_1d(sens @ self._value(output, i, x))
 
-        found = self._converges(name, output, (i,), weighed, vec, claimed)
+        result = self._check_convergence(name, output, (i,), weighted_output, vec, claimed)
         try:
-            here = self._value(output, i, self.point[i])
-            confirm_gradient(lambda at: self._value(output, i, at), self.point[i], here, sens, gradient)
-        except Unconfirmed as error:
-            return replace(found, passed=False, why=str(error))
-        return found
+            value = self._value(output, i, self.point[i])
+            confirm_gradient(lambda x: self._value(output, i, x), self.point[i], value, sens, gradient)
+        except NotConfirmedError as error:
+            return replace(result, passed=False, reason=str(error))
+        return result
 
-    def _adjoint(self, name: str, output: int, i: int) -> Finding:
-        """<J v, s> = <v, Jᵀ s>."""
-        sens = self._weights[output]
-        pulled = self._gradient(output, i, i, self.point[i], sens)
-        vec = self._directions[0][i]
-        pushed = self._jacobian(output, i, vec)
-        sides = float(pushed @ sens), float(vec @ pulled)
-        scale = float(max(np.abs(pushed) @ np.abs(sens), np.abs(vec) @ np.abs(pulled)))
-        return self._identity(name, output, (i,), abs(sides[0] - sides[1]), scale)
+    def _check_adjoint(self, name: str, output: int, i: int) -> CheckResult:
+        """Check that <J v, s> = <v, Jᵀ s>."""
+        vec, sens = self._directions[0][i], self._weights[output]
+        gradient = self._gradient(output, i, i, self.point[i], sens)
+        jacobian = self._jacobian(output, i, vec)
+        scale = float(max(np.abs(jacobian) @ np.abs(sens), np.abs(vec) @ np.abs(gradient)))
+        gap = abs(float(jacobian @ sens) - float(vec @ gradient))
+        return self._check_identity(name, output, (i,), gap, scale)
 
-    def _curved(self, name: str, output: int, i: int, j: int) -> Finding:
-        """The Hessian action by inputs i and j against differences of the gradient by i along v of j."""
+    def _check_hessian(self, name: str, output: int, i: int, j: int) -> CheckResult:
+        """Compare the Hessian action by inputs i and j with differences of the gradient by i along v of j."""
         vec, sens = self._directions[0][j], self._weights[output]
-        scales = self._scales[i]  # so that the elements are comparable with each other
+        scales = self._scales[i]  # makes the elements comparable
         claimed = scales * self._hessian(output, i, j, sens, vec)
 
-        def gradient(at: Vector) -> Vector:
-            return scales * self._gradient(output, i, j, at, sens)
+        def gradient(x: Vector) -> Vector:
+            return scales * self._gradient(output, i, j, x, sens)
 
-        return self._converges(name, output, (i, j), gradient, vec, claimed, together=True)
+        return self._check_convergence(name, output, (i, j), gradient, vec, claimed, joint_rounding=True)
 
-    def _symmetric(self, name: str, output: int, i: int, j: int) -> Finding:
-        """<u, H_ij v> = <v, H_ji u>."""
+    def _check_symmetry(self, name: str, output: int, i: int, j: int) -> CheckResult:
+        """Check that <u, H_ij v> = <v, H_ji u>."""
         sens, u, v = self._weights[output], self._directions[1][i], self._directions[0][j]
-        forth, back = self._hessian(output, i, j, sens, v), self._hessian(output, j, i, sens, u)
-        scale = float(max(np.abs(u) @ np.abs(forth), np.abs(v) @ np.abs(back)))
-        return self._identity(name, output, (i, j), abs(float(u @ forth) - float(v @ back)), scale)
+        forward, backward = self._hessian(output, i, j, sens, v), self._hessian(output, j, i, sens, u)
+        scale = float(max(np.abs(u) @ np.abs(forward), np.abs(v) @ np.abs(backward)))
+        return self._check_identity(name, output, (i, j), abs(float(u @ forward) - float(v @ backward)), scale)
 
-    # --- how large an error is -----------------------------------------------------------------------------
+    # --- errors --------------------------------------------------------------------------------------------
 
-    def _identity(self, name: str, output: int, inputs: tuple[int, ...], gap: float, scale: float) -> Finding:
+    def _check_identity(self, name: str, output: int, inputs: tuple[int, ...], gap: float, scale: float) -> CheckResult:
         error = gap / scale if scale > 0 else gap
-        return Finding(name, output, inputs, error, passed=error <= self.tolerance.identities)
+        return CheckResult(name, output, inputs, error, passed=error <= self.tolerance.identities)
 
-    def _converges(
+    def _check_convergence(
         self,
         name: str,
         output: int,
@@ -171,44 +176,49 @@ class _Trial:
         function: Callable[[Vector], Vector],
         vec: Vector,
         claimed: Vector,
-        together: bool = False,
-    ) -> Finding:
-        """The largest error of any element; each is relative to itself, or `together` to rounding of the largest."""
+        joint_rounding: bool = False,
+    ) -> CheckResult:
+        """Return the largest relative error of all elements.
+
+        Elements below the rounding errors of differences count as zero: each by the function's own element or, with
+        `joint_rounding`, by the largest one.
+        """
         x = self.point[inputs[-1]]
         sizes = np.abs(function(x))
-        # Beside what rounding alone makes of differences, a derivative counts as zero.
-        least = _EPS * (np.max(sizes, initial=0.0) if together else sizes) / (STEPS[0] * self.tolerance.differences)
-        found = [(function(x + h * vec) - function(x - h * vec)) / (2 * h) for h in STEPS]
-        # Two steps together are of order 4, and so come closer before rounding is felt. Source: Richardson.
+        rounding = _EPS * (np.max(sizes, initial=0.0) if joint_rounding else sizes)
+        least = rounding / (STEPS[0] * self.tolerance.differences)
+        differences = [(function(x + h * vec) - function(x - h * vec)) / (2 * h) for h in STEPS]
+        # Richardson extrapolation of two steps is of order 4 and so more exact before rounding errors dominate.
         ratio = (STEPS[0] / STEPS[1]) ** 2
-        finer = [(ratio * fine - coarse) / (ratio - 1) for coarse, fine in pairwise(found)]
-        distances = [_distances(each, claimed, least) for each in (*found, *finer)]
+        extrapolated = [(ratio * fine - coarse) / (ratio - 1) for coarse, fine in pairwise(differences)]
+        distances = [_relative_errors(each, claimed, least) for each in (*differences, *extrapolated)]
         errors = [float(np.max(each, initial=0.0)) for each in distances[: len(STEPS)]]
         error = float(np.max(np.min(distances, axis=0), initial=0.0))
         order = None if errors[0] <= self.tolerance.differences else _order(errors)
-        passed = error <= self.tolerance.differences and (order is None or order >= _LEAST_ORDER)
-        return Finding(name, output, inputs, error, order, passed, tuple(zip(STEPS, errors, strict=True)))
+        passed = error <= self.tolerance.differences and (order is None or order >= _MIN_ORDER)
+        return CheckResult(name, output, inputs, error, order, passed, tuple(zip(STEPS, errors, strict=True)))
 
     # --- the function --------------------------------------------------------------------------------------
 
-    def _value(self, output: int, i: int, at: Vector) -> Vector:
-        return as_vectors(self.function.evaluate(put(self.point, i, at), self.config), self.sizes)[output]
+    def _value(self, output: int, i: int, x: Vector) -> Vector:
+        return as_vectors(self.function.evaluate(put(self.point, i, x), self.config), self.sizes)[output]
 
     def _jacobian(self, output: int, i: int, vec: Vector) -> Vector:
-        answer = self.function.apply_jacobian(output, i, self.point, vec, self.config)
-        return as_vector(answer, self.sizes[output], "apply_jacobian")
+        result = self.function.apply_jacobian(output, i, self.point, vec, self.config)
+        return as_vector(result, self.sizes[output], "apply_jacobian")
 
-    def _gradient(self, output: int, i: int, moved: int, at: Vector, sens: Vector) -> Vector:
-        answer = self.function.gradient(output, i, put(self.point, moved, at), sens, self.config)
-        return as_vector(answer, len(self.point[i]), "gradient")
+    def _gradient(self, output: int, i: int, moved: int, x: Vector, sens: Vector) -> Vector:
+        """Return the gradient by input i where input `moved` is x."""
+        result = self.function.gradient(output, i, put(self.point, moved, x), sens, self.config)
+        return as_vector(result, len(self.point[i]), "gradient")
 
     def _hessian(self, output: int, i: int, j: int, sens: Vector, vec: Vector) -> Vector:
-        answer = self.function.apply_hessian(output, i, j, self.point, sens, vec, self.config)
-        return as_vector(answer, len(self.point[i]), "apply_hessian")
+        result = self.function.apply_hessian(output, i, j, self.point, sens, vec, self.config)
+        return as_vector(result, len(self.point[i]), "apply_hessian")
 
 
-def _distances(found: Vector, claimed: Vector, least: Vector) -> Vector:
-    """Of each element, relative to the larger of both; not a number counts as wrong."""
+def _relative_errors(found: Vector, claimed: Vector, least: Vector) -> Vector:
+    """Return the error of each element relative to the larger of both; infinity for NaN."""
     with np.errstate(invalid="ignore", divide="ignore"):
         gap = np.abs(found - claimed)
         error = gap / np.maximum(np.maximum(np.abs(found), np.abs(claimed)), least)
@@ -216,14 +226,14 @@ def _distances(found: Vector, claimed: Vector, least: Vector) -> Vector:
 
 
 def _order(errors: Sequence[float]) -> float:
-    """How fast errors fall: the steepest fall within one decade of steps that does not end in rounding errors."""
+    """Return the steepest decrease of errors within one decade of steps that does not end in rounding errors."""
     least = 10 * max(min(errors), 1e-300)
-    falls = [math.log10(a / b) for a, b in zip(errors, errors[2:], strict=False) if b > 0 and math.isfinite(a)]
-    clear = [fall for fall, b in zip(falls, errors[2:], strict=False) if b > least]
-    found = max(clear, default=0.0)
-    return found if found >= _LEAST_ORDER else max(falls, default=0.0)
+    orders = [math.log10(a / b) for a, b in zip(errors, errors[2:], strict=False) if b > 0 and math.isfinite(a)]
+    undisturbed = [order for order, b in zip(orders, errors[2:], strict=False) if b > least]
+    result = max(undisturbed, default=0.0)
+    return result if result >= _MIN_ORDER else max(orders, default=0.0)
 
 
 def _direction(rng: np.random.Generator, size: int) -> Vector:
-    found: Any = rng.normal(size=size)
-    return np.asarray(found / (np.linalg.norm(found) or 1.0))
+    direction: Any = rng.normal(size=size)
+    return np.asarray(direction / (np.linalg.norm(direction) or 1.0))

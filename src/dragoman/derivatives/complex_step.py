@@ -9,185 +9,192 @@ import numpy as np
 from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed
 from dragoman.core.vector_answers import as_vectors, parts
 from dragoman.core.vectors import Ability, Config, Vector, Vectors, put
-from dragoman.derivatives.analytic_array import NotAnalytic, watched
-from dragoman.derivatives.derived import Of, OfGradient, check_evaluations, units
-from dragoman.derivatives.finite_differences import derivative
-from dragoman.derivatives.framework import only
-from dragoman.derivatives.scales import own_scales, reach
-from dragoman.derivatives.user_function import Authored
-from dragoman.derivatives.verification import Unconfirmed, confirm_directional
+from dragoman.derivatives.analytic_array import NotAnalyticError, as_analytic
+from dragoman.derivatives.derived import DerivedFunction, GradientHessian, check_evaluations, unit_vectors
+from dragoman.derivatives.finite_differences import directional_derivative
+from dragoman.derivatives.framework import select_output
+from dragoman.derivatives.scales import component_scales, max_step
+from dragoman.derivatives.user_function import UserFunction
+from dragoman.derivatives.verification import NotConfirmedError, confirm_directional
 
-# The step, in units of the magnitude of the components: h² is nothing beside any number, and h times a derivative is
-# far from the smallest float unless the derivative itself is.
+# The step relative to the magnitude of the components: its square is negligible beside any float64, and its product
+# with a derivative does not underflow unless the derivative itself does.
 # Source: Squire and Trapp, Using complex variables to estimate derivatives of real functions, SIAM Review 40 (1998).
 _STEP = 1e-20
-_LEAST_STEP = 1e-200
+_MIN_STEP = 1e-200
 
-# How many numbers of points a vectorised function gets in one call.
-_NUMBERS = 1 << 20
+# Elements of the points that a vectorised function receives in one call.
+_MAX_ELEMENTS = 1 << 20
 
 NAME = "complex step"
 
 
-class ComplexStep(Of):
-    """Derivatives of an analytic function of complex128 arrays: one evaluation for J v, one a number for Jᵀ s, or
-    one for all where the function is vectorised.
+class ComplexStep(DerivedFunction):
+    """Derivatives of an analytic function of complex128 arrays.
 
-    What NumPy is asked to do is watched in each call; ModelFailed names an operation that is not analytic. What leaves
-    NumPy's dispatch is not seen, so the results have to be `Verified`.
+    J v takes one evaluation; Jᵀ s takes one for each element of the input, or one in all if the function is
+    vectorised. Operations of NumPy that are not analytic raise ModelFailed. Operations outside NumPy's dispatch are not
+    noticed, so the results must be compared with differences, see `VerifiedDerivatives`.
 
-    Its Hessian action, only with `curvature`, is central differences of its gradient.
+    Parameters
+    ----------
+    with_hessian : offer the Hessian action, as central differences of the gradient.
     """
 
-    def __init__(self, author: Authored, curvature: bool = False) -> None:
-        super().__init__(author)
-        self._author, self._curvature, self.vectorised = author, curvature, author.vectorised
+    def __init__(self, function: UserFunction, with_hessian: bool = False) -> None:
+        super().__init__(function)
+        self._function, self._with_hessian, self.vectorised = function, with_hessian, function.vectorised
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
-        return only(self.along(inputs, input, vec, config), output)
+        return select_output(self.directional_derivatives(inputs, input, vec, config), output)
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
         size = len(inputs[input])
-        check_evaluations(size, self._author.declared.max_evaluations, "Gradient", NAME)
+        check_evaluations(size, self._function.options.max_evaluations, "Gradient", NAME)
         if not self.vectorised:
-            return np.array([sens @ only(self.along(inputs, input, unit, config), output) for unit in units(size)])
-        step = max(1, _NUMBERS // (size or 1))
-        spans = (range(start, min(start + step, size)) for start in range(0, size, step))
-        found = [self._columns(inputs, output, input, span, config) @ sens for span in spans]
-        return np.concatenate([np.zeros(0), *found])
+            columns = (self.apply_jacobian(output, input, inputs, unit, config) for unit in unit_vectors(size))
+            return np.array([sens @ column for column in columns])
+        step = max(1, _MAX_ELEMENTS // (size or 1))
+        ranges = (range(start, min(start + step, size)) for start in range(0, size, step))
+        results = [self._columns(inputs, output, input, elements, config) @ sens for elements in ranges]
+        return np.concatenate([np.zeros(0), *results])
 
     def apply_hessian(
         self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
     ) -> Any:
-        def gradient(at: Vector) -> Any:
-            return self.gradient(output, input1, put(inputs, input2, at), sens, config)
+        def gradient(x: Vector) -> Any:
+            return self.gradient(output, input1, put(inputs, input2, x), sens, config)
 
-        return derivative(gradient, inputs[input2], vec)[0]
+        return directional_derivative(gradient, inputs[input2], vec)[0]
 
     def sources(self) -> Mapping[Ability, str]:
-        found: dict[Ability, str] = {"gradient": NAME, "apply_jacobian": NAME}
-        return found | {"apply_hessian": f"finite differences of {NAME}"} if self._curvature else found
+        sources: dict[Ability, str] = {"gradient": NAME, "apply_jacobian": NAME}
+        return sources | {"apply_hessian": f"finite differences of {NAME}"} if self._with_hessian else sources
 
     def check(self, config: Config) -> None:
-        """ModelFailed where the function is not analytic at the author's point, saying why.
+        """Raise ModelFailed if the function is not analytic at the sample point.
 
-        Costs one complex evaluation and two real ones for each input vector.
+        Takes one complex evaluation and two real ones for each input vector.
         """
-        author, sizes = self._author, self.output_sizes(config)
-        here = np.concatenate([np.zeros(0), *author.trial(config)])
-        for index, x in enumerate(author.point(config)):
+        function, sizes = self._function, self.output_sizes(config)
+        point = function.sample_point(config)
+        value = np.concatenate([np.zeros(0), *function.sample_outputs(config)])
+        for index, x in enumerate(point):
 
-            def values(at: Vector, index: int = index) -> Vector:
-                found = as_vectors(author.evaluate(put(author.point(config), index, at), config), sizes)
-                return np.concatenate([np.zeros(0), *found])
+            def values(x: Vector, index: int = index) -> Vector:
+                outputs = as_vectors(function.evaluate(put(point, index, x), config), sizes)
+                return np.concatenate([np.zeros(0), *outputs])
 
             def slopes(vec: Vector, index: int = index) -> Vector:
-                return np.concatenate([np.zeros(0), *self.along(author.point(config), index, vec, config)])
+                return np.concatenate([np.zeros(0), *self.directional_derivatives(point, index, vec, config)])
 
-            check_analytic(values, slopes, x, here, author.name)
+            _check_analytic(values, slopes, x, value, function.name)
 
-    def along(self, inputs: Vectors, index: int, vec: Vector, config: Config) -> tuple[Vector, ...]:
-        """The derivatives of all outputs by one input, along `vec`."""
-        found = _moved(lambda *x: self._author.evaluate(x, config), inputs, index, vec, self._author.name)
+    def directional_derivatives(self, inputs: Vectors, index: int, vec: Vector, config: Config) -> tuple[Vector, ...]:
+        """Return the derivatives of all outputs by one input along `vec`."""
+        function = self._function
+        results = _complex_derivatives(lambda *x: function.evaluate(x, config), inputs, index, vec, function.name)
         sizes = self.output_sizes(config)
-        if tuple(map(len, found)) != tuple(sizes):
-            raise InvalidOutput(f"expected output vectors of {list(sizes)} numbers, got {[*map(len, found)]}")
-        return found
+        if tuple(map(len, results)) != tuple(sizes):
+            raise InvalidOutput(f"expected output vectors of {list(sizes)} numbers, got {[*map(len, results)]}")
+        return results
 
-    def _columns(self, inputs: Vectors, output: int, index: int, span: range, config: Config) -> Vector:
-        """The derivatives of an output by some numbers of an input, a row each, by one call for all."""
-        rows = len(span)
+    def _columns(self, inputs: Vectors, output: int, index: int, elements: range, config: Config) -> Vector:
+        """Return the derivatives of an output by some elements of an input, one row each, from one evaluation."""
+        rows = len(elements)
         points = [np.repeat(x[None], rows, axis=0) for x in inputs]
-        steps = np.maximum(_STEP * own_scales(inputs[index])[span.start : span.stop], _LEAST_STEP)
+        steps = np.maximum(_STEP * component_scales(inputs[index])[elements.start : elements.stop], _MIN_STEP)
         moved = points[index].astype(np.complex128)
-        moved[np.arange(rows), span] += 1j * steps
-        points[index] = watched(moved)
+        moved[np.arange(rows), elements] += 1j * steps
+        points[index] = as_analytic(moved)
         sizes = self.output_sizes(config)
-        answer = self._watching(lambda: self._author.evaluate(points, config))
-        several = isinstance(answer, tuple | list) and len(answer) == len(sizes)
-        found = _array(answer[output] if several else answer)
-        if found.size != rows * sizes[output]:
-            shape = [rows, sizes[output]]
-            raise InvalidOutput(f"output {output}: expected shape {shape} for {rows} points, got {list(found.shape)}")
-        return np.asarray(np.imag(found.reshape(rows, sizes[output])) / steps[:, None])
-
-    def _watching(self, act: Callable[[], Any]) -> Any:
         try:
-            return act()
-        except NotAnalytic as fault:
-            raise _no_complex_step(self._author.name, str(fault)) from fault
+            result = self._function.evaluate(points, config)
+        except NotAnalyticError as error:
+            raise _not_applicable(self._function.name, str(error)) from error
+        several = isinstance(result, tuple | list) and len(result) == len(sizes)
+        array = _number_array(result[output] if several else result)
+        if array.size != rows * sizes[output]:
+            shape = [rows, sizes[output]]
+            raise InvalidOutput(f"output {output}: expected shape {shape} for {rows} points, got {list(array.shape)}")
+        return np.asarray(np.imag(array.reshape(rows, sizes[output])) / steps[:, None])
 
 
-class AnalyticGradient(OfGradient):
-    """The Hessian action as the complex step of the gradient that the author has written, where that is analytic."""
+class ComplexStepHessian(GradientHessian):
+    """The Hessian action as the complex step of the gradient that the user has written, if that is analytic."""
 
-    def __init__(self, author: Authored) -> None:
-        what = f"gradient of {author.name}"
-        super().__init__(author, lambda f, given, i, vec: _moved(f, given, i, vec, what)[0], NAME)
-        self._author = author
+    def __init__(self, function: UserFunction) -> None:
+        name = f"gradient of {function.name}"
+        super().__init__(
+            function, lambda f, arguments, i, vec: _complex_derivatives(f, arguments, i, vec, name)[0], NAME
+        )
+        self._function, self._name_of_gradient = function, name
 
     def check(self, config: Config) -> None:
-        """ModelFailed where the gradient is not analytic at the author's point, saying why."""
-        author, point = self._author, self._author.point(config)
-        for output, size in enumerate(author.output_sizes(config)):
-            for first in range(len(point)):
-                for second in range(len(point)):
-                    self._check_pair(output, first, second, np.ones(size), config)
+        """Raise ModelFailed if the gradient is not analytic at the sample point."""
+        inputs = range(len(self._function.sample_point(config)))
+        for output, size in enumerate(self._function.output_sizes(config)):
+            for input1 in inputs:
+                for input2 in inputs:
+                    self._check_pair(output, input1, input2, np.ones(size), config)
 
-    def _check_pair(self, output: int, first: int, second: int, sens: Vector, config: Config) -> None:
-        author, point = self._author, self._author.point(config)
-        size = len(point[first])
+    def _check_pair(self, output: int, input1: int, input2: int, sens: Vector, config: Config) -> None:
+        function, point = self._function, self._function.sample_point(config)
+        size = len(point[input1])
 
-        def gradient(at: Vector) -> Vector:
-            found = author.gradient(output, first, put(point, second, at), sens, config)
-            return as_vectors((found,), (size,))[0]
+        def gradient(x: Vector) -> Vector:
+            result = function.gradient(output, input1, put(point, input2, x), sens, config)
+            return as_vectors((result,), (size,))[0]
 
         def slopes(vec: Vector) -> Any:
-            return self.apply_hessian(output, first, second, point, sens, vec, config)
+            return self.apply_hessian(output, input1, input2, point, sens, vec, config)
 
-        x = point[second]
-        check_analytic(gradient, slopes, x, gradient(x), f"gradient of {author.name}")
+        x = point[input2]
+        _check_analytic(gradient, slopes, x, gradient(x), self._name_of_gradient)
 
 
-def check_analytic(
-    values: Callable[[Vector], Vector], slopes: Callable[[Vector], Vector], x: Vector, here: Vector, name: str
+def _check_analytic(
+    values: Callable[[Vector], Vector], slopes: Callable[[Vector], Vector], x: Vector, value: Vector, name: str
 ) -> None:
-    """ModelFailed unless the complex step's `slopes` and central differences of `values` agree at x."""
-    if not np.isfinite(here).all():
-        raise _no_complex_step(name, "it is not finite where it was tried; name another point, at=[...]")
-    vec = np.cos(1.0 + np.arange(len(x))) * own_scales(x)
+    """Raise ModelFailed unless the complex step's `slopes` and central differences of `values` agree at x."""
+    if not np.isfinite(value).all():
+        raise _not_applicable(name, "its value at the sample point is not finite; set another point, at=[...]")
+    vec = np.cos(1.0 + np.arange(len(x))) * component_scales(x)
     with warnings.catch_warnings():
         warnings.simplefilter("error", np.exceptions.ComplexWarning)
-        found = slopes(vec)
+        derivative = slopes(vec)
     try:
-        confirm_directional(values, x, here, vec, found)
-    except Unconfirmed as error:
-        raise _no_complex_step(name, str(error)) from error
+        confirm_directional(values, x, value, vec, derivative)
+    except NotConfirmedError as error:
+        raise _not_applicable(name, str(error)) from error
 
 
-def _moved(function: Callable[..., Any], arguments: Vectors, index: int, vec: Vector, name: str) -> tuple[Vector, ...]:
-    """The derivatives of every output, each a vector."""
-    step = max(_STEP * reach(own_scales(arguments[index]), vec), _LEAST_STEP)
-    at = watched(arguments[index] + 1j * (step * vec))
+def _complex_derivatives(
+    function: Callable[..., Any], arguments: Vectors, index: int, vec: Vector, name: str
+) -> tuple[Vector, ...]:
+    """Return the derivatives of every output along `vec` in one argument, as vectors."""
+    step = max(_STEP * max_step(component_scales(arguments[index]), vec), _MIN_STEP)
+    moved = as_analytic(arguments[index] + 1j * (step * vec))
     try:
-        answer = function(*arguments[:index], at, *arguments[index + 1 :])
-    except NotAnalytic as fault:
-        raise _no_complex_step(name, str(fault)) from fault
+        result = function(*put(arguments, index, moved))
+    except NotAnalyticError as error:
+        raise _not_applicable(name, str(error)) from error
     except DragomanError:
         raise
     except Exception as error:  # compiled libraries raise errors of every kind for complex numbers
-        raise _no_complex_step(name, f"with complex numbers it raises {type(error).__name__}: {error}") from error
-    return tuple(np.atleast_1d(np.imag(_array(each))) / step for each in parts(answer))
+        raise _not_applicable(name, f"with complex numbers it raises {type(error).__name__}: {error}") from error
+    return tuple(np.atleast_1d(np.imag(_number_array(each))) / step for each in parts(result))
 
 
-def _no_complex_step(name: str, why: str) -> ModelFailed:
+def _not_applicable(name: str, reason: str) -> ModelFailed:
     return ModelFailed(
-        f"'{name}' is not analytic, so the complex step does not apply: {why}; write it in JAX or PyTorch, or write "
-        "its gradient, or ask for finite differences"
+        f"'{name}' is not analytic, so the complex step does not apply: {reason}; write it in JAX or PyTorch, provide "
+        "its gradient, or use derivatives='finite differences'"
     )
 
 
-def _array(value: Any) -> Any:
+def _number_array(value: Any) -> Any:
+    """Return a real or complex array of NumPy. Raises InvalidOutput for other values."""
     array = np.array([np.asarray(each) for each in value]) if isinstance(value, list) else np.asarray(value)
     if array.dtype.kind not in "fciu":
         raise InvalidOutput(f"expected numbers, got {type(value).__name__} of {array.dtype.name}")

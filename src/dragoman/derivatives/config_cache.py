@@ -1,4 +1,4 @@
-"""What is made once for each config, such as a compiled function, and kept as long as it is asked for."""
+"""Cache of values that depend on a config only, such as compiled functions."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -10,24 +10,26 @@ from dragoman.core.vectors import Config
 
 T = TypeVar("T")
 
-# How many configs of a function are kept made; the one that was not asked for longest goes first.
-_CONFIGS = 32
+_MAX_CONFIGS = 32
 
 
-class OfConfig(Generic[T]):
-    """Made by `make` of a config, by one thread; what `make` raises is raised to who asks."""
+class ConfigCache(Generic[T]):
+    """Call `create(config)` once for each of the last 32 configs used, in one thread at a time.
 
-    def __init__(self, make: Callable[[Config], T]) -> None:
-        self._make = make
-        self._made: OrderedDict[str, T] = OrderedDict()
+    Exceptions of `create` are raised to the caller and not cached.
+    """
+
+    def __init__(self, create: Callable[[Config], T]) -> None:
+        self._create = create
+        self._values: OrderedDict[str, T] = OrderedDict()
         self._lock = Lock()
 
     def __call__(self, config: Config) -> T:
         key = config_key(config)
         with self._lock:
-            if key not in self._made:
-                self._made[key] = self._make(dict(config))
-            self._made.move_to_end(key)
-            if len(self._made) > _CONFIGS:
-                self._made.popitem(last=False)
-            return self._made[key]
+            if key not in self._values:
+                self._values[key] = self._create(dict(config))
+            self._values.move_to_end(key)
+            if len(self._values) > _MAX_CONFIGS:
+                self._values.popitem(last=False)
+            return self._values[key]

@@ -1,4 +1,4 @@
-"""Derivatives that follow exactly from those that are there: by rows, by columns, of a gradient, of a linear map."""
+"""Derivatives that follow exactly from others: by unit vectors, from a gradient, of a linear function; combinations."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -7,14 +7,14 @@ import numpy as np
 
 from dragoman.core.errors import NotSupported
 from dragoman.core.vector_answers import as_vector, as_vectors
-from dragoman.core.vectors import Ability, Config, Vector, VectorFunction, Vectors
+from dragoman.core.vectors import ABILITIES, Ability, Config, Vector, VectorFunction, Vectors
 
-# The derivative of a function of vectors by its argument at an index, applied to a vector: how a framework does it.
-Push = Callable[[Callable[..., Any], Vectors, int, Vector], Any]
+# Forward-mode derivative of function(*arguments) by the argument at an index, applied to a vector.
+JacobianVectorProduct = Callable[[Callable[..., Any], Vectors, int, Vector], Any]
 
 
-class Of(VectorFunction):
-    """What follows from another function has its sizes and names."""
+class DerivedFunction(VectorFunction):
+    """Base of functions that add abilities to `base` and keep its sizes and names."""
 
     def __init__(self, base: VectorFunction) -> None:
         self.base = base
@@ -27,25 +27,53 @@ class Of(VectorFunction):
         return self.base.output_sizes(config)
 
 
-class ByUnitVectors(Of):
-    """Jᵀ s from one J e_i for each number of the input, or J v from one Jᵀ e_i for each number of the output.
+class CombinedFunction(VectorFunction):
+    """Take each ability from the first of several functions that has it; sizes and names come from the first."""
 
-    Raises NotSupported where that takes more calls than `limit`.
+    def __init__(self, first: VectorFunction, *others: VectorFunction) -> None:
+        self._functions = (first, *others)
+        self.input_names, self.output_names = first.input_names, first.output_names
+        self.input_sizes, self.output_sizes = first.input_sizes, first.output_sizes  # type: ignore[method-assign]
+        self._sources: dict[Ability, str] = {}
+        for ability in ABILITIES:
+            function = next((each for each in self._functions if ability in each.sources()), None)
+            if function is not None:
+                self._sources[ability] = function.sources()[ability]
+                setattr(self, ability, getattr(function, ability))  # calls need no further indirection
+                if ability == "evaluate":
+                    self.vectorised = function.vectorised
+
+    def sources(self) -> Mapping[Ability, str]:
+        return self._sources
+
+    def notes(self) -> Mapping[str, Any]:
+        used = {*self._sources.values()}
+        return {k: v for each in self._functions if used & {*each.sources().values()} for k, v in each.notes().items()}
+
+    def close(self) -> None:
+        for each in self._functions:
+            each.close()
+
+
+class UnitVectorProducts(DerivedFunction):
+    """Jᵀ s from one J e_i for each element of the input, or J v from one Jᵀ e_i for each element of the output.
+
+    Raises NotSupported if that takes more than `max_evaluations` calls.
     """
 
-    def __init__(self, base: VectorFunction, limit: int) -> None:
+    def __init__(self, base: VectorFunction, max_evaluations: int) -> None:
         super().__init__(base)
-        self._limit = limit
+        self._max_evaluations = max_evaluations
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
         size, act = len(inputs[input]), self.base.apply_jacobian
-        check_evaluations(size, self._limit, "Gradient", "apply_jacobian")
-        return [_dot(sens, act(output, input, inputs, unit, config), "apply_jacobian") for unit in units(size)]
+        check_evaluations(size, self._max_evaluations, "Gradient", "apply_jacobian")
+        return [_dot(sens, act(output, input, inputs, unit, config), "apply_jacobian") for unit in unit_vectors(size)]
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
         size, act = self.output_sizes(config)[output], self.base.gradient
-        check_evaluations(size, self._limit, "ApplyJacobian", "gradient")
-        return [_dot(vec, act(output, input, inputs, unit, config), "gradient") for unit in units(size)]
+        check_evaluations(size, self._max_evaluations, "ApplyJacobian", "gradient")
+        return [_dot(vec, act(output, input, inputs, unit, config), "gradient") for unit in unit_vectors(size)]
 
     def sources(self) -> Mapping[Ability, str]:
         known = self.base.sources()
@@ -57,12 +85,12 @@ class ByUnitVectors(Of):
         return {}
 
 
-class OfGradient(Of):
-    """The Hessian action as the derivative, by `push`, of the gradient that the author has written."""
+class GradientHessian(DerivedFunction):
+    """The Hessian action as the derivative, by `jvp` of the method `name`, of the gradient that the user wrote."""
 
-    def __init__(self, base: VectorFunction, push: Push, name: str) -> None:
+    def __init__(self, base: VectorFunction, jvp: JacobianVectorProduct, name: str) -> None:
         super().__init__(base)
-        self._push, self._name = push, name
+        self._jvp, self._name = jvp, name
 
     def apply_hessian(
         self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
@@ -70,21 +98,21 @@ class OfGradient(Of):
         def gradient(*arguments: Any) -> Any:
             return self.base.gradient(output, input1, arguments[:-1], arguments[-1], config)
 
-        return self._push(gradient, (*inputs, sens), input2, vec)
+        return self._jvp(gradient, (*inputs, sens), input2, vec)
 
     def sources(self) -> Mapping[Ability, str]:
         return {"apply_hessian": f"{self._name} of gradient (author)"}
 
 
-class Linear(Of):
-    """F(x) = A x + b, as the author says: J v = F(v) - F(0), and no second derivative."""
+class LinearDerivatives(DerivedFunction):
+    """Derivatives of F(x) = A x + b: J v = F(v) - F(0), and second derivatives of zero."""
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
-        zeros = [np.zeros(len(x)) for x in inputs]
-        moved = [*zeros[:input], vec, *zeros[input + 1 :]]
+        origin = [np.zeros(len(x)) for x in inputs]
+        direction = [*origin[:input], vec, *origin[input + 1 :]]
         sizes = self.output_sizes(config)
-        there, here = (as_vectors(self.base.evaluate(x, config), sizes)[output] for x in (moved, zeros))
-        return there - here
+        end, start = (as_vectors(self.base.evaluate(x, config), sizes)[output] for x in (direction, origin))
+        return end - start
 
     def apply_hessian(
         self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
@@ -96,7 +124,7 @@ class Linear(Of):
 
 
 def check_evaluations(count: int, limit: int, verb: str, source: str) -> None:
-    """Raise NotSupported where a derivative takes more evaluations of the function than `max_evaluations`."""
+    """Raise NotSupported if a derivative takes more evaluations of the function than `max_evaluations`."""
     if count > limit:
         raise NotSupported(
             f"{verb} by {source} takes {count} evaluations of the function; expected at most {limit} "
@@ -104,13 +132,13 @@ def check_evaluations(count: int, limit: int, verb: str, source: str) -> None:
         )
 
 
-def units(size: int) -> Iterator[Vector]:
-    """The unit vectors, one at a time: of a long vector they are a large matrix."""
+def unit_vectors(size: int) -> Iterator[Vector]:
+    """Yield the rows of the identity matrix without allocating it."""
     for i in range(size):
         unit = np.zeros(size)
         unit[i] = 1.0
         yield unit
 
 
-def _dot(weights: Vector, answer: Any, what: str) -> float:
-    return float(weights @ as_vector(answer, len(weights), what))
+def _dot(weights: Vector, result: Any, name: str) -> float:
+    return float(weights @ as_vector(result, len(weights), name))

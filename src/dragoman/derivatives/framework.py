@@ -1,4 +1,4 @@
-"""Functions that a framework differentiates: what those of JAX and of PyTorch have in common."""
+"""Common base of functions that JAX or PyTorch differentiates."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -6,73 +6,81 @@ from typing import Any
 
 from dragoman.core.errors import InvalidOutput
 from dragoman.core.vectors import ABILITIES, Ability, Config, Vector, VectorFunction, Vectors
-from dragoman.derivatives.config_cache import OfConfig
-from dragoman.derivatives.user_function import Authored
+from dragoman.derivatives.config_cache import ConfigCache
+from dragoman.derivatives.user_function import UserFunction
 
 
-class Traced(VectorFunction):
-    """Sizes and names of a function whose every ability comes from one framework."""
+class FrameworkFunction(VectorFunction):
+    """Sizes and names of a user's function that is evaluated and differentiated by a framework, `source`."""
 
     source = ""
 
-    def __init__(self, author: Authored) -> None:
-        self.author = author
-        self._tried = OfConfig(lambda config: author.tried_outputs(self.evaluate, config))
-        self.input_names, self.output_names = author.input_names, author.output_names
+    def __init__(self, function: UserFunction) -> None:
+        self.function = function
+        self._inferred_sizes = ConfigCache(lambda config: function.infer_output_sizes(self.evaluate, config))
+        self.input_names, self.output_names = function.input_names, function.output_names
 
     def input_sizes(self, config: Config) -> Sequence[int]:
-        return self.author.input_sizes(config)
+        return self.function.input_sizes(config)
 
     def output_sizes(self, config: Config) -> Sequence[int]:
-        declared = self.author.declared_outputs(config)
-        return self._tried(config) if declared is None else declared
+        declared = self.function.declared_output_sizes(config)
+        return self._inferred_sizes(config) if declared is None else declared
+
+    def needs_verification(self, config: Config) -> bool:
+        """Return whether derivatives may be wrong because the function can convert arrays to plain numbers."""
+        raise NotImplementedError
 
     def sources(self) -> Mapping[Ability, str]:
         return {ability: self.source for ability in ABILITIES if ability != "evaluate"} | {"evaluate": "author"}
 
     def notes(self) -> Mapping[str, Any]:
-        return self.author.notes()
+        return self.function.notes()
 
 
-class Lifted(VectorFunction):
-    """The derivatives that the author has written, called with a framework's own arrays, within a context of it."""
+class WrittenDerivatives(VectorFunction):
+    """The derivatives that the user has written, called with arrays of the framework.
+
+    Parameters
+    ----------
+    to_framework : converts a NumPy vector to an array of the framework.
+    context : entered for each call, such as double precision in JAX.
+    """
 
     def __init__(
-        self, function: Traced, lift: Callable[[Vector], Any], around: Callable[[], AbstractContextManager[Any]]
+        self,
+        function: FrameworkFunction,
+        to_framework: Callable[[Vector], Any],
+        context: Callable[[], AbstractContextManager[Any]],
     ) -> None:
-        self._sizes, self._author, self._lift, self._around = function, function.author, lift, around
+        self._written, self._to_framework, self._context = function.function, to_framework, context
         self.input_names, self.output_names = function.input_names, function.output_names
-
-    def input_sizes(self, config: Config) -> Sequence[int]:
-        return self._sizes.input_sizes(config)
-
-    def output_sizes(self, config: Config) -> Sequence[int]:
-        return self._sizes.output_sizes(config)
+        self.input_sizes, self.output_sizes = function.input_sizes, function.output_sizes  # type: ignore[method-assign]
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
-        with self._around():
-            return self._author.gradient(output, input, self._lifted(inputs), self._lift(sens), config)
+        with self._context():
+            return self._written.gradient(output, input, self._converted(inputs), self._to_framework(sens), config)
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
-        with self._around():
-            return self._author.apply_jacobian(output, input, self._lifted(inputs), self._lift(vec), config)
+        with self._context():
+            return self._written.apply_jacobian(output, input, self._converted(inputs), self._to_framework(vec), config)
 
     def apply_hessian(
         self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
     ) -> Any:
-        with self._around():
-            x, s, v = self._lifted(inputs), self._lift(sens), self._lift(vec)
-            return self._author.apply_hessian(output, input1, input2, x, s, v, config)
+        with self._context():
+            x, s, v = self._converted(inputs), self._to_framework(sens), self._to_framework(vec)
+            return self._written.apply_hessian(output, input1, input2, x, s, v, config)
 
     def sources(self) -> Mapping[Ability, str]:
-        return {ability: source for ability, source in self._author.sources().items() if ability != "evaluate"}
+        return {ability: source for ability, source in self._written.sources().items() if ability != "evaluate"}
 
-    def _lifted(self, inputs: Vectors) -> Vectors:
-        return tuple(map(self._lift, inputs))
+    def _converted(self, inputs: Vectors) -> Vectors:
+        return tuple(map(self._to_framework, inputs))
 
 
-def only(found: Sequence[Any], output: int) -> Any:
-    """One of the outputs; InvalidOutput where the function gives fewer."""
-    if output >= len(found):
-        raise InvalidOutput(f"expected at least {output + 1} output vectors, got {len(found)}")
-    return found[output]
+def select_output(outputs: Sequence[Any], index: int) -> Any:
+    """Return one of the outputs. Raises InvalidOutput if the function returned fewer."""
+    if index >= len(outputs):
+        raise InvalidOutput(f"expected at least {index + 1} output vectors, got {len(outputs)}")
+    return outputs[index]

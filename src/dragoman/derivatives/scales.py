@@ -1,50 +1,50 @@
-"""Steps of finite differences: each component of a point is moved in proportion to its own magnitude."""
+"""Scales of finite differences: each component moves in proportion to its own magnitude."""
 
 import numpy as np
 
 from dragoman.core.vectors import Vector
 
-# Components that one step moves together differ in the size of their relative moves by at most this factor: the
-# smallest move still stands far above the rounding of the component that it is added to.
-_SPREAD = 1e4
-# Beside the largest component of a vector, a component below this fraction may be a rounding error of zero.
-_SMALL = 1e-3
+# Components that share a step differ in their relative moves by at most this factor: the smallest move is still far
+# above the rounding errors of its component.
+_MAX_RATIO = 1e4
+# A component below this fraction of the largest one may be a rounding error of zero.
+_SMALL_FRACTION = 1e-3
 
 
-def own_scales(x: Vector) -> Vector:
-    """The magnitude of each component; of a zero, a thousandth of the largest, or 1 where all are zero."""
-    sizes = np.abs(x)
-    largest = float(np.max(sizes, initial=0.0))
-    return np.where(sizes > 0, sizes, _SMALL * largest if largest > 0 else 1.0)
+def component_scales(x: Vector) -> Vector:
+    """Return the magnitude of each component; for a zero, 1e-3 of the largest magnitude, or 1 if all are zero."""
+    magnitudes = np.abs(x)
+    largest = float(np.max(magnitudes, initial=0.0))
+    return np.where(magnitudes > 0, magnitudes, _SMALL_FRACTION * largest if largest > 0 else 1.0)
 
 
 def raised_scales(x: Vector) -> Vector:
-    """The magnitude of each component, but at least a thousandth of the largest and of 1.
+    """Return the magnitude of each component, but at least 1e-3 of the largest magnitude and of 1.
 
-    Where moving a component by its own magnitude changes nothing, this tells whether a larger move does.
+    Used if moving a component by its own magnitude does not change the function.
     """
-    sizes = np.abs(x)
-    return np.maximum(sizes, _SMALL * max(1.0, float(np.max(sizes, initial=0.0))))
+    magnitudes = np.abs(x)
+    return np.maximum(magnitudes, _SMALL_FRACTION * max(1.0, float(np.max(magnitudes, initial=0.0))))
 
 
-def reach(scales: Vector, vec: Vector) -> float:
-    """The largest step along `vec` that moves no component by more than its scale; 0 where `vec` is zero."""
+def max_step(scales: Vector, vec: Vector) -> float:
+    """Return the largest t for which `t * vec` moves no component by more than its scale; 0 for a zero vector."""
     moved = vec != 0
     return float(np.min(scales[moved] / np.abs(vec[moved]), initial=np.inf)) if moved.any() else 0.0
 
 
-def by_scale(x: Vector, vec: Vector) -> list[Vector]:
-    """`vec` as a sum of vectors, along each of which one step suits all the components that it moves."""
-    sizes = np.abs(vec)
-    moved = sizes > 0
+def split_by_scale(x: Vector, vec: Vector) -> list[Vector]:
+    """Split `vec` into summands, each of which moves components that can share a step; zeros of x apart."""
+    magnitudes = np.abs(vec)
+    moved = magnitudes > 0
     if not moved.any():
         return []
     steps = np.full(len(vec), np.inf)
-    np.divide(own_scales(x), sizes, out=steps, where=moved)
-    parts: list[Vector] = []
-    for left in (moved & (x != 0), moved & (x == 0)):  # how far a zero may be moved is only a guess
-        while left.any():
-            chosen = left & (steps <= _SPREAD * float(np.min(steps[left])))
-            parts.append(vec if (chosen == moved).all() else np.where(chosen, vec, 0.0))
-            left &= ~chosen
-    return parts
+    np.divide(component_scales(x), magnitudes, out=steps, where=moved)
+    summands: list[Vector] = []
+    for remaining in (moved & (x != 0), moved & (x == 0)):  # the scale of a zero is a guess
+        while remaining.any():
+            chosen = remaining & (steps <= _MAX_RATIO * float(np.min(steps[remaining])))
+            summands.append(vec if (chosen == moved).all() else np.where(chosen, vec, 0.0))
+            remaining &= ~chosen
+    return summands

@@ -1,4 +1,4 @@
-"""Which derivatives a function gets: as its author says, or the first that suits it."""
+"""Select the methods of differentiation for a user's function."""
 
 import importlib
 import logging
@@ -9,157 +9,169 @@ from typing import Any
 from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed
 from dragoman.core.vector_answers import parts
 from dragoman.core.vectors import VectorFunction
-from dragoman.derivatives.complex_step import AnalyticGradient, ComplexStep
-from dragoman.derivatives.derived import ByUnitVectors, Linear, OfGradient
-from dragoman.derivatives.dual_hessian import DualNumbers
-from dragoman.derivatives.finite_differences import Differences
-from dragoman.derivatives.first_of import FirstOf
-from dragoman.derivatives.user_function import Authored
-from dragoman.derivatives.vectorised import check_rows
-from dragoman.derivatives.verified import Verified
+from dragoman.derivatives.complex_step import ComplexStep, ComplexStepHessian
+from dragoman.derivatives.derived import CombinedFunction, GradientHessian, LinearDerivatives, UnitVectorProducts
+from dragoman.derivatives.dual_hessian import DualHessian
+from dragoman.derivatives.finite_differences import FiniteDifferences
+from dragoman.derivatives.user_function import UserFunction
+from dragoman.derivatives.vectorised import check_vectorised
+from dragoman.derivatives.verified import VerifiedDerivatives
 
 log = logging.getLogger("dragoman.derivatives")
 
-
-Parts = tuple[VectorFunction, ...]
-
-_AT = "name a point where it can be tried, at=[...]"
+# Functions by precedence: each ability is taken from the first that has it.
+Functions = tuple[VectorFunction, ...]
 
 
-def derived(author: Authored) -> VectorFunction:
-    """The function with what its author has written, what was asked for, and what follows exactly from these."""
-    declared = author.declared
-    if not declared.evaluate_at_load:
-        _check_declared(author)
-    parts = METHODS[declared.derivatives](author) if declared.derivatives else (author,)
-    if declared.linear:
-        parts = (*parts, Linear(parts[0]))
-    found = FirstOf(*parts)
-    if declared.vectorised and declared.evaluate_at_load and len(author.input_sizes({})):
-        check_rows(found, author.point({}), author.name)
-    if not (declared.derivatives or declared.linear):
-        return found
-    return FirstOf(found, ByUnitVectors(found, declared.max_evaluations))
+def add_derivatives(function: UserFunction) -> VectorFunction:
+    """Return the function with its written derivatives, the requested ones, and those that follow exactly."""
+    options = function.options
+    if not options.evaluate_at_load:
+        _check_options(function)
+    functions = METHODS[options.derivatives](function) if options.derivatives else (function,)
+    if options.linear:
+        functions = (*functions, LinearDerivatives(functions[0]))
+    combined = CombinedFunction(*functions)
+    if options.vectorised and options.evaluate_at_load and len(function.input_sizes({})):
+        check_vectorised(combined, function.sample_point({}), function.name)
+    if not (options.derivatives or options.linear):
+        return combined
+    return CombinedFunction(combined, UnitVectorProducts(combined, options.max_evaluations))
 
 
-def _check_declared(author: Authored) -> None:
-    """ModelFailed where something has to be declared so that the function need not be evaluated while it is loaded."""
-    if author.declared.derivatives == "auto":
+def _check_options(function: UserFunction) -> None:
+    """Raise ModelFailed if a missing option would require to evaluate the function at load."""
+    if function.options.derivatives == "auto":
         choices = ", ".join(repr(name) for name in METHODS if name != "auto")
         raise ModelFailed(
-            f"function '{author.name}': derivatives: expected {choices} or None with evaluate_at_load=False, got 'auto'"
+            f"function '{function.name}': derivatives: expected {choices} or None with evaluate_at_load=False, "
+            "got 'auto'"
         )
-    if author.declared_outputs({}) is None:
-        raise ModelFailed(f"function '{author.name}': with evaluate_at_load=False, outputs=[...] has to be declared")
+    if function.declared_output_sizes({}) is None:
+        raise ModelFailed(f"function '{function.name}': evaluate_at_load=False requires outputs=[...]")
 
 
-def _auto(author: Authored) -> Parts:
+def _auto(function: UserFunction) -> Functions:
     try:
-        framework = _framework(author)
-    except Exception as fault:
-        if author.declared_outputs({}) is None:
-            raise  # there is nothing else to tell its sizes from
-        log.warning("no derivatives are added: '%s' raised where it was tried: %r; %s", author.name, fault, _AT)
-        return (author,)
+        framework = _framework(function)
+    except Exception as error:
+        if function.declared_output_sizes({}) is None:
+            raise  # its output sizes are unknown
+        log.warning(
+            "no derivatives added, evaluation failed; set at=[...] to a valid point: function=%s error=%r",
+            function.name,
+            error,
+        )
+        return (function,)
     if framework:
-        return METHODS[framework](author)
-    if author.declared.linear:
-        return (author,)
-    return (author, _by_unit_vectors(author), *_analytic(author, log_why=True))
+        return METHODS[framework](function)
+    if function.options.linear:
+        return (function,)
+    return (function, _unit_vector_products(function), *_analytic(function, optional=True))
 
 
-def _complex_step(author: Authored) -> Parts:
-    """As asked for: what the complex step does not give exactly is differenced, and says so."""
-    found = (author, _by_unit_vectors(author), *_analytic(author, log_why=False))
-    if "gradient" in author.sources():
-        return found
-    return (*found, _verified(ComplexStep(author, curvature=True), author))
+def _complex_step(function: UserFunction) -> Functions:
+    """Requested by name, so Hessian actions may be finite differences of the complex step."""
+    functions = (function, _unit_vector_products(function), *_analytic(function, optional=False))
+    if "gradient" in function.sources():
+        return functions
+    return (*functions, _verified(ComplexStep(function, with_hessian=True), function))
 
 
-def _analytic(author: Authored, log_why: bool) -> Parts:
-    """What is exact, of the function or, where that is written, of its gradient; tried, and compared in each call."""
-    written = "gradient" in author.sources()
-    found: ComplexStep | AnalyticGradient = AnalyticGradient(author) if written else ComplexStep(author)
-    if found.sources().keys() <= author.sources().keys():
+def _analytic(function: UserFunction, optional: bool) -> Functions:
+    """The complex step of the function, or of its written gradient, checked at the sample point.
+
+    If `optional`, a function that is not analytic is logged, not an error.
+    """
+    has_gradient = "gradient" in function.sources()
+    derivatives: ComplexStep | ComplexStepHessian = (
+        ComplexStepHessian(function) if has_gradient else ComplexStep(function)
+    )
+    if derivatives.sources().keys() <= function.sources().keys():
         return ()
-    verified = _verified(found, author)
-    if not author.declared.evaluate_at_load:
+    verified = _verified(derivatives, function)
+    if not function.options.evaluate_at_load:
         return (verified,)
     try:
-        found.check({})
-    except DragomanError as fault:
-        if not log_why or not isinstance(fault, ModelFailed | InvalidOutput):
+        derivatives.check({})
+    except DragomanError as error:
+        if not optional or not isinstance(error, ModelFailed | InvalidOutput):
             raise
-        log.info("no derivatives are added: %s", fault.message)
+        log.info("no derivatives added: %s", error.message)
         return ()
-    return (verified,) if isinstance(found, AnalyticGradient) else (verified, *_curvature(author, found))
+    return (verified,) if isinstance(derivatives, ComplexStepHessian) else (verified, *_dual(function, derivatives))
 
 
-def _verified(function: VectorFunction, author: Authored) -> VectorFunction:
-    return Verified(function, author, author.name, author.declared.verify_derivatives)
+def _verified(derivatives: VectorFunction, function: UserFunction) -> VectorFunction:
+    return VerifiedDerivatives(derivatives, function, function.name, function.options.verify_derivatives)
 
 
-def _curvature(author: Authored, exact: ComplexStep) -> Parts:
-    """Dual numbers, where they come through the function."""
-    found = DualNumbers(author, exact)
+def _dual(function: UserFunction, complex_step: ComplexStep) -> Functions:
+    """Hessian actions by dual numbers, if the function can be evaluated on them."""
+    derivatives = DualHessian(function, complex_step)
     try:
-        found.check({})
-    except ModelFailed as fault:
-        log.info("no Hessian action is added: %s", fault.message)
+        derivatives.check({})
+    except ModelFailed as error:
+        log.info("no Hessian action added: %s", error.message)
         return ()
-    return (found,)
+    return (derivatives,)
 
 
-def _by_unit_vectors(author: Authored) -> VectorFunction:
-    return ByUnitVectors(author, author.declared.max_evaluations)
+def _unit_vector_products(function: UserFunction) -> VectorFunction:
+    return UnitVectorProducts(function, function.options.max_evaluations)
 
 
-def _differences(author: Authored) -> Parts:
-    return author, _by_unit_vectors(author), Differences(author)
+def _finite_differences(function: UserFunction) -> Functions:
+    return function, _unit_vector_products(function), FiniteDifferences(function)
 
 
-def _framework(author: Authored) -> str:
-    """In which framework the function is written: by what it gives for arrays of NumPy, or else for tensors."""
+def _framework(function: UserFunction) -> str:
+    """Return "jax" or "torch" if the function returns arrays of these for NumPy arrays, or for tensors; else ""."""
     try:
-        answer = author.answer({})
-    except Exception as fault:
-        torch = sys.modules.get("torch")  # who writes in it has imported it
+        result = function.sample_result({})
+    except Exception as error:
+        torch = sys.modules.get("torch")  # a function written in PyTorch has imported it
         if torch is None:
             raise
         try:
-            answer = author.evaluate([torch.tensor(x) for x in author.point({})], {})
+            result = function.evaluate([torch.tensor(x) for x in function.sample_point({})], {})
         except Exception:
-            raise fault from None
-    return next((name for each in parts(answer) if (name := _home(each)) in ("jax", "torch")), "")
+            raise error from None
+    return next((name for each in parts(result) if (name := _library(each)) in ("jax", "torch")), "")
 
 
-def _home(value: Any) -> str:
+def _library(value: Any) -> str:
     if isinstance(value, list) and value:
-        return next((found for each in value if (found := _home(each)) in ("jax", "torch")), "")
+        return next((name for each in value if (name := _library(each)) in ("jax", "torch")), "")
     name = type(value).__module__.partition(".")[0]
     return "jax" if name == "jaxlib" else name
 
 
-def _leaf(name: str) -> Callable[[Authored], Parts]:
-    """A framework's module is imported only where a function needs it."""
+def _by_framework(name: str) -> Callable[[UserFunction], Functions]:
+    """Import the module of a framework only for functions that need it."""
 
-    def parts(author: Authored) -> Parts:
-        leaf = importlib.import_module(f"dragoman.derivatives.{name}")
-        written, function = getattr(leaf, f"written_in_{name}")(author)
-        enabled = author.declared.verify_derivatives
-        verified = Verified(function, function, author.name, enabled, function.needs_verification)
-        if "gradient" not in author.written:
+    def functions(function: UserFunction) -> Functions:
+        module = importlib.import_module(f"dragoman.derivatives.{name}")
+        written, derivatives = module.differentiate(function)
+        enabled = function.options.verify_derivatives
+        verified = VerifiedDerivatives(derivatives, derivatives, function.name, enabled, derivatives.needs_verification)
+        if "gradient" not in function.written:
             return written, verified
-        of_gradient = OfGradient(author, leaf.push_through, name)
-        return written, Verified(of_gradient, FirstOf(written, function), author.name, enabled), verified
+        hessian = VerifiedDerivatives(
+            GradientHessian(function, module.jacobian_vector_product, name),
+            CombinedFunction(written, derivatives),
+            function.name,
+            enabled,
+        )
+        return written, hessian, verified
 
-    return parts
+    return functions
 
 
-METHODS: Mapping[str, Callable[[Authored], Parts]] = {
+METHODS: Mapping[str, Callable[[UserFunction], Functions]] = {
     "auto": _auto,
-    "jax": _leaf("jax"),
-    "torch": _leaf("torch"),
+    "jax": _by_framework("jax"),
+    "torch": _by_framework("torch"),
     "complex step": _complex_step,
-    "finite differences": _differences,
+    "finite differences": _finite_differences,
 }

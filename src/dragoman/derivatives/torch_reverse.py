@@ -1,39 +1,39 @@
-"""Derivatives in PyTorch by its own graphs, in reverse alone: quick for small functions; all that TorchScript takes."""
+"""Derivatives by torch.autograd in reverse mode only: fast for small functions, and the only mode of TorchScript."""
 
 from collections.abc import Callable
 
 import torch
 
 from dragoman.core.vectors import put
-from dragoman.derivatives.framework import only
+from dragoman.derivatives.framework import select_output
 
 Tensors = tuple[torch.Tensor, ...]
 
 
-def pull(
+def vjp(
     function: Callable[..., Tensors],
     output: int,
     input: int,  # noqa: A002
-    x: Tensors,
+    inputs: Tensors,
     sens: torch.Tensor,
-    again: bool = True,
+    create_graph: bool = True,
 ) -> torch.Tensor:
-    """Jᵀ sens; it can be differentiated `again` by x."""
-    at = x[input] if x[input].requires_grad else x[input].detach().requires_grad_()
-    return _slope(only(function(*put(x, input, at)), output), at, sens, again)
+    """Return Jᵀ sens, differentiable with `create_graph`."""
+    x = inputs[input] if inputs[input].requires_grad else inputs[input].detach().requires_grad_()
+    return _gradient(select_output(function(*put(inputs, input, x)), output), x, sens, create_graph)
 
 
-def push(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, vec: torch.Tensor) -> torch.Tensor:
-    """J vec: the derivative by s of <vec, Jᵀ s>."""
-    at = x.detach().requires_grad_()
-    value = function(at)
+def jvp(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, vec: torch.Tensor) -> torch.Tensor:
+    """Return J vec as the derivative of <vec, Jᵀ s> by s."""
+    x = x.detach().requires_grad_()
+    value = function(x)
     weights = torch.zeros_like(value, requires_grad=True)
-    return _slope(_slope(value, at, weights), weights, vec)
+    return _gradient(_gradient(value, x, weights), weights, vec)
 
 
-def _slope(value: torch.Tensor, by: torch.Tensor, weights: torch.Tensor, again: bool = True) -> torch.Tensor:
-    """The gradient of <weights, value>; zeros where the one does not depend on the other."""
+def _gradient(value: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, create_graph: bool = True) -> torch.Tensor:
+    """Return the gradient of <weights, value>; zeros if `value` does not depend on x."""
     if not value.requires_grad:
-        return torch.zeros_like(by)
-    (found,) = torch.autograd.grad(value, by, weights, create_graph=again, allow_unused=True)
-    return torch.zeros_like(by) if found is None else found
+        return torch.zeros_like(x)
+    (result,) = torch.autograd.grad(value, x, weights, create_graph=create_graph, allow_unused=True)
+    return torch.zeros_like(x) if result is None else result

@@ -8,28 +8,39 @@ import numpy as np
 from dragoman.core.errors import ModelFailed
 from dragoman.core.vector_answers import as_vector, as_vectors
 from dragoman.core.vectors import Ability, Config, Vector, VectorFunction, Vectors, put
-from dragoman.derivatives.derived import Of
-from dragoman.derivatives.scales import by_scale
-from dragoman.derivatives.verification import Unconfirmed, check_finite, confirm_directional, confirm_gradient
+from dragoman.derivatives.derived import DerivedFunction
+from dragoman.derivatives.scales import split_by_scale
+from dragoman.derivatives.verification import (
+    NotConfirmedError,
+    check_finite,
+    confirm_directional,
+    confirm_gradient,
+)
 
-# Up to so many components of a direction are confirmed each alone where that fails for all together.
-_SEPARATE = 64
+# Up to this number of components of a direction are confirmed one by one if their joint comparison fails.
+_MAX_SEPARATE = 64
+
+_ABILITIES: Mapping[str, Ability] = {
+    "Gradient": "gradient",
+    "ApplyJacobian": "apply_jacobian",
+    "ApplyHessian": "apply_hessian",
+}
 
 
-class Verified(Of):
+class VerifiedDerivatives(DerivedFunction):
     """The given derivatives, each compared with differences of `function` at the point of the call.
 
-    A call costs the evaluation at the point and two more; see `verification` for the few that cost more. ApplyHessian
-    is compared with differences of the gradient, which is compared itself unless the author has written it.
-    Raises ModelFailed where a derivative is not confirmed, and InvalidOutput where the function's value is not finite.
+    A call takes the evaluation at the point and usually two more, see `verification`. ApplyHessian is compared with
+    differences of the gradient, which is compared itself unless the user has written it. Raises ModelFailed if a
+    derivative is not confirmed, and InvalidOutput if the function's value is not finite.
 
     Parameters
     ----------
-    derivatives : gives them.
-    function : evaluates, and has the author's gradient if `derivatives` gives none.
+    derivatives : computes them.
+    function : evaluates, and has the user's gradient if `derivatives` has none.
     name : of the function, for messages.
-    enabled : False leaves only the check that the function's value is finite.
-    needed : whether derivatives under a config need the check; by default all do.
+    enabled : False only checks that the function's value is finite.
+    is_needed : returns whether derivatives under a config need the comparison; by default all do.
     """
 
     def __init__(
@@ -38,71 +49,71 @@ class Verified(Of):
         function: VectorFunction,
         name: str,
         enabled: bool = True,
-        needed: Callable[[Config], bool] = lambda config: True,
+        is_needed: Callable[[Config], bool] = lambda config: True,
     ) -> None:
         super().__init__(function)
-        self._derivatives, self._name, self._enabled, self._needed = derivatives, name, enabled, needed
-        self._authors_gradient = "gradient" not in derivatives.sources()
+        self._derivatives, self._name, self._enabled, self._is_needed = derivatives, name, enabled, is_needed
+        self._has_written_gradient = "gradient" not in derivatives.sources()
         self.vectorised = function.vectorised
 
     def evaluate(self, inputs: Vectors, config: Config) -> Any:
         return self.base.evaluate(inputs, config)
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
-        here = self._here(output, inputs, config, sens)
-        found = as_vector(
+        value = self._finite_value(output, inputs, config, sens)
+        result = as_vector(
             self._derivatives.gradient(output, input, inputs, sens, config), len(inputs[input]), "gradient"
         )
-        if here is None:  # what the first call has shown may ask for it
-            here = self._here(output, inputs, config, sens)
-        if here is not None and self._enabled:
-            self._confirm_gradient(output, input, inputs, sens, config, here, found)
-        return found
+        if value is None:  # the first call may have shown that the comparison is needed
+            value = self._finite_value(output, inputs, config, sens)
+        if value is not None and self._enabled:
+            self._confirm_gradient(output, input, inputs, sens, config, value, result)
+        return result
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
-        here = self._here(output, inputs, config)
+        value = self._finite_value(output, inputs, config)
 
-        def act(part: Vector) -> Vector:
-            found = self._derivatives.apply_jacobian(output, input, inputs, part, config)
-            return as_vector(found, self.output_sizes(config)[output], "apply_jacobian")
+        def act(vec: Vector) -> Vector:
+            result = self._derivatives.apply_jacobian(output, input, inputs, vec, config)
+            return as_vector(result, self.output_sizes(config)[output], "apply_jacobian")
 
-        def values(at: Vector) -> Vector:
-            return self._values(put(inputs, input, at), config)[output]
+        def values(x: Vector) -> Vector:
+            return self._values(put(inputs, input, x), config)[output]
 
-        if here is None:
-            whole = act(vec)
-            here = self._here(output, inputs, config)
-            if here is None:
-                return whole
-        return self._by_parts("ApplyJacobian", act, values, inputs[input], here, vec)
+        if value is None:
+            result = act(vec)
+            value = self._finite_value(output, inputs, config)
+            if value is None:
+                return result
+        return self._confirmed_action("ApplyJacobian", act, values, inputs[input], value, vec)
 
     def apply_hessian(
         self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
     ) -> Any:
-        here, size = self._here(output, inputs, config, sens), len(inputs[input1])
+        value, size = self._finite_value(output, inputs, config, sens), len(inputs[input1])
 
-        def act(part: Vector) -> Vector:
-            found = self._derivatives.apply_hessian(output, input1, input2, inputs, sens, part, config)
-            return as_vector(found, size, "apply_hessian")
+        def act(vec: Vector) -> Vector:
+            result = self._derivatives.apply_hessian(output, input1, input2, inputs, sens, vec, config)
+            return as_vector(result, size, "apply_hessian")
 
-        def gradient(at: Vector) -> Vector:
-            function = self.base if self._authors_gradient else self._derivatives
-            found = function.gradient(output, input1, put(inputs, input2, at), sens, config)
-            return as_vector(found, size, "gradient")
+        def gradient(x: Vector) -> Vector:
+            function = self.base if self._has_written_gradient else self._derivatives
+            result = function.gradient(output, input1, put(inputs, input2, x), sens, config)
+            return as_vector(result, size, "gradient")
 
-        if here is None:
-            whole = act(vec)
-            here = self._here(output, inputs, config, sens)
-            if here is None:
-                return whole
+        if value is None:
+            result = act(vec)
+            value = self._finite_value(output, inputs, config, sens)
+            if value is None:
+                return result
         if not self._enabled:
             return act(vec)
         slope = gradient(inputs[input2])
-        if not self._authors_gradient:
-            self._confirm_gradient(output, input1, inputs, sens, config, here, slope)
-        if self._source("apply_hessian").startswith("finite differences"):
-            return act(vec)  # nothing else to compare it with
-        return self._by_parts("ApplyHessian", act, gradient, inputs[input2], slope, vec)
+        if not self._has_written_gradient:
+            self._confirm_gradient(output, input1, inputs, sens, config, value, slope)
+        if self._source("ApplyHessian").startswith("finite differences"):
+            return act(vec)  # itself differences of the confirmed gradient
+        return self._confirmed_action("ApplyHessian", act, gradient, inputs[input2], slope, vec)
 
     def sources(self) -> Mapping[Ability, str]:
         return self._derivatives.sources()
@@ -113,75 +124,70 @@ class Verified(Of):
     def close(self) -> None:
         self.base.close()
 
-    # --- the comparison ------------------------------------------------------------------------------------
-
     def _values(self, inputs: Vectors, config: Config) -> tuple[Vector, ...]:
         return as_vectors(self.base.evaluate(inputs, config), self.output_sizes(config))
 
-    def _here(self, output: int, inputs: Vectors, config: Config, sens: Vector | None = None) -> Vector | None:
-        """The output's value at the point, finite; None where the derivatives need no check."""
-        if not self._needed(config):
+    def _finite_value(self, output: int, inputs: Vectors, config: Config, sens: Vector | None = None) -> Vector | None:
+        """Return the output at the point, checked to be finite; None if derivatives need no comparison."""
+        if not self._is_needed(config):
             return None
-        found = self._values(inputs, config)[output]
-        check_finite(found, output, inputs, sens)
-        return found
+        value = self._values(inputs, config)[output]
+        check_finite(value, output, inputs, sens)
+        return value
 
     def _confirm_gradient(
-        self, output: int, index: int, inputs: Vectors, sens: Vector, config: Config, here: Vector, found: Vector
+        self, output: int, index: int, inputs: Vectors, sens: Vector, config: Config, value: Vector, gradient: Vector
     ) -> None:
-        def values(at: Vector) -> Vector:
-            return self._values(put(inputs, index, at), config)[output]
+        def values(x: Vector) -> Vector:
+            return self._values(put(inputs, index, x), config)[output]
 
         try:
-            confirm_gradient(values, inputs[index], here, sens, found)
-        except Unconfirmed as error:
-            raise unconfirmed("Gradient", self._name, self._source("gradient"), error) from error
+            confirm_gradient(values, inputs[index], value, sens, gradient)
+        except NotConfirmedError as error:
+            raise self._not_confirmed("Gradient", error) from error
 
-    def _by_parts(
+    def _confirmed_action(
         self,
         verb: str,
         act: Callable[[Vector], Vector],
         values: Callable[[Vector], Vector],
         x: Vector,
-        here: Vector,
+        value: Vector,
         vec: Vector,
     ) -> Vector:
-        """The action on `vec` as the sum of actions on its parts, each of which is confirmed."""
+        """Return the action on `vec` as the sum of actions on parts of it, each of which is confirmed."""
         if not self._enabled:
             return act(vec)
-        total = np.zeros(len(here))
-        for part in by_scale(x, vec):
+        total = np.zeros(len(value))
+        for summand in split_by_scale(x, vec):
             try:
-                total = total + _confirmed(act, values, x, here, part)
-            except Unconfirmed as error:
-                ability: Ability = "apply_hessian" if verb == "ApplyHessian" else "apply_jacobian"
-                raise unconfirmed(verb, self._name, self._source(ability), error) from error
+                total = total + _confirmed(act, values, x, value, summand)
+            except NotConfirmedError as error:
+                raise self._not_confirmed(verb, error) from error
         return total
 
-    def _source(self, ability: Ability) -> str:
-        return self.sources().get(ability, "author")
+    def _source(self, verb: str) -> str:
+        return self.sources().get(_ABILITIES[verb], "author")
+
+    def _not_confirmed(self, verb: str, reason: Exception) -> ModelFailed:
+        return ModelFailed(
+            f"{verb} of '{self._name}' by {self._source(verb)} is not confirmed by central differences: {reason}; "
+            "provide gradient= or jacobian=, write the function in JAX, use derivatives='finite differences', or set "
+            "verify_derivatives=False if the derivative is right"
+        )
 
 
 def _confirmed(
-    act: Callable[[Vector], Vector], values: Callable[[Vector], Vector], x: Vector, here: Vector, vec: Vector
+    act: Callable[[Vector], Vector], values: Callable[[Vector], Vector], x: Vector, value: Vector, vec: Vector
 ) -> Vector:
-    """The action on `vec`, confirmed as a whole or for each component of a short one."""
-    found, moved = act(vec), np.flatnonzero(vec)
+    """Return the action on `vec`, confirmed as a whole or, if it has few components, for each of them."""
+    result, moved = act(vec), np.flatnonzero(vec)
     try:
-        confirm_directional(values, x, here, vec, found)
-    except Unconfirmed:
-        if not 1 < len(moved) <= _SEPARATE:
+        confirm_directional(values, x, value, vec, result)
+    except NotConfirmedError:
+        if not 1 < len(moved) <= _MAX_SEPARATE:
             raise
         for j in moved:
-            alone = np.where(np.arange(len(vec)) == j, vec, 0.0)
-            confirm_directional(values, x, here, alone, act(alone))
-    return found
-
-
-def unconfirmed(verb: str, name: str, source: str, why: Exception) -> ModelFailed:
-    """The error of a derivative that differences do not confirm, with what an author can do."""
-    return ModelFailed(
-        f"{verb} of '{name}' by {source} is not confirmed by central differences: {why}; provide gradient= or "
-        "jacobian=, write the function in JAX, use derivatives='finite differences', or set "
-        "verify_derivatives=False if the derivative is right"
-    )
+            component = np.where(np.arange(len(vec)) == j, vec, 0.0)
+            confirm_directional(values, x, value, component, act(component))
+    return result

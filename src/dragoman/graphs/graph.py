@@ -252,9 +252,9 @@ def vector_function(function: Any) -> VectorFunction:
         )
     if found.derivatives is None:
         return found
-    from dragoman.derivatives.decorator import prepared  # a graph without derivatives needs none of it
+    from dragoman.derivatives.decorator import build_vector_function  # only where derivatives are added
 
-    return prepared(found)
+    return build_vector_function(found)
 
 
 def _called(function: Any) -> str:

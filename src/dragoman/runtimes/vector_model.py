@@ -19,7 +19,7 @@ from dragoman.core.tensor import NONE, Tensor
 from dragoman.core.vector_answers import as_vector, as_vectors, number_array
 from dragoman.core.vector_binding import config_key
 from dragoman.core.vectors import ABILITIES, Ability, Config, Vector, VectorFunction, Vectors, carried_by
-from dragoman.derivatives.decorator import is_vector_function, prepared
+from dragoman.derivatives.decorator import LazyVectorFunction, build_vector_function, is_vector_function
 
 log = logging.getLogger("dragoman.model")
 
@@ -39,8 +39,9 @@ def vector_model(target: Any, spec: ModelSpec) -> "VectorModel":
     """The model that a function of vectors is. Raises ModelFailed where it cannot be made, saying why."""
     if is_umbridge(target):
         return VectorModel(spec, Theirs(_instance(target, spec)))
-    declared = getattr(carried_by(target), "declared", None)
-    return VectorModel(spec, prepared(target), getattr(declared, "placement", "") or "process")
+    function = carried_by(target)
+    placement: Placement = function.options.placement if isinstance(function, LazyVectorFunction) else ""
+    return VectorModel(spec, build_vector_function(target), placement or "process")
 
 
 @dataclass(frozen=True, slots=True)

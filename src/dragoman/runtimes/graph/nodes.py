@@ -10,9 +10,9 @@ from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.peers import Peers
 from dragoman.core.spec import ModelSpec
 from dragoman.core.vectors import Config, VectorFunction
-from dragoman.derivatives.decorator import Deferred, is_vector_function, prepared
+from dragoman.derivatives.decorator import LazyVectorFunction, build_vector_function, is_vector_function
 from dragoman.derivatives.selection import METHODS
-from dragoman.derivatives.user_function import Declared
+from dragoman.derivatives.user_function import FunctionOptions
 from dragoman.graphs.builtin import built_in
 from dragoman.graphs.document import NodeText
 from dragoman.graphs.graph import made_node
@@ -65,13 +65,13 @@ def _python(text: NodeText, place: Place) -> VectorFunction:
             raise InvalidInput(f"derivatives: expected one of {known}, got {options['derivatives']!r}")
         options["derivatives"] = None
     if not is_vector_function(target) and callable(target) and not isinstance(target, type):
-        return Deferred(target, Declared(**options)).made()
-    if options and isinstance(found := getattr(target, "__vector_function__", None), Deferred):
-        return Deferred(found.function, replace(found.declared, **options)).made()
+        return LazyVectorFunction(target, FunctionOptions(**options)).build()
+    if options and isinstance(found := getattr(target, "__vector_function__", None), LazyVectorFunction):
+        return LazyVectorFunction(found.function, replace(found.options, **options)).build()
     if options:
         raise InvalidInput(f"'{path}' says itself what it can do; expected no {', '.join(options)}")
     if is_vector_function(target):
-        return prepared(target)
+        return build_vector_function(target)
     made = plugins.runtime("python").load(ModelSpec(name=text.name, runtime="python", target=target))
     if not isinstance(made, VectorModel):
         raise InvalidInput(f"'{path}' is no function of vectors; serve it as a model and name it by `served`")
