@@ -20,10 +20,10 @@ from dragoman.formats import oip_messages as m
 from dragoman.transports.bodies import Bodies
 from dragoman.transports.grpc.calls import Calls
 from dragoman.transports.http2 import frames
-from dragoman.transports.http2.connection import Connection
+from dragoman.transports.http2.connection import Http2Connection
 from dragoman.transports.http2.fields import encoded
+from dragoman.transports.http2.limits import Http2Limits
 from dragoman.transports.http2.stream import Buffer
-from dragoman.transports.http2.terms import Terms
 
 LARGE = m.ModelInferRequest(model_name="echo")
 LARGE.inputs.add(name="x", datatype="UINT8", shape=[900_000])
@@ -134,10 +134,10 @@ def answered(loop: asyncio.AbstractEventLoop, pieces: list[bytes]) -> bytes:
     async def run() -> bytes:
         out: list[Buffer] = []
         calls = Calls(FakeEngine(), [TABLE], LIMITS, Bodies(0))
-        connection = Connection(calls, Terms(), out.extend, lambda: None)
+        connection = Http2Connection(calls, Http2Limits(), out.extend, lambda: None)
         for piece in pieces:
             while piece:
-                room = connection.room()
+                room = connection.buffer()
                 if room is None:
                     connection.receive(piece)
                     while connection.more:

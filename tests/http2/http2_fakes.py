@@ -8,11 +8,11 @@ from hpack import Decoder, Encoder
 from hyperframe.frame import Frame
 
 from dragoman.transports.http2 import frames
-from dragoman.transports.http2.connection import Connection
+from dragoman.transports.http2.connection import Http2Connection
 from dragoman.transports.http2.fields import encoded
-from dragoman.transports.http2.request import Head
+from dragoman.transports.http2.limits import Http2Limits
+from dragoman.transports.http2.request import Http2Headers
 from dragoman.transports.http2.stream import Buffer, Stream
-from dragoman.transports.http2.terms import Terms
 
 GET = [(":method", "GET"), (":scheme", "http"), (":path", "/"), (":authority", "localhost")]
 POST = [(":method", "POST"), *GET[1:]]
@@ -23,7 +23,7 @@ END = encoded([(b"done", b"yes")])
 class Listener:
     """Echoes a body once it is whole, at `answering`; `reads` tells whether it takes what comes at once."""
 
-    def __init__(self, house: "House", stream: Stream, head: Head) -> None:
+    def __init__(self, house: "House", stream: Stream, head: Http2Headers) -> None:
         self.house = house
         self.stream = stream
         self.head = head
@@ -38,11 +38,11 @@ class Listener:
             return
         self.body += bytes(data[at:stop])
         if self.house.reads:
-            self.stream.take(stop - at)
+            self.stream.acknowledge(stop - at)
         if ended:
             self.ended = True
             if self.house.answering:
-                self.stream.answer(OK, (self.body,), len(self.body), END)
+                self.stream.send_response(OK, (self.body,), len(self.body), END)
 
     def room(self, size: int) -> memoryview | None:
         return None
@@ -70,11 +70,11 @@ class House:
         self.reads = reads
         self.heard: list[Listener] = []
 
-    def open(self, stream: Stream, head: Head, ended: bool) -> Listener:
+    def open(self, stream: Stream, head: Http2Headers, ended: bool) -> Listener:
         listener = Listener(self, stream, head)
         self.heard.append(listener)
         if head.fault is not None:
-            stream.head(encoded([(b":status", b"%d" % head.fault.status)]), ended=True)
+            stream.send_headers(encoded([(b":status", b"%d" % head.fault.status)]), ended=True)
         if ended:
             listener.receive(b"", 0, 0, True)
         return listener
@@ -85,7 +85,7 @@ class Wire:
     """The client's end: what it sends goes to the connection, what comes back is kept as frames."""
 
     house: House = field(default_factory=House)
-    terms: Terms = field(default_factory=Terms)
+    terms: Http2Limits = field(default_factory=Http2Limits)
     greeted: bool = True
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class Wire:
         self.closed = 0
         self.encoder = Encoder()
         self.decoder = Decoder()
-        self.connection = Connection(self.house, self.terms, self._sink, self._close, lambda: self.now_s)
+        self.connection = Http2Connection(self.house, self.terms, self._sink, self._close, lambda: self.now_s)
         self.connection.start()
         if self.greeted:
             self.send(frames.PREFACE + frames.settings({}))
@@ -150,7 +150,7 @@ class Wire:
 
     def alive(self) -> bool:
         """Whether another request is still answered."""
-        number = self.connection.last + 2 if self.connection.last else 1
+        number = self.connection.streams.last + 2 if self.connection.streams.last else 1
         self.read()
         self.headers(number).data(number, b"still", ended=True)
         return self.answer(number) == b"still"

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.transports.http2.fields import Decoder, encoded
-from dragoman.transports.http2.frames import ConnectionFault
+from dragoman.transports.http2.frames import Http2ConnectionError
 
 NAMES = st.one_of(
     st.sampled_from([b":method", b":path", b":status", b"content-type", b"te", b"x-a", b"cookie"]),
@@ -49,7 +49,7 @@ def test_garbage_is_a_fault_or_what_the_library_reads(block: bytes, before: list
     library.decode(first, raw=True)
     try:
         found = decoder.decode(block)
-    except ConnectionFault:
+    except Http2ConnectionError:
         return
     assert found == [(bytes(n), bytes(v)) for n, v in library.decode(block, raw=True)]
 
@@ -64,7 +64,7 @@ def test_a_list_too_long_keeps_the_table_right() -> None:
 
 @pytest.mark.parametrize("block", [b"\x40", b"\x40\x05abc", b"\x00\x01a", b"\x7f", b"\xc0", b"\x10\x81", b"\x3f"])
 def test_a_block_that_ends_early_is_a_fault(block: bytes) -> None:
-    with pytest.raises(ConnectionFault):
+    with pytest.raises(Http2ConnectionError):
         Decoder(1000).decode(block)
 
 
@@ -79,5 +79,5 @@ def test_the_version_tells_of_changes() -> None:
     assert decoder.version == changed
     decoder.decode(b"\x20")
     assert decoder.version > changed
-    with pytest.raises(ConnectionFault):
+    with pytest.raises(Http2ConnectionError):
         decoder.decode(b"\xbe")

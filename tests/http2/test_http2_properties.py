@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.frames import frame
-from dragoman.transports.http2.terms import Terms
+from dragoman.transports.http2.limits import Http2Limits
 
 
 def talk() -> bytes:
@@ -87,12 +87,12 @@ KINDS = st.tuples(st.integers(0, 11), st.integers(0, 255), st.integers(0, 9), st
 @settings(deadline=None)
 @given(said=st.lists(KINDS, max_size=30))
 def test_any_frames_never_fail(said: list[tuple[int, int, int, bytes]]) -> None:
-    wire = Wire(House(answering=False), Terms(max_streams=3, stream_window=100))
+    wire = Wire(House(answering=False), Http2Limits(max_streams=3, stream_window=100))
     for one in said:
         wire.send(frame(*one))
     wire.connection.lost()
     assert all(li.ended or li.code is not None for li in wire.house.heard)
-    assert not wire.connection.open
+    assert not wire.connection.streams.open
 
 
 @settings(deadline=None)
@@ -104,7 +104,7 @@ def test_a_good_talk_with_a_few_wrong_bytes_never_fails(seed: int) -> None:
         data[dice.randrange(24, len(data))] = dice.randrange(256)
     wire = Wire(greeted=False).send(bytes(data))
     wire.connection.lost()
-    assert not wire.connection.open
+    assert not wire.connection.streams.open
 
 
 @settings(deadline=None)
@@ -116,7 +116,7 @@ def test_a_good_talk_with_a_few_wrong_bytes_never_fails(seed: int) -> None:
 def test_the_h2_package_as_a_client(bodies: list[bytes], window: int, piece: int) -> None:
     """It checks every frame that comes, and makes room only as it reads."""
     bodies = [body[: 500 * window] for body in bodies]
-    wire = Wire(greeted=False, terms=Terms(stream_window=50_000, connection_window=80_000, max_frame=20_000))
+    wire = Wire(greeted=False, terms=Http2Limits(stream_window=50_000, connection_window=80_000, max_frame=20_000))
     client = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
     client.initiate_connection()
     client.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: window})

@@ -10,10 +10,10 @@ from http2_fakes import House, Wire
 
 from dragoman.transports.bodies import Bodies
 from dragoman.transports.http2 import frames
+from dragoman.transports.http2.limits import Http2Limits
 from dragoman.transports.http2.protocol import Http2Protocol, http2
-from dragoman.transports.http2.request import Head
+from dragoman.transports.http2.request import Http2Headers
 from dragoman.transports.http2.stream import Stream
-from dragoman.transports.http2.terms import Terms
 from dragoman.transports.limits import Limits
 from dragoman.transports.listener import Listener
 from dragoman.transports.turns import Turns
@@ -53,7 +53,7 @@ class Transport:
 @pytest.fixture
 async def paused() -> tuple[Any, Transport]:
     """A connection whose client does not read as fast as it is written to."""
-    wire = http2(House(), Terms(), Bodies(0))
+    wire = http2(House(), Http2Limits(), Bodies(0))
     connection = wire(Listener(wire, limits=Limits(write_timeout_s=60.0, keep_alive_timeout_s=75.0)))
     assert isinstance(connection, Http2Protocol)
     transport = Transport()
@@ -90,7 +90,7 @@ async def test_a_client_that_reads_nothing_is_cut_off(
 async def test_streams_that_wait_for_their_turn_of_a_steady_reader_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
-    wire = http2(House(), Terms(), Bodies(0))
+    wire = http2(House(), Http2Limits(), Bodies(0))
     connection: Any = wire(Listener(wire, limits=Limits(write_timeout_s=60.0)))
     connection.connection_made(Transport())
     connection.begin(frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 20}))
@@ -99,16 +99,16 @@ async def test_streams_that_wait_for_their_turn_of_a_steady_reader_stay(monkeypa
         connection.begin(client.headers_frame(number))
         for part in range(10):
             connection.begin(frames.frame(frames.DATA, int(part == 9), number, bytes(10_000)))
-    assert len(connection.connection.open) == 10
+    assert len(connection.connection.streams.open) == 10
     for _ in range(30):  # a stream has its turn every 100 s
         now_s += 10.0
         connection.begin(frames.window_update(0, 2000))
         connection.overdue(now_s)
-        assert len(connection.connection.open) == 10
+        assert len(connection.connection.streams.open) == 10
     connection.overdue(now_s + 59.0)
-    assert len(connection.connection.open) == 10
+    assert len(connection.connection.streams.open) == 10
     connection.overdue(now_s + 61.0)
-    assert not connection.connection.open
+    assert not connection.connection.streams.open
 
 
 class SlowHouse(House):
@@ -118,7 +118,7 @@ class SlowHouse(House):
         super().__init__()
         self.now_s = 1000.0
 
-    def open(self, stream: Stream, head: Head, ended: bool) -> Any:
+    def open(self, stream: Stream, head: Http2Headers, ended: bool) -> Any:
         self.now_s += 0.001
         return super().open(stream, head, ended)
 
@@ -127,7 +127,7 @@ def test_requests_that_came_together_are_worked_on_in_slices() -> None:
     house = SlowHouse()
     wire = Wire(house)
     connection: Any = wire.connection
-    connection._stopwatch = lambda: house.now_s
+    connection.stopwatch = lambda: house.now_s
     connection.receive(b"".join(wire.headers_frame(n, ended=True) for n in range(1, 41, 2)))
     slices = [len(house.heard)]
     while connection.more:
@@ -140,9 +140,9 @@ def test_requests_that_came_together_are_worked_on_in_slices() -> None:
 
 async def test_reading_pauses_until_what_was_read_is_worked_on() -> None:
     house = SlowHouse()
-    wire = http2(house, Terms(), Bodies(0))
+    wire = http2(house, Http2Limits(), Bodies(0))
     connection: Any = wire(Listener(wire, limits=Limits()))
-    connection.connection._stopwatch = lambda: house.now_s
+    connection.connection.stopwatch = lambda: house.now_s
     transport: Any = Transport()
     connection.connection_made(transport)
     client = Wire(house)

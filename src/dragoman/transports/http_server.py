@@ -9,9 +9,9 @@ from dragoman.transports.application import Application
 from dragoman.transports.grpc.calls import Calls
 from dragoman.transports.http1.connection import http1
 from dragoman.transports.http1.incoming import Desk
+from dragoman.transports.http2.limits import http2_limits
 from dragoman.transports.http2.protocol import http2
 from dragoman.transports.http2.requests import Requests
-from dragoman.transports.http2.terms import terms
 from dragoman.transports.limits import Limits
 from dragoman.transports.listener import Listener
 
@@ -41,7 +41,7 @@ class HttpServer:
         streams: Requests | Calls = Requests(application)
         if self._grpc:
             streams = self._calls = Calls(self._engine, self._grpc, limits, application.bodies, streams)
-        wires = http1(Desk(application)), http2(streams, terms(limits), application.bodies)
+        wires = http1(Desk(application)), http2(streams, http2_limits(limits), application.bodies)
         self._listener = Listener(*wires, limits=limits, tls=self._tls)
         return await self._listener.start(addresses, shared=shared)
 

@@ -4,7 +4,7 @@ import math
 from weakref import WeakValueDictionary
 
 from dragoman.transports.grpc.handlers import GrpcError
-from dragoman.transports.http2.stream import Outlet
+from dragoman.transports.http2.stream import StreamConnection
 from dragoman.transports.limits import Limits
 from dragoman.transports.reserve import TOO_MANY_CONNECTIONS
 
@@ -43,7 +43,7 @@ class Admission:
         # An address is forgotten with the last connection from there.
         self._addresses: WeakValueDictionary[str, AddressCalls] = WeakValueDictionary()
 
-    def enter(self, connection: Outlet, health: bool) -> GrpcError | None:
+    def enter(self, connection: StreamConnection, health: bool) -> GrpcError | None:
         """Count a further call of this connection; return why it is refused, and not counted, if it is."""
         of: ConnectionCalls | None = connection.calls
         if of is None:
@@ -65,7 +65,7 @@ class Admission:
         address.calls += 1
         return None
 
-    def leave(self, connection: Outlet, health: bool) -> None:
+    def leave(self, connection: StreamConnection, health: bool) -> None:
         """A call that was counted has ended."""
         of: ConnectionCalls = connection.calls
         if health:

@@ -175,9 +175,9 @@ class Call:
         if not self._gone:
             self._gone = True
             if self._begun:
-                self._stream.end(trailers(fault))
+                self._stream.send_trailers(trailers(fault))
             else:
-                self._stream.head(trailers_only(fault), ended=True)
+                self._stream.send_headers(trailers_only(fault), ended=True)
         self._stop()
 
     def cut(self) -> None:

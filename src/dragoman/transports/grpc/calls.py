@@ -15,9 +15,8 @@ from dragoman.transports.grpc.status import trailers_only
 from dragoman.transports.grpc.streaming import StreamCall
 from dragoman.transports.grpc.unary import UnaryCall
 from dragoman.transports.http2.fields import encoded
-from dragoman.transports.http2.request import Head
-from dragoman.transports.http2.stream import Listener as Hearer
-from dragoman.transports.http2.stream import Stream, Streams
+from dragoman.transports.http2.request import Http2Headers
+from dragoman.transports.http2.stream import Http2Handler, Http2Service, Stream
 from dragoman.transports.limits import Limits
 from dragoman.transports.turns import Turns
 
@@ -33,7 +32,7 @@ class Calls:
         protocols: Sequence[GrpcProtocol],
         limits: Limits,
         bodies: Bodies,
-        others: Streams | None = None,
+        others: Http2Service | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.limits = limits
@@ -48,7 +47,7 @@ class Calls:
 
     # --- streams -------------------------------------------------------------------------------------------------
 
-    def open(self, stream: Stream, head: Head, ended: bool) -> Hearer:
+    def open(self, stream: Stream, head: Http2Headers, ended: bool) -> Http2Handler:
         """A request begins."""
         if not head.note:
             head.note.append(call_head(head, self.handlers) if head.is_grpc else None)
@@ -57,7 +56,7 @@ class Calls:
             return self._other(stream, head, ended)
         refused = found.refused or self._admission.enter(stream.connection, found.health)
         if refused is not None:
-            stream.head(trailers_only(refused), ended=True)
+            stream.send_headers(trailers_only(refused), ended=True)
             return Nobody()
         if isinstance(found.handler, UnaryHandler):
             call: Call = UnaryCall(self, stream, found)
@@ -67,10 +66,10 @@ class Calls:
             call.receive(b"", 0, 0, True)
         return call
 
-    def _other(self, stream: Stream, head: Head, ended: bool) -> Hearer:
+    def _other(self, stream: Stream, head: Http2Headers, ended: bool) -> Http2Handler:
         if self.others is not None:
             return self.others.open(stream, head, ended)
-        stream.head(_NOT_GRPC, ended=True)
+        stream.send_headers(_NOT_GRPC, ended=True)
         return Nobody()
 
     # --- calls ---------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dragoman.transports.grpc.handlers import GrpcError, Handler
-from dragoman.transports.http2.request import Head
+from dragoman.transports.http2.request import Http2Headers
 
 ENCODINGS: Final = ("identity", "gzip", "deflate")
 
@@ -28,7 +28,7 @@ class CallHead:
     health: bool = False
 
 
-def call_head(head: Head, handlers: Mapping[str, Handler]) -> CallHead:
+def call_head(head: Http2Headers, handlers: Mapping[str, Handler]) -> CallHead:
     """The call that a request is for."""
     fields = dict(head.fields)
     handler, refused = handlers.get(head.path), None

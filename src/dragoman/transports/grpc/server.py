@@ -8,8 +8,8 @@ from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import GrpcProtocol
 from dragoman.transports.bodies import Bodies
 from dragoman.transports.grpc.calls import Calls
+from dragoman.transports.http2.limits import http2_limits
 from dragoman.transports.http2.protocol import http2
-from dragoman.transports.http2.terms import terms
 from dragoman.transports.limits import Limits
 from dragoman.transports.listener import Listener
 
@@ -47,7 +47,7 @@ class GrpcServer:
         Raises OSError where that cannot be, e.g. because another server has the port.
         """
         calls = self.made()
-        wire = http2(calls, terms(self._limits), self._bodies)
+        wire = http2(calls, http2_limits(self._limits), self._bodies)
         listener = Listener(wire, limits=self._limits, tls=self._tls)
         if self._tls is not None:
             self._tls.set_alpn_protocols(["h2"])

@@ -56,9 +56,9 @@ class StreamCall(Call):
         in_work, self._in_work = self._in_work, 0
         self.hold(-in_work)
         backlog = self._stream.connection.backlog
-        if backlog.size > backlog.most:
+        if backlog.is_full:
             went_on = self._house.loop.create_future()
-            backlog.park(lambda: _wake(went_on))
+            backlog.wait(lambda: _wake(went_on))
             await went_on
         self._idle_since_s = self._house.loop.time()
         while self._messages is None or not self._messages.ready:
@@ -76,7 +76,7 @@ class StreamCall(Call):
             raise unread(self._house.bodies)
         flag, message = messages.ready.popleft()
         self._in_work = PREFIX_BYTES + len(message)
-        self._stream.take(self._in_work)
+        self._stream.acknowledge(self._in_work)
         if not messages.ready and messages.awaited:
             self._stream.expect(messages.awaited)
         return await self.unpacked(message) if flag else message
@@ -99,12 +99,12 @@ class StreamCall(Call):
             raise asyncio.CancelledError
         if not self._begun:
             self._begun = True
-            self._stream.head(HEAD)
+            self._stream.send_headers(HEAD)
         parts = parts_of(message)
         size = sum(map(len, parts))
         if self._house.bodies.over and size > SMALL:
             raise unread(self._house.bodies)
-        self._stream.data(prefix.pack(0, size), *parts)
+        self._stream.send_data(prefix.pack(0, size), *parts)
         while self._stream.pending:
             self._writer = self._house.loop.create_future()
             try:
@@ -123,8 +123,8 @@ class StreamCall(Call):
         elif not self._gone:
             self._gone = True
             if not self._begun:
-                self._stream.head(HEAD)
-            self._stream.end(OK)
+                self._stream.send_headers(HEAD)
+            self._stream.send_trailers(OK)
 
 
 def _wake(waiting: asyncio.Future[None] | None) -> None:

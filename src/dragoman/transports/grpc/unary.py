@@ -76,9 +76,9 @@ class UnaryCall(Call):
             self.refuse(unread(self._house.bodies))
             return
         backlog = self._stream.connection.backlog
-        if backlog.size > backlog.most:
+        if backlog.is_full:
             self._message = message
-            backlog.park(self._go_on)
+            backlog.wait(self._go_on)
         elif len(message) > LARGE_REQUEST:
             self._house.turns.run(partial(self._answer, handler, message))
         else:
@@ -135,7 +135,7 @@ class UnaryCall(Call):
         if isinstance(reply, bytes) and len(reply) <= SMALL:
             self._gone = True
             size = len(reply)
-            self._stream.answer(HEAD, (_pack(0, size), reply), size + 5, OK)
+            self._stream.send_response(HEAD, (_pack(0, size), reply), size + 5, OK)
             return
         message, ending = (reply.message, ok(reply.metadata)) if isinstance(reply, GrpcAnswer) else (reply, OK)
         parts = [memoryview(part).cast("B") for part in parts_of(message)]
@@ -144,7 +144,7 @@ class UnaryCall(Call):
             self.refuse(unread(self._house.bodies))
             return
         self._gone = True
-        self._stream.answer(HEAD, (_pack(0, size), *parts), size + 5, ending)
+        self._stream.send_response(HEAD, (_pack(0, size), *parts), size + 5, ending)
 
 
 def _unexpected(fault: BaseException | None) -> GrpcError:

@@ -1,48 +1,52 @@
-"""What a client has asked for on one connection and does not take: how much it is, and what waits until it is less."""
+"""Response bytes that the client has not made room for, and requests that wait because of them."""
 
 from collections import deque
 from collections.abc import Callable
 
-# Changes smaller than this are not told.
-_GRAIN = 1 << 16
+# Smaller changes are not reported.
+_REPORT_BYTES = 1 << 16
 
 
 class Backlog:
-    """Bytes of answers that wait for the client to make room.
+    """`size` bytes of responses wait for the client to make room.
 
-    Beyond `most`, requests that are whole wait in here too, so that nobody is answered for who does not read. `keep`
-    hears how much the server holds for this connection, as changes.
+    Beyond `limit` complete requests wait here too, so that a client that does not read costs no further work. `report`
+    is called with changes of how much the server holds for this connection.
     """
 
-    __slots__ = ("_going", "_keep", "_parked", "_told", "most", "size")
+    __slots__ = ("_is_resuming", "_report", "_reported", "_waiting", "limit", "size")
 
-    def __init__(self, most: int, keep: Callable[[int], None]) -> None:
+    def __init__(self, limit: int, report: Callable[[int], None]) -> None:
         self.size = 0
-        self.most = most
-        self._told = 0
-        self._keep = keep
-        self._parked: deque[Callable[[], None]] = deque()
-        self._going = False
+        self.limit = limit
+        self._report = report
+        self._reported = 0
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._is_resuming = False
 
-    def park(self, go_on: Callable[[], None]) -> None:
-        """Call this once the client has taken enough."""
-        self._parked.append(go_on)
+    @property
+    def is_full(self) -> bool:
+        return self.size > self.limit
+
+    def wait(self, resume: Callable[[], None]) -> None:
+        """Call `resume` once the client has read enough."""
+        self._waiting.append(resume)
 
     def changed(self) -> None:
-        """Tell how much there is now, and let those go on that may."""
-        change = self.size - self._told
-        if abs(change) > _GRAIN or (change and not self.size):
-            self._told = self.size
-            self._keep(change)
-        if self._parked and not self._going:
-            self._going = True  # what goes on may answer at once, and come back to here
+        """Report the size, and resume the requests that may go on."""
+        change = self.size - self._reported
+        if abs(change) > _REPORT_BYTES or (change and not self.size):
+            self._reported = self.size
+            self._report(change)
+        if self._waiting and not self._is_resuming:
+            self._is_resuming = True  # a resumed request may respond at once, and call this again
             try:
-                while self._parked and self.size <= self.most:
-                    self._parked.popleft()()
+                while self._waiting and self.size <= self.limit:
+                    self._waiting.popleft()()
             finally:
-                self._going = False
+                self._is_resuming = False
 
-    def end(self) -> None:
-        """Nobody is there any more."""
-        self._parked.clear()
-        self._going = True
+    def close(self) -> None:
+        """The client is gone."""
+        self._waiting.clear()
+        self._is_resuming = True

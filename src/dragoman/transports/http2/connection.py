@@ -1,345 +1,543 @@
-"""One HTTP/2 connection without its socket: bytes come in, streams are told, and frames go out (RFC 9113)."""
+"""One HTTP/2 connection without its socket (RFC 9113): bytes in, requests to their handlers, frames out."""
 
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dragoman.transports.http2 import frames
-from dragoman.transports.http2.blocks import Blocks, unpadded
-from dragoman.transports.http2.control import Control
-from dragoman.transports.http2.frames import ConnectionFault, StreamFault
-from dragoman.transports.http2.request import Head, check_trailers
-from dragoman.transports.http2.stream import Buffer, Listener, Stream, Streams
-from dragoman.transports.http2.terms import Terms
+from dragoman.transports.http2.backlog import Backlog
+from dragoman.transports.http2.body_receiver import BodyReceiver
+from dragoman.transports.http2.body_sender import BodySender
+from dragoman.transports.http2.fields import TABLE_BYTES
+from dragoman.transports.http2.frame_writer import FrameWriter
+from dragoman.transports.http2.frames import Http2ConnectionError, Http2StreamError
+from dragoman.transports.http2.header_blocks import HeaderBlocks, strip_padding
+from dragoman.transports.http2.limits import Http2Limits
+from dragoman.transports.http2.rate_limits import RateLimits
+from dragoman.transports.http2.receive_windows import ReceiveWindows
+from dragoman.transports.http2.request import Http2Headers, check_trailers
+from dragoman.transports.http2.stream import Buffer, Http2Service, Stream
+from dragoman.transports.http2.stream_table import StreamTable
 
 log = logging.getLogger("dragoman.http2")
 
-# Less than this of a body goes through the common buffer.
-_DIRECT = 1 << 13
-# How long the requests that were read at once may take before others have a turn.
+# Requests that arrived together are worked on for so long before other connections have a turn.
 _SLICE_S = 0.002
-# Clients send the rest of a body that was refused in pieces that are larger.
-_TINY = 1 << 10
+# Clients send the rest of a rejected body in frames larger than this; smaller ones count as empty.
+_TINY_BYTES = 1 << 10
+# A stream that is reset so soon after it began counts as reset early.
+_EARLY_S = 0.05
+_PING = b"dragoman"
 
 _unpack = frames.head.unpack_from
 
 
-def _keep_nothing(_size: int) -> None:
-    """For connections without a budget."""
+def _ignore(_size: int) -> None:
+    """For connections without a common limit of unsent bytes."""
 
 
-class Connection(Control):
-    """The server's side. `sink` takes what is to be sent, `close` is called once when nothing more will be.
+class Http2Connection:
+    """The server's side of one connection, composed of its parts.
 
-    `keep` hears how many bytes more, or fewer, of answers are held for a client that has no room for them.
+    `sink` takes what is to be sent; `close` is called once, when nothing more will be sent; `report_unsent` is called
+    with changes of how many response bytes wait for the client. `service` handles the requests.
+
+    State: `settled` once the client's SETTINGS arrived, `draining` once either side has sent GOAWAY, `refusing` once no
+    new stream is accepted, `over` once the connection has ended. `more`: frames that arrived wait; `receive(b"")`
+    works on them. `address` is that of the client; on a `reserved` connection only health checks are answered;
+    `calls` belongs to the service. `pings` counts pings and their acknowledgements.
     """
 
     def __init__(
         self,
-        streams: Streams,
-        terms: Terms,
+        service: Http2Service,
+        limits: Http2Limits,
         sink: Callable[[list[Buffer]], None],
         close: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
-        keep: Callable[[int], None] = _keep_nothing,
+        report_unsent: Callable[[int], None] = _ignore,
     ) -> None:
-        super().__init__(terms, sink, close, clock, keep)
-        self._streams = streams
-        self._blocks = Blocks(terms.max_header_bytes, terms.max_headers)
-        self._rest = bytearray()
-        self._rest_s = 0.0
-        self._need = len(frames.PREFACE)
-        self._greeted = False
-        self._window_in = terms.connection_window
-        self._low = terms.connection_window // 2
-        # The DATA frame that is coming in: whose it is, what is left of its data and of its padding, and if it ends.
-        self._data: Stream | None = None
-        self._left = 0
-        self._padding = 0
-        self._ends = False
-        self.more = False  # frames wait that came in; `receive` with nothing takes them
-        self._stopwatch = time.perf_counter  # not the loop's clock, which may stand still during a turn
+        self._service = service
+        self._limits = limits
+        self._close = close
+        self.backlog = Backlog(limits.max_unsent, report_unsent)
+        self._writer = FrameWriter(sink)
+        self.sender = BodySender(self._writer, self.backlog, self._response_sent, clock())
+        self._windows = ReceiveWindows(limits, self._writer)
+        self._rates = RateLimits(limits, self._writer, clock)
+        self._blocks = HeaderBlocks(limits.max_header_bytes, limits.max_headers)
+        self._body = BodyReceiver(self._handler_failed)
+        self.streams = StreamTable()
+        self._unparsed = bytearray()  # the beginning of a frame
+        self._unparsed_since_s = 0.0
+        self._needed = len(frames.PREFACE)  # bytes until that frame can be parsed
+        self._has_preface = False
+        self.settled = self.over = self.draining = self.refusing = self.more = False
+        self.pings = 0
+        self.address = ""
+        self.reserved = False
+        self.calls: Any = None
+        self.stopwatch = time.perf_counter  # not the loop's clock, which may stand still during a turn
+
+    @property
+    def now_s(self) -> float:
+        """A coarse clock, which the owner of the connection sets."""
+        return self.sender.now_s
+
+    @now_s.setter
+    def now_s(self, now_s: float) -> None:
+        self.sender.now_s = now_s
 
     # --- bytes in ------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
         """Take what the client has sent."""
         if not self.over:
-            self._within(self._read, data)
+            self._in_batch(self._parse, data)
 
-    def _within(self, take: Callable[[Any], None], given: Any) -> None:
-        self.holding = True
+    def filled(self, size: int) -> None:
+        """Count bytes that were read to `buffer()`."""
+        self._in_batch(self._body.filled, size)
+
+    def buffer(self) -> memoryview | None:
+        """Return where the client's next bytes may be read to, or None to pass them to `receive`."""
+        return None if self._unparsed else self._body.buffer()
+
+    def _in_batch(self, take: Callable[[Any], None], given: Any) -> None:
+        writer = self._writer
+        writer.is_batching = True
         try:
             take(given)
-        except ConnectionFault as fault:
-            self.fail(fault.code, fault.message)
+        except Http2ConnectionError as error:
+            self.fail(error.code, error.message)
         finally:
-            self.holding = False
-            self.flush()
+            writer.is_batching = False
+            writer.flush()
 
-    def waits_since_s(self) -> float:
-        """When the frame or header block began to come in that is not complete; infinity where all are."""
-        return self._rest_s if self._rest or self._blocks.begun else math.inf
+    def incomplete_since_s(self) -> float:
+        """Return when the frame or header block began that is incomplete; infinity if there is none."""
+        return self._unparsed_since_s if self._unparsed or self._blocks.is_open else math.inf
 
-    def _read(self, data: bytes) -> None:
+    def _parse(self, data: bytes) -> None:
         self.more = False
-        if self._rest:
-            self._rest += data
-            if len(self._rest) < self._need and self._greeted:
+        if self._unparsed:
+            self._unparsed += data
+            if len(self._unparsed) < self._needed and self._has_preface:
                 return
-            data = bytes(self._rest)
-            self._rest.clear()
-        at = 0 if self._greeted else self._greet(data)
-        if self._greeted:
-            at = self._frames(data, at, len(data))
+            data = bytes(self._unparsed)
+            self._unparsed.clear()
+        at = 0 if self._has_preface else self._parse_preface(data)
+        if self._has_preface:
+            at = self._parse_frames(data, at, len(data))
         if at < len(data):
-            if not self._blocks.begun:
-                self._rest_s = self.now_s
-            self._rest += memoryview(data)[at:]
+            if not self._blocks.is_open:
+                self._unparsed_since_s = self.now_s
+            self._unparsed += memoryview(data)[at:]
 
-    def _greet(self, data: bytes) -> int:
+    def _parse_preface(self, data: bytes) -> int:
         if not frames.PREFACE.startswith(data[: len(frames.PREFACE)]):
-            raise ConnectionFault(frames.PROTOCOL_ERROR, "expected the preface of HTTP/2")
-        self._greeted = len(data) >= len(frames.PREFACE)
-        return len(frames.PREFACE) if self._greeted else 0
+            raise Http2ConnectionError(frames.PROTOCOL_ERROR, "expected the preface of HTTP/2")
+        self._has_preface = len(data) >= len(frames.PREFACE)
+        return len(frames.PREFACE) if self._has_preface else 0
 
-    def _frames(self, data: bytes, at: int, end: int) -> int:
-        """Take every frame that is there; gives where the first one begins that is not."""
-        if self._left or self._padding:
-            at = self._go_on(data, at, end)
-        until_s = self._stopwatch() + _SLICE_S
+    def _parse_frames(self, data: bytes, at: int, end: int) -> int:
+        """Handle every complete frame, and of DATA frames what has arrived; return where the rest begins."""
+        if self._body.left or self._body.padding:
+            at = self._body.receive(data, at, end)
+        until_s = self.stopwatch() + _SLICE_S
         while end - at >= 9:
             high, low, kind, flags, number = _unpack(data, at)
             length = high << 8 | low
             number &= frames.NUMBER
             if kind == 0 and (end - at > 9 or not flags & frames.PADDED or not length):
-                at = self._data_frame(flags, number, length, data, at + 9, end)
+                at = self._handle_data(flags, number, length, data, at + 9, end)
                 continue
             stop = at + 9 + length
             if stop > end:
-                self._expect(kind, length)
+                self._await_frame(kind, length)
                 return at
             at = stop
             try:
-                self._frame(kind, flags, number, data[stop - length : stop])
-            except StreamFault as fault:
-                self.fail_stream(number, fault)
+                self._handle_frame(kind, flags, number, data[stop - length : stop])
+            except Http2StreamError as error:
+                self.fail_stream(number, error)
             if self.over:
                 return end
-            if kind == frames.HEADERS and self._stopwatch() > until_s:
+            if kind == frames.HEADERS and self.stopwatch() > until_s:
                 self.more = at < end
                 break
-        self._need = frames.HEAD_BYTES
+        self._needed = frames.HEAD_BYTES
         return at
 
-    def _expect(self, kind: int, length: int) -> None:
-        """Wait for the rest of a frame, if it is not too long to be held here."""
-        most = self._blocks.most
+    def _await_frame(self, kind: int, length: int) -> None:
+        """Wait for the rest of a frame. Raises Http2ConnectionError if it is too long to be held."""
+        most = self._blocks.max_block
         if length > most and kind != frames.DATA:
-            code = frames.FRAME_SIZE_ERROR if length > self.terms.max_frame else frames.ENHANCE_YOUR_CALM
-            raise ConnectionFault(code, f"expected at most {most} bytes in a frame of type {kind}, got {length}")
-        self._need = frames.HEAD_BYTES + (1 if kind == frames.DATA else length)
+            code = frames.FRAME_SIZE_ERROR if length > self._limits.max_frame else frames.ENHANCE_YOUR_CALM
+            raise Http2ConnectionError(code, f"expected at most {most} bytes in a frame of type {kind}, got {length}")
+        self._needed = frames.HEAD_BYTES + (1 if kind == frames.DATA else length)
 
-    def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+    def _handle_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if not self.settled:
             if kind != frames.SETTINGS or flags & frames.ACK:
-                raise ConnectionFault(frames.PROTOCOL_ERROR, "expected SETTINGS first")
-        elif kind == frames.HEADERS and not self._blocks.begun:
-            self._headers(flags, number, payload)
+                raise Http2ConnectionError(frames.PROTOCOL_ERROR, "expected SETTINGS first")
+        elif kind == frames.HEADERS and not self._blocks.is_open:
+            self._handle_headers(flags, number, payload)
             return
         elif kind == frames.CONTINUATION:
-            whole = self._blocks.go_on(number, flags, payload)
+            whole = self._blocks.append(number, flags, payload)
             if whole is not None:
-                self._head(number, *whole)
+                self._handle_block(number, *whole)
             return
-        if self._blocks.begun:
-            raise ConnectionFault(frames.PROTOCOL_ERROR, "expected CONTINUATION")
-        if len(payload) > self._blocks.most:
-            self._expect(kind, len(payload))
-        self.take(kind, flags, number, payload)
+        if self._blocks.is_open:
+            raise Http2ConnectionError(frames.PROTOCOL_ERROR, "expected CONTINUATION")
+        if len(payload) > self._blocks.max_block:
+            self._await_frame(kind, len(payload))
+        self._handle_control(kind, flags, number, payload)
 
     # --- requests ------------------------------------------------------------------------------------------------
 
-    def _headers(self, flags: int, number: int, payload: bytes) -> None:
-        if len(payload) > self._blocks.most:
-            self._expect(frames.HEADERS, len(payload))
+    def _handle_headers(self, flags: int, number: int, payload: bytes) -> None:
+        if len(payload) > self._blocks.max_block:
+            self._await_frame(frames.HEADERS, len(payload))
         if not number & 1:
-            raise ConnectionFault(frames.PROTOCOL_ERROR, f"a client cannot open stream {number}")
-        block = unpadded(flags, payload) if flags & 0x28 else payload
+            raise Http2ConnectionError(frames.PROTOCOL_ERROR, f"a client cannot open stream {number}")
+        block = strip_padding(flags, payload) if flags & 0x28 else payload
         if flags & frames.END_HEADERS:
-            self._head(number, flags & 1 == 1, block)
+            self._handle_block(number, flags & 1 == 1, block)
         else:
             self._blocks.begin(number, flags & 1 == 1, block)
-            self._rest_s = self.now_s
+            self._unparsed_since_s = self.now_s
 
-    def _head(self, number: int, ended: bool, block: bytes) -> None:
-        stream = self.open.get(number)
+    def _handle_block(self, number: int, ended: bool, block: bytes) -> None:
+        streams = self.streams
+        stream = streams.open.get(number)
         if stream is not None:
-            self._trailers(stream, ended, block)
+            self._handle_trailers(stream, ended, block)
             return
-        if number <= self.last:
-            self._blocks.fields(block)  # for the table's sake
-            if number not in self.reset_lately:
-                raise ConnectionFault(frames.STREAM_CLOSED, f"stream {number} is closed")
+        if number <= streams.last:
+            self._blocks.decode(block)  # it may change the dynamic table
+            if not streams.was_reset(number):
+                raise Http2ConnectionError(frames.STREAM_CLOSED, f"stream {number} is closed")
             return
-        self.last = number
-        head = self._blocks.head(block)
-        if len(self.open) >= self.terms.max_streams or self.refusing:
-            raise StreamFault(frames.REFUSED_STREAM, "too many streams at a time")
-        length = -1 if head.fault is not None else head.length
+        streams.last = number
+        headers = self._blocks.parse_request(block)
+        if len(streams.open) >= self._limits.max_streams or self.refusing:
+            raise Http2StreamError(frames.REFUSED_STREAM, "too many streams at a time")
+        length = -1 if headers.fault is not None else headers.length
         if ended and length > 0:
-            raise StreamFault(frames.PROTOCOL_ERROR, f"expected {length} bytes, got no body")
-        stream = Stream(self, number, length, self.terms.stream_window, self.stream_window_out, self.now_s)
-        self.open[number] = stream
-        stream.heard_all = ended
-        self._begin(stream, head, ended)
+            raise Http2StreamError(frames.PROTOCOL_ERROR, f"expected {length} bytes, got no body")
+        sender = self.sender
+        stream = Stream(self, number, length, self._limits.stream_window, sender.stream_window, sender.now_s)
+        streams.open[number] = stream
+        stream.remote_ended = ended
+        self._start(stream, headers, ended)
 
-    def _begin(self, stream: Stream, head: Head, ended: bool) -> None:
+    def _start(self, stream: Stream, headers: Http2Headers, ended: bool) -> None:
         try:
-            listener = self._streams.open(stream, head, ended)
-        except Exception as fault:
-            self._failed(stream, fault)
+            handler = self._service.open(stream, headers, ended)
+        except Exception as error:
+            self._handler_failed(stream, error)
         else:
-            if not stream.told_all:
-                stream.listener = listener
+            if not stream.local_ended:
+                stream.handler = handler
 
-    def _trailers(self, stream: Stream, ended: bool, block: bytes) -> None:
-        fields, too_many = self._blocks.fields(block)
-        if stream.heard_all:
-            raise StreamFault(frames.STREAM_CLOSED, "fields after the end of a request")
+    def _handle_trailers(self, stream: Stream, ended: bool, block: bytes) -> None:
+        fields, too_many = self._blocks.decode(block)
+        if stream.remote_ended:
+            raise Http2StreamError(frames.STREAM_CLOSED, "fields after the end of a request")
         if not ended or too_many is not None:
-            raise StreamFault(frames.PROTOCOL_ERROR, "expected one block of fields after a body, which ends it")
+            raise Http2StreamError(frames.PROTOCOL_ERROR, "expected one block of fields after a body, which ends it")
         check_trailers(fields)
-        self._ends = True
-        self._data = stream
-        self._go_on(b"", 0, 0)
+        self._body.end(stream)
 
-    # --- bodies --------------------------------------------------------------------------------------------------
-
-    def _data_frame(self, flags: int, number: int, length: int, data: bytes, at: int, end: int) -> int:
-        """Take a DATA frame, whose payload begins at `at`, as far as it is there; gives where that is."""
+    def _handle_data(self, flags: int, number: int, length: int, data: bytes, at: int, end: int) -> int:
+        """Handle a DATA frame, whose payload begins at `at`, as far as it has arrived; return where that ends."""
         padding = 0
         if flags & frames.PADDED:
             padding = 1 + data[at] if length else 1
             at += 1
         self._check_data(number, length, padding)
-        self._left, self._padding = length - padding, max(0, padding - 1)
-        self._ends = flags & 1 == 1
-        self._window_in -= length
-        if self._window_in < self._low:
-            self._refill()
-        stream = self.open.get(number)
-        self._data = None
+        self._windows.take(length)
+        ended = flags & 1 == 1
+        stream = self.streams.open.get(number)
+        body, accepted = self._body, None
         try:
-            if stream is None or stream.heard_all:
-                self._stray(number, length)
+            if stream is None or stream.remote_ended:
+                self._check_late_data(number, length)
             else:
-                self._admit(stream, length, padding)
-                self._data = stream
-        except StreamFault as fault:
-            self.fail_stream(number, fault)
-        return self._go_on(data, at, end)
+                self._windows.take_stream(stream, length)
+                if length == padding and not ended:
+                    self._count_empty_frame()
+                if padding:
+                    self._windows.acknowledge(stream, padding)
+                accepted = stream
+        except Http2StreamError as error:
+            self.fail_stream(number, error)
+        body.begin(accepted, length - padding, max(0, padding - 1), ended=ended)
+        return body.receive(data, at, end)
 
     def _check_data(self, number: int, length: int, padding: int) -> None:
-        if self._blocks.begun or number > self.last or not number & 1:
-            raise ConnectionFault(frames.PROTOCOL_ERROR, f"DATA on stream {number}, which is not open")
-        if length > self.terms.max_frame:
-            raise ConnectionFault(frames.FRAME_SIZE_ERROR, f"expected at most {self.terms.max_frame} bytes in a frame")
+        if self._blocks.is_open or number > self.streams.last or not number & 1:
+            raise Http2ConnectionError(frames.PROTOCOL_ERROR, f"DATA on stream {number}, which is not open")
+        if length > self._limits.max_frame:
+            text = f"expected at most {self._limits.max_frame} bytes in a frame"
+            raise Http2ConnectionError(frames.FRAME_SIZE_ERROR, text)
         if padding > length:
-            raise ConnectionFault(frames.PROTOCOL_ERROR, "there is more padding than frame")
-        if length > self._window_in:
-            raise ConnectionFault(frames.FLOW_CONTROL_ERROR, "more data than the connection's window allows")
+            raise Http2ConnectionError(frames.PROTOCOL_ERROR, "there is more padding than frame")
 
-    def _refill(self) -> None:
-        full = self.terms.connection_window
-        self.control(frames.window_update(0, full - self._window_in))
-        self._window_in = full
+    def _check_late_data(self, number: int, length: int) -> None:
+        """DATA on a stream that has ended is skipped if it was on its way when we reset the stream."""
+        if length < _TINY_BYTES:
+            self._count_empty_frame()
+        if not self.streams.was_reset(number):
+            raise Http2StreamError(frames.STREAM_CLOSED, "DATA after the end of a request")
 
-    def _stray(self, number: int, length: int) -> None:
-        """DATA on a stream that has ended; what was on its way when we reset it is passed over."""
-        if length < _TINY:
-            self.spend()
-        if number not in self.reset_lately:
-            raise StreamFault(frames.STREAM_CLOSED, "DATA after the end of a request")
+    def _handler_failed(self, stream: Stream, error: Exception) -> None:
+        """Handle an error of one stream; the others are not affected. Raises a Http2ConnectionError again."""
+        if isinstance(error, Http2ConnectionError):
+            raise error
+        if isinstance(error, Http2StreamError):
+            self.fail_stream(stream.number, error)
+        else:
+            log.error("a stream failed", exc_info=error)
+            self.abort_stream(stream, frames.INTERNAL_ERROR)
 
-    def _admit(self, stream: Stream, length: int, padding: int) -> None:
-        stream.window_in -= length
-        if stream.window_in < 0:
-            raise StreamFault(frames.FLOW_CONTROL_ERROR, "more data than the stream's window allows")
-        if length == padding and not self._ends:
-            self.spend()
-        if padding:
-            self.grant(stream, padding)
+    # --- control frames ------------------------------------------------------------------------------------------
 
-    def _go_on(self, data: bytes, at: int, end: int) -> int:
-        """Hand on what is there of a DATA frame's payload; gives where that ends."""
-        stream = self._data
-        stop = min(end, at + self._left)
-        self._left -= stop - at
+    def _count_empty_frame(self) -> None:
+        self._rates.count_empty_frame(self.streams.last >> 1)
+
+    def _handle_control(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        """Handle a frame other than DATA, HEADERS and CONTINUATION."""
+        match kind:
+            case frames.WINDOW_UPDATE:
+                self._handle_window_update(number, frames.word(payload))
+            case frames.RST_STREAM:
+                self._handle_rst_stream(number, frames.word(payload))
+            case frames.SETTINGS | frames.PING | frames.GOAWAY if number:
+                raise Http2ConnectionError(frames.PROTOCOL_ERROR, f"frame type {kind} belongs to no stream")
+            case frames.SETTINGS:
+                self._handle_settings(flags, payload)
+            case frames.PING:
+                self._handle_ping(flags, payload)
+            case frames.GOAWAY:
+                self._handle_goaway(payload)
+            case frames.PUSH_PROMISE:
+                raise Http2ConnectionError(frames.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
+            case frames.PRIORITY:
+                frames.check_priority(number, payload)
+                self._count_empty_frame()
+            case _:
+                self._count_empty_frame()  # unknown types are ignored
+
+    def _handle_settings(self, flags: int, payload: bytes) -> None:
+        if flags & frames.ACK:
+            if payload:
+                text = "an acknowledgement of SETTINGS says something"
+                raise Http2ConnectionError(frames.FRAME_SIZE_ERROR, text)
+            return
+        self._count_empty_frame()
+        for name, value in frames.read_settings(payload):
+            match name:
+                case frames.INITIAL_WINDOW_SIZE:
+                    self.sender.set_stream_window(value, list(self.streams.open.values()))
+                case frames.MAX_FRAME_SIZE:
+                    self._writer.max_frame = value
+                case frames.HEADER_TABLE_SIZE if value < TABLE_BYTES:
+                    self._writer.disable_dynamic_table()
+        self.settled = True
+        self._writer.send(frames.frame(frames.SETTINGS, frames.ACK, 0))
+        self.sender.pump()
+
+    def _handle_ping(self, flags: int, payload: bytes) -> None:
+        if len(payload) != 8:
+            raise Http2ConnectionError(frames.FRAME_SIZE_ERROR, f"PING: expected 8 bytes, got {len(payload)}")
+        self.pings += 1
+        if not flags & frames.ACK:
+            self._rates.count_ping()
+            self._writer.send(frames.frame(frames.PING, frames.ACK, 0, payload))
+        elif payload == _PING and self.draining:
+            self.refuse_streams()
+
+    def _handle_goaway(self, payload: bytes) -> None:
+        if len(payload) < 8:
+            raise Http2ConnectionError(frames.FRAME_SIZE_ERROR, f"GOAWAY: expected 8 bytes, got {len(payload)}")
+        self._count_empty_frame()
+        self.draining = self.refusing = True
+        self._close_if_done()
+
+    def _handle_window_update(self, number: int, increment: int) -> None:
+        increment &= frames.LARGEST_WINDOW
+        self._count_empty_frame()
+        if number == 0:
+            self.sender.widen(increment)
+        else:
+            self.streams.check_opened(number)
+            stream = self.streams.open.get(number)
+            if stream is None:
+                return
+            self.sender.widen_stream(stream, increment)
+        self.sender.pump()
+
+    def _handle_rst_stream(self, number: int, code: int) -> None:
+        self.streams.check_opened(number)
+        stream = self.streams.open.get(number)
+        if stream is None or self.now_s - stream.began_s < _EARLY_S:
+            self._rates.count_reset()
         if stream is not None:
-            ended = self._ends and not self._left
-            if not self._left:
-                self._data = None
-            if ended or stop > at:
-                try:
-                    self._heard(stream, stop - at, ended)
-                    stream.listener.receive(data, at, stop, ended)
-                except StreamFault as fault:
-                    self.fail_stream(stream.number, fault)
-                except Exception as fault:
-                    self._failed(stream, fault)
-        skipped = min(end - stop, self._padding) if not self._left else 0
-        self._padding -= skipped
-        return stop + skipped
+            self._remove(stream, code)
 
-    def _heard(self, stream: Stream, size: int, ended: bool) -> None:
-        """Count a piece of a body. Raises StreamFault where the body is not as long as it was announced."""
-        if stream.length >= 0:
-            stream.length -= size
-            if stream.length < 0 or (ended and stream.length):
-                self._data = None
-                raise StreamFault(frames.PROTOCOL_ERROR, "the body is not as long as its content-length")
-        if ended:
-            stream.heard_all = True
+    # --- the connection begins and ends --------------------------------------------------------------------------
 
-    def _failed(self, stream: Stream, fault: Exception) -> None:
-        """Whoever answers this stream has failed; the others have nothing to do with it."""
-        if isinstance(fault, ConnectionFault):
-            raise fault
-        log.error("a stream failed", exc_info=fault)
-        self.give_up(stream, frames.INTERNAL_ERROR)
+    def start(self) -> None:
+        """Send our SETTINGS."""
+        limits = self._limits
+        values = {
+            frames.MAX_CONCURRENT_STREAMS: limits.max_streams,
+            frames.INITIAL_WINDOW_SIZE: limits.stream_window,
+            frames.MAX_FRAME_SIZE: limits.max_frame,
+            frames.MAX_HEADER_LIST_SIZE: limits.max_header_bytes,
+        }
+        more = limits.connection_window - frames.DEFAULT_WINDOW
+        self._writer.send(frames.settings(values) + (frames.window_update(0, more) if more else b""))
 
-    def _forget(self, stream: Stream) -> Listener | None:
-        if stream is self._data:
-            self._data = None
-        return super()._forget(stream)
+    def ping(self) -> None:
+        """Ask the client whether it is there; `pings` counts its responses."""
+        self._writer.send(frames.frame(frames.PING, 0, 0, _PING))
 
-    # --- large bodies, written where they belong -----------------------------------------------------------------
+    def drain(self) -> None:
+        """Announce that no new stream will be accepted; `refuse_streams` follows once the client has seen it."""
+        if not self.draining and not self.over:
+            self.draining = True
+            self._writer.send(frames.goaway(frames.NUMBER, frames.NO_ERROR))
+            self.ping()
 
-    def room(self) -> memoryview | None:
-        """Where the next bytes of the client may be written to, instead of being given to `receive`."""
-        if self._left < _DIRECT or self._data is None or self._rest:
-            return None
-        found: memoryview | None = self._data.listener.room(self._left)
-        return found
+    def refuse_streams(self) -> None:
+        """Accept no new stream, and close once the open ones have ended."""
+        if not self.refusing and not self.over:
+            self.refusing = True
+            self._writer.send(frames.goaway(self.streams.last, frames.NO_ERROR))
+        self._close_if_done()
 
-    def filled(self, size: int) -> None:
-        """So many bytes were written there."""
-        self._within(self._filled, size)
+    def fail(self, code: int, message: str) -> None:
+        """End the connection with an error."""
+        if not self.over:
+            self._writer.send(frames.goaway(self.streams.last, code, message))
+            self._end()
 
-    def _filled(self, size: int) -> None:
-        stream = self._data
-        assert stream is not None
-        self._left -= size
-        ended = self._ends and not self._left
-        if not self._left:
-            self._data = None
+    def lost(self) -> None:
+        """The client is gone."""
+        if not self.over:
+            self._end()
+
+    def _end(self) -> None:
+        self._writer.flush()
+        self.over = True
+        self.backlog.close()
+        for stream in list(self.streams.open.values()):
+            self._remove(stream, frames.CANCEL)
+        self._writer.discard()
+        self._close()
+
+    def _close_if_done(self) -> None:
+        if self.refusing and not self.streams.open and not self.over:
+            self._writer.flush()
+            self.over = True
+            self._close()
+
+    # --- streams end ---------------------------------------------------------------------------------------------
+
+    def _response_sent(self, stream: Stream) -> None:
+        stream.local_ended = True
+        if stream.remote_ended:
+            self._forget(stream)
+        else:
+            self.reset(stream, frames.NO_ERROR)  # 8.1: the rest of the request is not needed
+
+    def reset(self, stream: Stream, code: int) -> None:
+        """Reset a stream; its handler is not notified."""
+        if stream.number in self.streams.open:
+            self.streams.add_reset(stream.number)
+            self._writer.send(frames.rst_stream(stream.number, code))
+            self._forget(stream)
+
+    def abort_stream(self, stream: Stream, code: int) -> None:
+        """Reset a stream and notify its handler."""
+        handler = stream.handler
+        self.reset(stream, code)
+        _notify(handler, code)
+
+    def fail_stream(self, number: int, error: Http2StreamError) -> None:
+        """Reset a stream because of an error of the client. Raises Http2ConnectionError if there were too many."""
+        self.streams.add_reset(number)
+        self._writer.send(frames.rst_stream(number, error.code))
+        stream = self.streams.open.get(number)
+        if stream is not None:
+            self._remove(stream, error.code)
+        self._rates.count_reset()
+
+    def _remove(self, stream: Stream, code: int) -> None:
+        """Forget a stream that has failed and notify its handler."""
+        handler = stream.handler
+        self._forget(stream)
+        _notify(handler, code)
+
+    def _forget(self, stream: Stream) -> None:
+        stream.local_ended = stream.remote_ended = True
+        stream.handler = None  # they refer to each other; this frees both at once
+        self._body.forget(stream)
+        self.streams.open.pop(stream.number, None)
+        self.sender.drop(stream)
+        if self.draining:
+            self._close_if_done()
+
+    # --- for streams ---------------------------------------------------------------------------------------------
+
+    def send_headers(self, stream: Stream, block: bytes, ended: bool) -> None:
+        if not stream.local_ended:
+            self._writer.send_headers(stream.number, block, ended=ended)
+            if ended:
+                self._response_sent(stream)
+
+    def send_data(self, stream: Stream, parts: Sequence[Buffer]) -> None:
+        if not stream.local_ended:
+            self.sender.queue(stream, parts)
+
+    def send_trailers(self, stream: Stream, block: bytes) -> None:
+        if not stream.local_ended:
+            self.sender.finish(stream, block)
+
+    def send_response(
+        self, stream: Stream, headers: bytes, parts: Sequence[Buffer], size: int, trailers: bytes
+    ) -> None:
+        if stream.local_ended:
+            return
+        if self.sender.send_response(stream, headers, parts, size, trailers):
+            self._response_sent(stream)
+            return
+        writer = self._writer
+        was_batching, writer.is_batching = writer.is_batching, True
+        writer.send_headers(stream.number, headers, ended=False)
+        self.sender.queue(stream, parts)
+        self.sender.finish(stream, trailers)
+        writer.is_batching = was_batching
+        if not was_batching:
+            writer.flush()
+
+    def acknowledge(self, stream: Stream, size: int) -> None:
+        self._windows.acknowledge(stream, size)
+
+    def widen(self, stream: Stream, size: int) -> None:
+        self._windows.widen(stream, size)
+
+
+def _notify(handler: Any, code: int) -> None:
+    """Tell a handler that its stream has been reset."""
+    if handler is not None:
         try:
-            self._heard(stream, size, ended)
-            stream.listener.filled(size, ended)
-        except StreamFault as fault:
-            self.fail_stream(stream.number, fault)
-        except Exception as fault:
-            self._failed(stream, fault)
+            handler.broken(code)
+        except Exception:
+            log.exception("a stream failed")

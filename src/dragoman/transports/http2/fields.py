@@ -11,7 +11,7 @@ from typing import Final
 
 import hpack
 
-from dragoman.transports.http2.frames import COMPRESSION_ERROR, ConnectionFault
+from dragoman.transports.http2.frames import COMPRESSION_ERROR, Http2ConnectionError
 from dragoman.transports.http2.huffman import huffman
 
 Field = tuple[bytes, bytes]
@@ -50,11 +50,11 @@ class Decoder:
         self._limit = TABLE_BYTES
 
     def decode(self, block: bytes) -> list[Field]:
-        """Return the fields of a block. Raises ConnectionFault COMPRESSION_ERROR."""
+        """Return the fields of a block. Raises Http2ConnectionError COMPRESSION_ERROR."""
         try:
             return self._decode(block)
         except (IndexError, ValueError) as fault:
-            raise ConnectionFault(COMPRESSION_ERROR, "a header block ends early or is malformed") from fault
+            raise Http2ConnectionError(COMPRESSION_ERROR, "a header block ends early or is malformed") from fault
 
     def _decode(self, block: bytes) -> list[Field]:
         found: list[Field] = []
@@ -86,7 +86,7 @@ class Decoder:
             return _STATIC[index]
         if 61 < index <= 61 + len(self._entries):
             return self._entries[61 - index]
-        raise ConnectionFault(COMPRESSION_ERROR, f"there is no header field {index} in the table")
+        raise Http2ConnectionError(COMPRESSION_ERROR, f"there is no header field {index} in the table")
 
     def _literal(self, block: bytes, at: int, mask: int) -> tuple[Field, int]:
         index = block[at] & mask
@@ -109,7 +109,7 @@ class Decoder:
             length, at = first & 0x7F, at + 1
         end = at + length
         if end > len(block):
-            raise ConnectionFault(COMPRESSION_ERROR, "a header block ends within a text")
+            raise Http2ConnectionError(COMPRESSION_ERROR, "a header block ends within a text")
         text = block[at:end]
         return (self._huffman.decode(text) if first >= 0x80 else text), end
 
@@ -132,7 +132,7 @@ class Decoder:
         size, at = _integer(block, at, 0x1F)
         if late or size > TABLE_BYTES:
             told = "after a field" if late else f"to {size} bytes, of which {TABLE_BYTES} are allowed"
-            raise ConnectionFault(COMPRESSION_ERROR, f"a header block resizes the table {told}")
+            raise Http2ConnectionError(COMPRESSION_ERROR, f"a header block resizes the table {told}")
         self.version += 1
         self._limit = size
         self._evict()
@@ -151,7 +151,7 @@ def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
         at += 1
         value += (byte & 0x7F) << shift
         if value > _MAX_INTEGER or shift > 28:
-            raise ConnectionFault(COMPRESSION_ERROR, "a number in a header block is too large")
+            raise Http2ConnectionError(COMPRESSION_ERROR, "a number in a header block is too large")
         if byte < 0x80:
             return value, at
         shift += 7

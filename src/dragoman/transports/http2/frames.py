@@ -57,7 +57,7 @@ _word = struct.Struct(">I")
 _goaway = struct.Struct(">II")
 
 
-class ConnectionFault(Exception):
+class Http2ConnectionError(Exception):
     """What ends a connection, by the error code of its GOAWAY."""
 
     def __init__(self, code: int, message: str) -> None:
@@ -66,7 +66,7 @@ class ConnectionFault(Exception):
         self.message = message
 
 
-class StreamFault(Exception):
+class Http2StreamError(Exception):
     """What ends one stream, by the error code of its RST_STREAM."""
 
     def __init__(self, code: int, message: str) -> None:
@@ -97,23 +97,30 @@ def goaway(last: int, code: int, told: str = "") -> bytes:
     return frame(GOAWAY, 0, 0, _goaway.pack(last, code) + told.encode())
 
 
+def check_priority(number: int, payload: bytes) -> None:
+    """Raise Http2ConnectionError if a PRIORITY frame is malformed; its content is ignored."""
+    if not number or len(payload) != 5:
+        code = FRAME_SIZE_ERROR if number else PROTOCOL_ERROR
+        raise Http2ConnectionError(code, "PRIORITY: expected a stream and 5 bytes")
+
+
 def word(payload: bytes) -> int:
-    """The one number of a RST_STREAM or WINDOW_UPDATE. Raises ConnectionFault where its size is another."""
+    """The one number of a RST_STREAM or WINDOW_UPDATE. Raises Http2ConnectionError where its size is another."""
     if len(payload) != 4:
-        raise ConnectionFault(FRAME_SIZE_ERROR, f"expected 4 bytes, got {len(payload)}")
+        raise Http2ConnectionError(FRAME_SIZE_ERROR, f"expected 4 bytes, got {len(payload)}")
     found: int = _word.unpack(payload)[0]
     return found
 
 
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
-    """The pairs of a SETTINGS frame, in order, each within its bounds. Raises ConnectionFault."""
+    """The pairs of a SETTINGS frame, in order, each within its bounds. Raises Http2ConnectionError."""
     if len(payload) % 6:
-        raise ConnectionFault(FRAME_SIZE_ERROR, f"SETTINGS: expected pairs of 6 bytes, got {len(payload)} bytes")
+        raise Http2ConnectionError(FRAME_SIZE_ERROR, f"SETTINGS: expected pairs of 6 bytes, got {len(payload)} bytes")
     pairs = list(_setting.iter_unpack(payload))
     for name, value in pairs:
         least, most, code = _BOUNDS.get(name, _ANY)
         if not least <= value <= most:
-            raise ConnectionFault(code, f"SETTINGS: expected {least} to {most} for parameter {name}, got {value}")
+            raise Http2ConnectionError(code, f"SETTINGS: expected {least} to {most} for parameter {name}, got {value}")
     return pairs
 
 

@@ -10,9 +10,9 @@ from typing import Any
 from dragoman.transports.bodies import Bodies
 from dragoman.transports.client_address import client_address
 from dragoman.transports.http2 import frames
-from dragoman.transports.http2.connection import Connection
-from dragoman.transports.http2.stream import Buffer, Streams
-from dragoman.transports.http2.terms import Terms
+from dragoman.transports.http2.connection import Http2Connection
+from dragoman.transports.http2.limits import Http2Limits
+from dragoman.transports.http2.stream import Buffer, Http2Service
 from dragoman.transports.listener import Listener
 
 log = logging.getLogger("dragoman.http2")
@@ -31,7 +31,12 @@ class Http2Protocol(asyncio.BufferedProtocol):
     """One connection. `scratch` is where it reads to; as that is used at once, one may serve all connections."""
 
     def __init__(
-        self, listener: Listener, streams: Streams, terms: Terms, scratch: memoryview, keep: Callable[[int], None]
+        self,
+        listener: Listener,
+        service: Http2Service,
+        http2_limits: Http2Limits,
+        scratch: memoryview,
+        report_unsent: Callable[[int], None],
     ) -> None:
         self.slot = 0
         self._listener = listener
@@ -49,7 +54,9 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._asked = False
         times_s = limits.header_timeout_s, limits.body_timeout_s, limits.write_timeout_s
         self._shortest_s = min(*times_s, limits.grpc_stream_idle_timeout_s or math.inf) / 5
-        self.connection = Connection(streams, terms, self._write, self._close, self._loop.time, keep)
+        self.connection = Http2Connection(
+            service, http2_limits, self._write, self._close, self._loop.time, report_unsent
+        )
 
     # --- the socket ----------------------------------------------------------------------------------------------
 
@@ -67,7 +74,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._take(self.connection.receive, data)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        room = self.connection.room()
+        room = self.connection.buffer()
         self._direct = room is not None
         return self._scratch if room is None else room
 
@@ -91,9 +98,9 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._read_or_wait()
         if connection.more:
             self._loop.call_soon(self._go_on)
-        if connection.reserved and connection.last and not connection.draining:
+        if connection.reserved and connection.streams.last and not connection.draining:
             self.drain()
-        if connection.open or connection.waits_since_s() < connection.now_s:
+        if connection.streams.open or connection.incomplete_since_s() < connection.now_s:
             self._watch_closely()
 
     def _go_on(self) -> None:
@@ -131,15 +138,15 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         self._paused_s = self._loop.time()
         self._unread = self._transport.get_write_buffer_size()
-        self.connection.paused = True
+        self.connection.sender.paused = True
         self._watch_closely()
 
     def resume_writing(self) -> None:
         self._paused_s = 0.0
-        self.connection.paused = False
+        self.connection.sender.paused = False
         self._full = False
         self._read_or_wait()
-        self.connection.pump()
+        self.connection.sender.pump()
 
     def _close(self) -> None:
         """Close once all is written, and the client has had a chance to read it before it is cut off."""
@@ -165,13 +172,13 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._listener.lost(self)
             return
         self.connection.drain()
-        self._loop.call_later(_LINGER_S, self.connection.last_call)  # for a client that does not answer
+        self._loop.call_later(_LINGER_S, self.connection.refuse_streams)  # for a client that does not answer
 
     def cut(self) -> None:
-        for stream in list(self.connection.open.values()):
-            if stream.listener is not None:
-                stream.listener.cut()
-        self.connection.last_call()
+        for stream in list(self.connection.streams.open.values()):
+            if stream.handler is not None:
+                stream.handler.cut()
+        self.connection.refuse_streams()
 
     # --- times ---------------------------------------------------------------------------------------------------
 
@@ -186,8 +193,10 @@ class Http2Protocol(asyncio.BufferedProtocol):
             return 0.0
         connection.now_s = now_s
         self._check(now_s)
-        waits = connection.open or not connection.settled or connection.draining or self._paused_s or self._asked
-        if waits or connection.waits_since_s() < now_s:
+        waits = (
+            connection.streams.open or not connection.settled or connection.draining or self._paused_s or self._asked
+        )
+        if waits or connection.incomplete_since_s() < now_s:
             return now_s + self._shortest_s
         return now_s + self._limits.keep_alive_timeout_s
 
@@ -195,7 +204,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         connection, limits = self.connection, self._limits
         if not connection.settled and now_s - self._made_s > limits.header_timeout_s:
             connection.fail(frames.SETTINGS_TIMEOUT, f"the greeting did not come within {limits.header_timeout_s} s")
-        elif now_s - connection.waits_since_s() > limits.header_timeout_s:
+        elif now_s - connection.incomplete_since_s() > limits.header_timeout_s:
             connection.fail(frames.ENHANCE_YOUR_CALM, f"a frame did not come within {limits.header_timeout_s} s")
         elif self._paused_s and not self._reads(now_s) and now_s - self._paused_s > limits.write_timeout_s:
             self._listener.warnings.log("client disconnected: it read nothing for %s s", limits.write_timeout_s)
@@ -210,30 +219,32 @@ class Http2Protocol(asyncio.BufferedProtocol):
         if unread >= self._unread:
             return False
         self._unread, self._paused_s = unread, now_s
-        self.connection.moved_s = now_s
+        self.connection.sender.moved_s = now_s
         return True
 
     def _check_streams(self, now_s: float) -> None:
         connection, timeout_s = self.connection, self._limits.write_timeout_s
-        for stream in list(connection.open.values()):
-            if stream.pending and now_s - connection.unread_since_s(stream) > timeout_s:
+        for stream in list(connection.streams.open.values()):
+            if stream.pending and now_s - connection.sender.unread_since_s(stream) > timeout_s:
                 self._listener.warnings.log("stream reset: the client read nothing of it for %s s", timeout_s)
-                connection.give_up(stream, frames.CANCEL)
-            elif not stream.heard_all and stream.listener is not None:
-                stream.listener.watch(now_s)
+                connection.abort_stream(stream, frames.CANCEL)
+            elif not stream.remote_ended and stream.handler is not None:
+                stream.handler.watch(now_s)
 
     def _check_alive(self, now_s: float) -> None:
         """A client that says nothing for long is asked whether it is there."""
-        if self._heard or self.connection.moved_s > self._heard_s:  # one that reads is there, and a PING waits behind
+        if (
+            self._heard or self.connection.sender.moved_s > self._heard_s
+        ):  # one that reads is there, and a PING waits behind
             self._heard, self._heard_s, self._asked = False, now_s, False
         elif self._asked and now_s - self._heard_s > self._limits.keep_alive_timeout_s + _ANSWER_S:
             self.abort()
         elif not self._asked and now_s - self._heard_s >= self._limits.keep_alive_timeout_s:
             self._asked = True
-            self.connection.ask()
+            self.connection.ping()
 
 
-def http2(streams: Streams, terms: Terms, bodies: Bodies) -> Callable[[Listener], Http2Protocol]:
+def http2(service: Http2Service, limits: Http2Limits, bodies: Bodies) -> Callable[[Listener], Http2Protocol]:
     """The wire, for a listener; answers that clients do not take are counted among the bodies."""
     scratch = memoryview(bytearray(_READ_BYTES))
-    return lambda listener: Http2Protocol(listener, streams, terms, scratch, bodies.keep)
+    return lambda listener: Http2Protocol(listener, service, limits, scratch, bodies.keep)

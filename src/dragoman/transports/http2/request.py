@@ -8,7 +8,7 @@ from typing import Any
 from dragoman.protocols.wire import HttpFault
 from dragoman.transports.host import is_host
 from dragoman.transports.http2.fields import Field
-from dragoman.transports.http2.frames import PROTOCOL_ERROR, StreamFault
+from dragoman.transports.http2.frames import PROTOCOL_ERROR, Http2StreamError
 
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 # No controls that could split a field elsewhere, and no blanks around it (8.2.1).
@@ -20,7 +20,7 @@ _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class Http2Headers:
     """A request's head. `path` is as it was sent; `length` that of the body where it is announced, else -1.
 
     `fault` is the HTTP error with which the request has to be answered, whatever it asks for; `fields` may then not be
@@ -38,11 +38,11 @@ class Head:
     note: list[Any] = field(default_factory=list)
 
 
-def read_head(fields: Iterable[Field], fault: HttpFault | None = None) -> Head:
+def parse_headers(fields: Iterable[Field], fault: HttpFault | None = None) -> Http2Headers:
     """Return the head with these fields; `fault` is an error that is known already.
 
     Values of gRPC's metadata lose blanks around them, as its specification allows; in any other request they are
-    malformed (RFC 9113, 8.2.1). Raises StreamFault PROTOCOL_ERROR if the request is malformed.
+    malformed (RFC 9113, 8.2.1). Raises Http2StreamError PROTOCOL_ERROR if the request is malformed.
     """
     pseudo: dict[bytes, str] = {}
     plain: list[tuple[str, str]] = []
@@ -70,10 +70,10 @@ def read_head(fields: Iterable[Field], fault: HttpFault | None = None) -> Head:
         raise _malformed(f"the value of field {_shown(padded)} begins or ends with a blank")
     method, scheme, path = (pseudo.get(name, "") for name in (b":method", b":scheme", b":path"))
     if fault is not None:  # fields may be missing
-        return Head(method, scheme, "", path, tuple(plain), is_grpc=is_grpc, fault=fault)
+        return Http2Headers(method, scheme, "", path, tuple(plain), is_grpc=is_grpc, fault=fault)
     authority = _checked(method, scheme, path, pseudo.get(b":authority", ""), plain)
     fault = _unfit(path, authority)
-    return Head(method, scheme, authority, path, tuple(plain), _length(plain), is_grpc, fault)
+    return Http2Headers(method, scheme, authority, path, tuple(plain), _length(plain), is_grpc, fault)
 
 
 def _checked(method: str, scheme: str, path: str, authority: str, plain: list[tuple[str, str]]) -> str:
@@ -109,7 +109,7 @@ def _length(plain: list[tuple[str, str]]) -> int:
 
 
 def check_trailers(fields: Iterable[Field]) -> None:
-    """Raises StreamFault PROTOCOL_ERROR where fields after a body are malformed."""
+    """Raises Http2StreamError PROTOCOL_ERROR where fields after a body are malformed."""
     for name, value in fields:
         _check(name, value)
 
@@ -127,5 +127,5 @@ def _shown(name: bytes) -> str:
     return repr(name[:64].decode("latin-1"))
 
 
-def _malformed(message: str) -> StreamFault:
-    return StreamFault(PROTOCOL_ERROR, message)
+def _malformed(message: str) -> Http2StreamError:
+    return Http2StreamError(PROTOCOL_ERROR, message)

@@ -14,7 +14,7 @@ from dragoman.transports.application import Application
 from dragoman.transports.http1.body import Body, GrowingBody, too_large
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.fields import encoded
-from dragoman.transports.http2.request import Head
+from dragoman.transports.http2.request import Http2Headers
 from dragoman.transports.http2.stream import Buffer, Stream
 from dragoman.transports.reserve import TOO_MANY_CONNECTIONS
 from dragoman.transports.routing import Match
@@ -36,19 +36,19 @@ class Requests:
         self.loop = asyncio.get_running_loop()
         self.turns = Turns(self.loop)
 
-    def open(self, stream: Stream, head: Head, ended: bool) -> "Request":
+    def open(self, stream: Stream, head: Http2Headers, ended: bool) -> "Request":
         request = Request(self, stream, head)
         if ended:
             request.receive(b"", 0, 0, True)
         elif request.expects_continue:
-            stream.head(_CONTINUE)
+            stream.send_headers(_CONTINUE)
         return request
 
 
 class Request:
     """One request, and the caller who waits for its answer."""
 
-    def __init__(self, house: Requests, stream: Stream, head: Head) -> None:
+    def __init__(self, house: Requests, stream: Stream, head: Http2Headers) -> None:
         self.left = self.started = False
         self._house = house
         self._stream = stream
@@ -115,9 +115,9 @@ class Request:
 
     def _heard(self, size: int, ended: bool) -> None:
         if not ended:
-            self._stream.take(size)
-        elif (backlog := self._stream.connection.backlog).size > backlog.most:
-            backlog.park(self._go_on)
+            self._stream.acknowledge(size)
+        elif (backlog := self._stream.connection.backlog).is_full:
+            backlog.wait(self._go_on)
         elif self._body is not None and self._body.held > LARGE_REQUEST:
             self._house.turns.run(self._go_on)
         else:
@@ -159,7 +159,7 @@ class Request:
     def _finished(self) -> None:
         """The application is done; it has answered, or cannot."""
         self._release()
-        if not self._stream.over and not self.started:
+        if not self._stream.local_ended and not self.started:
             self._stream.reset(frames.INTERNAL_ERROR)
 
     def _refuse(self, fault: HttpFault) -> None:
@@ -190,26 +190,26 @@ class Request:
         length = () if response.status in (204, 304) else (("content-length", str(size)),)
         block = _block(response.status, (*response.headers, *length))
         if not size or self._head.method == "HEAD":
-            self._stream.head(block, ended=True)
+            self._stream.send_headers(block, ended=True)
             return
-        self._stream.head(block)
-        self._stream.data(*parts)
-        self._stream.end(b"")
+        self._stream.send_headers(block)
+        self._stream.send_data(*parts)
+        self._stream.send_trailers(b"")
 
     async def start(self, status: int, headers: Headers) -> None:
         self._check_there()
         self.started = True
-        self._stream.head(_block(status, headers), ended=self._head.method == "HEAD")
+        self._stream.send_headers(_block(status, headers), ended=self._head.method == "HEAD")
 
     async def write(self, part: Buffer) -> None:
         self._check_there()
-        self._stream.data(part)
+        self._stream.send_data(part)
         await self._has_room()
 
     async def end(self, part: Buffer) -> None:
         self._check_there()
-        self._stream.data(part)
-        self._stream.end(b"")
+        self._stream.send_data(part)
+        self._stream.send_trailers(b"")
         await self._has_room()
 
     async def _has_room(self) -> None:

@@ -5,8 +5,8 @@ from typing import Final
 from dragoman.protocols.wire import HttpFault
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.fields import Decoder, Field
-from dragoman.transports.http2.frames import ConnectionFault
-from dragoman.transports.http2.request import Head, read_head
+from dragoman.transports.http2.frames import Http2ConnectionError
+from dragoman.transports.http2.request import Http2Headers, parse_headers
 
 # CONTINUATION frames of one block; the largest block that we take fits into far fewer.
 _MAX_PIECES: Final = 64
@@ -15,8 +15,8 @@ _MAX_KEPT: Final = 32
 _MAX_KEPT_BYTES: Final = 1024
 
 
-class Blocks:
-    """The blocks of one connection. `begun` tells whether one is still coming in."""
+class HeaderBlocks:
+    """The blocks of one connection. `is_open` while one is incomplete."""
 
     __slots__ = (
         "_block",
@@ -27,8 +27,8 @@ class Blocks:
         "_max_fields",
         "_number",
         "_pieces",
-        "begun",
-        "most",
+        "is_open",
+        "max_block",
     )
 
     def __init__(self, max_header_bytes: int, max_fields: int) -> None:
@@ -36,9 +36,9 @@ class Blocks:
         self._max_bytes = max_header_bytes
         self._decoder = Decoder(max_header_bytes)
         # Somewhat larger ones are read, so that their stream alone is refused.
-        self.most = max(frames.SMALLEST_FRAME, 4 * max_header_bytes)
-        self._heads: dict[bytes, Head] = {}
-        self.begun = False
+        self.max_block = max(frames.SMALLEST_FRAME, 4 * max_header_bytes)
+        self._heads: dict[bytes, Http2Headers] = {}
+        self.is_open = False
         self._block = bytearray()
         self._number = 0
         self._ended = False
@@ -46,26 +46,26 @@ class Blocks:
 
     def begin(self, number: int, ended: bool, piece: bytes) -> None:
         """A block begins that further frames will go on with."""
-        self.begun, self._number, self._ended, self._pieces = True, number, ended, 0
+        self.is_open, self._number, self._ended, self._pieces = True, number, ended, 0
         self._block = bytearray(piece)
 
-    def go_on(self, number: int, flags: int, piece: bytes) -> tuple[bool, bytes] | None:
+    def append(self, number: int, flags: int, piece: bytes) -> tuple[bool, bytes] | None:
         """A CONTINUATION frame; gives whether the stream ends with it, and the block, once that is whole."""
-        if not self.begun or number != self._number:
-            raise ConnectionFault(frames.PROTOCOL_ERROR, "CONTINUATION of nothing")
+        if not self.is_open or number != self._number:
+            raise Http2ConnectionError(frames.PROTOCOL_ERROR, "CONTINUATION of nothing")
         self._pieces += 1
         self._block += piece
-        if self._pieces > _MAX_PIECES or len(self._block) > self.most:
-            raise ConnectionFault(frames.ENHANCE_YOUR_CALM, "a header block is too long")
+        if self._pieces > _MAX_PIECES or len(self._block) > self.max_block:
+            raise Http2ConnectionError(frames.ENHANCE_YOUR_CALM, "a header block is too long")
         if not flags & frames.END_HEADERS:
             return None
-        block, self._block, self.begun = bytes(self._block), bytearray(), False
+        block, self._block, self.is_open = bytes(self._block), bytearray(), False
         return self._ended, block
 
-    def fields(self, block: bytes) -> tuple[list[Field], HttpFault | None]:
+    def decode(self, block: bytes) -> tuple[list[Field], HttpFault | None]:
         """Return the fields of a block, as far as they are allowed, and an error where they were more.
 
-        Raises ConnectionFault.
+        Raises Http2ConnectionError.
         """
         decoder = self._decoder
         version = decoder.version
@@ -79,16 +79,16 @@ class Blocks:
             return found[: self._max_fields], HttpFault(431, told)
         return found, None
 
-    def head(self, block: bytes) -> Head:
+    def parse_request(self, block: bytes) -> Http2Headers:
         """Return the head of a request; its `fault` says if it has too many fields.
 
-        Raises ConnectionFault and StreamFault.
+        Raises Http2ConnectionError and Http2StreamError.
         """
         head = self._heads.get(block)
         if head is not None:
             return head
         version = self._decoder.version
-        head = read_head(*self.fields(block))
+        head = parse_headers(*self.decode(block))
         if self._decoder.version == version and len(block) <= _MAX_KEPT_BYTES:
             if len(self._heads) >= _MAX_KEPT:
                 self._heads.clear()
@@ -96,15 +96,15 @@ class Blocks:
         return head
 
 
-def unpadded(flags: int, payload: bytes) -> bytes:
+def strip_padding(flags: int, payload: bytes) -> bytes:
     """The block within a HEADERS frame, without its padding and its priority, which is ignored."""
     begin, end = 0, len(payload)
     if flags & frames.PADDED:
         if not payload:
-            raise ConnectionFault(frames.FRAME_SIZE_ERROR, "HEADERS without the length of its padding")
+            raise Http2ConnectionError(frames.FRAME_SIZE_ERROR, "HEADERS without the length of its padding")
         begin, end = 1, end - payload[0]
     if flags & frames.HAS_PRIORITY:
         begin += 5
     if begin > end:
-        raise ConnectionFault(frames.PROTOCOL_ERROR, "there is more padding than frame")
+        raise Http2ConnectionError(frames.PROTOCOL_ERROR, "there is more padding than frame")
     return payload[begin:end]

@@ -1,0 +1,90 @@
+"""Receives request bodies: the payload of the DATA frame that is coming in, passed to the handler of its stream."""
+
+from collections.abc import Callable
+
+from dragoman.transports.http2 import frames
+from dragoman.transports.http2.frames import Http2StreamError
+from dragoman.transports.http2.stream import Stream
+
+# Less than this of a body is read into the buffer that all connections share.
+_DIRECT_BYTES = 1 << 13
+
+
+class BodyReceiver:
+    """`left` and `padding` are the bytes of the frame that have not arrived.
+
+    `fail(stream, error)` is called if a body is not as long as announced or a handler raises.
+    """
+
+    __slots__ = ("_ended", "_fail", "_stream", "left", "padding")
+
+    def __init__(self, fail: Callable[[Stream, Exception], None]) -> None:
+        self._fail = fail
+        self._stream: Stream | None = None
+        self._ended = False
+        self.left = 0
+        self.padding = 0
+
+    def begin(self, stream: Stream | None, size: int, padding: int, *, ended: bool) -> None:
+        """A frame begins; without a stream it is skipped."""
+        self._stream, self.left, self.padding, self._ended = stream, size, padding, ended
+
+    def receive(self, data: bytes, at: int, end: int) -> int:
+        """Take the payload between `at` and `end`; return where it ends."""
+        stream, left = self._stream, self.left
+        stop = min(end, at + left)
+        self.left = left = left - (stop - at)
+        if stream is not None:
+            ended = self._ended and not left
+            if not left:
+                self._stream = None
+            if ended or stop > at:
+                try:
+                    self._count(stream, stop - at, ended)
+                    stream.handler.receive(data, at, stop, ended)
+                except Exception as error:
+                    self._fail(stream, error)
+        skipped = min(end - stop, self.padding) if not left else 0
+        self.padding -= skipped
+        return stop + skipped
+
+    def end(self, stream: Stream) -> None:
+        """Trailers have ended the body."""
+        self.begin(stream, 0, 0, ended=True)
+        self.receive(b"", 0, 0)
+
+    def buffer(self) -> memoryview | None:
+        """Return where the next bytes of a large body may be read to; None to pass them to `receive`."""
+        if self.left < _DIRECT_BYTES or self._stream is None:
+            return None
+        found: memoryview | None = self._stream.handler.room(self.left)
+        return found
+
+    def filled(self, size: int) -> None:
+        """Count bytes that were read to `buffer()`."""
+        stream = self._stream
+        assert stream is not None
+        self.left -= size
+        ended = self._ended and not self.left
+        if not self.left:
+            self._stream = None
+        try:
+            self._count(stream, size, ended)
+            stream.handler.filled(size, ended)
+        except Exception as error:
+            self._fail(stream, error)
+
+    def _count(self, stream: Stream, size: int, ended: bool) -> None:
+        """Raises Http2StreamError if the body is not as long as announced."""
+        if stream.length >= 0:
+            stream.length -= size
+            if stream.length < 0 or (ended and stream.length):
+                self._stream = None
+                raise Http2StreamError(frames.PROTOCOL_ERROR, "the body is not as long as its content-length")
+        if ended:
+            stream.remote_ended = True
+
+    def forget(self, stream: Stream) -> None:
+        """Skip what is left of a frame of this stream."""
+        if stream is self._stream:
+            self._stream = None
