@@ -140,7 +140,7 @@ def answered(loop: asyncio.AbstractEventLoop, pieces: list[bytes]) -> bytes:
                 room = connection.buffer()
                 if room is None:
                     connection.receive(piece)
-                    while connection.more:
+                    while connection.reader.more:
                         connection.receive(b"")
                     break
                 size = min(len(room), len(piece))

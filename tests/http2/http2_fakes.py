@@ -109,7 +109,7 @@ class Wire:
     def send(self, *data: bytes) -> "Wire":
         for piece in data:
             self.connection.receive(piece)
-            while self.connection.more:
+            while self.connection.reader.more:
                 self.connection.receive(b"")
         return self
 

@@ -127,10 +127,10 @@ def test_requests_that_came_together_are_worked_on_in_slices() -> None:
     house = SlowHouse()
     wire = Wire(house)
     connection: Any = wire.connection
-    connection.stopwatch = lambda: house.now_s
+    connection.reader.stopwatch = lambda: house.now_s
     connection.receive(b"".join(wire.headers_frame(n, ended=True) for n in range(1, 41, 2)))
     slices = [len(house.heard)]
-    while connection.more:
+    while connection.reader.more:
         connection.receive(b"")
         slices.append(len(house.heard) - sum(slices))
     assert sum(slices) == 20
@@ -142,7 +142,7 @@ async def test_reading_pauses_until_what_was_read_is_worked_on() -> None:
     house = SlowHouse()
     wire = http2(house, Http2Limits(), Bodies(0))
     connection: Any = wire(Listener(wire, limits=Limits()))
-    connection.connection.stopwatch = lambda: house.now_s
+    connection.connection.reader.stopwatch = lambda: house.now_s
     transport: Any = Transport()
     connection.connection_made(transport)
     client = Wire(house)

@@ -11,6 +11,7 @@ from dragoman.transports.http2.backlog import Backlog
 from dragoman.transports.http2.body_receiver import BodyReceiver
 from dragoman.transports.http2.body_sender import BodySender
 from dragoman.transports.http2.fields import TABLE_BYTES
+from dragoman.transports.http2.frame_reader import FrameReader
 from dragoman.transports.http2.frame_writer import FrameWriter
 from dragoman.transports.http2.frames import Http2ConnectionError, Http2StreamError
 from dragoman.transports.http2.header_blocks import HeaderBlocks, strip_padding
@@ -23,15 +24,11 @@ from dragoman.transports.http2.stream_table import StreamTable
 
 log = logging.getLogger("dragoman.http2")
 
-# Requests that arrived together are worked on for so long before other connections have a turn.
-_SLICE_S = 0.002
 # Clients send the rest of a rejected body in frames larger than this; smaller ones count as empty.
 _TINY_BYTES = 1 << 10
 # A stream that is reset so soon after it began counts as reset early.
 _EARLY_S = 0.05
 _PING = b"dragoman"
-
-_unpack = frames.head.unpack_from
 
 
 def _ignore(_size: int) -> None:
@@ -45,9 +42,9 @@ class Http2Connection:
     with changes of how many response bytes wait for the client. `service` handles the requests.
 
     State: `settled` once the client's SETTINGS arrived, `draining` once either side has sent GOAWAY, `refusing` once no
-    new stream is accepted, `over` once the connection has ended. `more`: frames that arrived wait; `receive(b"")`
-    works on them. `address` is that of the client; on a `reserved` connection only health checks are answered;
-    `calls` belongs to the service. `pings` counts pings and their acknowledgements.
+    new stream is accepted, `over` once the connection has ended. `address` is that of the client; on a `reserved`
+    connection only health checks are answered; `calls` belongs to the service. `pings` counts pings and their
+    acknowledgements.
     """
 
     def __init__(
@@ -64,22 +61,19 @@ class Http2Connection:
         self._close = close
         self.backlog = Backlog(limits.max_unsent, report_unsent)
         self._writer = FrameWriter(sink)
-        self.sender = BodySender(self._writer, self.backlog, self._response_sent, clock())
+        self.streams = StreamTable(self._writer, self._stream_removed)
+        self.sender = BodySender(self._writer, self.backlog, self.streams.response_sent, clock())
         self._windows = ReceiveWindows(limits, self._writer)
         self._rates = RateLimits(limits, self._writer, clock)
         self._blocks = HeaderBlocks(limits.max_header_bytes, limits.max_headers)
         self._body = BodyReceiver(self._handler_failed)
-        self.streams = StreamTable()
-        self._unparsed = bytearray()  # the beginning of a frame
-        self._unparsed_since_s = 0.0
-        self._needed = len(frames.PREFACE)  # bytes until that frame can be parsed
-        self._has_preface = False
-        self.settled = self.over = self.draining = self.refusing = self.more = False
+        self.reader = FrameReader(self, self._body, limits.max_frame, self._blocks.max_block)
+        self._incomplete_since_s = 0.0
+        self.settled = self.over = self.draining = self.refusing = False
         self.pings = 0
         self.address = ""
         self.reserved = False
         self.calls: Any = None
-        self.stopwatch = time.perf_counter  # not the loop's clock, which may stand still during a turn
 
     @property
     def now_s(self) -> float:
@@ -95,7 +89,11 @@ class Http2Connection:
     def receive(self, data: bytes) -> None:
         """Take what the client has sent."""
         if not self.over:
-            self._in_batch(self._parse, data)
+            self._in_batch(self._read, data)
+
+    def _read(self, data: bytes) -> None:
+        if self.reader.read(data) and not self._blocks.is_open:
+            self._incomplete_since_s = self.now_s
 
     def filled(self, size: int) -> None:
         """Count bytes that were read to `buffer()`."""
@@ -103,7 +101,7 @@ class Http2Connection:
 
     def buffer(self) -> memoryview | None:
         """Return where the client's next bytes may be read to, or None to pass them to `receive`."""
-        return None if self._unparsed else self._body.buffer()
+        return None if self.reader.unparsed else self._body.buffer()
 
     def _in_batch(self, take: Callable[[Any], None], given: Any) -> None:
         writer = self._writer
@@ -118,68 +116,9 @@ class Http2Connection:
 
     def incomplete_since_s(self) -> float:
         """Return when the frame or header block began that is incomplete; infinity if there is none."""
-        return self._unparsed_since_s if self._unparsed or self._blocks.is_open else math.inf
+        return self._incomplete_since_s if self.reader.unparsed or self._blocks.is_open else math.inf
 
-    def _parse(self, data: bytes) -> None:
-        self.more = False
-        if self._unparsed:
-            self._unparsed += data
-            if len(self._unparsed) < self._needed and self._has_preface:
-                return
-            data = bytes(self._unparsed)
-            self._unparsed.clear()
-        at = 0 if self._has_preface else self._parse_preface(data)
-        if self._has_preface:
-            at = self._parse_frames(data, at, len(data))
-        if at < len(data):
-            if not self._blocks.is_open:
-                self._unparsed_since_s = self.now_s
-            self._unparsed += memoryview(data)[at:]
-
-    def _parse_preface(self, data: bytes) -> int:
-        if not frames.PREFACE.startswith(data[: len(frames.PREFACE)]):
-            raise Http2ConnectionError(frames.PROTOCOL_ERROR, "expected the preface of HTTP/2")
-        self._has_preface = len(data) >= len(frames.PREFACE)
-        return len(frames.PREFACE) if self._has_preface else 0
-
-    def _parse_frames(self, data: bytes, at: int, end: int) -> int:
-        """Handle every complete frame, and of DATA frames what has arrived; return where the rest begins."""
-        if self._body.left or self._body.padding:
-            at = self._body.receive(data, at, end)
-        until_s = self.stopwatch() + _SLICE_S
-        while end - at >= 9:
-            high, low, kind, flags, number = _unpack(data, at)
-            length = high << 8 | low
-            number &= frames.NUMBER
-            if kind == 0 and (end - at > 9 or not flags & frames.PADDED or not length):
-                at = self._handle_data(flags, number, length, data, at + 9, end)
-                continue
-            stop = at + 9 + length
-            if stop > end:
-                self._await_frame(kind, length)
-                return at
-            at = stop
-            try:
-                self._handle_frame(kind, flags, number, data[stop - length : stop])
-            except Http2StreamError as error:
-                self.fail_stream(number, error)
-            if self.over:
-                return end
-            if kind == frames.HEADERS and self.stopwatch() > until_s:
-                self.more = at < end
-                break
-        self._needed = frames.HEAD_BYTES
-        return at
-
-    def _await_frame(self, kind: int, length: int) -> None:
-        """Wait for the rest of a frame. Raises Http2ConnectionError if it is too long to be held."""
-        most = self._blocks.max_block
-        if length > most and kind != frames.DATA:
-            code = frames.FRAME_SIZE_ERROR if length > self._limits.max_frame else frames.ENHANCE_YOUR_CALM
-            raise Http2ConnectionError(code, f"expected at most {most} bytes in a frame of type {kind}, got {length}")
-        self._needed = frames.HEAD_BYTES + (1 if kind == frames.DATA else length)
-
-    def _handle_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+    def handle_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if not self.settled:
             if kind != frames.SETTINGS or flags & frames.ACK:
                 raise Http2ConnectionError(frames.PROTOCOL_ERROR, "expected SETTINGS first")
@@ -194,14 +133,14 @@ class Http2Connection:
         if self._blocks.is_open:
             raise Http2ConnectionError(frames.PROTOCOL_ERROR, "expected CONTINUATION")
         if len(payload) > self._blocks.max_block:
-            self._await_frame(kind, len(payload))
+            self.reader.check_length(kind, len(payload))
         self._handle_control(kind, flags, number, payload)
 
     # --- requests ------------------------------------------------------------------------------------------------
 
     def _handle_headers(self, flags: int, number: int, payload: bytes) -> None:
         if len(payload) > self._blocks.max_block:
-            self._await_frame(frames.HEADERS, len(payload))
+            self.reader.check_length(frames.HEADERS, len(payload))
         if not number & 1:
             raise Http2ConnectionError(frames.PROTOCOL_ERROR, f"a client cannot open stream {number}")
         block = strip_padding(flags, payload) if flags & 0x28 else payload
@@ -209,7 +148,7 @@ class Http2Connection:
             self._handle_block(number, flags & 1 == 1, block)
         else:
             self._blocks.begin(number, flags & 1 == 1, block)
-            self._unparsed_since_s = self.now_s
+            self._incomplete_since_s = self.now_s
 
     def _handle_block(self, number: int, ended: bool, block: bytes) -> None:
         streams = self.streams
@@ -253,7 +192,7 @@ class Http2Connection:
         check_trailers(fields)
         self._body.end(stream)
 
-    def _handle_data(self, flags: int, number: int, length: int, data: bytes, at: int, end: int) -> int:
+    def handle_data(self, flags: int, number: int, length: int, data: bytes, at: int, end: int) -> int:
         """Handle a DATA frame, whose payload begins at `at`, as far as it has arrived; return where that ends."""
         padding = 0
         if flags & frames.PADDED:
@@ -303,7 +242,7 @@ class Http2Connection:
             self.fail_stream(stream.number, error)
         else:
             log.error("a stream failed", exc_info=error)
-            self.abort_stream(stream, frames.INTERNAL_ERROR)
+            self.streams.abort(stream, frames.INTERNAL_ERROR)
 
     # --- control frames ------------------------------------------------------------------------------------------
 
@@ -388,7 +327,7 @@ class Http2Connection:
         if stream is None or self.now_s - stream.began_s < _EARLY_S:
             self._rates.count_reset()
         if stream is not None:
-            self._remove(stream, code)
+            self.streams.drop(stream, code)
 
     # --- the connection begins and ends --------------------------------------------------------------------------
 
@@ -438,7 +377,7 @@ class Http2Connection:
         self.over = True
         self.backlog.close()
         for stream in list(self.streams.open.values()):
-            self._remove(stream, frames.CANCEL)
+            self.streams.drop(stream, frames.CANCEL)
         self._writer.discard()
         self._close()
 
@@ -450,49 +389,19 @@ class Http2Connection:
 
     # --- streams end ---------------------------------------------------------------------------------------------
 
-    def _response_sent(self, stream: Stream) -> None:
-        stream.local_ended = True
-        if stream.remote_ended:
-            self._forget(stream)
-        else:
-            self.reset(stream, frames.NO_ERROR)  # 8.1: the rest of the request is not needed
-
-    def reset(self, stream: Stream, code: int) -> None:
-        """Reset a stream; its handler is not notified."""
-        if stream.number in self.streams.open:
-            self.streams.add_reset(stream.number)
-            self._writer.send(frames.rst_stream(stream.number, code))
-            self._forget(stream)
-
-    def abort_stream(self, stream: Stream, code: int) -> None:
-        """Reset a stream and notify its handler."""
-        handler = stream.handler
-        self.reset(stream, code)
-        _notify(handler, code)
-
     def fail_stream(self, number: int, error: Http2StreamError) -> None:
         """Reset a stream because of an error of the client. Raises Http2ConnectionError if there were too many."""
-        self.streams.add_reset(number)
-        self._writer.send(frames.rst_stream(number, error.code))
-        stream = self.streams.open.get(number)
-        if stream is not None:
-            self._remove(stream, error.code)
+        self.streams.reject(number, error.code)
         self._rates.count_reset()
 
-    def _remove(self, stream: Stream, code: int) -> None:
-        """Forget a stream that has failed and notify its handler."""
-        handler = stream.handler
-        self._forget(stream)
-        _notify(handler, code)
-
-    def _forget(self, stream: Stream) -> None:
-        stream.local_ended = stream.remote_ended = True
-        stream.handler = None  # they refer to each other; this frees both at once
+    def _stream_removed(self, stream: Stream) -> None:
         self._body.forget(stream)
-        self.streams.open.pop(stream.number, None)
         self.sender.drop(stream)
         if self.draining:
             self._close_if_done()
+
+    def reset(self, stream: Stream, code: int) -> None:
+        self.streams.reset(stream, code)
 
     # --- for streams ---------------------------------------------------------------------------------------------
 
@@ -500,7 +409,7 @@ class Http2Connection:
         if not stream.local_ended:
             self._writer.send_headers(stream.number, block, ended=ended)
             if ended:
-                self._response_sent(stream)
+                self.streams.response_sent(stream)
 
     def send_data(self, stream: Stream, parts: Sequence[Buffer]) -> None:
         if not stream.local_ended:
@@ -516,7 +425,7 @@ class Http2Connection:
         if stream.local_ended:
             return
         if self.sender.send_response(stream, headers, parts, size, trailers):
-            self._response_sent(stream)
+            self.streams.response_sent(stream)
             return
         writer = self._writer
         was_batching, writer.is_batching = writer.is_batching, True
@@ -532,12 +441,3 @@ class Http2Connection:
 
     def widen(self, stream: Stream, size: int) -> None:
         self._windows.widen(stream, size)
-
-
-def _notify(handler: Any, code: int) -> None:
-    """Tell a handler that its stream has been reset."""
-    if handler is not None:
-        try:
-            handler.broken(code)
-        except Exception:
-            log.exception("a stream failed")

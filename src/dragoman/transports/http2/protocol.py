@@ -93,10 +93,10 @@ class Http2Protocol(asyncio.BufferedProtocol):
         except Exception:
             log.exception("a connection failed")
             connection.fail(frames.INTERNAL_ERROR, "internal error")
-        if connection.more is not self._behind:
-            self._behind = connection.more
+        if connection.reader.more is not self._behind:
+            self._behind = connection.reader.more
             self._read_or_wait()
-        if connection.more:
+        if connection.reader.more:
             self._loop.call_soon(self._go_on)
         if connection.reserved and connection.streams.last and not connection.draining:
             self.drain()
@@ -105,7 +105,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def _go_on(self) -> None:
         """Work on more of what was read."""
-        if self.connection.more and not self.connection.over:
+        if self.connection.reader.more and not self.connection.over:
             self._take(self.connection.receive, b"")
 
     def eof_received(self) -> bool:
@@ -227,7 +227,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         for stream in list(connection.streams.open.values()):
             if stream.pending and now_s - connection.sender.unread_since_s(stream) > timeout_s:
                 self._listener.warnings.log("stream reset: the client read nothing of it for %s s", timeout_s)
-                connection.abort_stream(stream, frames.CANCEL)
+                connection.streams.abort(stream, frames.CANCEL)
             elif not stream.remote_ended and stream.handler is not None:
                 stream.handler.watch(now_s)
 
