@@ -71,3 +71,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(f"dragoman.{_HOME[name]}"), name)
     raise AttributeError(f"module 'dragoman' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,7 +1,6 @@
 """Calls and their envelopes: what is left out has a documented default, and values survive a pickle unchanged."""
 
 import pickle
-from dataclasses import FrozenInstanceError, dataclass, field, replace
 from dataclasses import fields as fields_of
 from typing import Any
 
@@ -26,7 +25,6 @@ from dragoman.core.calls import (
     Unload,
 )
 from dragoman.core.model import Model
-from dragoman.core.quick import native
 from dragoman.core.signature import OPEN, Signature
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import NONE, Tensor
@@ -36,7 +34,8 @@ X = Tensor.of(np.array([1.0, 2.0]))
 
 
 def values(value: Any) -> dict[str, Any]:
-    return {each.name: getattr(value, each.name) for each in fields_of(value)}
+    names = getattr(value, "__struct_fields__", None) or [each.name for each in fields_of(value)]
+    return {name: getattr(value, name) for name in names}
 
 
 def test_sampling_is_neutral_by_default() -> None:
@@ -221,33 +220,6 @@ def test_no_parameters_are_one_object_for_good() -> None:
     changed: Any = NONE
     with pytest.raises(TypeError, match=r"^parameters are not changed; make new ones$"):
         changed["a"] = 1
-
-
-# --- dataclasses that are made quickly -----------------------------------------------------------------------
-
-
-def test_a_native_dataclass_is_one_in_all_else() -> None:
-    @native
-    @dataclass(frozen=True, slots=True)
-    class Point:
-        """A point."""
-
-        x: int
-        y: int = 2
-        more: list[int] = field(default_factory=list)
-
-        def moved(self) -> "Point":
-            return replace(self, x=self.x + 1)
-
-    point = Point(1)
-    assert (point.x, point.y, point.more) == (1, 2, [])
-    assert Point(1).more is not point.more
-    assert point == Point(1)
-    assert point.moved() == Point(2)
-    assert Point.__doc__ == "A point."
-    assert [each.name for each in fields_of(point)] == ["x", "y", "more"]
-    with pytest.raises((AttributeError, FrozenInstanceError)):
-        point.x = 3  # type: ignore[misc]
 
 
 def test_a_model_declares_by_overriding() -> None:

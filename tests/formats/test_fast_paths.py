@@ -6,7 +6,6 @@ import pickle
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from dragoman.core.bytes_tensor import BytesTensor, came_as_text, flattened, texts_of, with_parameters
 from dragoman.core.datatypes import BYTES, DATATYPES, FP32, INT64
@@ -353,7 +353,12 @@ def test_text_is_the_same_however_it_came(texts: list[str]) -> None:
     ]
     for tensor in made:
         same = [tensor, pickle.loads(pickle.dumps(tensor)), copy.copy(tensor), copy.deepcopy(tensor)]
-        for one in (*same, with_parameters(tensor, {"p": 1}), flattened(tensor), replace(tensor, parameters={"p": 1})):
+        for one in (
+            *same,
+            with_parameters(tensor, {"p": 1}),
+            flattened(tensor),
+            structs.replace(tensor, parameters={"p": 1}),
+        ):
             assert one.datatype is BYTES
             assert one.shape == (count,)
             assert texts_of(one) == texts

@@ -3,12 +3,12 @@
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import grpc
 import pytest
+from msgspec import structs
 
 from dragoman.core.calls import (
     Describe,
@@ -159,7 +159,7 @@ def _answer(request: Request[Any]) -> object:
         raise ModelNotFound("Request for unknown model: 'nope' is not found")
     match request.call:
         case Infer(inputs=inputs) if request.model == "wide":  # small negative numbers take ten bytes each
-            return Inference({name: replace(t, data=-t.data) for name, t in inputs.items()})
+            return Inference({name: structs.replace(t, data=-t.data) for name, t in inputs.items()})
         case Infer(inputs=inputs, parameters=parameters) if request.model == "headed":
             return Inference(inputs, metadata={str(parameters["name"]): str(parameters["value"])})
         case Infer(inputs=inputs):

@@ -1,9 +1,10 @@
 """Tensors: what becomes one, and what is refused rather than changed."""
 
+import inspect
 import math
 import pickle
+import pydoc
 import re
-from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any, get_type_hints
 
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec import structs
 
+import dragoman
 from dragoman.core import errors
 from dragoman.core.bytes_tensor import BytesTensor
 from dragoman.core.calls import Infer, Inference, Request, Response
@@ -204,13 +207,27 @@ def test_tensors_cannot_be_changed() -> None:
     array = np.ones(3)
     tensor, text = Tensor.of(array), BytesTensor.of_texts(["a"], (1,))
     for frozen in (tensor, text, Infer({"x": tensor}), Inference({"x": tensor}), Request(Infer({})), Response(None)):
-        for name in (*(f.name for f in fields(frozen)), "further"):
+        for name in (*frozen.__struct_fields__, "further"):
             with pytest.raises(AttributeError):
                 setattr(frozen, name, None)
             with pytest.raises(AttributeError):
                 delattr(frozen, name)
     assert tensor.data is array
     assert text.data.tolist() == [b"a"]
-    changed = replace(tensor, data=np.zeros(1))
+    changed = structs.replace(tensor, data=np.zeros(1))
     assert (changed.shape, changed.datatype, tensor.shape) == ((1,), FP64, (3,))
     assert get_type_hints(Tensor)["datatype"] is Datatype
+
+
+def test_public_types_explain_themselves() -> None:
+    assert set(dragoman.__all__) <= set(dir(dragoman))
+    for name in dragoman.__all__:
+        found = getattr(dragoman, name)
+        if isinstance(found, type):
+            assert found.__doc__, name
+            get_type_hints(found)
+            for parameter in inspect.signature(found).parameters.values():
+                assert parameter.annotation is not parameter.empty, (name, parameter)
+    shown = pydoc.render_doc(dragoman.Infer, renderer=pydoc.plaintext)
+    assert "inputs: collections.abc.Mapping[str, dragoman.core.tensor.Tensor], outputs: tuple[str, ...]" in shown
+    assert get_type_hints(dragoman.Infer)["raw"] == bytes | None

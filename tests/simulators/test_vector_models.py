@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import umbridge
+from msgspec import structs
 
 import dragoman
 from dragoman import (
@@ -155,7 +155,7 @@ async def test_streams_are_bound_to_their_config_too() -> None:
         found = [r.answer.outputs["output_0"].data.tolist() async for r in engine.stream(Request(call, "d"))]
         assert found == [[2.0, 4.0]]
         with pytest.raises(errors.InvalidInput, match=r"expected shape \[3\], got \[2\]"):
-            async for _ in engine.stream(Request(replace(call, parameters={"config": '{"n": 3}'}), "d")):
+            async for _ in engine.stream(Request(structs.replace(call, parameters={"config": '{"n": 3}'}), "d")):
                 pass
 
 
@@ -273,7 +273,7 @@ async def test_a_class_of_ours_may_have_derivatives(placement: Any) -> None:
             await answer(
                 engine,
                 "c",
-                replace(
+                structs.replace(
                     fitting, positional=(vector(*three),), sens=vector(*three), vec=vector(*three), config={"n": 3}
                 ),
             )

@@ -4,11 +4,11 @@ import asyncio
 import gc
 import time
 import weakref
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from workers_harness import PLACES, ask, first, pool_of, until
 
 from dragoman.core.errors import (
@@ -152,7 +152,7 @@ async def test_an_async_model_takes_many_calls_at_a_time(place: str) -> None:
 async def test_an_id_of_several_lines_is_one_line_of_the_log(place: str, caplog: pytest.LogCaptureFixture) -> None:
     async with pool_of(place, "Acts") as pool:
         with pytest.raises(ModelFailed):
-            await pool.call(replace(ask(do="value"), id="a\nERROR forged"))
+            await pool.call(structs.replace(ask(do="value"), id="a\nERROR forged"))
     assert r"failed on request 'a\nERROR forged'" in caplog.messages[-1]
 
 

@@ -14,7 +14,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.secrets import forget_secrets
 from dragoman.server import Server, run, settings_for
 from dragoman.settings import from_environment, parse_settings, sagemaker_paths
-from dragoman.system import allocator, logs, open_files
+from dragoman.system import allocator, event_loop, logs, open_files
 
 
 def serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
@@ -58,4 +58,5 @@ def _server(given: Sequence[str], flags: Mapping[str, Any]) -> Server:
     if settings.keep_memory:
         allocator.keep()
     open_files.allow()
+    event_loop.shorten_switch_interval()
     return Server(*paths, settings=settings)

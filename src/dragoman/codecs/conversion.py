@@ -66,7 +66,7 @@ def element_codec_conversion(element: Any) -> Conversion:
 
     def to_tensor(value: Any) -> Tensor:
         tensor = codec.to_tensor(list(value))
-        return replace(tensor, data=tensor.data.reshape(-1))
+        return Tensor(tensor.data.reshape(-1), tensor.datatype, tensor.parameters)
 
     def to_value(tensor: Tensor, name: str) -> Any:
         values = codec.to_value(tensor, f"input '{name}'")

@@ -1,9 +1,9 @@
 """Binds a call to a signature, as Python binds arguments: here alone names, datatypes and shapes are checked."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from dragoman.core.bytes_tensor import flattened
 from dragoman.core.calls import Infer
@@ -19,7 +19,7 @@ def bind(call: Infer, signature: Signature, model: str) -> Infer:
     Raises InvalidInput that names the tensor, what was expected and what was sent.
     """
     if call.raw is not None:
-        call = replace(call, inputs=_from_raw(call.raw, signature, model), raw=None)
+        call = structs.replace(call, inputs=_from_raw(call.raw, signature, model), raw=None)
     if signature.unchecked:
         signature = OPEN
     if signature.decodes and (signature.content_type or "content_type" in call.parameters):
@@ -33,7 +33,7 @@ def bind(call: Infer, signature: Signature, model: str) -> Infer:
         if tensor is not None:
             if tensor.parameters and _is_column(tensor, spec):
                 tensor = flattened(tensor)
-                call = replace(call, inputs={**call.inputs, spec.name: tensor})
+                call = structs.replace(call, inputs={**call.inputs, spec.name: tensor})
             check_tensor(tensor, spec, "input")
     if signature.batched:
         _check_rows(call)
@@ -103,7 +103,7 @@ def _in_order(call: Infer, signature: Signature) -> Infer:
     order += [name for name in call.inputs if signature.input(name) is None]
     if order == list(call.inputs):
         return call
-    return replace(call, inputs={name: call.inputs[name] for name in order})
+    return structs.replace(call, inputs={name: call.inputs[name] for name in order})
 
 
 def _listed(specs: tuple[TensorSpec, ...]) -> str:

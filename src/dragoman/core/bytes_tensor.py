@@ -18,7 +18,7 @@ GAP = b"\0\0\0\0"  # what stands before each element where all lie in one piece,
 _DATA: Any = Tensor.__dict__["data"]
 
 
-class BytesTensor(Tensor):
+class BytesTensor(Tensor, frozen=True, eq=False):
     """A BYTES tensor made of texts, or of one piece of bytes in which each element comes after a gap.
 
     The field `data` is None until somebody asks for the array. `came_as_text` tells whether the elements were given as
@@ -71,7 +71,7 @@ class BytesTensor(Tensor):
         made: Self = make(None, BYTES, parameters, texts, piece, tuple(shape), came_as_text)
         return made
 
-    @property
+    @property  # type: ignore[misc]
     def data(self) -> Array:
         """The elements as `bytes`; the array is read-only."""
         found: Array | None = _DATA.__get__(self)

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 from dragoman.core.metrics import Family
-from dragoman.core.quick import native
 from dragoman.core.signature import Signature
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.core.text import Generation, Prompt, Sampling, Tokenized
@@ -40,9 +41,7 @@ class ServerCall(Call[Answer]):
 # --- asked of a model ------------------------------------------------------------------------------------
 
 
-@native
-@dataclass(frozen=True, slots=True)
-class Inference:
+class Inference(msgspec.Struct, frozen=True):
     """The answer to Infer: named tensors in the model's order, and parameters of the answer as a whole.
 
     `metadata` goes beside the answer to the one caller, where the wire has a place for it: headers over HTTP, trailing
@@ -51,15 +50,13 @@ class Inference:
 
     outputs: Tensors
     parameters: Parameters = NONE
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def __reduce__(self) -> tuple[type["Inference"], tuple[Tensors, Parameters, Mapping[str, str]]]:
         return Inference, (self.outputs, self.parameters, self.metadata)
 
 
-@native
-@dataclass(frozen=True, slots=True)
-class Infer(ModelCall[Inference]):
+class Infer(msgspec.Struct, ModelCall[Inference], frozen=True):
     """Run the model on named tensors. `outputs` names those wanted; empty means the model's default ones.
 
     `raw`, in place of inputs, are the bytes of the one input that the model has; `positional`, likewise, are the
@@ -82,45 +79,40 @@ class Infer(ModelCall[Inference]):
         return Infer, (*plain, self.raw, self.positional, self.config, self.content_types)
 
 
-@dataclass(frozen=True, slots=True)
-class SignatureFor(ModelCall[Signature]):
+class SignatureFor(msgspec.Struct, ModelCall[Signature], frozen=True):
     """What does the model take and give under this config? Only of models whose sizes depend on it."""
 
     config: Config
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DerivativeCall(ModelCall[Tensor]):
+class DerivativeCall(msgspec.Struct, ModelCall[Tensor], frozen=True, kw_only=True):
     """What the calls of derivatives share: where, and of which output.
 
     `inputs` are named vectors, or `positional` those in the model's order; `output` and the inputs with respect to
     which are names, or positions, of which `bind` makes names.
     """
 
-    inputs: Tensors = field(default_factory=dict)
+    inputs: Tensors = msgspec.field(default_factory=dict)
     positional: tuple[Tensor, ...] | None = None
     output: str | int = 0
     config: Config = NONE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gradient(DerivativeCall):
+class Gradient(DerivativeCall, frozen=True, kw_only=True):
     """Jᵀ sens with J = d output / d input: the gradient, by that input, of sens · output."""
 
     input: str | int = 0
     sens: Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyJacobian(DerivativeCall):
+class ApplyJacobian(DerivativeCall, frozen=True, kw_only=True):
     """J vec with J = d output / d input."""
 
     input: str | int = 0
     vec: Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyHessian(DerivativeCall):
+class ApplyHessian(DerivativeCall, frozen=True, kw_only=True):
     """d/d input2 (J_input1ᵀ sens) · vec: the second derivative of sens · output by two inputs, applied to vec."""
 
     input1: str | int = 0
@@ -129,49 +121,43 @@ class ApplyHessian(DerivativeCall):
     vec: Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generate(ModelCall[Generation]):
+class Generate(msgspec.Struct, ModelCall[Generation], frozen=True, kw_only=True):
     """Continue each prompt. With `stream` the answers are pieces as they come, else one that is the whole."""
 
     prompts: tuple[Prompt, ...]
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling = msgspec.field(default_factory=Sampling)
     stream: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Tokenize(ModelCall[Tokenized]):
+class Tokenize(msgspec.Struct, ModelCall[Tokenized], frozen=True):
     """Cut a prompt into tokens, as generating would."""
 
     prompt: Prompt
 
 
-@dataclass(frozen=True, slots=True)
-class Embedded:
+class Embedded(msgspec.Struct, frozen=True):
     """The answer to Embed: a matrix [number of inputs, dimension] of FP32, and the tokens that were read."""
 
     vectors: Tensor
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Embed(ModelCall[Embedded]):
+class Embed(msgspec.Struct, ModelCall[Embedded], frozen=True):
     """One vector for each text, or list of token ids."""
 
     inputs: tuple[str | tuple[int, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Handled:
+class Handled(msgspec.Struct, frozen=True):
     """What a model's own handler gives back, for the wire as it is."""
 
     content: bytes
     content_type: str = "application/json"
     status: int = 200
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Handle(ModelCall[Handled]):
+class Handle(msgspec.Struct, ModelCall[Handled], frozen=True, kw_only=True):
     """Answer at a path of the model's own. The one call that speaks the wire's language: the model's author does.
 
     `path` and `query` are as they came; `handler`, e.g. "POST /scores/{name}", and `params`, the parts of the path by
@@ -184,7 +170,7 @@ class Handle(ModelCall[Handled]):
     content: bytes = b""
     content_type: str = ""
     handler: str = ""
-    params: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 # --- asked of the server ---------------------------------------------------------------------------------
@@ -315,9 +301,7 @@ class Measure(ServerCall[tuple[Family, ...]]):
 # --- the envelope ----------------------------------------------------------------------------------------
 
 
-@native
-@dataclass(frozen=True, slots=True)
-class Request(Generic[Answer]):
+class Request(msgspec.Struct, Generic[Answer], frozen=True):
     """A call on its way: to which model and version ("" is the default one), and until when.
 
     Without a model a call goes to the one that the operator made the default, or to the only one that can answer it.
@@ -332,12 +316,10 @@ class Request(Generic[Answer]):
     version: str = ""
     id: str = ""
     deadline_s: float | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-@native
-@dataclass(frozen=True, slots=True)
-class Response(Generic[Answer]):
+class Response(msgspec.Struct, Generic[Answer], frozen=True):
     """An answer on its way back, with the version that gave it ("" where the model has none)."""
 
     answer: Answer

@@ -1,14 +1,13 @@
 """A tensor: an array, its datatype on the wire and its parameters."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
+import msgspec
 import numpy as np
 
 from dragoman.core.datatypes import BF16, BYTES, Array, Datatype, datatype_of, rounded
 from dragoman.core.errors import InvalidInput
-from dragoman.core.quick import native
 
 # Longer integers are not written out in messages.
 _LONG_BITS = 256
@@ -35,9 +34,7 @@ class _None(dict[str, Scalar]):
 NONE: Parameters = _None()
 
 
-@native
-@dataclass(frozen=True, slots=True, eq=False)
-class Tensor:
+class Tensor(msgspec.Struct, frozen=True, eq=False):
     """An array with its datatype. Fields cannot be assigned: tensors are shared by callers.
 
     `data` is little-endian and row-major in meaning (it may be a strided view); for BYTES an object array of

@@ -3,9 +3,10 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec import structs
 
 from dragoman.core.binding import check_tensor
 from dragoman.core.calls import ApplyHessian, ApplyJacobian, DerivativeCall, Gradient, Infer, Inference, Tensors
@@ -112,8 +113,8 @@ def bind_derivative(call: DerivativeCall, known: Face | None, model: str) -> Der
             by2 = _named(call.input2, known.inputs, "input2 (inWrt2)")
             sens = _finite_vector(call.sens, output, "sens", "output")
             vec = _finite_vector(call.vec, by2, "vec", "input")
-            where = replace(call, inputs=inputs, positional=None, output=output.name, input1=by1.name, input2=by2.name)
-            return replace(where, sens=sens, vec=vec)
+            names = {"output": output.name, "input1": by1.name, "input2": by2.name}
+            return structs.replace(call, inputs=inputs, positional=None, **names, sens=sens, vec=vec)
     raise NotImplementedError(type(call).__name__)
 
 
@@ -228,7 +229,7 @@ def config_in(call: Infer) -> Infer:
         ) from fault
     if not isinstance(found, dict):
         raise InvalidInput(f"parameter 'config': expected JSON text of an object, got {text!r:.100}")
-    return replace(call, parameters=parameters, config=found or call.config)
+    return structs.replace(call, parameters=parameters, config=found or call.config)
 
 
 def config_key(config: Config) -> str:

@@ -4,8 +4,10 @@ import asyncio
 import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec import structs
 
 from dragoman.core.bytes_tensor import came_as_text, joined
 from dragoman.core.calls import Infer, Inference, Request
@@ -62,7 +64,7 @@ def merge(calls: Sequence[Infer]) -> Infer:
     """One call with the rows of all, in order. They have equal keys."""
     first = calls[0]
     inputs = {name: joined([c.inputs[name] for c in calls]) for name in first.inputs}
-    return replace(first, inputs=inputs)
+    return structs.replace(first, inputs=inputs)
 
 
 def split(answer: Inference, counts: Sequence[int]) -> list[Inference]:
@@ -240,7 +242,7 @@ class Batcher:
         members = batch.members
         try:
             merged = merge([m.call for m in members])
-            answer = await self._compute(batch, replace(members[0].request, call=merged, deadline_s=None))
+            answer = await self._compute(batch, structs.replace(members[0].request, call=merged, deadline_s=None))
             parts = split(answer, [m.rows for m in members])
         except DragomanError:
             return False

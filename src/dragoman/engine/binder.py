@@ -2,8 +2,10 @@
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec import structs
 
 from dragoman.core.binding import bind
 from dragoman.core.calls import DerivativeCall, Infer, Request, SignatureFor
@@ -89,7 +91,7 @@ class Binder:
         key = config_key(config)
         found = self._cache.get(key)
         if found is None:
-            signature: Any = await get(replace(request, call=SignatureFor(config)))
+            signature: Any = await get(structs.replace(request, call=SignatureFor(config)))
             if not isinstance(signature, Signature):
                 got = type(signature).__name__
                 raise InvalidOutput(f"model '{self._model}': expected a signature for its config, got {got}")

@@ -7,6 +7,8 @@ from contextlib import aclosing, closing
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
+from msgspec import structs
+
 from dragoman import plugins
 from dragoman.core.calls import Call, Generate, Infer, Inference, Request, Response, SignatureFor
 from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady, NotSupported, Overloaded
@@ -271,7 +273,7 @@ class Deployment:
         if isinstance(request.call, SignatureFor):
             return cast("A", configured.signature)
         bound = self._binder.bind(request.call, configured)
-        answer = await self._compute(replace(request, call=bound), pool)
+        answer = await self._compute(structs.replace(request, call=bound), pool)
         configured.check(answer, bound)
         return answer
 
@@ -288,7 +290,7 @@ class Deployment:
         try:
             if self._binder.needs_config_signature(request.call):
                 configured = await self._binder.signature_for(request, pool.call)
-                request = replace(request, call=self._binder.bind(request.call, configured))
+                request = structs.replace(request, call=self._binder.bind(request.call, configured))
             async with aclosing(pool.stream(request)) as chunks:
                 while True:
                     try:

@@ -1,7 +1,8 @@
 """The models by name and version, and which version answers when none is named."""
 
-from dataclasses import replace
 from typing import Any, TypeVar
+
+from msgspec import structs
 
 from dragoman.core.calls import Request
 from dragoman.core.errors import ModelNotFound, PathNotFound
@@ -95,8 +96,8 @@ class Registry:
             found = matched(deployment.handlers, call.method, call.path)
             if found is not None:
                 handler, params = found
-                call = replace(call, handler=handler, params=params)
-                return replace(request, call=call, model=deployment.spec.name, version=deployment.spec.version)
+                call = structs.replace(call, handler=handler, params=params)
+                return structs.replace(request, call=call, model=deployment.spec.name, version=deployment.spec.version)
         raise PathNotFound(f"no such path: {call.path[:256]}")
 
     def _newest(self, name: str) -> str:

@@ -18,6 +18,7 @@ log = logging.getLogger("dragoman.front_end")
 def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
     """Listen where the parent says, and ask it whatever clients ask, until it says to stop or is gone."""
     begin(parent, (fd, *memory))
+    event_loop.shorten_switch_interval()
     with socket.socket(fileno=fd) as sock:
         first = receive(sock)
         if first is not None:

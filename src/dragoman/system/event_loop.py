@@ -1,4 +1,4 @@
-"""The event loop that servers run in: the fastest that is installed."""
+"""The event loop that servers run in: uvloop if it is installed."""
 
 import asyncio
 import sys
@@ -7,15 +7,22 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# How soon a thread that reads a large request lets the event loop answer others.
-_SWITCH_S = 0.0005
+_SWITCH_INTERVAL_S = 0.0005
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """What the coroutine gives, from a new event loop."""
-    sys.setswitchinterval(_SWITCH_S)
+    """Run a coroutine in a new event loop and return its result."""
     with asyncio.Runner(loop_factory=_factory()) as runner:
         return runner.run(main)
+
+
+def shorten_switch_interval() -> None:
+    """Let threads that parse large requests hand over to the event loop sooner.
+
+    This concerns every thread of the process, so only programs call it that own their process: the command line and
+    front ends.
+    """
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
 
 def _factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

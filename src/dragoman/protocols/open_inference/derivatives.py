@@ -6,8 +6,9 @@ Not in the specification. `derivative` is `gradient`, `apply_jacobian` or `apply
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from dragoman.core.calls import (
     ApplyHessian,
@@ -48,7 +49,7 @@ def derivative(request: Request[Inference]) -> Request[Tensor] | None:
         if name not in inputs:
             raise InvalidInput(f"'{verb}' needs the vector '{name}'; expected an input of that name")
         given[name] = inputs.pop(name)
-    asked: Any = replace(request, call=kind(inputs=inputs, config=call.config, **given))  # type: ignore[arg-type]
+    asked: Any = structs.replace(request, call=kind(inputs=inputs, config=call.config, **given))
     found: Request[Tensor] = asked
     return found
 

@@ -1,0 +1,17 @@
+"""The event loop of servers changes nothing that belongs to the whole process."""
+
+import asyncio
+import sys
+
+from dragoman.system import event_loop
+
+
+def test_only_its_owner_changes_a_process() -> None:
+    before_s = sys.getswitchinterval()
+    try:
+        assert event_loop.run(asyncio.sleep(0, 7)) == 7
+        assert sys.getswitchinterval() == before_s
+        event_loop.shorten_switch_interval()
+        assert sys.getswitchinterval() < before_s
+    finally:
+        sys.setswitchinterval(before_s)
