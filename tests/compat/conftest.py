@@ -1,4 +1,4 @@
-"""A folder of custom models as their users have it, served by a process of its own."""
+"""A folder of custom models, served by a separate process."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`dragoman doctor FOLDER` tells what will differ, and whether all will work."""
+"""`dragoman doctor FOLDER` reports differences and unsupported settings of a folder."""
 
 import json
 import pickle
@@ -31,14 +31,14 @@ def test_a_folder_in_which_everything_works(tmp_path: Path, capsys: pytest.Captu
     assert main(["doctor", folder_of(tmp_path, dict(settings), {"name": "m"})]) == 0
     text = capsys.readouterr().out
     assert "settings.json\n  same       http_port\n" in text
-    assert "  different  parallel_workers: each model gets that many workers of its own" in text
+    assert "  different  parallel_workers: the number of worker processes of each model" in text
     assert "  unused     debug: " in text
     assert "  different  host: " in text
     assert text.endswith("everything works\n")
     assert "kafka" not in text
 
 
-def test_what_does_not_work_is_told_and_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsupported_settings_are_reported_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = (
         "import mlserver\nfrom mlserver import MLModel, register\nfrom mlserver.rest import RESTServer\n"
         "from mlserver_sklearn import SKLearnModel\n\nclass Mine(SKLearnModel):\n    pass\n"
@@ -46,17 +46,17 @@ def test_what_does_not_work_is_told_and_counts(tmp_path: Path, capsys: pytest.Ca
     folder = folder_of(tmp_path, {"kafka_enabled": True}, {"parameters": {"environment_tarball": "e.tgz"}}, code)
     assert main(["doctor", folder, "--json"]) == 1
     remarks = json.loads(capsys.readouterr().out)
-    bad = {(r["place"], r["subject"]): r["effect"] for r in remarks if r["effect"] in ("missing", "refused")}
+    bad = {(r["place"], r["subject"]): r["effect"] for r in remarks if r["effect"] in ("missing", "rejected")}
     assert bad == {
-        ("settings.json", "kafka_enabled"): "refused",
-        ("model-settings.json", "parameters.environment_tarball"): "refused",
+        ("settings.json", "kafka_enabled"): "rejected",
+        ("model-settings.json", "parameters.environment_tarball"): "rejected",
         ("mine.py", "import mlserver.rest"): "missing",
         ("mine.py", "import mlserver_sklearn"): "missing",
     }
-    assert all(r["told"] for r in remarks if r["effect"] != "same")
+    assert all(r["note"] for r in remarks if r["effect"] != "same")
 
 
-def test_variables_and_pickles_are_told_of(
+def test_variables_and_pickles_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLSERVER_TRACING_SERVER", "http://somewhere")
@@ -64,8 +64,8 @@ def test_variables_and_pickles_are_told_of(
     folder = folder_of(tmp_path, {}, {"implementation": "mlserver_sklearn.SKLearnModel"})
     assert main(["doctor", folder]) == 1
     text = capsys.readouterr().out
-    assert "environment\n  missing    MLSERVER_TRACING_SERVER: no traces are sent" in text
-    assert "runs on Dragoman's runtime sklearn" in text
+    assert "environment\n  missing    MLSERVER_TRACING_SERVER: traces are not exported" in text
+    assert "uses Dragoman's runtime sklearn" in text
     assert "start with --allow-pickle" in text
 
 
@@ -76,19 +76,19 @@ def test_no_code_of_the_folder_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "is not a folder" in capsys.readouterr().err
 
 
-def doctored(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def report_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     assert main(["doctor", str(folder)]) in (0, 1)
     return capsys.readouterr().out
 
 
-def test_what_is_not_installed_is_told_without_loading(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_packages_are_reported_without_loading(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "training").mkdir()
     (tmp_path / "training" / "boosters_of_mine.py").write_text("class Booster:\n    pass\n")
     (tmp_path / "models").mkdir()
     write = "import pickle, boosters_of_mine as b\nfor n in (2, 3, 4, 5):\n"
     write += " open(f'../models/model{n}.pkl', 'wb').write(pickle.dumps(['x', b.Booster, b.Booster()], n))"
     subprocess.run([sys.executable, "-c", write], cwd=tmp_path / "training", check=True)
-    text = doctored(tmp_path / "models", capsys)
+    text = report_of(tmp_path / "models", capsys)
     for n in (2, 3, 4, 5):
         assert (
             f"model 'model{n}': 'model{n}.pkl' needs 'boosters_of_mine', which is not installed; pip install " in text
@@ -96,12 +96,10 @@ def test_what_is_not_installed_is_told_without_loading(tmp_path: Path, capsys: p
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
-def test_the_packages_of_a_runtime_are_told_with_what_installs_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_packages_are_reported_with_the_extra(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "dragoman.toml").write_text('[model]\nruntime = "vllm"\n')
-    text = doctored(tmp_path, capsys)
+    text = report_of(tmp_path, capsys)
     assert "model 'm': it needs the package 'vllm', which is not installed; pip install 'dragoman[vllm]'" in text
 
 
@@ -110,27 +108,29 @@ def test_pickles_of_every_protocol_can_be_loaded(tmp_path: Path, capsys: pytest.
     model.noted = {1, 2}, object(), b"bytes"  # which the old protocols name as Python 2 did
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         (tmp_path / f"model{protocol}.pkl").write_bytes(pickle.dumps(model, protocol))
-    assert doctored(tmp_path, capsys).endswith("everything works\n")
+    assert report_of(tmp_path, capsys).endswith("everything works\n")
 
 
 @pytest.mark.parametrize(
     "code", [b"\xef\xbb\xbfimport dragoman\n", b"# coding: latin-1\nNAME = '\xe9'\n"], ids=["bom", "latin-1"]
 )
-def test_python_is_read_in_its_own_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str], code: bytes) -> None:
+def test_python_files_are_parsed_in_their_encoding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], code: bytes
+) -> None:
     folder = folder_of(tmp_path, {}, {"name": "m"})
     (tmp_path / "mine.py").write_bytes(code + MODEL.encode())
     assert main(["doctor", folder]) == 0
     assert capsys.readouterr().out.endswith("everything works\n")
 
 
-def test_what_is_compiled_lies_beside_a_model_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compiled_modules_beside_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / f"compiled{EXTENSION_SUFFIXES[0]}").write_bytes(b"")
     (tmp_path / "mine" / "model.py").write_text("import compiled\n")
-    assert doctored(tmp_path, capsys).endswith("everything works\n")
+    assert report_of(tmp_path, capsys).endswith("everything works\n")
 
 
-def test_models_that_can_be_loaded_are_left_in_peace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_that_can_be_loaded_have_no_remarks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, compress in (("plain", 0), ("packed", 3)):
         joblib.dump(make_pipeline(StandardScaler()).fit([[1.0], [2.0]]), tmp_path / f"{name}.joblib", compress)
     (tmp_path / "mine").mkdir()
@@ -138,20 +138,17 @@ def test_models_that_can_be_loaded_are_left_in_peace(tmp_path: Path, capsys: pyt
     (tmp_path / "mine" / "model.py").write_text(
         "import beside\nimport os.path\nfrom . import x\ntry:\n    import not_there\nexcept ImportError:\n    pass\n"
     )
-    text = doctored(tmp_path, capsys)
-    assert (
-        "plain.joblib\n  different  file: files of this kind can run code when loaded; start with --allow-pickle"
-        in text
-    )
+    text = report_of(tmp_path, capsys)
+    assert "plain.joblib\n  different  file: pickle files can run code when loaded: start with --allow-pickle" in text
     assert text.endswith("everything works\n")
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "told"),
+    ("file", "text", "message"),
     [
         ("model-settings.json", "{bad", "models: {}/model-settings.json cannot be read"),
         ("model-settings.json", "[1]", "models: {}/model-settings.json: expected a JSON object, got [1]"),
-        ("model-settings.json", '{"max_batch_size": "x"}', "'max_batch_size' has the wrong kind of value: 'x'"),
+        ("model-settings.json", '{"max_batch_size": "x"}', "invalid value of 'max_batch_size': 'x'"),
         ("model-settings.json", '{"name": "b"}', "model 'b': no runtime is known for {}"),
         ("model-settings.json", '{"name": "b", "parameters": {"uri": "a.onnx"}}', "there is no file '{}/a.onnx'"),
         (
@@ -162,7 +159,7 @@ def test_models_that_can_be_loaded_are_left_in_peace(tmp_path: Path, capsys: pyt
         ("model-settings.json", '{"implementation": "other.Mine"}', "'{}/other.py' has no 'Mine'"),
         ("settings.json", '{"http_port": "x"}', "{}/settings.json: setting 'http_port': expected int, got 'x'"),
         ("settings.json", '{"root_path": "models"', "settings: {}/settings.json cannot be read"),
-        ("serving.properties", "option.model_id=foo", "option.model_id: there is no folder 'foo'"),
+        ("serving.properties", "option.model_id=foo", "option.model_id: folder 'foo' not found"),
         ("serving.properties", "no value", "expected lines of name=value, got 'no value'"),
         ("dragoman.toml", '[server]\nhttp_port = "x"\n', "settings: {}/dragoman.toml: [server]: setting 'http_port'"),
         ("dragoman.toml", '[server]\nprotocols = "morse"\n', "settings: unknown protocol 'morse'"),
@@ -176,11 +173,11 @@ def test_models_that_can_be_loaded_are_left_in_peace(tmp_path: Path, capsys: pyt
         ("model.pkl", "\x8e" + "\x00" * 7 + "\x40", "'model.pkl' cannot be read as a pickle: MemoryError"),
     ],
 )
-def test_what_serve_refuses_the_doctor_refuses(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, text: str, told: str
+def test_doctor_reports_the_errors_of_serve(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, text: str, message: str
 ) -> None:
     (tmp_path / "other.py").write_text("class Other:\n    pass\n")
     (tmp_path / file).write_bytes(text.encode("latin-1"))
     assert main(["doctor", str(tmp_path)]) == 1
-    assert told.format(tmp_path) in capsys.readouterr().out
+    assert message.format(tmp_path) in capsys.readouterr().out
     assert not (tmp_path / "__pycache__").exists()

@@ -1,4 +1,4 @@
-"""Custom models of MLServer answer here what they answer there: its answers, as it wrote them, are the literals."""
+"""Custom models of MLServer return the same responses as there: the literals were recorded from MLServer."""
 
 import json
 import shutil
@@ -94,12 +94,12 @@ def plain(answer: dict[str, Any]) -> dict[str, Any]:
     """An answer without what says nothing: empty parameters, and what only our own codecs read."""
     outputs = []
     for output in answer["outputs"]:
-        told = {k: v for k, v in output.get("parameters", {}).items() if k != "pandas_dtype"}
+        parameters = {k: v for k, v in output.get("parameters", {}).items() if k != "pandas_dtype"}
         bare = {k: v for k, v in output.items() if k != "parameters"}
-        outputs.append({**bare, **({"parameters": told} if told else {})})
-    told = {k: v for k, v in answer.get("parameters", {}).items() if k != "headers"}
+        outputs.append({**bare, **({"parameters": parameters} if parameters else {})})
+    parameters = {k: v for k, v in answer.get("parameters", {}).items() if k != "headers"}
     bare = {k: v for k, v in answer.items() if k not in ("parameters", "outputs")}
-    return {**bare, **({"parameters": told} if told else {}), "outputs": outputs}
+    return {**bare, **({"parameters": parameters} if parameters else {}), "outputs": outputs}
 
 
 def ask(served: Served, path: str, body: Any, **options: Any) -> requests.Response:
@@ -108,13 +108,13 @@ def ask(served: Served, path: str, body: Any, **options: Any) -> requests.Respon
 
 
 @pytest.mark.parametrize(("path", "body", "answer"), ANSWERS)
-def test_models_answer_what_they_do_there(served_folder: Served, path: str, body: Any, answer: bytes) -> None:
+def test_responses_are_those_of_mlserver(served_folder: Served, path: str, body: Any, answer: bytes) -> None:
     got = ask(served_folder, path, body)
     assert got.status_code == 200, got.text
     assert plain(got.json()) == plain(json.loads(answer))
 
 
-def test_a_model_may_stream_for_those_who_ask_for_it(served_folder: Served) -> None:
+def test_a_model_may_stream_on_request(served_folder: Served) -> None:
     text = ask(served_folder, "words/infer_stream", {"inputs": [SENTENCE]}).text
     pieces = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line]
     # MLServer: three such events, with headers of its own among their parameters.
@@ -122,7 +122,7 @@ def test_a_model_may_stream_for_those_who_ask_for_it(served_folder: Served) -> N
     assert [piece["outputs"] for piece in pieces] == [[each] for each in want]
 
 
-def test_what_the_types_of_its_client_write_is_read(served_folder: Served) -> None:
+def test_requests_written_by_the_types_of_mlserver(served_folder: Served) -> None:
     # `InferenceRequest(...).dict()` of the real package, with a null for each field that is not set.
     nulls = {"content_type": "np", "headers": None}
     x = tensor("x", "FP32", [1, 2], [1, 2], parameters=nulls)
@@ -131,9 +131,9 @@ def test_what_the_types_of_its_client_write_is_read(served_folder: Served) -> No
 
 
 @pytest.mark.parametrize(
-    ("path", "inputs", "told"),
+    ("path", "inputs", "message"),
     [
-        ("greetings/infer", [NAMES], "input 'times' is missing; expected inputs 'names', 'times'"),
+        ("greetings/infer", [NAMES], "input 'times' is missing: expected inputs 'names', 'times'"),
         # MLServer's own words.
         ("greetings/infer", [NAMES, TIMES, {**TIMES, "name": "more"}], "Input 'more' was not found. Available inputs"),
         (
@@ -144,10 +144,10 @@ def test_what_the_types_of_its_client_write_is_read(served_folder: Served) -> No
         ("numpy-sum/infer", [tensor("a", "FP32", [2, 2], [1, 2])], "shape [2, 2] needs 4 elements"),
     ],
 )
-def test_what_does_not_fit_is_the_callers_fault(served_folder: Served, path: str, inputs: list[Any], told: str) -> None:
+def test_invalid_requests_are_400(served_folder: Served, path: str, inputs: list[Any], message: str) -> None:
     got = ask(served_folder, path, {"inputs": inputs})
     assert got.status_code == 400
-    assert told in got.json()["error"]
+    assert message in got.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_what_does_not_fit_is_the_callers_fault(served_folder: Served, path: str
         ),
     ],
 )
-def test_custom_handlers_answer_at_their_paths(
+def test_custom_handlers_serve_their_paths(
     served_folder: Served, method: str, path: str, body: str | None, answer: bytes
 ) -> None:
     # As FastAPI writes it, which serves these methods there.
@@ -175,7 +175,7 @@ def test_custom_handlers_answer_at_their_paths(
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "status", "told"),
+    ("method", "path", "body", "status", "message"),
     [
         ("POST", "/my-custom-endpoint", "{", 400, "the request body is not valid JSON"),
         ("POST", "/my-custom-endpoint", f"[{'1,' * (1 << 19)}1]", 400, "too many values in JSON"),
@@ -189,16 +189,16 @@ def test_custom_handlers_answer_at_their_paths(
         ("POST", "/broken", '{"zero": 0}', 500, "model 'tallies' failed: ZeroDivisionError"),
     ],
 )
-def test_what_a_custom_handler_cannot_answer(
-    served_folder: Served, method: str, path: str, body: str | None, status: int, told: str
+def test_errors_of_custom_handlers(
+    served_folder: Served, method: str, path: str, body: str | None, status: int, message: str
 ) -> None:
     got = requests.request(method, f"http://{served_folder.url}{path}", data=body, timeout=30)
     assert got.status_code == status
-    assert told in got.json()["error"]
+    assert message in got.json()["error"]
 
 
-def test_metrics_of_models_are_told(served_folder: Served) -> None:
-    def told() -> dict[str, float]:
+def test_metrics_of_models_are_exported(served_folder: Served) -> None:
+    def samples() -> dict[str, float]:
         text = requests.get(f"http://{served_folder.url}/metrics", timeout=30).text
         found = [s for f in text_string_to_metric_families(text) for s in f.samples]
         mine = {"model_name": "tallies", "model_version": ""}
@@ -206,9 +206,9 @@ def test_metrics_of_models_are_told(served_folder: Served) -> None:
             "labels": float(all(s.labels.items() >= mine.items() for s in found if s.name.startswith("tally_size")))
         }
 
-    before = told()
+    before = samples()
     requests.post(f"http://{served_folder.url}/my-custom-endpoint", json=[1, 2, 3], timeout=30)
-    after = told()
+    after = samples()
     assert after["labels"] == 1
     assert after["tally_size_count"] - before.get("tally_size_count", 0) == 1
     assert after["tally_size_sum"] - before.get("tally_size_sum", 0) == 3
@@ -272,7 +272,7 @@ def test_the_environment_alone_may_describe_a_model(tmp_path: Path) -> None:
         assert requests.get(f"http://{served.url}/v2", timeout=30).json()["name"] == "theirs"
 
 
-def test_a_well_known_runtime_takes_an_input_of_any_name(tmp_path: Path) -> None:
+def test_runtimes_of_mlserver_accept_any_input_name(tmp_path: Path) -> None:
     from joblib import dump
     from sklearn.linear_model import LinearRegression
 
@@ -285,7 +285,7 @@ def test_a_well_known_runtime_takes_an_input_of_any_name(tmp_path: Path) -> None
     assert got["outputs"][0]["data"] == pytest.approx([2.0])
 
 
-def test_an_xgboost_classifier_answers_with_labels(tmp_path: Path) -> None:
+def test_an_xgboost_classifier_returns_labels(tmp_path: Path) -> None:
     import xgboost
     from sklearn.datasets import load_iris
 
@@ -332,7 +332,7 @@ def kinds(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 @pytest.mark.parametrize(
     "elements", [[b"P2 1 1 255 7"], [b"\xff\xd8abc"], [b"a", b"\xff"], [b"ab"] * 20, [b"a\0"] * 20]
 )
-def test_bytes_are_bytes_whatever_they_hold(kinds: Served, elements: list[bytes]) -> None:
+def test_bytes_are_bytes_whatever_their_content(kinds: Served, elements: list[bytes]) -> None:
     given = triton_grpc.InferInput("x", [len(elements)], "BYTES")
     given.set_data_from_numpy(np.array(elements, object))
     over_http = triton_http.InferInput("x", [len(elements)], "BYTES")
@@ -361,36 +361,36 @@ from mlserver.types import InferenceResponse
 class Callers(MLModel):
     async def predict(self, payload):
         headers = (payload.parameters.headers or {}) if payload.parameters else {}
-        told = [payload.id, *(f"{k}={v}" for k, v in sorted(headers.items()))]
-        return InferenceResponse(model_name=self.name, outputs=[StringCodec.encode_output("told", told)])
+        seen = [payload.id, *(f"{k}={v}" for k, v in sorted(headers.items()))]
+        return InferenceResponse(model_name=self.name, outputs=[StringCodec.encode_output("told", seen)])
 """
 
 
 @pytest.mark.parametrize("batch", [0, 8])
-def test_a_model_sees_the_headers_that_the_operator_lets_through(tmp_path: Path, batch: int) -> None:
+def test_a_model_gets_the_forwarded_headers(tmp_path: Path, batch: int) -> None:
     (tmp_path / "calling.py").write_text(CALLERS)
     settings = {"name": "callers", "implementation": "calling.Callers", "max_batch_size": batch}
     (tmp_path / "model-settings.json").write_text(json.dumps(settings))
     body = {"id": "7", "inputs": [tensor("x", "FP32", [1], [1])]}
     with serving(str(tmp_path), "--forward-headers", "X-User,x-trace-*,*o[kr]i*") as served:
 
-        def told(user: str) -> list[str]:
+        def headers_seen(user: str) -> list[str]:
             headers = {"x-user": user, "X-Trace-Id": "t", "x-other": "o", "authorization": "Bearer s", "cookie": "c"}
             found: list[str] = ask(served, "callers/infer", body, headers=headers).json()["outputs"][0]["data"]
             return found
 
         users = [f"user-{n}" for n in range(16)]
         with ThreadPoolExecutor(16) as pool:
-            assert list(pool.map(told, users)) == [["7", "x-trace-id=t", f"x-user={user}"] for user in users]
+            assert list(pool.map(headers_seen, users)) == [["7", "x-trace-id=t", f"x-user={user}"] for user in users]
 
 
 @pytest.mark.parametrize("names", ["authorization", "x-user, Cookie"])
-def test_credentials_are_not_let_through(names: str) -> None:
+def test_credentials_are_not_forwarded(names: str) -> None:
     with pytest.raises(InvalidInput, match="name only other headers"):
         policy(settings_for([], {"forward_headers": names}))
 
 
-def test_headers_of_a_model_reach_the_caller_whose_they_are(tmp_path: Path) -> None:
+def test_headers_of_a_response_reach_its_client(tmp_path: Path) -> None:
     shutil.copytree(FOLDER / "row_sums", tmp_path / "m")
     settings = {"name": "row-sums", "implementation": "summing.RowSums", "max_batch_size": 4}
     (tmp_path / "m" / "model-settings.json").write_text(json.dumps(settings))

@@ -1,4 +1,4 @@
-"""The module `mlserver`: its types, codecs and decorator do what those of the real package do."""
+"""The module `mlserver`: its types, codecs and decorator behave as those of the package."""
 
 import asyncio
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def answer(method: Callable[..., Any], *inputs: types.RequestInput) -> str:
     return text
 
 
-def test_the_module_is_found_under_its_own_name_and_is_one() -> None:
+def test_the_module_is_imported_once_under_both_names() -> None:
     install.install()
     import mlserver  # type: ignore[import-not-found, unused-ignore]
     from mlserver.codecs.string import StringRequestCodec  # type: ignore[import-not-found, unused-ignore]
@@ -55,18 +55,18 @@ def test_requests_as_json() -> None:
     assert types.InferenceRequest.parse_raw(want) == made
     assert types.InferenceRequest.parse_obj(made.dict()) == made
     assert made.copy(update={"id": "3"}).id == "3"
-    with pytest.raises(ValueError, match="needs the field 'inputs'"):
+    with pytest.raises(ValueError, match="field 'inputs' is missing"):
         types.InferenceRequest()
 
 
-def test_parameters_have_any_keyword() -> None:
+def test_parameters_accept_any_field() -> None:
     made = types.Parameters(content_type="str", foo=1)
     assert (made.foo, made.model_extra, made.headers) == (1, {"foo": 1}, None)  # type: ignore[attr-defined]
     with pytest.raises(AttributeError):
         made.nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_elements_are_a_list_once_somebody_asks() -> None:
+def test_elements_become_a_list_when_they_are_read() -> None:
     made = types.RequestInput.from_tensor("x", codecs.NumpyCodec.encode_input("x", np.array([1.0, np.nan])).to_tensor())
     held = made.data.tensor
     assert held is not None
@@ -76,7 +76,7 @@ def test_elements_are_a_list_once_somebody_asks() -> None:
     assert made.to_tensor().data.ravel()[0] == 5.0
 
 
-def test_text_may_be_decoded_once_more() -> None:
+def test_text_elements_have_decode() -> None:
     element = codecs.StringCodec.encode_input("x", ["é"]).data[0]
     assert (element, element.decode("utf-8")) == ("é", "é")
 
@@ -93,7 +93,7 @@ def test_text_may_be_decoded_once_more() -> None:
         types.ResponseOutput(name="o", datatype="BF16", shape=[1], data=np.array([1e300])),
     ],
 )
-def test_an_output_that_does_not_fit_is_the_models_fault(output: types.ResponseOutput) -> None:
+def test_invalid_outputs_are_errors_of_the_model(output: types.ResponseOutput) -> None:
     with pytest.raises(InvalidOutput, match="'o'"):
         output.to_tensor()
 
@@ -108,7 +108,7 @@ def test_an_output_that_does_not_fit_is_the_models_fault(output: types.ResponseO
         ("BOOL", [0, 1], [False, True]),
     ],
 )
-def test_outputs_that_fit_are_converted(datatype: str, data: Any, seen: list[Any]) -> None:
+def test_valid_outputs_are_converted(datatype: str, data: Any, seen: list[Any]) -> None:
     output = types.ResponseOutput(name="o", datatype=datatype, shape=[len(data)], data=data)
     found = output.to_tensor()
     assert found.datatype.name == datatype
@@ -155,7 +155,7 @@ def test_tables() -> None:
     pd.testing.assert_frame_equal(codecs.PandasCodec.decode_request(request), table)
 
 
-def test_which_codec_decodes() -> None:
+def test_precedence_of_codecs() -> None:
     """The request goes before the metadata, the metadata before the default."""
     metadata = [{"name": "b", "datatype": "BYTES", "shape": [-1], "parameters": {"content_type": "str"}}]
     mine = model(inputs=metadata)
@@ -176,7 +176,7 @@ def test_whole_requests() -> None:
     assert model(parameters={"content_type": "np"}).decode_request(plain).tolist() == [1, 2]
 
 
-def test_results_choose_their_codec() -> None:
+def test_codecs_by_type_of_result() -> None:
     mine = model(parameters={"version": "3"})
     assert mine.encode_response(["a"]).model_dump_json() == (
         '{"model_name":"m","model_version":"3","parameters":{"content_type":"str"},"outputs":[{"name":"output-1",'
@@ -189,7 +189,7 @@ def test_results_choose_their_codec() -> None:
         mine.encode_response({"a": 1})
 
 
-def test_codecs_of_a_models_own() -> None:
+def test_custom_codecs() -> None:
     @codecs.register_input_codec
     class Reversed(codecs.InputCodec):
         ContentType = "reversed"
@@ -259,11 +259,11 @@ def test_a_table_takes_the_inputs_that_no_other_parameter_names() -> None:
     assert '"data":["a","c","x"]' in answer(rest, NUMBERS.copy(), WORDS.copy(), other)
 
 
-def test_without_annotations_the_values_tell() -> None:
-    async def untold(self: Any, a, b):  # type: ignore[no-untyped-def]
+def test_without_annotations_types_of_values_select_codecs() -> None:
+    async def unannotated(self: Any, a, b):  # type: ignore[no-untyped-def]
         return np.array(list(a), dtype=np.int32), list(b)
 
-    assert answer(untold, NUMBERS.copy(), WORDS.copy()) == f'{{"model_name":"m","outputs":[{NP_OUT},{STR_OUT}]}}'
+    assert answer(unannotated, NUMBERS.copy(), WORDS.copy()) == f'{{"model_name":"m","outputs":[{NP_OUT},{STR_OUT}]}}'
 
     async def strange(self: Any, a, b):  # type: ignore[no-untyped-def]
         return object()

@@ -1,4 +1,4 @@
-"""Folders of LMI: serving.properties and the environment of its containers become settings of ours."""
+"""Folders of LMI: serving.properties and the environment variables of its containers."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_properties_become_settings(folder: Path) -> None:
     assert spec(folder).uri == str(folder.resolve())
 
 
-def test_the_environment_stands_behind_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_takes_precedence_over_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPTION_TGI_COMPAT", "true")
     monkeypatch.setenv("OPTION_MAX_MODEL_LEN", "100")
     found = spec(folder)
@@ -63,57 +63,57 @@ def test_the_environment_names_the_model(folder: Path, tmp_path: Path, monkeypat
     assert spec(elsewhere).uri == str(folder)
 
 
-def test_the_servers_own_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVING_INFERENCE_ADDRESS", "http://0.0.0.0:8085")
     monkeypatch.setenv("SERVING_MAX_REQUEST_SIZE", "1000")
     monkeypatch.setenv("SERVING_SOMETHING_ELSE", "1")
     found = {k: v for _, table in server_tables(tmp_path) for k, v in table.items()}
     assert found == {"host": "0.0.0.0", "http_port": 8085, "max_body_bytes": 1000}
     monkeypatch.setenv("SERVING_JOB_QUEUE_SIZE", "many")
-    with pytest.raises(InvalidInput, match="SERVING_JOB_QUEUE_SIZE has the wrong kind of value: 'many'"):
+    with pytest.raises(InvalidInput, match="invalid value of environment variable SERVING_JOB_QUEUE_SIZE: 'many'"):
         server_tables(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("option.model_id=meta/llama", "there is no folder 'meta/llama'; nothing is downloaded"),
-        ("option.model_id=s3://bucket/x", "nothing is downloaded"),
-        ("option.max_model_len=long", "'option.max_model_len' has the wrong kind of value: 'long'"),
-        ("option.tgi_compat=perhaps", "'option.tgi_compat' has the wrong kind of value"),
+        ("option.model_id=meta/llama", "folder 'meta/llama' not found; models are not downloaded"),
+        ("option.model_id=s3://bucket/x", "models are not downloaded"),
+        ("option.max_model_len=long", "invalid value of 'option.max_model_len': 'long'"),
+        ("option.tgi_compat=perhaps", "invalid value of 'option.tgi_compat'"),
         ("just words", "expected lines of name=value"),
     ],
 )
-def test_what_makes_no_sense_is_told(folder: Path, text: str, message: str) -> None:
+def test_invalid_values_are_rejected(folder: Path, text: str, message: str) -> None:
     (folder / "serving.properties").write_text(text)
     with pytest.raises(InvalidInput, match=message):
         model_settings(folder)
 
 
-def test_what_is_passed_over_is_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_ignored_properties_are_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder / "serving.properties").write_text("option.tensor_parallel_degree=4\noption.quantize=awq")
     model_settings(folder)
-    assert "'option.tensor_parallel_degree' is passed over: a model runs on one device" in caplog.text
-    assert "'option.quantize' is passed over" in caplog.text
+    assert "'option.tensor_parallel_degree' is ignored: a model runs on one device" in caplog.text
+    assert "'option.quantize' is ignored" in caplog.text
 
 
-async def test_it_is_told_once_at_the_start(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_ignored_properties_are_logged_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder / "serving.properties").write_text("option.quantize=awq")
     (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     async with dragoman.open_engine(str(folder)) as engine:
         (deployment,) = engine.deployments()
         assert deployment.state == "UNAVAILABLE"
-    assert caplog.text.count("'option.quantize' is passed over") == 1
+    assert caplog.text.count("'option.quantize' is ignored") == 1
 
 
-def test_the_doctor_tells_of_properties(folder: Path) -> None:
+def test_the_doctor_reports_properties(folder: Path) -> None:
     (folder / "serving.properties").write_text("option.dtype=bf16\noption.quantize=awq\nengine=Python")
     found = {remark.subject: remark.effect for remark in survey(folder) if remark.place == "serving.properties"}
     assert found == {"option.dtype": "same", "option.quantize": "missing", "engine": "unused"}
     assert "settings.json" not in {remark.place for remark in survey(folder)}  # there is none
 
 
-def test_sagemakers_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_of_sagemaker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = settings_for([str(tmp_path)], {"sagemaker": True})
     assert (made.host, made.http_port, made.grpc_port) == ("0.0.0.0", 8080, -1)
     monkeypatch.setenv("SAGEMAKER_BIND_TO_PORT", "9001")
@@ -124,7 +124,7 @@ def test_sagemakers_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("value", "installed", "runtime"), [("vllm", True, "vllm"), ("vllm", False, "llm"), ("auto", True, "llm")]
 )
-def test_vllm_goes_on_where_it_is_installed(
+def test_vllm_is_used_if_it_is_installed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, value: str, installed: bool, runtime: str
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if installed and name == "vllm" else None)

@@ -1,4 +1,4 @@
-"""Every field of settings.json and model-settings.json, and every variable, is honoured, told of or refused."""
+"""Every field of settings.json and model-settings.json, and every variable, is supported, reported or rejected."""
 
 import json
 import logging
@@ -32,12 +32,12 @@ content_type extra
 """
 
 
-def test_the_tables_know_every_field() -> None:
+def test_the_tables_have_every_field() -> None:
     assert sorted(SERVER) == sorted(SERVER_FIELDS.split())
     assert sorted(MODEL) == sorted(MODEL_FIELDS.split())
     assert sorted(PARAMETERS) == sorted(PARAMETER_FIELDS.split())
     for table in (SERVER, MODEL, PARAMETERS):
-        assert all(field.told for field in table.values() if field.effect != "same")
+        assert all(field.note for field in table.values() if field.effect != "same")
     assert {known.runtime for known in RUNTIMES.values()} <= set(built_in_runtimes())
 
 
@@ -69,7 +69,7 @@ def test_the_tables_know_every_field() -> None:
         (None, {}),
     ],
 )
-def test_what_the_server_makes_of_a_field(given: dict[str, Any] | None, want: dict[str, Any], tmp_path: Path) -> None:
+def test_settings_of_the_server(given: dict[str, Any] | None, want: dict[str, Any], tmp_path: Path) -> None:
     assert server_table(given, tmp_path) == want
     if given is not None:
         (tmp_path / "settings.json").write_text(json.dumps(given))
@@ -78,21 +78,21 @@ def test_what_the_server_makes_of_a_field(given: dict[str, Any] | None, want: di
     assert want.get("host", "127.0.0.1") == settings.host
 
 
-@pytest.mark.parametrize("name", [n for n, f in SERVER.items() if f.effect == "refused"])
-def test_what_cannot_be_is_refused_with_advice(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [n for n, f in SERVER.items() if f.effect == "rejected"])
+def test_unsupported_fields_are_rejected_with_an_alternative(name: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=rf"settings.json: '{name}' is not supported: .{{20,}}"):
         server_table({name: "x"}, tmp_path)
 
 
 @pytest.mark.parametrize("name", [n for n, f in SERVER.items() if f.effect == "missing"])
-def test_what_is_not_there_is_told(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_ignored_fields_are_logged(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert server_table({name: "x"}, tmp_path) == {}
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert f"'{name}' is passed over: " in record.getMessage()
+    assert f"'{name}' is ignored: " in record.getMessage()
 
 
-def test_a_variable_fills_what_the_file_leaves_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_are_used_where_the_file_has_no_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLSERVER_HTTP_PORT", "1234")
     monkeypatch.setenv("MLSERVER_GRPC_PORT", "1235")
     (tmp_path / ".env").write_text("# theirs\nMLSERVER_SERVER_NAME='named'\nexport MLSERVER_GRPC_PORT=1\nOTHER=1\n")
@@ -102,7 +102,7 @@ def test_a_variable_fills_what_the_file_leaves_open(tmp_path: Path, monkeypatch:
     assert settings_for([str(tmp_path)]).grpc_port == 1235
 
 
-def test_what_a_model_makes_of_its_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLSERVER_MODEL_MAX_BATCH_SIZE", "7")
     monkeypatch.setenv("MLSERVER_MODEL_URI", "./elsewhere")
     monkeypatch.setenv("MLSERVER_MODEL_EXTRA", '{"method": "predict"}')
@@ -127,24 +127,26 @@ def test_what_a_model_makes_of_its_fields(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
-        ({"implementation": "mlserver_alibi_explain.AlibiExplainRuntime"}, "explainers are not served"),
-        ({"implementation": "mlserver_alibi_detect.AlibiDetectRuntime"}, "drift detectors are not served"),
+        ({"implementation": "mlserver_alibi_explain.AlibiExplainRuntime"}, "explainers are not supported"),
+        ({"implementation": "mlserver_alibi_detect.AlibiDetectRuntime"}, "drift detectors are not supported"),
         ({"implementation": "mlserver_mllib.MLlibModel"}, "convert the model to ONNX"),
-        ({"implementation": "Mine"}, "expects module.Class, got 'Mine'"),
-        ({"parameters": {"environment_tarball": "e.tar.gz"}}, "install its packages beside Dragoman"),
-        ({"max_batch_size": "many"}, "'max_batch_size' has the wrong kind of value: 'many'"),
-        ({"parallel_workers": "many"}, "'parallel_workers' has the wrong kind of value: 'many'"),
+        ({"implementation": "Mine"}, "expected module.Class, got 'Mine'"),
+        ({"parameters": {"environment_tarball": "e.tar.gz"}}, "install the packages in Dragoman's environment"),
+        ({"max_batch_size": "many"}, "invalid value of 'max_batch_size': 'many'"),
+        ({"parallel_workers": "many"}, "invalid value of 'parallel_workers': 'many'"),
     ],
 )
-def test_models_that_cannot_be_are_refused_with_advice(given: dict[str, Any], told: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=told):
+def test_unsupported_models_are_rejected_with_an_alternative(
+    given: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
         model_table(given, tmp_path / "model-settings.json")
 
 
 @pytest.mark.parametrize(("named", "files"), [(n, k.files) for n, k in RUNTIMES.items()])
-def test_well_known_files_are_found_in_the_folder(named: str, files: tuple[str, ...], tmp_path: Path) -> None:
+def test_files_of_mlserver_runtimes_are_found(named: str, files: tuple[str, ...], tmp_path: Path) -> None:
     for file in files:
         (tmp_path / file).write_bytes(b"")
     found = model_table({"implementation": named, "parameters": {"uri": "."}}, tmp_path / "model-settings.json")

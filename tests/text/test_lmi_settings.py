@@ -195,7 +195,7 @@ def test_statuses_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("SERVING_THROTTLE_ERROR_HTTP_CODE", "429")
     assert settings_for([str(tmp_path)]).lmi_http_codes == "bad_request=422,throttle_error=429"
     monkeypatch.setenv("SERVING_TIMEOUT_HTTP_CODE", "soon")
-    with pytest.raises(InvalidInput, match="SERVING_TIMEOUT_HTTP_CODE has the wrong kind of value: 'soon'"):
+    with pytest.raises(InvalidInput, match="invalid value of environment variable SERVING_TIMEOUT_HTTP_CODE: 'soon'"):
         settings_for([str(tmp_path)])
 
 

@@ -20,9 +20,9 @@ effects:
   different   works differently, as described
   unused      has no effect here
   missing     is not available; the rest works
-  refused     the server does not start with it, or the model is not loaded
+  rejected    the server does not start with it, or the model is not loaded
 
-Exit status: 1 if something is missing or refused, otherwise 0. No code of the folder is run and no model is loaded.
+Exit status: 1 if something is missing or rejected, otherwise 0. No code of the folder is run and no model is loaded.
 """
 
 
@@ -43,26 +43,26 @@ def run(given: argparse.Namespace) -> int:
         raise InvalidInput(f"'{given.folder}' is not a folder")
     logging.getLogger("dragoman").addHandler(logging.NullHandler())  # the remarks say the same
     found = survey(folder)
-    remarks = [*found, *_refused(folder, found)]
-    bad = [r for r in remarks if r.effect in ("missing", "refused")]
+    remarks = [*found, *_load_errors(folder, found)]
+    bad = [r for r in remarks if r.effect in ("missing", "rejected")]
     print(json.dumps([asdict(r) for r in remarks], indent=2) if given.json else _text(remarks, len(bad)))
     return 1 if bad else 0
 
 
-def _refused(folder: Path, found: list[Remark]) -> Iterator[Remark]:
+def _load_errors(folder: Path, found: list[Remark]) -> Iterator[Remark]:
     """Yield the errors that `dragoman serve` would report and the survey has not found."""
-    known = [f"'{r.subject}'" for r in found if r.effect == "refused"]
-    known += [r.told for r in found if r.effect == "refused"]
-    for subject, told in refusals(str(folder), from_environment(os.environ)):
-        if not any(each in told for each in known):
-            yield Remark("dragoman serve", subject, "refused", told)
+    known = [f"'{r.subject}'" for r in found if r.effect == "rejected"]
+    known += [r.note for r in found if r.effect == "rejected"]
+    for subject, message in refusals(str(folder), from_environment(os.environ)):
+        if not any(each in message for each in known):
+            yield Remark("dragoman serve", subject, "rejected", message)
 
 
 def _text(remarks: list[Remark], bad: int) -> str:
     lines: list[str] = []
     for place, group in itertools.groupby(remarks, key=lambda r: r.place):
         lines.append(place)
-        lines += [f"  {r.effect:<9}  {r.subject}" + (f": {r.told}" if r.told else "") for r in group]
+        lines += [f"  {r.effect:<9}  {r.subject}" + (f": {r.note}" if r.note else "") for r in group]
         lines.append("")
-    lines.append("everything works" if not bad else f"not everything works: {bad} missing or refused, see above")
+    lines.append("everything works" if not bad else f"not everything works: {bad} missing or rejected, see above")
     return "\n".join(lines)

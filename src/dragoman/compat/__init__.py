@@ -1,1 +1,1 @@
-"""Existing folders and custom models of MLServer: what their files say, and a module `mlserver` for their code."""
+"""Compatibility with MLServer and LMI: read their configuration files, and run custom models of MLServer."""

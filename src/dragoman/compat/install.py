@@ -1,4 +1,4 @@
-"""Makes `import mlserver` work where that package is not installed, for the models of a folder."""
+"""Make `import mlserver` import our module if that package is not installed."""
 
 import importlib
 import sys
@@ -13,7 +13,7 @@ _OURS = "dragoman.compat.mlserver"
 
 
 def install() -> None:
-    """Let `mlserver` and what is below it be found here, unless the real package is there."""
+    """Add the finder of `mlserver` and its submodules; an installed package takes precedence."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
@@ -24,7 +24,7 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         top, _, rest = fullname.partition(".")
         if top != _THEIRS or not (_is_ours(sys.modules.get(_THEIRS)) if rest else PathFinder.find_spec(top) is None):
-            return None  # a module that the real package lacks is not filled in with ours
+            return None  # also for submodules that the installed package lacks
         name = f"{_OURS}.{rest}" if rest else _OURS
         found = find_spec(name)
         if found is None:
@@ -33,18 +33,18 @@ class _Finder(MetaPathFinder):
 
 
 class _Alias(Loader):
-    """One module under two names, so that a class is the same whichever name it came by."""
+    """Load one module object under two names, so that its classes are identical under both."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def create_module(self, _spec: ModuleSpec) -> ModuleType:
         module = importlib.import_module(self._name)
-        self._own = module.__spec__
+        self._spec = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._own  # the import system has put the alias's in its place
+        module.__spec__ = self._spec  # the import system has replaced it with that of the alias
 
 
 def _is_ours(module: ModuleType | None) -> bool:

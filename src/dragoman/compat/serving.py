@@ -1,4 +1,4 @@
-"""What serving.properties, and the environment of an LMI container, mean as settings of ours."""
+"""Convert serving.properties and the environment variables of LMI containers to our settings."""
 
 import importlib.util
 import os
@@ -7,26 +7,26 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from dragoman.compat.fields import Field, Finding, findings, tell
+from dragoman.compat.fields import Field, Finding, findings, report
 from dragoman.core.errors import InvalidInput
 
 FILE = "serving.properties"
 _OPTION = "OPTION_"
 _SERVER = "SERVING_"
-_NAMED: Mapping[str, str] = {
+_VARIABLES: Mapping[str, str] = {
     "HF_MODEL_ID": "option.model_id",
     "HF_REVISION": "option.revision",
     "HF_MODEL_TRUST_REMOTE_CODE": "option.trust_remote_code",
     "TENSOR_PARALLEL_DEGREE": "option.tensor_parallel_degree",
     "MAX_CONCURRENT_REQUESTS": "job_queue_size",
 }
-_ENGINES = "the text engine is our own; another one is chosen by `runtime`: see the page on text generation"
-_ONE_DEVICE = "a model runs on one device; choose it by parameters.device"
-_STATIC = "lists of inputs are answered as lists; there is no batch to size"
+_ENGINES = "Dragoman has its own engine; choose another one with `runtime`: see the page on text generation"
+_ONE_DEVICE = "a model runs on one device: choose it with parameters.device"
+_STATIC = "requests with lists of inputs are not merged into batches"
 
-# What becomes of each property. Those that are the same are converted by the table below.
+# Support of each property. `_CONVERTERS` converts those that are supported.
 PROPERTIES: Mapping[str, Field] = {
-    "option.model_id": Field("different", "a folder on this machine; nothing is downloaded", "uri"),
+    "option.model_id": Field("different", "a folder on this machine; models are not downloaded", "uri"),
     "option.dtype": Field("same"),
     "option.max_rolling_batch_size": Field("same"),
     "option.max_model_len": Field("same"),
@@ -37,34 +37,34 @@ PROPERTIES: Mapping[str, Field] = {
     "option.infer_do_sample": Field("same"),
     "option.rolling_batch": Field(
         "different",
-        "'disable' chooses the dynamic-batch schema, 'vllm' takes vLLM where it is installed; others are our engine",
+        "'disable' selects the dynamic-batch schema, 'vllm' uses vLLM if it is installed, others use Dragoman's engine",
     ),
     "option.predict_timeout": Field("same"),
     "job_queue_size": Field("same"),
     "engine": Field("unused", _ENGINES),
     "option.entrypoint": Field("unused", _ENGINES),
-    "option.task": Field("missing", "what a folder is for follows from its files", "", "text-generation"),
-    "option.revision": Field("unused", "nothing is downloaded"),
-    "option.trust_remote_code": Field("missing", "no code of a model is run", "", "false"),
+    "option.task": Field("missing", "the task is recognized from the files of the model", "", "text-generation"),
+    "option.revision": Field("unused", "models are not downloaded"),
+    "option.trust_remote_code": Field("missing", "code of the model is not executed", "", "false"),
     "option.tensor_parallel_degree": Field("missing", _ONE_DEVICE, "", "1"),
     "option.pipeline_parallel_degree": Field("missing", _ONE_DEVICE, "", "1"),
     "option.device_map": Field("unused", _ONE_DEVICE),
-    "option.quantize": Field("missing", "weights are run as they lie there"),
+    "option.quantize": Field("missing", "weights are not quantized at load"),
     "option.bedrock_compat": Field("same"),
-    "option.enable_lora": Field("unused", "adapters are there when the model's folder has some"),
-    "option.model_loading_timeout": Field("unused", "a model has ten minutes to load"),
-    "option.parallel_loading": Field("unused", "models load side by side"),
+    "option.enable_lora": Field("unused", "adapters are found in the folder of the model"),
+    "option.model_loading_timeout": Field("unused", "models may take ten minutes to load"),
+    "option.parallel_loading": Field("unused", "models are loaded concurrently"),
     "option.max_rolling_batch_prefill_tokens": Field("unused", "see parameters.prefill_chunk"),
     "load_on_devices": Field("unused", _ONE_DEVICE),
     "batch_size": Field("unused", _STATIC),
     "max_batch_delay": Field("unused", _STATIC),
-    "max_idle_time": Field("unused", "models stay until they are unloaded"),
-    "minworkers": Field("unused", "one engine works on all requests at the same time"),
-    "maxworkers": Field("unused", "one engine works on all requests at the same time"),
+    "max_idle_time": Field("unused", "models stay loaded until they are unloaded over the API"),
+    "minworkers": Field("unused", "one engine serves all requests concurrently"),
+    "maxworkers": Field("unused", "one engine serves all requests concurrently"),
 }
 
-# Engines other than ours: the runtime, and the package that it needs.
-_ROLLING = {"vllm": ("vllm", "vllm"), "openvino": ("openvino_genai", "openvino_genai")}
+# Runtime and required package of engines other than our own.
+_ENGINE_RUNTIMES = {"vllm": ("vllm", "vllm"), "openvino": ("openvino_genai", "openvino_genai")}
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -72,20 +72,20 @@ def _model(value: str, folder: Path) -> dict[str, Any]:
     place = (folder / value).expanduser()
     if "://" in value or not place.exists():
         raise InvalidInput(
-            f"{folder / FILE}: option.model_id: there is no folder '{value}'; nothing is downloaded, so put the model "
-            "beside the file and name its folder"
+            f"{folder / FILE}: option.model_id: folder '{value}' not found; models are not downloaded: copy the model "
+            "beside the file and give its folder"
         )
     return {"uri": str(place.resolve())}
 
 
 def _formatter(name: str) -> Callable[[str, Path], dict[str, Any]]:
-    """A formatter; one of the operator's own lies beside the properties, wherever the model is."""
+    """Return a converter for the name of a formatter; the module of a custom one is beside the properties."""
 
-    def read(value: str, folder: Path) -> dict[str, Any]:
-        own = {"formatter_folder": str(folder.resolve())} if ":" in value else {}
-        return {"protocols": {"lmi": {name: value, **own}}}
+    def convert(value: str, folder: Path) -> dict[str, Any]:
+        custom = {"formatter_folder": str(folder.resolve())} if ":" in value else {}
+        return {"protocols": {"lmi": {name: value, **custom}}}
 
-    return read
+    return convert
 
 
 def _flag(value: str, _: Path) -> bool:
@@ -105,21 +105,21 @@ def _text(value: str, _: Path) -> str:
     return value
 
 
-def _rolling(value: str, _: Path) -> dict[str, Any]:
-    """Whoever had vLLM chosen, and has it here, goes on with it; the others lose nothing by our own engine."""
-    runtime, package = _ROLLING.get(value.strip().lower(), ("", ""))
+def _rolling_batch(value: str, _: Path) -> dict[str, Any]:
+    """Return the runtime of the engine if its package is installed; else Dragoman's engine is used."""
+    runtime, package = _ENGINE_RUNTIMES.get(value.strip().lower(), ("", ""))
     chosen = {"runtime": runtime} if runtime and importlib.util.find_spec(package) is not None else {}
     return {"protocols": {"lmi": {"rolling_batch": value}}, **chosen}
 
 
-_CONVERTED: Mapping[str, Callable[[str, Path], dict[str, Any]]] = {
+_CONVERTERS: Mapping[str, Callable[[str, Path], dict[str, Any]]] = {
     "option.model_id": _model,
     "option.dtype": _parameter("dtype", lambda value: _DTYPES.get(value, value)),
     "option.max_rolling_batch_size": _parameter("max_batch", int),
     "option.max_model_len": _parameter("max_context", int),
     "option.output_formatter": _formatter("output_formatter"),
     "option.input_formatter": _formatter("input_formatter"),
-    "option.rolling_batch": _rolling,
+    "option.rolling_batch": _rolling_batch,
     "option.tgi_compat": _protocol("tgi_compat", _flag),
     "option.enable_streaming": _protocol("enable_streaming", _flag),
     "option.infer_do_sample": _protocol("infer_do_sample", _flag),
@@ -130,28 +130,30 @@ _CONVERTED: Mapping[str, Callable[[str, Path], dict[str, Any]]] = {
 
 
 def model_table(folder: Path) -> dict[str, Any] | None:
-    """Our fields of the model that a folder's serving.properties describes, the environment behind it; None where it
-    has none. Raises InvalidInput naming a property whose value makes no sense."""
+    """Return our settings of the model for a folder's serving.properties and environment; None without such a file.
+
+    Raises InvalidInput naming a property with an invalid value.
+    """
     path = folder / FILE
-    return _table({**_options(os.environ), **_read(path)}, folder) if path.is_file() else None
+    return _table({**_options(os.environ), **_parse(path)}, folder) if path.is_file() else None
 
 
 def environment_table(folder: Path) -> dict[str, Any] | None:
-    """The model that the environment alone describes, where the folder is one model's or it names one; else None."""
+    """Return our settings of the model that only the environment describes; None if there is none."""
     given = _options(os.environ)
-    alone = "option.model_id" in given or (folder / "config.json").is_file()
-    return _table(given, folder) if given and alone and not (folder / FILE).is_file() else None
+    is_model = "option.model_id" in given or (folder / "config.json").is_file()
+    return _table(given, folder) if given and is_model and not (folder / FILE).is_file() else None
 
 
 def server_table(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The settings of the server among the environment's SERVING_ variables."""
+    """Return our settings of the server for the `SERVING_` variables. Raises InvalidInput."""
     found: dict[str, Any] = {}
     for name, value in environment.items():
         if name.startswith(_SERVER) and (read := _SERVER_VARIABLES.get(name.removeprefix(_SERVER).lower())):
             try:
                 _add(found, read(value))
-            except ValueError as fault:
-                raise InvalidInput(f"environment variable {name} has the wrong kind of value: {value!r}") from fault
+            except ValueError as error:
+                raise InvalidInput(f"invalid value of environment variable {name}: {value!r}") from error
     return found
 
 
@@ -179,29 +181,29 @@ _SERVER_VARIABLES: Mapping[str, Callable[[str], dict[str, Any]]] = {
 
 
 def _add(found: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Further settings; several statuses make up one of them."""
+    """Add settings; status codes of several variables are joined in one of them."""
     for name, value in more.items():
         found[name] = f"{found[name]},{value}" if name == "lmi_http_codes" and name in found else value
 
 
-# -----------------------------------------------------------------------------------------------------------
+# --- parsing -------------------------------------------------------------------------------------------------
 
 
-def told(path: Path) -> list[Finding]:
-    """What becomes of each property in a serving.properties."""
-    return list(findings(_read(path), PROPERTIES))
+def property_findings(path: Path) -> list[Finding]:
+    """Return the support of each property in a serving.properties."""
+    return list(findings(_parse(path), PROPERTIES))
 
 
 def _options(environment: Mapping[str, str]) -> dict[str, str]:
-    found = {name: environment[key] for key, name in _NAMED.items() if environment.get(key)}
+    found = {name: environment[key] for key, name in _VARIABLES.items() if environment.get(key)}
     for key, value in environment.items():
         if key.startswith(_OPTION):
             found[f"option.{key.removeprefix(_OPTION).lower()}"] = value
     return found
 
 
-def _read(path: Path) -> dict[str, str]:
-    """A Java properties file: `name=value` or `name: value`; a comment begins with # or !."""
+def _parse(path: Path) -> dict[str, str]:
+    """Parse a Java properties file: `name=value` or `name: value`; comments begin with # or !."""
     found = {}
     for line in path.read_text().splitlines():
         text = line.strip()
@@ -215,14 +217,14 @@ def _read(path: Path) -> dict[str, str]:
 
 
 def _table(given: Mapping[str, str], folder: Path) -> dict[str, Any]:
-    tell(findings(given, PROPERTIES), folder / FILE)
+    report(findings(given, PROPERTIES), folder / FILE)
     result: dict[str, Any] = {}
     for name, value in given.items():
-        if value and name in _CONVERTED:
+        if value and name in _CONVERTERS:
             try:
-                _merge(result, _CONVERTED[name](value, folder))
-            except (ValueError, KeyError) as fault:
-                raise InvalidInput(f"{folder / FILE}: '{name}' has the wrong kind of value: {value!r}") from fault
+                _merge(result, _CONVERTERS[name](value, folder))
+            except (ValueError, KeyError) as error:
+                raise InvalidInput(f"{folder / FILE}: invalid value of '{name}': {value!r}") from error
     return result
 
 

@@ -1,4 +1,4 @@
-"""What will be the same, different or missing for a folder, found in its files without running any of its code."""
+"""Report how a folder of MLServer or LMI is supported, from its files, without running any of its code."""
 
 import ast
 import json
@@ -11,32 +11,32 @@ from dragoman.compat import serving
 from dragoman.compat.environment import MODEL_PREFIX, PREFIX, model_variables, server_variables, variables
 from dragoman.compat.fields import MODEL, PARAMETERS, SERVER, Effect, Field, findings
 from dragoman.compat.files import with_environment
-from dragoman.compat.implementations import file_of, unsupported, well_known
+from dragoman.compat.implementations import file_of, known_implementation, unsupported
 from dragoman.core.errors import InvalidInput
 
 _PICKLED = (".joblib", ".pkl", ".pickle")
-_TRUSTED = "files of this kind can run code when loaded; start with --allow-pickle if you trust them"
-_HANDLER = "served at its path, after every path of the protocols; what does not fit is 400 with one sentence, not 422"
-_METRIC = "told at /metrics on the HTTP port, where the package prometheus-client is installed"
+_PICKLE = "pickle files can run code when loaded: start with --allow-pickle if you trust them"
+_HANDLER = "the routes of the protocols take precedence over its path; invalid arguments are a 400 instead of a 422"
+_METRIC = "exported at /metrics on the HTTP port if the package prometheus-client is installed"
 _HEADERS = (
-    "the model sees those headers of a request that --forward-headers names, and credentials never; headers that it "
-    "sets in an answer are sent over HTTP"
+    "the model gets the request headers that --forward-headers names, never credentials; headers that it sets in a "
+    "response are sent over HTTP"
 )
-_OWN = Path(__file__).parent / "mlserver"
+_MODULE = Path(__file__).parent / "mlserver"
 
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """One thing worth knowing: where it stands, what becomes of it, and what to do."""
+    """Support of one field or import: the file, its name, the effect, and a note with the alternative."""
 
     place: str
     subject: str
     effect: Effect
-    told: str
+    note: str
 
 
 def survey(folder: Path) -> list[Remark]:
-    """Every remark on a folder: its settings, its models, their code, and the environment."""
+    """Return all remarks on a folder: on the environment, its settings, its models and their code."""
     remarks = [*_environment(folder), *_server(folder)]
     described = sorted(folder.rglob("model-settings.json"))
     for path in described:
@@ -45,15 +45,15 @@ def survey(folder: Path) -> list[Remark]:
     for path in properties:
         place = str(path.relative_to(folder))
         try:
-            remarks += [Remark(place, f.field, f.effect, f.told) for f in serving.told(path)]
-        except InvalidInput as fault:
-            remarks.append(Remark(place, "properties", "refused", fault.message))
+            remarks += [Remark(place, f.field, f.effect, f.note) for f in serving.property_findings(path)]
+        except InvalidInput as error:
+            remarks.append(Remark(place, "properties", "rejected", error.message))
     for path in sorted(folder.rglob("*.py")):
         remarks += _code(path, str(path.relative_to(folder)))
     if not described and not properties:
-        remarks.append(Remark(".", "models", "same", "no model-settings.json; models are found by their files"))
+        remarks.append(Remark(".", "models", "same", "no model-settings.json; models are recognized from their files"))
         pickled = sorted(path for path in folder.rglob("*") if path.suffix in _PICKLED)
-        remarks += [Remark(str(path.relative_to(folder)), "file", "different", _TRUSTED) for path in pickled]
+        remarks += [Remark(str(path.relative_to(folder)), "file", "different", _PICKLE) for path in pickled]
     return remarks
 
 
@@ -67,7 +67,7 @@ def _environment(folder: Path) -> Iterator[Remark]:
     )
     for prefix, values, table in tables:
         for found in findings(values, table):
-            yield Remark("environment", prefix + found.field.upper(), found.effect, found.told)
+            yield Remark("environment", prefix + found.field.upper(), found.effect, found.note)
 
 
 def _server(folder: Path) -> Iterator[Remark]:
@@ -75,7 +75,7 @@ def _server(folder: Path) -> Iterator[Remark]:
     if path.is_file():
         yield from _fields(_read(path), SERVER, "settings.json")
     if "host" not in (_read(path) if path.is_file() else {}):
-        yield Remark("settings.json" if path.is_file() else ".", "host", "different", SERVER["host"].told)
+        yield Remark("settings.json" if path.is_file() else ".", "host", "different", SERVER["host"].note)
 
 
 def _model(path: Path, root: Path) -> Iterator[Remark]:
@@ -83,31 +83,31 @@ def _model(path: Path, root: Path) -> Iterator[Remark]:
     given = _read(path)
     yield from _fields(given, MODEL, place)
     yield from _fields(given.get("parameters") or {}, PARAMETERS, place, "parameters.")
-    whole = with_environment(given, path.parent)
-    named = str(whole.get("implementation") or "")
+    merged = with_environment(given, path.parent)
+    named = str(merged.get("implementation") or "")
     yield from _implementation(named, place, path.parent)
-    uri = path.parent / str(whole["parameters"].get("uri") or "")
+    uri = path.parent / str(merged["parameters"].get("uri") or "")
     files = [uri] if uri.is_file() else list(path.parent.glob("model.*"))
-    if any(f.suffix in _PICKLED for f in files) and (well_known(named) is not None or not named):
-        yield Remark(place, "parameters.uri", "different", _TRUSTED)
+    if any(f.suffix in _PICKLED for f in files) and (known_implementation(named) is not None or not named):
+        yield Remark(place, "parameters.uri", "different", _PICKLE)
 
 
 def _implementation(named: str, place: str, folder: Path) -> Iterator[Remark]:
-    known = well_known(named)
+    known = known_implementation(named)
     if unsupported(named):
-        yield Remark(place, "implementation", "refused", unsupported(named))
+        yield Remark(place, "implementation", "rejected", unsupported(named))
     elif known is not None:
-        told = f"runs on Dragoman's runtime {known.runtime}; outputs are told in its metadata"
-        told += "; start with --allow-pickle if you trust its files" if known.runtime == "mlflow" else ""
-        yield Remark(place, "implementation", "same", told)
+        note = f"uses Dragoman's runtime {known.runtime}; its metadata lists the outputs"
+        note += "; start with --allow-pickle if you trust its files" if known.runtime == "mlflow" else ""
+        yield Remark(place, "implementation", "same", note)
     elif named and file_of(named, folder) is None:
-        told = f"'{named}' is in no file beside its settings; it must be importable where the server runs"
-        yield Remark(place, "implementation", "different", told)
+        note = f"'{named}' is not in a file beside its settings: it must be importable by the server"
+        yield Remark(place, "implementation", "different", note)
 
 
 def _fields(given: Mapping[str, Any], table: Mapping[str, Field], place: str, prefix: str = "") -> Iterator[Remark]:
     for found in findings(given, table, prefix):
-        yield Remark(place, found.field, found.effect, found.told)
+        yield Remark(place, found.field, found.effect, found.note)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -122,20 +122,20 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _code(path: Path, place: str) -> Iterator[Remark]:
-    """What a Python file asks of the package `mlserver`, as far as reading it tells."""
+    """Return remarks on the imports of `mlserver` in a Python file."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError) as fault:
-        yield Remark(place, "code", "missing", f"cannot be read: {fault}")
+    except (OSError, SyntaxError, ValueError) as error:
+        yield Remark(place, "code", "missing", f"cannot be parsed: {error}")
         return
     for module, names in _imports(tree):
         top = module.partition(".")[0]
         if top.startswith("mlserver_"):
-            told = f"the package '{top}' is not replaced; derive the class from mlserver.MLModel"
-            yield Remark(place, f"import {module}", "missing", told)
+            note = f"the package '{top}' is not included: derive the class from mlserver.MLModel"
+            yield Remark(place, f"import {module}", "missing", note)
         elif top == "mlserver" and not _is_ours(module):
-            told = "this part of the package is not there; install mlserver itself beside Dragoman if it is needed"
-            yield Remark(place, f"import {module}", "missing", told)
+            note = "this module is not included: install the package mlserver if it is needed"
+            yield Remark(place, f"import {module}", "missing", note)
         elif top == "mlserver":
             if "custom_handler" in names:
                 yield Remark(place, "custom_handler", "different", _HANDLER)
@@ -154,5 +154,5 @@ def _imports(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:
 
 
 def _is_ours(module: str) -> bool:
-    place = _OWN.joinpath(*module.split(".")[1:])
+    place = _MODULE.joinpath(*module.split(".")[1:])
     return place.is_dir() or place.with_suffix(".py").is_file()

@@ -1,8 +1,8 @@
-"""The errors that custom models raise; `status_code` says whose fault each is."""
+"""Errors that custom models raise; `status_code` is the HTTP status."""
 
 
 class MLServerError(Exception):
-    """The root of the others."""
+    """Base class of the errors."""
 
     def __init__(self, msg: str, status_code: int = 400) -> None:
         super().__init__(msg)
@@ -10,28 +10,28 @@ class MLServerError(Exception):
 
 
 class InvalidModelURI(MLServerError):
-    """There is no such model file."""
+    """The file of the model was not found."""
 
     def __init__(self, name: str, model_uri: str | None = None) -> None:
         super().__init__(f"Invalid URI specified for model {name}" + (f" ({model_uri})" if model_uri else ""))
 
 
 class ModelNotFound(MLServerError):
-    """There is no such model."""
+    """The model was not found."""
 
     def __init__(self, name: str, version: str | None = None) -> None:
         super().__init__(f"Model {name}" + (f" with version {version}" if version else "") + " not found", 404)
 
 
 class ModelNotReady(MLServerError):
-    """The model cannot answer yet."""
+    """The model is not ready."""
 
     def __init__(self, name: str, version: str | None = None) -> None:
         super().__init__(f"Model {name}" + (f" with version {version}" if version else "") + " is not ready yet.")
 
 
 class InferenceError(MLServerError):
-    """The model could not answer."""
+    """Inference failed."""
 
 
 class ModelParametersMissing(MLServerError):

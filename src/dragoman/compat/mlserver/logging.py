@@ -6,7 +6,7 @@ LoggerName = "mlserver"
 
 
 def get_logger() -> logging.Logger:
-    """The logger called `mlserver`, which goes where all of the server's log goes."""
+    """Return the logger `mlserver`, whose records go to the log of the server."""
     return logging.getLogger(LoggerName)
 
 

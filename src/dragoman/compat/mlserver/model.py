@@ -25,16 +25,16 @@ from dragoman.compat.mlserver.types import (
 
 
 class MLModel:
-    """A model: a subclass overrides `load`, and `predict` or `predict_stream`."""
+    """Base class of models: override `load`, and `predict` or `predict_stream`."""
 
     def __init__(self, settings: ModelSettings) -> None:
         self._settings = settings
         self.ready = False
 
-    # --- what a subclass overrides ---------------------------------------------------------------------------
+    # --- to be overridden ---------------------------------------------------------------------------
 
     async def load(self) -> bool:
-        """Get ready; False says that it could not."""
+        """Load the model; return whether it is ready."""
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
@@ -44,10 +44,10 @@ class MLModel:
         raise NotImplementedError("predict_stream() method not implemented")
 
     async def unload(self) -> bool:
-        """Let go of what `load` took."""
+        """Release the resources of `load`."""
         return True
 
-    # --- what it may ask -------------------------------------------------------------------------------------
+    # --- settings -------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -86,24 +86,24 @@ class MLModel:
     # --- codecs ----------------------------------------------------------------------------------------------
 
     def decode(self, request_input: RequestInput, default_codec: InputCodecLike | None = None) -> Any:
-        """An input's value: by the request, the metadata or the default codec; else its elements."""
+        """Decode an input by the request, the metadata or the default codec; else return its elements."""
         value = decode_request_input(request_input, {m.name: m for m in self.inputs})
         if has_decoded(request_input):
             return value
         return request_input.data if default_codec is None else default_codec.decode_input(request_input)
 
     def decode_request(self, inference_request: InferenceRequest, default_codec: RequestCodecLike | None = None) -> Any:
-        """A request's value: by the request, the metadata or the default codec; else the request itself."""
+        """Decode a request by its content type, the metadata or the default codec; else return the request."""
         value = decode_inference_request(inference_request, self._settings)
         if has_decoded(inference_request) or default_codec is None:
             return value
         return default_codec.decode_request(inference_request)
 
     def encode_response(self, payload: Any, default_codec: RequestCodecLike | None = None) -> InferenceResponse:
-        """The answer of a value, by what it is, or by the default codec. Raises CodecNotFound."""
-        answer = encode_inference_response(payload, self._settings)
-        if answer is not None:
-            return answer
+        """Encode a response by the type of the value, or by the default codec. Raises CodecNotFound."""
+        response = encode_inference_response(payload, self._settings)
+        if response is not None:
+            return response
         if default_codec is None:
             raise CodecNotFound(payload_type=str(type(payload)), is_request=True)
         return default_codec.encode_response(self.name, payload, self.version)
@@ -111,7 +111,7 @@ class MLModel:
     def encode(
         self, payload: Any, request_output: RequestOutput, default_codec: InputCodecLike | None = None
     ) -> ResponseOutput:
-        """The output of a value, by the request, the metadata, what it is, or the default codec."""
+        """Encode an output by the request, the metadata, its type, or the default codec. Raises CodecNotFound."""
         output = encode_response_output(payload, request_output, {m.name: m for m in self.outputs})
         if output is not None:
             return output

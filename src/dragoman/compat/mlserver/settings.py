@@ -1,16 +1,16 @@
-"""The settings of a model as custom code reads them."""
+"""Settings of models and of the server for custom code."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
 from dragoman.compat.mlserver.types import BaseModel, MetadataTensor
-from dragoman.compat.mlserver.types.base import each
+from dragoman.compat.mlserver.types.base import list_of
 
 
 class ModelParameters(BaseModel):
-    """What `parameters` of a model-settings.json says: the known keywords, and any other."""
+    """`parameters` of a model-settings.json; any further field is accepted."""
 
-    _open = True
+    _allows_extra = True
     uri: str | None = None
     version: str | None = None
     environment_path: str | None = None
@@ -23,7 +23,7 @@ class ModelParameters(BaseModel):
 
 
 class ModelSettings(BaseModel):
-    """What a model-settings.json says. `_source` is its path."""
+    """The content of a model-settings.json. `_source` is its path."""
 
     implementation: Any = None
     name: str = ""
@@ -38,18 +38,18 @@ class ModelSettings(BaseModel):
     parameters: ModelParameters | None = None
     cache_enabled: bool = False
     _source: str | None = None
-    _readers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {
-        "inputs": each(MetadataTensor),
-        "outputs": each(MetadataTensor),
+    _converters: ClassVar[Mapping[str, Callable[[Any], Any]]] = {
+        "inputs": list_of(MetadataTensor),
+        "outputs": list_of(MetadataTensor),
         "parameters": ModelParameters.of,
     }
 
     @classmethod
     def read(cls, given: Mapping[str, Any], source: str) -> Self:
-        """The settings in a file, which are those of the model."""
-        made = cls(**given)
-        made._source = source
-        return made
+        """Return the settings in a file."""
+        settings = cls(**given)
+        settings._source = source
+        return settings
 
     @property
     def version(self) -> str | None:
@@ -61,9 +61,9 @@ class ModelSettings(BaseModel):
 
 
 class Settings(BaseModel):
-    """Settings of a server, as far as code looks at them."""
+    """Settings of the server that custom code uses; any further field is accepted."""
 
-    _open = True
+    _allows_extra = True
     debug: bool = False
     parallel_workers: int = 1
     host: str = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""Where a model's file lies, and identifiers."""
+"""Path of the model file, and identifiers."""
 
 import uuid
 from collections.abc import Sequence
@@ -9,17 +9,17 @@ from dragoman.compat.mlserver.settings import ModelSettings
 
 
 async def get_model_uri(settings: ModelSettings, wellknown_filenames: Sequence[str] = ()) -> str:
-    """The path of the model's file: its `uri`, or in that folder the first file of a well-known name.
+    """Return the path of the model file: `uri`, or the first of the well-known file names in that folder.
 
-    Raises InvalidModelURI where there is none.
+    Raises InvalidModelURI if it is not found.
     """
     uri = settings.parameters.uri if settings.parameters is not None else None
     if not uri:
         raise InvalidModelURI(settings.name)
-    return _found(Path(to_absolute_path(settings, uri)), settings.name, wellknown_filenames)
+    return _find(Path(to_absolute_path(settings, uri)), settings.name, wellknown_filenames)
 
 
-def _found(path: Path, model: str, wellknown_filenames: Sequence[str]) -> str:
+def _find(path: Path, model: str, wellknown_filenames: Sequence[str]) -> str:
     if path.is_file():
         return str(path)
     if path.is_dir():
@@ -28,11 +28,11 @@ def _found(path: Path, model: str, wellknown_filenames: Sequence[str]) -> str:
 
 
 def to_absolute_path(model_settings: ModelSettings, uri: str) -> str:
-    """A uri as it is meant beside the model's settings."""
+    """Return a uri relative to the folder of the settings as an absolute path."""
     source = model_settings._source
     return uri if source is None else str(Path(source).parent / uri)
 
 
 def generate_uuid() -> str:
-    """A new identifier."""
+    """Return a new identifier."""
     return str(uuid.uuid4())

@@ -1,4 +1,4 @@
-"""Our codecs behind the interface that custom models know."""
+"""Dragoman's codecs with the interface of MLServer's codecs."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,48 +19,48 @@ from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.core.tensor import Tensor
 
 
-class AdaptedInput(InputCodec):
-    """The codec of the content type, for one tensor."""
+class AdaptedInputCodec(InputCodec):
+    """Dragoman's codec of the content type, for one tensor."""
 
     @classmethod
-    def _ours(cls) -> Any:
+    def _codec(cls) -> Any:
         return CODECS.input(cls.ContentType)
 
     @classmethod
     def can_encode(cls, payload: Any) -> bool:
-        return bool(cls._ours().can_encode(payload))
+        return bool(cls._codec().can_encode(payload))
 
     @classmethod
     def encode_output(cls, name: str, payload: Any, use_bytes: bool = True, **kwargs: Any) -> ResponseOutput:
-        with _our_fault(f"output '{name}'"):
-            return ResponseOutput.from_tensor(name, cls._ours().to_tensor(payload, **kwargs))
+        with _invalid_output(f"output '{name}'"):
+            return ResponseOutput.from_tensor(name, cls._codec().to_tensor(payload, **kwargs))
 
     @classmethod
     def decode_output(cls, response_output: ResponseOutput) -> Any:
         tensor = response_output.to_tensor()
-        return _writable(cls._ours().to_value(tensor, f"output '{response_output.name}'"))
+        return _writable(cls._codec().to_value(tensor, f"output '{response_output.name}'"))
 
     @classmethod
     def encode_input(cls, name: str, payload: Any, use_bytes: bool = True, **kwargs: Any) -> RequestInput:
-        return RequestInput.from_tensor(name, cls._ours().to_tensor(payload, **kwargs))
+        return RequestInput.from_tensor(name, cls._codec().to_tensor(payload, **kwargs))
 
     @classmethod
     def decode_input(cls, request_input: RequestInput) -> Any:
-        return _writable(cls._ours().to_value(request_input.to_tensor(), f"input '{request_input.name}'"))
+        return _writable(cls._codec().to_value(request_input.to_tensor(), f"input '{request_input.name}'"))
 
 
-class AdaptedRequest(RequestCodec):
-    """The codec of the content type, for a whole request."""
+class AdaptedRequestCodec(RequestCodec):
+    """Dragoman's codec of the content type, for a whole request."""
 
     @classmethod
-    def _ours(cls) -> Any:
-        found = CODECS.request(cls.ContentType)
-        assert found is not None
-        return found
+    def _codec(cls) -> Any:
+        codec = CODECS.request(cls.ContentType)
+        assert codec is not None
+        return codec
 
     @classmethod
     def can_encode(cls, payload: Any) -> bool:
-        return bool(cls._ours().can_encode(payload))
+        return bool(cls._codec().can_encode(payload))
 
     @classmethod
     def encode_response(
@@ -80,17 +80,17 @@ class AdaptedRequest(RequestCodec):
 
     @classmethod
     def encode_outputs(cls, payload: Any, use_bytes: bool = True, **kwargs: Any) -> list[ResponseOutput]:
-        with _our_fault("the answer"):
-            tensors: Mapping[str, Tensor] = cls._ours().to_tensors(payload, "output", **kwargs)
+        with _invalid_output("the response"):
+            tensors: Mapping[str, Tensor] = cls._codec().to_tensors(payload, "output", **kwargs)
         return [ResponseOutput.from_tensor(name, tensor) for name, tensor in tensors.items()]
 
     @classmethod
     def decode_response(cls, response: InferenceResponse) -> Any:
-        return cls._ours().to_value({o.name: o.to_tensor() for o in response.outputs}, "output")
+        return cls._codec().to_value({o.name: o.to_tensor() for o in response.outputs}, "output")
 
     @classmethod
     def encode_request(cls, payload: Any, use_bytes: bool = True, **kwargs: Any) -> InferenceRequest:
-        tensors: Mapping[str, Tensor] = cls._ours().to_tensors(payload, "input", **kwargs)
+        tensors: Mapping[str, Tensor] = cls._codec().to_tensors(payload, "input", **kwargs)
         return InferenceRequest(
             parameters=Parameters(content_type=cls.ContentType),
             inputs=[RequestInput.from_tensor(name, tensor) for name, tensor in tensors.items()],
@@ -98,27 +98,27 @@ class AdaptedRequest(RequestCodec):
 
     @classmethod
     def decode_request(cls, request: InferenceRequest) -> Any:
-        tensors = {i.name: _typed(i) for i in request.inputs}
-        return _writable(cls._ours().to_value(tensors, "input"))
+        tensors = {i.name: _with_content_type(i) for i in request.inputs}
+        return _writable(cls._codec().to_value(tensors, "input"))
 
 
-def _typed(request_input: RequestInput) -> Tensor:
-    """The tensor, with the content type that the model's metadata gives it where the request gives none."""
-    tensor, told = request_input.to_tensor(), getattr(request_input, "_content_type", None)
-    if told is None or "content_type" in tensor.parameters:
+def _with_content_type(request_input: RequestInput) -> Tensor:
+    """Return the tensor with the content type of the model's metadata if the request gives none."""
+    tensor, content_type = request_input.to_tensor(), getattr(request_input, "_content_type", None)
+    if content_type is None or "content_type" in tensor.parameters:
         return tensor
-    return Tensor(tensor.data, tensor.datatype, {**tensor.parameters, "content_type": told})
+    return Tensor(tensor.data, tensor.datatype, {**tensor.parameters, "content_type": content_type})
 
 
 def _writable(value: Any) -> Any:
-    """Custom models may change in place what they decode, which is a view of what came."""
+    """Return a copy of a read-only array, because custom models may write to decoded values."""
     return value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
 
 
 @contextmanager
-def _our_fault(where: str) -> Iterator[None]:
-    """A result that cannot be encoded is no fault of the caller."""
+def _invalid_output(where: str) -> Iterator[None]:
+    """Raise InvalidOutput for a result that cannot be encoded: it is an error of the model, not of the client."""
     try:
         yield
-    except InvalidInput as fault:
-        raise InvalidOutput(f"{where}: {fault.message}") from fault
+    except InvalidInput as error:
+        raise InvalidOutput(f"{where}: {error.message}") from error

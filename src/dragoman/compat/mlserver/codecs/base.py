@@ -1,16 +1,16 @@
-"""Codecs as custom code writes and finds them: by content type, by value or by annotation."""
+"""Base classes and registry of MLServer codecs: find them by content type, value or annotation."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
-from dragoman.codecs import codec as house
+from dragoman.codecs import codec as dragoman_codec
 from dragoman.codecs.registry import CODECS
 from dragoman.compat.mlserver.types import InferenceRequest, InferenceResponse, RequestInput, ResponseOutput
 from dragoman.core.tensor import Tensor
 
 
 class InputCodec:
-    """Values that fit into one input or output."""
+    """Codec of values that are one input or output."""
 
     ContentType: ClassVar[str] = ""
     TypeHint: ClassVar[Any] = type(None)
@@ -37,17 +37,17 @@ class InputCodec:
 
     @classmethod
     def encode(cls, name: str, payload: Any) -> ResponseOutput:
-        """The old name of `encode_output`."""
+        """Deprecated name of `encode_output`."""
         return cls.encode_output(name, payload)
 
     @classmethod
     def decode(cls, request_input: RequestInput) -> Any:
-        """The old name of `decode_input`."""
+        """Deprecated name of `decode_input`."""
         return cls.decode_input(request_input)
 
 
 class RequestCodec:
-    """Values that a whole request or answer makes up."""
+    """Codec of values that are a whole request or response."""
 
     ContentType: ClassVar[str] = ""
     TypeHint: ClassVar[Any] = type(None)
@@ -76,12 +76,12 @@ class RequestCodec:
 
     @classmethod
     def encode(cls, model_name: str, payload: Any, model_version: str | None = None) -> InferenceResponse:
-        """The old name of `encode_response`."""
+        """Deprecated name of `encode_response`."""
         return cls.encode_response(model_name, payload, model_version)
 
     @classmethod
     def decode(cls, request: InferenceRequest) -> Any:
-        """The old name of `decode_request`."""
+        """Deprecated name of `decode_request`."""
         return cls.decode_request(request)
 
 
@@ -91,21 +91,21 @@ I = TypeVar("I", bound=InputCodecLike)  # noqa: E741
 R = TypeVar("R", bound=RequestCodecLike)
 C = TypeVar("C")
 
-# In the order of registration, which is the order in which they are asked whether they can encode a value.
+# In the order of registration, in which `can_encode` is called.
 _INPUT: dict[str, InputCodecLike] = {}
 _REQUEST: dict[str, RequestCodecLike] = {}
 
 
-def register_input_codec(CodecKlass: I) -> I:  # noqa: N803 - their keyword
-    """Let a codec speak for its content type, to the codecs of tables here too. Can be used as a decorator."""
+def register_input_codec(CodecKlass: I) -> I:  # noqa: N803 - the keyword of MLServer
+    """Register a codec, also for columns of data frames in Dragoman's codecs. Can be used as a class decorator."""
     _INPUT[CodecKlass.ContentType] = CodecKlass
     if CodecKlass.__module__.partition(".")[0] != __name__.partition(".")[0]:
-        CODECS.add(_for_the_house(CodecKlass))
+        CODECS.add(_as_dragoman_codec(CodecKlass))
     return CodecKlass
 
 
-def register_request_codec(CodecKlass: R) -> R:  # noqa: N803 - their keyword
-    """Let a codec speak for its content type. Can be used as a decorator."""
+def register_request_codec(CodecKlass: R) -> R:  # noqa: N803 - the keyword of MLServer
+    """Register a codec. Can be used as a class decorator."""
     _REQUEST[CodecKlass.ContentType] = CodecKlass
     return CodecKlass
 
@@ -147,26 +147,26 @@ def _find(codecs: Mapping[str, C], content_type: str | None, payload: Any, type_
 
 
 def _can_encode(payload: Any, codecs: Iterable[C]) -> C | None:
-    asked: Callable[[Any], bool] = lambda c: c.can_encode(payload)  # noqa: E731
-    return next(filter(asked, codecs), None)
+    can_encode: Callable[[Any], bool] = lambda codec: codec.can_encode(payload)  # noqa: E731
+    return next(filter(can_encode, codecs), None)
 
 
 def _hinted(type_hint: Any, codecs: Iterable[C]) -> C | None:
-    wanted = _plain(type_hint)
-    asked: Callable[[Any], bool] = lambda c: _plain(c.TypeHint) == wanted  # noqa: E731
-    return next(filter(asked, codecs), None)
+    expected = _normalized(type_hint)
+    has_hint: Callable[[Any], bool] = lambda codec: _normalized(codec.TypeHint) == expected  # noqa: E731
+    return next(filter(has_hint, codecs), None)
 
 
-def _plain(hint: Any) -> Any:
-    """`List[str]` and `list[str]` alike; of generic arrays the class alone."""
+def _normalized(hint: Any) -> Any:
+    """Return the same value for `List[str]` and `list[str]`, and the class for generic arrays."""
     origin = get_origin(hint)
     return hint if origin is None else (list, *get_args(hint)) if origin is list else origin
 
 
-def _for_the_house(theirs: Any) -> type[house.InputCodec]:
-    """A custom codec as one of ours, so that a column of a table may have its content type."""
+def _as_dragoman_codec(theirs: Any) -> type[dragoman_codec.InputCodec]:
+    """Return a custom codec as one of Dragoman, so that columns of a data frame may have its content type."""
 
-    class Adapted(house.InputCodec):
+    class Adapted(dragoman_codec.InputCodec):
         content_type = theirs.ContentType
 
         @classmethod

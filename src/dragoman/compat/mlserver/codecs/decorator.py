@@ -1,4 +1,4 @@
-"""`decode_args`: a method whose annotations decode its inputs and encode its results."""
+"""`decode_args`: decode the inputs of a method and encode its results by its annotations."""
 
 import functools
 import inspect
@@ -20,23 +20,23 @@ from dragoman.core.type_aliases import without_aliases
 
 
 def decode_args(predict: Callable[..., Any]) -> Callable[[Any, InferenceRequest], Awaitable[InferenceResponse]]:
-    """The method with a request in and an answer out.
+    """Return the method as one that takes an InferenceRequest and returns an InferenceResponse.
 
-    Each parameter is the input of its name; the one annotated with a whole request's type (a DataFrame) takes all
-    inputs that no other names. A parameter with a default, or Optional, may be missing. Results are named
-    `output-0`, `output-1`, ...; one whole answer (a DataFrame, ResponseOutputs) keeps its names.
+    Each parameter is the input with its name; one annotated with the type of a request codec (a DataFrame) takes all
+    inputs that no other parameter names. Inputs with a default or `Optional` may be missing. Results are named
+    `output-0`, `output-1`, ...; columns of a DataFrame and ResponseOutputs keep their names.
     """
     signature = inspect.signature(predict)
     hints = {name: without_aliases(hint, _has_codec) for name, hint in get_type_hints(predict).items()}
     parameters = {n: p for n, p in signature.parameters.items() if n != "self"}
-    returned = _returned(hints.get("return"))
+    result_hints = _result_hints(hints.get("return"))
 
     @functools.wraps(predict)
     async def wrapped(self: Any, payload: InferenceRequest) -> InferenceResponse:
         result = predict(self, **_arguments(self, payload, parameters, hints))
         if inspect.isawaitable(result):
             result = await result
-        return _answer(self, result, returned)
+        return _response(self, result, result_hints)
 
     return wrapped
 
@@ -49,31 +49,31 @@ def _arguments(
     model: Any, payload: InferenceRequest, parameters: dict[str, inspect.Parameter], hints: dict[str, Any]
 ) -> dict[str, Any]:
     inputs = {each.name: each for each in payload.inputs}
-    found: dict[str, Any] = {}
-    whole = ""
+    arguments: dict[str, Any] = {}
+    rest_name = ""
     for name, parameter in parameters.items():
         hint, optional = _unwrapped(hints.get(name))
         if find_input_codec_by_type_hint(hint) is None and find_request_codec_by_type_hint(hint) is not None:
-            whole = name
+            rest_name = name
         elif name in inputs:
-            found[name] = _value(model, inputs.pop(name), hint)
+            arguments[name] = _value(model, inputs.pop(name), hint)
         elif parameter.default is inspect.Parameter.empty:
             if not optional:
-                known = ", ".join(f"'{n}'" for n in parameters)
-                raise InvalidInput(f"input '{name}' is missing; expected inputs {known}")
-            found[name] = None
-    if whole:
-        hint, _ = _unwrapped(hints[whole])
+                expected = ", ".join(f"'{n}'" for n in parameters)
+                raise InvalidInput(f"input '{name}' is missing: expected inputs {expected}")
+            arguments[name] = None
+    if rest_name:
+        hint, _ = _unwrapped(hints[rest_name])
         codec: Any = find_request_codec_by_type_hint(hint)
         rest = payload.model_copy(update={"inputs": list(inputs.values())})
-        found[whole] = codec.decode_request(rest)
+        arguments[rest_name] = codec.decode_request(rest)
     elif inputs:
         raise InputsNotFound(list(inputs.values()), parameters)
-    return found
+    return arguments
 
 
 def _value(model: Any, given: RequestInput, hint: Any) -> Any:
-    """By what the request says, then the metadata, then the annotation."""
+    """Decode an input by the content type of the request, the metadata or the annotation, in this order."""
     value = decode_request_input(given, {m.name: m for m in model.inputs})
     if value is not None:
         return value
@@ -81,7 +81,7 @@ def _value(model: Any, given: RequestInput, hint: Any) -> Any:
     return given.data if codec is None else codec.decode_input(given)
 
 
-def _answer(model: Any, result: Any, hints: list[Any]) -> InferenceResponse:
+def _response(model: Any, result: Any, hints: list[Any]) -> InferenceResponse:
     if isinstance(result, InferenceResponse):
         return result
     values = list(result) if isinstance(result, tuple) or _all_outputs(result) else [result]
@@ -102,21 +102,21 @@ def _outputs(at: int, value: Any, hints: list[Any]) -> list[ResponseOutput]:
     codec = find_input_codec_by_type_hint(hint) or find_input_codec_by_payload(value)
     if codec is not None:
         return [codec.encode_output(f"{DefaultOutputPrefix}{at}", value)]
-    whole = find_request_codec_by_type_hint(hint) or find_request_codec_by_payload(value)
-    if whole is None:
+    request_codec = find_request_codec_by_type_hint(hint) or find_request_codec_by_payload(value)
+    if request_codec is None:
         raise OutputNotFound(at, type(value), hints)
-    return whole.encode_response("", value).outputs
+    return request_codec.encode_response("", value).outputs
 
 
-def _returned(hint: Any) -> list[Any]:
-    """The annotations of each result."""
+def _result_hints(hint: Any) -> list[Any]:
+    """Return the annotation of each result."""
     if hint is None:
         return []
     return list(get_args(hint)) if get_origin(hint) is tuple else [hint]
 
 
 def _unwrapped(hint: Any) -> tuple[Any, bool]:
-    """The annotation without `Optional`, and whether it had one."""
+    """Return the annotation without `Optional`, and whether it had it."""
     if get_origin(hint) in (Union, types.UnionType):
         rest = [each for each in get_args(hint) if each is not type(None)]
         return (rest[0] if len(rest) == 1 else hint), len(rest) < len(get_args(hint))

@@ -1,4 +1,4 @@
-"""What may go wrong with a codec."""
+"""Errors of codecs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,20 +14,20 @@ class CodecError(MLServerError):
 
 
 class CodecNotFound(MLServerError):
-    """No codec speaks for a content type, a name or a kind of value."""
+    """There is no codec for a content type, a name or a type of value."""
 
     def __init__(
         self, name: str | None = None, payload_type: str | None = None, is_input: bool = False, is_request: bool = False
     ) -> None:
         place = "request" if is_request and is_input else "response" if is_request else "field"
-        told = f"Codec not found for {'input' if is_input else 'output'} {place}"
-        told += f" with name '{name}'" if name else ""
-        told += (" and" if name else " with") + f" type {payload_type}" if payload_type else ""
-        super().__init__(told)
+        message = f"Codec not found for {'input' if is_input else 'output'} {place}"
+        message += f" with name '{name}'" if name else ""
+        message += (" and" if name else " with") + f" type {payload_type}" if payload_type else ""
+        super().__init__(message)
 
 
 class OutputNotFound(MLServerError):
-    """A result has no codec among those that the annotations name."""
+    """No codec can encode a result."""
 
     def __init__(self, output_idx: int, output_type: type, output_hints: Sequence[Any]) -> None:
         hints = ", ".join(f"'{h}'" for h in output_hints)
@@ -37,7 +37,7 @@ class OutputNotFound(MLServerError):
 
 
 class InputsNotFound(MLServerError):
-    """A request brings inputs that the method does not name."""
+    """A request has inputs that the method does not take."""
 
     def __init__(self, inputs: Sequence[Any], input_hints: Mapping[str, Any]) -> None:
         got, known = (", ".join(f"'{n}'" for n in names) for names in ([i.name for i in inputs], input_hints))

@@ -1,16 +1,16 @@
-"""The content type `np`."""
+"""Content type `np`."""
 
 from typing import Any
 
 import numpy as np
 
-from dragoman.compat.mlserver.codecs.adapted import AdaptedInput, AdaptedRequest
+from dragoman.compat.mlserver.codecs.adapted import AdaptedInputCodec, AdaptedRequestCodec
 from dragoman.compat.mlserver.codecs.base import register_input_codec, register_request_codec
 from dragoman.core.datatypes import datatype, datatype_of
 
 
 @register_input_codec
-class NumpyCodec(AdaptedInput):
+class NumpyCodec(AdaptedInputCodec):
     """Arrays; [N] is encoded as [N, 1]."""
 
     ContentType = "np"
@@ -18,7 +18,7 @@ class NumpyCodec(AdaptedInput):
 
 
 @register_request_codec
-class NumpyRequestCodec(AdaptedRequest):
+class NumpyRequestCodec(AdaptedRequestCodec):
     """A request of one array."""
 
     ContentType = "np"
@@ -27,10 +27,10 @@ class NumpyRequestCodec(AdaptedRequest):
 
 
 def to_datatype(dtype: Any) -> str:
-    """The name of the datatype that holds a dtype."""
+    """Return the name of the datatype of a dtype."""
     return datatype_of(np.dtype(dtype)).name
 
 
 def to_dtype(input_or_output: Any) -> np.dtype[Any]:
-    """The dtype that holds a tensor's datatype."""
+    """Return the dtype of the datatype of a tensor."""
     return datatype(input_or_output.datatype).dtype

@@ -1,19 +1,19 @@
-"""The content type `str`."""
+"""Content type `str`."""
 
-from dragoman.compat.mlserver.codecs.adapted import AdaptedInput, AdaptedRequest
+from dragoman.compat.mlserver.codecs.adapted import AdaptedInputCodec, AdaptedRequestCodec
 from dragoman.compat.mlserver.codecs.base import register_input_codec, register_request_codec
 
 
 @register_input_codec
-class StringCodec(AdaptedInput):
-    """Lists of text in UTF-8."""
+class StringCodec(AdaptedInputCodec):
+    """Lists of UTF-8 text."""
 
     ContentType = "str"
     TypeHint = list[str]
 
 
 @register_request_codec
-class StringRequestCodec(AdaptedRequest):
+class StringRequestCodec(AdaptedRequestCodec):
     """A request of one list of text."""
 
     ContentType = "str"
@@ -22,10 +22,10 @@ class StringRequestCodec(AdaptedRequest):
 
 
 def encode_str(elem: str) -> bytes:
-    """The bytes of a text."""
+    """Return text as UTF-8."""
     return elem.encode()
 
 
 def decode_str(encoded: bytes | str, str_codec: str = "utf-8") -> str:
-    """The text of bytes; text stays as it is."""
+    """Return bytes as text, and text unchanged."""
     return encoded.decode(str_codec) if isinstance(encoded, bytes) else str(encoded)

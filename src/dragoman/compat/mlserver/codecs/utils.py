@@ -1,10 +1,10 @@
-"""Applies codecs to requests and results: what the request says, then the model's metadata, then the default."""
+"""Apply codecs to requests and results by the content type of the request, the metadata, or the default."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from dragoman.codecs.registry import CODECS
-from dragoman.compat.mlserver.codecs.adapted import AdaptedInput, AdaptedRequest
+from dragoman.compat.mlserver.codecs.adapted import AdaptedInputCodec, AdaptedRequestCodec
 from dragoman.compat.mlserver.codecs.base import (
     InputCodecLike,
     RequestCodec,
@@ -34,7 +34,7 @@ Metadata = Mapping[str, MetadataTensor]
 
 
 class SingleInputRequestCodec(RequestCodec):
-    """A request or answer of one tensor, which `InputCodec` speaks for; of several tensors only the first counts."""
+    """A request or response of one tensor, converted by `InputCodec`. Further tensors are ignored."""
 
     InputCodec: ClassVar[Any] = None
 
@@ -67,17 +67,17 @@ class SingleInputRequestCodec(RequestCodec):
     @classmethod
     def decode_request(cls, request: InferenceRequest) -> Any:
         if not request.inputs:
-            raise InvalidInput(f"content type '{cls.ContentType}' expects one input, got none")
+            raise InvalidInput(f"content type '{cls.ContentType}': expected one input, got none")
         return cls.InputCodec.decode_input(request.inputs[0])
 
 
-# --- in --------------------------------------------------------------------------------------------------------
+# --- inputs ----------------------------------------------------------------------------------------------------
 
 
 def decode_request_input(request_input: RequestInput, metadata_inputs: Metadata | None = None) -> Any:
-    """The value of an input that has a content type; None of one that has none. Raises InvalidInput."""
+    """Return the value of an input that has a content type; None for one without. Raises InvalidInput."""
     codec = _input_codec(request_input, metadata_inputs or {})
-    return None if codec is None else _decoded(request_input, codec)
+    return None if codec is None else _decode(request_input, codec)
 
 
 def decode_inference_request(
@@ -85,7 +85,7 @@ def decode_inference_request(
     model_settings: ModelSettings | None = None,
     metadata_inputs: Metadata | None = None,
 ) -> Any:
-    """The value of a request that has a content type; else the request, whose inputs then know their values."""
+    """Return the value of a request that has a content type; else the request, with the codecs of its inputs set."""
     metadata = metadata_inputs or _by_name(model_settings)
     for each in inference_request.inputs:
         each._decoder = _input_codec(each, metadata)  # type: ignore[attr-defined]
@@ -98,32 +98,32 @@ def decode_inference_request(
 
 
 def has_decoded(parametrised_obj: Any) -> bool:
-    """Whether its value is known, or its codec is."""
+    """Return whether an object has a decoded value or a codec."""
     return hasattr(parametrised_obj, "_decoded") or getattr(parametrised_obj, "_decoder", None) is not None
 
 
 def get_decoded(parametrised_obj: Any) -> Any:
-    """The value; None where there is no codec."""
+    """Return the decoded value; None without a codec."""
     codec = getattr(parametrised_obj, "_decoder", None)
     if not hasattr(parametrised_obj, "_decoded") and codec is not None:
-        return _decoded(parametrised_obj, codec)
+        return _decode(parametrised_obj, codec)
     return getattr(parametrised_obj, "_decoded", None)
 
 
 def get_decoded_or_raw(parametrised_obj: Any) -> Any:
-    """The value; where there is no codec the elements of an input, or the request itself."""
+    """Return the decoded value; without a codec the elements of an input, or the request."""
     if has_decoded(parametrised_obj):
         return get_decoded(parametrised_obj)
     return parametrised_obj.data if hasattr(parametrised_obj, "data") else parametrised_obj
 
 
-# --- out -------------------------------------------------------------------------------------------------------
+# --- outputs ---------------------------------------------------------------------------------------------------
 
 
 def encode_response_output(
     payload: Any, request_output: RequestOutput, metadata_outputs: Metadata | None = None
 ) -> ResponseOutput | None:
-    """The output of a value, as the request or the metadata wants it, or as the value itself tells; else None."""
+    """Encode an output by the request, the metadata, or the type of the value; None if no codec can encode it."""
     metadata = (metadata_outputs or {}).get(request_output.name)
     content_type = _content_type(request_output) or _content_type(metadata)
     codec = input_codec(content_type, f"output '{request_output.name}'") if content_type else None
@@ -132,51 +132,51 @@ def encode_response_output(
 
 
 def encode_inference_response(payload: Any, model_settings: ModelSettings) -> InferenceResponse | None:
-    """The answer of a value, in the first content type that takes it; None where none does."""
+    """Encode a response by the first codec that can encode the value; None if there is none."""
     codec = find_request_codec_by_payload(payload)
     if codec is None:
         return None
     return codec.encode_response(model_settings.name, payload, model_settings.version)
 
 
-# --- which codec -----------------------------------------------------------------------------------------------
+# --- choice of codec -------------------------------------------------------------------------------------------
 
 
 def input_codec(content_type: str, where: str) -> InputCodecLike:
-    """The codec of a content type: a model's own, one of theirs, or any other of ours. InvalidInput if none is."""
-    found = find_input_codec(content_type=content_type)
-    if found is None:
+    """Return the codec of a content type: a custom one, one of MLServer, or one of Dragoman. Raises InvalidInput."""
+    codec = find_input_codec(content_type=content_type)
+    if codec is None:
         CODECS.input(content_type, where)
-        found = type("Codec", (AdaptedInput,), {"ContentType": content_type})
-    return found
+        codec = type("Codec", (AdaptedInputCodec,), {"ContentType": content_type})
+    return codec
 
 
 def request_codec(content_type: str) -> RequestCodecLike:
-    """As `input_codec`, for a whole request."""
-    found = find_request_codec(content_type=content_type)
-    if found is None:
+    """Return the codec of a content type for a whole request. Raises InvalidInput."""
+    codec = find_request_codec(content_type=content_type)
+    if codec is None:
         if CODECS.request(content_type) is None:
-            raise InvalidInput(f"content type '{content_type}' is not known for a whole request")
-        found = type("Codec", (AdaptedRequest,), {"ContentType": content_type})
-    return found
+            raise InvalidInput(f"unknown content type '{content_type}' of a request")
+        codec = type("Codec", (AdaptedRequestCodec,), {"ContentType": content_type})
+    return codec
 
 
 def _input_codec(request_input: RequestInput, metadata: Metadata) -> InputCodecLike | None:
-    told = _content_type(request_input) or _content_type(metadata.get(request_input.name))
-    if told is None:
+    content_type = _content_type(request_input) or _content_type(metadata.get(request_input.name))
+    if content_type is None:
         return None
-    request_input._content_type = told  # type: ignore[attr-defined]
-    return input_codec(told, f"input '{request_input.name}'")
+    request_input._content_type = content_type  # type: ignore[attr-defined]
+    return input_codec(content_type, f"input '{request_input.name}'")
 
 
-def _decoded(request_input: Any, codec: InputCodecLike) -> Any:
+def _decode(request_input: Any, codec: InputCodecLike) -> Any:
     request_input._decoded = codec.decode_input(request_input)
     return request_input._decoded
 
 
 def _content_type(tagged: Any) -> str | None:
-    found: str | None = getattr(getattr(tagged, "parameters", None), "content_type", None)
-    return found or None
+    content_type: str | None = getattr(getattr(tagged, "parameters", None), "content_type", None)
+    return content_type or None
 
 
 def _by_name(settings: ModelSettings | None) -> Metadata:

@@ -1,4 +1,4 @@
-"""Custom handlers, under the name that custom models import."""
+"""Custom handlers of models."""
 
 from dragoman.compat.mlserver.handlers.custom import CustomHandler, custom_handler, get_custom_handlers
 

@@ -1,4 +1,4 @@
-"""Methods of a model that answer at a path of their own."""
+"""Methods of a model that serve a path."""
 
 import inspect
 from collections.abc import Callable
@@ -12,14 +12,14 @@ _MARK = "__custom_handler__"
 
 @dataclass(frozen=True, slots=True)
 class CustomHandler:
-    """Where a method answers."""
+    """Path and method of a custom handler."""
 
     rest_path: str
     rest_method: str = "POST"
 
 
 def custom_handler(rest_path: str, rest_method: str = "POST") -> Callable[[F], F]:
-    """Mark a method as the one that answers at a path."""
+    """Mark a method as the handler of a path."""
 
     def mark(method: F) -> F:
         setattr(method, _MARK, CustomHandler(rest_path, rest_method))
@@ -29,6 +29,6 @@ def custom_handler(rest_path: str, rest_method: str = "POST") -> Callable[[F], F
 
 
 def get_custom_handlers(model: Any) -> list[tuple[CustomHandler, Callable[..., Any]]]:
-    """The marked methods of a model."""
+    """Return the handlers of a model."""
     methods = inspect.getmembers(model, callable)
     return [(getattr(method, _MARK), method) for _, method in methods if hasattr(method, _MARK)]

@@ -1,19 +1,19 @@
-"""Metrics of custom models: histograms of prometheus_client, told at the server's /metrics.
+"""Metrics of custom models: histograms of prometheus_client, exported at /metrics.
 
-Where that library is not installed the values are taken and told nowhere.
+If that package is not installed, values are accepted and not exported.
 """
 
 from contextvars import ContextVar
 from typing import Any
 
 LABELS = ("model_name", "model_version")
-# Whose code is running: models in threads of one process share this module.
+# Name and version of the running model: models in threads of one process share this module.
 _MODEL: ContextVar[tuple[str, str]] = ContextVar("model", default=("", ""))
 _REGISTERED: dict[str, "Metric"] = {}
 
 
 class Metric:
-    """A metric that a model registered; values are observed for whichever model is running."""
+    """A metric that a model registered. Values are observed with the labels of the running model."""
 
     def __init__(self, name: str, description: str) -> None:
         self.name = name
@@ -25,12 +25,12 @@ class Metric:
             self._histogram.labels(*_MODEL.get()).observe(amount)
 
     def labels(self, *_: Any, **__: Any) -> "Metric":
-        """The metric itself: the model's name and version are its labels."""
+        """Return the metric: its labels are always name and version of the model."""
         return self
 
 
 def register(name: str, description: str) -> Metric:
-    """The metric of a name, made when it is first asked for."""
+    """Return the metric with this name; create it on the first call."""
     if name not in _REGISTERED:
         _REGISTERED[name] = Metric(name, description)
     return _REGISTERED[name]
@@ -43,7 +43,7 @@ def log(**metrics: float) -> None:
 
 
 def running(name: str, version: str) -> None:
-    """Say whose code runs from here on, in this task or thread."""
+    """Set the model whose code runs in this task or thread."""
     _MODEL.set((name, version))
 
 

@@ -1,4 +1,4 @@
-"""Requests, answers and metadata as custom models see them."""
+"""Types of requests, responses and metadata for custom models."""
 
 from dragoman.compat.mlserver.types.base import BaseModel
 from dragoman.compat.mlserver.types.dataplane import (

@@ -1,4 +1,4 @@
-"""Objects with named fields: built by keyword, changed by attribute, written as a dict or as JSON."""
+"""Base class of the types: mutable objects with named fields, as with pydantic."""
 
 import copy
 import inspect
@@ -11,25 +11,26 @@ _Dict = dict[str, Any]  # the class has a method of that name
 
 
 class BaseModel:
-    """The annotations of a subclass are its fields, and its class attributes their defaults.
+    """Base class whose annotations are fields and whose class attributes are their defaults.
 
-    `_readers` make a field's value of what is given; `_open` keeps keywords that are no field.
+    _converters: functions that convert the values of fields in the constructor.
+    _allows_extra: keep keyword arguments that are not fields.
     """
 
-    _readers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
-    _open: ClassVar[bool] = False
+    _converters: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+    _allows_extra: ClassVar[bool] = False
 
     def __init__(self, **given: Any) -> None:
         for name in self._fields():
             if name in given:
                 value = given.pop(name)
-                reader = self._readers.get(name)
-                setattr(self, name, reader(value) if reader is not None and value is not None else value)
+                convert = self._converters.get(name)
+                setattr(self, name, convert(value) if convert is not None and value is not None else value)
             elif hasattr(type(self), name):
                 setattr(self, name, copy.copy(getattr(type(self), name)))
             else:
-                raise ValueError(f"{type(self).__name__} needs the field '{name}'")
-        for name, value in given.items() if self._open else ():
+                raise ValueError(f"{type(self).__name__}: field '{name}' is missing")
+        for name, value in given.items() if self._allows_extra else ():
             setattr(self, name, value)
 
     @classmethod
@@ -39,26 +40,26 @@ class BaseModel:
 
     @classmethod
     def of(cls, value: Any) -> Self:
-        """The object itself, or one made of a mapping."""
+        """Return an instance unchanged, and a mapping as an instance."""
         return value if isinstance(value, cls) else cls(**value)
 
     @property
     def model_extra(self) -> _Dict:
-        """What was given beside the fields."""
+        """Keyword arguments that are not fields."""
         fields = {*self._fields()}
         return {k: v for k, v in vars(self).items() if k not in fields and not k.startswith("_")}
 
-    # --- as plain values -------------------------------------------------------------------------------------
+    # --- conversion ------------------------------------------------------------------------------------------
 
     def model_dump(self, *, exclude_none: bool = True, **_: Any) -> _Dict:
-        """As plain values; what is None is left out, as servers which are strict want it."""
+        """Return a dict of plain values; None is left out by default, because strict servers reject it."""
         own = {k: v for k, v in vars(self).items() if not k.startswith("_")}
         found = {name: own[name] for name in (*self._fields(), *self.model_extra)}
         return {k: _plain(v, exclude_none) for k, v in found.items() if v is not None or not exclude_none}
 
     def model_dump_json(self, *, exclude_none: bool = True, indent: int | None = None, **_: Any) -> str:
-        told = self.model_dump(exclude_none=exclude_none)
-        return json.dumps(told, indent=indent, separators=None if indent else (",", ":"), ensure_ascii=False)
+        fields = self.model_dump(exclude_none=exclude_none)
+        return json.dumps(fields, indent=indent, separators=None if indent else (",", ":"), ensure_ascii=False)
 
     def dict(self, **options: Any) -> _Dict:
         return self.model_dump(**options)
@@ -83,9 +84,9 @@ class BaseModel:
         return cls.of(json.loads(text))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        made = copy.deepcopy(self) if deep else copy.copy(self)
-        vars(made).update(update or {})
-        return made
+        copied = copy.deepcopy(self) if deep else copy.copy(self)
+        vars(copied).update(update or {})
+        return copied
 
     def copy(self, **options: Any) -> Self:
         return self.model_copy(**options)
@@ -96,12 +97,12 @@ class BaseModel:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        told = {k: v for k, v in vars(self).items() if not k.startswith("_")}
-        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in told.items())})"
+        fields = {k: v for k, v in vars(self).items() if not k.startswith("_")}
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in fields.items())})"
 
 
-def each(kind: type[BaseModel]) -> Callable[[Any], list[Any]]:
-    """A reader for a list of objects."""
+def list_of(kind: type[BaseModel]) -> Callable[[Any], list[Any]]:
+    """Return a converter for a list of objects."""
     return lambda values: [kind.of(value) for value in values]
 
 
@@ -112,7 +113,7 @@ def _plain(value: Any, exclude_none: bool) -> Any:
         case Enum():
             return value.value
         case list() | tuple():
-            return [_plain(each_, exclude_none) for each_ in value]
+            return [_plain(each, exclude_none) for each in value]
         case dict():
             return {k: _plain(v, exclude_none) for k, v in value.items()}
         case bytes():

@@ -1,4 +1,4 @@
-"""The elements of a tensor as plain lists, and back."""
+"""Elements of a tensor as plain lists, and back."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from dragoman.formats import message
 
 
 class Text(str):
-    """An element of a BYTES tensor that came as text. Code that was written for bytes decodes it."""
+    """An element of a BYTES tensor that was sent as text. It has `decode`, for code written for bytes."""
 
     __slots__ = ()
 
@@ -22,18 +22,18 @@ class Text(str):
 
 
 def elements(tensor: Tensor) -> list[Any]:
-    """Return the elements, flat; those of BYTES as text or bytes as they came, whatever is in them."""
+    """Return the elements as a flat list; those of BYTES as text if they were sent as text, else as bytes."""
     if tensor.datatype is not BYTES:
         return message.elements(tensor)
     return list(map(Text, texts_of(tensor))) if came_as_text(tensor) else tensor.data.reshape(-1).tolist()
 
 
 def tensor_of(data: Any, name: str, shape: Sequence[int], parameters: Parameters) -> Tensor:
-    """The tensor of a list, flat or nested, or an array. Raises ValueError, TypeError or InvalidInput."""
+    """Return a flat or nested list or an array as a tensor. Raises ValueError, TypeError or InvalidInput."""
     kind, size = datatype(name), tuple(int(n) for n in shape)
     flat = data.reshape(-1) if isinstance(data, np.ndarray) else list(_flat(data))
     if len(flat) != math.prod(size):
-        raise ValueError(f"{len(flat)} elements")
+        raise ValueError(f"got {len(flat)} elements")
     if kind is BYTES:
         return Tensor(object_array(map(_bytes, flat), size), kind, parameters)
     numbers = _floats(flat, kind) if kind.kind == "float" else _exact(flat, kind)
@@ -47,7 +47,7 @@ def _floats(flat: Any, kind: Datatype) -> Array:
 
 
 def _exact(flat: Any, kind: Datatype) -> Array:
-    """Return integers or booleans; ValueError for a number that would change."""
+    """Return integers or booleans. Raises ValueError for a number that would change."""
     numbers = np.asarray(flat, dtype=kind.dtype)
     given = np.asarray(flat)
     if given.dtype.kind in "iuf" and (changed := numbers != given).any():
@@ -56,7 +56,7 @@ def _exact(flat: Any, kind: Datatype) -> Array:
 
 
 def _flat(data: Any) -> Iterator[Any]:
-    """The elements of nested lists; text and bytes count as one element."""
+    """Yield the elements of nested lists; text and bytes are elements."""
     if isinstance(data, list | tuple):
         for each in data:
             yield from _flat(each) if isinstance(each, list | tuple) else (each,)
@@ -70,4 +70,4 @@ def _bytes(element: Any) -> bytes:
             return bytes(element)
         case str():
             return element.encode()
-    raise TypeError(f"a BYTES tensor holds bytes or text, got {type(element).__name__}")
+    raise TypeError(f"expected bytes or text, got {type(element).__name__}")

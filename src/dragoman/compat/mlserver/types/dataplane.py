@@ -1,10 +1,10 @@
-"""Requests and answers; their tensors stay arrays until somebody asks for lists."""
+"""Requests and responses. Their tensors stay arrays until the elements are read as a list."""
 
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum, StrEnum
 from typing import Any, ClassVar, Self
 
-from dragoman.compat.mlserver.types.base import BaseModel, each
+from dragoman.compat.mlserver.types.base import BaseModel, list_of
 from dragoman.compat.mlserver.types.data import elements, tensor_of
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.core.tensor import NONE, Tensor
@@ -29,7 +29,7 @@ class Datatype(StrEnum):
 
 
 class TensorData:
-    """The elements of a tensor: a list as `root`, which is made when it is first asked for."""
+    """The elements of a tensor, as a list in `root`, which is created when it is first read."""
 
     def __init__(self, root: Any = None, *, tensor: Tensor | None = None) -> None:
         self._root = root
@@ -37,7 +37,7 @@ class TensorData:
 
     @property
     def root(self) -> Any:
-        # What is handed out may be changed: from then on the list counts, not the array.
+        # The caller may change the list, so from here on it replaces the array.
         if self.tensor is not None:
             self._root, self.tensor = elements(self.tensor), None
         return self._root
@@ -71,25 +71,25 @@ class TensorData:
 
 
 class Parameters(BaseModel):
-    """Parameters of a request, an answer or a tensor: any keyword."""
+    """Parameters of a request, a response or a tensor; any field is accepted."""
 
-    _open = True
+    _allows_extra = True
     content_type: str | None = None
     headers: dict[str, Any] | None = None
 
 
-_Readers = Mapping[str, Callable[[Any], Any]]
+_Converters = Mapping[str, Callable[[Any], Any]]
 
 
 class _NamedTensor(BaseModel):
-    """A tensor with its name. `_decoder` and `_decoded` are what codecs remember of it."""
+    """A named tensor. Codecs store its codec in `_decoder` and its value in `_decoded`."""
 
     name: str
     shape: list[int]
     datatype: str
     parameters: Parameters | None = None
     data: TensorData
-    _readers: ClassVar[_Readers] = {
+    _converters: ClassVar[_Converters] = {
         "shape": list,
         "datatype": lambda d: d.value if isinstance(d, Enum) else str(d),
         "parameters": Parameters.of,
@@ -98,7 +98,7 @@ class _NamedTensor(BaseModel):
 
     @classmethod
     def from_tensor(cls, name: str, tensor: Tensor) -> Self:
-        """Around an array, which is not copied."""
+        """Return a tensor as an instance; the array is not copied."""
         return cls(
             name=name,
             shape=list(tensor.shape),
@@ -108,18 +108,19 @@ class _NamedTensor(BaseModel):
         )
 
     def to_tensor(self) -> Tensor:
-        """As an array again, of the shape and datatype that it has now; InvalidOutput where they do not fit."""
-        told = self.parameters.model_dump() if self.parameters is not None else {}
-        told.pop("headers", None)
+        """Return the data as a tensor with the current shape and datatype. Raises InvalidOutput."""
+        parameters = self.parameters.model_dump() if self.parameters is not None else {}
+        parameters.pop("headers", None)
         data: Any = self.data
-        kept = data.tensor if isinstance(data, TensorData) else None
-        if kept is not None and list(kept.shape) == list(self.shape) and kept.datatype.name == self.datatype:
-            return Tensor(kept.data, kept.datatype, told or NONE)
+        tensor = data.tensor if isinstance(data, TensorData) else None
+        if tensor is not None and list(tensor.shape) == list(self.shape) and tensor.datatype.name == self.datatype:
+            return Tensor(tensor.data, tensor.datatype, parameters or NONE)
         found = data.root if isinstance(data, TensorData) else data
         try:
-            return tensor_of(found, str(self.datatype), self.shape, told or NONE)
-        except (TypeError, ValueError, OverflowError, InvalidInput) as fault:
-            raise InvalidOutput(f"'{self.name}' has data that is no {self.datatype} {self.shape}: {fault}") from fault
+            return tensor_of(found, str(self.datatype), self.shape, parameters or NONE)
+        except (TypeError, ValueError, OverflowError, InvalidInput) as error:
+            text = f"'{self.name}': expected {self.datatype} data of shape {self.shape}: {error}"
+            raise InvalidOutput(text) from error
 
 
 class RequestInput(_NamedTensor):
@@ -127,7 +128,7 @@ class RequestInput(_NamedTensor):
 
 
 class ResponseOutput(_NamedTensor):
-    """An output of an answer."""
+    """An output of a response."""
 
 
 class RequestOutput(BaseModel):
@@ -135,7 +136,7 @@ class RequestOutput(BaseModel):
 
     name: str
     parameters: Parameters | None = None
-    _readers: ClassVar[_Readers] = {"parameters": Parameters.of}
+    _converters: ClassVar[_Converters] = {"parameters": Parameters.of}
 
 
 class InferenceRequest(BaseModel):
@@ -145,36 +146,36 @@ class InferenceRequest(BaseModel):
     parameters: Parameters | None = None
     inputs: list[RequestInput]
     outputs: list[RequestOutput] | None = None
-    _readers: ClassVar[_Readers] = {
+    _converters: ClassVar[_Converters] = {
         "parameters": Parameters.of,
-        "inputs": each(RequestInput),
-        "outputs": each(RequestOutput),
+        "inputs": list_of(RequestInput),
+        "outputs": list_of(RequestOutput),
     }
 
 
 class InferenceResponse(BaseModel):
-    """An answer."""
+    """A response."""
 
     model_name: str
     model_version: str | None = None
     id: str | None = None
     parameters: Parameters | None = None
     outputs: list[ResponseOutput]
-    _readers: ClassVar[_Readers] = {"parameters": Parameters.of, "outputs": each(ResponseOutput)}
+    _converters: ClassVar[_Converters] = {"parameters": Parameters.of, "outputs": list_of(ResponseOutput)}
 
 
 class MetadataTensor(BaseModel):
-    """What metadata tells of one input or output."""
+    """Metadata of an input or output."""
 
     name: str
     datatype: str
     shape: list[int]
     parameters: Parameters | None = None
-    _readers: ClassVar[_Readers] = {"datatype": _NamedTensor._readers["datatype"], "parameters": Parameters.of}
+    _converters: ClassVar[_Converters] = {"datatype": _NamedTensor._converters["datatype"], "parameters": Parameters.of}
 
 
 class MetadataModelResponse(BaseModel):
-    """What metadata tells of a model."""
+    """Metadata of a model."""
 
     name: str
     versions: list[str] | None = None
@@ -182,15 +183,15 @@ class MetadataModelResponse(BaseModel):
     inputs: list[MetadataTensor] | None = None
     outputs: list[MetadataTensor] | None = None
     parameters: Parameters | None = None
-    _readers: ClassVar[_Readers] = {
+    _converters: ClassVar[_Converters] = {
         "parameters": Parameters.of,
-        "inputs": each(MetadataTensor),
-        "outputs": each(MetadataTensor),
+        "inputs": list_of(MetadataTensor),
+        "outputs": list_of(MetadataTensor),
     }
 
 
 class MetadataServerResponse(BaseModel):
-    """What metadata tells of the server."""
+    """Metadata of the server."""
 
     name: str
     version: str
@@ -202,15 +203,15 @@ class _Error(BaseModel):
 
 
 class MetadataServerErrorResponse(_Error):
-    """A fault in telling of the server."""
+    """Error of a request for the metadata of the server."""
 
 
 class MetadataModelErrorResponse(_Error):
-    """A fault in telling of a model."""
+    """Error of a request for the metadata of a model."""
 
 
 class InferenceErrorResponse(_Error):
-    """A fault in answering."""
+    """Error of an inference request."""
 
 
 def _utf8(element: Any) -> Any:

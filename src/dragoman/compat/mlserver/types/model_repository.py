@@ -1,4 +1,4 @@
-"""The repository as custom code may name it."""
+"""Types of the model repository."""
 
 from enum import StrEnum
 from typing import ClassVar
@@ -7,7 +7,7 @@ from dragoman.compat.mlserver.types.base import BaseModel
 
 
 class State(StrEnum):
-    """What may be said of a model version."""
+    """State of a model version."""
 
     UNKNOWN = "UNKNOWN"
     READY = "READY"
@@ -17,7 +17,7 @@ class State(StrEnum):
 
 
 class RepositoryIndexRequest(BaseModel):
-    """Asks for the index."""
+    """A request for the index."""
 
     ready: bool | None = None
 
@@ -29,7 +29,7 @@ class RepositoryIndexResponseItem(BaseModel):
     version: str | None = None
     state: State
     reason: str
-    _readers: ClassVar = {"state": State}
+    _converters: ClassVar = {"state": State}
 
 
 class RepositoryIndexResponse(list[RepositoryIndexResponseItem]):
@@ -37,12 +37,12 @@ class RepositoryIndexResponse(list[RepositoryIndexResponseItem]):
 
 
 class RepositoryLoadErrorResponse(BaseModel):
-    """A fault in loading."""
+    """Error of a load request."""
 
     error: str | None = None
 
 
 class RepositoryUnloadErrorResponse(BaseModel):
-    """A fault in unloading."""
+    """Error of an unload request."""
 
     error: str | None = None
