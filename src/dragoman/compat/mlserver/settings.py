@@ -45,7 +45,7 @@ class ModelSettings(BaseModel):
     }
 
     @classmethod
-    def read(cls, given: Mapping[str, Any], source: str) -> Self:
+    def from_fields(cls, given: Mapping[str, Any], source: str) -> Self:
         """Return the settings in a file."""
         settings = cls(**given)
         settings._source = source

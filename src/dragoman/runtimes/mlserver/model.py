@@ -13,7 +13,7 @@ from typing import Any
 
 from dragoman import plugins
 from dragoman.compat import install
-from dragoman.compat.border import fault_of, inference_of, request_of
+from dragoman.compat.conversion import dragoman_error, to_inference, to_inference_request
 from dragoman.compat.mlserver import metrics, types
 from dragoman.compat.mlserver import model as ours
 from dragoman.compat.mlserver.settings import ModelSettings
@@ -81,18 +81,20 @@ class MLServerModel(Model):
     async def infer(self, request: Request[Inference]) -> Inference:  # type: ignore[override]
         self._runs()
         try:
-            return inference_of(await _awaited(self._theirs.predict(request_of(request, self._types))))
+            return to_inference(await _awaited(self._theirs.predict(to_inference_request(request, self._types))))
         except Exception as fault:
-            raise fault_of(fault) from fault
+            raise dragoman_error(fault) from fault
 
     async def _stream(self, request: Request[Inference]) -> AsyncIterator[Inference]:
         self._runs()
         try:
-            async with aclosing(self._theirs.predict_stream(_once(request_of(request, self._types)))) as answers:
+            async with aclosing(
+                self._theirs.predict_stream(_once(to_inference_request(request, self._types)))
+            ) as answers:
                 async for answer in answers:
-                    yield inference_of(answer)
+                    yield to_inference(answer)
         except Exception as fault:
-            raise fault_of(fault) from fault
+            raise dragoman_error(fault) from fault
 
     async def handle(self, request: Request[Handled]) -> Handled:  # type: ignore[override]
         call: Any = request.call
@@ -100,11 +102,11 @@ class MLServerModel(Model):
         try:
             return await self._handlers[call.handler].answer(request)
         except Exception as fault:
-            raise fault_of(fault) from fault
+            raise dragoman_error(fault) from fault
 
     def _runs(self) -> None:
         """Whose metrics are those that the code logs from here on."""
-        metrics.running(self.spec.name, self.spec.version)
+        metrics.set_running_model(self.spec.name, self.spec.version)
 
     async def close(self) -> None:
         self._theirs.ready = False
@@ -124,7 +126,7 @@ def _settings(kind: type[Any], given: Mapping[str, Any], source: str) -> tuple[A
     """The settings of a model, and the module of types, that its class knows: ours or those of the real package."""
     found = _found_uri(given, Path(source).parent)
     if issubclass(kind, ours.MLModel):
-        return ModelSettings.read(found, source), types
+        return ModelSettings.from_fields(found, source), types
     theirs: Any = importlib.import_module("mlserver.settings").ModelSettings(**found)
     theirs._source = source
     return theirs, importlib.import_module("mlserver.types")

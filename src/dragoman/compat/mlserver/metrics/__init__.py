@@ -42,7 +42,7 @@ def log(**metrics: float) -> None:
         register(name, name).observe(value)
 
 
-def running(name: str, version: str) -> None:
+def set_running_model(name: str, version: str) -> None:
     """Set the model whose code runs in this task or thread."""
     _MODEL.set((name, version))
 

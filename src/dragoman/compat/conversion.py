@@ -12,7 +12,7 @@ from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, Mod
 from dragoman.core.tensor import NONE, Parameters, Tensor
 
 
-def request_of(request: Request[Inference], types: ModuleType) -> Any:
+def to_inference_request(request: Request[Inference], types: ModuleType) -> Any:
     """Return the request as an InferenceRequest of `types`: our module, or that of the installed package."""
     call = request.call
     assert isinstance(call, Infer)
@@ -25,7 +25,7 @@ def request_of(request: Request[Inference], types: ModuleType) -> Any:
     )
 
 
-def inference_of(response: Any) -> Inference:
+def to_inference(response: Any) -> Inference:
     """Return the outputs of an InferenceResponse, ours or the installed package's. Raises InvalidOutput."""
     outputs = getattr(response, "outputs", None)
     if not isinstance(outputs, list):
@@ -39,7 +39,7 @@ def inference_of(response: Any) -> Inference:
     return Inference(tensors, _parameters(response.parameters), {str(k): str(v) for k, v in headers.items()})
 
 
-def fault_of(error: Exception) -> Exception:
+def dragoman_error(error: Exception) -> Exception:
     """Return the Dragoman error for the status code of an MLServer error; any other exception unchanged."""
     status = getattr(error, "status_code", None)
     if isinstance(error, DragomanError) or not isinstance(status, int):
