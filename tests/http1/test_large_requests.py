@@ -2,14 +2,19 @@
 
 import asyncio
 import gzip
+import itertools
+import socket
+import threading
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
+import uvloop
 
 from dragoman.protocols.wire import HttpProtocol, HttpRequest, HttpResponse, Route, json_response
+from dragoman.transports.aside import LARGE, LARGE_TEXT
 from dragoman.transports.http_server import HttpServer
 from dragoman.transports.limits import Limits
 from dragoman.transports.turns import LARGE_REQUEST
@@ -36,6 +41,9 @@ class Turn:
 
     def answer(self, request: HttpRequest) -> HttpResponse:
         self.seen.append(self.number)
+        self.thread = threading.current_thread()
+        if request.method == "GET":
+            return HttpResponse(200, (b"%d" % self.number,))
         time.sleep(LONG_S)
         return HttpResponse(200, (b"%d %r" % (len(request.body), bytes(request.body[:4])),))
 
@@ -52,7 +60,7 @@ async def port(turn: Turn) -> AsyncIterator[int]:
     engine: Any = None  # nothing is asked of it
     table = HttpProtocol(
         "test",
-        (Route("POST", "/", turn.answer),),
+        (Route("POST", "/", turn.answer), Route("GET", "/", turn.answer)),
         lambda fault: json_response({"error": str(fault)}, getattr(fault, "status", 500)),
     )
     # As many bodies as come at once, and not one more, may be held.
@@ -88,6 +96,8 @@ async def test_large_requests_are_answered_in_turns(port: int, turn: Turn, packe
     assert told == [b"200 %d %r" % (len(BODY), BODY[:4])] * CLIENTS
     # The counter may count before or behind the first of them, so one number may occur twice.
     assert len(set(turn.seen)) >= CLIENTS - 1
+    between = [later - earlier for earlier, later in itertools.pairwise(turn.seen)]
+    assert sorted(between)[1] > 4, "the loop has had turns without a large request"
     for _, writer in opened:
         writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\nnext")
     assert [await answer(reader) for reader, _ in opened] == [b"200 4 b'next'"] * CLIENTS
@@ -108,3 +118,55 @@ async def test_a_client_that_leaves_while_its_request_is_queued_gives_its_memory
         assert len(turn.seen) == CLIENTS - 1, "the request of the client that left is not worked on"
         for _, writer in opened[:-1]:
             writer.close()
+
+
+@pytest.mark.parametrize(
+    ("size", "header", "in_thread"),
+    [
+        (LARGE_TEXT, b"", False),
+        (LARGE_TEXT + 1, b"", True),
+        (LARGE_TEXT + 1, b"inference-header-content-length: 100\r\n", False),
+        (LARGE_TEXT + 1, b"inference-header-content-length: %d\r\n" % (LARGE_TEXT + 1), True),
+        (LARGE_TEXT + 1, b"inference-header-content-length: many\r\n", True),
+        (LARGE + 1, b"inference-header-content-length: 100\r\n", True),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+async def test_long_texts_are_parsed_in_a_thread(
+    turn: Turn, size: int, header: bytes, in_thread: bool, packed: bool
+) -> None:
+    table = HttpProtocol("test", (Route("POST", "/", turn.answer),), lambda fault: json_response({}, 500))
+    engine: Any = None
+    server = HttpServer(engine, (table,), limits=Limits())
+    (port,) = await server.start([("127.0.0.1", 0)])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = gzip.compress(bytes(size)) if packed else bytes(size)
+    header += b"content-encoding: gzip\r\n" if packed else b""
+    writer.write(b"POST / HTTP/1.1\r\nhost: a\r\n%bcontent-length: %d\r\n\r\n%b" % (header, len(body), body))
+    assert (await answer(reader)).startswith(b"200 %d" % size)
+    assert (turn.thread is not threading.main_thread()) == in_thread
+    writer.close()
+    await server.stop(0.0)
+
+
+def test_connections_that_come_at_once_are_accepted_in_few_turns() -> None:
+    """uvloop accepts one connection of a socket in a turn; asyncio all of them."""
+
+    async def run() -> list[int]:
+        turn, engine = Turn(), cast("Any", None)
+        table = HttpProtocol("test", (Route("GET", "/", turn.answer),), lambda fault: json_response({}, 500))
+        server = HttpServer(engine, (table,), limits=Limits())
+        (port,) = await server.start([("127.0.0.1", 0)])
+        opened = [socket.create_connection(("127.0.0.1", port)) for _ in range(64)]
+        for each in opened:
+            each.sendall(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+        responses = await asyncio.to_thread(lambda: [each.recv(4096) for each in opened])
+        for each in opened:
+            each.close()
+        turn.stop()
+        await server.stop(0.0)
+        return [int(response.partition(b"\r\n\r\n")[2]) for response in responses]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        turns = runner.run(run())
+    assert max(turns) - min(turns) < 32

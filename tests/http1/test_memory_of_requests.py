@@ -1,6 +1,7 @@
 """A request's body is freed once it is parsed, and its inputs once the model has answered."""
 
 import asyncio
+import time
 import weakref
 from collections.abc import AsyncIterator
 from typing import Any
@@ -21,6 +22,14 @@ from dragoman.transports.limits import Limits
 BODY = b"0" * (3 << 20)
 
 
+def is_kept(reference: Any) -> bool:
+    """Whether an object stays alive; the thread that has parsed a body may let go of it a little later."""
+    end_s = time.monotonic() + 2
+    while reference() is not None and time.monotonic() < end_s:
+        time.sleep(0.001)
+    return reference() is not None
+
+
 class Watched:
     """A protocol and an engine that look at what is still alive."""
 
@@ -39,7 +48,7 @@ class Watched:
         return Exchange(Request(Infer({"x": Tensor(inputs, FP32)})), self.write)
 
     def write(self, response: Response[Any]) -> HttpResponse:
-        self.alive["inputs while the response is written"] = self.inputs() is not None
+        self.alive["inputs while the response is written"] = is_kept(self.inputs)
         return HttpResponse(200, (b"ok",))
 
     def begin(self, request: Request[Any]) -> Any:
@@ -48,11 +57,7 @@ class Watched:
     async def call(self, request: Request[Any]) -> Response[Any]:
         if not getattr(request.call, "inputs", None):
             return Response(Inference({}), "", "")
-        for _ in range(1000):  # the thread that parsed the body may be about to let go of it
-            await asyncio.sleep(0.001)
-            if self.body() is None:
-                break
-        self.alive["body during the call"] = self.body() is not None
+        self.alive["body during the call"] = await asyncio.to_thread(is_kept, self.body)
         self.alive["inputs during the call"] = self.inputs() is not None
         return Response(Inference({"y": Tensor(np.zeros(1 << 20, np.float32), FP32)}), "", "")
 

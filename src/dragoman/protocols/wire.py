@@ -19,12 +19,14 @@ import orjson
 
 from dragoman.core.calls import Request, Response
 from dragoman.core.errors import DragomanError, Forbidden
+from dragoman.formats.body import HEADER_LENGTH
 from dragoman.formats.policy import Buffer as Buffer
 from dragoman.formats.policy import Policy as Policy
 
 A = TypeVar("A")
 Out = TypeVar("Out")
 Headers = tuple[tuple[str, str], ...]
+_MOST_DIGITS = 18
 
 
 class Exchange(msgspec.Struct, Generic[A, Out], frozen=True):
@@ -49,6 +51,12 @@ class HttpRequest(msgspec.Struct, frozen=True):
     headers: Mapping[str, str]
     body: Buffer
     query: str = ""
+
+    @property
+    def text_size(self) -> int:
+        """Bytes of the body that have to be parsed: all but the tensors that Open Inference has behind the JSON."""
+        size, header = len(self.body), self.headers.get(HEADER_LENGTH, "")
+        return min(int(header), size) if header.isdecimal() and len(header) <= _MOST_DIGITS else size
 
 
 class HttpResponse(msgspec.Struct, frozen=True):

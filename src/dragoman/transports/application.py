@@ -35,7 +35,7 @@ from dragoman.protocols.wire import (
     Later,
 )
 from dragoman.system.coroutines import ensure_task
-from dragoman.transports.aside import LARGE, Aside, weight
+from dragoman.transports.aside import LARGE, Aside, is_large, weight
 from dragoman.transports.bodies import Bodies
 from dragoman.transports.caller import Caller, OtherSite
 from dragoman.transports.encoding import accepted, decoded, encoded
@@ -175,8 +175,8 @@ class Application:
             if asked is None:
                 asked = await self._read(match.endpoint, request)
             elif isinstance(asked, Begun) and isinstance(asked.asked, Inquiry):
-                response, size = await _finished(asked.response), len(request.body)
-                asked = await self._resolved(await self._in_turn(asked.asked.then, response, size), size)
+                response = await _finished(asked.response)
+                asked = await self._resolved(await self._in_turn(asked.asked.then, response, request), request)
             responding = self._kept(asked, request) if isinstance(asked, Fetch | Later) else self._done(asked, caller)
             del request, asked
             done = await responding
@@ -195,23 +195,24 @@ class Application:
         return HttpRequest(request.method, request.path, request.params, request.headers, body, request.query)
 
     async def _read(self, endpoint: Endpoint, request: HttpRequest) -> Asked:
-        size = len(request.body)
-        return await self._resolved(await self._in_turn(endpoint, request, size), size)
+        return await self._resolved(await self._in_turn(endpoint, request, request), request)
 
-    async def _resolved(self, asked: Asked, size: int) -> Asked:
-        """What a request of `size` bytes asks for, once the engine has answered what its protocol has to know."""
+    async def _resolved(self, asked: Asked, request: HttpRequest) -> Asked:
+        """What a request asks for, once the engine has answered what its protocol has to know."""
         while isinstance(asked, Inquiry):
-            asked = await self._in_turn(asked.then, await self._engine.call(asked.request), size)
+            asked = await self._in_turn(asked.then, await self._engine.call(asked.request), request)
         return asked
 
-    async def _in_turn(self, function: Callable[[A], Asked], given: A, size: int) -> Asked:
-        """`function(given)`, which reads so many bytes: in a thread if they are many, else on the loop, with no more
-        than one large request in each turn of it."""
-        if LARGE_REQUEST < size <= LARGE:
+    async def _in_turn(self, function: Callable[[A], Asked], given: A, request: HttpRequest) -> Asked:
+        """`function(given)`, which parses a request: in a thread if that takes long, else on the loop, with no more
+        than one large request in a turn of it."""
+        if is_large(request):
+            return await self._aside.run(function, given)
+        if len(request.body) > LARGE_REQUEST:
             if self._turns is None:
                 self._turns = Turns(asyncio.get_running_loop())
             await self._turns.wait()
-        return await self._aside.read(function, given, size)
+        return function(given)
 
     async def _done(self, asked: Asked | Begun | Inferred, caller: Caller) -> HttpResponse | Inferred | None:
         """The response, or None where it was a stream and has gone out."""
@@ -259,7 +260,7 @@ class Application:
         """Work out an answer that is fetched later."""
         try:
             try:
-                done = await self._done(await self._resolved(later.asked, len(request.body)), kept)
+                done = await self._done(await self._resolved(later.asked, request), kept)
             except (DragomanError, HttpFault) as fault:
                 done = later.error(fault)
             except Exception:

@@ -9,13 +9,16 @@ from typing import Any, TypeVar
 from dragoman.core.calls import Inference
 from dragoman.core.datatypes import BYTES
 from dragoman.core.tensor import Tensor
+from dragoman.protocols.wire import HttpRequest
 from dragoman.transports.bodies import Bodies
 
 A = TypeVar("A")
 B = TypeVar("B")
 
-# Bytes from which on a message takes longer to read or write than to hand to a thread and back.
+# Bytes of tensors from which on a message takes longer to read or write than to hand to a thread and back.
 LARGE = 1 << 20
+# The same for text that has to be parsed: lists of JSON objects take up to 40 ms on the event loop.
+LARGE_TEXT = 1 << 18
 # Python runs one of its threads at a time; more of them would only leave less to the event loop.
 _THREADS = 2
 # An element of BYTES takes as long as this many bytes of numbers.
@@ -29,10 +32,8 @@ class Aside:
         self._bodies = bodies
         self._threads = ThreadPoolExecutor(_THREADS, "dragoman-aside")
 
-    async def read(self, function: Callable[[A], B], given: A, size: int) -> B:
-        """`function(given)`, where `size` tells how many bytes it is about."""
-        if size <= LARGE:
-            return function(given)
+    async def run(self, function: Callable[[A], B], given: A) -> B:
+        """`function(given)` in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, given)
 
     async def write(self, function: Callable[[A], B], answer: A, size: int = -1) -> B:
@@ -47,9 +48,15 @@ class Aside:
             raise self._bodies.unread
         self._bodies.keep(size)
         try:
-            return await self.read(function, answer, size)
+            return await self.run(function, answer)
         finally:
             self._bodies.keep(-size)
+
+
+def is_large(request: HttpRequest) -> bool:
+    """Whether a request is to be parsed in a thread."""
+    size = len(request.body)
+    return size > LARGE_TEXT and (size > LARGE or request.text_size > LARGE_TEXT)
 
 
 def weight(answer: Any) -> int:

@@ -28,6 +28,9 @@ log = logging.getLogger("dragoman.http")
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _BACKLOG = 2048
+# uvloop accepts one connection of a listening socket in a turn of the event loop, so each has duplicates: clients that
+# come at once with large requests would otherwise keep those behind them waiting for as many turns.
+_ACCEPTED_IN_A_TURN = 4
 # How much is read to find out which wire a connection speaks; the rest is for that wire to read as it can.
 _LITTLE = 4096
 # How long connections may take to end once their work has been cut.
@@ -88,8 +91,9 @@ class Listener:
             options = {"ssl": self._tls, "ssl_handshake_timeout": self.limits.header_timeout_s}
             options["ssl_shutdown_timeout"] = self.limits.header_timeout_s
         for bound in sockets:
-            server = await self.loop.create_server(self._accept, sock=bound, backlog=_BACKLOG, **options)
-            self._servers.append(server)
+            for sock in (bound, *(bound.dup() for _ in range(_ACCEPTED_IN_A_TURN - 1))):
+                server = await self.loop.create_server(self._accept, sock=sock, backlog=_BACKLOG, **options)
+                self._servers.append(server)
         return [s.getsockname()[1] for s in sockets]
 
     def begin_drain(self) -> None:

@@ -10,8 +10,10 @@ log = logging.getLogger("dragoman.http")
 
 # Requests from this size on count as large, in bytes.
 LARGE_REQUEST = 1 << 14
-# How long all large requests may keep one turn of the loop. At least one is worked on in each.
+# How long all large requests may keep one turn of the loop. At least one is worked on in each such turn.
 _BUDGET_S = 0.01
+# After so much time the loop gets a turn without large requests: a new connection takes a few turns to be answered.
+_TURN_S = 0.002
 
 
 class Turns:
@@ -29,6 +31,7 @@ class Turns:
         self._spent_s = 0.0
         self._queue: deque[Callable[[], object]] = deque()
         self._scheduled = False
+        self._owed = 0  # turns without large requests
 
     def run(self, work: Callable[[], object]) -> bool:
         """Run it now or later; return whether it was run now. An exception of it is logged."""
@@ -50,7 +53,7 @@ class Turns:
 
     def _is_over(self) -> bool:
         """Whether this turn of the loop has no time left, or others wait for it."""
-        return self._scheduled and (bool(self._queue) or self._spent_s >= self._budget_s)
+        return self._scheduled and (bool(self._queue) or self._owed > 0 or self._spent_s >= self._budget_s)
 
     def _let_in(self, turn: asyncio.Future[None]) -> None:
         if not turn.done():
@@ -73,6 +76,12 @@ class Turns:
 
     def _next(self) -> None:
         """The next turn of the loop."""
-        self._scheduled, self._spent_s = False, 0.0
+        self._owed += int(self._spent_s / _TURN_S)
+        self._spent_s = 0.0
+        if self._owed:
+            self._owed -= 1
+            self._loop.call_soon(self._next)
+            return
+        self._scheduled = False
         while self._queue and self._spent_s < self._budget_s:
             self._run(self._queue.popleft())

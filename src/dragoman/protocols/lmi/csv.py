@@ -11,6 +11,7 @@ import orjson
 
 from dragoman.core.datatypes import FP64, Array
 from dragoman.core.errors import InvalidInput
+from dragoman.core.tensor import object_array
 from dragoman.formats.digits.machine import digits
 from dragoman.protocols.wire import Policy
 from dragoman.system.shared_memory import empty_array
@@ -167,7 +168,7 @@ def cells_of(rows: Sequence[Sequence[str]]) -> Array:
     try:
         return np.array([[float(cell or "nan") for cell in row] for row in rows])
     except ValueError:
-        return np.array(rows, dtype=object)
+        return object_array(itertools.chain.from_iterable(rows), (len(rows), len(rows[0])))
 
 
 def csv_chunks(tables: Sequence[Array]) -> Sequence[bytes]:

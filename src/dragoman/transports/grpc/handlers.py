@@ -137,7 +137,7 @@ class Unary:
     async def _read(self, request: GrpcRequest) -> Reply | GrpcAnswer:
         """The answer to a long message."""
         try:
-            exchange = await self.aside.read(self.method.endpoint, request, len(request.body))
+            exchange = await self.aside.run(self.method.endpoint, request)
         except Exception as fault:
             raise refusal(self.protocol, told(fault, "")) from fault
         return await self._rest(exchange, self.engine.call(exchange.request))
@@ -183,7 +183,8 @@ class Stream:
         """The pieces of the answer, and what went wrong if something did; to write them may fail on its own."""
         request_id = ""
         try:
-            stream = await self.aside.read(self.method.endpoint, request, len(request.body))
+            endpoint = self.method.endpoint
+            stream = await self.aside.run(endpoint, request) if len(request.body) > LARGE else endpoint(request)
             request_id = stream.request.id
             async with aclosing(self.engine.stream(stream.request)) as pieces:
                 async for piece in pieces:

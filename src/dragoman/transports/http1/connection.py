@@ -9,7 +9,7 @@ from typing import Any
 
 from dragoman.protocols.wire import HttpFault, HttpRequest, HttpResponse
 from dragoman.system.coroutines import Start
-from dragoman.transports.aside import LARGE
+from dragoman.transports.aside import is_large
 from dragoman.transports.http1.head import NO_HEAD, Head
 from dragoman.transports.http1.incoming import Asked, Desk, Incoming, Refused
 from dragoman.transports.http1.outgoing import Outgoing
@@ -280,7 +280,7 @@ class Connection(asyncio.BufferedProtocol):
     def _answer(self, head: Head, request: HttpRequest) -> None:
         out, application = self._out, self._desk.application
         match: Any = head.match
-        at_once = head.plain and head.length <= LARGE
+        at_once = head.plain and not is_large(request)
         done: Any = copy_context().run(application.begin, match, request, out) if at_once else None
         if type(done) is HttpResponse:
             self._desk.bodies.give_back(self._held)
