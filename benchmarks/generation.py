@@ -168,11 +168,11 @@ def measured(folder: Path, case: str, plan: Plan) -> Iterator[dict[str, Any]]:
 def _left_out(case: str, name: str, sides: dict[str, Ask]) -> Iterator[None]:
     try:
         yield
-    except RuntimeError as fault:
+    except RuntimeError as error:
         if name == OURS:
             raise
         sides.pop(name, None)
-        print(f"{case}: {name} is left out: {fault}", flush=True)
+        print(f"{case}: {name} is left out: {error}", flush=True)
 
 
 def _command(side: str, folder: Path, dtype: str) -> list[str]:

@@ -109,9 +109,9 @@ class Served:
             with urllib.request.urlopen(request, timeout=120) as answer:
                 content = answer.read()
                 return answer.status, content if path.endswith("_stream") else json.loads(content)
-        except urllib.error.HTTPError as fault:
-            with fault:
-                return fault.code, json.loads(fault.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read())
 
     def ask(self, path: str, body: Any) -> Any:
         status, answer = self.post(path, body)
@@ -132,23 +132,23 @@ def served(place: Path, own: Own) -> Iterator[Served]:
     server = dragoman.Server(str(place), http_port=0, grpc_port=-1)
     ready, done, loop = threading.Event(), asyncio.Event(), asyncio.new_event_loop()
 
-    faults: list[BaseException] = []
+    errors: list[BaseException] = []
 
     async def serve() -> None:
         try:
             async with server:
                 ready.set()
                 await done.wait()
-        except BaseException as fault:
-            faults.append(fault)
+        except BaseException as error:
+            errors.append(error)
             ready.set()
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
     try:
         assert ready.wait(300)
-        if faults:
-            raise faults[0]
+        if errors:
+            raise errors[0]
         yield Served(server, own)
     finally:
         loop.call_soon_threadsafe(done.set)
@@ -275,7 +275,7 @@ class EngineTests:
         seen: dict[int, int] = {}
         for batch in range(count // 50):
             asked = [
-                ("/invocations", {"inputs": "The", "parameters": _drawn(given, 1000 * batch + number)})
+                ("/invocations", {"inputs": "The", "parameters": _draw_token(given, 1000 * batch + number)})
                 for number in range(50)
             ]
             for status, answer in served.together(asked):
@@ -338,7 +338,7 @@ class EngineTests:
         raise NotImplementedError
 
 
-def _drawn(given: dict[str, Any], seed: int) -> dict[str, Any]:
+def _draw_token(given: dict[str, Any], seed: int) -> dict[str, Any]:
     return {"do_sample": True, "seed": seed, "max_new_tokens": 1, "details": True, **given}
 
 

@@ -18,13 +18,13 @@ from dragoman.core.calls import Generate
 from dragoman.core.errors import InvalidInput, ModelFailed, Overloaded, WorkerLost
 from dragoman.core.spec import ModelSpec
 from dragoman.core.text import Grammar, Sampling
-from dragoman.generation.choice import Choice
-from dragoman.generation.intake import Intake
-from dragoman.generation.job import Asked
-from dragoman.generation.limits import Limits
-from dragoman.generation.outside import OutsideEngine, Tokens, Wanted, end_tokens
+from dragoman.generation.completion_writer import EndConditions
+from dragoman.generation.engine_limits import EngineLimits
+from dragoman.generation.external_engine import ExternalEngine, ExternalRequest, TokenChunk, end_tokens
+from dragoman.generation.input_processor import InputProcessor
+from dragoman.generation.job import PromptRequest
+from dragoman.generation.token_choice import TokenChoice
 from dragoman.generation.vocabulary import Vocabulary
-from dragoman.generation.writer import Ends
 from dragoman.runtimes.openvino_genai import sampling as openvino_sampling
 from dragoman.runtimes.openvino_genai.model import OpenVinoModel
 from dragoman.runtimes.openvino_genai.tokens import OpenVinoTokens
@@ -81,10 +81,10 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
     return Vocabulary(folder, 700)
 
 
-def wanted(given: Sampling, tokens: tuple[int, ...] = (5, 6), length: int = 9) -> Wanted:
-    asked = Asked(0, "", tokens, given, given.max_new_tokens or length)
+def wanted(given: Sampling, tokens: tuple[int, ...] = (5, 6), length: int = 9) -> ExternalRequest:
+    asked = PromptRequest(0, "", tokens, given, given.max_new_tokens or length)
     own = frozenset() if given.ignore_eos else frozenset({1})
-    return Wanted(asked, Ends(own, frozenset(given.stop_token_ids), asked.length), given.seed)
+    return ExternalRequest(asked, EndConditions(own, frozenset(given.stop_token_ids), asked.length), given.seed)
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -154,21 +154,21 @@ class FakeTokens:
     def __init__(self, said: dict[int | None, list[int]]) -> None:
         self.said = said
         self.left = 0
-        self.wanted: list[Wanted] = []
+        self.wanted: list[ExternalRequest] = []
 
     def refuse(self, sampling: Sampling) -> None:
         if sampling.typical_p < 1:
             raise InvalidInput("typical_p: expected 1")
 
-    async def tokens(self, wanted: Wanted) -> AsyncGenerator[Tokens, None]:
+    async def tokens(self, wanted: ExternalRequest) -> AsyncGenerator[TokenChunk, None]:
         self.wanted.append(wanted)
         try:
             for number, token in enumerate(self.said.get(wanted.seed, self.said[None])):
                 if token < 0:
                     raise ModelFailed("it would not say that")
                 await asyncio.sleep(0)
-                prefill = [Choice(each, -1.0) for each in wanted.asked.tokens[1:]] if number == 0 else ()
-                yield Tokens([Choice(token, -0.1 * (wanted.seed or 1))], prefill, 3)
+                prefill = [TokenChoice(each, -1.0) for each in wanted.asked.tokens[1:]] if number == 0 else ()
+                yield TokenChunk([TokenChoice(token, -0.1 * (wanted.seed or 1))], prefill, 3)
         finally:
             self.left += 1
 
@@ -177,13 +177,13 @@ class FakeTokens:
 
 
 def engine(vocabulary: Vocabulary, said: dict[int | None, list[int]], capacity: int = 0) -> Any:
-    intake = Intake(vocabulary, Limits(8, 64), 2**62, frozenset({1}), frozenset())
-    return OutsideEngine(FakeTokens(said), intake, frozenset({1}), capacity, {})
+    intake = InputProcessor(vocabulary, EngineLimits(8, 64), 2**62, frozenset({1}), frozenset())
+    return ExternalEngine(FakeTokens(said), intake, frozenset({1}), capacity, {})
 
 
 async def pieces(engine: Any, *prompts: str, stream: bool = True, **sampling: Any) -> list[Any]:
     call = Generate(prompts=prompts, sampling=Sampling(**{"max_new_tokens": 20, **sampling}), stream=stream)
-    return [piece async for piece in engine.generate(engine.asked(call))]
+    return [piece async for piece in engine.generate(engine.split_call(call))]
 
 
 async def test_texts_are_written_as_ours_are(vocabulary: Vocabulary) -> None:
@@ -216,7 +216,7 @@ async def test_who_leaves_and_what_fails_ends_what_is_under_way(vocabulary: Voca
     word = vocabulary.cut("word")[0]
     made = engine(vocabulary, {None: [word] * 50, 7: [word, -1]}, capacity=2)
     call = Generate(prompts=("x", "y"), sampling=Sampling(max_new_tokens=50, n=2), stream=True)
-    running = made.generate(made.asked(call))
+    running = made.generate(made.split_call(call))
     await anext(running)
     assert made.active == 2
     with pytest.raises(Overloaded):
@@ -264,7 +264,7 @@ def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A fake of the part of vLLM's interface that is used."""
     fake: Any = types.ModuleType("vllm")
     sampling: Any = types.ModuleType("vllm.sampling_params")
-    faults: Any = types.ModuleType("vllm.v1.engine.exceptions")
+    errors: Any = types.ModuleType("vllm.v1.engine.exceptions")
     fake.SamplingParams = dataclasses.make_dataclass(
         "SamplingParams", [(name, Any, None) for name in VLLM_SAMPLING.split()]
     )
@@ -273,25 +273,25 @@ def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
     )
     sampling.RequestOutputKind = types.SimpleNamespace(FINAL_ONLY="final", DELTA="delta")
     sampling.VLLMValidationError = type("VLLMValidationError", (ValueError,), {})
-    faults.EngineDeadError = type("EngineDeadError", (Exception,), {})
+    errors.EngineDeadError = type("EngineDeadError", (Exception,), {})
     names = {"vllm": fake, "vllm.sampling_params": sampling, "vllm.v1": types.ModuleType("vllm.v1")}
-    names |= {"vllm.v1.engine": types.ModuleType("vllm.v1.engine"), "vllm.v1.engine.exceptions": faults}
+    names |= {"vllm.v1.engine": types.ModuleType("vllm.v1.engine"), "vllm.v1.engine.exceptions": errors}
     for name, module in names.items():
         monkeypatch.setitem(sys.modules, name, module)
-    return types.SimpleNamespace(sampling=sampling, faults=faults)
+    return types.SimpleNamespace(sampling=sampling, errors=errors)
 
 
 class FakeAsyncLLM:
-    """A fake of vLLM's AsyncLLM: two tokens, or a fault."""
+    """A fake of vLLM's AsyncLLM: two tokens, or a error."""
 
-    def __init__(self, fault: Exception | None = None) -> None:
-        self.fault, self.aborted, self.down = fault, 0, False
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.aborted, self.down = error, 0, False
         self.asked: list[Any] = []
 
     async def generate(self, prompt: Any, params: Any, name: str, *, lora_request: Any) -> AsyncGenerator[Any, None]:
         self.asked.append((prompt, params, name))
-        if self.fault is not None:
-            raise self.fault
+        if self.error is not None:
+            raise self.error
         seen = types.SimpleNamespace
         try:
             for token in (8, 9):
@@ -313,8 +313,8 @@ async def test_vllm_is_asked_and_heard(fake_vllm: Any, vocabulary: Vocabulary) -
     given = Sampling(top_logprobs=2, prompt_logprobs=0, grammar=Grammar("choice", '["a"]'))
     found = [piece async for piece in tokens.tokens(wanted(given))]
     assert found == [
-        Tokens([Choice(8, -2.0, ((3, -1), (4, -1.5)))], [Choice(6, -4.0)], 2),
-        Tokens([Choice(9, -2.0, ((3, -1), (4, -1.5)))]),
+        TokenChunk([TokenChoice(8, -2.0, ((3, -1), (4, -1.5)))], [TokenChoice(6, -4.0)], 2),
+        TokenChunk([TokenChoice(9, -2.0, ((3, -1), (4, -1.5)))]),
     ]
     prompt, params, _ = fake.asked[0]
     assert prompt == {"prompt_token_ids": [5, 6]}
@@ -330,13 +330,13 @@ async def test_vllm_is_asked_and_heard(fake_vllm: Any, vocabulary: Vocabulary) -
 
 
 async def test_faults_of_vllm(fake_vllm: Any, vocabulary: Vocabulary) -> None:
-    for fault, kind in (
+    for error, kind in (
         (fake_vllm.sampling.VLLMValidationError("too long"), InvalidInput),
-        (fake_vllm.faults.EngineDeadError("dead"), WorkerLost),
+        (fake_vllm.errors.EngineDeadError("dead"), WorkerLost),
         (RuntimeError("odd"), ModelFailed),
     ):
         with pytest.raises(kind):
-            await anext(VllmTokens(FakeAsyncLLM(fault), vocabulary, {}).tokens(wanted(Sampling())))
+            await anext(VllmTokens(FakeAsyncLLM(error), vocabulary, {}).tokens(wanted(Sampling())))
 
 
 # https://docs.openvino.ai, GenerationConfig.
@@ -457,19 +457,19 @@ class Late:
     """Orders of which each comes when the thread has just been told to end, as it may from any other thread."""
 
     def __init__(self, tokens: OpenVinoTokens) -> None:
-        self._tokens, self._orders = tokens, tokens._orders
+        self._tokens, self._commands = tokens, tokens._commands
 
     def put(self, order: Any) -> None:
         self._tokens._closed = "OpenVINO has failed"
-        self._orders.put(None)
+        self._commands.put(None)
         self._tokens._thread.join()
-        self._orders.put(order)
+        self._commands.put(order)
 
 
 async def test_a_text_that_comes_as_the_engine_ends_is_told(openvino: tuple[OpenVinoTokens, FakePipeline]) -> None:
     tokens, _ = openvino
     orders: Any = Late(tokens)
-    tokens._orders = orders
+    tokens._commands = orders
     with pytest.raises(WorkerLost, match="OpenVINO has failed"):
         await asyncio.wait_for(_all(tokens, Sampling()), 10)
 

@@ -4,16 +4,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dragoman.generation.cache import Cache, CacheShape  # noqa: E402
+from dragoman.generation.cache import CacheShape, KeyValueCache  # noqa: E402
 
 
-def filled(cache: Cache, slot: int, length: int) -> None:
+def filled(cache: KeyValueCache, slot: int, length: int) -> None:
     cache.keys[:, slot, :, :length] = slot + 1
     cache.values[:, slot, :, :length] = -slot - 1
 
 
 def test_growing_keeps_what_is_held_and_stays_within_the_budget() -> None:
-    cache = Cache(CacheShape(2, 3, 4, 5), 1024, torch.float32, torch.device("cpu"))
+    cache = KeyValueCache(CacheShape(2, 3, 4, 5), 1024, torch.float32, torch.device("cpu"))
     assert (cache.slots, cache.length) == (0, 0)
     for slots, length in ((1, 10), (2, 70), (3, 70), (5, 100), (4, 200), (16, 64)):
         assert cache.fits(slots, length)
@@ -30,7 +30,7 @@ def test_growing_keeps_what_is_held_and_stays_within_the_budget() -> None:
 
 
 def test_slots_are_copied_and_reordered() -> None:
-    cache = Cache(CacheShape(1, 1, 2, 2), 1024, torch.float32, torch.device("cpu"))
+    cache = KeyValueCache(CacheShape(1, 1, 2, 2), 1024, torch.float32, torch.device("cpu"))
     cache.reserve(3, 64)
     for slot in range(3):
         filled(cache, slot, 4)

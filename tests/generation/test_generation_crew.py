@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dragoman.generation.crew import Crew
+from dragoman.generation.adaptive_threads import AdaptiveThreads
 
 
 class Machine:
@@ -14,10 +14,10 @@ class Machine:
         self.now_s = self.computed_s = 100.0
         self.threads: list[int] = []
 
-    def crew(self, threads: int) -> Crew:
-        return Crew(threads, lambda: self.now_s, lambda: self.computed_s, self.threads.append)
+    def crew(self, threads: int) -> AdaptiveThreads:
+        return AdaptiveThreads(threads, lambda: self.now_s, lambda: self.computed_s, self.threads.append)
 
-    def steps(self, crew: Crew, seconds: float, share: float) -> None:
+    def steps(self, crew: AdaptiveThreads, seconds: float, share: float) -> None:
         """Steps of 10 ms, of which it computes that share."""
         for _ in range(round(seconds * 100)):
             with crew:

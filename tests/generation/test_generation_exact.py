@@ -8,9 +8,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dragoman.generation import rules  # noqa: E402
-from dragoman.generation.attention import Form, Span, Step  # noqa: E402
-from dragoman.generation.cache import Cache, CacheShape  # noqa: E402
-from dragoman.generation.packing import PackedLinear, packs  # noqa: E402
+from dragoman.generation.attention import AttentionForm, AttentionStep, SlotSpan  # noqa: E402
+from dragoman.generation.cache import CacheShape, KeyValueCache  # noqa: E402
+from dragoman.generation.packing import PackedLinear, can_pack  # noqa: E402
 
 HEADS, SIZE = 2, 16
 CPU = torch.device("cpu")
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 def attended(dtype: Any, beside: list[int], stop: int, window: int = 0) -> Any:
     """What a text of `stop` tokens sees in a cache with others of those lengths; its numbers are always the same."""
-    cache = Cache(CacheShape(1, HEADS, SIZE, SIZE), 1 << 20, dtype, CPU)
+    cache = KeyValueCache(CacheShape(1, HEADS, SIZE, SIZE), 1 << 20, dtype, CPU)
     lengths = [*beside, stop]
     cache.reserve(len(lengths), max(lengths))
     draw = torch.Generator().manual_seed(7)
@@ -28,9 +28,9 @@ def attended(dtype: Any, beside: list[int], stop: int, window: int = 0) -> Any:
     query = torch.randn(len(lengths), HEADS, SIZE, generator=torch.Generator().manual_seed(len(beside))).to(dtype)
     query[-1] = own[2, :, 0]
     last = torch.stack([own[0][:, -1]] * len(lengths)), torch.stack([own[1][:, -1]] * len(lengths))
-    step = Step(cache, [Span(slot, slot, length - 1, 1) for slot, length in enumerate(lengths)], [])
+    step = AttentionStep(cache, [SlotSpan(slot, slot, length - 1, 1) for slot, length in enumerate(lengths)], [])
     with torch.inference_mode():
-        return step(0, Form(0.25, window), query, *last)[-1]
+        return step(0, AttentionForm(0.25, window), query, *last)[-1]
 
 
 @pytest.mark.parametrize("window", [0, 20])
@@ -45,7 +45,7 @@ def test_attention_is_the_same_alone_and_in_a_crowd(dtype: Any, stop: int, windo
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_products_are_the_same_alone_and_in_a_crowd(dtype: Any) -> None:
-    if not packs(dtype, CPU):
+    if not can_pack(dtype, CPU):
         pytest.skip("no kernels for reordered weights of that type")
     draw = torch.Generator().manual_seed(3)
     weight, rows = torch.randn(96, 256, generator=draw).to(dtype), torch.randn(40, 256, generator=draw).to(dtype)
@@ -64,7 +64,7 @@ def test_products_are_the_same_alone_and_in_a_crowd(dtype: Any) -> None:
 
 
 def test_slots_become_shorter_when_long_texts_are_over() -> None:
-    cache = Cache(CacheShape(2, HEADS, SIZE, SIZE), 1 << 20, torch.float32, CPU)
+    cache = KeyValueCache(CacheShape(2, HEADS, SIZE, SIZE), 1 << 20, torch.float32, CPU)
     cache.reserve(4, 3000)
     cache.keys[:, 3, :, :50] = 4.0
     cache.reserve(2, 50)

@@ -1,4 +1,4 @@
-"""One text's fault is its own, who leaves frees what it held, and no more are taken than there is room for."""
+"""One text's error is its own, who leaves frees what it held, and no more are taken than there is room for."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from dragoman.core.calls import Generate
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, Overloaded, WorkerLost
 from dragoman.core.spec import ModelSpec
 from dragoman.core.text import Grammar, Sampling
-from dragoman.generation.row import Row
+from dragoman.generation.batch_row import BatchRow
 from dragoman.runtimes.llm.model import LanguageModel
 from generation.house import generation, ids, opened, prompts, text
 
@@ -83,7 +83,7 @@ async def test_what_fails_in_computing_ends_alone(model: LanguageModel, monkeypa
     runner: Any = model._loaded.engine._runner
     run = runner.run
 
-    def failing(cache: Any, rows: list[Row]) -> Any:
+    def failing(cache: Any, rows: list[BatchRow]) -> Any:
         if any(999 in row.tokens or 13 in row.tokens for row in rows):
             raise RuntimeError("out of memory")
         return run(cache, rows)
@@ -282,7 +282,7 @@ async def test_a_text_of_no_numbers_spoils_nobody_elses(folders: Path, tmp_path:
     made = opened(_spoiled(folders / name, tmp_path / name, 650), max_batch=2, prefix_cache=0)
     good = ids(await text(made, (5, 6, 7), max_new_tokens=6))
     for parameters in ({}, {"num_beams": 2}, {"n": 2, "do_sample": True}):
-        with pytest.raises(ModelFailed, match="not numbers"):
+        with pytest.raises(ModelFailed, match="are NaN"):
             await text(made, (*[5] * 10, 650, *[5] * 10), max_new_tokens=3, **parameters)
         for _ in range(3):
             assert ids(await text(made, (5, 6, 7), max_new_tokens=6)) == good
@@ -295,7 +295,7 @@ async def test_a_prompt_that_fails_is_not_computed_further(
     runner: Any = model._loaded.engine._runner
     run, seen, failed = runner.run, list[int](), list[int]()
 
-    def failing(cache: Any, rows: list[Row]) -> Any:
+    def failing(cache: Any, rows: list[BatchRow]) -> Any:
         seen.extend(row.slot for row in rows)
         if -1 not in failed and any(row.start > 20 and row.slot == 0 for row in rows):
             failed.append(
@@ -336,7 +336,7 @@ async def test_beams_for_which_there_is_no_memory_leave_their_slots(
 async def test_who_comes_while_it_closes_is_told(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = opened(llama_folder)
     service = made._loaded.service
-    put = service._orders.put
+    put = service._commands.put
 
     class Orders:
         """The engine ends between the look whether it has and the order."""
@@ -349,8 +349,8 @@ async def test_who_comes_while_it_closes_is_told(llama_folder: Path, monkeypatch
         def __getattr__(self, name: str) -> Any:
             return getattr(orders, name)
 
-    orders = service._orders
-    monkeypatch.setattr(service, "_orders", Orders())
+    orders = service._commands
+    monkeypatch.setattr(service, "_commands", Orders())
     async with asyncio.timeout(30):
         with pytest.raises(WorkerLost, match="stopped"):
             await text(made, "The", max_new_tokens=2)

@@ -116,5 +116,5 @@ def test_an_adapter_alone_is_no_model(tmp_path: Path) -> None:
 
 def test_code_of_a_models_own_is_not_asked_for(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}')
-    fault = ValueError("contains custom code ... pass `trust_remote_code=True`\nand more")
-    assert "needs code of its own (auto_map in config.json), and no code" in explained(fault, tmp_path)
+    error = ValueError("contains custom code ... pass `trust_remote_code=True`\nand more")
+    assert "needs code of its own (auto_map in config.json), and no code" in explained(error, tmp_path)

@@ -1,4 +1,4 @@
-"""Grammars that take too much, or that no text satisfies: each is refused by itself, and no other text waits for it."""
+"""GrammarService that take too much, or that no text satisfies: each is refused by itself, and no other text waits for it."""
 
 import asyncio
 import json
@@ -22,8 +22,8 @@ from dragoman.core.errors import InvalidInput, Overloaded
 from dragoman.core.text import Generation, Grammar, Sampling
 from dragoman.generation import grammar as following
 from dragoman.generation import grammar_compiler, grammar_worker
-from dragoman.generation.grammar import Grammars
-from dragoman.generation.grammar_compiler import GrammarCompiler, GrammarLimits, Vocabulary, release_memory
+from dragoman.generation.grammar import GrammarService
+from dragoman.generation.grammar_compiler import GrammarCompiler, GrammarLimits, GrammarVocabulary, release_memory
 from dragoman.runtimes.llm.model import LanguageModel
 
 from .house import ids, opened, text
@@ -37,9 +37,9 @@ def _schema(schema: Any) -> Grammar:
 
 
 @contextmanager
-def _grammars(model: LanguageModel, **limits: Any) -> Iterator[Grammars]:
+def _grammars(model: LanguageModel, **limits: Any) -> Iterator[GrammarService]:
     known = model._loaded.intake.vocabulary
-    made = Grammars(known.tokenizer, known.size, [1], GrammarLimits(**limits))
+    made = GrammarService(known.tokenizer, known.size, [1], GrammarLimits(**limits))
     try:
         yield made
     finally:
@@ -47,7 +47,7 @@ def _grammars(model: LanguageModel, **limits: Any) -> Iterator[Grammars]:
 
 
 @pytest.fixture(scope="module")
-def grammars(llama: LanguageModel) -> Iterator[Grammars]:
+def grammars(llama: LanguageModel) -> Iterator[GrammarService]:
     with _grammars(llama) as made:
         yield made
 
@@ -55,7 +55,7 @@ def grammars(llama: LanguageModel) -> Iterator[Grammars]:
 @contextmanager
 def _compiler(llama: LanguageModel, make: Callable[[str], str], **limits: Any) -> Iterator[GrammarCompiler[str]]:
     known = llama._loaded.intake.vocabulary
-    vocabulary = Vocabulary(known.tokenizer.backend_tokenizer.to_str(), known.size, [1])
+    vocabulary = GrammarVocabulary(known.tokenizer.backend_tokenizer.to_str(), known.size, [1])
     made = GrammarCompiler(lambda: vocabulary, GrammarLimits(**limits), make)
     try:
         yield made
@@ -88,7 +88,7 @@ def _compiler(llama: LanguageModel, make: Callable[[str], str], **limits: Any) -
     ],
     ids=lambda value: value.kind if isinstance(value, Grammar) else "",
 )
-def test_compiling_is_bounded(grammars: Grammars, grammar: Grammar, message: str | None) -> None:
+def test_compiling_is_bounded(grammars: GrammarService, grammar: Grammar, message: str | None) -> None:
     if message is None:
         grammars.guide(grammar)
         return
@@ -105,7 +105,7 @@ def test_compiling_takes_no_more_memory_than_the_limit(llama: LanguageModel) -> 
         made.guide(Grammar("regex", "a+"))
 
 
-def test_memory_does_not_grow_with_what_is_refused(grammars: Grammars) -> None:
+def test_memory_does_not_grow_with_what_is_refused(grammars: GrammarService) -> None:
     grammars.guide(Grammar("regex", "a+"))
     before = _resident_mib()
     for i in range(4):
@@ -277,7 +277,7 @@ def test_memory_is_given_back_where_a_grammar_gives_way(llama: LanguageModel, mo
         guide = made.guide(Grammar("lark", 'start: "a" %json {"$ref": "#"}'))
         (token, *_) = np.setdiff1d(np.flatnonzero(guide.allowed()), [1])
         with pytest.raises(InvalidInput, match="no text satisfies the grammar"):
-            guide.took(int(token))
+            guide.accept(int(token))
     assert released == ["compiler", "text"]
 
 
@@ -331,7 +331,7 @@ _SCHEMA = st.recursive(
 
 
 @pytest.fixture(scope="module")
-def bounded(llama: LanguageModel) -> Iterator[Grammars]:
+def bounded(llama: LanguageModel) -> Iterator[GrammarService]:
     with _grammars(llama, grammar_compile_s=0.1, grammar_memory=64) as made:
         yield made
 
@@ -344,7 +344,7 @@ def bounded(llama: LanguageModel) -> Iterator[Grammars]:
         st.builds(lambda a, b: Grammar("lark", f"start: a* b\na: /{a}/ b?\nb: /{b}/ | a"), _REGEX, _REGEX),
     )
 )
-def test_any_grammar_is_compiled_or_refused(bounded: Grammars, grammar: Grammar) -> None:
+def test_any_grammar_is_compiled_or_refused(bounded: GrammarService, grammar: Grammar) -> None:
     """Whatever it is made of: the kernel ends the fork that takes too much, and what it compiles can be followed."""
     try:
         guide = bounded.guide(grammar)
@@ -356,7 +356,7 @@ def test_any_grammar_is_compiled_or_refused(bounded: Grammars, grammar: Grammar)
         if guide.ended or not len(tokens):
             return
         try:
-            guide.took(int(tokens[len(tokens) // 2]))
+            guide.accept(int(tokens[len(tokens) // 2]))
         except InvalidInput:
             return
 
@@ -383,7 +383,7 @@ _LIST = {"type": "object", "properties": {"next": {"$ref": "#"}, "v": {"type": "
     ],
     ids=json.dumps,
 )
-def test_schemas_that_no_finite_json_satisfies_are_refused(grammars: Grammars, schema: Any) -> None:
+def test_schemas_that_no_finite_json_satisfies_are_refused(grammars: GrammarService, schema: Any) -> None:
     with pytest.raises(InvalidInput, match=r"^grammar: no finite JSON text satisfies the schema"):
         grammars.guide(_schema(schema))
 
@@ -402,7 +402,7 @@ def test_schemas_that_no_finite_json_satisfies_are_refused(grammars: Grammars, s
     ],
     ids=json.dumps,
 )
-def test_schemas_that_refer_to_themselves_are_followed(grammars: Grammars, schema: Any) -> None:
+def test_schemas_that_refer_to_themselves_are_followed(grammars: GrammarService, schema: Any) -> None:
     assert grammars.guide(_schema(schema)).allowed().any()
 
 
@@ -424,13 +424,13 @@ def test_schemas_that_refer_to_themselves_are_followed(grammars: Grammars, schem
     ids=lambda value: value.text if isinstance(value, Grammar) else "",
 )
 def test_grammars_without_a_text_or_with_one_that_is_no_json_are_refused(
-    grammars: Grammars, grammar: Grammar, message: str
+    grammars: GrammarService, grammar: Grammar, message: str
 ) -> None:
     with pytest.raises(InvalidInput, match=f"^grammar: .*{message}"):
         grammars.guide(grammar)
 
 
-def test_the_empty_text_satisfies_an_empty_expression(grammars: Grammars) -> None:
+def test_the_empty_text_satisfies_an_empty_expression(grammars: GrammarService) -> None:
     guide = grammars.guide(Grammar("regex", "()"))
     assert np.flatnonzero(guide.allowed()).tolist() == [1]
 
@@ -465,7 +465,7 @@ class Gated:
             raise InvalidInput("grammar: too complex to follow")
         return self.gate.wait(max(0.0, until_s - time.monotonic()))
 
-    def took(self, token: int) -> None:
+    def accept(self, token: int) -> None:
         assert self.gate.is_set(), "the engine must not wait for it here"
         self.begun = False
 
@@ -475,7 +475,7 @@ class Gated:
 
 def _asked(model: LanguageModel, guides: Any, **sampling: Any) -> Any:
     call = Generate(prompts=("The import",), sampling=Sampling(max_new_tokens=6, **sampling))
-    (asked,) = model._loaded.asked(call)
+    (asked,) = model._loaded.split_call(call)
     return replace(asked, guides=guides)
 
 
@@ -519,7 +519,7 @@ async def test_who_leaves_while_a_mask_is_computed_leaves_nothing(llama: Languag
         await held
     await text(llama, "Another", max_new_tokens=2)
     assert llama._loaded.active == 0
-    assert not llama._loaded.engine.busy
+    assert not llama._loaded.engine.has_work
 
 
 async def test_a_text_that_gives_way_while_a_mask_is_computed_goes_on(llama_folder: Path) -> None:
@@ -553,7 +553,7 @@ def test_limits_are_settings(given: dict[str, Any], message: str) -> None:
     from dragoman.generation import loading
 
     with pytest.raises(ModelFailed, match=message):
-        loading.options(given)
+        loading.parse_options(given)
 
 
 async def test_a_slow_step_is_bounded_by_its_setting(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

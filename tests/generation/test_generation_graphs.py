@@ -15,10 +15,10 @@ from hypothesis import strategies as some
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dragoman.generation.cache import Cache
-from dragoman.generation.compact import Plain
-from dragoman.generation.graphs import Capture, Compute
-from dragoman.generation.row import Row
+from dragoman.generation.batch_row import BatchRow
+from dragoman.generation.cache import KeyValueCache
+from dragoman.generation.cuda_graphs import Capture, Compute
+from dragoman.generation.fused import UnpackedLinear
 from dragoman.generation.runner import Runner
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -79,8 +79,8 @@ def captured(folder: Path, capture: Capture) -> Runner:
     return Runner(folder, "float32", "cpu", packed=False, capture=capture)
 
 
-def cache_of(runner: Runner, slots: int = 8, length: int = 96) -> Cache:
-    cache = Cache(runner.shape, 1 << 14, runner.dtype, runner.device)
+def cache_of(runner: Runner, slots: int = 8, length: int = 96) -> KeyValueCache:
+    cache = KeyValueCache(runner.shape, 1 << 14, runner.dtype, runner.device)
     cache.reserve(slots, length)
     return cache
 
@@ -108,7 +108,7 @@ def test_any_texts_in_any_order_are_as_without_graphs(
         prompts = data.draw(some.booleans(), label="prompts") and not seed % 4
         counts = {slot: 7 if prompts or not lengths[slot] else 1 for slot in slots}
         wanted = data.draw(some.lists(some.booleans(), min_size=6, max_size=6), label="wanted")
-        rows = [Row(slot, lengths[slot], tokens(seed + slot, counts[slot]), int(wanted[slot])) for slot in slots]
+        rows = [BatchRow(slot, lengths[slot], tokens(seed + slot, counts[slot]), int(wanted[slot])) for slot in slots]
         rows.sort(key=lambda row: len(row.tokens) > 1)
         for cache in caches:
             cache.reserve(6, max(lengths) + 7)
@@ -116,7 +116,7 @@ def test_any_texts_in_any_order_are_as_without_graphs(
         assert_same(found, expected)
         for slot in slots:
             lengths[slot] += counts[slot]
-    for slot, length in enumerate(lengths):  # nothing that another text holds was touched
+    for slot, length in enumerate(lengths):  # nothing that another text holds was mark_updated
         for mine, other in zip(*(cache.read(slot, 0, length) for cache in caches), strict=True):
             assert_same(mine, other)
 
@@ -125,7 +125,7 @@ def test_weights_side_by_side_are_not_there_twice() -> None:
     parts = [torch.nn.Linear(8, size) for size in (4, 6, 2)]
     expected = [part.weight.detach().clone() for part in parts]
     with torch.no_grad():
-        joined = Plain(*parts)
+        joined = UnpackedLinear(*parts)
     assert len({part.weight.untyped_storage().data_ptr() for part in parts}) == 1
     for part, weight in zip(parts, expected, strict=True):
         assert torch.equal(part.weight, weight)
@@ -139,14 +139,14 @@ def test_a_shape_is_captured_when_it_comes_again_and_then_replayed(folders: Path
     mine, cache = cache_of(runner), cache_of(other)
     done = []
     for place in range(6):
-        rows = [Row(slot, place, [place + slot]) for slot in range(3)]
+        rows = [BatchRow(slot, place, [place + slot]) for slot in range(3)]
         found, kept = runner.run(mine, rows), other.run(cache, rows)
         assert_same(found, kept)
         done.append((found, kept))
     assert (capture.captured, capture.replayed) == (1, 6)  # one more, to compare it
     for found, kept in done:  # what was given stays, whatever ran on the same memory afterwards
         assert_same(found, kept)
-    rows = [Row(slot, 6, [1]) for slot in range(4)]  # as many slots as three are rounded to
+    rows = [BatchRow(slot, 6, [1]) for slot in range(4)]  # as many slots as three are rounded to
     assert_same(runner.run(mine, rows), other.run(cache, rows))
     assert (capture.captured, capture.replayed) == (1, 7)
 
@@ -156,7 +156,7 @@ def test_graphs_of_memory_that_has_moved_are_not_used(folders: Path, plain: dict
     runner, other = captured(folders / "llama", capture), plain["llama"]
     mine, cache = cache_of(runner, 2, 32), cache_of(other, 2, 32)
     for place in range(90):
-        rows = [Row(slot, place, [(place * 7 + slot) % 96]) for slot in range(2)]
+        rows = [BatchRow(slot, place, [(place * 7 + slot) % 96]) for slot in range(2)]
         for each in (mine, cache):
             each.reserve(2, place + 1)
         assert_same(runner.run(mine, rows), other.run(cache, rows))
@@ -166,7 +166,7 @@ def test_graphs_of_memory_that_has_moved_are_not_used(folders: Path, plain: dict
     for each in (mine, cache):
         each.reserve(2, 32)
     for place, count in ((0, 5), (5, 1), (6, 1), (7, 1)):
-        rows = [Row(slot, place, tokens(slot, count)) for slot in range(2)]
+        rows = [BatchRow(slot, place, tokens(slot, count)) for slot in range(2)]
         assert_same(runner.run(mine, rows), other.run(cache, rows))
 
 
@@ -188,7 +188,7 @@ def test_what_cannot_be_captured_is_computed_as_before(
     mine, cache = cache_of(runner), cache_of(other)
     with caplog.at_level(logging.WARNING, "dragoman.generation"):
         for place in range(5):
-            rows = [Row(slot, place, [place]) for slot in range(2)]
+            rows = [BatchRow(slot, place, [place]) for slot in range(2)]
             assert_same(runner.run(mine, rows), other.run(cache, rows))
     assert sum(told in record.getMessage() for record in caplog.records) == 1
 
@@ -228,7 +228,7 @@ def test_what_a_graph_reads_is_there_as_long_as_the_graph(name: str, folders: Pa
     runner = captured(folders / name, capture)
     cache = cache_of(runner)
     for place in range(3):
-        runner.run(cache, [Row(slot, place, [1]) for slot in range(3)])
+        runner.run(cache, [BatchRow(slot, place, [1]) for slot in range(3)])
     gc.collect()
     assert len(read) > 20
     assert not any(each.expired() for each in read)  # type: ignore[no-untyped-call]
@@ -241,7 +241,7 @@ def test_what_idle_slots_hold_does_not_count(folders: Path, caplog: pytest.LogCa
     cache.keys[:, 3] = float("nan")
     with caplog.at_level(logging.WARNING, "dragoman.generation"):
         for place in range(3):
-            assert runner.run(cache, [Row(slot, place, [1]) for slot in range(3)]).isfinite().all()
+            assert runner.run(cache, [BatchRow(slot, place, [1]) for slot in range(3)]).isfinite().all()
     assert (capture.captured, caplog.records) == (1, [])
 
 
@@ -261,13 +261,15 @@ class Devices(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @pytest.mark.parametrize("name", MODELS)
 def test_all_of_a_step_is_on_the_models_device(name: str, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Runner, "_alike", lambda *_: True)  # the device "meta" computes shapes alone
+    monkeypatch.setattr(Runner, "_agrees", lambda *_: True)  # the device "meta" computes shapes alone
     with Devices() as devices:
         runner = Runner(folders / name, "float32", "meta", capture=lambda compute: compute)
         cache = cache_of(runner)
         monkeypatch.setattr(torch.Tensor, "__float__", lambda _: 0.0)
         for place in range(4):
-            assert runner.run(cache, [Row(slot, place, [1]) for slot in range(3)]).device.type == "meta"
-        assert runner.run(cache, [Row(0, 4, [1]), Row(1, 4, [1] * 9), Row(2, 4, [1] * 9, wanted=9)]).shape == (11, 96)
-        assert runner.run(cache, [Row(0, 5, [1]), Row(6, 0, [1])]).shape == (2, 96)
+            assert runner.run(cache, [BatchRow(slot, place, [1]) for slot in range(3)]).device.type == "meta"
+        assert runner.run(
+            cache, [BatchRow(0, 4, [1]), BatchRow(1, 4, [1] * 9), BatchRow(2, 4, [1] * 9, wanted=9)]
+        ).shape == (11, 96)
+        assert runner.run(cache, [BatchRow(0, 5, [1]), BatchRow(6, 0, [1])]).shape == (2, 96)
     assert devices.mixed == []

@@ -14,12 +14,12 @@ pytest.importorskip("llvmlite")
 import torch
 import transformers
 
-from dragoman.generation.cache import Cache
-from dragoman.generation.crew import MOST, quickest
-from dragoman.generation.native.kernels import COLUMNS, Build, product
+from dragoman.generation.adaptive_threads import MAX_THREADS, fastest_thread_count
+from dragoman.generation.batch_row import BatchRow
+from dragoman.generation.cache import KeyValueCache
+from dragoman.generation.native.kernels import COLUMNS, KernelConfig, product
 from dragoman.generation.native.power import power
-from dragoman.generation.native.team import Team
-from dragoman.generation.row import Row
+from dragoman.generation.native.team import ThreadTeam
 from dragoman.generation.runner import Runner
 from dragoman.native.code import Code
 from dragoman.native.compiled import Compiled, instructions, new_module
@@ -87,16 +87,16 @@ def prompt(seed: int, length: int) -> list[int]:
     return list(np.random.default_rng(seed).integers(3, 150, length))
 
 
-def opened(folder: Path, dtype: str = "float32") -> tuple[Runner, Cache]:
+def opened(folder: Path, dtype: str = "float32") -> tuple[Runner, KeyValueCache]:
     runner = Runner(folder, dtype, "cpu")
     assert runner.native
-    cache = Cache(runner.shape, 4096, runner.dtype, runner.device)
+    cache = KeyValueCache(runner.shape, 4096, runner.dtype, runner.device)
     cache.reserve(8, 96)
     return runner, cache
 
 
 @pytest.fixture(scope="module")
-def llamas(folders: Path) -> dict[str, tuple[Runner, Cache]]:
+def llamas(folders: Path) -> dict[str, tuple[Runner, KeyValueCache]]:
     kinds = ["float32", *(["bfloat16"] if "avx512bf16" in instructions() else [])]
     return {kind: opened(folders / "llama", kind) for kind in kinds}
 
@@ -107,12 +107,12 @@ def test_logits_are_those_of_transformers(folders: Path, name: str) -> None:
     reference = transformers.AutoModelForCausalLM.from_pretrained(folders / name, dtype=torch.float32).eval()
     texts = [prompt(i, length) for i, length in enumerate((21, 40, 33, 5, 64))]
     begun = [1, 17, 30, 2, 50]
-    rows = [Row(slot, 0, text[:count]) for slot, (text, count) in enumerate(zip(texts, begun, strict=True))]
+    rows = [BatchRow(slot, 0, text[:count]) for slot, (text, count) in enumerate(zip(texts, begun, strict=True))]
     runner.run(cache, rows)
     found: list[list[Any]] = [[] for _ in texts]
     for step in range(20):
         rows = [
-            Row(slot, count + step, [text[count + step]])
+            BatchRow(slot, count + step, [text[count + step]])
             for slot, (text, count) in enumerate(zip(texts, begun, strict=True))
             if count + step < len(text)
         ]
@@ -130,8 +130,8 @@ def test_logits_are_those_of_transformers(folders: Path, name: str) -> None:
 def test_bf16_is_as_near_to_fp32_as_transformers_is(folders: Path, name: str) -> None:
     runner, cache = opened(folders / name, "bfloat16")
     text = prompt(5, 40)
-    runner.run(cache, [Row(0, 0, text[:20])])
-    found = torch.cat([runner.run(cache, [Row(0, place, [text[place]])]) for place in range(20, 40)])
+    runner.run(cache, [BatchRow(0, 0, text[:20])])
+    found = torch.cat([runner.run(cache, [BatchRow(0, place, [text[place]])]) for place in range(20, 40)])
     load = transformers.AutoModelForCausalLM.from_pretrained
     with torch.inference_mode():
         saved = load(folders / name, dtype=torch.bfloat16).eval()
@@ -142,7 +142,7 @@ def test_bf16_is_as_near_to_fp32_as_transformers_is(folders: Path, name: str) ->
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_row_has_the_same_bits_alone_in_a_crowd_and_with_any_number_of_threads(
-    llamas: dict[str, tuple[Runner, Cache]], dtype: str
+    llamas: dict[str, tuple[Runner, KeyValueCache]], dtype: str
 ) -> None:
     if dtype not in llamas:
         pytest.skip("the machine does not compute in BF16")
@@ -151,8 +151,8 @@ def test_a_row_has_the_same_bits_alone_in_a_crowd_and_with_any_number_of_threads
     before = torch.get_num_threads()
     try:
         for slot in range(30):
-            runner.run(cache, [Row(slot, 0, prompt(slot, 10 + slot))])
-        rows = [Row(slot, 10 + slot, [slot + 5]) for slot in range(30)]
+            runner.run(cache, [BatchRow(slot, 0, prompt(slot, 10 + slot))])
+        rows = [BatchRow(slot, 10 + slot, [slot + 5]) for slot in range(30)]
         crowd = runner.run(cache, rows)
         for threads in (1, 2, 5):
             runner.set_threads(threads)
@@ -167,31 +167,33 @@ def test_a_row_has_the_same_bits_alone_in_a_crowd_and_with_any_number_of_threads
 @given(cuts=st.lists(st.integers(1, 219), max_size=8), others=st.integers(0, 3))
 @settings(max_examples=15, deadline=None)
 def test_a_text_has_the_same_bits_however_it_is_cut_into_steps(
-    llamas: dict[str, tuple[Runner, Cache]], dtype: str, cuts: list[int], others: int
+    llamas: dict[str, tuple[Runner, KeyValueCache]], dtype: str, cuts: list[int], others: int
 ) -> None:
     if dtype not in llamas:
         return
     runner, cache = llamas[dtype]
     text = prompt(2, 220)
     cache.reserve(5, 256)
-    whole = runner.run(cache, [Row(0, 0, text, wanted=220)])
+    whole = runner.run(cache, [BatchRow(0, 0, text, wanted=220)])
     found, stops = [], sorted({*cuts, 220})
     for start, stop in pairwise([0, *stops]):
-        beside = [Row(2 + i, 0, prompt(i, 5 + i), wanted=i % 2) for i in range(others)]
-        mixed = [*beside, Row(1, start, text[start:stop], wanted=stop - start)]
+        beside = [BatchRow(2 + i, 0, prompt(i, 5 + i), wanted=i % 2) for i in range(others)]
+        mixed = [*beside, BatchRow(1, start, text[start:stop], wanted=stop - start)]
         found.append(runner.run(cache, mixed)[-(stop - start) :])
     assert torch.equal(torch.cat(found), whole)
 
 
 def test_a_step_of_chunks_and_single_tokens_gives_the_logits_that_are_wanted(
-    llamas: dict[str, tuple[Runner, Cache]],
+    llamas: dict[str, tuple[Runner, KeyValueCache]],
 ) -> None:
     runner, cache = llamas["float32"]
-    alone = runner.run(cache, [Row(0, 0, [5])])
-    chunk = runner.run(cache, [Row(1, 0, prompt(1, 12), wanted=3)])
-    mixed = runner.run(cache, [Row(0, 0, [5]), Row(2, 0, [9], wanted=0), Row(1, 0, prompt(1, 12), wanted=3)])
+    alone = runner.run(cache, [BatchRow(0, 0, [5])])
+    chunk = runner.run(cache, [BatchRow(1, 0, prompt(1, 12), wanted=3)])
+    mixed = runner.run(
+        cache, [BatchRow(0, 0, [5]), BatchRow(2, 0, [9], wanted=0), BatchRow(1, 0, prompt(1, 12), wanted=3)]
+    )
     assert torch.equal(mixed, torch.cat((alone, chunk)))
-    assert runner.run(cache, [Row(0, 1, [5, 6], wanted=0)]).shape == (0, 150)
+    assert runner.run(cache, [BatchRow(0, 1, [5, 6], wanted=0)]).shape == (0, 150)
 
 
 @pytest.mark.parametrize(
@@ -208,25 +210,26 @@ def test_what_it_is_not_written_for_goes_the_other_way(tmp_path: Path, options: 
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
     runner = Runner(tmp_path, "float32", "cpu")
     assert not runner.native, why
-    cache = Cache(runner.shape, 256, runner.dtype, runner.device)
+    cache = KeyValueCache(runner.shape, 256, runner.dtype, runner.device)
     cache.reserve(1, 32)
-    assert runner.run(cache, [Row(0, 0, [3])]).shape == (1, 150)
+    assert runner.run(cache, [BatchRow(0, 0, [3])]).shape == (1, 150)
 
 
 @pytest.mark.parametrize(
-    "row", [Row(0, 0, [150]), Row(0, 0, [-1]), Row(0, 999, [1]), Row(99, 0, [1]), Row(0, -1, [1, 2])]
+    "row",
+    [BatchRow(0, 0, [150]), BatchRow(0, 0, [-1]), BatchRow(0, 999, [1]), BatchRow(99, 0, [1]), BatchRow(0, -1, [1, 2])],
 )
-def test_nothing_beyond_memory_is_touched(llamas: dict[str, tuple[Runner, Cache]], row: Row) -> None:
+def test_nothing_beyond_memory_is_touched(llamas: dict[str, tuple[Runner, KeyValueCache]], row: BatchRow) -> None:
     runner, cache = llamas["float32"]
     with pytest.raises(IndexError, match="within"):
-        runner.run(cache, [Row(1, 0, [3]), row])
+        runner.run(cache, [BatchRow(1, 0, [3]), row])
 
 
-def test_numbers_that_are_none_stay_in_their_row(llamas: dict[str, tuple[Runner, Cache]]) -> None:
+def test_numbers_that_are_none_stay_in_their_row(llamas: dict[str, tuple[Runner, KeyValueCache]]) -> None:
     runner, cache = llamas["float32"]
     for slot in range(3):
-        runner.run(cache, [Row(slot, 0, prompt(slot, 10))])
-    rows = [Row(slot, 10, [7]) for slot in range(3)]
+        runner.run(cache, [BatchRow(slot, 0, prompt(slot, 10))])
+    rows = [BatchRow(slot, 10, [7]) for slot in range(3)]
     before = runner.run(cache, rows)
     cache.keys[1, 1, 0, 4] = float("nan")
     after = runner.run(cache, rows)
@@ -237,11 +240,11 @@ def test_numbers_that_are_none_stay_in_their_row(llamas: dict[str, tuple[Runner,
 def test_tokens_before_one_that_gives_no_number_have_theirs(folders: Path) -> None:
     runner, cache = opened(folders / "llama")
     text = prompt(3, 20)
-    before = runner.run(cache, [Row(0, 0, text, wanted=20)])
+    before = runner.run(cache, [BatchRow(0, 0, text, wanted=20)])
     with torch.inference_mode():
         runner._compact.embed[149] = float("nan")  # type: ignore[union-attr]
     for bad in (13, 14, 15):
-        after = runner.run(cache, [Row(0, 0, [*text[:bad], 149, *text[bad + 1 :]], wanted=20)])
+        after = runner.run(cache, [BatchRow(0, 0, [*text[:bad], 149, *text[bad + 1 :]], wanted=20)])
         assert torch.equal(after[:bad], before[:bad])
         assert torch.isnan(after[bad:]).all()
 
@@ -252,7 +255,7 @@ def test_a_model_may_have_more_threads_than_one_that_came_before(folders: Path) 
         first, second = Runner(folders / "llama", "float32", "cpu"), Runner(folders / "llama", "float32", "cpu")
         assert first.set_threads(1) == 1
         assert second.set_threads(3) == 3
-        assert quickest(lambda threads: 1.0 / threads, MOST) == 1 << (MOST.bit_length() - 1)
+        assert fastest_thread_count(lambda threads: 1.0 / threads, MAX_THREADS) == 1 << (MAX_THREADS.bit_length() - 1)
     finally:
         torch.set_num_threads(before)
 
@@ -260,8 +263,8 @@ def test_a_model_may_have_more_threads_than_one_that_came_before(folders: Path) 
 # --- the parts ---------------------------------------------------------------------------------------------------
 
 
-def built(halves: bool) -> Build:
-    return Build(1, 64, 64, 2, 2, 32, 64, 1e-6, False, halves)
+def built(halves: bool) -> KernelConfig:
+    return KernelConfig(1, 64, 64, 2, 2, 32, 64, 1e-6, False, halves)
 
 
 @pytest.fixture(scope="module")
@@ -324,7 +327,7 @@ def test_work_is_shared_by_whoever_comes_and_done_once() -> None:
     for turn in range(3):
         code.share(counters + 128 * turn, code.integer(50), lambda: None, mark)
     code.finish()
-    work, team = Compiled(module).function("work", 2), Team()
+    work, team = Compiled(module).function("work", 2), ThreadTeam()
     for threads in (1, 2, 4, 1):
         for _ in range(200):
             counted, marked = np.zeros(3 * 16, np.int64), np.zeros(50, np.int64)
@@ -337,11 +340,11 @@ def test_memory_that_was_not_there_is_not_believed_in(folders: Path, monkeypatch
     def full(*_: object, **__: object) -> None:
         raise RuntimeError("can't allocate memory")
 
-    rows = [Row(0, 0, prompt(1, 60))]
+    rows = [BatchRow(0, 0, prompt(1, 60))]
     runner, cache = opened(folders / "llama")
     expected = runner.run(cache, rows).clone()
     other, held = opened(folders / "llama")
-    other.run(held, [Row(0, 0, [5])])
+    other.run(held, [BatchRow(0, 0, [5])])
     with monkeypatch.context() as patch:
         patch.setattr(torch, "zeros", full)
         with pytest.raises(RuntimeError, match="allocate"):

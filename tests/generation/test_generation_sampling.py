@@ -223,7 +223,7 @@ def test_json_may_be_indented_as_programs_write_it(llama: LanguageModel) -> None
         guide = grammars.guide(Grammar("json_object"))
         for token in cut(json.dumps(value, indent=indent)):
             assert guide.allowed()[token]
-            guide.took(token)
+            guide.accept(token)
         assert guide.ended
 
 
@@ -239,7 +239,7 @@ def test_any_text_may_be_the_choice(llama: LanguageModel, choice: str) -> None:
     ends, written = set(intake._grammars._ends), list[int]()
     while not guide.ended and (allowed := set(np.flatnonzero(guide.allowed()).tolist()) - ends):
         written.append(max(allowed))
-        guide.took(written[-1])
+        guide.accept(written[-1])
     assert intake.vocabulary.decode(written, skip_special=False) == choice
 
 

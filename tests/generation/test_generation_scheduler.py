@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from dragoman.generation.prefixes import BLOCK, Prefixes
+from dragoman.generation.prefix_cache import BLOCK, PrefixCache
 from dragoman.generation.scheduler import Scheduler
 from dragoman.generation.sequence import Sequence
 
@@ -11,7 +11,7 @@ from dragoman.generation.sequence import Sequence
 class Prompt:
     length: int
     width: int = 1
-    recalls: bool = True
+    uses_prefix_cache: bool = True
     sequences: list[Sequence] = field(default_factory=list)
     spare: list[int] = field(default_factory=list)
 
@@ -41,7 +41,7 @@ class Memory:
     def clear(self, slot: int, length: int) -> None:
         self.cleared.append((slot, length))
 
-    def recall(self, sequence: Sequence) -> int:
+    def load_prefix(self, sequence: Sequence) -> int:
         return min(self.known, len(sequence.tokens) - 1)
 
 
@@ -123,7 +123,7 @@ def test_known_beginnings_need_not_be_computed() -> None:
 
 
 def test_a_beginning_is_found_by_its_tokens_and_its_adapter() -> None:
-    prefixes = Prefixes(4)
+    prefixes = PrefixCache(4)
     tokens = list(range(3 * BLOCK + 5))
     prefixes.add(tokens, "", lambda start, stop: (start, stop))
     assert len(prefixes) == 3

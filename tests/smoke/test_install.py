@@ -1,6 +1,5 @@
 """What a first-time user does with `pip install .` alone: these tests need no framework and no other client."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,18 +12,19 @@ from e2e.served import Served, serving
 ROOT = Path(__file__).parents[2]
 
 
-def readme_file(name: str) -> str:
-    """The Python file that the README tells its reader to write."""
-    found = re.search(rf"`{re.escape(name)}`:\n\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert found, f"README.md has no file {name}"
-    return found[1]
+def example(name: str) -> str:
+    """Return an example file, after a check that the README shows what it returns."""
+    code = (ROOT / "examples" / name).read_text()
+    result = code.rpartition("return ")[2].strip()
+    assert result in (ROOT / "README.md").read_text(), f"the README does not show examples/{name}"
+    return code
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("install")
     for name in ("celsius.py", "energy.py"):
-        (folder / name).write_text(readme_file(name))
+        (folder / name).write_text(example(name))
     models = ["celsius.py:celsius", "energy.py:energy", str(ROOT / "examples" / "scientific" / "banana")]
     with serving(*models, folder=folder) as served:
         yield served

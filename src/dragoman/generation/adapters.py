@@ -19,14 +19,14 @@ _ELSEWHERE = ("lm_head", "embed_tokens", "wte", "wpe")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LoraWeights:
     """One layer's part of an adapter: `up` [out, rank], scaled, times `down` [rank, in]."""
 
     down: torch.Tensor
     up: torch.Tensor
 
 
-class Rows:
+class AdapterRows:
     """Which rows of the running step each adapter has; layers look here, and find nothing where none is asked for."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Rows:
 class AdaptedLinear(nn.Module):
     """A linear layer, with what adapters add to their rows."""
 
-    def __init__(self, base: nn.Module, rows: Rows, parts: Mapping[str, Part]) -> None:
+    def __init__(self, base: nn.Module, rows: AdapterRows, parts: Mapping[str, LoraWeights]) -> None:
         super().__init__()
         self.base = base
         self._rows, self._parts = rows, parts
@@ -58,13 +58,13 @@ class AdaptedLinear(nn.Module):
         return found
 
 
-def attach(model: nn.Module, folders: Mapping[str, Path], dtype: torch.dtype, device: torch.device) -> Rows:
+def attach(model: nn.Module, folders: Mapping[str, Path], dtype: torch.dtype, device: torch.device) -> AdapterRows:
     """Put the adapters of these folders, by name, on the model. Raises ModelFailed saying what cannot be applied."""
-    rows = Rows()
-    by_layer: dict[str, dict[str, Part]] = {}
+    rows = AdapterRows()
+    by_layer: dict[str, dict[str, LoraWeights]] = {}
     for name, folder in folders.items():
         for path, part in read(name, folder).items():
-            moved = Part(part.down.to(device, dtype), part.up.to(device, dtype))
+            moved = LoraWeights(part.down.to(device, dtype), part.up.to(device, dtype))
             by_layer.setdefault(path, {})[name] = moved
     layers = dict(model.named_modules())
     for path, parts in by_layer.items():
@@ -76,13 +76,13 @@ def attach(model: nn.Module, folders: Mapping[str, Path], dtype: torch.dtype, de
     return rows
 
 
-def read(name: str, folder: Path) -> dict[str, Part]:
+def read(name: str, folder: Path) -> dict[str, LoraWeights]:
     """An adapter's parts by layer, from `adapter_config.json` and `adapter_model.safetensors`."""
     try:
         config: dict[str, Any] = json.loads((folder / "adapter_config.json").read_bytes())
         weights = load_file(folder / "adapter_model.safetensors")
-    except (OSError, ValueError) as fault:
-        raise ModelFailed(f"adapter '{name}' cannot be read: {fault}") from fault
+    except (OSError, ValueError) as error:
+        raise ModelFailed(f"adapter '{name}' cannot be read: {error}") from error
     _refuse(name, config)
     found = {}
     for key, down in weights.items():
@@ -94,7 +94,7 @@ def read(name: str, folder: Path) -> dict[str, Part]:
         up = weights.get(key.replace(".lora_A.", ".lora_B."))
         if up is None:
             raise ModelFailed(f"adapter '{name}' lacks lora_B for '{path}'")
-        found[path] = Part(down.float(), up.float() * _scale(config, path, down.shape[0]))
+        found[path] = LoraWeights(down.float(), up.float() * _scale(config, path, down.shape[0]))
     return found
 
 

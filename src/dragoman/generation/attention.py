@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from dragoman.generation.cache import Cache, CacheShape, rounded
+from dragoman.generation.cache import CacheShape, KeyValueCache, round_up
 
 NAME = "dragoman"
 # Decoding rows attend all at once, unless the slots' lengths differ so much that so many times too much would be read.
@@ -16,7 +16,7 @@ _RAGGED = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class AttentionForm:
     """How a layer attends: the factor of its scores, how far back it sees, its soft limit; 0 is none."""
 
     scaling: float
@@ -24,24 +24,24 @@ class Form:
     softcap: float = 0.0
 
 
-class Attend(Protocol):
+class AttentionFunction(Protocol):
     """What answers the attention of one forward pass. Rows are tokens: query, key and value [rows, heads, size]."""
 
     def __call__(
-        self, layer: int, form: Form, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self, layer: int, form: AttentionForm, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """The attention's output, [rows, heads, value size]."""
 
 
 def attention(
-    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, step: Attend, **options: Any
+    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, step: AttentionFunction, **options: Any
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls in every layer; `step` came through the model's forward."""
     strange = [name for name in ("s_aux", "position_bias", "sinks") if options.get(name) is not None]
     if strange:
         raise NotImplementedError(f"attention with {', '.join(strange)}")
     scaling = options.get("scaling")
-    form = Form(
+    form = AttentionForm(
         scaling if scaling is not None else query.shape[-1] ** -0.5,
         options.get("sliding_window") or 0,
         options.get("softcap") or 0.0,
@@ -49,15 +49,15 @@ def attention(
     return step(module.layer_idx, form, *(each[0].transpose(0, 1) for each in (query, key, value)))[None], None
 
 
-class Shapes:
+class ShapeRecorder:
     """Attends to nothing, and notes what the cache has to hold and how layers attend."""
 
     def __init__(self) -> None:
         self.seen: dict[int, tuple[int, int, int]] = {}
-        self.forms: dict[int, Form] = {}
+        self.forms: dict[int, AttentionForm] = {}
 
     def __call__(
-        self, layer: int, form: Form, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self, layer: int, form: AttentionForm, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         self.seen[layer] = (key.shape[1], key.shape[2], value.shape[2])
         self.forms[layer] = form
@@ -72,7 +72,7 @@ class Shapes:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SlotSpan:
     """Tokens of one sequence in a step: `count` of them from `first` on, the sequence's own from `start` on."""
 
     slot: int
@@ -86,17 +86,17 @@ class Span:
         return self.start + self.count
 
 
-class Blocks:
+class CacheBlocks:
     """What decoding rows read: keys and values of some slots up to a length, by layer, [slots * heads, length, size].
 
     The views of all layers are made at once, in less time than those of a few layers one by one.
     """
 
-    def __init__(self, cache: Cache, slots: slice, length: int) -> None:
+    def __init__(self, cache: KeyValueCache, slots: slice, length: int) -> None:
         self._keys = _vectors(cache.keys[:, slots, :, :length]).transpose(2, 3).unbind()
         self._values = _vectors(cache.values[:, slots, :, :length]).unbind()
 
-    def looked(self, layer: int, form: Form, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def looked(self, layer: int, form: AttentionForm, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """What a query for each slot, [slots, heads, size], reads as the mask lets it: [slots, heads, value size]."""
         keys, values = self._keys[layer], self._values[layer]
         scores = torch.bmm(rows.reshape(len(keys), -1, rows.shape[-1]), keys)
@@ -120,16 +120,16 @@ def _hidden(stops: Sequence[int], length: int, window: int, like: torch.Tensor) 
 
 
 @dataclass(slots=True)
-class Step:
+class AttentionStep:
     """One forward pass: the first rows are a token of each decoding sequence, then come chunks of prompts."""
 
-    cache: Cache
-    decodes: Sequence[Span]
-    chunks: Sequence[Span]
+    cache: KeyValueCache
+    decodes: Sequence[SlotSpan]
+    chunks: Sequence[SlotSpan]
     places: torch.Tensor = field(init=False)
     _keys: Sequence[torch.Tensor] = field(init=False)
     _values: Sequence[torch.Tensor] = field(init=False)
-    _together: Blocks | None = None
+    _together: CacheBlocks | None = None
     _masks: dict[int, torch.Tensor] = field(default_factory=dict)
     _slots: int = 0
     _length: int = 0
@@ -147,7 +147,7 @@ class Step:
         self._keys, self._values = cache.flat()
         self._together = self._blocks()
 
-    def _blocks(self) -> Blocks | None:
+    def _blocks(self) -> CacheBlocks | None:
         """What the decoding rows read, where they attend at once, over all slots up to the last one of theirs."""
         if not self.decodes:
             return None
@@ -158,19 +158,19 @@ class Step:
         self._slots, self._length = slots, length
         if used != list(range(slots)):
             self._order = torch.tensor(used, device=self.cache.keys.device)
-        return Blocks(self.cache, slice(slots), length)
+        return CacheBlocks(self.cache, slice(slots), length)
 
     def _read(self, length: int) -> int:
         """How far slots are read for so many tokens: to their end, as one block, where that is not too much.
 
-        Blocks without gaps come from memory in a third of the time. Sums over any number of whole portions are the
+        CacheBlocks without gaps come from memory in a third of the time. Sums over any number of whole portions are the
         same to the last bit.
         """
-        least = rounded(length)
+        least = round_up(length)
         return self.cache.length if self.cache.length <= 2 * least else least
 
     def __call__(
-        self, layer: int, form: Form, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self, layer: int, form: AttentionForm, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         self._keys[layer][self.places] = key
         self._values[layer][self.places] = value
@@ -191,7 +191,7 @@ class Step:
                 found[rows] = _chunk(span, form, query[rows].transpose(0, 1), keys, values).transpose(0, 1)
         return found
 
-    def _decoded(self, blocks: Blocks, layer: int, form: Form, query: torch.Tensor) -> torch.Tensor:
+    def _decoded(self, blocks: CacheBlocks, layer: int, form: AttentionForm, query: torch.Tensor) -> torch.Tensor:
         """Each slot's one query against its own keys: [rows, heads, value size]."""
         if self._order is None:
             return blocks.looked(layer, form, query, self._mask(form.window))
@@ -208,14 +208,14 @@ class Step:
             self._masks[window] = _hidden(stops, self._length, window, self.cache.keys)
         return self._masks[window]
 
-    def _single(self, span: Span, layer: int, form: Form, query: torch.Tensor) -> torch.Tensor:
+    def _single(self, span: SlotSpan, layer: int, form: AttentionForm, query: torch.Tensor) -> torch.Tensor:
         """One query against its slot, to the last bit as if it attended together: nobody's text depends on a crowd."""
-        length = rounded(span.stop)
-        alone = Blocks(self.cache, slice(span.slot, span.slot + 1), length)
+        length = round_up(span.stop)
+        alone = CacheBlocks(self.cache, slice(span.slot, span.slot + 1), length)
         return alone.looked(layer, form, query, _hidden([span.stop], length, form.window, self.cache.keys))
 
 
-def _weights(scores: torch.Tensor, form: Form, mask: torch.Tensor) -> torch.Tensor:
+def _weights(scores: torch.Tensor, form: AttentionForm, mask: torch.Tensor) -> torch.Tensor:
     if form.softcap:
         scores = torch.tanh(scores * (form.scaling / form.softcap)) * form.softcap + mask
     else:
@@ -223,7 +223,9 @@ def _weights(scores: torch.Tensor, form: Form, mask: torch.Tensor) -> torch.Tens
     return torch.softmax(scores, -1)  # in FP32 inside, whatever the type
 
 
-def _chunk(span: Span, form: Form, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def _chunk(
+    span: SlotSpan, form: AttentionForm, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
     """One sequence's queries [heads, rows, size] against its slot: [heads, rows, value size]."""
     begin = max(0, span.start + 1 - form.window) if form.window else 0
     keys, values = keys[:, begin : span.stop], values[:, begin : span.stop]
@@ -245,7 +247,7 @@ def _chunk(span: Span, form: Form, query: torch.Tensor, keys: torch.Tensor, valu
     return found[0]
 
 
-def _seen(span: Span, begin: int, window: int, query: torch.Tensor) -> torch.Tensor:
+def _seen(span: SlotSpan, begin: int, window: int, query: torch.Tensor) -> torch.Tensor:
     """Which keys from `begin` on each row may see, [rows, keys]."""
     rows = torch.arange(span.start, span.stop, device=query.device)[:, None]
     places = torch.arange(begin, span.stop, device=query.device)

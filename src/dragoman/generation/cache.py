@@ -1,18 +1,18 @@
-"""The key and value cache: a slot for each sequence, in memory that grows as it is needed, up to a budget."""
+"""Key-value cache with one slot per sequence; memory grows on demand up to a budget."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-# Slots are as long as the longest sequence, in portions of so many tokens.
-PORTION = 32
+# Slots are as long as the longest sequence, rounded up to a multiple of this.
+LENGTH_STEP = 32
 _LEAST_OF_GPU = 512
 
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What one token takes: `layers`, each with `heads` vectors of `key_size` and of `value_size`."""
+    """Shape per token: `layers` with `heads` key vectors of `key_size` and value vectors of `value_size`."""
 
     layers: int
     heads: int
@@ -23,13 +23,12 @@ class CacheShape:
         return self.layers * self.heads * (self.key_size + self.value_size) * dtype.itemsize
 
 
-class Cache:
-    """Keys and values, [layers, slots, heads, length, size] each, of `budget` tokens at most.
+class KeyValueCache:
+    """Keys and values of shape [layers, slots, heads, length, size], with at most `budget` tokens in all.
 
-    Slots lie side by side, and are hardly longer than what they hold, so that attention of all sequences reads one
-    block without gaps. Every slot is as long as the longest, which is why the number of slots times that length must
-    stay within the budget. Memory that no token has been written to is zero, never NaN: masked positions are
-    multiplied by 0, which is why slots are cleared before others have them.
+    Slots are adjacent and only as long as the longest sequence, so that attention over all sequences reads one block.
+    The number of slots times this length stays within the budget. Memory not written yet is zero, never NaN: masked
+    positions are multiplied by 0, so slots are cleared before they are reused.
     """
 
     def __init__(self, shape: CacheShape, budget: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -40,7 +39,7 @@ class Cache:
         self.release()
 
     def release(self) -> None:
-        """Give all memory back; nothing must be in use."""
+        """Free all memory; no slot may be in use."""
         self.slots = self.length = 0
         shape = self.shape
         self.keys, self.values = (
@@ -49,32 +48,34 @@ class Cache:
         )
 
     def fits(self, slots: int, length: int) -> bool:
-        """Whether so many slots of that length are within the budget."""
-        return slots * rounded(length) <= self.budget
+        """Whether this many slots of this length fit into the budget."""
+        return slots * round_up(length) <= self.budget
 
     def reserve(self, slots: int, length: int) -> None:
-        """Have at least so many slots of at least that length, which all that is held is within; `fits` must have said
-        so. Slots of more than twice that length become shorter."""
+        """Allocate at least `slots` slots of `length` tokens; `fits` must be true.
+
+        Slots of more than twice that length are shortened.
+        """
         if slots <= self.slots and length <= self.length <= 2 * self._ample(length):
             return
-        # Twice the slots, and an eighth more length, where there is room, so that it seldom grows.
+        # Allocate twice the slots and an eighth more length if the budget allows, so that resizing is rare.
         ample_slots = max(slots, 2 * self.slots if slots > self.slots else self.slots)
-        ample_length, length = self._ample(length), rounded(length)
+        ample_length, length = self._ample(length), round_up(length)
         sizes = ((ample_slots, ample_length), (slots, ample_length), (ample_slots, length), (slots, length))
         self._resize(*next((size for size in sizes if self.fits(*size)), (slots, length)))
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Write what one slot holds of the first `length` tokens into another."""
+        """Copy the first `length` tokens of a slot to another."""
         for part in (self.keys, self.values):
             part[:, target, :, :length] = part[:, source, :, :length]
 
     def gather(self, sources: list[int], targets: list[int], length: int) -> None:
-        """Several copies at once, each target getting what its source held before."""
+        """Copy several slots at once; sources are read before targets are written."""
         for part in (self.keys, self.values):
             part[:, targets, :, :length] = part[:, sources, :, :length]
 
     def clear(self, slot: int, length: int) -> None:
-        """Forget what a slot holds of the first `length` tokens."""
+        """Zero the first `length` tokens of a slot."""
         if slot < self.slots:
             for part in (self.keys, self.values):
                 part[:, slot, :, :length] = 0
@@ -84,7 +85,7 @@ class Cache:
         return self.keys[:, slot, :, start:stop].clone(), self.values[:, slot, :, start:stop].clone()
 
     def write(self, slot: int, start: int, block: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """Put what `read` gave at `start`."""
+        """Write a block returned by `read` at `start`."""
         stop = start + block[0].shape[-2]
         self.keys[:, slot, :, start:stop] = block[0]
         self.values[:, slot, :, start:stop] = block[1]
@@ -95,20 +96,20 @@ class Cache:
         return keys, values
 
     def _ample(self, length: int) -> int:
-        """The length with room to grow: copying it all now and then must cost less than reading what is not used.
+        """Return the length to allocate: occasional copies must cost less than reading unused memory.
 
-        A GPU reads no more than is used, and what was captured on it is lost whenever memory moves.
+        On a GPU unused memory is not read, and captured CUDA graphs are lost when memory moves.
         """
         if self._device.type != "cpu":
             return max(_LEAST_OF_GPU, 1 << (length - 1).bit_length())
-        return rounded(length) if length <= 8 * PORTION else rounded(length * 9 // 8)
+        return round_up(length) if length <= 8 * LENGTH_STEP else round_up(length * 9 // 8)
 
     def _resize(self, slots: int, length: int) -> None:
-        try:  # one after the other, so that no more than half of it is there twice
+        try:  # one after the other, so that at most half of the cache exists twice
             self.keys = self._resized(self.keys, slots, length)
             self.values = self._resized(self.values, slots, length)
         except BaseException:
-            self.release()  # half of it would be read at the wrong places
+            self.release()  # otherwise keys and values would have different lengths
             raise
         self.slots, self.length = slots, length
 
@@ -121,6 +122,6 @@ class Cache:
         return new
 
 
-def rounded(length: int) -> int:
-    """The length of slots for so many tokens."""
-    return -(-length // PORTION) * PORTION
+def round_up(length: int) -> int:
+    """Return the slot length for this many tokens."""
+    return -(-length // LENGTH_STEP) * LENGTH_STEP

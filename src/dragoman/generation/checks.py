@@ -8,7 +8,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.text import Sampling
 
 # No more likeliest tokens than these are given beside a token.
-MOST_LIKELY = 100
+MAX_TOP_LOGPROBS = 100
 
 _LIMITS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "max_new_tokens": (lambda v: v is None or v >= 1, "at least 1"),
@@ -26,8 +26,8 @@ _LIMITS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "best_of": (lambda v: v >= 0, "at least 0"),
     "num_beams": (lambda v: v >= 1, "at least 1"),
     "early_stopping": (lambda v: v in (True, False, "never"), "true, false or 'never'"),
-    "top_logprobs": (lambda v: 0 <= v <= MOST_LIKELY, f"from 0 to {MOST_LIKELY}"),
-    "prompt_logprobs": (lambda v: v is None or 0 <= v <= MOST_LIKELY, f"from 0 to {MOST_LIKELY}"),
+    "top_logprobs": (lambda v: 0 <= v <= MAX_TOP_LOGPROBS, f"from 0 to {MAX_TOP_LOGPROBS}"),
+    "prompt_logprobs": (lambda v: v is None or 0 <= v <= MAX_TOP_LOGPROBS, f"from 0 to {MAX_TOP_LOGPROBS}"),
     "truncate": (lambda v: v is None or v >= 1, "at least 1"),
     "seed": (lambda v: v is None or 0 <= v < 2**64, "from 0 to 2**64 - 1"),
     "stop": (lambda v: all(v), "texts that are not empty"),

@@ -1,4 +1,4 @@
-"""The engine: every step plans, computes, chooses and writes, a token for each text that is under way."""
+"""Text engine: each step schedules, computes, samples and appends one token per running sequence."""
 
 import logging
 import time
@@ -12,190 +12,194 @@ from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.core.metrics import Family
 from dragoman.core.text import Token
 from dragoman.generation import sampler
-from dragoman.generation.beams import Beams
-from dragoman.generation.choice import Choice
-from dragoman.generation.chooser import Chooser
-from dragoman.generation.job import Job
-from dragoman.generation.limits import Limits
-from dragoman.generation.memory import Memory
-from dragoman.generation.row import Row
+from dragoman.generation.batch_row import BatchRow
+from dragoman.generation.beam_search import BeamSearch
+from dragoman.generation.cache_manager import CacheManager
+from dragoman.generation.completion_writer import CompletionWriter, EndConditions
+from dragoman.generation.engine_limits import EngineLimits
+from dragoman.generation.job import GenerationJob
 from dragoman.generation.runner import Runner
-from dragoman.generation.scheduler import Scheduler, Work
+from dragoman.generation.scheduler import Scheduler, StepWork
 from dragoman.generation.sequence import Sequence
-from dragoman.generation.steps import Steps, ahead
+from dragoman.generation.step_metrics import StepMetrics, queue_metrics
+from dragoman.generation.token_choice import TokenChoice
+from dragoman.generation.token_sampler import TokenSampler
 from dragoman.generation.vocabulary import Vocabulary
-from dragoman.generation.writer import Ends, Writer
 
 log = logging.getLogger("dragoman.generation")
 
-# Other texts wait so long in a step for what a grammar allows next; after that they go on without that text.
+# Maximum time that a step waits for grammar masks; afterwards other sequences continue without the slow ones.
 _GRAMMAR_S = 0.005
 
-_Computed = tuple[list[Work], list[Row], torch.Tensor]
+_Computed = tuple[list[StepWork], list[BatchRow], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """What takes no part in steps until another thread has found what a grammar allows next: a text whose next token is
-    chosen, or a beam search."""
+class _WaitingForGrammar:
+    """A sequence with a chosen token, or a beam search, that waits for its next grammar mask from another thread."""
 
-    job: Job
+    job: GenerationJob
     sequence: Sequence | None
-    choice: Choice | None
+    choice: TokenChoice | None
     search: Any = None
 
 
-class Engine:
-    """Belongs to one thread, which adds jobs, cancels them and calls `step` as long as there is work."""
+class GenerationEngine:
+    """Engine of one model. One thread adds and cancels jobs and calls `step` while there is work."""
 
     def __init__(
-        self, runner: Runner, memory: Memory, vocabulary: Vocabulary, limits: Limits, ends: frozenset[int]
+        self, runner: Runner, memory: CacheManager, vocabulary: Vocabulary, limits: EngineLimits, ends: frozenset[int]
     ) -> None:
         self._runner, self._memory, self._vocabulary, self._ends = runner, memory, vocabulary, ends
         self.scheduler = Scheduler(memory, limits.max_batch, limits.prefill_chunk)
-        self._steps = Steps(waits=runner.device.type == "cpu")
-        self._held: list[_Held] = []
+        self._steps = StepMetrics(waits=runner.device.type == "cpu")
+        self._waiting: list[_WaitingForGrammar] = []
 
     @property
-    def busy(self) -> bool:
+    def has_work(self) -> bool:
         return bool(self.scheduler.running or self.scheduler.waiting)
 
     @property
-    def rested(self) -> bool:
-        """Whether there is nothing to do, and no memory held for it."""
-        return not self.busy and not self._memory.held
+    def is_idle(self) -> bool:
+        """Whether there is no work and no cache memory is allocated."""
+        return not self.has_work and not self._memory.allocated_tokens
 
-    def rest(self) -> None:
-        """Give back the memory that no text needs now; beginnings of prompts are kept."""
+    def release_memory(self) -> None:
+        """Free the key-value cache; the prefix cache is kept."""
         self._memory.release()
 
-    def add(self, job: Job) -> None:
+    def add(self, job: GenerationJob) -> None:
         self.scheduler.add(job)
 
-    def cancel(self, job: Job) -> None:
-        """Nobody waits for it any more: its memory is free from now on."""
+    def cancel(self, job: GenerationJob) -> None:
+        """Cancel a job and free its slots."""
         self.scheduler.remove(job)
-        self._held = [each for each in self._held if each.job is not job]
+        self._waiting = [each for each in self._waiting if each.job is not job]
 
     def measurements(self, active: int) -> Iterable[Family]:
-        """What it has done, and what lies before it of so many prompts; from any thread."""
+        """Return metrics of steps and queue for `active` prompts; thread-safe."""
         yield from self._steps.families()
-        yield from ahead(self.scheduler, active)
+        yield from queue_metrics(self.scheduler, active)
 
     def step(self) -> None:
-        """One token more for every text under way, and a portion of the prompts that wait for their first."""
-        if self._held:
-            self._settle()
+        """Generate one token for each running sequence and compute a chunk of waiting prompts."""
+        if self._waiting:
+            self._resume_waiting()
         works = self.scheduler.plan()
         with self._steps.step(works):
             self._step(works)
-            if self._held:
-                self._settle()
+            if self._waiting:
+                self._resume_waiting()
 
-    def _step(self, planned: list[Work]) -> None:
-        searches: dict[Job, dict[Sequence, torch.Tensor]] = {}
+    def _step(self, planned: list[StepWork]) -> None:
+        searches: dict[GenerationJob, dict[Sequence, torch.Tensor]] = {}
         began_s = time.monotonic()
-        computed = self._computed(planned)
+        computed = self._compute(planned)
         if len(computed) == 1 and len(computed[0][0]) == len(planned):
             self._steps.computed(began_s)
         for works, rows, logits in computed:
-            texts: list[tuple[Job, Sequence, int]] = []
+            texts: list[tuple[GenerationJob, Sequence, int]] = []
             stop = 0
             for work, row in zip(works, rows, strict=True):
-                job, sequence = cast("Job", work.task), work.sequence
+                job, sequence = cast("GenerationJob", work.task), work.sequence
                 start, stop = stop, stop + row.wanted
-                if job.wants_prefill:
-                    self._guarded(job, self._note, job, work, logits[start:stop])
+                if job.needs_prompt_logprobs:
+                    self._run_for(job, self._store_prompt_logprobs, job, work, logits[start:stop])
                 sequence.computed += work.count
-                if sequence.pending or job not in self.scheduler.running or self._holds(sequence):
+                if sequence.pending or job not in self.scheduler.running or self._is_waiting(sequence):
                     continue
-                if job.asked.sampling.num_beams > 1:
+                if job.request.sampling.num_beams > 1:
                     searches.setdefault(job, {})[sequence] = logits[stop - 1 : stop]
                 else:
-                    texts += [(job, each, stop - 1) for each in self._started(job, sequence)]
+                    texts += [(job, each, stop - 1) for each in self._start_sequences(job, sequence)]
             self._write(texts, logits)
         for job, found in searches.items():
-            self._guarded(job, self._search, job, torch.cat([found[each] for each in job.sequences]))
+            self._run_for(job, self._search, job, torch.cat([found[each] for each in job.sequences]))
 
     # --- computing ---------------------------------------------------------------------------------------
 
-    def _computed(self, works: list[Work]) -> list[_Computed]:
-        """Works, what each brought and their logits. What cannot be computed together is computed alone, and ends where
-        that fails."""
+    def _compute(self, works: list[StepWork]) -> list[_Computed]:
+        """Return scheduled work, its rows and their logits. If a step fails, its rows are computed one by one, and only
+        those that fail alone end with an error."""
         if not works:
             return []
         rows = [self._row(work) for work in works]
         try:
             return [(works, rows, self._runner.run(self._memory.cache, rows))]
-        except Exception as fault:
+        except Exception as error:
             if len(works) == 1:
-                self._fail(cast("Job", works[0].task), fault)
+                self._fail(cast("GenerationJob", works[0].task), error)
                 return []
             log.exception("a step of %d sequences failed; they are computed one by one", len(works))
-        running = self.scheduler.running  # but for those of whom another sequence has just failed
-        return [pair for work in works if work.task in running for pair in self._computed([work])]
+        running = self.scheduler.running  # excludes jobs of which another sequence just failed
+        return [pair for work in works if work.task in running for pair in self._compute([work])]
 
-    def _row(self, work: Work) -> Row:
-        sequence, job = work.sequence, cast("Job", work.task)
-        job.looked_at()
+    def _row(self, work: StepWork) -> BatchRow:
+        sequence, job = work.sequence, cast("GenerationJob", work.task)
+        job.mark_started()
         start, stop = sequence.computed, sequence.computed + work.count
-        wanted = work.count if job.wants_prefill else int(stop == len(sequence.tokens))
-        return Row(sequence.slot, start, sequence.tokens[start:stop], wanted, sequence.adapter)
+        wanted = work.count if job.needs_prompt_logprobs else int(stop == len(sequence.tokens))
+        return BatchRow(sequence.slot, start, sequence.tokens[start:stop], wanted, sequence.adapter)
 
-    def _note(self, job: Job, work: Work, logits: torch.Tensor) -> None:
-        """Log-probabilities of the prompt's tokens that these logits foresee."""
+    def _store_prompt_logprobs(self, job: GenerationJob, work: StepWork, logits: torch.Tensor) -> None:
+        """Store log-probabilities of the prompt tokens that follow these rows."""
         sequence, known = work.sequence, self._vocabulary
         if sequence.computed == 0:
             job.prefill.append(self._token(sequence.tokens[0], None))
         following = sequence.tokens[sequence.computed + 1 : min(sequence.computed + work.count + 1, sequence.prompt)]
         foreseen = logits[: len(following)]
         logprobs = torch.log_softmax(foreseen, -1)
-        tops = sampler.likeliest(foreseen, logprobs, [job.asked.sampling.prompt_logprobs or 0] * len(following))
-        for token, logprob, top in zip(following, sampler.picked(logprobs, following), tops, strict=True):
+        tops = sampler.top_tokens(foreseen, logprobs, [job.request.sampling.prompt_logprobs or 0] * len(following))
+        for token, logprob, top in zip(following, sampler.logprobs_of(logprobs, following), tops, strict=True):
             beside = tuple(self._token(each, found) for each, found in top)
             job.prefill.append(Token(token, known.text(token), logprob, token in known.special, beside))
 
     def _token(self, token: int, logprob: float | None) -> Token:
         return Token(token, self._vocabulary.text(token), logprob, token in self._vocabulary.special)
 
-    # --- texts -------------------------------------------------------------------------------------------
+    # --- sequences ----------------------------------------------------------------------------------------
 
-    def _started(self, job: Job, sequence: Sequence) -> list[Sequence]:
-        """The sequences that go on from here: where a prompt has just been read, one for each text asked for."""
+    def _start_sequences(self, job: GenerationJob, sequence: Sequence) -> list[Sequence]:
+        """Return the sequences to continue: after the last prompt token, one for each requested completion."""
         if sequence in job.writers:
             return [sequence]
-        self._memory.keep(sequence)
-        job.tell()
-        begun = [sequence]
+        self._memory.store_prefix(sequence)
+        job.send_info()
+        started = [sequence]
         for slot in job.spare:
             self._memory.move(sequence.slot, slot, sequence.computed)
-            begun.append(Sequence(list(sequence.tokens), sequence.prompt, sequence.adapter, slot, sequence.computed))
-        job.sequences, job.spare = list(begun), []
-        for place, each in enumerate(begun):
+            started.append(Sequence(list(sequence.tokens), sequence.prompt, sequence.adapter, slot, sequence.computed))
+        job.sequences, job.spare = list(started), []
+        for place, each in enumerate(started):
             job.choices[each] = place
             job.writers[each] = self._writer(job, place)
-        return begun
+        return started
 
-    def _writer(self, job: Job, place: int) -> Writer:
-        asked = job.asked
-        seed = None if asked.seed is None else (asked.seed + place) % 2**64
-        return Writer(
-            self._vocabulary, asked.sampling, self._ends_of(job), self._chooser(job, seed), asked.tokens, seed
+    def _writer(self, job: GenerationJob, place: int) -> CompletionWriter:
+        request = job.request
+        seed = None if request.seed is None else (request.seed + place) % 2**64
+        return CompletionWriter(
+            self._vocabulary,
+            request.sampling,
+            self._end_conditions(job),
+            self._chooser(job, seed),
+            request.tokens,
+            seed,
         )
 
-    def _ends_of(self, job: Job) -> Ends:
-        given = job.asked.sampling
+    def _end_conditions(self, job: GenerationJob) -> EndConditions:
+        given = job.request.sampling
         own = frozenset() if given.ignore_eos else self._ends
-        return Ends(own, frozenset(given.stop_token_ids), job.asked.length)
+        return EndConditions(own, frozenset(given.stop_token_ids), job.request.length)
 
-    def _chooser(self, job: Job, seed: int | None = None) -> Chooser:
-        asked = job.asked
-        ends = self._ends_of(job)
-        guide = asked.guides() if asked.guides is not None else None
-        return Chooser(asked.sampling, seed or 0, asked.tokens, ends.own | ends.asked, asked.bad, guide)
+    def _chooser(self, job: GenerationJob, seed: int | None = None) -> TokenSampler:
+        request = job.request
+        ends = self._end_conditions(job)
+        guide = request.guides() if request.guides is not None else None
+        return TokenSampler(request.sampling, seed or 0, request.tokens, ends.eos | ends.requested, request.bad, guide)
 
-    def _write(self, texts: list[tuple[Job, Sequence, int]], logits: torch.Tensor) -> None:
-        """A token for each text, from its row of the logits."""
+    def _write(self, texts: list[tuple[GenerationJob, Sequence, int]], logits: torch.Tensor) -> None:
+        """Sample a token for each sequence from its row of the logits."""
         if not texts:
             return
         rows = [row for _, _, row in texts]
@@ -204,24 +208,24 @@ class Engine:
         choices = sampler.choose(logits, [job.writers[sequence].chooser for job, sequence, _ in texts])
         for (job, sequence, _), choice in zip(texts, choices, strict=True):
             if job not in self.scheduler.running:
-                continue  # another text of its prompt has failed
-            if choice.fault is not None:
-                self._fail(job, choice.fault)
-            elif job.asked.guides is None:
+                continue  # another sequence of its job failed
+            if choice.error is not None:
+                self._fail(job, choice.error)
+            elif job.request.guides is None:
                 self._take(job, sequence, choice)
             else:
-                self._guarded(job, job.begin, sequence, choice)
-                self._held.append(_Held(job, sequence, choice))
+                self._run_for(job, job.begin, sequence, choice)
+                self._waiting.append(_WaitingForGrammar(job, sequence, choice))
 
-    def _take(self, job: Job, sequence: Sequence, choice: Choice) -> None:
-        if self._guarded(job, job.take, sequence, choice):
-            self._over(job, sequence)
+    def _take(self, job: GenerationJob, sequence: Sequence, choice: TokenChoice) -> None:
+        if self._run_for(job, job.take, sequence, choice):
+            self._finish_sequence(job, sequence)
 
-    def _over(self, job: Job, sequence: Sequence) -> None:
-        """A text is over, and with the last one its prompt."""
-        self._memory.keep(sequence)
+    def _finish_sequence(self, job: GenerationJob, sequence: Sequence) -> None:
+        """Finish a sequence, and its job after the last one."""
+        self._memory.store_prefix(sequence)
         if len(job.sequences) > 1:
-            self.scheduler.leave(job, sequence)
+            self.scheduler.remove_sequence(job, sequence)
             return
         self.scheduler.remove(job)
         if job.ranked:
@@ -229,24 +233,24 @@ class Engine:
 
     # --- beams -------------------------------------------------------------------------------------------
 
-    def _search(self, job: Job, logits: torch.Tensor) -> None:
-        """One step of a beam search: its sequences become those that go on."""
+    def _search(self, job: GenerationJob, logits: torch.Tensor) -> None:
+        """Perform one step of a beam search."""
         if job.search is None:
-            self._memory.keep(job.sequences[0])
-            job.tell()
-            job.search = Beams(job.asked, self._vocabulary, self._ends_of(job), self._chooser(job))
+            self._memory.store_prefix(job.sequences[0])
+            job.send_info()
+            job.search = BeamSearch(job.request, self._vocabulary, self._end_conditions(job), self._chooser(job))
         job.search.expand(logits)
-        if job.asked.guides is None:
+        if job.request.guides is None:
             self._advance(job)
         else:
-            self._held.append(_Held(job, None, None, job.search))
+            self._waiting.append(_WaitingForGrammar(job, None, None, job.search))
 
-    def _advance(self, job: Job) -> None:
+    def _advance(self, job: GenerationJob) -> None:
         parents = job.search.advance()
         if job.search.over:
             self.scheduler.remove(job)
             for text in job.search.texts():
-                job.outlet.text(text)
+                job.sink.text(text)
             return
         before = job.sequences
         slots = [*(each.slot for each in before), *job.spare]
@@ -254,49 +258,49 @@ class Engine:
         self._memory.gather([slots[parent] for parent in parents], slots, computed)
         job.spare = []
         job.sequences = [
-            Sequence([*job.asked.tokens, *tokens], len(job.asked.tokens), before[0].adapter, slot, computed)
+            Sequence([*job.request.tokens, *tokens], len(job.request.tokens), before[0].adapter, slot, computed)
             for slot, tokens in zip(slots, job.search.running, strict=True)
         ]
 
     # --- grammars ----------------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        """Go on with what was held and need not wait any more."""
-        held, self._held = self._held, []
+    def _resume_waiting(self) -> None:
+        """Continue sequences whose grammar mask is available."""
+        waiting, self._waiting = self._waiting, []
         until_s = time.monotonic() + _GRAMMAR_S
-        for each in held:
+        for each in waiting:
             job = each.job
             if job not in self.scheduler.running:
                 if job in self.scheduler.waiting and each.search is None:
-                    self._held.append(each)  # it gave way, and goes on from its tokens; a search begins again
+                    self._waiting.append(each)  # preempted: it continues from its tokens, a search restarts
                 continue
             if each.search is not job.search:
                 continue
             waiter = job.writers[each.sequence].chooser if each.sequence is not None else job.search
-            done = self._guarded(job, waiter.wait, until_s)
+            done = self._run_for(job, waiter.wait, until_s)
             if done is False:
-                self._held.append(each)
+                self._waiting.append(each)
             elif done and each.sequence is not None and each.choice is not None:
                 self._take(job, each.sequence, each.choice)
             elif done:
-                self._guarded(job, self._advance, job)
+                self._run_for(job, self._advance, job)
 
-    def _holds(self, sequence: Sequence) -> bool:
-        return any(each.sequence is sequence for each in self._held)
+    def _is_waiting(self, sequence: Sequence) -> bool:
+        return any(each.sequence is sequence for each in self._waiting)
 
-    # --- faults ------------------------------------------------------------------------------------------
+    # --- errors -------------------------------------------------------------------------------------------
 
-    def _guarded(self, job: Job, act: Callable[..., Any], *arguments: Any) -> Any:
-        """Act for one job; a fault is its own affair and ends it alone."""
+    def _run_for(self, job: GenerationJob, act: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function for one job; an exception ends only that job."""
         try:
             return act(*arguments)
-        except Exception as fault:
-            self._fail(job, fault)
+        except Exception as error:
+            self._fail(job, error)
             return None
 
-    def _fail(self, job: Job, fault: Exception) -> None:
-        if not isinstance(fault, DragomanError):
-            log.error("a text failed", exc_info=fault)
-            fault = ModelFailed(f"generation failed: {type(fault).__name__}: {fault}")
+    def _fail(self, job: GenerationJob, error: Exception) -> None:
+        if not isinstance(error, DragomanError):
+            log.error("a generation failed", exc_info=error)
+            error = ModelFailed(f"generation failed: {type(error).__name__}: {error}")
         self.scheduler.remove(job)
-        job.outlet.fault(fault)
+        job.sink.error(error)

@@ -43,11 +43,11 @@ def check(folder: Path) -> None:
     _check_tokenizer(folder)
 
 
-def explained(fault: Exception, folder: Path) -> str:
+def explained(error: Exception, folder: Path) -> str:
     """Why a folder that holds what it must cannot be loaded, in one line."""
     config = _object(folder / "config.json", "its configuration")
-    lines = str(fault).strip().splitlines()
-    reason = f"{lines[0] if lines else type(fault).__name__}"
+    lines = str(error).strip().splitlines()
+    reason = f"{lines[0] if lines else type(error).__name__}"
     quantization = config.get("quantization_config")
     if isinstance(quantization, dict):
         method = quantization.get("quant_method", "unknown")
@@ -55,12 +55,12 @@ def explained(fault: Exception, folder: Path) -> str:
             f"'{folder.name}' has weights quantized by '{method}' (quantization_config in config.json), which cannot "
             f"be run here: {reason}; serve the folder that it was made from"
         )
-    if "auto_map" in config and "trust_remote_code" in str(fault):
+    if "auto_map" in config and "trust_remote_code" in str(error):
         return (
             f"'{folder.name}' needs code of its own (auto_map in config.json), and no code of a model is run; serve a "
             "model that transformers knows by itself"
         )
-    if "does not recognize this architecture" in str(fault):
+    if "does not recognize this architecture" in str(error):
         return (
             f"'{folder.name}' is of the model_type '{config.get('model_type')}', which the installed transformers does "
             "not know; install a newer one, or mend config.json"
@@ -147,12 +147,12 @@ def _object(path: Path, what: str) -> Mapping[str, Any]:
     """The JSON object in a file."""
     try:
         found = json.loads(path.read_bytes())
-    except FileNotFoundError as fault:
-        raise ModelFailed(f"there is no {path.name} in '{path.parent.name}', {what}; copy it from the model") from fault
-    except (OSError, ValueError, RecursionError) as fault:
+    except FileNotFoundError as error:
+        raise ModelFailed(f"there is no {path.name} in '{path.parent.name}', {what}; copy it from the model") from error
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFailed(
-            f"{path.name} in '{path.parent.name}' cannot be read ({fault}); copy it from the model anew"
-        ) from fault
+            f"{path.name} in '{path.parent.name}' cannot be read ({error}); copy it from the model anew"
+        ) from error
     if not isinstance(found, dict):
         raise ModelFailed(f"{path.name} in '{path.parent.name}' is no JSON object; copy it from the model anew")
     return found

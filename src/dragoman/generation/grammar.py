@@ -1,4 +1,4 @@
-"""Grammars: which tokens may come next so that the text stays what it must be, by llguidance."""
+"""Grammars: masks of the tokens that a grammar allows next, by llguidance."""
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +14,7 @@ from dragoman.generation import grammar_worker
 from dragoman.generation.grammar_compiler import (
     GrammarCompiler,
     GrammarLimits,
-    Vocabulary,
+    GrammarVocabulary,
     deep_threads,
     release_memory,
 )
@@ -22,7 +22,7 @@ from dragoman.generation.grammar_compiler import (
 Mask = npt.NDArray[np.bool_]
 
 
-class Guide(Protocol):
+class GrammarGuide(Protocol):
     """Follows one text through its grammar.
 
     What takes time is begun with `begin` and done in another thread, so that nobody else's text waits for it. `took`
@@ -41,11 +41,11 @@ class Guide(Protocol):
         Raises InvalidInput where it takes too long.
         """
 
-    def took(self, token: int) -> None:
+    def accept(self, token: int) -> None:
         """The token that came. Raises ValueError if it must not, InvalidInput if what follows takes too much to find,
         or nothing can."""
 
-    def copy(self) -> "Guide":
+    def copy(self) -> "GrammarGuide":
         """A guide that goes its own way from here."""
 
     @property
@@ -53,7 +53,7 @@ class Guide(Protocol):
         """Whether the text is complete and nothing may follow."""
 
 
-class Grammars:
+class GrammarService:
     """Makes guides for one vocabulary. `tokenizer` is transformers', `size` counts tokens as the logits do.
 
     `follows`: False where another engine follows the grammar, and it is only checked here.
@@ -78,7 +78,7 @@ class Grammars:
             self._compiler = GrammarCompiler(self._vocabulary, self._limits, self._start)
         return self._compiler.compiled(grammar)
 
-    def guide(self, grammar: Grammar) -> Guide:
+    def guide(self, grammar: Grammar) -> GrammarGuide:
         """As `compiled`, and waits for it."""
         return self.compiled(grammar).result().guide()
 
@@ -88,18 +88,18 @@ class Grammars:
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _vocabulary(self) -> Vocabulary:
+    def _vocabulary(self) -> GrammarVocabulary:
         try:
             import llguidance  # noqa: F401
-        except ImportError as fault:
-            raise NotSupported(f"grammar: needs the package 'llguidance' ({fault})") from fault
+        except ImportError as error:
+            raise NotSupported(f"grammar: needs the package 'llguidance' ({error})") from error
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise NotSupported("grammar: needs a fast tokenizer, a tokenizer.json in the model's folder")
         backend = copy(backend)
         backend.no_padding()
         backend.no_truncation()
-        return Vocabulary(backend.to_str(), self._size, self._ends)
+        return GrammarVocabulary(backend.to_str(), self._size, self._ends)
 
     def _start(self, text: str) -> "_Start":
         """In the compiler's threads."""
@@ -114,8 +114,8 @@ class Grammars:
         try:
             matcher = grammar_worker.matcher(self._known, text)
             mask = _mask(matcher, self._size, self._ends)
-        except ValueError as fault:
-            raise InvalidInput(f"grammar: {fault}") from fault
+        except ValueError as error:
+            raise InvalidInput(f"grammar: {error}") from error
         return _Start(_Follower(matcher, mask, self._threads, self._ends, self._limits.grammar_step_s))
 
 
@@ -125,14 +125,14 @@ class _Start:
     def __init__(self, follower: "_Follower | None") -> None:
         self._follower = follower
 
-    def guide(self) -> Guide:
+    def guide(self) -> GrammarGuide:
         if self._follower is None:
             raise NotSupported("grammar: it is followed by another engine")
         return self._follower.copy()
 
 
 class _Follower:
-    """A `Guide`. `mask` are the tokens that may come next, found in one of the `threads` after each token."""
+    """A `GrammarGuide`. `mask` are the tokens that may come next, found in one of the `threads` after each token."""
 
     def __init__(self, matcher: Any, mask: Mask, threads: ThreadPoolExecutor, ends: list[int], limit_s: float) -> None:
         self._matcher, self._mask, self._threads, self._ends, self._limit_s = matcher, mask, threads, ends, limit_s
@@ -162,7 +162,7 @@ class _Follower:
             return False
         return True
 
-    def took(self, token: int) -> None:
+    def accept(self, token: int) -> None:
         if self._begun is None or self._begun[0] != token:
             self.begin(token)
         while not self.wait(time.monotonic() + self._limit_s):
@@ -187,10 +187,10 @@ class _Follower:
             if not self._matcher.consume_token(token):
                 raise ValueError(grammar_worker.first_line(self._matcher.get_error()))
             mask = _mask(self._matcher, len(self._mask), self._ends)
-        except ValueError as fault:
+        except ValueError as error:
             release_memory()
-            why = "" if str(fault) == grammar_worker.NO_TEXT else "too complex to follow: "
-            raise InvalidInput(f"grammar: {why}{fault}") from fault
+            why = "" if str(error) == grammar_worker.NO_TEXT else "too complex to follow: "
+            raise InvalidInput(f"grammar: {why}{error}") from error
         self._mask, self.ended = mask, bool(self._matcher.is_stopped())
 
 

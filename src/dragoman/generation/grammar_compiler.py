@@ -64,7 +64,7 @@ LEAST = {
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class GrammarVocabulary:
     """What llguidance needs of a vocabulary: its tokenizer as JSON, how many tokens, and those that end a text."""
 
     tokenizer: str
@@ -72,14 +72,14 @@ class Vocabulary:
     ends: list[int]
 
 
-class TooSlowError(Exception):
+class CompileTimeExceededError(Exception):
     """The CPU time was not enough."""
 
 
-class Helper:
+class CompilerProcess:
     """A process that compiles one grammar at a time. It is started when it is needed, and again when it has ended."""
 
-    def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
+    def __init__(self, vocabulary: Callable[[], GrammarVocabulary]) -> None:
         self._vocabulary = vocabulary
         self._closed = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -87,10 +87,10 @@ class Helper:
         self._lock = threading.Lock()
 
     def checked(self, grammar: Grammar, limits: GrammarLimits, cpu_s: float) -> tuple[str, int]:
-        """The grammar in llguidance's form, and the bytes that it takes when compiled.
+        """Return the grammar in llguidance's format and its size in bytes when compiled.
 
-        Raises InvalidInput if it is wrong or passes a limit, TooSlowError if it takes more CPU time than this, and
-        Overloaded if the machine is too busy to compile it.
+        Raises InvalidInput if it is malformed or exceeds a limit, CompileTimeExceededError if it takes more CPU time
+        than `cpu_s`, and Overloaded if the machine is too busy to compile it.
         """
         request = {
             "kind": grammar.kind,
@@ -106,7 +106,7 @@ class Helper:
             case {"error": error}:
                 raise InvalidInput(f"grammar: {error}")
             case {"killed": "cpu"}:
-                raise TooSlowError
+                raise CompileTimeExceededError
             case {"killed": "memory"}:
                 raise InvalidInput(
                     f"grammar: too large: expected at most {limits.grammar_memory} MiB to compile it (grammar_memory)"
@@ -130,20 +130,20 @@ class Helper:
     def _answer(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
         try:
             try:
-                return self._exchanged(request, limit_s)
+                return self._exchange(request, limit_s)
             except (BrokenPipeError, EOFError):  # it has ended, having been idle, or was killed
                 self.close()
-                return self._exchanged(request, limit_s)
+                return self._exchange(request, limit_s)
         except (OSError, EOFError, ValueError):
             self.close()
             return {}
 
-    def _exchanged(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        process = self._running()
+    def _exchange(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        process = self._ensure_running()
         self._send(process, request)
-        return self._received(process, limit_s)
+        return self._receive(process, limit_s)
 
-    def _running(self) -> "subprocess.Popen[bytes]":
+    def _ensure_running(self) -> "subprocess.Popen[bytes]":
         if self._process is not None and self._process.poll() is None:
             return self._process
         self.close()
@@ -161,7 +161,7 @@ class Helper:
         )
         self._end = weakref.finalize(self, _ended, self._process)  # also where nobody closes the model
         self._send(self._process, {**asdict(self._vocabulary()), "idle_s": _IDLE_S})
-        self._received(self._process, _START_S)
+        self._receive(self._process, _START_S)
         return self._process
 
     @staticmethod
@@ -172,7 +172,7 @@ class Helper:
             rest = rest[process.stdin.write(rest) or 0 :]
 
     @staticmethod
-    def _received(process: "subprocess.Popen[bytes]", limit_s: float) -> dict[str, Any]:
+    def _receive(process: "subprocess.Popen[bytes]", limit_s: float) -> dict[str, Any]:
         """A line of the process. Raises TimeoutError, or EOFError if it has ended."""
         assert process.stdout is not None
         found, until_s = bytearray(), time.monotonic() + limit_s
@@ -197,8 +197,8 @@ def _ended(process: "subprocess.Popen[bytes]") -> None:
 class _Lane:
     """Grammars of at most so much CPU time, one after another, in a thread and a helper process of their own."""
 
-    def __init__(self, vocabulary: Callable[[], Vocabulary], cpu_s: float, name: str) -> None:
-        self.cpu_s, self.helper, self._name = cpu_s, Helper(vocabulary), name
+    def __init__(self, vocabulary: Callable[[], GrammarVocabulary], cpu_s: float, name: str) -> None:
+        self.cpu_s, self.helper, self._name = cpu_s, CompilerProcess(vocabulary), name
         self.waiting = 0
         self._executor: ThreadPoolExecutor | None = None
 
@@ -231,7 +231,7 @@ class GrammarCompiler(Generic[Made]):
     """
 
     def __init__(
-        self, vocabulary: Callable[[], Vocabulary], limits: GrammarLimits, make: Callable[[str], Made]
+        self, vocabulary: Callable[[], GrammarVocabulary], limits: GrammarLimits, make: Callable[[str], Made]
     ) -> None:
         self._limits, self._make = limits, make
         self._quick = _Lane(vocabulary, min(_QUICK_S, limits.grammar_compile_s), "grammar")
@@ -282,16 +282,16 @@ class GrammarCompiler(Generic[Made]):
         try:
             text, size = lane.helper.checked(grammar, self._limits, lane.cpu_s)
             kept = _Kept(self._make(text), "", size + len(grammar.text))
-        except TooSlowError:
+        except CompileTimeExceededError:
             if lane is self._quick and self._slow.cpu_s > lane.cpu_s:
                 self._defer(grammar, future)
                 return
             error = f"too complex: expected at most {lane.cpu_s:g} s of CPU time to compile it (grammar_compile_s)"
             kept = _Kept(None, f"grammar: {error}", len(grammar.text))
-        except InvalidInput as fault:
-            kept = _Kept(None, str(fault), len(grammar.text))
-        except Exception as fault:
-            self._fail(grammar, future, fault)
+        except InvalidInput as error:
+            kept = _Kept(None, str(error), len(grammar.text))
+        except Exception as error:
+            self._fail(grammar, future, error)
             return
         with self._lock:
             if self._begun.pop(grammar, None) is None:
@@ -318,12 +318,12 @@ class GrammarCompiler(Generic[Made]):
             error = f"grammar: {_WAITING_SLOW} other grammars that take long wait for being compiled; try again later"
             self._fail(grammar, future, Overloaded(error))
 
-    def _fail(self, grammar: Grammar, future: "Future[Made]", fault: Exception) -> None:
+    def _fail(self, grammar: Grammar, future: "Future[Made]", error: Exception) -> None:
         """Nothing is known of the grammar: it may be tried again."""
         with self._lock:
             if self._begun.pop(grammar, None) is None:
                 return  # closed meanwhile
-        future.set_exception(fault)
+        future.set_exception(error)
 
     def _keep(self, grammar: Grammar, kept: _Kept[Made]) -> bool:
         """Keep it in place of those that were asked for longest ago. Gives whether any was dropped."""

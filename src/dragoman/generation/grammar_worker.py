@@ -198,10 +198,10 @@ def _answer(request: Mapping[str, Any], tokenizer: Any, size: int, ends: list[in
         text, made = checked(request["kind"], request["text"], tokenizer, size, ends)
     except MemoryError:
         return {"killed": "memory"}
-    except ValueError as fault:
-        return {"error": str(fault)}
-    except BaseException as fault:  # of Rust: it promises no class of error
-        return {"error": f"cannot be compiled ({type(fault).__name__})"}
+    except ValueError as error:
+        return {"error": str(error)}
+    except BaseException as error:  # of Rust: it promises no class of error
+        return {"error": f"cannot be compiled ({type(error).__name__})"}
     size = max(_allocated_bytes() - before, 0)
     del made  # it was counted
     return {"grammar": text, "bytes": max(size, 4 * len(text))}

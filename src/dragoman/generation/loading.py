@@ -14,22 +14,22 @@ from dragoman.core.errors import ModelFailed
 from dragoman.core.metrics import Family
 from dragoman.core.text import Generation, Prompt, TokenSpan
 from dragoman.generation import adapters
-from dragoman.generation.engine import Engine
+from dragoman.generation.async_engine import AsyncEngine
+from dragoman.generation.cache_manager import CacheManager
+from dragoman.generation.cuda_graphs import cuda_graph
+from dragoman.generation.engine import GenerationEngine
+from dragoman.generation.engine_limits import EngineLimits
 from dragoman.generation.grammar_compiler import LEAST as LEAST_OF_GRAMMARS
 from dragoman.generation.grammar_compiler import GrammarLimits
-from dragoman.generation.graphs import cuda_graph
-from dragoman.generation.intake import Intake
-from dragoman.generation.job import Asked
-from dragoman.generation.limits import Limits
-from dragoman.generation.memory import Memory
-from dragoman.generation.options import checked
+from dragoman.generation.input_processor import InputProcessor
+from dragoman.generation.job import PromptRequest
+from dragoman.generation.options import check_options
 from dragoman.generation.runner import DTYPES, Runner
-from dragoman.generation.service import Service
 from dragoman.generation.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(GrammarLimits):
+class EngineOptions(GrammarLimits):
     """What an operator may say of a text model, beside the limits of grammars.
 
     max_batch: how many texts are written at the same time.
@@ -69,18 +69,18 @@ _LEAST: Mapping[str, float] = {
 }
 
 
-def options(given: Mapping[str, Any]) -> Options:
-    """Checked options. Raises ModelFailed naming one that is unknown, or its value wrong."""
-    return checked(Options, given, _LEAST, _CHOICES, "a text model")
+def parse_options(given: Mapping[str, Any]) -> EngineOptions:
+    """Checked parse_options. Raises ModelFailed naming one that is unknown, or its value wrong."""
+    return check_options(EngineOptions, given, _LEAST, _CHOICES, "a text model")
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LocalEngine:
     """A text model at work on our engine, and what it tells of itself: a `TextEngine`."""
 
-    service: Service
-    engine: Engine
-    intake: Intake
+    service: AsyncEngine
+    engine: GenerationEngine
+    intake: InputProcessor
     details: Mapping[str, Any]
 
     @property
@@ -90,10 +90,10 @@ class Loaded:
     async def prepare(self, call: Generate) -> None:
         await self.intake.prepare(call)
 
-    def asked(self, call: Generate) -> list[Asked]:
-        return self.intake.asked(call)
+    def split_call(self, call: Generate) -> list[PromptRequest]:
+        return self.intake.split_call(call)
 
-    def generate(self, prompts: Sequence[Asked]) -> AsyncGenerator[Generation, None]:
+    def generate(self, prompts: Sequence[PromptRequest]) -> AsyncGenerator[Generation, None]:
         return self.service.generate(prompts)
 
     def spans(self, prompt: Prompt) -> tuple[str, tuple[TokenSpan, ...]]:
@@ -107,32 +107,32 @@ class Loaded:
         await asyncio.to_thread(self.intake.close)
 
 
-def loaded(folder: Path, chosen: Options, capacity: int, name: str) -> Loaded:
+def load_engine(folder: Path, chosen: EngineOptions, capacity: int, name: str) -> LocalEngine:
     """Load the model of a folder. Raises ModelFailed where this engine cannot run it."""
-    made: list[tuple[Engine, Intake, Mapping[str, Any]]] = []
+    made: list[tuple[GenerationEngine, InputProcessor, Mapping[str, Any]]] = []
 
-    def make() -> Engine:  # everything of PyTorch happens in the service's thread
+    def make() -> GenerationEngine:  # everything of PyTorch happens in the service's thread
         made.append(_engine(folder, chosen))
         return made[0][0]
 
-    service = Service(make, capacity, name)
-    return Loaded(service, *made[0])
+    service = AsyncEngine(make, capacity, name)
+    return LocalEngine(service, *made[0])
 
 
-def _engine(folder: Path, chosen: Options) -> tuple[Engine, Intake, Mapping[str, Any]]:
+def _engine(folder: Path, chosen: EngineOptions) -> tuple[GenerationEngine, InputProcessor, Mapping[str, Any]]:
     device = ("cuda" if torch.cuda.is_available() else "cpu") if chosen.device == "auto" else chosen.device
     capture = cuda_graph(torch.device(device)) if chosen.cuda_graphs and device.startswith("cuda") else None
     try:
         found = adapters.folders(folder, chosen.adapters)
         runner = Runner(folder, chosen.dtype, device, packed=chosen.packed, adapters=found, capture=capture)
-    except NotImplementedError as fault:
-        raise ModelFailed(f"the text engine cannot run this architecture: {fault}") from fault
+    except NotImplementedError as error:
+        raise ModelFailed(f"the text engine cannot run this architecture: {error}") from error
     limits, budget, prefix = _room(runner, chosen)
-    memory = Memory(runner.shape, budget, prefix, runner.dtype, runner.device, clears=not runner.native)
+    memory = CacheManager(runner.shape, budget, prefix, runner.dtype, runner.device, clears=not runner.native)
     vocabulary = Vocabulary(folder, runner.config.vocab_size)
     ends = _ends(runner, vocabulary)
     threads = runner.set_threads(chosen.threads) if runner.device.type == "cpu" else 0
-    intake = Intake(vocabulary, limits, budget, ends, frozenset(found), chosen)
+    intake = InputProcessor(vocabulary, limits, budget, ends, frozenset(found), chosen)
     details = {
         "max_context": limits.max_context,
         "max_batch": limits.max_batch,
@@ -147,10 +147,10 @@ def _engine(folder: Path, chosen: Options) -> tuple[Engine, Intake, Mapping[str,
         "chat_template": vocabulary.has_template,
         "adapters": sorted(found),
     }
-    return Engine(runner, memory, vocabulary, limits, ends), intake, details
+    return GenerationEngine(runner, memory, vocabulary, limits, ends), intake, details
 
 
-def _room(runner: Runner, chosen: Options) -> tuple[Limits, int, int]:
+def _room(runner: Runner, chosen: EngineOptions) -> tuple[EngineLimits, int, int]:
     """The limits, and how many tokens the cache and the kept beginnings may hold."""
     positions = int(getattr(runner.config, "max_position_embeddings", None) or 2048)
     if chosen.max_context > positions:
@@ -161,7 +161,7 @@ def _room(runner: Runner, chosen: Options) -> tuple[Limits, int, int]:
     budget = min(room // each, chosen.max_batch * (context + 64))
     if budget < 128:
         raise ModelFailed(f"cache_memory: {room} bytes hold only {budget} tokens of {each} bytes each")
-    limits = Limits(chosen.max_batch, min(context, budget - 64), chosen.prefill_chunk)
+    limits = EngineLimits(chosen.max_batch, min(context, budget - 64), chosen.prefill_chunk)
     return limits, budget, budget // 8 if chosen.prefix_cache < 0 else chosen.prefix_cache
 
 

@@ -1,4 +1,4 @@
-"""What an operator says of an engine: checked against the fields of a dataclass."""
+"""What an operator says of an engine: check_options against the fields of a dataclass."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -9,7 +9,7 @@ Options = TypeVar("Options")
 Choices = Mapping[str, tuple[str, ...]]
 
 
-def checked(
+def check_options(
     kind: type[Options], given: Mapping[str, Any], least: Mapping[str, float], choices: Choices, what: str
 ) -> Options:
     """The options of that kind, whose fields all have defaults: a value has the type of its default.

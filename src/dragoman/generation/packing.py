@@ -8,7 +8,7 @@ from torch import nn
 # The weights' order fits any number of rows; it is made with this one in mind.
 _ROWS = 32
 # Fewer rows than these are computed several times over: by other kernels, which are slower and round differently.
-LEAST = 4
+MIN_ROWS = 4
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -29,13 +29,13 @@ class PackedLinear(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """A row's result is the same to the last bit whatever rows are beside it."""
         count = rows.numel() // self.in_features
-        if not 0 < count < LEAST:
+        if not 0 < count < MIN_ROWS:
             return self.product(rows)
-        found = self.product(rows.reshape(count, -1).repeat(-(-LEAST // count), 1))
+        found = self.product(rows.reshape(count, -1).repeat(-(-MIN_ROWS // count), 1))
         return found[:count].view(*rows.shape[:-1], -1)
 
     def product(self, rows: torch.Tensor) -> torch.Tensor:
-        """The same for rows of which there are at least `LEAST`."""
+        """The same for rows of which there are at least `MIN_ROWS`."""
         found: torch.Tensor = self._multiply(rows, self.packed, self.bias, "none", [], "")
         return found
 
@@ -45,7 +45,7 @@ class PackedLinear(nn.Module):
         return found
 
 
-def packs(dtype: torch.dtype, device: torch.device) -> bool:
+def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether this machine has kernels for reordered weights of that type."""
     if device.type != "cpu" or dtype not in _DTYPES or not torch._C._has_mkldnn:
         return False

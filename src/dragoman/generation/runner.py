@@ -11,14 +11,22 @@ import torch
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 from dragoman.core.errors import ModelFailed
-from dragoman.generation.adapters import Rows, attach
-from dragoman.generation.attention import NAME, Attend, Form, Shapes, Span, Step, attention
-from dragoman.generation.cache import Cache
-from dragoman.generation.compact import Compact, suits
-from dragoman.generation.crew import MOST, Crew, quickest
-from dragoman.generation.graphs import Capture, Graphs
-from dragoman.generation.packing import pack, packs
-from dragoman.generation.row import Row
+from dragoman.generation.adapters import AdapterRows, attach
+from dragoman.generation.adaptive_threads import MAX_THREADS, AdaptiveThreads, fastest_thread_count
+from dragoman.generation.attention import (
+    NAME,
+    AttentionForm,
+    AttentionFunction,
+    AttentionStep,
+    ShapeRecorder,
+    SlotSpan,
+    attention,
+)
+from dragoman.generation.batch_row import BatchRow
+from dragoman.generation.cache import KeyValueCache
+from dragoman.generation.cuda_graphs import Capture, CudaGraphs
+from dragoman.generation.fused import FusedModel, is_supported
+from dragoman.generation.packing import can_pack, pack
 
 log = logging.getLogger("dragoman.generation")
 
@@ -38,7 +46,7 @@ class WholeStep(Protocol):
 
     threads: int
 
-    def __call__(self, cache: Cache, rows: Sequence[Row]) -> torch.Tensor: ...
+    def __call__(self, cache: KeyValueCache, rows: Sequence[BatchRow]) -> torch.Tensor: ...
 
 
 class Runner:
@@ -56,13 +64,13 @@ class Runner:
     ) -> None:
         AttentionInterface.register(NAME, attention)
         self.device = torch.device(device)
-        self._compact: Compact | None = None
-        self._adapted: Rows | None = None
-        self._crew: Crew | None = None
+        self._compact: FusedModel | None = None
+        self._adapted: AdapterRows | None = None
+        self._crew: AdaptiveThreads | None = None
         self._native: WholeStep | None = None
-        self._graphs: Graphs | None = None
+        self._graphs: CudaGraphs | None = None
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        self.dtype = DTYPES[dtype] if dtype != "auto" else _natural(config, self.device)
+        self.dtype = DTYPES[dtype] if dtype != "auto" else _saved_dtype(config, self.device)
         loaded, told = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -79,11 +87,11 @@ class Runner:
         self.config: Any = self.model.config.get_text_config(decoder=True)
         if adapters:
             self._adapted = attach(self.model, adapters, self.dtype, self.device)
-        shapes = self._probed()
+        shapes = self._probe_shapes()
         self.shape = shapes.shape(self.config.num_hidden_layers)
-        self.packed = packed and packs(self.dtype, self.device)
+        self.packed = packed and can_pack(self.dtype, self.device)
         if not adapters:
-            self._shorten(shapes, capture)
+            self._use_fast_paths(shapes, capture)
         if self._compact is None and self.packed:
             pack(self.model)
 
@@ -92,10 +100,10 @@ class Runner:
         """Whether it computes by machine code of our own."""
         return self._native is not None
 
-    def run(self, cache: Cache, rows: Sequence[Row]) -> torch.Tensor:
+    def run(self, cache: KeyValueCache, rows: Sequence[BatchRow]) -> torch.Tensor:
         """The logits that the rows want, in their order: [wanted, vocabulary], FP32, on the model's device.
 
-        Rows of one token each come first; their keys and values are in the cache afterwards.
+        AdapterRows of one token each come first; their keys and values are in the cache afterwards.
         """
         if self._native is not None:
             return self._native(cache, rows)
@@ -106,7 +114,7 @@ class Runner:
                 return found
         spans, first = [], 0
         for row in rows:
-            spans.append(Span(row.slot, first, row.start, len(row.tokens)))
+            spans.append(SlotSpan(row.slot, first, row.start, len(row.tokens)))
             first += len(row.tokens)
         count = next((i for i, span in enumerate(spans) if span.count > 1), len(spans))
         wanted = [
@@ -120,14 +128,16 @@ class Runner:
             names = [row.adapter for row in rows for _ in row.tokens]
             self._adapted.assign(names, self.device)
         with torch.inference_mode(), self._crew or nullcontext():
-            return self._forward(tokens, places, wanted, Step(cache, spans[:count], spans[count:]))
+            return self._forward(tokens, places, wanted, AttentionStep(cache, spans[:count], spans[count:]))
 
     def set_threads(self, wanted: int) -> int:
-        """Compute with so many threads, always; 0: with as many as prove quickest, and, where PyTorch computes, fewer
-        while others need the cores. Gives their number."""
-        threads = wanted or quickest(self._work_s, MOST)
+        """Set the number of threads; 0 for the fastest number, reduced while other processes need the cores.
+
+        Return the number.
+        """
+        threads = wanted or fastest_thread_count(self._work_s, MAX_THREADS)
         self._use(threads)
-        self._crew = None if wanted or threads == 1 or self.native else Crew(threads)
+        self._crew = None if wanted or threads == 1 or self.native else AdaptiveThreads(threads)
         return threads
 
     def _use(self, threads: int) -> None:
@@ -138,14 +148,16 @@ class Runner:
     def _work_s(self, threads: int) -> float:
         """How long a step of eight texts takes with so many threads and one that reads eight of their tokens each."""
         self._use(threads)
-        cache = Cache(self.shape, 1024, self.dtype, self.device)
+        cache = KeyValueCache(self.shape, 1024, self.dtype, self.device)
         cache.reserve(8, 64)
         begin_s = time.perf_counter()
         for tokens in ([0], [0] * 8):
-            self.run(cache, [Row(slot, 32, tokens) for slot in range(8)])
+            self.run(cache, [BatchRow(slot, 32, tokens) for slot in range(8)])
         return time.perf_counter() - begin_s
 
-    def _forward(self, tokens: list[int], places: list[int], wanted: list[int], step: Attend) -> torch.Tensor:
+    def _forward(
+        self, tokens: list[int], places: list[int], wanted: list[int], step: AttentionFunction
+    ) -> torch.Tensor:
         kept = self._integers(wanted) if len(wanted) != len(tokens) else 0
         if self._compact is not None:
             return self._compact(self._integers(tokens), self._integers(places), kept, step).float()
@@ -162,41 +174,41 @@ class Runner:
     def _integers(self, numbers: list[int]) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.long, device=self.device)
 
-    def _probed(self) -> Shapes:
+    def _probe_shapes(self) -> ShapeRecorder:
         """What the model's own code asks of attention, in a run on one token."""
-        shapes = Shapes()
+        shapes = ShapeRecorder()
         with torch.inference_mode():
             self._forward([0], [0], [0], shapes)
         return shapes
 
-    def _shorten(self, shapes: Shapes, capture: Capture | None) -> None:
+    def _use_fast_paths(self, shapes: ShapeRecorder, capture: Capture | None) -> None:
         """Take shorter ways through the model, where there are such and they lead to the same logits."""
-        if not suits(self.model):
+        if not is_supported(self.model):
             return
         expected = self._sample()
         with torch.no_grad():
-            self._compact = compact = Compact(self.model, shapes.forms, self.packed)
-        if not self._alike(expected, "the short way"):
+            self._compact = compact = FusedModel(self.model, shapes.forms, self.packed)
+        if not self._agrees(expected, "the short way"):
             self._compact = None
             return
         # Their weights have been taken over; without them the file is no longer in memory.
         self.model.model.layers = torch.nn.ModuleList()
         del self.model.model.embed_tokens, self.model.model.norm, self.model.lm_head
-        self._native = _in_machine_code(self.config, compact, shapes.forms) if self.packed else None
-        if self._native is not None and not self._alike(expected, "the step in machine code"):
+        self._native = _native_step(self.config, compact, shapes.forms) if self.packed else None
+        if self._native is not None and not self._agrees(expected, "the step in machine code"):
             self._native = None
         if capture is not None and compact.steady:
-            self._graphs = Graphs(compact, self.device, capture, _SAME[self.dtype])
+            self._graphs = CudaGraphs(compact, self.device, capture, _SAME[self.dtype])
 
     def _sample(self) -> torch.Tensor:
         """Logits of the last tokens of a short prompt, and of one more."""
-        cache = Cache(self.shape, 64, self.dtype, self.device)
+        cache = KeyValueCache(self.shape, 64, self.dtype, self.device)
         cache.reserve(1, 64)
         tokens = range(min(16, self.config.vocab_size))
-        begun = self.run(cache, [Row(0, 0, tokens, wanted=4)])
-        return torch.cat((begun, self.run(cache, [Row(0, len(tokens), [tokens[-1]])])))
+        begun = self.run(cache, [BatchRow(0, 0, tokens, wanted=4)])
+        return torch.cat((begun, self.run(cache, [BatchRow(0, len(tokens), [tokens[-1]])])))
 
-    def _alike(self, expected: torch.Tensor, what: str) -> bool:
+    def _agrees(self, expected: torch.Tensor, what: str) -> bool:
         """Whether a way through the model that was just chosen gives the numbers that the model's own code gave."""
         error = float((self._sample() - expected).abs().max() / expected.abs().max())
         if not error < _SAME[self.dtype]:
@@ -205,15 +217,15 @@ class Runner:
         return True
 
 
-def _in_machine_code(config: Any, compact: Compact, forms: Mapping[int, Form]) -> WholeStep | None:
+def _native_step(config: Any, compact: FusedModel, forms: Mapping[int, AttentionForm]) -> WholeStep | None:
     try:
         from dragoman.generation.native.step import native
 
         return native(config, compact, forms)
     except ImportError:  # there is no LLVM for every machine
         return None
-    except (OSError, RuntimeError, AttributeError, TypeError) as fault:  # another version of it, or of PyTorch
-        log.warning("no machine code, PyTorch computes: %s: %s", type(fault).__name__, fault)
+    except (OSError, RuntimeError, AttributeError, TypeError) as error:  # another version of it, or of PyTorch
+        log.warning("no machine code, PyTorch computes: %s: %s", type(error).__name__, error)
         return None
 
 
@@ -225,7 +237,7 @@ def _check_whole(told: Mapping[str, Any]) -> None:
         raise ModelFailed(f"the files of weights lack {', '.join(missing[:3])}{more}")
 
 
-def _natural(config: Any, device: torch.device) -> torch.dtype:
+def _saved_dtype(config: Any, device: torch.device) -> torch.dtype:
     """The type of the saved weights where the device computes in it, else FP32."""
     named = getattr(config, "dtype", None)
     saved = named if isinstance(named, torch.dtype) else DTYPES.get(str(named), torch.float32)

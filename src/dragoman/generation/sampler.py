@@ -1,57 +1,57 @@
-"""Chooses the next tokens of all texts of a step from their logits, with the log-probabilities."""
+"""Sample the next tokens of a batch, with log-probabilities."""
 
 from collections.abc import Sequence
 
 import torch
 
-from dragoman.generation.choice import Choice
-from dragoman.generation.chooser import Chooser
+from dragoman.generation.token_choice import TokenChoice
+from dragoman.generation.token_sampler import TokenSampler
 
 
-def choose(logits: torch.Tensor, choosers: Sequence[Chooser]) -> list[Choice]:
-    """A choice for each row of logits [rows, vocabulary], FP32.
+def choose(logits: torch.Tensor, samplers: Sequence[TokenSampler]) -> list[TokenChoice]:
+    """Choose a token for each row of logits [rows, vocabulary], FP32.
 
-    Log-probabilities are the model's own, before any rule or temperature. What fails for one row fails for it alone.
+    Log-probabilities are those of the model, before rules and temperature. An error in one row affects only that row.
     """
     logprobs = torch.log_softmax(logits, -1)
-    tokens = _highest(logits)
-    faults: dict[int, Exception] = {}
-    ruled = [i for i, chooser in enumerate(choosers) if not chooser.plain]
+    tokens = _argmax(logits)
+    errors: dict[int, Exception] = {}
+    ruled = [i for i, sampler in enumerate(samplers) if not sampler.plain]
     for i, row in zip(ruled, logits[ruled].cpu().numpy() if ruled else (), strict=True):
         try:
-            tokens[i] = choosers[i].choose(row)
-        except Exception as fault:
-            faults[i] = fault
-    tops = likeliest(logits, logprobs, [chooser.sampling.top_logprobs for chooser in choosers])
+            tokens[i] = samplers[i].choose(row)
+        except Exception as error:
+            errors[i] = error
+    tops = top_tokens(logits, logprobs, [sampler.sampling.top_logprobs for sampler in samplers])
     return [
-        Choice(token, logprob, top, _broken(logprob) or faults.get(i))
-        for i, (token, logprob, top) in enumerate(zip(tokens, picked(logprobs, tokens), tops, strict=True))
+        TokenChoice(token, logprob, top, _error_if_nan(logprob) or errors.get(i))
+        for i, (token, logprob, top) in enumerate(zip(tokens, logprobs_of(logprobs, tokens), tops, strict=True))
     ]
 
 
-def _highest(logits: torch.Tensor) -> list[int]:
-    """The likeliest token of each row, the first of equals."""
-    # NumPy takes a tenth of the time here that PyTorch takes on a CPU.
+def _argmax(logits: torch.Tensor) -> list[int]:
+    """Return the argmax of each row, the first of equal ones."""
+    # NumPy's argmax takes a tenth of the time of PyTorch's on a CPU.
     found = logits.argmax(-1) if logits.is_cuda else logits.numpy().argmax(-1)
     tokens: list[int] = found.tolist()
     return tokens
 
 
-def picked(logprobs: torch.Tensor, tokens: Sequence[int]) -> list[float]:
-    """The log-probability of one token of each row."""
+def logprobs_of(logprobs: torch.Tensor, tokens: Sequence[int]) -> list[float]:
+    """Return the log-probability of one token of each row."""
     places = torch.tensor(tokens, device=logprobs.device, dtype=torch.long)
     found: list[float] = logprobs.gather(1, places[:, None])[:, 0].tolist()
     return found
 
 
-def _broken(logprob: float) -> Exception | None:
-    return ValueError("the model's logits are not numbers") if logprob != logprob else None
+def _error_if_nan(logprob: float) -> Exception | None:
+    return ValueError("the model's logits are NaN") if logprob != logprob else None
 
 
-def likeliest(
+def top_tokens(
     logits: torch.Tensor, logprobs: torch.Tensor, counts: Sequence[int]
 ) -> list[tuple[tuple[int, float], ...]]:
-    """The likeliest tokens of each row with their log-probabilities, as many as `counts` says."""
+    """Return the top tokens of each row with their log-probabilities, `counts[i]` of row i."""
     most = min(max(counts, default=0), logits.shape[1])
     if not most:
         return [()] * len(counts)

@@ -1,15 +1,14 @@
-"""One sequence of tokens: a prompt and what has been written after it, with its place in the cache."""
+"""A sequence of tokens, a prompt and its completion, with its slot in the cache."""
 
 from dataclasses import dataclass
 
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """`tokens` are the prompt's and the text's; the keys and values of the first `computed` are in the cache's `slot`.
+    """Tokens of a prompt and its completion.
 
-    `cached` of them were there already when it came.
-
-    One token that is not computed is the next step of a text; several are (the rest of) a prompt.
+    computed: number of tokens whose keys and values are in the cache's `slot`. cached: how many of these came from the
+    prefix cache. A sequence with one pending token is decoding; with several, (the rest of) its prompt is computed.
     """
 
     tokens: list[int]

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from dragoman.core.calls import Generate
 from dragoman.core.metrics import Family
 from dragoman.core.text import Generation, Prompt, TokenSpan
-from dragoman.generation.job import Asked
+from dragoman.generation.job import PromptRequest
 
 
 class TextEngine(Protocol):
@@ -25,14 +25,14 @@ class TextEngine(Protocol):
         Raises InvalidInput or Overloaded.
         """
 
-    def asked(self, call: Generate) -> list[Asked]:
+    def split_call(self, call: Generate) -> list[PromptRequest]:
         """A call, checked and cut into tokens: one for each prompt.
 
         Raises InvalidInput naming the parameter that does not fit, or that this engine does not have; nothing has been
         computed then. May be called in any thread.
         """
 
-    def generate(self, prompts: Sequence[Asked]) -> AsyncGenerator[Generation, None]:
+    def generate(self, prompts: Sequence[PromptRequest]) -> AsyncGenerator[Generation, None]:
         """Pieces as they come, the first with what became of the prompts; closing the generator cancels them.
 
         Raises Overloaded where too many wait, WorkerLost where the engine is no more, and what went wrong in a text.

@@ -47,10 +47,10 @@ class Vocabulary:
         `bounded` TooLong for a text that is too long for the context by far, before it is cut.
         """
         if isinstance(prompt, str | Chat):
-            text = str(prompt) if isinstance(prompt, str) else self._templated(prompt)
+            text = str(prompt) if isinstance(prompt, str) else self._apply_template(prompt)
             if bounded or (isinstance(prompt, Chat) and prompt.template):
                 self._check_size(text)
-            return text, self.cut(text, special=_surrounded(prompt))
+            return text, self.cut(text, special=_adds_special_tokens(prompt))
         strange = [token for token in prompt if not 0 <= token < self.size]
         if strange:
             raise InvalidInput(f"prompt: expected token ids from 0 to {self.size - 1}, got {strange[0]}")
@@ -65,10 +65,10 @@ class Vocabulary:
         if len(ids) > self.context * _SPARE > 0:
             raise TooLong(f"prompt: expected at most {self.context * _SPARE} tokens to be told, got {len(ids)}")
         if self._fast is not None and not isinstance(prompt, tuple):
-            (found,) = self._fast.encode_batch([text], add_special_tokens=_surrounded(prompt))
+            (found,) = self._fast.encode_batch([text], add_special_tokens=_adds_special_tokens(prompt))
             places = found.offsets
         else:
-            places = self._reckoned(ids)
+            places = self._estimate_spans(ids)
         return text, tuple(
             TokenSpan(token, text[start:stop], start, stop) for token, (start, stop) in zip(ids, places, strict=True)
         )
@@ -96,7 +96,7 @@ class Vocabulary:
                 f"characters, at least {least // _SPARE} tokens"
             )
 
-    def _templated(self, chat: Chat) -> str:
+    def _apply_template(self, chat: Chat) -> str:
         if not (self.has_template or chat.template):
             raise InvalidInput("messages: this model has no chat template; send a plain prompt")
         strange = sorted(_NO_VARIABLES & chat.options.keys())
@@ -111,13 +111,13 @@ class Vocabulary:
                 tokenize=False,
                 **chat.options,
             )
-        except Exception as fault:  # a template raises what it likes
+        except Exception as error:  # a template raises what it likes
             if chat.template:
-                raise InvalidInput(f"chat_template: it refuses these messages: {fault}") from fault
-            raise InvalidInput(f"messages: the model's chat template refuses them: {fault}") from fault
+                raise InvalidInput(f"chat_template: it refuses these messages: {error}") from error
+            raise InvalidInput(f"messages: the model's chat template refuses them: {error}") from error
         return text
 
-    def _reckoned(self, ids: Sequence[int]) -> list[tuple[int, int]]:
+    def _estimate_spans(self, ids: Sequence[int]) -> list[tuple[int, int]]:
         """Where each token's characters end up, for tokenizers that do not tell."""
         writer, places, stop = self.detokenizer((), skip_special=False, spaces=False), [], 0
         for token in ids:
@@ -190,7 +190,7 @@ class Vocabulary:
         return frozenset(token for token, word in added.items() if word.special)
 
 
-def _surrounded(prompt: str | Chat) -> bool:
+def _adds_special_tokens(prompt: str | Chat) -> bool:
     """Whether the tokenizer puts its special tokens around a prompt."""
     return prompt.special_tokens if isinstance(prompt, Chat) else not isinstance(prompt, Bare)
 

@@ -45,8 +45,8 @@ class TextModel(Model):
                 self._loaded = self.started(folder)
             except DragomanError:
                 raise
-            except Exception as fault:  # the libraries promise no class of error
-                raise ModelFailed(folders.explained(fault, folder)) from fault
+            except Exception as error:  # the libraries promise no class of error
+                raise ModelFailed(folders.explained(error, folder)) from error
 
     def check(self, folder: Path) -> None:
         """ModelFailed saying what is missing: a file of the folder, or a package."""
@@ -69,7 +69,7 @@ class TextModel(Model):
         if sum(map(_size, call.prompts)) > _LONG:
             asked = await asyncio.to_thread(self._loaded.asked, call)
         else:
-            asked = self._loaded.asked(call)
+            asked = self._loaded.split_call(call)
         async with aclosing(self._loaded.generate(asked)) as pieces:
             if call.stream:
                 async for piece in pieces:
@@ -111,6 +111,6 @@ def described(folder: Path) -> Mapping[str, Any]:
     """What the folder's config.json says. Raises ModelFailed where there is none that can be read."""
     try:
         found: Mapping[str, Any] = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError) as fault:
-        raise ModelFailed(f"'{folder.name}' has no config.json that can be read: {fault}") from fault
+    except (OSError, ValueError) as error:
+        raise ModelFailed(f"'{folder.name}' has no config.json that can be read: {error}") from error
     return found

@@ -5,7 +5,18 @@ from enum import IntEnum
 
 from llvmlite import ir
 
-from dragoman.generation.native.kernels import COLUMNS, Build, Unit, attend, hold, norm, padded, product, read, write
+from dragoman.generation.native.kernels import (
+    COLUMNS,
+    KernelConfig,
+    Unit,
+    attend,
+    hold,
+    norm,
+    padded,
+    product,
+    read,
+    write,
+)
 from dragoman.generation.native.power import power
 from dragoman.native.code import Code, Value, Variable
 from dragoman.native.compiled import new_module
@@ -17,7 +28,7 @@ PANEL = 96
 _LOGIT_BLOCKS = 4
 
 
-class Given(IntEnum):
+class StepArg(IntEnum):
     """What a step is given, in a table of 64-bit integers and addresses."""
 
     ROWS = 0
@@ -50,13 +61,13 @@ class Given(IntEnum):
 
 
 _NUMBERS = {
-    Given.ROWS,
-    Given.KEPT,
-    Given.RUN_COUNT,
-    Given.LAYER_BYTES,
-    Given.SLOT_BYTES,
-    Given.HEAD_BYTES,
-    Given.SCORE_BYTES,
+    StepArg.ROWS,
+    StepArg.KEPT,
+    StepArg.RUN_COUNT,
+    StepArg.LAYER_BYTES,
+    StepArg.SLOT_BYTES,
+    StepArg.HEAD_BYTES,
+    StepArg.SCORE_BYTES,
 }
 
 
@@ -78,7 +89,7 @@ class Layer(IntEnum):
     WINDOW = 12  # how far back a row sees; 0: to the beginning
 
 
-class Own(IntEnum):
+class ThreadArg(IntEnum):
     """What each thread has of its own."""
 
     NORMED = 0  # [rows, hidden]
@@ -96,8 +107,8 @@ def counters(layers: int) -> int:
     return 7 * layers + 2
 
 
-def module(build: Build, scaling: float) -> ir.Module:
-    """Has the function `step` (table of `Given`, table of `Own`)."""
+def module(build: KernelConfig, scaling: float) -> ir.Module:
+    """Has the function `step` (table of `StepArg`, table of `ThreadArg`)."""
     found = new_module()
     _Step(found, build, scaling).written()
     return found
@@ -107,40 +118,42 @@ def module(build: Build, scaling: float) -> ir.Module:
 _Put = Callable[[Value, Value, Value], None]
 
 
-def _sizes(build: Build) -> dict[Given | Own, tuple[int, int]]:
+def _sizes(build: KernelConfig) -> dict[StepArg | ThreadArg, tuple[int, int]]:
     """How many numbers a row of a product's inputs has, and how far rows are apart."""
     queries = build.queries * build.size
     return {
-        Own.NORMED: (build.hidden, build.hidden),
-        Given.READ: (queries, queries),
-        Given.INNER: (build.inner, padded(build.inner)),
+        ThreadArg.NORMED: (build.hidden, build.hidden),
+        StepArg.READ: (queries, queries),
+        StepArg.INNER: (build.inner, padded(build.inner)),
     }
 
 
 class _Step:
     """Writes the function: `given` and `own` are the tables, `layer` the one of the layer at hand."""
 
-    def __init__(self, made: ir.Module, build: Build, scaling: float) -> None:
+    def __init__(self, made: ir.Module, build: KernelConfig, scaling: float) -> None:
         self._build, self._scaling = build, scaling
         self._product, self._norm = product(made, build), norm(made, build)
         self._code = code = Code(made, "step", (POINTER, POINTER))
         given, own = code.arguments
-        self._given: dict[Given, Value] = {
+        self._given: dict[StepArg, Value] = {
             name: (given.integer if name in _NUMBERS else given.address)(8 * name)
-            for name in Given
-            if name != Given.COUNTERS
+            for name in StepArg
+            if name != StepArg.COUNTERS
         }
-        self._own: dict[Own, Value] = {name: own.address(8 * name) for name in Own}
-        self._rows = self._given[Given.ROWS]
-        self._counters = Variable(code, given.address(8 * Given.COUNTERS))
+        self._own: dict[ThreadArg, Value] = {name: own.address(8 * name) for name in ThreadArg}
+        self._rows = self._given[StepArg.ROWS]
+        self._counters = Variable(code, given.address(8 * StepArg.COUNTERS))
 
     def written(self) -> None:
         code, build = self._code, self._build
         self._shared(self._rows, self._embed)
         with code.loop(code.integer(0), code.integer(build.layers)) as number:
-            self._layer(number, self._given[Given.LAYERS] + number * (8 * len(Layer)))
+            self._layer(number, self._given[StepArg.LAYERS] + number * (8 * len(Layer)))
         self._shared(
-            self._parts(-(-padded(build.vocabulary) // (COLUMNS * _LOGIT_BLOCKS)), Given.KEPT), self._logits, self._last
+            self._parts(-(-padded(build.vocabulary) // (COLUMNS * _LOGIT_BLOCKS)), StepArg.KEPT),
+            self._logits,
+            self._last,
         )
         code.finish()
 
@@ -155,38 +168,38 @@ class _Step:
         gates = padded(2 * build.inner)
         self._shared(
             self._parts(heads // COLUMNS),
-            lambda part: self._block(Own.NORMED, layer, Layer.QKV, part, self._keep(Given.HEADS, heads)),
+            lambda part: self._block(ThreadArg.NORMED, layer, Layer.QKV, part, self._keep(StepArg.HEADS, heads)),
             lambda: self._normed(layer.address(8 * Layer.BEFORE)),
         )
         self._shared(self._rows * build.keys, lambda part: self._held(number, layer, part))
-        self._shared(self._given[Given.RUN_COUNT] * build.keys, lambda part: self._attended(number, layer, part))
+        self._shared(self._given[StepArg.RUN_COUNT] * build.keys, lambda part: self._attended(number, layer, part))
         self._shared(
-            self._parts(hidden // COLUMNS), lambda part: self._block(Given.READ, layer, Layer.OUT, part, self._add)
+            self._parts(hidden // COLUMNS), lambda part: self._block(StepArg.READ, layer, Layer.OUT, part, self._add)
         )
         self._shared(
             self._parts(gates // COLUMNS),
-            lambda part: self._block(Own.NORMED, layer, Layer.GATE_UP, part, self._keep(Given.GATES, gates)),
+            lambda part: self._block(ThreadArg.NORMED, layer, Layer.GATE_UP, part, self._keep(StepArg.GATES, gates)),
             lambda: self._normed(layer.address(8 * Layer.BETWEEN)),
         )
         self._shared(self._rows, self._gated)
         self._shared(
-            self._parts(hidden // COLUMNS), lambda part: self._block(Given.INNER, layer, Layer.DOWN, part, self._add)
+            self._parts(hidden // COLUMNS), lambda part: self._block(StepArg.INNER, layer, Layer.DOWN, part, self._add)
         )
 
-    def _parts(self, blocks: int, rows: Given = Given.ROWS) -> Value:
+    def _parts(self, blocks: int, rows: StepArg = StepArg.ROWS) -> Value:
         """How many parts a product of so many blocks of columns has."""
         return self._panels(rows) * blocks
 
-    def _panels(self, rows: Given) -> Value:
+    def _panels(self, rows: StepArg) -> Value:
         return (self._given[rows] + (PANEL - 1)) // PANEL
 
     # --- parts of the work -----------------------------------------------------------------------------------
 
     def _embed(self, row: Value) -> None:
         build, given = self._build, self._given
-        token = given[Given.TOKENS].integer(row * 8)
-        source = given[Given.EMBEDDING] + token * (build.bytes * build.hidden)
-        target = given[Given.STATES] + row * (4 * padded(build.hidden))
+        token = given[StepArg.TOKENS].integer(row * 8)
+        source = given[StepArg.EMBEDDING] + token * (build.bytes * build.hidden)
+        target = given[StepArg.STATES] + row * (4 * padded(build.hidden))
         with self._code.loop(self._code.integer(0), self._code.integer(build.hidden), LANES) as i:
             target.put(read(build, source, i), i * 4)
 
@@ -196,7 +209,7 @@ class _Step:
 
     def _attended(self, number: Value, layer: Value, part: Value) -> None:
         code, build = self._code, self._build
-        run, head = self._given[Given.RUNS] + part // build.keys * 16, part % build.keys
+        run, head = self._given[StepArg.RUNS] + part // build.keys * 16, part % build.keys
         row, several = run.integer(), code.integer(1) < run.integer(8)
 
         def rows(count: int) -> None:
@@ -207,9 +220,9 @@ class _Step:
     def _unit(self, number: Value, layer: Value, row: Value, head: Value, beside: int = 0) -> Unit:
         """A row's head, one of some that are beside each other."""
         code, build, given = self._code, self._build, self._given
-        place = given[Given.PLACES].integer(row * 8)
-        held = number * given[Given.LAYER_BYTES] + given[Given.SLOTS].integer(row * 8) * given[Given.SLOT_BYTES]
-        held = held + head * given[Given.HEAD_BYTES]
+        place = given[StepArg.PLACES].integer(row * 8)
+        held = number * given[StepArg.LAYER_BYTES] + given[StepArg.SLOTS].integer(row * 8) * given[StepArg.SLOT_BYTES]
+        held = held + head * given[StepArg.HEAD_BYTES]
         window = layer.integer(8 * Layer.WINDOW)
         behind = place + 1 - window
         far = (code.integer(0) < window).chosen(behind, code.integer(0))
@@ -217,51 +230,59 @@ class _Step:
             head=head,
             place=place,
             first=far.most(code.integer(0)),
-            given=given[Given.HEADS] + row * (4 * padded(build.heads * build.size)),
-            turns=given[Given.TURNS] + place * (8 * build.size),
-            keys=given[Given.KEYS] + held,
-            values=given[Given.VALUES] + held,
-            read=given[Given.READ] + row * (build.bytes * build.queries * build.size),
+            given=given[StepArg.HEADS] + row * (4 * padded(build.heads * build.size)),
+            turns=given[StepArg.TURNS] + place * (8 * build.size),
+            keys=given[StepArg.KEYS] + held,
+            values=given[StepArg.VALUES] + held,
+            read=given[StepArg.READ] + row * (build.bytes * build.queries * build.size),
             norms=(layer.address(8 * Layer.QUERY_NORM), layer.address(8 * Layer.KEY_NORM)),
-            query=self._own[Own.QUERY] + 4 * build.size * beside,
-            scores=self._own[Own.SCORES] + given[Given.SCORE_BYTES] * beside + 4 * LANES,
+            query=self._own[ThreadArg.QUERY] + 4 * build.size * beside,
+            scores=self._own[ThreadArg.SCORES] + given[StepArg.SCORE_BYTES] * beside + 4 * LANES,
         )
 
     def _gated(self, row: Value) -> None:
         """A row of the MLP: silu(gate) * up."""
         code, build = self._code, self._build
-        gates = self._given[Given.GATES] + row * (4 * padded(2 * build.inner))
-        inner = self._given[Given.INNER] + row * (build.bytes * padded(build.inner))
+        gates = self._given[StepArg.GATES] + row * (4 * padded(2 * build.inner))
+        inner = self._given[StepArg.INNER] + row * (build.bytes * padded(build.inner))
         with code.loop(code.integer(0), code.integer(build.inner), LANES) as i:
             gate, up = gates.vector(i * 4), gates.vector((i + build.inner) * 4)
             write(build, inner, i, gate / (power(code.vector(0) - gate) + code.vector(1)) * up)
 
     def _logits(self, part: Value) -> None:
         code, build = self._code, self._build
-        blocks, panels = code.integer(padded(build.vocabulary) // COLUMNS), self._panels(Given.KEPT)
+        blocks, panels = code.integer(padded(build.vocabulary) // COLUMNS), self._panels(StepArg.KEPT)
         first = part // panels * _LOGIT_BLOCKS
         stop = first + _LOGIT_BLOCKS
-        keep = self._keep(Given.LOGITS, padded(build.vocabulary))
+        keep = self._keep(StepArg.LOGITS, padded(build.vocabulary))
         with code.loop(first, stop.least(blocks)) as block:
             here = block * panels + part % panels
-            self._multiply(Own.NORMED, self._given[Given.HEAD], self._given[Given.HEAD_BIAS], here, keep, Given.KEPT)
+            self._multiply(
+                ThreadArg.NORMED, self._given[StepArg.HEAD], self._given[StepArg.HEAD_BIAS], here, keep, StepArg.KEPT
+            )
 
     # --- products --------------------------------------------------------------------------------------------
 
-    def _block(self, inputs: Given | Own, layer: Value, name: Layer, part: Value, put: _Put) -> None:
+    def _block(self, inputs: StepArg | ThreadArg, layer: Value, name: Layer, part: Value, put: _Put) -> None:
         self._multiply(inputs, layer.address(8 * name), layer.address(8 * (name + 1)), part, put)
 
     def _multiply(
-        self, inputs: Given | Own, weights: Value, bias: Value, part: Value, put: _Put, rows: Given = Given.ROWS
+        self,
+        inputs: StepArg | ThreadArg,
+        weights: Value,
+        bias: Value,
+        part: Value,
+        put: _Put,
+        rows: StepArg = StepArg.ROWS,
     ) -> None:
         """One block of columns of a product with its bias, for a panel of rows; `put` gets row, column and 16 results.
 
         Parts that share a block come one after the other, while it is in a cache.
         """
         code, build = self._code, self._build
-        source = self._own[inputs] if isinstance(inputs, Own) else self._given[inputs]
+        source = self._own[inputs] if isinstance(inputs, ThreadArg) else self._given[inputs]
         size, apart = _sizes(build)[inputs]
-        panels, sums = self._panels(rows), self._own[Own.SUMS]
+        panels, sums = self._panels(rows), self._own[ThreadArg.SUMS]
         block, first = part // panels, part % panels * PANEL
         count = code.integer(PANEL).least(self._given[rows] - first)
         begin, steps = source + first * (build.bytes * apart), code.integer(build.steps(size))
@@ -272,21 +293,21 @@ class _Step:
                 column = block * COLUMNS + i
                 put(first + row, column, sums.vector((row * COLUMNS + i) * 4) + bias.vector(column * 4))
 
-    def _keep(self, name: Given, columns: int) -> _Put:
+    def _keep(self, name: StepArg, columns: int) -> _Put:
         return lambda row, column, found: self._given[name].put(found, (row * columns + column) * 4)
 
     def _add(self, row: Value, column: Value, found: Value) -> None:
-        states, place = self._given[Given.STATES], (row * padded(self._build.hidden) + column) * 4
+        states, place = self._given[StepArg.STATES], (row * padded(self._build.hidden) + column) * 4
         states.put(states.vector(place) + found, place)
 
     def _normed(self, weight: Value) -> None:
         """All states normed, for this thread."""
-        self._code.invoke(self._norm, self._given[Given.STATES], weight, self._own[Own.NORMED], self._rows)
+        self._code.invoke(self._norm, self._given[StepArg.STATES], weight, self._own[ThreadArg.NORMED], self._rows)
 
     def _last(self) -> None:
         """The states whose logits are wanted, normed."""
         code, build, given = self._code, self._build, self._given
-        with code.loop(code.integer(0), given[Given.KEPT]) as number:
-            states = given[Given.STATES] + given[Given.WANTED].integer(number * 8) * (4 * padded(build.hidden))
-            normed = self._own[Own.NORMED] + number * (build.bytes * build.hidden)
-            code.invoke(self._norm, states, given[Given.NORM], normed, code.integer(1))
+        with code.loop(code.integer(0), given[StepArg.KEPT]) as number:
+            states = given[StepArg.STATES] + given[StepArg.WANTED].integer(number * 8) * (4 * padded(build.hidden))
+            normed = self._own[ThreadArg.NORMED] + number * (build.bytes * build.hidden)
+            code.invoke(self._norm, states, given[StepArg.NORM], normed, code.integer(1))

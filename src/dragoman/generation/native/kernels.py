@@ -22,7 +22,7 @@ _LOW = -3e38
 
 
 @dataclass(frozen=True, slots=True)
-class Build:
+class KernelConfig:
     """What a model is made of. `halves`: weights, keys and values are BF16, sums and states are FP32 all the same.
 
     hidden, inner: sizes of states and of the MLP. queries, keys: numbers of heads. size: of a head. normed: queries and
@@ -70,18 +70,18 @@ def padded(columns: int) -> int:
     return -(-columns // COLUMNS) * COLUMNS
 
 
-def read(build: Build, where: Value, number: Value | int) -> Value:
+def read(build: KernelConfig, where: Value, number: Value | int) -> Value:
     """16 numbers of the model's type from a number on."""
     offset = number * build.bytes
     return where.halves(offset) if build.halves else where.vector(offset)
 
 
-def write(build: Build, where: Value, number: Value | int, found: Value) -> None:
+def write(build: KernelConfig, where: Value, number: Value | int, found: Value) -> None:
     offset = number * build.bytes
     where.put_halves(found, offset) if build.halves else where.put(found, offset)
 
 
-def product(module: ir.Module, build: Build) -> Any:
+def product(module: ir.Module, build: KernelConfig) -> Any:
     """A function (inputs, bytes between their rows, block of weights, sums, rows, steps): the sums [rows, 64] become
     those of the block. The sum of a row is made in one order whatever rows are beside it."""
     tiles = [_tile(module, build, count) for count in range(1, _ROWS + 1)]
@@ -113,7 +113,7 @@ def _case(code: Code, tile: Any, values: tuple[Value, ...], behind: Any) -> Any:
     return block
 
 
-def _tile(module: ir.Module, build: Build, rows: int) -> Any:
+def _tile(module: ir.Module, build: KernelConfig, rows: int) -> Any:
     """A function (inputs, bytes between their rows, weights, sums, steps) that adds so many rows' products to sums."""
     code = Code(module, f"tile{rows}", (POINTER, INT, POINTER, POINTER, INT))
     inputs, row_bytes, weights, sums, steps = code.arguments
@@ -134,7 +134,7 @@ def _tile(module: ir.Module, build: Build, rows: int) -> Any:
     return code.finish()
 
 
-def norm(module: ir.Module, build: Build) -> Any:
+def norm(module: ir.Module, build: KernelConfig) -> Any:
     """A function (states [rows, padded], weight, output, rows): states over their root mean square, times weight."""
     code = Code(module, "norm", (POINTER, POINTER, POINTER, INT))
     states, weight, output, rows = code.arguments
@@ -178,7 +178,7 @@ class Unit:
     scores: Value
 
 
-def hold(code: Code, build: Build, unit: Unit) -> None:
+def hold(code: Code, build: KernelConfig, unit: Unit) -> None:
     """Put the row's key and value into the cache."""
     size = build.size
     here = unit.place * size
@@ -189,7 +189,7 @@ def hold(code: Code, build: Build, unit: Unit) -> None:
         write(build, unit.values, here + i, value.vector(4 * i))
 
 
-def attend(code: Code, build: Build, scaling: float, units: Sequence[Unit]) -> None:
+def attend(code: Code, build: KernelConfig, scaling: float, units: Sequence[Unit]) -> None:
     """Read what each row's queries see from `first` to its own place. The rows are of one text, one after the other."""
     size, group = build.size, build.queries // build.keys
     with code.loop(code.integer(0), code.integer(group)) as one:
@@ -206,7 +206,7 @@ def attend(code: Code, build: Build, scaling: float, units: Sequence[Unit]) -> N
 
 
 def _turn(
-    code: Code, build: Build, states: Value, turns: Value, weight: Value, put: Callable[[int, Value], None]
+    code: Code, build: KernelConfig, states: Value, turns: Value, weight: Value, put: Callable[[int, Value], None]
 ) -> None:
     """A head's states turned by their place (Su et al. 2021), normed before that where the model does."""
     half, parts = build.size // 2, range(0, build.size, LANES)
@@ -220,7 +220,7 @@ def _turn(
         put(i, other.times_plus(turns.vector(4 * (build.size + i)), turned))
 
 
-def _score(code: Code, build: Build, units: Sequence[Unit]) -> None:
+def _score(code: Code, build: KernelConfig, units: Sequence[Unit]) -> None:
     """Scores of all keys that one of the rows sees, by how far each is from the first that its own row does."""
     size, parts = build.size, range(0, build.size, LANES)
     queries = [[unit.query.vector(4 * i) for i in parts] for unit in units]
@@ -248,7 +248,7 @@ def _weigh(code: Code, unit: Unit) -> Value:
     return total.get().total()
 
 
-def _gather(code: Code, build: Build, units: Sequence[Unit], totals: Sequence[Value], start: Value) -> None:
+def _gather(code: Code, build: KernelConfig, units: Sequence[Unit], totals: Sequence[Value], start: Value) -> None:
     """The values by their weights, into each row's answer from a number on.
 
     What all rows see is read for all at once; each alone reads what it sees before and behind, in the order of places,

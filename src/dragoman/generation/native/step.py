@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from dragoman.generation.attention import Form
-from dragoman.generation.cache import Cache
-from dragoman.generation.compact import Compact
-from dragoman.generation.native.forward import COUNTER_BYTES, PANEL, Given, Layer, counters, module
-from dragoman.generation.native.kernels import COLUMNS, Build, padded
-from dragoman.generation.native.team import Team
+from dragoman.generation.attention import AttentionForm
+from dragoman.generation.batch_row import BatchRow
+from dragoman.generation.cache import KeyValueCache
+from dragoman.generation.fused import FusedModel
+from dragoman.generation.native.forward import COUNTER_BYTES, PANEL, Layer, StepArg, counters, module
+from dragoman.generation.native.kernels import COLUMNS, KernelConfig, padded
+from dragoman.generation.native.team import ThreadTeam
 from dragoman.generation.packing import PackedLinear
-from dragoman.generation.row import Row
 from dragoman.native.compiled import Compiled, instructions
 from dragoman.native.kinds import LANES
 
@@ -30,20 +30,20 @@ class NativeStep:
     however many threads compute.
     """
 
-    def __init__(self, compact: Compact, build: Build, forms: Mapping[int, Form]) -> None:
+    def __init__(self, compact: FusedModel, build: KernelConfig, forms: Mapping[int, AttentionForm]) -> None:
         self._compact, self._build = compact, build
         self.threads = 1
-        self._step, self._team = Compiled(module(build, forms[0].scaling)).function("step", 2), Team()
+        self._step, self._team = Compiled(module(build, forms[0].scaling)).function("step", 2), ThreadTeam()
         self._kept: list[torch.Tensor] = []
         self._layers = np.array([self._layer(i, forms[i].window) for i in range(build.layers)], np.int64)
         self._head = self._product(compact.head)
         self._norm = self._floats(compact.norm[: build.hidden])
         self._turns = torch.empty(0, 2, build.size)
-        self._memory: dict[Given, torch.Tensor] = {}
+        self._memory: dict[StepArg, torch.Tensor] = {}
         self._own: list[tuple[np.ndarray[Any, Any], list[torch.Tensor]]] = []
         self._rows = self._length = 0
 
-    def __call__(self, cache: Cache, rows: Sequence[Row]) -> torch.Tensor:
+    def __call__(self, cache: KeyValueCache, rows: Sequence[BatchRow]) -> torch.Tensor:
         """Logits [wanted, vocabulary], FP32; keys and values of the rows' tokens are in the cache afterwards."""
         build, threads = self._build, self.threads
         asked, wanted, runs = _spread(rows, build.together)
@@ -51,18 +51,22 @@ class NativeStep:
         self._reserve(asked.shape[1], cache.length, threads)
         counted = np.zeros(counters(build.layers) * COUNTER_BYTES, np.uint8)
         logits = torch.empty(len(wanted), padded(build.vocabulary))
-        table = np.zeros(len(Given), np.int64)
-        table[Given.ROWS], table[Given.KEPT], table[Given.WANTED] = asked.shape[1], len(wanted), wanted.ctypes.data
-        table[Given.TOKENS : Given.SLOTS + 1] = asked.ctypes.data + asked.strides[0] * np.arange(3)
-        table[Given.EMBEDDING], table[Given.LAYERS] = self._compact.embed.data_ptr(), self._layers.ctypes.data
-        table[Given.KEYS], table[Given.VALUES] = cache.keys.data_ptr(), cache.values.data_ptr()
-        table[Given.RUNS], table[Given.RUN_COUNT] = runs.ctypes.data, len(runs)
-        table[Given.SCORE_BYTES] = 4 * (self._length + 2 * LANES)
-        for name, dimension in ((Given.LAYER_BYTES, 0), (Given.SLOT_BYTES, 1), (Given.HEAD_BYTES, 2)):
+        table = np.zeros(len(StepArg), np.int64)
+        table[StepArg.ROWS], table[StepArg.KEPT], table[StepArg.WANTED] = (
+            asked.shape[1],
+            len(wanted),
+            wanted.ctypes.data,
+        )
+        table[StepArg.TOKENS : StepArg.SLOTS + 1] = asked.ctypes.data + asked.strides[0] * np.arange(3)
+        table[StepArg.EMBEDDING], table[StepArg.LAYERS] = self._compact.embed.data_ptr(), self._layers.ctypes.data
+        table[StepArg.KEYS], table[StepArg.VALUES] = cache.keys.data_ptr(), cache.values.data_ptr()
+        table[StepArg.RUNS], table[StepArg.RUN_COUNT] = runs.ctypes.data, len(runs)
+        table[StepArg.SCORE_BYTES] = 4 * (self._length + 2 * LANES)
+        for name, dimension in ((StepArg.LAYER_BYTES, 0), (StepArg.SLOT_BYTES, 1), (StepArg.HEAD_BYTES, 2)):
             table[name] = cache.keys.stride(dimension) * cache.keys.itemsize
-        table[Given.TURNS], table[Given.NORM] = self._turns.data_ptr(), self._norm
-        table[Given.HEAD], table[Given.HEAD_BIAS] = self._head
-        table[Given.LOGITS], table[Given.COUNTERS] = logits.data_ptr(), counted.ctypes.data
+        table[StepArg.TURNS], table[StepArg.NORM] = self._turns.data_ptr(), self._norm
+        table[StepArg.HEAD], table[StepArg.HEAD_BIAS] = self._head
+        table[StepArg.LOGITS], table[StepArg.COUNTERS] = logits.data_ptr(), counted.ctypes.data
         for given, held in self._memory.items():
             table[given] = held.data_ptr()
         calls = [(table.ctypes.data, own.ctypes.data) for own, _ in self._own[:threads]]
@@ -79,11 +83,11 @@ class NativeStep:
         if rows > self._rows:
             kind, ample = _kind(build), max(rows, 2 * self._rows)
             self._memory = {
-                Given.STATES: torch.zeros(ample, padded(build.hidden)),
-                Given.HEADS: torch.zeros(ample, padded(build.heads * build.size)),
-                Given.READ: torch.zeros(ample, build.queries * build.size, dtype=kind),
-                Given.GATES: torch.zeros(ample, padded(2 * build.inner)),
-                Given.INNER: torch.zeros(ample, padded(build.inner), dtype=kind),
+                StepArg.STATES: torch.zeros(ample, padded(build.hidden)),
+                StepArg.HEADS: torch.zeros(ample, padded(build.heads * build.size)),
+                StepArg.READ: torch.zeros(ample, build.queries * build.size, dtype=kind),
+                StepArg.GATES: torch.zeros(ample, padded(2 * build.inner)),
+                StepArg.INNER: torch.zeros(ample, padded(build.inner), dtype=kind),
             }
             self._rows, self._own = ample, []  # once all of it is there
         if length > self._length:
@@ -127,7 +131,7 @@ class NativeStep:
         return self._kept[-1].data_ptr()
 
 
-def _spread(rows: Sequence[Row], together: int) -> tuple[_Integers, _Integers, _Integers]:
+def _spread(rows: Sequence[BatchRow], together: int) -> tuple[_Integers, _Integers, _Integers]:
     """Tokens, their places and their slots, [3, tokens]; the numbers of those whose logits are wanted; and runs of
     tokens that attend together, [runs, 2]."""
     counts = [len(row.tokens) for row in rows]
@@ -153,7 +157,7 @@ def _check_within(asked: _Integers, limits: tuple[int, int, int]) -> None:
         raise IndexError(f"tokens, places and slots up to {asked.max(1).tolist()}, from {asked.min()}; within {limits}")
 
 
-def native(config: Any, compact: Compact, forms: Mapping[int, Form]) -> NativeStep | None:
+def native(config: Any, compact: FusedModel, forms: Mapping[int, AttentionForm]) -> NativeStep | None:
     """The step of such a model as machine code, None where it, the machine or PyTorch's packed weights are not of the
     kind that is written here."""
     build = _build(config, compact)
@@ -163,14 +167,14 @@ def native(config: Any, compact: Compact, forms: Mapping[int, Form]) -> NativeSt
     return NativeStep(compact, build, forms)
 
 
-def _build(config: Any, compact: Compact) -> Build | None:
+def _build(config: Any, compact: FusedModel) -> KernelConfig | None:
     head = compact.head
     halves = compact.embed.dtype is torch.bfloat16
     fits = config.hidden_size % LANES == compact.size % (2 * LANES) == 0
     fits = fits and not (halves and config.intermediate_size % 2)
     if not isinstance(head, PackedLinear) or not fits or not compact.steady:
         return None
-    return Build(
+    return KernelConfig(
         layers=len(compact.layers),
         hidden=config.hidden_size,
         inner=config.intermediate_size,
@@ -184,18 +188,18 @@ def _build(config: Any, compact: Compact) -> Build | None:
     )
 
 
-def _computes(build: Build) -> bool:
+def _computes(build: KernelConfig) -> bool:
     """Whether this machine has the instructions, and its system what threads wait with."""
     if platform.machine() not in ("x86_64", "AMD64") or sys.platform == "win32":
         return False
     return {"avx512f", *(("avx512bf16",) if build.halves else ())} <= instructions()
 
 
-def _kind(build: Build) -> torch.dtype:
+def _kind(build: KernelConfig) -> torch.dtype:
     return torch.bfloat16 if build.halves else torch.float32
 
 
-def _laid(build: Build, compact: Compact) -> bool:
+def _laid(build: KernelConfig, compact: FusedModel) -> bool:
     """Whether PyTorch packs weights as they are read here: [columns / 64, steps, 64], in BF16 two rows of the input
     beside each other. Seen by an example, and by the sizes of all."""
     kind = _kind(build)
@@ -212,7 +216,7 @@ def _laid(build: Build, compact: Compact) -> bool:
     return bool((found == expected.view(-1)).all()) and all(_whole(build, part) for part in (compact.head, *parts))
 
 
-def _whole(build: Build, packed: Any) -> bool:
+def _whole(build: KernelConfig, packed: Any) -> bool:
     """Whether all blocks are there, and nothing else."""
     blocks = padded(packed.out_features) // COLUMNS
     return bool(torch.ops.mkldnn._nbytes(packed.packed) == blocks * build.block_bytes(packed.in_features))

@@ -32,7 +32,7 @@ def _works(mate: weakref.ref[_Mate], jobs: SimpleQueue[_Job | None]) -> None:
         del here
 
 
-class Team:
+class ThreadTeam:
     """Calls a function that shares its work among its callers, in the thread that asks and in others beside it."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from dragoman.runtimes.text_model import TextModel
 class LanguageModel(TextModel):
     """A folder with a decoder's configuration, safetensors and tokenizer.
 
-    Of the spec's parameters: those of `dragoman.generation.loading.Options`. No pickles are read.
+    Of the spec's parameters: those of `dragoman.generation.loading.EngineOptions`. No pickles are read.
     """
 
     platform = "huggingface_generation"
@@ -33,5 +33,5 @@ class LanguageModel(TextModel):
     def started(self, folder: Path) -> Any:
         from dragoman.generation import loading
 
-        chosen = loading.options(self.spec.parameters)
-        return loading.loaded(folder, chosen, self.spec.max_queue, f"text-{self.spec.name}")
+        chosen = loading.parse_options(self.spec.parameters)
+        return loading.load_engine(folder, chosen, self.spec.max_queue, f"text-{self.spec.name}")

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.core.errors import ModelFailed
-from dragoman.generation.intake import Intake
-from dragoman.generation.limits import Limits
-from dragoman.generation.options import checked
-from dragoman.generation.outside import OutsideEngine, end_tokens
+from dragoman.generation.engine_limits import EngineLimits
+from dragoman.generation.external_engine import ExternalEngine, end_tokens
+from dragoman.generation.input_processor import InputProcessor
+from dragoman.generation.options import check_options
 from dragoman.generation.vocabulary import Vocabulary
 from dragoman.runtimes.openvino_genai import RUNTIME
 from dragoman.runtimes.openvino_genai.tokens import OpenVinoTokens
@@ -60,8 +60,8 @@ class OpenVinoModel(TextModel):
             )
         RUNTIME.require("openvino_genai")
 
-    def started(self, folder: Path) -> OutsideEngine:
-        chosen = checked(Options, self.spec.parameters, _LEAST, _CHOICES, "a text model on OpenVINO")
+    def started(self, folder: Path) -> ExternalEngine:
+        chosen = check_options(Options, self.spec.parameters, _LEAST, _CHOICES, "a text model on OpenVINO")
         config = described(folder)
         positions = int(config.get("max_position_embeddings") or 2048)
         if chosen.max_context > positions:
@@ -70,8 +70,8 @@ class OpenVinoModel(TextModel):
             )
         vocabulary = Vocabulary(folder, int(config["vocab_size"]))
         ends = end_tokens(folder, vocabulary)
-        limits = Limits(chosen.max_batch, chosen.max_context or positions, chosen.prefill_chunk)
-        intake = Intake(vocabulary, limits, _BOUNDLESS, ends, frozenset())
+        limits = EngineLimits(chosen.max_batch, chosen.max_context or positions, chosen.prefill_chunk)
+        intake = InputProcessor(vocabulary, limits, _BOUNDLESS, ends, frozenset())
         genai = RUNTIME.require("openvino_genai")
         details = {
             "engine": f"openvino_genai {genai.__version__}",
@@ -86,7 +86,7 @@ class OpenVinoModel(TextModel):
             "adapters": [],
         }
         engine = OpenVinoTokens(lambda: _pipeline(genai, folder, chosen), f"openvino-{self.spec.name}")
-        return OutsideEngine(engine, intake, ends, self.spec.max_queue, details)
+        return ExternalEngine(engine, intake, ends, self.spec.max_queue, details)
 
 
 def _pipeline(genai: Any, folder: Path, chosen: Options) -> Any:

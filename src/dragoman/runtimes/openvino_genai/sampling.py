@@ -5,7 +5,7 @@ from typing import Any
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.text import Sampling
-from dragoman.generation.outside import Wanted
+from dragoman.generation.external_engine import ExternalRequest
 
 # The parameters that there are not, or not in our sense: when, and what is said of them.
 _REFUSED: Mapping[str, tuple[Callable[[Sampling], bool], str]] = {
@@ -37,7 +37,7 @@ def refuse(given: Sampling) -> None:
             raise InvalidInput(f"{name}: {told}, got {getattr(given, name)!r}")
 
 
-def fields(wanted: Wanted) -> dict[str, Any]:
+def fields(wanted: ExternalRequest) -> dict[str, Any]:
     """The fields of a GenerationConfig. Texts are written, and stop strings found, on our side."""
     given, ends = wanted.asked.sampling, wanted.ends
     found: dict[str, Any] = {
@@ -50,13 +50,13 @@ def fields(wanted: Wanted) -> dict[str, Any]:
         "frequency_penalty": given.frequency_penalty,
     }
     # Where the model's own end is to be passed over, the caller's tokens are looked for on our side, as all ends are.
-    if given.ignore_eos or not ends.own:
+    if given.ignore_eos or not ends.eos:
         found |= {"ignore_eos": True}
     else:
         found |= {
             "ignore_eos": False,
-            "eos_token_id": min(ends.own),
-            "stop_token_ids": set(ends.own | ends.asked),
+            "eos_token_id": min(ends.eos),
+            "stop_token_ids": set(ends.eos | ends.requested),
             "min_new_tokens": min(given.min_new_tokens, ends.length),
         }
     if given.do_sample:

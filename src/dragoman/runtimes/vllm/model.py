@@ -13,15 +13,15 @@ from typing import Any
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, WorkerLost
 from dragoman.core.text import Sampling
 from dragoman.generation import folder as folders
-from dragoman.generation.checks import MOST_LIKELY
-from dragoman.generation.choice import Choice
+from dragoman.generation.checks import MAX_TOP_LOGPROBS
+from dragoman.generation.engine_limits import EngineLimits
+from dragoman.generation.external_engine import ExternalEngine, ExternalRequest, TokenChunk, end_tokens
 from dragoman.generation.grammar_compiler import LEAST as LEAST_OF_GRAMMARS
 from dragoman.generation.grammar_compiler import GrammarLimits
-from dragoman.generation.intake import Intake
-from dragoman.generation.job import Asked
-from dragoman.generation.limits import Limits
-from dragoman.generation.options import checked
-from dragoman.generation.outside import OutsideEngine, Tokens, Wanted, end_tokens
+from dragoman.generation.input_processor import InputProcessor
+from dragoman.generation.job import PromptRequest
+from dragoman.generation.options import check_options
+from dragoman.generation.token_choice import TokenChoice
 from dragoman.generation.vocabulary import Vocabulary
 from dragoman.runtimes.text_model import TextModel
 from dragoman.runtimes.vllm import RUNTIME
@@ -73,15 +73,17 @@ class VllmModel(TextModel):
         folders.check(folder)
         RUNTIME.require("vllm")
 
-    def started(self, folder: Path) -> OutsideEngine:
-        chosen = checked(Options, self.spec.parameters, _LEAST, _CHOICES, "a text model on vLLM")
+    def started(self, folder: Path) -> ExternalEngine:
+        chosen = check_options(Options, self.spec.parameters, _LEAST, _CHOICES, "a text model on vLLM")
         adapters = _adapters(folder, chosen.adapters)
-        engine = _started(_arguments(folder, chosen, adapters))
+        engine = _start_sequences(_arguments(folder, chosen, adapters))
         config = engine.vllm_config.model_config
         vocabulary = Vocabulary(folder, config.get_vocab_size())
         ends = end_tokens(folder, vocabulary)
-        limits = Limits(chosen.max_batch, config.max_model_len)
-        intake = Intake(vocabulary, limits, _BOUNDLESS, ends, frozenset(adapters), chosen, follows_grammars=False)
+        limits = EngineLimits(chosen.max_batch, config.max_model_len)
+        intake = InputProcessor(
+            vocabulary, limits, _BOUNDLESS, ends, frozenset(adapters), chosen, follows_grammars=False
+        )
         details = {
             "engine": f"vllm {RUNTIME.require('vllm').__version__}",
             "max_context": limits.max_context,
@@ -94,7 +96,7 @@ class VllmModel(TextModel):
             "chat_template": vocabulary.has_template,
             "adapters": sorted(adapters),
         }
-        return OutsideEngine(VllmTokens(engine, vocabulary, adapters), intake, ends, self.spec.max_queue, details)
+        return ExternalEngine(VllmTokens(engine, vocabulary, adapters), intake, ends, self.spec.max_queue, details)
 
 
 class VllmTokens:
@@ -108,7 +110,7 @@ class VllmTokens:
     def refuse(self, sampling: Sampling) -> None:
         vllm_sampling.refuse(sampling, self._vocabulary.cut)
 
-    async def tokens(self, wanted: Wanted) -> AsyncGenerator[Tokens, None]:
+    async def tokens(self, wanted: ExternalRequest) -> AsyncGenerator[TokenChunk, None]:
         from vllm.sampling_params import VLLMValidationError
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -123,12 +125,12 @@ class VllmTokens:
                     first = False
         except DragomanError:
             raise
-        except VLLMValidationError as fault:
-            raise InvalidInput(f"vLLM refuses it: {fault}") from fault
-        except EngineDeadError as fault:
-            raise WorkerLost("vLLM's engine has ended; its log says why") from fault
-        except Exception as fault:
-            raise ModelFailed(f"generation failed: {type(fault).__name__}: {fault}") from fault
+        except VLLMValidationError as error:
+            raise InvalidInput(f"vLLM refuses it: {error}") from error
+        except EngineDeadError as error:
+            raise WorkerLost("vLLM's engine has ended; its log says why") from error
+        except Exception as error:
+            raise ModelFailed(f"generation failed: {type(error).__name__}: {error}") from error
 
     def _adapter(self, given: Sampling) -> Any:
         if not given.adapter:
@@ -144,7 +146,7 @@ class VllmTokens:
             await asyncio.to_thread(engine.shutdown)
 
 
-def _started(arguments: Mapping[str, Any]) -> Any:
+def _start_sequences(arguments: Mapping[str, Any]) -> Any:
     # Its processes are started anew: a fork of a server with many threads may wait for ever. Nothing is reported home.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -164,7 +166,7 @@ def _arguments(folder: Path, chosen: Options, adapters: Mapping[str, str]) -> di
         "model": str(folder),
         "dtype": chosen.dtype,
         "max_num_seqs": chosen.max_batch,
-        "max_logprobs": MOST_LIKELY,
+        "max_logprobs": MAX_TOP_LOGPROBS,
         "enable_prefix_caching": chosen.prefix_cache != 0,
         "generation_config": "vllm",  # what a request does not say is not filled in from the folder
         "structured_outputs_config": {"backend": "guidance"},  # the library that our own engine takes
@@ -194,7 +196,7 @@ def _rank(adapters: Mapping[str, str]) -> int:
     return next((rank for rank in _RANKS if rank >= max(ranks)), max(ranks))
 
 
-def _sampling(wanted: Wanted) -> Any:
+def _sampling(wanted: ExternalRequest) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
@@ -207,19 +209,19 @@ def _sampling(wanted: Wanted) -> Any:
     return SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY if whole else RequestOutputKind.DELTA, **found)
 
 
-def _tokens(piece: Any, asked: Asked, first: bool) -> Tokens:
+def _tokens(piece: Any, asked: PromptRequest, first: bool) -> TokenChunk:
     """Of an output of vLLM's, with one text."""
     (text,), given = piece.outputs, asked.sampling
     found = zip(text.token_ids, text.logprobs or (), strict=True)
     choices = [_choice(token, beside, given.top_logprobs) for token, beside in found]
     if not first:
-        return Tokens(choices)
+        return TokenChunk(choices)
     seen = list(zip(asked.tokens, piece.prompt_logprobs or (), strict=False))[1:]
     prefill = [_choice(token, beside, given.prompt_logprobs or 0) for token, beside in seen]
-    return Tokens(choices, prefill, piece.num_cached_tokens or 0)
+    return TokenChunk(choices, prefill, piece.num_cached_tokens or 0)
 
 
-def _choice(token: int, beside: Mapping[int, Any], likeliest: int) -> Choice:
+def _choice(token: int, beside: Mapping[int, Any], likeliest: int) -> TokenChoice:
     """`beside` has the token itself and the likeliest ones, in no order but that of their ranks."""
     ranked = sorted((found.rank, each, found.logprob) for each, found in beside.items())[:likeliest]
-    return Choice(token, beside[token].logprob, tuple((each, logprob) for _, each, logprob in ranked))
+    return TokenChoice(token, beside[token].logprob, tuple((each, logprob) for _, each, logprob in ranked))

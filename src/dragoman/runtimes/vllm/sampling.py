@@ -6,7 +6,7 @@ from typing import Any
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.text import Grammar, Sampling
-from dragoman.generation.outside import Wanted
+from dragoman.generation.external_engine import ExternalRequest
 
 # https://docs.vllm.ai, SamplingParams: a lower temperature is raised to this one.
 _LEAST_TEMPERATURE = 0.01
@@ -49,14 +49,14 @@ def _forbids(word: str, cut: Callable[[str], list[int]]) -> bool:
     return bool(alone) and word == word.lstrip() and (same or alone == spaced)
 
 
-def parameters(wanted: Wanted) -> dict[str, Any]:
+def parameters(wanted: ExternalRequest) -> dict[str, Any]:
     """The arguments of SamplingParams but `output_kind` and `structured_outputs`.
 
     Texts are written, and stop strings found, on our side; the tokens that end a text are told one by one, so that what
     the folder's generation_config says changes nothing.
     """
     given, ends = wanted.asked.sampling, wanted.ends
-    tokens = sorted(ends.own | ends.asked)
+    tokens = sorted(ends.eos | ends.requested)
     found: dict[str, Any] = {
         "max_tokens": ends.length,
         "min_tokens": min(given.min_new_tokens, ends.length) if tokens else 0,

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from dragoman.generation.attention import Blocks, Form
-from dragoman.generation.cache import Cache
-from dragoman.generation.compact import Compact
-from dragoman.generation.row import Row
+from dragoman.generation.attention import AttentionForm, CacheBlocks
+from dragoman.generation.batch_row import BatchRow
+from dragoman.generation.cache import KeyValueCache
+from dragoman.generation.fused import FusedModel
 
 log = logging.getLogger("dragoman.generation")
 
@@ -31,22 +31,22 @@ _LEAST_PORTION = 128
 _ONE_AT_A_TIME = threading.Lock()
 
 
-class Graphs:
-    """Answers steps in which every row is one token of a text, by graphs for a number of slots and their length.
+class CudaGraphs:
+    """CUDA graphs of decoding steps, one for each number of slots and slot length.
 
-    A slot that has no row in the step is computed as well, in vain, and keeps what it holds. Graphs are of the cache's
-    memory at that time; those of memory that the cache has given up are forgotten.
+    Slots without a row in the step are computed too; their results are ignored and their contents are kept. Graphs
+    refer to the cache's memory at capture and are dropped when the cache moves.
     """
 
-    def __init__(self, compact: Compact, device: torch.device, capture: Capture, alike: float) -> None:
+    def __init__(self, compact: FusedModel, device: torch.device, capture: Capture, alike: float) -> None:
         """`alike`: how far a graph's logits may be from those of the same work kernel by kernel, of the largest one."""
-        self._compact, self._device, self._capture, self._alike = compact, device, capture, alike
+        self._compact, self._device, self._capture, self._tolerance = compact, device, capture, alike
         self._working = True
         self._memory: weakref.ref[torch.Tensor] | None = None
         self._came: Counter[tuple[int, int]] = Counter()
         self._held: dict[tuple[int, int], tuple[torch.Tensor, Compute]] = {}
 
-    def __call__(self, cache: Cache, rows: Sequence[Row]) -> torch.Tensor | None:
+    def __call__(self, cache: KeyValueCache, rows: Sequence[BatchRow]) -> torch.Tensor | None:
         """What `Runner.run` gives; None where the step has to be computed in another way."""
         if self._memory is None or self._memory() is not cache.keys:
             self._forget(cache)
@@ -67,7 +67,7 @@ class Graphs:
         inputs.copy_(torch.from_numpy(given))
         return replay()[torch.tensor([row.slot for row in rows if row.wanted], dtype=torch.long, device=self._device)]
 
-    def _make(self, cache: Cache, shape: tuple[int, int], given: _Integers) -> bool:
+    def _make(self, cache: KeyValueCache, shape: tuple[int, int], given: _Integers) -> bool:
         """Make the graph of a shape, if it gives the logits that the same work gives without."""
         if len(self._held) == _HELD:
             self._held.clear()
@@ -83,19 +83,19 @@ class Graphs:
             expected = compute()
             replay = self._capture(compute)
             found, expected = (logits[inputs[2] > 0] for logits in (replay(), expected))
-            error = float((found - expected).abs().max() / expected.abs().max())
-        except RuntimeError as fault:
-            log.warning("no CUDA graphs, steps are launched kernel by kernel: %s: %s", type(fault).__name__, fault)
+            deviation = float((found - expected).abs().max() / expected.abs().max())
+        except RuntimeError as error:
+            log.warning("no CUDA graphs, steps are launched kernel by kernel: %s: %s", type(error).__name__, error)
             self._working = False
             return False
-        if not error < self._alike:
-            log.warning("a CUDA graph's logits differ by %.2g from those without, no graphs are used", error)
+        if not deviation < self._tolerance:
+            log.warning("a CUDA graph's logits differ by %.2g from those without, no graphs are used", deviation)
             self._working = False
             return False
         self._held[shape] = inputs, replay
         return True
 
-    def _forget(self, cache: Cache) -> None:
+    def _forget(self, cache: KeyValueCache) -> None:
         self._memory = weakref.ref(cache.keys)
         self._held.clear()
         self._came.clear()
@@ -105,9 +105,9 @@ class _Slots:
     """Attention of the first `count` slots, a query each, over `length` places: by tensors alone, whose shapes and
     addresses stay, so that it can be captured."""
 
-    def __init__(self, cache: Cache, count: int, length: int) -> None:
+    def __init__(self, cache: KeyValueCache, count: int, length: int) -> None:
         self._keys, self._values = cache.flat()
-        self._blocks = Blocks(cache, slice(count), length)
+        self._blocks = CacheBlocks(cache, slice(count), length)
         self._device, self._heads = cache.keys.device, cache.shape.heads
         self._length, self._whole = length, cache.length
         self._where = self._last = self._used = self._all = torch.empty(0)
@@ -126,7 +126,7 @@ class _Slots:
         self._masks = {}
 
     def __call__(
-        self, layer: int, form: Form, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self, layer: int, form: AttentionForm, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         for held, new in ((self._keys[layer], key), (self._values[layer], value)):
             held[self._where] = torch.where(self._used, new, held[self._where])

@@ -12,38 +12,38 @@ from dragoman.core.calls import Generate
 from dragoman.core.errors import ModelFailed, Overloaded
 from dragoman.core.metrics import Family
 from dragoman.core.text import Generation, Prompt, PromptInfo, Sampling, Text, Token, TokenSpan, joined
-from dragoman.generation.choice import Choice
-from dragoman.generation.chooser import Chooser
-from dragoman.generation.intake import Intake
-from dragoman.generation.job import Asked
+from dragoman.generation.completion_writer import CompletionWriter, EndConditions
+from dragoman.generation.input_processor import InputProcessor
+from dragoman.generation.job import PromptRequest
+from dragoman.generation.token_choice import TokenChoice
+from dragoman.generation.token_sampler import TokenSampler
 from dragoman.generation.vocabulary import Vocabulary
-from dragoman.generation.writer import Ends, Writer
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ExternalRequest:
     """One text: what is asked for its prompt, what ends it, and its own seed (None where nothing is drawn).
 
     Stop strings are looked for here, and no engine needs to know them.
     """
 
-    asked: Asked
-    ends: Ends
+    asked: PromptRequest
+    ends: EndConditions
     seed: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenChunk:
     """What an engine has chosen since the piece before.
 
     The first piece has, where they are asked for, the log-probabilities of the prompt's tokens from the second on, and
     tells how many tokens of the prompt were found in a cache.
     """
 
-    choices: Sequence[Choice]
-    prefill: Sequence[Choice] = ()
+    choices: Sequence[TokenChoice]
+    prefill: Sequence[TokenChoice] = ()
     cached: int = 0
 
 
@@ -53,7 +53,7 @@ class TokenEngine(Protocol):
     def refuse(self, sampling: Sampling) -> None:
         """Raises InvalidInput naming a parameter that this engine does not have, or has in another sense."""
 
-    def tokens(self, wanted: Wanted) -> AsyncGenerator[Tokens, None]:
+    def tokens(self, wanted: ExternalRequest) -> AsyncGenerator[TokenChunk, None]:
         """The tokens of one text until it ends, the one that ends it included; closing the generator cancels it.
 
         Raises InvalidInput, ModelFailed or WorkerLost.
@@ -66,13 +66,13 @@ class TokenEngine(Protocol):
 class _Step:
     """A text has gone on."""
 
-    asked: Asked
+    asked: PromptRequest
     place: int
-    writer: Writer
-    tokens: Tokens
+    writer: CompletionWriter
+    tokens: TokenChunk
 
 
-class OutsideEngine:
+class ExternalEngine:
     """A `TextEngine` on a `TokenEngine`. `ends` are the model's own ends of a text.
 
     `capacity`: how many prompts may wait or be worked on; further ones are refused with Overloaded. Texts of one prompt
@@ -80,7 +80,12 @@ class OutsideEngine:
     """
 
     def __init__(
-        self, engine: TokenEngine, intake: Intake, ends: frozenset[int], capacity: int, details: Mapping[str, Any]
+        self,
+        engine: TokenEngine,
+        intake: InputProcessor,
+        ends: frozenset[int],
+        capacity: int,
+        details: Mapping[str, Any],
     ) -> None:
         self.details = details
         self._engine, self._intake, self._ends, self._capacity = engine, intake, ends, capacity
@@ -94,9 +99,9 @@ class OutsideEngine:
         self._engine.refuse(call.sampling)
         await self._intake.prepare(call)
 
-    def asked(self, call: Generate) -> list[Asked]:
+    def split_call(self, call: Generate) -> list[PromptRequest]:
         self._engine.refuse(call.sampling)
-        return self._intake.asked(call)
+        return self._intake.split_call(call)
 
     def spans(self, prompt: Prompt) -> tuple[str, tuple[TokenSpan, ...]]:
         return self._intake.vocabulary.spans(prompt)
@@ -104,7 +109,7 @@ class OutsideEngine:
     def measurements(self) -> Iterable[Family]:
         return ()
 
-    async def generate(self, prompts: Sequence[Asked]) -> AsyncGenerator[Generation, None]:
+    async def generate(self, prompts: Sequence[PromptRequest]) -> AsyncGenerator[Generation, None]:
         if 0 < self._capacity < self._open + len(prompts):
             raise Overloaded(f"Exceeds maximum queue size of {self._capacity} prompts")
         self._open += len(prompts)
@@ -119,13 +124,13 @@ class OutsideEngine:
         await self._engine.close()
         await asyncio.to_thread(self._intake.close)
 
-    async def _pieces(self, prompts: Sequence[Asked]) -> AsyncGenerator[Generation, None]:
+    async def _pieces(self, prompts: Sequence[PromptRequest]) -> AsyncGenerator[Generation, None]:
         infos: dict[int, PromptInfo] = {}
-        ended: dict[int, list[Writer]] = {}
+        ended: dict[int, list[CompletionWriter]] = {}
         come: list[Text] = []
         told = False
         streams = [self._text(asked, place) for asked in prompts for place in range(asked.width)]
-        async with aclosing(merged(streams)) as steps:
+        async with aclosing(merge_streams(streams)) as steps:
             async for step in steps:
                 if step.asked.index not in infos:
                     infos[step.asked.index] = self._info(step)
@@ -135,14 +140,14 @@ class OutsideEngine:
                     yield joined([Generation(tuple(come), about)])
                     come, told = [], True
 
-    async def _text(self, asked: Asked, place: int) -> AsyncGenerator[_Step, None]:
+    async def _text(self, asked: PromptRequest, place: int) -> AsyncGenerator[_Step, None]:
         given = asked.sampling
         seed = None if asked.seed is None else (asked.seed + place) % 2**64
         # A text that a grammar completes has nothing to go on with.
         own = frozenset() if given.ignore_eos and given.grammar is None else self._ends
-        ends = Ends(own, frozenset(given.stop_token_ids), asked.length)
-        writer = Writer(self._intake.vocabulary, given, ends, _Elsewhere(), asked.tokens, seed)
-        async with aclosing(self._engine.tokens(Wanted(asked, ends, seed))) as pieces:
+        ends = EndConditions(own, frozenset(given.stop_token_ids), asked.length)
+        writer = CompletionWriter(self._intake.vocabulary, given, ends, _Elsewhere(), asked.tokens, seed)
+        async with aclosing(self._engine.tokens(ExternalRequest(asked, ends, seed))) as pieces:
             async for tokens in pieces:
                 for choice in tokens.choices:
                     writer.take(choice)
@@ -162,12 +167,12 @@ class OutsideEngine:
         return PromptInfo(asked.text, len(asked.tokens), *told, asked.checked_s, asked.length)
 
 
-def _texts(step: _Step, ended: dict[int, list[Writer]]) -> list[Text]:
+def _texts(step: _Step, ended: dict[int, list[CompletionWriter]]) -> list[Text]:
     """What there is to tell of a step: of texts that compete, the best, when all of them are over."""
     asked, writer = step.asked, step.writer
     if asked.width == asked.sampling.n:
         told = asked.stream or writer.finish
-        return [writer.piece(asked.index, step.place)] if told else []
+        return [writer.chunk(asked.index, step.place)] if told else []
     if not writer.finish:
         return []
     rivals = ended.setdefault(asked.index, [])
@@ -175,30 +180,30 @@ def _texts(step: _Step, ended: dict[int, list[Writer]]) -> list[Text]:
     if len(rivals) < asked.width:
         return []
     best = sorted(rivals, key=lambda each: each.mean, reverse=True)[: asked.sampling.n]
-    return [each.piece(asked.index, place) for place, each in enumerate(best)]
+    return [each.chunk(asked.index, place) for place, each in enumerate(best)]
 
 
 def _token(known: Vocabulary, token: int, logprob: float | None) -> Token:
     return Token(token, known.text(token), logprob, token in known.special)
 
 
-def _seen(known: Vocabulary, choice: Choice) -> Token:
+def _seen(known: Vocabulary, choice: TokenChoice) -> Token:
     top = tuple(_token(known, token, logprob) for token, logprob in choice.top)
     return Token(choice.token, known.text(choice.token), choice.logprob, choice.token in known.special, top)
 
 
-class _Elsewhere(Chooser):
+class _Elsewhere(TokenSampler):
     """Stands for a choice that is made elsewhere."""
 
     def __init__(self) -> None:
         super().__init__(Sampling(), 0, (), frozenset(), ())
 
-    def took(self, token: int) -> None:
+    def accept(self, token: int) -> None:
         pass
 
 
-async def merged(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
-    """What comes of all streams, as it comes; the first fault of any ends all of them."""
+async def merge_streams(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
+    """What comes of all streams, as it comes; the first error of any ends all of them."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
             async for item in only:
@@ -227,8 +232,8 @@ async def _drained(stream: AsyncGenerator[Item, None], into: "asyncio.Queue[Item
         async with aclosing(stream):
             async for item in stream:
                 into.put_nowait(item)
-    except Exception as fault:
-        into.put_nowait(fault)
+    except Exception as error:
+        into.put_nowait(error)
     else:
         into.put_nowait(None)
 

@@ -8,17 +8,17 @@ import torch
 from torch import nn
 from torch.nn.functional import layer_norm, linear, rms_norm, silu
 
-from dragoman.generation.attention import Attend, Form
-from dragoman.generation.packing import LEAST, PackedLinear
+from dragoman.generation.attention import AttentionForm, AttentionFunction
+from dragoman.generation.packing import MIN_ROWS, PackedLinear
 
 # Architectures of this form. Each model is compared with its own code in transformers before the short way is taken.
-KINDS = ("llama", "mistral", "qwen2", "qwen3")
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 # Kinds of rotary embedding, by transformers' names.
 _STEADY = ("default", "linear", "llama3", "yarn")
 
 
-class Linear(Protocol):
-    """A linear layer. `product` and `plus` want at least `LEAST` rows."""
+class LinearLayer(Protocol):
+    """A linear layer. `product` and `plus` want at least `MIN_ROWS` rows."""
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor: ...
     def product(self, rows: torch.Tensor) -> torch.Tensor: ...
@@ -26,29 +26,29 @@ class Linear(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class CompactLayer:
+class FusedLayer:
     """A layer's weights: of norms before attention and between it and the MLP, each twice, and of products."""
 
     before: torch.Tensor
-    qkv: Linear
+    qkv: LinearLayer
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
-    out: Linear
+    out: LinearLayer
     between: torch.Tensor
-    gate_up: Linear
-    down: Linear
-    form: Form
+    gate_up: LinearLayer
+    down: LinearLayer
+    form: AttentionForm
 
 
-class Compact:
+class FusedModel:
     """Llama's forward pass: queries, keys and values in one product, both halves of the MLP in another.
 
     Made of the model that transformers has loaded, and of the forms in which its layers attend, by layer.
     """
 
-    def __init__(self, model: Any, forms: Mapping[int, Form], packed: bool) -> None:
-        self._linear: Callable[..., Linear] = _packed if packed else Plain
-        self._least = LEAST if packed else 1
+    def __init__(self, model: Any, forms: Mapping[int, AttentionForm], packed: bool) -> None:
+        self._linear: Callable[..., LinearLayer] = _packed if packed else UnpackedLinear
+        self._least = MIN_ROWS if packed else 1
         self._eps = float(model.config.rms_norm_eps)
         embed = model.model.embed_tokens.weight.detach()
         self.embed = embed.clone() if embed.device.type == "cpu" else embed  # not a part of the file
@@ -61,7 +61,7 @@ class Compact:
         self.head = self._linear(model.lm_head)
 
     def __call__(
-        self, tokens: torch.Tensor, places: torch.Tensor, kept: torch.Tensor | int, step: Attend
+        self, tokens: torch.Tensor, places: torch.Tensor, kept: torch.Tensor | int, step: AttentionFunction
     ) -> torch.Tensor:
         """Logits [rows, vocabulary] of those rows of `tokens` that `kept` names, or of all where it is 0."""
         count = len(tokens)
@@ -108,12 +108,12 @@ class Compact:
 
     def _attended(
         self,
-        layer: CompactLayer,
+        layer: FusedLayer,
         number: int,
         found: torch.Tensor,
         cosine: torch.Tensor,
         sine: torch.Tensor,
-        step: Attend,
+        step: AttentionFunction,
         count: int,
     ) -> torch.Tensor:
         """What the first `count` rows read by their queries, from the product that holds keys and values as well."""
@@ -128,9 +128,9 @@ class Compact:
         read = step(number, layer.form, query, key, value)
         return read.reshape(count, -1)
 
-    def _layer(self, layer: Any, form: Form) -> CompactLayer:
+    def _layer(self, layer: Any, form: AttentionForm) -> FusedLayer:
         attention, mlp = layer.self_attn, layer.mlp
-        return CompactLayer(
+        return FusedLayer(
             _twice(layer.input_layernorm),
             self._linear(attention.q_proj, attention.k_proj, attention.v_proj),
             getattr(getattr(attention, "q_norm", None), "weight", None),
@@ -143,9 +143,9 @@ class Compact:
         )
 
 
-def suits(model: Any) -> bool:
-    """Whether a model has the form that `Compact` is for."""
-    return model.config.model_type in KINDS and getattr(model.config, "hidden_act", "") == "silu"
+def is_supported(model: Any) -> bool:
+    """Whether a model has the form that `FusedModel` is for."""
+    return model.config.model_type in ARCHITECTURES and getattr(model.config, "hidden_act", "") == "silu"
 
 
 def _joined(parts: tuple[nn.Linear, ...]) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -158,11 +158,11 @@ def _joined(parts: tuple[nn.Linear, ...]) -> tuple[torch.Tensor, torch.Tensor | 
     )
 
 
-def _packed(*parts: nn.Linear) -> Linear:
+def _packed(*parts: nn.Linear) -> LinearLayer:
     return PackedLinear(*_joined(parts))
 
 
-class Plain:
+class UnpackedLinear:
     """Several layers side by side, by the library's own product."""
 
     def __init__(self, *parts: nn.Linear) -> None:

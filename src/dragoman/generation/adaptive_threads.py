@@ -1,29 +1,29 @@
-"""How many threads compute: as many as prove quickest, and one alone while others keep the cores busy."""
+"""Number of CPU threads of a model: the fastest by measurement, and one while other processes use the cores."""
 
 import time
 from collections.abc import Callable
 
 import torch
 
-# What PyTorch takes of itself, or was told by OMP_NUM_THREADS, before a model sets another number for what comes later.
-MOST = torch.get_num_threads()
-# Twice the threads have to take less than this share of the time, which is taken so often, unless it is long.
+# PyTorch's default, or OMP_NUM_THREADS, before a model sets another number.
+MAX_THREADS = torch.get_num_threads()
+# Doubling the threads must reduce the time to this share. Measurements are repeated _TURNS times, up to _ENOUGH_S.
 _PAYS = 0.9
 _TURNS, _ENOUGH_S = 3, 2.0
-# Two steps of so much CPU time are worth a second thread.
+# With this much CPU time for two steps, two threads are always used.
 _LONG_S = 0.02
-# Of so much time the thread that leads has computed less than that share: others are on the cores, and threads that
-# wait for each other wait for them.
+# If the main thread ran for less than this share of a window, other processes use the cores, and threads that
+# synchronize with each other wait for them.
 _WINDOW_S, _CROWDED = 0.1, 0.75
-# How long it then works alone: at first, and at most, where it is found so again and again.
+# Duration of single-threaded computation afterwards: first, and maximum after repeated detection.
 _ALONE_S, _ALONE_MOST_S = 1.0, 16.0
 
 
-class Crew:
-    """What the thread that computes does is done `with` this.
+class AdaptiveThreads:
+    """Context manager for computation that chooses between all threads and one.
 
-    Threads that wait for each other spin for a while. On a machine of their own that saves time; where others need the
-    cores, it costs them and everybody many times what it saves. One thread waits for nobody.
+    OpenMP threads spin while they wait for each other, which saves time on an idle machine but costs many times as much
+    if other processes need the cores.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Crew:
         computed: Callable[[], float] = time.thread_time,
         use: Callable[[int], None] = torch.set_num_threads,
     ) -> None:
-        self._threads, self._clock, self._computed, self._use = threads, clock, computed, use
+        self._threads, self._clock, self._compute, self._use = threads, clock, computed, use
         self._alone_s = _ALONE_S
         self._until_s: float | None = None
         self._wall_s = self._cpu_s = 0.0
@@ -41,7 +41,7 @@ class Crew:
         use(threads)
 
     def __enter__(self) -> None:
-        self._begun = self._clock(), self._computed()
+        self._begun = self._clock(), self._compute()
         if self._until_s is not None and self._begun[0] >= self._until_s:
             self._until_s = None
             self._use(self._threads)
@@ -51,7 +51,7 @@ class Crew:
             return
         now_s = self._clock()
         self._wall_s += now_s - self._begun[0]
-        self._cpu_s += self._computed() - self._begun[1]
+        self._cpu_s += self._compute() - self._begun[1]
         if self._wall_s < _WINDOW_S:
             return
         if self._cpu_s < _CROWDED * self._wall_s:
@@ -63,11 +63,11 @@ class Crew:
         self._wall_s = self._cpu_s = 0.0
 
 
-def quickest(work_s: Callable[[int], float], most: int) -> int:
-    """With how many threads, 1, 2, 4 and so on to `most`, work is done soonest that tells how long so many took.
+def fastest_thread_count(work_s: Callable[[int], float], most: int) -> int:
+    """Return the number of threads, 1, 2, 4, ... up to `most`, with the shortest time of `work_s(threads)`.
 
-    More threads are taken only where they pay: small models lose by them. Work that takes long pays with two in any
-    case, however a busy machine looks at the moment.
+    More threads are chosen only if they are clearly faster: small models become slower with them. Long work uses at
+    least two, whatever the load of the machine at the moment.
     """
     tried = [1 << i for i in range(most.bit_length())]
     begin_s = time.thread_time()
@@ -75,7 +75,7 @@ def quickest(work_s: Callable[[int], float], most: int) -> int:
     if time.thread_time() - begin_s > _LONG_S:
         tried = tried[1:] or tried
     taken_s = dict.fromkeys(tried, float("inf"))
-    for _ in range(_TURNS if len(tried) > 1 else 0):  # by turns, so that what else runs falls on all alike
+    for _ in range(_TURNS if len(tried) > 1 else 0):  # in turns, so that other load affects all candidates
         for threads in tried:
             taken_s[threads] = min(taken_s[threads], work_s(threads))
         if sum(taken_s.values()) > _ENOUGH_S:

@@ -1,11 +1,11 @@
-"""Beginnings of prompts that have been computed already, in blocks, the least used of which is dropped first."""
+"""Prefix cache: computed beginnings of prompts in blocks, evicted least recently used first."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# How many tokens a block has: only whole blocks are kept.
+# Tokens per block; only complete blocks are cached.
 BLOCK = 16
 
 
@@ -15,10 +15,10 @@ class _Block:
     content: Any
 
 
-class Prefixes:
-    """Blocks of keys and values, each known by the tokens in it and the block before it; at most `capacity` of them.
+class PrefixCache:
+    """At most `capacity` blocks of keys and values, identified by their tokens and the previous block.
 
-    A block's content is whatever the cache reads and writes. Different adapters have different beginnings.
+    The content of a block is opaque. Prefixes of different adapters are separate.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -30,7 +30,7 @@ class Prefixes:
         return len(self._blocks)
 
     def find(self, tokens: Sequence[int], adapter: str) -> list[Any]:
-        """The contents of the blocks that the tokens begin with; never of all tokens, as one is needed to go on."""
+        """Return the cached blocks of a prefix; never of all tokens, because the last one must be computed."""
         keys, contents = [], []
         before: int | str = adapter
         for start in range(0, len(tokens) - BLOCK, BLOCK):
@@ -41,12 +41,12 @@ class Prefixes:
             before = block.number
             keys.append(key)
             contents.append(block.content)
-        for key in reversed(keys):  # a block is dropped after those that follow it
+        for key in reversed(keys):  # a block is evicted after those that follow it
             self._blocks.move_to_end(key)
         return contents
 
     def add(self, tokens: Sequence[int], adapter: str, read: Any) -> None:
-        """Keep the whole blocks of the tokens; `read(start, stop)` gives the content of one that is not there yet."""
+        """Cache the complete blocks of the tokens; `read(start, stop)` returns the content of a new block."""
         before: int | str = adapter
         keys = []
         for start in range(0, min(len(tokens), self._capacity * BLOCK) - BLOCK + 1, BLOCK):

@@ -1,4 +1,4 @@
-"""How one text's next token is chosen: its rules, its random numbers and what they remember."""
+"""Sampling of the next token of one sequence: rules, random numbers and their state."""
 
 from collections.abc import Sequence
 from copy import copy, deepcopy
@@ -7,18 +7,17 @@ import numpy as np
 
 from dragoman.core.text import Sampling
 from dragoman.generation import rules
-from dragoman.generation.grammar import Guide
+from dragoman.generation.grammar import GrammarGuide
 
-# Colder, logits would be divided by what FP32 cannot tell from 0.
+# Below this temperature logits would be divided by a number that FP32 rounds to 0.
 _COLD = 1e-30
 
 
-class Chooser:
-    """Chooses the tokens of one text, on its own logits and random numbers alone: whatever runs beside it changes
-    nothing.
+class TokenSampler:
+    """Samples the tokens of one completion from its own logits and random numbers, independent of the batch.
 
-    `prompt` are the prompt's tokens, `ends` those that end a text, `bad` the forbidden words as tokens. Rules work on
-    NumPy arrays [vocabulary] of FP32, which they change.
+    prompt: tokens of the prompt. ends: end tokens. bad: forbidden words as tokens. Rules change NumPy arrays
+    [vocabulary] of FP32 in place.
     """
 
     def __init__(
@@ -28,7 +27,7 @@ class Chooser:
         prompt: Sequence[int],
         ends: frozenset[int],
         bad: Sequence[tuple[int, ...]],
-        guide: Guide | None = None,
+        guide: GrammarGuide | None = None,
     ) -> None:
         self.sampling = sampling
         self._random = np.random.default_rng(seed) if sampling.do_sample else None
@@ -44,10 +43,10 @@ class Chooser:
         self._allowed = np.array(sampling.allowed_token_ids, np.int64)
         penalties = sampling.presence_penalty or sampling.frequency_penalty
         tokens = len(self._bias) or len(self._allowed)
-        self._ruled = bool(self._seen is not None or penalties or tokens or bad or guide is not None)
+        self._apply_rules = bool(self._seen is not None or penalties or tokens or bad or guide is not None)
 
-    def copy(self) -> "Chooser":
-        """One that goes its own way from here, with the same random numbers before it."""
+    def copy(self) -> "TokenSampler":
+        """Return an independent copy with the same state of random numbers."""
         twin = copy(self)
         twin._random = deepcopy(self._random)
         twin._text, twin._counts = list(self._text), dict(self._counts)
@@ -56,82 +55,82 @@ class Chooser:
 
     @property
     def plain(self) -> bool:
-        """Whether the next token is simply the likeliest one."""
+        """Whether the next token is the argmax."""
         return self._random is None and not self.ruled
 
     @property
     def ruled(self) -> bool:
-        """Whether any rule but those of drawing may change the logits now."""
-        return self._ruled or len(self._text) < self.sampling.min_new_tokens
+        """Whether a rule other than those of sampling may change the logits now."""
+        return self._apply_rules or len(self._text) < self.sampling.min_new_tokens
 
     def choose(self, logits: rules.Logits) -> int:
-        """The next token. Raises ValueError where the rules leave none."""
+        """Return the next token. Raises ValueError if the rules allow none."""
         self.rule(logits)
         if not np.isfinite(logits.max()):
             raise ValueError("no token is left that the parameters allow")
         if self._random is None:
             return int(logits.argmax())
-        return self._drawn(logits, self._random.random())
+        return self._draw_token(logits, self._random.random())
 
     def rule(self, logits: rules.Logits) -> None:
-        """The rules that hold whether or not tokens are drawn."""
-        given = self.sampling
+        """Apply the rules that are independent of sampling."""
+        sampling = self.sampling
         if self._seen is not None:
-            rules.repetition_penalty(logits, self._seen, given.repetition_penalty)
-        if given.presence_penalty or given.frequency_penalty:
-            rules.count_penalties(logits, self._counts, given.presence_penalty, given.frequency_penalty)
+            rules.repetition_penalty(logits, self._seen, sampling.repetition_penalty)
+        if sampling.presence_penalty or sampling.frequency_penalty:
+            rules.count_penalties(logits, self._counts, sampling.presence_penalty, sampling.frequency_penalty)
         logits[self._bias] += self._biases
         if len(self._allowed):
             rules.only(logits, self._allowed)
         if self._bad:
             rules.bad_words(logits, [*self._prompt[-16:], *self._text], self._bad)
-        if len(self._text) < given.min_new_tokens:
+        if len(self._text) < sampling.min_new_tokens:
             logits[self._ends] = -np.inf
         if self._guide is not None:
             logits[~self._guide.allowed()] = -np.inf
 
-    def _drawn(self, logits: rules.Logits, uniform: float) -> int:
-        """A token drawn from what is left of the distribution; after top_k only that much of it is looked at."""
-        given = self.sampling
-        if given.temperature < _COLD:
+    def _draw_token(self, logits: rules.Logits, uniform: float) -> int:
+        """Draw a token; after top_k only the remaining tokens are considered."""
+        sampling = self.sampling
+        if sampling.temperature < _COLD:
             return int(logits.argmax())
-        if given.temperature != 1:
-            rules.temperature(logits, given.temperature)
+        if sampling.temperature != 1:
+            rules.temperature(logits, sampling.temperature)
         tokens = None
-        if 0 < given.top_k < len(logits):
-            rules.top_k(logits, given.top_k)
+        if 0 < sampling.top_k < len(logits):
+            rules.top_k(logits, sampling.top_k)
             tokens = np.flatnonzero(logits > -np.inf)
             logits = logits[tokens]
-        if given.top_p < 1:
-            rules.top_p(logits, given.top_p)
-        if given.min_p > 0:
-            rules.min_p(logits, given.min_p)
-        if given.typical_p < 1:
-            rules.typical_p(logits, given.typical_p)
+        if sampling.top_p < 1:
+            rules.top_p(logits, sampling.top_p)
+        if sampling.min_p > 0:
+            rules.min_p(logits, sampling.min_p)
+        if sampling.typical_p < 1:
+            rules.typical_p(logits, sampling.typical_p)
         left = np.flatnonzero(logits > -np.inf)
         drawn = left[rules.draw(logits[left], uniform)]
         return int(drawn if tokens is None else tokens[drawn])
 
     def begin(self, token: int) -> None:
-        """Begin, in another thread, what takes time of `took` for a token that was chosen."""
+        """Start the slow part of `accept` for a chosen token in another thread."""
         if self._guide is not None and token not in self._ends:
             self._guide.begin(token)
 
     def wait(self, until_s: float) -> bool:
-        """Wait for what was begun, at most until then on the monotonic clock; gives whether it is done."""
+        """Wait for `begin` until a time on the monotonic clock; return whether it is done."""
         return self._guide is None or self._guide.wait(until_s)
 
-    def took(self, token: int) -> None:
-        """The token that was chosen."""
+    def accept(self, token: int) -> None:
+        """Append a chosen token."""
         self._text.append(token)
         if self.sampling.presence_penalty or self.sampling.frequency_penalty:
             self._counts[token] = self._counts.get(token, 0) + 1
         if self._seen is not None and token not in self._seen:
             self._seen = np.append(self._seen, token)
         if self._guide is not None and token not in self._ends:
-            self._guide.took(token)
+            self._guide.accept(token)
 
     @property
     def ended(self) -> bool:
-        """Whether the grammar lets nothing follow."""
+        """Whether the grammar is complete and allows no further token."""
         return self._guide is not None and self._guide.ended

@@ -1,17 +1,17 @@
-"""What the scheduler asks of memory: the cache's slots, and the beginnings that are kept beside them."""
+"""Memory of sequences: slots of the key-value cache, and the prefix cache."""
 
 import torch
 
-from dragoman.generation.cache import Cache, CacheShape
-from dragoman.generation.prefixes import BLOCK, Prefixes
+from dragoman.generation.cache import CacheShape, KeyValueCache
+from dragoman.generation.prefix_cache import BLOCK, PrefixCache
 from dragoman.generation.sequence import Sequence
 
 
-class Memory:
-    """A cache for `budget` tokens in all, and beginnings of prompts of at most `prefix_tokens` tokens (0: none).
+class CacheManager:
+    """Key-value cache for `budget` tokens, and prefix cache for `prefix_tokens` tokens (0: none).
 
-    `clears`: slots are cleared when they become free, since what is left of a text whose numbers are none would spoil
-    the next one's, though masked. Machine code does not look at what is masked.
+    clears: zero slots when they become free, because NaN of a failed sequence would spread to the next one through
+    masked positions. The machine code does not read masked positions.
     """
 
     def __init__(
@@ -24,9 +24,9 @@ class Memory:
         *,
         clears: bool = True,
     ) -> None:
-        self.cache = Cache(shape, budget, dtype, device)
-        self.prefixes = Prefixes(prefix_tokens // BLOCK)
-        self._keeps, self._clears = prefix_tokens >= BLOCK, clears
+        self.cache = KeyValueCache(shape, budget, dtype, device)
+        self.prefixes = PrefixCache(prefix_tokens // BLOCK)
+        self._stores_prefixes, self._clears = prefix_tokens >= BLOCK, clears
 
     def fits(self, slots: int, length: int) -> bool:
         return self.cache.fits(slots, length)
@@ -45,23 +45,23 @@ class Memory:
         if sources != targets:
             self.cache.gather(sources, targets, length)
 
-    def recall(self, sequence: Sequence) -> int:
-        """Put what is known of the sequence's beginning into its slot, and give the number of those tokens."""
-        blocks = self.prefixes.find(sequence.tokens, sequence.adapter) if self._keeps else []
+    def load_prefix(self, sequence: Sequence) -> int:
+        """Copy the cached prefix of a sequence into its slot; return the number of its tokens."""
+        blocks = self.prefixes.find(sequence.tokens, sequence.adapter) if self._stores_prefixes else []
         if blocks:
             keys, values = (torch.cat([block[part] for block in blocks], dim=2) for part in (0, 1))
             self.cache.write(sequence.slot, 0, (keys, values))
         return len(blocks) * BLOCK
 
-    def keep(self, sequence: Sequence) -> None:
-        """Keep what has been computed of the sequence as a beginning of others."""
-        if self._keeps:
+    def store_prefix(self, sequence: Sequence) -> None:
+        """Store the computed tokens of a sequence in the prefix cache."""
+        if self._stores_prefixes:
             known = sequence.tokens[: sequence.computed]
             self.prefixes.add(known, sequence.adapter, lambda start, stop: self.cache.read(sequence.slot, start, stop))
 
     @property
-    def held(self) -> int:
-        """How many tokens there is memory for."""
+    def allocated_tokens(self) -> int:
+        """Number of tokens for which cache memory is allocated."""
         return self.cache.slots * self.cache.length
 
     def release(self) -> None:

@@ -9,12 +9,12 @@ import torch
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.text import Text
-from dragoman.generation.choice import Choice
-from dragoman.generation.chooser import Chooser
-from dragoman.generation.job import Asked
-from dragoman.generation.sampler import likeliest
+from dragoman.generation.completion_writer import CompletionWriter, EndConditions
+from dragoman.generation.job import PromptRequest
+from dragoman.generation.sampler import top_tokens
+from dragoman.generation.token_choice import TokenChoice
+from dragoman.generation.token_sampler import TokenSampler
 from dragoman.generation.vocabulary import Vocabulary
-from dragoman.generation.writer import Ends, Writer
 
 # The score of what is ruled out.
 _OUT = -1e9
@@ -24,12 +24,12 @@ _OUT = -1e9
 class _Beam:
     """A text that is a candidate, and the sum of its (ruled) log-probabilities."""
 
-    writer: Writer
+    writer: CompletionWriter
     score: float
 
 
-class Beams:
-    """Keeps the `num_beams` likeliest texts at every length.
+class BeamSearch:
+    """Keeps the `num_beams` top_tokens texts at every length.
 
     Of each step's candidates, those among the first `num_beams` that end are finished, with the score
     (sum of log-probabilities) / length ** length_penalty; the best others go on. `early_stopping` tells when to stop:
@@ -37,11 +37,13 @@ class Beams:
     the worst finished one; "never", when it cannot at any length.
     """
 
-    def __init__(self, asked: Asked, vocabulary: Vocabulary, ends: Ends, chooser: Chooser) -> None:
+    def __init__(
+        self, asked: PromptRequest, vocabulary: Vocabulary, ends: EndConditions, chooser: TokenSampler
+    ) -> None:
         self._asked, self._ends = asked, ends
-        self._beams = [_Beam(Writer(vocabulary, asked.sampling, ends, chooser, asked.tokens), 0.0)]
+        self._beams = [_Beam(CompletionWriter(vocabulary, asked.sampling, ends, chooser, asked.tokens), 0.0)]
         self._finished: list[_Beam] = []
-        self._candidates: list[tuple[int, _Beam, Choice]] = []
+        self._candidates: list[tuple[int, _Beam, TokenChoice]] = []
         self._length = 0
         self.over = False
 
@@ -58,18 +60,18 @@ class Beams:
         given = self._asked.sampling
         logprobs = torch.log_softmax(logits, -1)
         if bool(logprobs.isnan().any()):
-            raise ValueError("the model's logits are not numbers")
-        ruled = self._ruled(logprobs)
-        kept = max(2, 1 + len(self._ends.own | self._ends.asked)) * given.num_beams
+            raise ValueError("the model's logits are NaN")
+        ruled = self._apply_rules(logprobs)
+        kept = max(2, 1 + len(self._ends.eos | self._ends.requested)) * given.num_beams
         scores = ruled + np.array([beam.score for beam in self._beams], np.float32)[:, None]
         order = torch.from_numpy(scores.reshape(-1)).topk(min(kept, scores.size)).indices.tolist()
-        tops = likeliest(logits, logprobs, [given.top_logprobs] * len(self._beams))
+        tops = top_tokens(logits, logprobs, [given.top_logprobs] * len(self._beams))
         self._length += 1
         for place in order:
             if scores.flat[place] <= _OUT / 2:
                 break  # the grammar allows no more, or they are copies
             parent, token = divmod(place, scores.shape[1])
-            choice = Choice(token, float(logprobs[parent, token]), tops[parent])
+            choice = TokenChoice(token, float(logprobs[parent, token]), tops[parent])
             writer = self._beams[parent].writer.copy()
             writer.chooser.begin(token)
             self._candidates.append((parent, _Beam(writer, float(scores[parent, token])), choice))
@@ -103,23 +105,23 @@ class Beams:
         if len(self._finished) < count:
             most = len(self._finished)
             raise InvalidInput(f"n: expected at most {most}, since the parameters allow no further text, got {count}")
-        return [beam.writer.piece(self._asked.index, place) for place, beam in enumerate(self._finished[:count])]
+        return [beam.writer.chunk(self._asked.index, place) for place, beam in enumerate(self._finished[:count])]
 
     # ------------------------------------------------------------------------------------------------------
 
-    def _ruled(self, logprobs: torch.Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    def _apply_rules(self, logprobs: torch.Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
         rows = logprobs.cpu().numpy().copy()
         for row, beam in zip(rows, self._beams, strict=True):
             beam.writer.chooser.rule(row)
         return rows
 
-    def _collect(self, likeliest: list[_Beam]) -> None:
-        """Finished ones among the likeliest candidates compete with those finished before."""
+    def _collect(self, top_tokens: list[_Beam]) -> None:
+        """Finished ones among the top_tokens candidates compete with those finished before."""
         given = self._asked.sampling
         if given.early_stopping is True and len(self._finished) >= given.num_beams:
             return
         self._finished += [
-            _Beam(beam.writer, self._by_length(beam.score, self._length)) for beam in likeliest if beam.writer.finish
+            _Beam(beam.writer, self._by_length(beam.score, self._length)) for beam in top_tokens if beam.writer.finish
         ]
         self._finished.sort(key=lambda beam: beam.score, reverse=True)
         del self._finished[given.num_beams :]

@@ -1,0 +1,165 @@
+"""Engine in its own thread, with calls as asynchronous streams on any event loop."""
+
+import asyncio
+import logging
+import queue
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+from dragoman.core.errors import DragomanError, ModelFailed, Overloaded, WorkerLost
+from dragoman.core.text import Generation, PromptInfo, Text, joined
+from dragoman.generation.engine import GenerationEngine
+from dragoman.generation.engine_thread import notify, start_thread
+from dragoman.generation.job import GenerationJob, PromptRequest
+
+log = logging.getLogger("dragoman.generation")
+
+# Cache memory is freed after this time without work.
+_IDLE_S = 10.0
+
+
+class AsyncEngine:
+    """Creates an engine in its own thread and executes calls until it is closed.
+
+    capacity: maximum number of waiting and running prompts; further ones are rejected with Overloaded.
+    """
+
+    def __init__(self, make: Callable[[], GenerationEngine], capacity: int, name: str) -> None:
+        self._capacity = capacity
+        self._open = 0
+        self._commands: queue.SimpleQueue[Callable[[GenerationEngine], None] | None] = queue.SimpleQueue()
+        self._updated: dict[asyncio.AbstractEventLoop, set[_CallResults]] = {}
+        self._jobs: set[GenerationJob] = set()
+        self._closed = False
+        self._thread = start_thread(make, self._work, name)
+
+    @property
+    def active(self) -> int:
+        """Number of waiting and running prompts."""
+        return self._open
+
+    async def generate(self, prompts: Sequence[PromptRequest]) -> AsyncGenerator[Generation, None]:
+        """Yield chunks as they are generated; closing the generator cancels the prompts at the next step.
+
+        Raises Overloaded, WorkerLost if the engine is closed, and the error of any of the prompts.
+        """
+        if self._closed:
+            raise WorkerLost("the text engine is stopped")
+        if 0 < self._capacity < self._open + len(prompts):
+            raise Overloaded(f"Exceeds maximum queue size of {self._capacity} prompts")
+        call = _CallResults(self, len(prompts))
+        jobs = [GenerationJob(request, call) for request in prompts]
+        self._open += len(jobs)
+        self._commands.put(lambda engine: self._begin(engine, jobs))
+        try:
+            if self._closed:  # closed meanwhile: the command may never be executed
+                raise WorkerLost("the text engine is stopped")
+            async for chunk in call.chunks(sum(request.sampling.n for request in prompts)):
+                yield chunk
+        finally:
+            self._open -= len(jobs)
+            self._commands.put(lambda engine: self._end(engine, jobs))
+
+    def close(self) -> None:
+        """Stop the engine; open calls fail with WorkerLost."""
+        self._closed = True
+        self._commands.put(None)
+        self._thread.join()
+
+    # --- in the engine's thread --------------------------------------------------------------------------
+
+    def _work(self, engine: GenerationEngine) -> None:
+        while self._run_commands(engine):
+            if engine.has_work:
+                try:
+                    engine.step()
+                except Exception as error:
+                    log.exception("a step of the text engine failed; its generations end")
+                    self._abandon(engine, ModelFailed(f"generation failed: {type(error).__name__}: {error}"))
+            self._flush()
+        self._abandon(engine, WorkerLost("the text engine is stopped"))
+        self._flush()
+
+    def _run_commands(self, engine: GenerationEngine) -> bool:
+        """Execute commands, waiting for one if there is no other work; return False when closed."""
+        while not (engine.has_work and self._commands.empty()):
+            try:
+                command = self._commands.get(timeout=None if engine.is_idle else _IDLE_S)
+            except queue.Empty:
+                engine.release_memory()
+                continue
+            if command is None:
+                return False
+            try:
+                command(engine)
+            except Exception:  # the thread must survive any error
+                log.exception("a command of the text engine failed")
+        return True
+
+    def _begin(self, engine: GenerationEngine, jobs: Sequence[GenerationJob]) -> None:
+        self._jobs.update(jobs)
+        for job in jobs:
+            engine.add(job)
+
+    def _end(self, engine: GenerationEngine, jobs: Sequence[GenerationJob]) -> None:
+        self._jobs.difference_update(jobs)
+        for job in jobs:
+            engine.cancel(job)
+
+    def _abandon(self, engine: GenerationEngine, error: DragomanError) -> None:
+        for job in self._jobs:
+            engine.cancel(job)
+            job.sink.error(error)
+        self._jobs.clear()
+
+    def mark_updated(self, call: "_CallResults") -> None:
+        self._updated.setdefault(call.loop, set()).add(call)
+
+    def _flush(self) -> None:
+        """One notify-up of a loop for all that a step has given."""
+        mark_updated, self._updated = self._updated, {}
+        for loop, calls in mark_updated.items():
+            notify(loop, calls)
+
+
+class _CallResults:
+    """Results of one call: added by the engine's thread, consumed on the event loop."""
+
+    def __init__(self, service: AsyncEngine, prompts: int) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.updated = asyncio.Event()
+        self._service = service
+        self._infos: list[PromptInfo | None] = [None] * prompts
+        self._results: deque[Text] = deque()  # the engine's thread appends while the loop pops from the left
+        self._fault: DragomanError | None = None
+
+    def info(self, index: int, info: PromptInfo) -> None:
+        self._infos[index] = info
+        self._service.mark_updated(self)
+
+    def text(self, text: Text) -> None:
+        self._results.append(text)
+        self._service.mark_updated(self)
+
+    def error(self, error: DragomanError) -> None:
+        self._fault = self._fault or error
+        self._service.mark_updated(self)
+
+    async def chunks(self, texts: int) -> AsyncGenerator[Generation, None]:
+        """Yield chunks until `texts` completions have ended. The first one contains the prompts' information."""
+        prompts: tuple[PromptInfo, ...] | None = None
+        while texts:
+            await self.updated.wait()
+            self.updated.clear()
+            if prompts is None:
+                prompts = tuple(info for info in self._infos if info is not None)
+                if len(prompts) < len(self._infos):
+                    prompts = None
+            if prompts is not None and self._results:
+                results = [self._results.popleft() for _ in range(len(self._results))]
+                texts -= sum(bool(text.finish) for text in results)
+                found = Generation(tuple(results), prompts)
+                yield found if len(results) == 1 else joined([found])
+                prompts = ()
+            if self._fault is not None:
+                raise self._fault
