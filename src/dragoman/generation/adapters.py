@@ -1,4 +1,4 @@
-"""LoRA adapters as PEFT saves them, each applied to the rows of a step that ask for it."""
+"""LoRA adapters in the format of PEFT, applied to the rows of a batch that select them."""
 
 import json
 import math
@@ -14,26 +14,26 @@ from torch import nn
 from dragoman.core.errors import ModelFailed
 
 _PREFIX = "base_model.model."
-# Layers whose rows are not those of the step: embeddings read tokens, the head reads the wanted rows alone.
-_ELSEWHERE = ("lm_head", "embed_tokens", "wte", "wpe")
+# Layers whose rows are not those of the batch: embeddings take tokens, the head only rows with logits.
+_NOT_ADAPTABLE = ("lm_head", "embed_tokens", "wte", "wpe")
 
 
 @dataclass(frozen=True, slots=True)
 class LoraWeights:
-    """One layer's part of an adapter: `up` [out, rank], scaled, times `down` [rank, in]."""
+    """Weights of an adapter for one layer: `up` [out, rank], scaled, and `down` [rank, in]."""
 
     down: torch.Tensor
     up: torch.Tensor
 
 
 class AdapterRows:
-    """Which rows of the running step each adapter has; layers look here, and find nothing where none is asked for."""
+    """Rows of the current batch by adapter; empty if no row selects one."""
 
     def __init__(self) -> None:
         self.of: dict[str, torch.Tensor] = {}
 
     def assign(self, names: Sequence[str], device: torch.device) -> None:
-        """The adapter of each row, "" for none."""
+        """Set the adapter of each row, "" for none."""
         used = set(names) - {""}
         self.of = {
             used_name: torch.tensor([i for i, name in enumerate(names) if name == used_name], device=device)
@@ -42,7 +42,7 @@ class AdapterRows:
 
 
 class AdaptedLinear(nn.Module):
-    """A linear layer, with what adapters add to their rows."""
+    """A linear layer plus the contributions of adapters to their rows."""
 
     def __init__(self, base: nn.Module, rows: AdapterRows, parts: Mapping[str, LoraWeights]) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class AdaptedLinear(nn.Module):
 
 
 def attach(model: nn.Module, folders: Mapping[str, Path], dtype: torch.dtype, device: torch.device) -> AdapterRows:
-    """Put the adapters of these folders, by name, on the model. Raises ModelFailed saying what cannot be applied."""
+    """Attach adapters, given as folders by name. Raises ModelFailed for one that cannot be applied."""
     rows = AdapterRows()
     by_layer: dict[str, dict[str, LoraWeights]] = {}
     for name, folder in folders.items():
@@ -69,7 +69,7 @@ def attach(model: nn.Module, folders: Mapping[str, Path], dtype: torch.dtype, de
     layers = dict(model.named_modules())
     for path, parts in by_layer.items():
         layer = layers.get(path)
-        if layer is None or path.rpartition(".")[2] in _ELSEWHERE:
+        if layer is None or path.rpartition(".")[2] in _NOT_ADAPTABLE:
             raise ModelFailed(f"adapter '{next(iter(parts))}' is for the layer '{path}', which cannot be adapted")
         above, _, last = path.rpartition(".")
         setattr(layers[above], last, AdaptedLinear(layer, rows, parts))
@@ -77,7 +77,7 @@ def attach(model: nn.Module, folders: Mapping[str, Path], dtype: torch.dtype, de
 
 
 def read(name: str, folder: Path) -> dict[str, LoraWeights]:
-    """An adapter's parts by layer, from `adapter_config.json` and `adapter_model.safetensors`."""
+    """Return the weights of an adapter by layer, from `adapter_config.json` and `adapter_model.safetensors`."""
     try:
         config: dict[str, Any] = json.loads((folder / "adapter_config.json").read_bytes())
         weights = load_file(folder / "adapter_model.safetensors")
@@ -113,7 +113,7 @@ def _scale(config: Mapping[str, Any], path: str, rank: int) -> float:
 
 
 def folders(model: Path, named: Mapping[str, str]) -> dict[str, Path]:
-    """Where adapters lie: those that are named, beside the model or anywhere, and those in its folder `adapters`."""
+    """Return the folders of adapters by name: configured ones, and those in the model's folder `adapters`."""
     inside = model / "adapters"
     found = {each.name: each for each in sorted(inside.iterdir())} if inside.is_dir() else {}
     found = {name: folder for name, folder in found.items() if (folder / "adapter_config.json").is_file()}

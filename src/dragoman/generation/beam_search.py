@@ -1,4 +1,4 @@
-"""Beam search over one prompt, step by step, as the transformers library does it."""
+"""Beam search for one prompt, with the results of transformers' implementation."""
 
 import math
 import sys
@@ -16,13 +16,13 @@ from dragoman.generation.token_choice import TokenChoice
 from dragoman.generation.token_sampler import TokenSampler
 from dragoman.generation.vocabulary import Vocabulary
 
-# The score of what is ruled out.
+# Score of forbidden candidates.
 _OUT = -1e9
 
 
 @dataclass(frozen=True, slots=True)
 class _Beam:
-    """A text that is a candidate, and the sum of its (ruled) log-probabilities."""
+    """A candidate and the sum of its log-probabilities after rules."""
 
     writer: CompletionWriter
     score: float
@@ -49,13 +49,13 @@ class BeamSearch:
 
     @property
     def running(self) -> list[list[int]]:
-        """The tokens of the texts that go on."""
+        """Tokens of the running sequences."""
         return [beam.writer.ids for beam in self._beams]
 
     def expand(self, logits: torch.Tensor) -> None:
-        """Find what may continue the running texts by the logits of their next tokens, [texts, vocabulary].
+        """Find the best continuations by the logits of the next tokens [sequences, vocabulary].
 
-        Raises ValueError where they are not numbers.
+        Raises ValueError if they are NaN.
         """
         given = self._asked.sampling
         logprobs = torch.log_softmax(logits, -1)
@@ -69,7 +69,7 @@ class BeamSearch:
         self._length += 1
         for place in order:
             if scores.flat[place] <= _OUT / 2:
-                break  # the grammar allows no more, or they are copies
+                break  # forbidden by the grammar, or copies
             parent, token = divmod(place, scores.shape[1])
             choice = TokenChoice(token, float(logprobs[parent, token]), tops[parent])
             writer = self._beams[parent].writer.copy()
@@ -77,11 +77,11 @@ class BeamSearch:
             self._candidates.append((parent, _Beam(writer, float(scores[parent, token])), choice))
 
     def wait(self, until_s: float) -> bool:
-        """Wait for what other threads have to find about candidates, at most until then; gives whether it is done."""
+        """Wait for grammar masks of candidates until a time; return whether they are available."""
         return all(beam.writer.chooser.wait(until_s) for _, beam, _ in self._candidates)
 
     def advance(self) -> list[int]:
-        """Go on with the best of what was found; gives the text that each new one continues."""
+        """Continue the best candidates; return the index of the parent of each."""
         given = self._asked.sampling
         found, self._candidates = self._candidates, []
         for _, beam, choice in found:
@@ -92,13 +92,15 @@ class BeamSearch:
         self.over = not going or self._settled(going[0][1].score)
         if self.over:
             return []
-        while len(going) < given.num_beams:  # where a grammar leaves few ways, copies that cannot win fill the places
+        while (
+            len(going) < given.num_beams
+        ):  # if a grammar allows few continuations, copies that cannot win fill the batch
             going.append((going[0][0], _Beam(going[0][1].writer, _OUT)))
         self._beams = [beam for _, beam in going]
         return [parent for parent, _ in going]
 
     def texts(self) -> list[Text]:
-        """The best texts, the best one first. Raises ValueError or InvalidInput where there are too few."""
+        """Return the best completions, best first. Raises ValueError or InvalidInput if there are too few."""
         count = self._asked.sampling.n
         if not self._finished:
             raise ValueError("no token is left that the parameters allow")
@@ -134,7 +136,7 @@ class BeamSearch:
         return score / max(divisor, sys.float_info.min)
 
     def _settled(self, best: float) -> bool:
-        """Whether no text that runs is hoped to become better than the finished ones."""
+        """Return whether running sequences are not expected to become better than the finished ones."""
         given = self._asked.sampling
         if len(self._finished) < given.num_beams:
             return False

@@ -1,4 +1,4 @@
-"""What may be asked: every parameter is checked against its limit before anything is computed."""
+"""Validation of generation parameters."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -7,7 +7,7 @@ from typing import Any
 from dragoman.core.errors import InvalidInput
 from dragoman.core.text import Sampling
 
-# No more likeliest tokens than these are given beside a token.
+# Maximum number of top tokens returned with each token.
 MAX_TOP_LOGPROBS = 100
 
 _LIMITS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -36,7 +36,7 @@ _LIMITS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check(sampling: Sampling, vocabulary: int, max_batch: int, adapters: frozenset[str]) -> None:
-    """Raises InvalidInput naming the parameter, what was expected and what came."""
+    """Raise InvalidInput naming the parameter, the expected range and the value."""
     for name, (holds, expected) in _LIMITS.items():
         value = getattr(sampling, name)
         if (isinstance(value, float) and not math.isfinite(value)) or not holds(value):
@@ -54,7 +54,7 @@ def check(sampling: Sampling, vocabulary: int, max_batch: int, adapters: frozens
 
 
 def _together(sampling: Sampling, max_batch: int) -> None:
-    """Parameters that exclude each other."""
+    """Check parameters that exclude each other."""
     if sampling.max_new_tokens is not None and sampling.min_new_tokens > sampling.max_new_tokens:
         raise InvalidInput(
             f"min_new_tokens: expected at most max_new_tokens, {sampling.max_new_tokens}, got {sampling.min_new_tokens}"

@@ -1,31 +1,31 @@
-"""Tokens become text as they come: never half a character, and the pieces add up to the whole."""
+"""Incremental detokenization: chunks never end within a character, and join to the whole text."""
 
 import codecs
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Protocol
 
-# What a decoder writes for bytes that are no character, or not yet.
+# Replacement character for bytes that are not (yet) a character.
 _UNKNOWN = "\ufffd"
 
 
 class Detokenizer(Protocol):
-    """One text's tokens become its characters."""
+    """Converts the tokens of one completion to text."""
 
     def add(self, token: int) -> str:
-        """The characters that are certain with this token."""
+        """Add a token; return the characters that are now certain."""
 
     def rest(self) -> str:
-        """What the last tokens leave, once no more come: a replacement character for each that is broken."""
+        """Return the remaining text after the last token, with replacement characters for incomplete ones."""
 
     def copy(self) -> "Detokenizer":
-        """One that goes its own way from here."""
+        """Return an independent copy."""
 
 
 class BytesDetokenizer:
-    """For byte-level vocabularies, whose tokens are bytes of UTF-8: `table` has those of each token.
+    """Detokenizer of byte-level vocabularies; `table` contains the UTF-8 bytes of each token.
 
-    `before` are the prompt's last tokens: what they began of a character is no text of ours, but its rest is.
+    before: last tokens of the prompt. If they end within a character, its remaining bytes belong to the completion.
     """
 
     def __init__(self, table: Mapping[int, bytes], before: Sequence[int]) -> None:
@@ -47,10 +47,10 @@ class BytesDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any other: decodes a window of the last tokens with and without the new ones; the difference is new.
+    """Detokenizer of other vocabularies: decodes the last tokens with and without the new ones and returns the difference.
 
-    A window begins where text was last certain, so that what a decoder does at the start of a text (as dropping a
-    space) falls out of the difference. Text that ends in a replacement character may be half of one, and waits.
+    The window begins where the text was last certain, so that special treatment at the start of a text, such as removing
+    a space, cancels out. Text ending in a replacement character may be incomplete and is held back.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], before: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Texts whose tokens another engine chooses: it is asked for tokens alone, and all that surrounds them is ours."""
+"""Text generation by an external engine that returns tokens; prompts, stop strings and text are handled here."""
 
 import asyncio
 import json
@@ -24,9 +24,9 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class ExternalRequest:
-    """One text: what is asked for its prompt, what ends it, and its own seed (None where nothing is drawn).
+    """One completion: request of its prompt, end conditions and seed (None without sampling).
 
-    Stop strings are looked for here, and no engine needs to know them.
+    Stop strings are found here and need not be supported by the engine.
     """
 
     asked: PromptRequest
@@ -36,10 +36,10 @@ class ExternalRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenChunk:
-    """What an engine has chosen since the piece before.
+    """Tokens since the last chunk.
 
-    The first piece has, where they are asked for, the log-probabilities of the prompt's tokens from the second on, and
-    tells how many tokens of the prompt were found in a cache.
+    prefill: in the first chunk, if requested, log-probabilities of the prompt's tokens from the second on. cached:
+    number of prompt tokens found in a cache.
     """
 
     choices: Sequence[TokenChoice]
@@ -48,13 +48,13 @@ class TokenChunk:
 
 
 class TokenEngine(Protocol):
-    """Another engine, behind its adapter."""
+    """External engine, implemented by an adapter."""
 
     def refuse(self, sampling: Sampling) -> None:
-        """Raises InvalidInput naming a parameter that this engine does not have, or has in another sense."""
+        """Raise InvalidInput for a parameter that this engine does not support, or with another meaning."""
 
     def tokens(self, wanted: ExternalRequest) -> AsyncGenerator[TokenChunk, None]:
-        """The tokens of one text until it ends, the one that ends it included; closing the generator cancels it.
+        """Yield the tokens of one completion including the last; closing the generator cancels it.
 
         Raises InvalidInput, ModelFailed or WorkerLost.
         """
@@ -63,8 +63,8 @@ class TokenEngine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    """A text has gone on."""
+class _Update:
+    """New tokens of a completion."""
 
     asked: PromptRequest
     place: int
@@ -73,10 +73,10 @@ class _Step:
 
 
 class ExternalEngine:
-    """A `TextEngine` on a `TokenEngine`. `ends` are the model's own ends of a text.
+    """A `TextEngine` on top of a `TokenEngine`. `ends`: end tokens of the model.
 
-    `capacity`: how many prompts may wait or be worked on; further ones are refused with Overloaded. Texts of one prompt
-    are texts of their own for the engine, each with its own seed.
+    capacity: maximum number of open prompts; further ones are rejected with Overloaded. Several completions of one
+    prompt are separate requests to the engine, each with its own seed.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class ExternalEngine:
             raise Overloaded(f"Exceeds maximum queue size of {self._capacity} prompts")
         self._open += len(prompts)
         try:
-            async with aclosing(self._pieces(prompts)) as pieces:
-                async for piece in pieces:
-                    yield piece
+            async with aclosing(self._chunks(prompts)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
         finally:
             self._open -= len(prompts)
 
@@ -124,62 +124,69 @@ class ExternalEngine:
         await self._engine.close()
         await asyncio.to_thread(self._intake.close)
 
-    async def _pieces(self, prompts: Sequence[PromptRequest]) -> AsyncGenerator[Generation, None]:
+    async def _chunks(self, prompts: Sequence[PromptRequest]) -> AsyncGenerator[Generation, None]:
         infos: dict[int, PromptInfo] = {}
         ended: dict[int, list[CompletionWriter]] = {}
-        come: list[Text] = []
-        told = False
+        received: list[Text] = []
+        reported = False
         streams = [self._text(asked, place) for asked in prompts for place in range(asked.width)]
         async with aclosing(merge_streams(streams)) as steps:
             async for step in steps:
                 if step.asked.index not in infos:
                     infos[step.asked.index] = self._info(step)
-                come += _texts(step, ended)
-                if come and len(infos) == len(prompts):
-                    about = () if told else tuple(infos[index] for index in sorted(infos))
-                    yield joined([Generation(tuple(come), about)])
-                    come, told = [], True
+                received += _texts(step, ended)
+                if received and len(infos) == len(prompts):
+                    about = () if reported else tuple(infos[index] for index in sorted(infos))
+                    yield joined([Generation(tuple(received), about)])
+                    received, reported = [], True
 
-    async def _text(self, asked: PromptRequest, place: int) -> AsyncGenerator[_Step, None]:
+    async def _text(self, asked: PromptRequest, place: int) -> AsyncGenerator[_Update, None]:
         given = asked.sampling
         seed = None if asked.seed is None else (asked.seed + place) % 2**64
-        # A text that a grammar completes has nothing to go on with.
+        # After a complete grammar there is no token to continue with.
         own = frozenset() if given.ignore_eos and given.grammar is None else self._ends
         ends = EndConditions(own, frozenset(given.stop_token_ids), asked.length)
-        writer = CompletionWriter(self._intake.vocabulary, given, ends, _Elsewhere(), asked.tokens, seed)
-        async with aclosing(self._engine.tokens(ExternalRequest(asked, ends, seed))) as pieces:
-            async for tokens in pieces:
+        writer = CompletionWriter(self._intake.vocabulary, given, ends, _ExternalSampler(), asked.tokens, seed)
+        async with aclosing(self._engine.tokens(ExternalRequest(asked, ends, seed))) as chunks:
+            async for tokens in chunks:
                 for choice in tokens.choices:
                     writer.take(choice)
                     if writer.finish:
                         break
-                yield _Step(asked, place, writer, tokens)
+                yield _Update(asked, place, writer, tokens)
                 if writer.finish:
                     return
-        raise ModelFailed("generation failed: the engine ended a text that was not at its end")
+        raise ModelFailed("generation failed: the engine ended a completion early")
 
-    def _info(self, step: _Step) -> PromptInfo:
+    def _info(self, step: _Update) -> PromptInfo:
         asked, known = step.asked, self._intake.vocabulary
         prefill: list[Token] = []
         if asked.sampling.prompt_logprobs is not None:
-            prefill = [_token(known, asked.tokens[0], None), *(_seen(known, choice) for choice in step.tokens.prefill)]
-        told = (step.tokens.cached, tuple(prefill), None)  # how long a prompt waits inside an engine, only that knows
-        return PromptInfo(asked.text, len(asked.tokens), *told, asked.checked_s, asked.length)
+            prefill = [
+                _token(known, asked.tokens[0], None),
+                *(_prompt_token(known, choice) for choice in step.tokens.prefill),
+            ]
+        reported = (
+            step.tokens.cached,
+            tuple(prefill),
+            None,
+        )  # how long a prompt waits inside an engine, only that knows
+        return PromptInfo(asked.text, len(asked.tokens), *reported, asked.checked_s, asked.length)
 
 
-def _texts(step: _Step, ended: dict[int, list[CompletionWriter]]) -> list[Text]:
-    """What there is to tell of a step: of texts that compete, the best, when all of them are over."""
+def _texts(step: _Update, ended: dict[int, list[CompletionWriter]]) -> list[Text]:
+    """Return the new chunks of an update; with `best_of`, the best completions after all have finished."""
     asked, writer = step.asked, step.writer
     if asked.width == asked.sampling.n:
-        told = asked.stream or writer.finish
-        return [writer.chunk(asked.index, step.place)] if told else []
+        reported = asked.stream or writer.finish
+        return [writer.chunk(asked.index, step.place)] if reported else []
     if not writer.finish:
         return []
-    rivals = ended.setdefault(asked.index, [])
-    rivals.append(writer)
-    if len(rivals) < asked.width:
+    candidates = ended.setdefault(asked.index, [])
+    candidates.append(writer)
+    if len(candidates) < asked.width:
         return []
-    best = sorted(rivals, key=lambda each: each.mean, reverse=True)[: asked.sampling.n]
+    best = sorted(candidates, key=lambda each: each.mean, reverse=True)[: asked.sampling.n]
     return [each.chunk(asked.index, place) for place, each in enumerate(best)]
 
 
@@ -187,13 +194,13 @@ def _token(known: Vocabulary, token: int, logprob: float | None) -> Token:
     return Token(token, known.text(token), logprob, token in known.special)
 
 
-def _seen(known: Vocabulary, choice: TokenChoice) -> Token:
+def _prompt_token(known: Vocabulary, choice: TokenChoice) -> Token:
     top = tuple(_token(known, token, logprob) for token, logprob in choice.top)
     return Token(choice.token, known.text(choice.token), choice.logprob, choice.token in known.special, top)
 
 
-class _Elsewhere(TokenSampler):
-    """Stands for a choice that is made elsewhere."""
+class _ExternalSampler(TokenSampler):
+    """Placeholder: the external engine samples."""
 
     def __init__(self) -> None:
         super().__init__(Sampling(), 0, (), frozenset(), ())
@@ -203,31 +210,31 @@ class _Elsewhere(TokenSampler):
 
 
 async def merge_streams(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
-    """What comes of all streams, as it comes; the first error of any ends all of them."""
+    """Yield the items of all streams as they arrive; the first error ends all of them."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
             async for item in only:
                 yield item
         return
-    come: asyncio.Queue[Item | BaseException | None] = asyncio.Queue()
-    tasks = [asyncio.create_task(_drained(stream, come)) for stream in streams]
+    received: asyncio.Queue[Item | BaseException | None] = asyncio.Queue()
+    tasks = [asyncio.create_task(_drain(stream, received)) for stream in streams]
     try:
         left = len(tasks)
         while left:
-            news = await come.get()
-            if isinstance(news, BaseException):
-                raise news
-            if news is None:
+            item_or_error = await received.get()
+            if isinstance(item_or_error, BaseException):
+                raise item_or_error
+            if item_or_error is None:
                 left -= 1
             else:
-                yield news
+                yield item_or_error
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _drained(stream: AsyncGenerator[Item, None], into: "asyncio.Queue[Item | BaseException | None]") -> None:
+async def _drain(stream: AsyncGenerator[Item, None], into: "asyncio.Queue[Item | BaseException | None]") -> None:
     try:
         async with aclosing(stream):
             async for item in stream:
@@ -239,7 +246,7 @@ async def _drained(stream: AsyncGenerator[Item, None], into: "asyncio.Queue[Item
 
 
 def end_tokens(folder: Path, vocabulary: Vocabulary) -> frozenset[int]:
-    """The tokens that end a text, as the folder's generation_config or config says, or else the tokenizer."""
+    """Return the end tokens from generation_config.json, config.json or the tokenizer."""
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         found = json.loads(path.read_bytes()).get("eos_token_id") if path.is_file() else None

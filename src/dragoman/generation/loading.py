@@ -1,4 +1,4 @@
-"""From a folder to a service: weights, memory and limits, as much as the machine has room for."""
+"""Load a text model: weights, cache memory and limits for the memory of the machine."""
 
 import asyncio
 import os
@@ -30,17 +30,17 @@ from dragoman.generation.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions(GrammarLimits):
-    """What an operator may say of a text model, beside the limits of grammars.
+    """Settings of a text model, in addition to the limits of grammars.
 
-    max_batch: how many texts are written at the same time.
-    max_context: tokens of a prompt and its text (0: as many as the model knows, or memory holds).
+    max_batch: maximum number of sequences in a batch.
+    max_context: tokens of a prompt and its completion (0: as many as the model supports and memory holds).
     dtype: "auto", "float32", "bfloat16" or "float16". device: "auto", "cpu", "cuda" or "cuda:<number>".
-    threads: of the CPU (0: what is measured to be quickest).
-    prefill_chunk: tokens of prompts in one step.
-    prefix_cache: tokens of beginnings of prompts that are kept (-1: an eighth of the cache's; 0: none).
-    cache_memory: GiB for keys and values (0: a quarter of what is free, of a GPU half).
-    packed: whether weights are reordered for the CPU's kernels.
-    cuda_graphs: whether a GPU's kernels are launched a step at a time.
+    threads: CPU threads (0: the fastest number by measurement).
+    prefill_chunk: prompt tokens per step.
+    prefix_cache: tokens in the prefix cache (-1: an eighth of the key-value cache; 0: none).
+    cache_memory: GiB of the key-value cache (0: a quarter of the free memory, half on a GPU).
+    packed: store weights in the layout of the CPU's kernels.
+    cuda_graphs: capture decoding steps as CUDA graphs.
     adapters: folders of LoRA adapters by name, beside those in the model's own folder `adapters`.
     """
 
@@ -76,7 +76,7 @@ def parse_options(given: Mapping[str, Any]) -> EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class LocalEngine:
-    """A text model at work on our engine, and what it tells of itself: a `TextEngine`."""
+    """`TextEngine` on our own engine."""
 
     service: AsyncEngine
     engine: GenerationEngine
@@ -108,10 +108,10 @@ class LocalEngine:
 
 
 def load_engine(folder: Path, chosen: EngineOptions, capacity: int, name: str) -> LocalEngine:
-    """Load the model of a folder. Raises ModelFailed where this engine cannot run it."""
+    """Load the model of a folder. Raises ModelFailed if this engine cannot run it."""
     made: list[tuple[GenerationEngine, InputProcessor, Mapping[str, Any]]] = []
 
-    def make() -> GenerationEngine:  # everything of PyTorch happens in the service's thread
+    def make() -> GenerationEngine:  # PyTorch is only used in the engine's thread
         made.append(_engine(folder, chosen))
         return made[0][0]
 
@@ -151,10 +151,10 @@ def _engine(folder: Path, chosen: EngineOptions) -> tuple[GenerationEngine, Inpu
 
 
 def _room(runner: Runner, chosen: EngineOptions) -> tuple[EngineLimits, int, int]:
-    """The limits, and how many tokens the cache and the kept beginnings may hold."""
+    """Return the limits, and the capacities of the key-value cache and the prefix cache in tokens."""
     positions = int(getattr(runner.config, "max_position_embeddings", None) or 2048)
     if chosen.max_context > positions:
-        raise ModelFailed(f"max_context: expected at most {positions}, what the model knows, got {chosen.max_context}")
+        raise ModelFailed(f"max_context: expected at most {positions}, the model's context, got {chosen.max_context}")
     context = chosen.max_context or positions
     each = runner.shape.bytes_per_token(runner.dtype)
     room = int(chosen.cache_memory * 2**30) or _free_bytes(runner.device)
@@ -167,16 +167,16 @@ def _room(runner: Runner, chosen: EngineOptions) -> tuple[EngineLimits, int, int
 
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what loading has left
+        torch.cuda.empty_cache()  # memory left by loading
         free, _ = torch.cuda.mem_get_info(device)
-        return free // 2  # as it grows, half of it is there twice
+        return free // 2  # half of the cache exists twice while it grows
     if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
     return 2**30
 
 
 def _ends(runner: Runner, vocabulary: Vocabulary) -> frozenset[int]:
-    """The tokens that end a text, as the folder's generation_config says, or else the tokenizer."""
+    """Return the end tokens of the generation config or the tokenizer."""
     found = getattr(runner.model.generation_config, "eos_token_id", None)
     if found is None:
         found = vocabulary.tokenizer.eos_token_id

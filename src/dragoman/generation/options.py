@@ -12,10 +12,10 @@ Choices = Mapping[str, tuple[str, ...]]
 def check_options(
     kind: type[Options], given: Mapping[str, Any], least: Mapping[str, float], choices: Choices, what: str
 ) -> Options:
-    """The options of that kind, whose fields all have defaults: a value has the type of its default.
+    """Build options of a class whose fields all have defaults; a value must have the type of its default.
 
-    `least` are the least values of numbers, `choices` what a text may be. Raises ModelFailed naming an option that is
-    unknown to `what`, or its value wrong.
+    least: minimum of numbers. choices: allowed strings. what: the engine, for messages. Raises ModelFailed for an unknown
+    name or an invalid value.
     """
     defaults: Any = kind()
     known = list(defaults.__dataclass_fields__)

@@ -5,17 +5,17 @@ from typing import Any
 import torch
 from torch import nn
 
-# The weights' order fits any number of rows; it is made with this one in mind.
+# Number of rows for which the layout of the weights is optimized; it works for any.
 _ROWS = 32
-# Fewer rows than these are computed several times over: by other kernels, which are slower and round differently.
+# Fewer rows are repeated: they would use other kernels, which are slower and round differently.
 MIN_ROWS = 4
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
 class PackedLinear(nn.Module):
-    """A linear layer whose weight oneDNN has put in the order in which its kernels read it.
+    """Linear layer with its weight in the layout of oneDNN's kernels, the only copy of it.
 
-    It holds no other copy of the weight; `in_features` and `out_features` are those of the layer that it replaces.
+    in_features, out_features: those of the layer that it replaces.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -27,7 +27,7 @@ class PackedLinear(nn.Module):
         self._multiply_add = torch.ops.mkldnn._linear_pointwise.binary
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """A row's result is the same to the last bit whatever rows are beside it."""
+        """Compute the layer; the result of a row is bitwise independent of the other rows."""
         count = rows.numel() // self.in_features
         if not 0 < count < MIN_ROWS:
             return self.product(rows)
@@ -35,18 +35,18 @@ class PackedLinear(nn.Module):
         return found[:count].view(*rows.shape[:-1], -1)
 
     def product(self, rows: torch.Tensor) -> torch.Tensor:
-        """The same for rows of which there are at least `MIN_ROWS`."""
+        """Compute the layer for at least `MIN_ROWS` rows."""
         found: torch.Tensor = self._multiply(rows, self.packed, self.bias, "none", [], "")
         return found
 
     def plus(self, rows: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
-        """`product` and something to be added to it, as one operation."""
+        """Return `product` plus `added` in one operation."""
         found: torch.Tensor = self._multiply_add(rows, added, self.packed, self.bias, "add")
         return found
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this machine has kernels for reordered weights of that type."""
+    """Return whether this machine has kernels for packed weights of this dtype."""
     if device.type != "cpu" or dtype not in _DTYPES or not torch._C._has_mkldnn:
         return False
     try:
@@ -57,7 +57,7 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def pack(module: nn.Module) -> None:
-    """Replace every linear layer inside, GPT-2's transposed ones too, by one with its weight reordered."""
+    """Replace all linear layers, including transposed ones of GPT-2, by packed ones."""
     for name, child in module.named_children():
         made = _packed(child)
         if made is None:

@@ -1,7 +1,7 @@
-"""Rules that change the logits of one text's next token, on NumPy arrays, one text at a time.
+"""Rules that change the logits of the next token of one sequence, on NumPy arrays.
 
-Each gives what the processor of that name in transformers gives. They run in this order: repetition_penalty, presence
-and frequency penalties, logit_bias, allowed_token_ids, bad_words, min_new_tokens, grammar; and where a token is drawn:
+Each is equal to the logits processor of that name in transformers. They run in this order: repetition_penalty, presence
+and frequency penalties, logit_bias, allowed_token_ids, bad_words, min_new_tokens, grammar; and when sampling:
 temperature, top_k, top_p, min_p, typical_p.
 """
 
@@ -15,18 +15,18 @@ Logits = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int64]
 
 _NEVER = np.float32(-np.inf)
-# Tokens are laid out in so many bins, of which so many are one unit wide, so that only one of them must be sorted.
+# Tokens are distributed to _BINS bins, _PER_UNIT for each unit of logits, so that only one bin must be sorted.
 _BINS, _PER_UNIT = 2048, 64
 
 
 def repetition_penalty(logits: Logits, seen: Tokens, penalty: float) -> None:
-    """Divide the logits > 0, and multiply those < 0, of tokens in prompt and text (Keskar et al. 2019)."""
+    """Divide the logits > 0, and multiply those < 0, of tokens in prompt and completion (Keskar et al. 2019)."""
     found = logits[seen]
     logits[seen] = np.where(found < 0, found * np.float32(penalty), found / np.float32(penalty))
 
 
 def count_penalties(logits: Logits, counts: Mapping[int, int], presence: float, frequency: float) -> None:
-    """Take `presence` once and `frequency` per occurrence off the logits of the text's tokens, as OpenAI's API."""
+    """Subtract `presence` once and `frequency` per occurrence from the logits of generated tokens (OpenAI API)."""
     if not counts:
         return
     tokens = np.fromiter(counts.keys(), np.int64, len(counts))
@@ -41,7 +41,7 @@ def only(logits: Logits, tokens: Tokens) -> None:
 
 
 def bad_words(logits: Logits, tokens: Sequence[int], words: Sequence[tuple[int, ...]]) -> None:
-    """Forbid the last token of each word whose other tokens have just been written."""
+    """Forbid the last token of each word whose other tokens were just generated."""
     for word in words:
         begun = len(word) - 1
         if not begun or tuple(tokens[-begun:]) == word[:-1]:
@@ -54,27 +54,26 @@ def temperature(logits: Logits, value: float) -> None:
 
 
 def top_k(logits: Logits, count: int) -> None:
-    """Leave the `count` largest, and those equal to the least of them."""
+    """Keep the `count` largest logits, and those equal to the smallest of them."""
     if count < len(logits):
         least = np.partition(logits, len(logits) - count)[len(logits) - count]
         logits[logits < least] = _NEVER
 
 
 def top_p(logits: Logits, mass: float) -> None:
-    """Leave the likeliest tokens that make up the mass, at least one, and those equal to the least of them (Holtzman et
-    al. 2020)."""
+    """Keep the most probable tokens up to a total probability, at least one, and ties (Holtzman et al. 2020)."""
     powers = np.exp(logits - logits.max())
     logits[logits < logits[_edge(-logits, powers, mass)]] = _NEVER
 
 
 def min_p(logits: Logits, share: float) -> None:
-    """Forbid tokens less likely than that share of the likeliest one's probability."""
+    """Forbid tokens with less than this share of the highest probability."""
     highest = logits.max()
     logits[logits < highest + np.float32(np.log(share))] = _NEVER
 
 
 def typical_p(logits: Logits, mass: float) -> None:
-    """Leave the tokens whose surprise is nearest to the expected one and make up the mass (Meister et al. 2022)."""
+    """Keep tokens with information content nearest to the entropy, up to a total probability (Meister et al. 2022)."""
     possible = np.flatnonzero(logits > _NEVER)
     left = logits[possible]
     powers = np.exp(left - left.max(), dtype=np.float64)
@@ -85,7 +84,7 @@ def typical_p(logits: Logits, mass: float) -> None:
 
 
 def _edge(keys: npt.NDArray[Any], weights: npt.NDArray[Any], mass: float) -> int:
-    """Where those that come first by their keys reach that share of all weights: the place of the last one needed."""
+    """Return the index of the element at which the weights, in order of keys, reach a share of their sum."""
     bins = np.minimum((keys - keys.min()) * _PER_UNIT, _BINS - 1).astype(np.intp)
     sums = np.bincount(bins, weights).cumsum()
     goal = mass * sums[-1]
@@ -97,7 +96,7 @@ def _edge(keys: npt.NDArray[Any], weights: npt.NDArray[Any], mass: float) -> int
 
 
 def draw(logits: Logits, uniform: float) -> int:
-    """The token at that place of the distribution: `uniform` is from 0 to less than 1."""
+    """Return the token at a quantile of the distribution; `uniform` is in [0, 1)."""
     sums = np.exp(logits - logits.max()).astype(np.float64).cumsum()
     place = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
     return min(place, len(logits) - 1)

@@ -1,20 +1,20 @@
-"""Stop strings: found as text grows, while what may yet become one that is taken off is held back."""
+"""Stop strings: found in growing text, holding back text that may become part of one."""
 
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """Watches one text. `found` is the stop string that ended it, "" while none has. With `keep` the text ends behind
-    it, so that nothing needs to be held back."""
+    """Searches one completion. `found`: the stop string that ended it, or "". With `keep` the stop string is part of the
+    text, so nothing is held back."""
 
     def __init__(self, strings: Sequence[str], keep: bool) -> None:
         self._strings = tuple(string for string in strings if string)
         self._keep = keep
-        self._watched = ""  # the end of the text so far, in which a stop string may begin
+        self._watched = ""  # end of the text so far, where a stop string may begin
         self.found = ""
 
     def add(self, text: str) -> str:
-        """What of the text so far is certain now, and was not before; after a stop string nothing is."""
+        """Add text; return the text that is newly certain, nothing after a stop string."""
         if self.found:
             return ""
         if not self._strings:
@@ -33,12 +33,12 @@ class StopStrings:
         return text if self._keep else certain
 
     def rest(self) -> str:
-        """What was held back, once the text has ended otherwise."""
+        """Return the text held back, after the completion ended for another reason."""
         held, self._watched = "" if self._keep else self._watched, ""
         return held
 
     def _begun(self) -> int:
-        """The length of the longest end of the text that begins a stop string."""
+        """Return the length of the longest suffix of the text that is a prefix of a stop string."""
         longest = max((len(string) for string in self._strings), default=1) - 1
         for size in range(min(longest, len(self._watched)), 0, -1):
             end = self._watched[-size:]

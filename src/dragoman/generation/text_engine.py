@@ -1,4 +1,4 @@
-"""What an engine for texts promises the server: ours keeps it, and so does another one behind an adapter."""
+"""Interface of text engines, implemented by our engine and by adapters of external ones."""
 
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -10,39 +10,38 @@ from dragoman.generation.job import PromptRequest
 
 
 class TextEngine(Protocol):
-    """One model at work. `details` is what it tells of itself: its context, its numbers, its end tokens."""
+    """Text engine of one model. `details`: metadata such as context length, dtype and end tokens."""
 
     @property
     def details(self) -> Mapping[str, Any]: ...
 
     @property
     def active(self) -> int:
-        """How many prompts wait or are worked on."""
+        """Number of waiting and running prompts."""
 
     async def prepare(self, call: Generate) -> None:
-        """Do for a call what takes long and may be done aside: compile its grammar. `asked` would wait for it.
+        """Do the slow preparation of a call, compiling its grammar, for which `split_call` would block.
 
         Raises InvalidInput or Overloaded.
         """
 
     def split_call(self, call: Generate) -> list[PromptRequest]:
-        """A call, checked and cut into tokens: one for each prompt.
+        """Validate and tokenize a call; return one request for each prompt. Thread-safe.
 
-        Raises InvalidInput naming the parameter that does not fit, or that this engine does not have; nothing has been
-        computed then. May be called in any thread.
+        Raises InvalidInput for a parameter that is invalid or not supported by this engine.
         """
 
     def generate(self, prompts: Sequence[PromptRequest]) -> AsyncGenerator[Generation, None]:
-        """Pieces as they come, the first with what became of the prompts; closing the generator cancels them.
+        """Yield chunks as they are generated, the first with information on the prompts; closing cancels them.
 
-        Raises Overloaded where too many wait, WorkerLost where the engine is no more, and what went wrong in a text.
+        Raises Overloaded if the queue is full, WorkerLost if the engine has ended, and errors of the generation.
         """
 
     def spans(self, prompt: Prompt) -> tuple[str, tuple[TokenSpan, ...]]:
-        """A prompt's text, and its tokens with the characters that each of them covers."""
+        """Return the text of a prompt and its tokens with their character offsets."""
 
     def measurements(self) -> Iterable[Family]:
-        """What is known of its steps and its queue. From any thread."""
+        """Return metrics of steps and queue. Thread-safe."""
 
     async def close(self) -> None:
-        """Stop; calls that are open fail with WorkerLost."""
+        """Stop the engine; open calls fail with WorkerLost."""

@@ -1,4 +1,4 @@
-"""A tokenizer as the engine needs it: prompts become tokens, tokens become text."""
+"""Tokenizer of a model: prompts to tokens, tokens to text."""
 
 import inspect
 import json
@@ -13,22 +13,21 @@ from dragoman.core.errors import InvalidInput, TooLong
 from dragoman.core.text import Bare, Chat, Prompt, TokenSpan
 from dragoman.generation.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
 
-# A text of more characters is cut by what lets other threads go on, and knows no places in the text.
+# Longer texts are tokenized by the method that releases the interpreter lock but returns no offsets.
 _LONG = 1000
-# So many times the model's context is more than anybody can mean: such a text is not cut, nor are its tokens told.
+# Texts longer than this multiple of the model's context are rejected before tokenization.
 _SPARE = 4
-# What the library takes beside a template's variables, but for what a chat says of itself.
+# Arguments of apply_chat_template that are not variables of the template.
 _NO_VARIABLES = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {
     "documents",
     "continue_final_message",
 }
-# How many of a prompt's last tokens a text's first characters may depend on.
+# Number of prompt tokens on which the first characters of a completion may depend.
 _BEFORE = 6
 
 
 class Vocabulary:
-    """The tokens of one model. `size` counts them, as the model's logits do; `context` is how many the model can read,
-    0 while nobody has said so."""
+    """Tokenizer of one model. size: number of logits. context: maximum number of tokens, 0 if not set."""
 
     def __init__(self, folder: Path, size: int) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -41,10 +40,10 @@ class Vocabulary:
     # --- prompts -----------------------------------------------------------------------------------------
 
     def encode(self, prompt: Prompt, *, bounded: bool = False) -> tuple[str, list[int]]:
-        """A prompt's text, of a conversation after the template, and its tokens.
+        """Return the text of a prompt, after the chat template, and its tokens.
 
-        Raises InvalidInput for token ids that there are not, and for conversations that the template refuses; with
-        `bounded` TooLong for a text that is too long for the context by far, before it is cut.
+        Raises InvalidInput for unknown token ids and for messages that the template rejects; with `bounded` TooLong for
+        a text that is far longer than the context, before tokenization.
         """
         if isinstance(prompt, str | Chat):
             text = str(prompt) if isinstance(prompt, str) else self._apply_template(prompt)
@@ -57,13 +56,13 @@ class Vocabulary:
         return self.decode(list(prompt), skip_special=False), list(prompt)
 
     def spans(self, prompt: Prompt) -> tuple[str, tuple[TokenSpan, ...]]:
-        """A prompt's text, and its tokens with the characters that each of them covers.
+        """Return the text of a prompt and its tokens with their character offsets.
 
-        Raises what `encode` does, and TooLong where there are too many tokens to tell them all.
+        Raises the errors of `encode`, and TooLong for more tokens than are returned.
         """
         text, ids = self.encode(prompt, bounded=True)
         if len(ids) > self.context * _SPARE > 0:
-            raise TooLong(f"prompt: expected at most {self.context * _SPARE} tokens to be told, got {len(ids)}")
+            raise TooLong(f"prompt: expected at most {self.context * _SPARE} tokens, got {len(ids)}")
         if self._fast is not None and not isinstance(prompt, tuple):
             (found,) = self._fast.encode_batch([text], add_special_tokens=_adds_special_tokens(prompt))
             places = found.offsets
@@ -88,7 +87,7 @@ class Vocabulary:
         return ids
 
     def _check_size(self, text: str) -> None:
-        """Raises TooLong where a text cannot fit, which to cut it into tokens first would take long to tell."""
+        """Raise TooLong for a text that cannot fit, without the time of tokenization."""
         least = len(text) // self.longest
         if least > self.context * _SPARE > 0:
             raise TooLong(
@@ -111,24 +110,24 @@ class Vocabulary:
                 tokenize=False,
                 **chat.options,
             )
-        except Exception as error:  # a template raises what it likes
+        except Exception as error:  # templates can raise any exception
             if chat.template:
-                raise InvalidInput(f"chat_template: it refuses these messages: {error}") from error
-            raise InvalidInput(f"messages: the model's chat template refuses them: {error}") from error
+                raise InvalidInput(f"chat_template: it rejects these messages: {error}") from error
+            raise InvalidInput(f"messages: the model's chat template rejects them: {error}") from error
         return text
 
     def _estimate_spans(self, ids: Sequence[int]) -> list[tuple[int, int]]:
-        """Where each token's characters end up, for tokenizers that do not tell."""
+        """Return the offsets of tokens for tokenizers that do not provide them."""
         writer, places, stop = self.detokenizer((), skip_special=False, spaces=False), [], 0
         for token in ids:
             start, stop = stop, stop + len(writer.add(token))
             places.append((start, stop))
         return places
 
-    # --- texts -------------------------------------------------------------------------------------------
+    # --- text --------------------------------------------------------------------------------------------
 
     def decode(self, ids: list[int], *, skip_special: bool, spaces: bool = True) -> str:
-        """The text of tokens; `spaces` sets special tokens apart, in tokenizers that know of that."""
+        """Return the text of tokens; `spaces`: separate special tokens by spaces, if the tokenizer supports it."""
         if self._fast is not None:
             text: str = self._fast.decode(ids, skip_special_tokens=skip_special)
             return text
@@ -141,7 +140,7 @@ class Vocabulary:
         return slow
 
     def detokenizer(self, before: Sequence[int], *, skip_special: bool, spaces: bool) -> Detokenizer:
-        """What writes the text that follows the prompt's tokens `before`."""
+        """Return a detokenizer for a completion after the prompt tokens `before`."""
         before = list(before[-_BEFORE:])
         if self._bytes is not None:
             table = self._plain_bytes if skip_special else self._bytes
@@ -150,7 +149,7 @@ class Vocabulary:
         return WindowDetokenizer(lambda ids: self.decode(ids, skip_special=skip_special, spaces=spaces), before)
 
     def text(self, token: int) -> str:
-        """What a token alone reads, with the space that it may begin with."""
+        """Return the text of a single token, including a leading space."""
         known = self._texts.get(token)
         if known is None:
             known = self._texts[token] = self._read(token)
@@ -164,17 +163,17 @@ class Vocabulary:
 
     @cached_property
     def longest(self) -> int:
-        """How many characters of a text a token can stand for."""
+        """Length of the longest token in characters."""
         return max(map(len, self.tokenizer.get_vocab()), default=1)
 
     @cached_property
     def _anchor(self) -> list[int]:
-        """A token before others, so that they do not stand at the start of a text."""
+        """A token to put before others, so that they are not at the start of a text."""
         return self.cut("a", special=False)[-1:]
 
     @cached_property
     def _bytes(self) -> Mapping[int, bytes] | None:
-        """The bytes of every token, where the decoder is byte-level."""
+        """Bytes of every token, None if the decoder is not byte-level."""
         if self._fast is None or not _is_byte_level(self._fast):
             return None
         return {token: _as_bytes(word) for word, token in self._fast.get_vocab(with_added_tokens=True).items()}
@@ -185,13 +184,13 @@ class Vocabulary:
 
     @cached_property
     def _skipped(self) -> frozenset[int]:
-        """The tokens that skipping special ones leaves out."""
+        """Tokens that are omitted when special tokens are skipped."""
         added = self._fast.get_added_tokens_decoder()
         return frozenset(token for token, word in added.items() if word.special)
 
 
 def _adds_special_tokens(prompt: str | Chat) -> bool:
-    """Whether the tokenizer puts its special tokens around a prompt."""
+    """Whether the tokenizer adds its special tokens to a prompt."""
     return prompt.special_tokens if isinstance(prompt, Chat) else not isinstance(prompt, Bare)
 
 
@@ -201,8 +200,8 @@ def _is_byte_level(fast: Any) -> bool:
 
 
 def _characters() -> Mapping[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for: printable ones for themselves, and the
-    others for those from 256 on, as GPT-2 began."""
+    """Return the byte of each character in a byte-level vocabulary: printable bytes represent themselves, the others are
+    numbered from 256 (GPT-2)."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -212,7 +211,7 @@ _BYTES = _characters()
 
 
 def _as_bytes(word: str) -> bytes:
-    """A token's bytes; a word that is not written in that alphabet stands for itself."""
+    """Return the bytes of a token; a word outside of that alphabet represents itself."""
     if all(character in _BYTES for character in word):
         return bytes(_BYTES[character] for character in word)
     return word.encode()

@@ -67,7 +67,7 @@ class TextModel(Model):
         if call.sampling.grammar is not None:
             await self._loaded.prepare(call)
         if sum(map(_size, call.prompts)) > _LONG:
-            asked = await asyncio.to_thread(self._loaded.asked, call)
+            asked = await asyncio.to_thread(self._loaded.split_call, call)
         else:
             asked = self._loaded.split_call(call)
         async with aclosing(self._loaded.generate(asked)) as pieces:
