@@ -92,9 +92,7 @@ class BeamSearch:
         self.over = not going or self._settled(going[0][1].score)
         if self.over:
             return []
-        while (
-            len(going) < given.num_beams
-        ):  # if a grammar allows few continuations, copies that cannot win fill the batch
+        while len(going) < given.num_beams:  # copies that cannot win, if a grammar allows few
             going.append((going[0][0], _Beam(going[0][1].writer, _OUT)))
         self._beams = [beam for _, beam in going]
         return [parent for parent, _ in going]

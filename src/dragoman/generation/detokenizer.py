@@ -47,10 +47,10 @@ class BytesDetokenizer:
 
 
 class WindowDetokenizer:
-    """Detokenizer of other vocabularies: decodes the last tokens with and without the new ones and returns the difference.
+    """Detokenizer of other vocabularies: decodes the last tokens with and without the new ones.
 
-    The window begins where the text was last certain, so that special treatment at the start of a text, such as removing
-    a space, cancels out. Text ending in a replacement character may be incomplete and is held back.
+    The window begins where the text was last certain, so that special treatment of the start of a text, such as
+    removing a space, cancels out. Text ending in a replacement character may be incomplete and is held back.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], before: Sequence[int]) -> None:

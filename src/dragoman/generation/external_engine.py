@@ -170,7 +170,7 @@ class ExternalEngine:
             step.tokens.cached,
             tuple(prefill),
             None,
-        )  # how long a prompt waits inside an engine, only that knows
+        )  # the time in the engine's queue is unknown
         return PromptInfo(asked.text, len(asked.tokens), *reported, asked.checked_s, asked.length)
 
 

@@ -14,8 +14,8 @@ def check_options(
 ) -> Options:
     """Build options of a class whose fields all have defaults; a value must have the type of its default.
 
-    least: minimum of numbers. choices: allowed strings. what: the engine, for messages. Raises ModelFailed for an unknown
-    name or an invalid value.
+    least: minimum of numbers. choices: allowed strings. what: the engine, for messages. Raises ModelFailed for an
+    unknown name or an invalid value.
     """
     defaults: Any = kind()
     known = list(defaults.__dataclass_fields__)

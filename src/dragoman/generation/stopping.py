@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Searches one completion. `found`: the stop string that ended it, or "". With `keep` the stop string is part of the
-    text, so nothing is held back."""
+    """Searches one completion. `found`: the stop string that ended it, or "".
+
+    With `keep` the stop string is part of the text, so nothing is held back.
+    """
 
     def __init__(self, strings: Sequence[str], keep: bool) -> None:
         self._strings = tuple(string for string in strings if string)

@@ -200,8 +200,10 @@ def _is_byte_level(fast: Any) -> bool:
 
 
 def _characters() -> Mapping[str, int]:
-    """Return the byte of each character in a byte-level vocabulary: printable bytes represent themselves, the others are
-    numbered from 256 (GPT-2)."""
+    """Return the byte of each character in a byte-level vocabulary (GPT-2).
+
+    Printable bytes represent themselves, the others are numbered from 256.
+    """
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
