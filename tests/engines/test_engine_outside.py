@@ -226,7 +226,7 @@ async def test_who_leaves_and_what_fails_ends_what_is_under_way(vocabulary: Voca
     with pytest.raises(ModelFailed, match="would not say"):
         await pieces(made, "x", n=3, do_sample=True, seed=6)
     assert (made.active, made._engine.left) == (0, 7)
-    with pytest.raises(ModelFailed, match="not at its end"):
+    with pytest.raises(ModelFailed, match="ended a completion early"):
         await pieces(engine(vocabulary, {None: [word]}), "x")
     with pytest.raises(InvalidInput, match="typical_p"):
         await pieces(made, "x", typical_p=0.5)

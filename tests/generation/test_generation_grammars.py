@@ -1,4 +1,4 @@
-"""GrammarService that take too much, or that no text satisfies: each is refused by itself, and no other text waits for it."""
+"""Grammars that take too much time or memory, or that no text satisfies: each is rejected without delaying others."""
 
 import asyncio
 import json

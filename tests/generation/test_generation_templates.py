@@ -39,7 +39,7 @@ async def test_a_template_stands_for_the_models_own(llama: LanguageModel) -> Non
     ],
 )
 async def test_what_a_template_must_not_do_is_its_callers_fault(llama: LanguageModel, template: str) -> None:
-    with pytest.raises(errors.InvalidInput, match=r"^chat_template: it refuses these messages: "):
+    with pytest.raises(errors.InvalidInput, match=r"^chat_template: it rejects these messages: "):
         await rendered(llama, template)
 
 

@@ -59,7 +59,7 @@ REFUSED: list[tuple[tuple[str, Any], str]] = [
     ),
     (("/tokenize", {"inputs": "word " * 1_000_000}), "`inputs`: expected less than 512 tokens, .* 5000000 characters"),
     (("/tokenize", {"prompt": "word " * 1_000_000}), "expected less than 512 tokens, .* 5000000 characters"),
-    (("/tokenize", {"inputs": "🦆" * 600}), "`inputs`: expected at most 2048 tokens to be told, got 24"),
+    (("/tokenize", {"inputs": "🦆" * 600}), "`inputs`: expected at most 2048 tokens, got 24"),
     (
         ("/chat_tokenize", {"messages": [{"role": "user", "content": "word " * 1_000_000}]}),
         "`messages`: expected less than 512 tokens, .* characters",
