@@ -312,7 +312,7 @@ def _front_of(engine: Engine, settings: Settings) -> Front:
     """What clients see of an engine, in this process or in several others."""
     if settings.front_ends == 1:
         return Front(engine, settings)
-    from dragoman.front_ends.processes import front_of
+    from dragoman.front_ends.front_ends import front_of
 
     return front_of(engine, settings)
 

@@ -206,7 +206,7 @@ def test_a_model_that_ends_its_process(model: str, end: str) -> None:
         for _ in range(5):  # as often as it likes
             status, body = served.infer(model, [-1.0])
             assert status in (500, 503)
-            assert "died" in body["error"] or "cannot be kept alive" in body["error"]
+            assert "died" in body["error"] or "keeps exiting" in body["error"]
         until(lambda: served.infer(model, [3.0])[0] == 200, "the model's return")
         served.until_ready()
 

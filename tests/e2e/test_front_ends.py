@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import dragoman
 from dragoman.core.errors import InvalidInput
-from dragoman.front_ends.ports import held
+from dragoman.front_ends.ports import bind_all
 from e2e.served import MODELS, PATIENCE_S, Served, free_ports, serving, started, until
 
 FRONTS = MODELS / "fronts.py"
@@ -454,15 +454,15 @@ async def test_a_start_that_is_given_up_leaves_no_process_behind() -> None:
 
 def test_all_ports_are_held_or_none() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        first = held([("127.0.0.1", 0)])
+        first = bind_all([("127.0.0.1", 0)])
         port = first[0].getsockname()[1]
         first[0].close()
         with pytest.raises(OSError, match="in use"):
-            held([("127.0.0.1", port), ("127.0.0.1", taken.getsockname()[1])])
+            bind_all([("127.0.0.1", port), ("127.0.0.1", taken.getsockname()[1])])
         with socket.create_server(("127.0.0.1", port)):
             pass
     with pytest.raises(OSError, match="in use"):
-        held([("127.0.0.1", port), ("127.0.0.1", port)])
+        bind_all([("127.0.0.1", port), ("127.0.0.1", port)])
 
 
 async def test_what_is_set_wrongly_is_said_at_the_start(tmp_path: Path) -> None:

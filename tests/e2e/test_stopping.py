@@ -68,7 +68,7 @@ def test_sigterm_does_not_wait_for_a_model_that_is_stuck(
         assert served.ended(within_s=30) == 0
         status, body = answer.result(PATIENCE_S)
         assert status == 503
-        assert "is stopped" in body["error"] or "shutting down" in body["error"]
+        assert "is unloading" in body["error"] or "shutting down" in body["error"]
         assert bool(workers) == (placement == "process")
         until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "the end of the worker")
 

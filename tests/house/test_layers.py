@@ -179,7 +179,7 @@ def test_importing_the_package_imports_no_framework_and_not_even_numpy() -> None
 
 
 def test_a_worker_process_holds_no_transport_protocol_or_engine() -> None:
-    modules = loaded_after("import dragoman.workers.child")
+    modules = loaded_after("import dragoman.workers.worker")
     above = {m for m in modules if m.startswith(("dragoman.transports", "dragoman.protocols", "dragoman.engine"))}
     assert not above
     assert not modules & {"uvicorn", "grpc", "dragoman.server"}

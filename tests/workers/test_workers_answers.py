@@ -101,9 +101,9 @@ async def test_a_closed_pool_is_not_ready_and_refuses(place: str, tmp_path: Path
         ready = pool.ready
         assert not ready
         assert (tmp_path / "closed").exists()
-        with pytest.raises(NotReady, match="stopped"):
+        with pytest.raises(NotReady, match="unloading"):
             await pool.call(ask())
-        with pytest.raises(NotReady, match="stopped"):
+        with pytest.raises(NotReady, match="unloading"):
             await anext(pool.stream(ask()))
 
 

@@ -93,7 +93,7 @@ async def test_words_that_are_not_quite_plain_arrive_as_they_are() -> None:
 
 async def test_an_answer_that_cannot_be_pickled_costs_that_call_alone() -> None:
     async with processes("Acts") as pool:
-        with pytest.raises(ModelFailed, match="its answer cannot leave the worker process"):
+        with pytest.raises(ModelFailed, match="its response cannot be sent from the worker process"):
             await pool.call(ask(do="lambda"))
         assert first(await pool.call(ask(do="readonly"))) == 0
 

@@ -106,9 +106,7 @@ async def test_a_death_in_the_first_load_is_told() -> None:
 
 
 async def test_metadata_that_cannot_leave_the_process_are_told() -> None:
-    with pytest.raises(
-        ModelFailed, match=r"failed to load 'm', what it tells of itself cannot leave .* '_thread.lock'"
-    ):
+    with pytest.raises(ModelFailed, match=r"failed to load 'm', its description cannot be sent .* '_thread.lock'"):
         async with processes("TellsTooMuch"):
             pass
     assert not children()
@@ -163,7 +161,7 @@ async def test_close_leaves_nothing_behind(model: str, tmp_path: Path) -> None:
             await pool.call(ask(do="kill"))
         held = asyncio.create_task(pool.call(ask(do="hold", begun=tmp_path / "b", go=tmp_path / "go")))
         await until((tmp_path / "b").exists)
-    with pytest.raises(NotReady, match="stopped"):
+    with pytest.raises(NotReady, match="unloading"):
         await held
     assert not children()
     assert descriptors() == before
@@ -179,7 +177,7 @@ async def test_close_while_a_worker_is_restarted() -> None:
                 await until(children)
             waits = asyncio.create_task(pool.call(ask(do="pid")))
             await asyncio.sleep(0)
-        with pytest.raises(NotReady, match="stopped"):
+        with pytest.raises(NotReady, match="unloading"):
             await waits
         assert not children()
 
@@ -193,7 +191,7 @@ async def test_large_frames_both_ways_at_once() -> None:
 
 def test_a_worker_needs_no_server() -> None:
     script = (
-        "import sys, dragoman.workers.child, dragoman.runtimes.python.model\n"
+        "import sys, dragoman.workers.worker, dragoman.runtimes.python.model\n"
         "print([m for m in sys.modules if m.split('.')[:2] in"
         " [['dragoman', r] for r in ('transports', 'protocols', 'engine', 'server', 'cli', 'console')]])"
     )

@@ -27,7 +27,7 @@ async def test_a_process_that_goes_on_with_a_cancelled_call_is_killed(
             stuck.cancel()
             pids |= {first(answer) for answer in await asyncio.wait_for(asyncio.gather(*waiting), 20)}
         assert len(pids) == 5
-    assert [r.levelno for r in caplog.records if "'m': killed the worker process" in r.message] == [logging.WARNING] * 5
+    assert [r.levelno for r in caplog.records if "'m': killed a worker process" in r.message] == [logging.WARNING] * 5
     assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
 
 

@@ -119,7 +119,7 @@ def big(n: int, size: int = 100_000) -> Request[Any]:
 
 
 def taken(pool: Any) -> int:
-    return int(pool._replicas[0]._channel._arena.taken)
+    return int(pool._supervisors.running[0]._channel._arena.taken)
 
 
 async def test_calls_go_through_shared_memory_and_leave_it() -> None:

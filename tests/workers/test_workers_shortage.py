@@ -78,7 +78,7 @@ async def test_it_crosses_from_a_process() -> None:
 
 
 async def test_a_process_that_the_kernel_kills_lacked_memory() -> None:
-    with pytest.raises(OutOfMemory, match=r"died \(signal SIGKILL\) while it loaded, as where memory is short"):
+    with pytest.raises(OutOfMemory, match=r"died \(signal SIGKILL\) while it loaded, probably out of memory"):
         async with processes("KilledInLoad"):
             pass
     assert not children()

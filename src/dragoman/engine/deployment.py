@@ -22,7 +22,7 @@ from dragoman.engine.counters import CallCounters
 from dragoman.engine.generation_counters import GenerationUsage
 from dragoman.engine.placing import first_placement
 from dragoman.system.coroutines import Pending, begin, ensure_task
-from dragoman.workers.pool import Elsewhere, Loaded, Pool
+from dragoman.workers.pool import Loaded, Pool, WrongPlacement
 
 A = TypeVar("A")
 
@@ -84,7 +84,7 @@ class Deployment:
         self.place = first_placement(self.spec)
         try:
             return await self._pooled(self.place, self.spec)
-        except Elsewhere as wish:
+        except WrongPlacement as wish:
             self.place = wish.placement
         return await self._pooled(self.place, replace(self.spec, placement=self.place))
 

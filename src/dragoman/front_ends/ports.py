@@ -1,4 +1,4 @@
-"""The ports of several processes that listen on the same ones, held for them while they come and go."""
+"""Ports that several processes share, bound by the parent so that they stay taken while those restart."""
 
 import errno
 import os
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dragoman.front import Address
 
 
-def held(addresses: Sequence[Address]) -> list[socket.socket]:
-    """A socket that is bound to each address and does not listen, all or none; the system chooses where the port is 0.
+def bind_all(addresses: Sequence[Address]) -> list[socket.socket]:
+    """Return a socket bound to each address, not listening; the system chooses a port for 0.
 
-    Raises OSError where a port is taken, also by a server that would share it: to share it with strangers would give
-    them some of our clients.
+    Raises OSError, with nothing bound, if a port is taken, also by another server with SO_REUSEPORT: sharing a port
+    with it would give it some of our clients.
     """
     sockets: list[socket.socket] = []
     try:
@@ -31,15 +31,15 @@ def held(addresses: Sequence[Address]) -> list[socket.socket]:
 def _bound(address: Address, *, shared: bool) -> socket.socket:
     made = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what an earlier server left behind does not matter
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier server may linger
         if shared:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if made.family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # as `socket.create_server` has it
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # as in `socket.create_server`
         made.bind(address)
-    except OSError as fault:
+    except OSError as error:
         made.close()
-        raise _taken(address, fault.errno or errno.EADDRINUSE) from fault
+        raise _taken(address, error.errno or errno.EADDRINUSE) from error
     return made
 
 

@@ -30,9 +30,9 @@ from dragoman.core.metrics import Family
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
-from dragoman.workers.aside import aside, here
+from dragoman.workers.background import run_here, run_in_thread
 from dragoman.workers.outcome import as_it_is, derivative, embedded, generation, inference
-from dragoman.workers.pool import Elsewhere, Loaded
+from dragoman.workers.pool import Loaded, WrongPlacement
 from dragoman.workers.shortage import failure
 
 log = logging.getLogger("dragoman.model")
@@ -79,21 +79,21 @@ class Executor:
 
     @classmethod
     async def load(cls, spec: ModelSpec, place: Placement, *, in_thread: bool = True) -> "Executor":
-        """Make and load the model. Raises ModelFailed, NotReady where it may load later, or Elsewhere before it is
+        """Make and load the model. Raises ModelFailed, NotReady where it may load later, or WrongPlacement before it is
         loaded in the wrong place.
 
         In a thread the event loop stays free; without, the model is loaded in the thread that it will run in. One that
         nobody waits for any more is closed once it is loaded.
         """
-        run: Callable[..., Awaitable[Any]] = aside if in_thread else here
+        run: Callable[..., Awaitable[Any]] = run_in_thread if in_thread else run_here
         try:
-            made: Executor | Model = await run(_loaded, cls, spec, place, unwanted=_close)
+            made: Executor | Model = await run(_loaded, cls, spec, place, discard=_close)
             if isinstance(made, Model):
                 await made.load()  # a coroutine
-                made = await run(cls, made, spec, unwanted=_close)
+                made = await run(cls, made, spec, discard=_close)
             assert isinstance(made, Executor)
             return made
-        except Elsewhere:
+        except WrongPlacement:
             raise
         except NotReady as fault:
             raise NotReady(f"failed to load '{spec.name}', {fault.message}") from fault
@@ -277,7 +277,7 @@ def _close(made: Executor | Model) -> None:
 def _settle(model: Model, spec: ModelSpec, place: Placement) -> None:
     """A model that nobody has placed may prefer to be in the server's process, which only it can tell."""
     if not spec.placement and model.placement in ("inline", "thread") and model.placement != place:
-        raise Elsewhere(model.placement)
+        raise WrongPlacement(model.placement)
 
 
 def _describe(model: Model, spec: ModelSpec) -> Loaded:

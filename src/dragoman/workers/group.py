@@ -18,12 +18,12 @@ _PR_SET_NAME = 15
 
 
 def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
-    """Start the guard, then run the worker; see `dragoman.workers.child.main`."""
+    """Start the guard, then run the worker; see `dragoman.workers.worker.main`."""
     if sys.platform == "linux":
         _start_guard((fd, *memory))
-    from dragoman.workers import child  # here, since it imports NumPy
+    from dragoman.workers import worker  # after the fork: it imports NumPy
 
-    child.main(fd, parent, memory)
+    worker.main(fd, parent, memory)
 
 
 def signal_at_end_of_parent(number: signal.Signals) -> None:

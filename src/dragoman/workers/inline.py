@@ -63,7 +63,7 @@ class InlinePool:
 
     async def call(self, request: Request[A]) -> A:
         if self._executor is None:
-            raise stopped(self._spec)
+            raise unloading(self._spec)
         if not self._executor.loaded.concurrent:
             answer = self._executor.one(request)
         else:
@@ -75,7 +75,7 @@ class InlinePool:
 
     async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
         if self._executor is None:
-            raise stopped(self._spec)
+            raise unloading(self._spec)
         given = 0
         async with aclosing(self._executor.pieces_async(request)) as pieces:
             while self._executor is not None:
@@ -88,7 +88,7 @@ class InlinePool:
                 except StopAsyncIteration:
                     return
                 yield copy_outputs(piece, request.call)
-        raise stopped(self._spec)
+        raise unloading(self._spec)
 
     async def close(self) -> None:
         executor, self._executor = self._executor, None
@@ -113,7 +113,7 @@ class InlinePool:
             yield
         except asyncio.CancelledError:
             if self._executor is None and not task.uncancel():
-                raise stopped(self._spec) from None
+                raise unloading(self._spec) from None
             raise
         finally:
             self._running.discard(task)
@@ -121,6 +121,6 @@ class InlinePool:
                 self._idle.set()
 
 
-def stopped(spec: ModelSpec) -> NotReady:
-    """The fault of a call to a pool that is closed."""
-    return NotReady(f"model '{spec.name}' is stopped")
+def unloading(spec: ModelSpec) -> NotReady:
+    """Return the error of a call to a pool that is closed."""
+    return NotReady(f"model '{spec.name}' is unloading")

@@ -1,4 +1,4 @@
-"""A pool in this process: threads that each hold a replica of the model, or the event loop."""
+"""A pool of threads, each with a replica of the model."""
 
 import asyncio
 import logging
@@ -19,54 +19,34 @@ from dragoman.core.spec import ModelSpec
 from dragoman.workers.availability import Availability
 from dragoman.workers.cores import keep_to_share
 from dragoman.workers.execute import Executor
-from dragoman.workers.inline import GRACE_S, InlinePool, stopped
+from dragoman.workers.frames import Kind
+from dragoman.workers.inline import GRACE_S, InlinePool, unloading
+from dragoman.workers.job import Job, settle
 from dragoman.workers.output_copies import copy_outputs
 from dragoman.workers.pool import WINDOW, A, Loaded
-from dragoman.workers.settled import settle
 from dragoman.workers.streams import Stream
 
-__all__ = ["InlinePool", "ThreadPool"]  # plugins know both places of this process by this module
+__all__ = ["InlinePool", "ThreadPool"]  # the entry points of both pools name this module
 
 log = logging.getLogger("dragoman.worker")
 
 
-class _Job:
-    """One call on its way to a thread. `deliver` runs on the event loop, once a piece and once at the end.
-
-    `credits` bounds how far a stream runs ahead of its reader; a plain call has none.
-    """
-
-    __slots__ = ("cancelled", "credits", "deliver", "request")
-
-    def __init__(self, request: Request[Any], deliver: Callable[[Any, BaseException | None, bool], None]) -> None:
-        self.request: Request[Any] | None = request
-        self.deliver = deliver
-        self.cancelled = False
-        self.credits: threading.Semaphore | None = None
-
-    def cancel(self) -> None:
-        self.cancelled = True
-        self.request = None  # a busy thread may come to this job late, and its tensors are large
-        if self.credits is not None:
-            self.credits.release()
-
-
 class ThreadPool:
-    """Each replica of the model has a thread of its own; all take from one queue.
+    """Each replica of the model has a thread of its own; all take calls from one queue.
 
-    An `async` model runs on the event loop instead, whatever was asked for.
+    An `async` model runs on the event loop instead.
     """
 
     def __init__(self, spec: ModelSpec, changed: Callable[[], None]) -> None:
         self._spec = spec
         self._changed = changed
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._outcomes: deque[tuple[_Job, Any, BaseException | None, bool]] = deque()
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._outcomes: deque[tuple[Job, Any, BaseException | None, bool]] = deque()
         self._woken = False
         self._replicas: list[tuple[Executor, threading.Thread]] = []
         self._inline: InlinePool | None = None
         self._availability = Availability(changed)
-        self._pending: set[_Job] = set()
+        self._pending: set[Job] = set()
 
     @property
     def ready(self) -> bool:
@@ -116,27 +96,27 @@ class ThreadPool:
         if self._inline is not None:
             return await self._inline.call(request)
         future: asyncio.Future[A] = self._loop.create_future()
-        job = _Job(request, partial(settle, future))
+        job = Job(0, Kind.CALL, request, partial(settle, future))
         self._put(job)
         try:
             return await future
         finally:
-            self._drop(job)
+            self._cancel(job)
 
     async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
         if self._inline is not None:
-            async with aclosing(self._inline.stream(request)) as pieces:
-                async for piece in pieces:
-                    yield piece
+            async with aclosing(self._inline.stream(request)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
             return
-        ahead = threading.Semaphore(WINDOW)
-        stream = Stream(ahead.release, lambda: self._drop(job))
-        job = _Job(request, stream.deliver)
-        job.credits = ahead
+        allowance = threading.Semaphore(WINDOW)
+        stream = Stream(allowance.release, lambda: self._cancel(job))
+        job = Job(0, Kind.STREAM, request, stream.deliver)
+        job.credits = allowance
         self._put(job)
-        async with aclosing(stream.pieces()) as pieces:
-            async for piece in pieces:
-                yield piece
+        async with aclosing(stream.chunks()) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def close(self) -> None:
         if self._inline is not None:
@@ -147,25 +127,24 @@ class ThreadPool:
             return
         self._changed()
         for job in list(self._pending):
+            job.deliver(None, unloading(self._spec), True)
             job.cancel()
-            job.deliver(None, stopped(self._spec), True)
         for _ in replicas:
             self._jobs.put(None)
         await asyncio.to_thread(_join, [thread for _, thread in replicas])
         for executor, thread in replicas:
-            if thread.is_alive():  # a thread cannot be stopped, and a model in use not be closed
-                log.warning("model '%s' still computes; it is left to end by itself", self._spec.name)
+            if thread.is_alive():  # a thread cannot be stopped, and a model in use cannot be closed
+                log.warning("model '%s': a call still runs after unloading; its thread is left to end", self._spec.name)
             else:
                 await executor.close()
 
-    def _put(self, job: _Job) -> None:
+    def _put(self, job: Job) -> None:
         if not self._replicas:
-            raise stopped(self._spec)
+            raise unloading(self._spec)
         self._pending.add(job)
         self._jobs.put(job)
 
-    def _drop(self, job: _Job) -> None:
-        """Nobody waits for it any more."""
+    def _cancel(self, job: Job) -> None:
         job.cancel()
         self._pending.discard(job)
 
@@ -174,10 +153,10 @@ class ThreadPool:
     def _work(self, executor: Executor) -> None:
         keep_to_share(self._spec.replicas, of_thread=True)
         while (job := self._jobs.get()) is not None:
-            self._answer(executor, job)
-            del job  # an idle thread keeps nobody's tensors
+            self._compute(executor, job)
+            del job  # an idle thread must not keep tensors alive
 
-    def _answer(self, executor: Executor, job: _Job) -> None:
+    def _compute(self, executor: Executor, job: Job) -> None:
         request = job.request
         if request is None:
             return
@@ -186,28 +165,28 @@ class ThreadPool:
                 self._post(job, copy_outputs(executor.one(request), request.call), None, True)
             else:
                 self._stream(job, executor, request, job.credits)
-        except DragomanError as fault:
-            self._post(job, None, fault, True)
-        except BaseException as fault:
-            self._post(job, None, ModelFailed(public_text(fault)), True)
+        except DragomanError as error:
+            self._post(job, None, error, True)
+        except BaseException as error:
+            self._post(job, None, ModelFailed(public_text(error)), True)
 
-    def _stream(self, job: _Job, executor: Executor, request: Request[Any], credit: threading.Semaphore) -> None:
-        with closing(executor.pieces(request)) as pieces:
-            for piece in pieces:
-                self._post(job, copy_outputs(piece, request.call), None, False)
-                credit.acquire()
-                if job.cancelled:
+    def _stream(self, job: Job, executor: Executor, request: Request[Any], allowance: threading.Semaphore) -> None:
+        with closing(executor.pieces(request)) as chunks:
+            for chunk in chunks:
+                self._post(job, copy_outputs(chunk, request.call), None, False)
+                allowance.acquire()
+                if job.is_cancelled:
                     break
         self._post(job, None, None, True)
 
-    def _post(self, job: _Job, value: Any, error: BaseException | None, last: bool) -> None:
-        # One wake-up of the loop serves all outcomes that gather until it runs.
+    def _post(self, job: Job, value: Any, error: BaseException | None, last: bool) -> None:
+        # One wake-up of the event loop delivers all outcomes that have gathered until it runs.
         self._outcomes.append((job, value, error, last))
         if not self._woken:
             self._woken = True
             try:
                 self._loop.call_soon_threadsafe(self._flush)
-            except RuntimeError:  # the loop is closed: nobody waits any more
+            except RuntimeError:  # the event loop is closed
                 self._outcomes.clear()
 
     def _flush(self) -> None:

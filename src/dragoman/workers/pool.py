@@ -39,7 +39,7 @@ class Loaded:
     handlers: tuple[str, ...] = ()
 
 
-class Elsewhere(Exception):
+class WrongPlacement(Exception):
     """A model that nobody has placed, asked before it is loaded, prefers to be in another place."""
 
     def __init__(self, placement: Placement) -> None:
@@ -73,7 +73,7 @@ class Pool(Protocol):
 
     async def start(self) -> Loaded:
         """Load every replica. Raises ModelFailed, what the model's own checks raise, NotReady where it may load
-        later, or Elsewhere."""
+        later, or WrongPlacement."""
 
     def measurements(self) -> Sequence[Family]:
         """What the replicas in this process measure of themselves, each for itself; of others nothing is known."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from dragoman import plugins
 from dragoman.core.errors import ModelFailed
-from dragoman.workers.child import begin
-from dragoman.workers.spawn import kill, spawn
+from dragoman.workers.child_process import kill, spawn
+from dragoman.workers.worker import set_up_child
 
 
 def probe(function: Callable[..., Any], arguments: Sequence[Any], timeout_s: float) -> Any:
@@ -42,7 +42,7 @@ def probe(function: Callable[..., Any], arguments: Sequence[Any], timeout_s: flo
 
 def main(fd: int, parent: int, _memory: Sequence[int] = ()) -> None:
     """Answer the one request that comes through the socket."""
-    begin(parent, (fd,))
+    set_up_child(parent, (fd,))
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)

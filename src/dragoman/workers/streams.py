@@ -37,7 +37,7 @@ class Stream:
         self._over = self._over or last or error is not None
         self._watch()
 
-    async def pieces(self) -> AsyncGenerator[Any, None]:
+    async def chunks(self) -> AsyncGenerator[Any, None]:
         """The pieces as they come; raises the error that ends them."""
         read = 0
         try:

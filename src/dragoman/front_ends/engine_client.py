@@ -1,4 +1,4 @@
-"""The engine, as a front end asks it: through the socket to the process that holds it."""
+"""The engine for a front end: a client of the process that holds it."""
 
 import asyncio
 import itertools
@@ -14,22 +14,21 @@ from dragoman.system.coroutines import begin
 from dragoman.workers import shared
 from dragoman.workers.channel import Channel
 from dragoman.workers.frames import Frame, Kind, encode
+from dragoman.workers.job import Deliver, Job, settle
 from dragoman.workers.pool import WINDOW
-from dragoman.workers.replica import Job
-from dragoman.workers.settled import settle
 from dragoman.workers.streams import Stream
 
 A = TypeVar("A")
 
-# A stream's reader tells the engine of its progress this many pieces at a time.
+# The reader of a stream gives credit for this many chunks at a time.
 _CREDIT = WINDOW // 2
 
 
-class RemoteEngine:
-    """Answers as the engine does.
+class EngineClient:
+    """The interface of the engine, in another process.
 
-    `begin_drain` is called when the server begins to drain. `stopping` is how many seconds requests under way may take
-    when it is to stop, which it is also where the engine is gone.
+    begin_drain: called when the server begins to drain. stopping: set to the seconds that requests in flight may take
+    when the front end is to stop; 0 if the engine's process has exited.
     """
 
     def __init__(self, sock: socket.socket, memory: tuple[int, int] | None) -> None:
@@ -43,8 +42,8 @@ class RemoteEngine:
         self._channel = Channel(sock, self._received, self._lost, memory=memory)
         shared.close(memory or ())
 
-    def tell(self, kind: Kind, value: object = None) -> None:
-        """Say something that is about no call, now."""
+    def send(self, kind: Kind, value: object = None) -> None:
+        """Send a frame that belongs to no call, at once."""
         self._channel.send(encode(kind, 0, value), now=True)
         self._channel.flush_all()
 
@@ -59,59 +58,59 @@ class RemoteEngine:
 
     async def call(self, request: Request[A]) -> Response[A]:
         future: asyncio.Future[Response[A]] = self._loop.create_future()
-        job = self._asked(Kind.CALL, request, partial(settle, future))
+        job = self._sent(Kind.CALL, request, partial(settle, future))
         try:
             return await future
         except asyncio.CancelledError:
-            self._drop(job)
+            self._cancel(job)
             raise
 
     async def stream(self, request: Request[A]) -> AsyncGenerator[Response[A], None]:
         def credit(count: int) -> None:
             self._channel.send(encode(Kind.CREDIT, job.number, count))
 
-        # How long its reader may take, the engine knows, and the transport.
-        stream = Stream(credit, lambda: self._drop(job), _CREDIT, patient=True)
-        job = self._asked(Kind.STREAM, request, stream.deliver)
-        async with aclosing(stream.pieces()) as pieces:
-            async for piece in pieces:
-                yield piece
+        # The engine and the transport limit how long its reader may take.
+        stream = Stream(credit, lambda: self._cancel(job), _CREDIT, patient=True)
+        job = self._sent(Kind.STREAM, request, stream.deliver)
+        async with aclosing(stream.chunks()) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     # ----------------------------------------------------------------------------------------------------------
 
-    def _asked(
-        self, kind: Kind, request: Request[Any], deliver: Callable[[Any, DragomanError | None, bool], None]
-    ) -> Job:
+    def _sent(self, kind: Kind, request: Request[Any], deliver: Deliver) -> Job:
+        """Send a call; return its job."""
         if self._channel.closed:
-            raise _gone()
+            raise _lost()
         job = Job(next(self._numbers), kind, request, deliver)
-        pieces = self._channel.encode(kind, job.number, job.words())
+        frame = self._channel.encode(kind, job.number, job.fields())
         idle = not self._held
         self._held[job.number] = job
-        self._channel.send(pieces, now=idle)
+        self._channel.send(frame, now=idle)
         return job
 
-    def _drop(self, job: Job) -> None:
-        """Nobody waits for it any more; the engine says when it is done with it."""
-        if job.number in self._held and job.wanted:
-            job.drop()
+    def _cancel(self, job: Job) -> None:
+        """Cancel a call; it stays in `_held` until the engine reports its end."""
+        if job.number in self._held and not job.is_cancelled:
+            job.cancel()
             self._channel.send(encode(Kind.CANCEL, job.number))
 
     def _received(self, frame: Frame) -> None:
         job = self._held.get(frame.job)
-        value, error = _read(frame)
+        value, error = _decode(frame)
         if job is None:
-            self._ordered(frame.kind, value)
+            self._control(frame.kind, value)
         elif frame.kind == Kind.PIECE and error is None:
             job.deliver(value, None, False)
         elif frame.kind == Kind.PIECE:
             job.deliver(None, error, True)
-            self._drop(job)
+            self._cancel(job)
         else:
             del self._held[frame.job]
             job.deliver(value, error, True)
 
-    def _ordered(self, kind: int, value: Any) -> None:
+    def _control(self, kind: int, value: Any) -> None:
+        """Handle a frame that belongs to no call."""
         if kind == Kind.READY:
             self._ready = value
             self._change.set()
@@ -124,19 +123,19 @@ class RemoteEngine:
     def _lost(self) -> None:
         held, self._held = self._held, {}
         for job in held.values():
-            job.deliver(None, _gone(), True)
+            job.deliver(None, _lost(), True)
         if not self.stopping.done():
             self.stopping.set_result(0.0)
 
 
-def _read(frame: Frame) -> tuple[Any, DragomanError | None]:
-    """What a frame says: a value, or an error."""
+def _decode(frame: Frame) -> tuple[Any, DragomanError | None]:
+    """Return the value of a frame, or its error."""
     try:
         value = frame.value()
-    except Exception as fault:
-        return None, ServerError(f"the answer cannot be read: {fault}")
+    except Exception as error:
+        return None, ServerError(f"a response of the engine cannot be decoded: {error}")
     return (None, value) if frame.kind == Kind.ERROR else (value, None)
 
 
-def _gone() -> WorkerLost:
-    return WorkerLost("the process of the engine is gone")
+def _lost() -> WorkerLost:
+    return WorkerLost("the process of the engine has exited")

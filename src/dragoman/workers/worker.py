@@ -1,4 +1,4 @@
-"""What a worker process runs: one model, and the calls that come for it through the socket that it was born with."""
+"""The process of a worker: one model, and the calls for it that come through a socket."""
 
 import asyncio
 import contextlib
@@ -24,28 +24,28 @@ from dragoman.workers.execute import Executor
 from dragoman.workers.frames import Buffer, Frame, Kind, encode
 from dragoman.workers.group import signal_at_end_of_parent
 from dragoman.workers.output_copies import copy_outputs
-from dragoman.workers.pool import WINDOW, Elsewhere
+from dragoman.workers.pool import WINDOW, WrongPlacement
 
 
 def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
-    """Load the model that the parent names, and answer its calls until it lets go of the socket.
+    """Load the model that the parent sends, and compute its calls until it closes the socket.
 
-    `memory` are the files that both share: what the parent writes, and what it reads.
+    memory: the files of shared memory, the one that the parent writes and the one that it reads.
     """
-    begin(parent, (fd, *memory))
+    set_up_child(parent, (fd, *memory))
     with socket.socket(fileno=fd) as sock:
         first = receive(sock)
         if first is not None:
             asyncio.run(_serve(sock, first, memory))
 
 
-def begin(parent: int, descriptors: Sequence[int]) -> None:
-    """Settle in as a child of that process, which has handed down these descriptors."""
-    _end_with(parent)
-    del sys.argv[1:]  # they are ours; a model's own parser of arguments must not trip over them
-    _leave_signals_to_the_parent()
+def set_up_child(parent: int, descriptors: Sequence[int]) -> None:
+    """Prepare this process, a child of `parent` that has inherited these file descriptors."""
+    _exit_with(parent)
+    del sys.argv[1:]  # they are ours, and a model may parse the arguments of its process
+    _ignore_signals()
     faulthandler.enable()
-    with contextlib.suppress(AttributeError):  # where something else stands in for stdout
+    with contextlib.suppress(AttributeError):  # something else may replace stdout
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     logs.set_up_from_environment()
     for descriptor in descriptors:
@@ -56,11 +56,11 @@ async def _serve(sock: socket.socket, first: Frame, memory: Sequence[int]) -> No
     try:
         executor = await Executor.load(first.value(), "process", in_thread=False)
         loaded = _loaded(executor)
-    except Elsewhere as found:
-        sock.sendall(b"".join(encode(Kind.ELSEWHERE, 0, found.placement)))
+    except WrongPlacement as wrong:
+        sock.sendall(b"".join(encode(Kind.ELSEWHERE, 0, wrong.placement)))
         return
-    except Exception as fault:
-        sock.sendall(b"".join(encode(Kind.ERROR, 0, _crossing(fault, "failed to load"))))
+    except Exception as error:
+        sock.sendall(b"".join(encode(Kind.ERROR, 0, _picklable(error, "failed to load"))))
         return
     sock.sendall(loaded)
     await Worker(executor, sock, (memory[1], memory[0]) if memory else None, executor.loaded.concurrent).serve()
@@ -70,13 +70,13 @@ async def _serve(sock: socket.socket, first: Frame, memory: Sequence[int]) -> No
 def _loaded(executor: Executor) -> bytes:
     try:
         return b"".join(encode(Kind.LOADED, 0, executor.loaded))
-    except Exception as fault:
-        told = f"what it tells of itself cannot leave the worker process: {public_text(fault)}"
-        raise ModelFailed(f"failed to load '{executor.name}', {told}") from fault
+    except Exception as error:
+        reason = f"its description cannot be sent from the worker process: {public_text(error)}"
+        raise ModelFailed(f"failed to load '{executor.name}', {reason}") from error
 
 
-class _Job:
-    """One call in hand. `credits` bounds how far a stream runs ahead of its reader."""
+class _ReceivedCall:
+    """A call that waits or runs in this process. credits: bounds how far a stream runs ahead of its reader."""
 
     __slots__ = ("_request", "cancelled", "credits", "frame", "task")
 
@@ -93,57 +93,60 @@ class _Job:
         return self._request
 
 
-class Answering(Protocol):
-    """Who answers the calls that come: a model's `Executor`, for one. Each raises what the caller is told."""
+class CallExecutor(Protocol):
+    """Computes calls: the `Executor` of a model, for example. Every method raises the error that the client gets."""
 
     name: str
 
     def unavailable(self) -> str:
-        """Why calls cannot be answered now; "" while they can."""
+        """Return why calls cannot be answered now; "" while they can."""
 
     def one(self, request: Request[Any]) -> Any:
-        """The answer, of what does one call at a time."""
+        """Return the response of a model that computes one call at a time."""
 
     async def one_async(self, request: Request[Any]) -> Any:
-        """The answer."""
+        """Return the response."""
 
     def pieces_async(self, request: Request[Any]) -> AsyncGenerator[Any, None]:
-        """The answers as they come."""
+        """Yield the chunks of the response."""
 
 
 class Worker:
-    """Answers calls that come through a socket: side by side where they are `concurrent`, as those of an `async` model
-    are, else one after the other, in order. `told` gets the frames that are about no call. `begin` starts a
-    call without a task; without it, each has a task from the start."""
+    """Computes the calls that come through a socket.
+
+    concurrent: compute them concurrently, as those of an `async` model; otherwise in order, one at a time.
+    on_frame: called with frames that belong to no call.
+    begin: starts a call without a task; without it, each call has a task from the start.
+    """
 
     def __init__(
         self,
-        executor: Answering,
+        executor: CallExecutor,
         sock: socket.socket,
         memory: tuple[int, int] | None = None,
         concurrent: bool = True,
-        told: Callable[[Frame], None] | None = None,
+        on_frame: Callable[[Frame], None] | None = None,
         begin: Callable[[Request[Any]], Any] | None = None,
     ) -> None:
         self._executor = executor
         self._concurrent = concurrent
-        self._told = told
+        self._on_frame = on_frame
         self._begin = begin
         self._loop = asyncio.get_running_loop()
-        self._jobs: dict[int, _Job] = {}
-        self._waiting: deque[_Job] = deque()
+        self._jobs: dict[int, _ReceivedCall] = {}
+        self._waiting: deque[_ReceivedCall] = deque()
         self._busy = False
-        self._gone = asyncio.Event()
-        self._channel = Channel(sock, self._received, self._lost, self._work, memory)
+        self._closed = asyncio.Event()
+        self._channel = Channel(sock, self._received, self._lost, self._start_waiting, memory)
         shared.close(memory or ())
 
-    def tell(self, kind: Kind, value: object = None) -> None:
-        """Say something that is about no call."""
+    def send(self, kind: Kind, value: object = None) -> None:
+        """Send a frame that belongs to no call."""
         self._channel.send(encode(kind, 0, value))
 
     async def serve(self) -> None:
-        """Until the other end of the socket is gone; what is in hand then is cancelled."""
-        await self._gone.wait()
+        """Compute calls until the other end of the socket is closed, then cancel those that still run."""
+        await self._closed.wait()
         tasks = [job.task for job in self._jobs.values() if job.task is not None]
         for task in tasks:
             task.cancel()
@@ -152,7 +155,7 @@ class Worker:
     def _received(self, frame: Frame) -> None:
         match frame.kind:
             case Kind.CALL | Kind.STREAM:
-                self._jobs[frame.job] = job = _Job(frame)
+                self._jobs[frame.job] = job = _ReceivedCall(frame)
                 self._waiting.append(job)
             case Kind.CREDIT if frame.job in self._jobs:
                 for _ in range(frame.value()):
@@ -164,21 +167,19 @@ class Worker:
                     job.task.cancel()
             case Kind.PING:
                 self._channel.send(encode(Kind.PONG, 0, self._executor.unavailable()))
-            case _ if self._told is not None:
-                self._told(frame)
+            case _ if self._on_frame is not None:
+                self._on_frame(frame)
 
     def close(self) -> None:
-        """Let go of the socket; `serve` ends."""
+        """Close the socket; `serve` returns."""
         self._channel.close()
         self._lost()
 
     def _lost(self) -> None:
         self._waiting.clear()
-        self._gone.set()
+        self._closed.set()
 
-    # --- the calls that wait ---------------------------------------------------------------------------------
-
-    def _work(self) -> None:
+    def _start_waiting(self) -> None:
         if self._concurrent:
             while self._waiting:
                 job = self._waiting.popleft()
@@ -187,16 +188,16 @@ class Worker:
                 else:
                     self._begin_call(job, self._begin)
         elif self._waiting and not self._busy:
-            self._one(self._waiting.popleft())
+            self._compute(self._waiting.popleft())
 
-    def _begin_call(self, job: _Job, begin: Callable[[Request[Any]], Any]) -> None:
-        """Send the answer to a call that does not have to wait; the others go on in a task."""
+    def _begin_call(self, job: _ReceivedCall, begin: Callable[[Request[Any]], Any]) -> None:
+        """Send the response to a call that does not have to wait; others go on in a task."""
         try:
-            answer = begin(job.request())
-            if type(answer) is Pending:
-                job.task = self._loop.create_task(self._run(job, answer))
+            response = begin(job.request())
+            if type(response) is Pending:
+                job.task = self._loop.create_task(self._run(job, response))
                 return
-            last = self._encoded(Kind.ANSWER, job, answer)
+            last = self._encode(Kind.ANSWER, job, response)
         except Exception as error:
             last = self._error(job, error)
         del self._jobs[job.frame.job]
@@ -204,11 +205,11 @@ class Worker:
 
     def _next(self) -> None:
         self._busy = False
-        self._channel.read()  # what waits may have been cancelled meanwhile
-        self._work()
+        self._channel.read()  # waiting calls may have been cancelled
+        self._start_waiting()
 
-    def _one(self, job: _Job) -> None:
-        """One call of a model that does one at a time; here and now unless it is a stream."""
+    def _compute(self, job: _ReceivedCall) -> None:
+        """Compute a call of a model that computes one at a time; a stream runs in a task."""
         self._busy = True
         if job.frame.kind == Kind.STREAM:
             job.task = self._loop.create_task(self._run(job))
@@ -217,11 +218,11 @@ class Worker:
         try:
             last = encode(Kind.END, job.frame.job)
             if not job.cancelled:
-                last = self._encoded(Kind.ANSWER, job, self._executor.one(job.request()))
-        except BaseException as fault:
-            last = self._error(job, fault)
+                last = self._encode(Kind.ANSWER, job, self._executor.one(job.request()))
+        except BaseException as error:
+            last = self._error(job, error)
         del self._jobs[job.frame.job]
-        # It leaves before the next call can crash this process, or the model write into the same array again.
+        # Send it before the next call can crash this process, or the model can write into the same array.
         self._channel.send(last, now=True)
         self._channel.flush_all()
         if self._waiting:
@@ -229,53 +230,53 @@ class Worker:
         else:
             self._busy = False
 
-    async def _run(self, job: _Job, begun: Pending[Any] | None = None) -> None:
+    async def _run(self, job: _ReceivedCall, begun: Pending[Any] | None = None) -> None:
         last = encode(Kind.END, job.frame.job)
         try:
             if not job.cancelled:
                 request = job.request()
                 if job.frame.kind == Kind.CALL:
-                    answer = await (begun or self._executor.one_async(request))
-                    last = self._encoded(Kind.ANSWER, job, copy_outputs(answer, request.call))
+                    response = await (begun or self._executor.one_async(request))
+                    last = self._encode(Kind.ANSWER, job, copy_outputs(response, request.call))
                 else:
                     await self._stream(job, request)
-        except BaseException as fault:
-            if not job.cancelled:  # else the server does not wait for it any more; END tells that it is done
-                last = self._error(job, fault)
+        except BaseException as error:
+            if not job.cancelled:  # the end of a cancelled call is reported by END
+                last = self._error(job, error)
         del self._jobs[job.frame.job]
         self._channel.send(last)
 
-    async def _stream(self, job: _Job, request: Request[Any]) -> None:
-        async with aclosing(self._executor.pieces_async(request)) as pieces:
-            async for piece in pieces:
+    async def _stream(self, job: _ReceivedCall, request: Request[Any]) -> None:
+        async with aclosing(self._executor.pieces_async(request)) as chunks:
+            async for chunk in chunks:
                 if self._concurrent:  # other calls may write into it while it waits to be sent
-                    piece = copy_outputs(piece, request.call)
-                self._channel.send(self._encoded(Kind.PIECE, job, piece))
-                await self._channel.drain()  # before the model may write into the same array again
+                    chunk = copy_outputs(chunk, request.call)
+                self._channel.send(self._encode(Kind.PIECE, job, chunk))
+                await self._channel.drain()  # before the model can write into the same array
                 await job.credits.acquire()
 
-    def _encoded(self, kind: Kind, job: _Job, answer: Any) -> list[Buffer]:
+    def _encode(self, kind: Kind, job: _ReceivedCall, response: Any) -> list[Buffer]:
         try:
-            return self._channel.encode(kind, job.frame.job, answer)
-        except Exception as fault:
-            told = f"its answer cannot leave the worker process: {public_text(fault)}"
-            raise ModelFailed(f"model '{self._executor.name}' failed: {told}") from fault
+            return self._channel.encode(kind, job.frame.job, response)
+        except Exception as error:
+            reason = f"its response cannot be sent from the worker process: {public_text(error)}"
+            raise ModelFailed(f"model '{self._executor.name}' failed: {reason}") from error
 
-    def _error(self, job: _Job, fault: BaseException) -> list[Buffer]:
-        return encode(Kind.ERROR, job.frame.job, _crossing(fault, f"model '{self._executor.name}' failed"))
+    def _error(self, job: _ReceivedCall, error: BaseException) -> list[Buffer]:
+        return encode(Kind.ERROR, job.frame.job, _picklable(error, f"model '{self._executor.name}' failed"))
 
 
-def _crossing(fault: BaseException, doing: str) -> DragomanError:
-    """The fault as the server can unpickle it: it may know neither the model's modules nor its own errors."""
-    if isinstance(fault, DragomanError):
-        known = next(c for c in type(fault).__mro__ if c.__module__ == errors.__name__)
-        made: DragomanError = known(fault.message)
+def _picklable(error: BaseException, failure: str) -> DragomanError:
+    """Return the error as one of ours, because the server may not be able to import the model's own classes."""
+    if isinstance(error, DragomanError):
+        known = next(c for c in type(error).__mro__ if c.__module__ == errors.__name__)
+        made: DragomanError = known(error.message)
         return made
-    return ModelFailed(f"{doing}: {public_text(fault)}")
+    return ModelFailed(f"{failure}: {public_text(error)}")
 
 
-def _leave_signals_to_the_parent() -> None:
-    """A service manager sends signals to all processes of the service; the parent drains first."""
+def _ignore_signals() -> None:
+    """Ignore signals that a service manager sends to all processes: the parent drains first, then ends this one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
@@ -283,14 +284,14 @@ def _leave_signals_to_the_parent() -> None:
 
 
 def _restore_signals() -> None:
-    """What the model itself forks can be ended as ever."""
+    """Programs that the model forks get the default handlers."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 
-def _end_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, however that happens; elsewhere EOF must do."""
+def _exit_with(parent: int) -> None:
+    """On Linux, let the kernel kill this process when its parent exits; elsewhere EOF of the socket ends it."""
     if sys.platform == "linux":
         signal_at_end_of_parent(signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before we asked
+        if os.getppid() != parent:  # it has exited already
             os._exit(0)

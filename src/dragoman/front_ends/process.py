@@ -1,23 +1,23 @@
-"""What a front end runs: the transports of one process, around the engine of the one that started it."""
+"""The process of a front end: the transports, around the engine of the parent process."""
 
 import logging
 import socket
 from collections.abc import Sequence
 
 from dragoman.front import Front, Ports
-from dragoman.front_ends.remote import RemoteEngine
+from dragoman.front_ends.engine_client import EngineClient
 from dragoman.settings import Settings
 from dragoman.system import event_loop
 from dragoman.workers.channel import receive
-from dragoman.workers.child import begin
 from dragoman.workers.frames import Kind
+from dragoman.workers.worker import set_up_child
 
 log = logging.getLogger("dragoman.front_end")
 
 
 def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
-    """Listen where the parent says, and ask it whatever clients ask, until it says to stop or is gone."""
-    begin(parent, (fd, *memory))
+    """Listen where the parent says and forward calls to it, until it stops this process or exits."""
+    set_up_child(parent, (fd, *memory))
     event_loop.shorten_switch_interval()
     with socket.socket(fileno=fd) as sock:
         first = receive(sock)
@@ -26,14 +26,14 @@ def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
 
 
 async def _serve(sock: socket.socket, memory: tuple[int, int] | None, settings: Settings, where: Ports) -> None:
-    engine = RemoteEngine(sock, memory)
+    engine = EngineClient(sock, memory)
     front = Front(engine, settings)
     engine.begin_drain = front.begin_drain
     try:
         await front.start(where)
-    except Exception as fault:
+    except Exception as error:
         log.debug("a front end could not start", exc_info=True)
-        engine.tell(Kind.ERROR, fault)
+        engine.send(Kind.ERROR, error)
         return
-    engine.tell(Kind.LOADED)
+    engine.send(Kind.LOADED)
     await front.stop(await engine.stopping)

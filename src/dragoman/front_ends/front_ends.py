@@ -1,0 +1,130 @@
+"""Several front ends: processes that listen on the same ports, around one engine."""
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from dragoman.core.errors import InvalidInput
+from dragoman.core.metrics import Family
+from dragoman.engine.call_handler import CallHandler
+from dragoman.front import Front, Ports, Shelved, limits, ports_of, tables, tls_context
+from dragoman.front_ends.front_end import FrontEnd
+from dragoman.front_ends.ports import bind_all
+from dragoman.front_ends.service import FrontEndService, families
+from dragoman.settings import Settings
+from dragoman.workers.cores import cores
+from dragoman.workers.supervisor import Supervisors
+
+log = logging.getLogger("dragoman.front_end")
+
+
+def front_of(engine: CallHandler, settings: Settings) -> Front:
+    """Return as many front ends as the settings say; for one, the transports of this process."""
+    count = settings.front_ends or cores()
+    if count == 1:
+        return Front(engine, settings)
+    if sys.platform != "linux":
+        raise InvalidInput(f"setting 'front_ends': expected 1 on {sys.platform} (more need Linux), got {count}")
+    return FrontEnds(engine, settings, count)
+
+
+class FrontEnds(Front):
+    """`Front` in several processes. One that exits is restarted; the calls of its connections are cancelled."""
+
+    def __init__(self, engine: CallHandler, settings: Settings, count: int) -> None:
+        super().__init__(engine, settings)
+        self._services = [FrontEndService(engine, self._is_complete, self._metrics, self._fetch) for _ in range(count)]
+        self._application: Any = None
+        self._bound: list[socket.socket] = []
+        self._where = Ports((), ())
+        self._reporting: asyncio.Task[None] | None = None
+        self._supervisors = Supervisors(
+            count,
+            # Front ends do not check the token; the engine does.
+            lambda number: FrontEnd(self._services[number], replace(settings, control_token=""), self._where),
+            on_exit=self._exited,
+            on_restart=lambda _front_end: self._report_readiness(),
+            on_heartbeats=self._heartbeats,
+            heartbeat_s=settings.heartbeat_s,
+        )
+
+    async def start(self, where: Ports | None = None) -> None:
+        settings, (http, grpc) = self._settings, tables(self._settings)
+        self.http_protocols = [t.name for t in http]
+        self.grpc_protocols = [t.service for t in grpc]
+        self._application = self.application(http, limits(settings))
+        tls_context(settings)  # report invalid files once, not from each process
+        self._bind(where or ports_of(settings, http, grpc))
+        await self._supervisors.start()
+        self._reporting = asyncio.create_task(self._follow_readiness())
+        log.info("%d front ends listen", len(self._services))
+
+    def _bind(self, where: Ports) -> None:
+        """Bind the ports, which are the same for all processes, also where the system chooses them."""
+        self._bound = bind_all((*where.http, *where.grpc))
+        ports = [each.getsockname()[1] for each in self._bound]
+        bound = [(host, port) for (host, _), port in zip((*where.http, *where.grpc), ports, strict=True)]
+        count = len(where.http)
+        self._where = Ports(tuple(bound[:count]), tuple(bound[count:]), shared=True)
+        self.http_ports, self.grpc_port = ports[:count], (ports[count:] or [-1])[0]
+
+    def begin_drain(self) -> None:
+        for each in self._supervisors.running:
+            each.begin_drain()
+
+    async def stop(self, grace_s: float) -> None:
+        if self._reporting is not None:
+            self._reporting.cancel()
+            await asyncio.wait({self._reporting})
+        running = await self._supervisors.close()
+        await asyncio.gather(*(each.stop(grace_s) for each in running))
+        for each in self._bound:
+            each.close()
+        self._bound = []
+
+    def _exited(self, front_end: FrontEnd) -> None:
+        log.error("a front end died (%s) and its connections are lost; restarting it", front_end.exit_reason)
+        front_end.service.restarts += 1
+        self._report_readiness()
+
+    def _heartbeats(self, changed: Sequence[FrontEnd]) -> None:
+        """Report not ready while a front end is stopped: its connections wait, and it still gets new ones."""
+        for each in changed:
+            if each.heartbeat.is_hung:
+                log.error("front end %d is stopped; its clients wait", each.pid)
+        if changed:
+            self._report_readiness()
+
+    # --- state that all front ends share -----------------------------------------------------------------------
+
+    def _is_complete(self) -> bool:
+        """Whether every front end runs and responds."""
+        supervisors = self._supervisors
+        return supervisors.is_complete and not any(each.heartbeat.is_hung for each in supervisors.running)
+
+    async def _fetch(self, call: Shelved) -> Any:
+        """Answer a request about responses that are fetched later; they are kept here for all front ends."""
+        return await self._application.shelved(call.http)
+
+    def _metrics(self) -> tuple[Family, ...]:
+        return families(self._services)
+
+    def _report_readiness(self) -> None:
+        ready = self._engine.ready() and self._is_complete()
+        for each in self._supervisors.running:
+            each.set_ready(ready)
+
+    async def _follow_readiness(self) -> None:
+        """Report readiness to all front ends now and whenever the engine's may have changed."""
+        while True:
+            changing = asyncio.ensure_future(self._engine.changed())
+            try:
+                await asyncio.sleep(0)  # let it subscribe first, so that no change after the report is missed
+                self._report_readiness()
+                await changing
+            finally:
+                changing.cancel()

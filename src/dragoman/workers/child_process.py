@@ -1,0 +1,191 @@
+"""Child processes: started with a socket and shared memory, watched until they exit, killed with their descendants."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+from dragoman.core.secrets import child_environment
+from dragoman.workers import shared
+from dragoman.workers.channel import pair
+from dragoman.workers.cores import share
+
+# How long a process may take to exit once it is killed, and how long data that it has sent may take to arrive.
+_EXIT_S = 0.5
+
+# The path is taken from the parent, so that the child finds the parent's modules, and no module that lies in the
+# working directory under the name of one that we import.
+_START = (
+    "import sys, importlib; sys.path[:] = sys.argv[5:]; "
+    "importlib.import_module(sys.argv[1]).main(*map(int, sys.argv[2:4]), [int(n) for n in sys.argv[4].split(',') if n])"
+)
+
+
+class ChildProcess:
+    """A child process that runs `main` of a module. Raises OSError where it cannot be started.
+
+    socket, memory: this process's end of the connection, and the files of the memory that both map; for one `Channel`.
+    closed: set by the owner when the child has closed its end. exited: set when the child has exited and was reaped.
+    """
+
+    def __init__(self, module: str, replicas: int = 1, folder: str | None = None) -> None:
+        self.closed = asyncio.Event()
+        self.exited = asyncio.Event()
+        self.socket, theirs = pair()
+        self.memory = shared.files()
+        try:
+            with theirs:
+                self._process = spawn(theirs.fileno(), replicas, self.memory or (), module, folder)
+        except OSError:
+            self.socket.close()
+            shared.close(self.memory or ())
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of a process that has exited; minus the number of the signal that ended it."""
+        return self._process.returncode
+
+    @property
+    def exit_reason(self) -> str:
+        """How the process has ended, for a message."""
+        return describe_exit(self._process.returncode)
+
+    def kill(self) -> None:
+        """Kill the process and its descendants."""
+        kill(self._process)
+
+    async def wait(self, grace_s: Callable[[], float], cleanup: Callable[[], None]) -> None:
+        """Wait until the process exits, or closes its socket and then has `grace_s()` seconds to exit; kill the rest.
+
+        `cleanup` is called when it has exited, before `exited` is set, also if this task is cancelled.
+        """
+        exited = asyncio.create_task(_exit_of(self._process, self.closed))
+        closed = asyncio.create_task(self.closed.wait())
+        try:
+            await asyncio.wait({exited, closed}, return_when=asyncio.FIRST_COMPLETED)
+            if exited.done():  # data that it has sent arrives before EOF, unless a descendant holds the socket
+                await asyncio.wait({closed}, timeout=_EXIT_S)
+            else:
+                await asyncio.wait({exited}, timeout=grace_s())
+                if not exited.done():
+                    self.kill()
+                    await asyncio.wait({exited})
+        finally:
+            self.kill()
+            self._process.wait()
+            self.closed.set()
+            exited.cancel()
+            closed.cancel()
+            await asyncio.wait({exited, closed})
+            cleanup()
+            self.exited.set()
+
+
+def spawn(
+    fd: int,
+    replicas: int,
+    memory: Sequence[int] = (),
+    module: str = "dragoman.workers.group",
+    folder: str | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a Python process that runs `main` of a module, with its end of a socket and shared memory. Raises OSError.
+
+    It is not a fork, because threads of the server may hold locks that a model needs. It leads a process group of its
+    own, so that `kill` ends its descendants too; its working directory is `folder`, by default that of this process.
+    """
+    # Entries may be relative to the working directory of this process.
+    path = [os.path.abspath(entry) for entry in sys.path]
+    # PR_SET_PDEATHSIG refers to the thread that starts the process: this one.
+    return subprocess.Popen(  # noqa: S603
+        [sys.executable, "-c", _START, module, str(fd), str(os.getpid()), ",".join(map(str, memory)), *path],
+        pass_fds=[fd, *memory],
+        stdin=subprocess.DEVNULL,
+        env=_environment(replicas),
+        cwd=folder,
+        process_group=0,
+    )
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and its descendants, unless it was reaped: then its number may be another process's."""
+    if process.returncode is None:
+        _kill_group(process.pid)
+
+
+def _kill_group(group: int) -> None:
+    with contextlib.suppress(OSError):  # no process is left
+        os.killpg(group, signal.SIGKILL)
+
+
+def _environment(replicas: int) -> dict[str, str]:
+    environment = child_environment()
+    if replicas > 1:  # otherwise each starts a thread for every core
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            environment.setdefault(name, str(share(replicas)))
+    return environment
+
+
+async def _exit_of(process: subprocess.Popen[bytes], closed: asyncio.Event) -> None:
+    """Wait until a process has exited; kill and reap its descendants. `closed` is set when its socket is closed."""
+    fd = _pidfd(process.pid)
+    if fd is None:  # only the socket shows its exit
+        await closed.wait()
+    else:
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        loop.add_reader(fd, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(fd)
+            os.close(fd)
+    while not _has_ended(process):  # noqa: ASYNC110 (there is no event for it, and it takes milliseconds)
+        await asyncio.sleep(0.02)
+    _kill_group(process.pid)
+    process.poll()
+    while _has_orphans(process.pid):  # noqa: ASYNC110 (as above)
+        await asyncio.sleep(0.02)
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process has exited. On Linux it is not reaped, so that its number remains that of its group."""
+    if sys.platform == "linux" and process.returncode is None:
+        with contextlib.suppress(ChildProcessError):  # it was reaped elsewhere
+            return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    return process.poll() is not None
+
+
+def _has_orphans(group: int) -> bool:
+    """Reap killed processes of a group; return whether some remain.
+
+    The server reaps orphans where it is the first process of a container.
+    """
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-group, os.WNOHANG)[0]:
+            pass
+        return True
+    return False
+
+
+def _pidfd(pid: int) -> int | None:
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # an old kernel, or a sandbox
+            return os.pidfd_open(pid)
+    return None
+
+
+def describe_exit(code: int) -> str:
+    """Return how a process ended, for a message."""
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"signal {signal.Signals(-code).name}"
+    return f"signal {-code}"
