@@ -53,10 +53,13 @@ def _digest(target: Target, tree: Path) -> str:
 
 def _measured(target: Target, tree: Path, folder: Path) -> Baseline:
     data = folder / ".coverage"
-    data.unlink(missing_ok=True)
+    for earlier in (data, folder / "outcome.json"):  # a run that breaks off must not leave those of another
+        earlier.unlink(missing_ok=True)
     options = ("-p", "pytest_cov", "--cov=dragoman", "--cov-context=test", "--cov-report=")
     job = Job(tree, folder, target.tests, {}, options, {"COVERAGE_FILE": str(data)})
     ended = run(job)
+    if not (folder / "outcome.json").exists():
+        raise SystemExit(f"{target.name}: the tests did not run (exit status {ended}), see {folder / 'output.txt'}")
     report = json.loads((folder / "outcome.json").read_text())
     if report["failed"]:
         print(f"{target.name}: left out, for they fail on unchanged code: {report['failed']}", file=sys.stderr)

@@ -112,7 +112,7 @@ class _Plugin:
     def pytest_configure(self) -> None:
         """No shrinking, for that a test fails is all that is asked; no examples kept from other mutants."""
         settings.register_profile(
-            "mutation", settings.get_profile("patient"), phases=(Phase.explicit, Phase.generate), database=None
+            "mutation", settings.get_profile("default-run"), phases=(Phase.explicit, Phase.generate), database=None
         )
         settings.load_profile("mutation")
 

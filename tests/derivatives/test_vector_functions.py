@@ -110,6 +110,14 @@ def test_sizes_as_annotations_tell_them() -> None:
         build(function)
 
 
+def test_annotated_outputs_need_no_evaluation() -> None:
+    def function(x: Annotated[Any, dragoman.Shape(2)]) -> Annotated[Any, dragoman.Shape(3)]:
+        raise NotImplementedError
+
+    found = build(function, derivatives=None)
+    assert (list(found.input_sizes({})), list(found.output_sizes({}))) == ([2], [3])
+
+
 def test_sizes_that_depend_on_the_config() -> None:
     def sizes(config: Mapping[str, Any]) -> list[int]:
         return [config.get("n", 2)]

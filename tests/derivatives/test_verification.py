@@ -443,6 +443,18 @@ def test_a_wrong_hessian_of_a_written_gradient_is_an_error() -> None:
         found.apply_hessian(0, 0, 0, point, ONE, vec, {})
 
 
+def test_verification_of_a_hessian_by_a_framework_can_be_disabled() -> None:
+    def detached(x: Any) -> Any:
+        return x * x.detach()  # half of its derivative is lost
+
+    options: dict[str, Any] = {"inputs": [2], "outputs": [1], "gradient": detached, "derivatives": "torch"}
+    point, vec = [np.array([-2.0, 0.5])], np.ones(2)
+    with pytest.raises(ModelFailed, match=r"ApplyHessian .* by torch of gradient .* is -2 where .* give -4"):
+        build(lambda x: (x**3).sum() / 3, **options).apply_hessian(0, 0, 0, point, ONE, vec, {})
+    unverified = build(lambda x: (x**3).sum() / 3, **options, verify_derivatives=False)
+    assert np.asarray(unverified.apply_hessian(0, 0, 0, point, ONE, vec, {})).tolist() == [-2.0, 0.5]
+
+
 def test_one_rule_for_entries_of_the_config() -> None:
     def whole(x: Any, **config: Any) -> Any:
         return x * config.get("a", 1)

@@ -13,7 +13,7 @@ from dragoman.derivatives.user_function import UserFunction
 class FrameworkFunction(VectorFunction):
     """Sizes and names of a user's function that is evaluated and differentiated by a framework, `source`."""
 
-    source = ""
+    source: str
 
     def __init__(self, function: UserFunction) -> None:
         self.function = function
