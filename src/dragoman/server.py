@@ -29,7 +29,7 @@ from dragoman.system.signals import StopSignals
 
 log = logging.getLogger("dragoman.server")
 
-# How long the answers that say that a call was cut off may take.
+# Seconds for the responses to calls that were cut off.
 _LAST_WORDS_S = 0.5
 
 
@@ -56,7 +56,7 @@ class Server:
 
     @property
     def http_urls(self) -> list[str]:
-        """Every address of HTTP, those of `http_also` included."""
+        """All HTTP addresses, including those of `http_also`."""
         scheme = "https" if self.settings.tls_cert else "http"
         hosts = [host for host, _ in addresses(self.settings)]
         return [f"{scheme}://{_host(h)}:{p}" for h, p in zip(hosts, self.http_ports, strict=False)]
@@ -78,7 +78,7 @@ class Server:
 
     @property
     def http_protocols(self) -> list[str]:
-        """What is spoken over HTTP, in words."""
+        """Names of the protocols over HTTP."""
         return self._front.http_protocols
 
     @property
@@ -111,13 +111,13 @@ class Server:
         hosts = sorted({host for host, _ in addresses(settings) if not _is_loopback(host)})
         if settings.control_open and not settings.control_token and hosts and not settings.sagemaker:
             log.warning(
-                "control_open on a public address: whoever reaches %s may load and unload models, and models can run "
+                "control_open on a public address: every client of %s may load and unload models, and models can run "
                 "code; set --control-token or --host 127.0.0.1",
                 ", ".join(hosts),
             )
 
     async def stop(self, grace_s: float) -> None:
-        """Be not ready, finish what is under way for at most `grace_s` seconds in all, then stop."""
+        """Report not ready, finish the calls in flight for at most `grace_s` seconds in all, then stop."""
         end_s = time.monotonic() + grace_s
         self._front.begin_drain()
         try:
@@ -137,7 +137,7 @@ class Server:
         with StopSignals() as signals:
             await self.listen()
             loading = asyncio.ensure_future(self.engine.start())
-            telling = asyncio.ensure_future(started(self)) if started is not None else None
+            reporting = asyncio.ensure_future(started(self)) if started is not None else None
             waiting = asyncio.ensure_future(signals.stop.wait())
             try:
                 await asyncio.wait({waiting, loading}, return_when=asyncio.FIRST_COMPLETED)
@@ -147,7 +147,7 @@ class Server:
                 await self._wait_until_unrouted(signals)
             finally:
                 signals.release()  # a further signal ends the process at once
-                for task in (loading, telling, waiting):
+                for task in (loading, reporting, waiting):
                     if task is not None:
                         task.cancel()
                 log.info("stopping: calls under way may take %g s; another signal ends them", self.settings.drain_s)
@@ -158,17 +158,17 @@ class Server:
         delay_s = self.settings.drain_delay_s
         if delay_s and any(deployment.ready for deployment in self.engine.deployments()):
             self.engine.report_not_ready()
-            told = (
+            message = (
                 "not ready from now on: requests are answered for %g s, then the server stops; another signal ends that"
             )
-            log.info(told, delay_s)
+            log.info(message, delay_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(delay_s):
                     await signals.hurry.wait()
 
 
 def serve(*models: Any, **settings: Any) -> None:
-    """Serve models until the process is told to stop; see `Server` for what may be given.
+    """Serve models until the process gets SIGTERM or SIGINT; see `Server` for the arguments.
 
     Where the program has set up no logging of its own, the log goes to standard error. Raises RuntimeError inside a
     running event loop, which `Server` is for.
@@ -199,7 +199,7 @@ def serve(*models: Any, **settings: Any) -> None:
 
 
 def run(server: Server, started: Callable[[Server], Any] | None = None) -> None:
-    """Run a server in a new event loop, the fastest that is installed."""
+    """Run a server in a new event loop: uvloop if it is installed."""
     with _measuring(server.settings):
         event_loop.run(server.run(started))
 
@@ -222,14 +222,14 @@ def _measuring(settings: Settings) -> Iterator[None]:
 
 
 def make_engine(paths: Sequence[str], live: Sequence[ModelSpec], settings: Settings) -> Engine:
-    """The engine for models on disk and live ones, with no transport."""
+    """Return an engine for models on disk and Python objects, without transports."""
     folders = listed(settings.model_folders)
     repository = DiskRepository(paths, settings.model_defaults(), settings.version_policy, live, folders)
     sources = repository.scan()
     for skipped in repository.skipped:
         log.info("not served: file=%s reason=%s", skipped.file, skipped.reason)
     for source in sources.values():
-        source.specs()  # a mistake in the settings is told before anything is loaded
+        source.specs()  # reports invalid settings before a model is loaded
     if not sources and not settings.can_add_models:
         raise InvalidInput("there is nothing to serve; expected model files, folders, module:object or Python objects")
     return Engine(
@@ -247,25 +247,25 @@ def make_engine(paths: Sequence[str], live: Sequence[ModelSpec], settings: Setti
 
 
 def refusals(path: str, environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What of a path will not be served, and why, as far as that is known before anything is loaded."""
+    """Yield the subject and the error of everything in a path that cannot be served, without loading models."""
     settings = Settings()
     try:
         settings = settings_for([path], environment)
         check(settings)
-    except DragomanError as fault:
-        yield "settings", fault.message
+    except DragomanError as error:
+        yield "settings", error.message
     try:
         sources = DiskRepository([path], settings.model_defaults(), settings.version_policy, run_code=False).scan()
-    except DragomanError as fault:
-        yield "models", fault.message
+    except DragomanError as error:
+        yield "models", error.message
         return
     for name, source in sources.items():
         try:
             for spec in source.specs():
                 preflight.check(spec)
-        except DragomanError as fault:
+        except DragomanError as error:
             named = f"model '{name}'"
-            yield named, fault.message.removeprefix(f"{named}: ")
+            yield named, error.message.removeprefix(f"{named}: ")
 
 
 def open_engine(*models: Any, **changes: Any) -> Engine:
@@ -290,8 +290,8 @@ def _tables_of(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """The server's settings in the files of a folder. Raises InvalidInput where it cannot be read."""
     try:
         return server_tables(path) if path.is_dir() else []
-    except OSError as fault:
-        raise InvalidInput(f"'{path}' cannot be read: {fault.strerror or fault}") from fault
+    except OSError as error:
+        raise InvalidInput(f"'{path}' cannot be read: {error.strerror or error}") from error
 
 
 def _check_file(found: Mapping[str, Any], where: str) -> None:
@@ -304,12 +304,12 @@ def _check_file(found: Mapping[str, Any], where: str) -> None:
             )
     try:
         parse_settings(found)
-    except InvalidInput as fault:
-        raise InvalidInput(f"{where}: {fault.message}") from fault
+    except InvalidInput as error:
+        raise InvalidInput(f"{where}: {error.message}") from error
 
 
 def _front_of(engine: Engine, settings: Settings) -> Front:
-    """What clients see of an engine, in this process or in several others."""
+    """Return the transports of an engine, in this process or in front ends."""
     if settings.front_ends == 1:
         return Front(engine, settings)
     from dragoman.front_ends.front_ends import front_of

@@ -93,4 +93,4 @@ async def test_open_control_on_a_public_address_is_warned_of(
         pass
     finally:
         await server.stop(0.0)
-    assert ("whoever reaches 192.0.2.1 may load and unload models" in caplog.text) == warned
+    assert ("every client of 192.0.2.1 may load and unload models" in caplog.text) == warned

@@ -48,10 +48,12 @@ def check_derivatives(given: argparse.Namespace) -> int:
 
 
 def _checked(served: ServedFunction, config: Config, given: argparse.Namespace) -> int:
-    """Check one model and tell what was found: 0, 1, or 2 where it has no derivatives."""
-    told = ", ".join(f"{ability} by {source}" for ability, source in served.sources().items() if ability != "evaluate")
-    print(f"\n{served.name}: {told or 'no derivatives'}")
-    if not told:
+    """Check one model and print the results; return 0, 1, or 2 if it has no derivatives."""
+    methods = ", ".join(
+        f"{ability} by {source}" for ability, source in served.sources().items() if ability != "evaluate"
+    )
+    print(f"\n{served.name}: {methods or 'no derivatives'}")
+    if not methods:
         return 2
     differenced = any("finite differences" in source for source in served.sources().values())
     identities = max(given.identity, 1e-5) if differenced else given.identity
@@ -70,7 +72,7 @@ def _checked(served: ServedFunction, config: Config, given: argparse.Namespace) 
     return 1 if bad else 0
 
 
-# --- where ------------------------------------------------------------------------------------------------
+# --- points -----------------------------------------------------------------------------------------------
 
 
 def _points(served: ServedFunction, config: Config, given: argparse.Namespace) -> Iterator[Sequence[Vector]]:
@@ -107,8 +109,8 @@ def _is_inside(served: ServedFunction, point: Sequence[Vector], config: Config) 
 def _point(text: str, sizes: Sequence[int]) -> list[Vector]:
     try:
         found = [np.array(each, np.float64).reshape(-1) for each in _json(text, list, "--at")]
-    except (TypeError, ValueError) as fault:
-        raise InvalidInput(f"--at: expected one list of numbers for each input, got {text}: {fault}") from fault
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"--at: expected one list of numbers for each input, got {text}: {error}") from error
     if [len(each) for each in found] != list(sizes):
         raise InvalidInput(f"--at: expected vectors of {list(sizes)} numbers, got {[len(each) for each in found]}")
     return found
@@ -117,8 +119,8 @@ def _point(text: str, sizes: Sequence[int]) -> list[Vector]:
 def _json(text: str, kind: type, what: str) -> Any:
     try:
         found = json.loads(text)
-    except ValueError as fault:
-        raise InvalidInput(f"{what}: expected JSON, got {text}: {fault}") from fault
+    except ValueError as error:
+        raise InvalidInput(f"{what}: expected JSON, got {text}: {error}") from error
     if not isinstance(found, kind):
         raise InvalidInput(f"{what}: expected {'an object' if kind is dict else 'a list'}, got {text}")
     return found
@@ -130,7 +132,7 @@ def _remote(url: str, model: str) -> ModelSpec:
     return ModelSpec(name=model, runtime="umbridge", uri=url, parameters={"model": model, "urls": url})
 
 
-# --- what is told -----------------------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------------------
 
 
 def _table(served: ServedFunction, found: Sequence[CheckResult]) -> str:
@@ -167,8 +169,8 @@ def _plot(served: ServedFunction, found: Sequence[CheckResult], place: str) -> N
     path = Path(place)
     try:
         path.write_text(svg_plot(curves, f"{served.name}: errors of central differences"), encoding="utf-8")
-    except OSError as fault:
-        raise InvalidInput(f"'{place}' cannot be written: {fault}") from fault
+    except OSError as error:
+        raise InvalidInput(f"'{place}' cannot be written: {error}") from error
 
 
 def _counted(count: int, noun: str) -> str:

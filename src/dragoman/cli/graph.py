@@ -59,8 +59,8 @@ def _show(graph: GraphFunction, given: argparse.Namespace) -> int:
         if given.svg:
             try:
                 Path(given.svg).write_text(svg(shown, graph.name or given.file), encoding="utf-8")
-            except OSError as fault:
-                raise InvalidInput(f"'{given.svg}' cannot be written: {fault}") from fault
+            except OSError as error:
+                raise InvalidInput(f"'{given.svg}' cannot be written: {error}") from error
     finally:
         graph.close()
     return 0

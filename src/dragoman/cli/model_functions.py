@@ -1,4 +1,4 @@
-"""A model of an engine as a function of vectors, for who is no coroutine."""
+"""A model of an engine as a synchronous function of vectors."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -35,11 +35,11 @@ _ABILITIES: Mapping[type[Call[Any]], Ability] = {
 
 
 class ServedFunction(VectorFunction):
-    """Each of its methods is a call to the engine, which `runner` runs."""
+    """A model whose methods send calls to the engine in the event loop of `runner`."""
 
     def __init__(self, engine: Engine, name: str, runner: asyncio.Runner, config: Config) -> None:
         self.name, self._engine, self._runner = name, engine, runner
-        self._told: ModelDescription = self._ask(Describe())
+        self._description: ModelDescription = self._ask(Describe())
         found = self._signature(config)
         self.input_names = tuple(spec.name for spec in found.inputs)
         self.output_names = tuple(spec.name for spec in found.outputs)
@@ -70,13 +70,15 @@ class ServedFunction(VectorFunction):
         return self._derivative(ApplyHessian, inputs, config, where)
 
     def sources(self) -> Mapping[Ability, str]:
-        known = self._told.details.get("derivatives", {})
-        return {name: known.get(name, "the model") for kind, name in _ABILITIES.items() if kind in self._told.calls}
+        known = self._description.details.get("derivatives", {})
+        return {
+            name: known.get(name, "the model") for kind, name in _ABILITIES.items() if kind in self._description.calls
+        }
 
     def point(self, sizes: Sequence[int]) -> list[Vector]:
-        """A point that the model itself tells of, where it has these sizes; else zeros."""
-        told = [np.array(each, np.float64) for each in self._told.details.get("point", [])]
-        return told if [len(each) for each in told] == list(sizes) else [np.zeros(size) for size in sizes]
+        """Return the default point of the model if it has these sizes, otherwise zeros."""
+        point = [np.array(each, np.float64) for each in self._description.details.get("point", [])]
+        return point if [len(each) for each in point] == list(sizes) else [np.zeros(size) for size in sizes]
 
     def _signature(self, config: Config) -> Signature:
         return self._ask(SignatureFor(config or NONE))
@@ -95,5 +97,5 @@ def _tensors(inputs: Vectors) -> tuple[Tensor, ...]:
 
 def _size(spec: TensorSpec) -> int:
     if not spec.shape or spec.shape[-1] < 0:
-        raise NotSupported(f"'{spec.name}' is no vector of a known size")
+        raise NotSupported(f"'{spec.name}' is not a vector of known size")
     return spec.shape[-1]

@@ -1,4 +1,4 @@
-"""What a person sees while a server starts: models as they load, then a table and what to try."""
+"""Output of `dragoman serve` at start: progress of loading, then a table of models and addresses."""
 
 import asyncio
 import logging
@@ -10,23 +10,23 @@ from dragoman.server import Server
 
 log = logging.getLogger("dragoman.server")
 
-# A model that takes longer than this to load is told of, and told of again as often.
+# Interval at which models that still load are reported.
 _SLOW_S = 3.0
 
 
 async def progress(server: Server) -> None:
-    """Returns when every model is loaded or has failed; tells of slow ones meanwhile."""
+    """Return when every model is loaded or has failed; report slow ones meanwhile."""
     engine = server.engine
-    began_s = told_s = time.monotonic()
+    began_s = reported_s = time.monotonic()
     while not engine.started:
         change = asyncio.ensure_future(engine.changed())
         try:
-            await asyncio.wait({change}, timeout=max(0.0, told_s + _SLOW_S - time.monotonic()))
+            await asyncio.wait({change}, timeout=max(0.0, reported_s + _SLOW_S - time.monotonic()))
         finally:
             change.cancel()
         now_s = time.monotonic()
-        if now_s - told_s >= _SLOW_S and not engine.started:
-            told_s = now_s
+        if now_s - reported_s >= _SLOW_S and not engine.started:
+            reported_s = now_s
             models = engine.deployments()
             slow = [d.spec.name for d in models if d.state == "LOADING"]
             some = ", ".join(slow[:5]) + (", ..." if len(slow) > 5 else "")
@@ -35,29 +35,29 @@ async def progress(server: Server) -> None:
 
 
 def startup_line(server: Server, took_s: float) -> None:
-    """The same as the table as one line of the log."""
+    """Log the content of the table as one line."""
     states = {f"{d.spec.name}/{d.spec.version}".rstrip("/"): d.told_state for d in server.engine.deployments()}
-    told = "ready" if server.engine.ready() else "started, not ready"
+    state = "ready" if server.engine.ready() else "started, not ready"
     addresses = {"http": server.http_url, "grpc": server.grpc_url}
-    log.info("%s in %.2f s", told, took_s, extra={**addresses, "models": states})
+    log.info("%s in %.2f s", state, took_s, extra={**addresses, "models": states})
 
 
 def startup_table(server: Server, took_s: float) -> None:
-    """Models, versions, states, addresses and protocols, for the eye."""
+    """Print models, versions, states, addresses and protocols."""
     rows = [("model", "version", "platform", "runs in", "state")]
-    faults = []
+    errors = []
     for deployment in server.engine.deployments():
         spec = deployment.spec
         state = deployment.told_state
         rows.append((spec.name, spec.version or "-", deployment.platform or "-", deployment.place, state.lower()))
         if deployment.reason:
             again = "; it is loaded again until that works" if deployment.retries else ""
-            faults.append(f"  {spec.name}: {deployment.reason}{again}")
+            errors.append(f"  {spec.name}: {deployment.reason}{again}")
     for skipped in server.engine.skipped():
         rows.append((skipped.file, "-", "-", "-", "skipped"))
-        faults.append(f"  {skipped.file}: {skipped.reason}")
-    told = _aligned(rows) if len(rows) > 1 else ["  no model is loaded yet"]
-    lines = ["", *told, *(["", *faults] if faults else []), ""]
+        errors.append(f"  {skipped.file}: {skipped.reason}")
+    table = _aligned(rows) if len(rows) > 1 else ["  no model is loaded yet"]
+    lines = ["", *table, *(["", *errors] if errors else []), ""]
     url = server.http_url
     if url:
         lines.append(f"  HTTP  {', '.join(server.http_urls)}   {', '.join(server.http_protocols)}")

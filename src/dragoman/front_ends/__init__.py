@@ -1,1 +1,1 @@
-"""Processes that speak with clients, and ask the one engine."""
+"""Processes that accept connections and forward calls to the engine's process."""

@@ -1,1 +1,1 @@
-"""Where a model lives: on the event loop, in threads of this process, or in processes of its own."""
+"""Worker pools: where a model runs, on the event loop, in threads or in processes."""

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dragoman.core.model import Model
 from dragoman.workers.execute import Executor
 
-# How often a model is asked, in seconds.
+# Interval at which a model is asked, in seconds.
 _INTERVAL_S = 1.0
 
 
 class Availability:
-    """The availability of a model that is loaded once or several times, while it is `watch`ed.
+    """The availability of a model with one or more copies.
 
-    `changed` is called whenever `reason` becomes empty, or stops to be.
+    reason: why no copy can answer, "" while one can. changed: called when it becomes empty or not empty.
     """
 
     def __init__(self, changed: Callable[[], None]) -> None:
@@ -22,7 +22,7 @@ class Availability:
         self._task: asyncio.Task[None] | None = None
 
     def watch(self, executors: Sequence[Executor]) -> None:
-        """Ask the model from now on, unless it is always available."""
+        """Start asking the model, unless it is always available."""
         if any(type(executor.model).unavailable is not Model.unavailable for executor in executors):
             self._task = asyncio.get_running_loop().create_task(self._follow(executors))
 

@@ -53,7 +53,7 @@ class Channel:
             self._rest()
 
     def read(self) -> None:
-        """Take in what has come; never waits."""
+        """Receive what has arrived, without waiting."""
         while not self.closed:
             room = self._parser.room()
             try:
@@ -83,7 +83,7 @@ class Channel:
         """Send a frame. Small ones gather until the loop's next turn; a large one shares memory, so it goes now."""
         if self.closed:
             return
-        if self._unused:  # told along with the next frame: before that, the other end has no use for it
+        if self._unused:  # reported with the next frame
             blocks = [self._unused.popleft() for _ in range(len(self._unused))]
             self._out.extend(encode(Kind.UNUSED, 0, blocks))
         self._out.extend(pieces)
@@ -109,7 +109,7 @@ class Channel:
             self.send([])
 
     def flush(self) -> None:
-        """Give the system what it takes of the frames to send."""
+        """Send as much as the system accepts."""
         self._soon = False
         while self._out:
             if not self._sent_some():
@@ -120,7 +120,7 @@ class Channel:
         self._all_sent()
 
     def flush_all(self) -> None:
-        """Send everything, and block while the system has no room for it."""
+        """Send everything, and block while the system accepts nothing."""
         while self._out:
             if not self._sent_some():
                 _wait_for_room(self._sock)
@@ -131,7 +131,7 @@ class Channel:
             self._forget(self._sock.sendmsg(list(islice(self._out, _AT_ONCE))))
         except (BlockingIOError, InterruptedError):
             return False
-        except OSError:  # nobody reads any more; what was sent to us before that is still to be read
+        except OSError:  # the other end is closed; what it has sent before can still be read
             self._out.clear()
         return True
 
@@ -144,7 +144,7 @@ class Channel:
             await asyncio.shield(self._drained)
 
     def close(self) -> None:
-        """Let go of the socket; `lost` is not called."""
+        """Close the socket; `lost` is not called."""
         if self.closed:
             return
         self._loop.remove_reader(self._sock.fileno())
@@ -182,7 +182,7 @@ def _wait_for_room(sock: socket.socket) -> None:
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """The two ends of a channel, with as much room on the way as the system grants."""
+    """Return the two ends of a channel, with large send buffers."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * 1024 * 1024)
@@ -190,7 +190,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def receive(sock: socket.socket) -> Frame | None:
-    """The next frame of a blocking socket, where nothing follows it unasked; None at the end."""
+    """Return the next frame of a blocking socket, None at EOF. No other frame may follow it."""
     parser = Parser()
     while True:
         count = sock.recv_into(parser.room())

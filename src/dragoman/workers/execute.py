@@ -1,4 +1,4 @@
-"""Run calls on one loaded model: whatever its methods are, and whatever they give or raise."""
+"""Run calls on one loaded model, whose methods are functions, generators or `async`."""
 
 import asyncio
 import inspect
@@ -39,7 +39,7 @@ log = logging.getLogger("dragoman.model")
 
 Kind = Literal["value", "generator", "coroutine", "async generator"]
 
-# Which method answers which call, and what makes an answer of its result.
+# The method for each call, and the function that makes the response from its result.
 _VERBS: Mapping[type[Call[Any]], tuple[str, Callable[[Any, Any, Signature], Any]]] = {
     Infer: ("infer", inference),
     SignatureFor: ("signature_for", as_it_is),
@@ -52,7 +52,7 @@ _VERBS: Mapping[type[Call[Any]], tuple[str, Callable[[Any, Any, Signature], Any]
     Handle: ("handle", as_it_is),
 }
 
-# What a model may raise that must not end its thread or the event loop: sys.exit() in a request, for one.
+# Exceptions of a model that must not end its thread or the event loop, such as sys.exit() in a request.
 _FAULTS = (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError)
 
 
@@ -65,7 +65,7 @@ def kind_of(method: Callable[..., Any]) -> Kind:
 
 
 class Executor:
-    """One loaded model. Whether its methods are plain, `async` or generators is decided once, here."""
+    """One loaded model. The kind of each method (function, generator, `async`) is determined once."""
 
     def __init__(self, model: Model, spec: ModelSpec) -> None:
         self.model = model
@@ -106,20 +106,20 @@ class Executor:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether any call is answered by `async` code, which belongs on the event loop."""
+        """Whether any call runs `async` code, which needs the event loop."""
         able = [self._kinds[call] for call in self.loaded.calls]
         return any(kind in ("coroutine", "async generator") for kind in able)
 
     def measurements(self) -> Sequence[Family]:
-        """What the model measures of itself; nothing where that fails."""
+        """Return the metrics of the model; none if it raises."""
         try:
             return tuple(self.model.measurements())
         except Exception:
-            log.exception("model '%s' failed to tell its measurements", self.name)
+            log.exception("model '%s' measurements() raised", self.name)
             return ()
 
     def unavailable(self) -> str:
-        """Why the model cannot answer now, "" while it can, also where it fails to say."""
+        """Return why the model cannot answer now; "" while it can, or if it raises."""
         try:
             return self.model.unavailable()
         except Exception:
@@ -138,14 +138,14 @@ class Executor:
     # --- for plain methods and generators, in any thread -------------------------------------------------
 
     def one(self, request: Request[Any]) -> Any:
-        """The one answer. Raises NotSupported where a generator gives none or several."""
+        """Return the response. Raises NotSupported if a generator yields none or several chunks."""
         if self._kind(request) == "value":
             return self._steps[type(request.call)](request)
         with closing(self.pieces(request)) as pieces:
             return self._only(list(islice(pieces, 2)))
 
     def pieces(self, request: Request[Any]) -> Generator[Any, None, None]:
-        """The answers as they come. Closing it closes the model's generator."""
+        """Yield the chunks of the response. Closing it closes the model's generator."""
         if self._kind(request) == "value":
             yield self.one(request)
             return
@@ -178,7 +178,7 @@ class Executor:
         return self._only(first_two)
 
     async def pieces_async(self, request: Request[Any]) -> AsyncGenerator[Any, None]:
-        """As `pieces`, for any kind of method. The loop gets a turn between two pieces."""
+        """As `pieces`, for any kind of method. Other tasks get a turn between two chunks."""
         kind = self._kind(request)
         streaming = _streaming(self.model) if isinstance(request.call, Infer) else None
         if kind == "coroutine" and streaming is None:
@@ -201,7 +201,7 @@ class Executor:
 
     def _kind(self, request: Request[Any]) -> Kind:
         if request.deadline_s is not None and request.deadline_s <= time.monotonic():
-            raise DeadlineExceeded("Request timeout expired")  # it waited too long: nobody wants the answer now
+            raise DeadlineExceeded("Request timeout expired")
         call = type(request.call)
         if call not in self.loaded.calls:
             raise NotSupported(f"model '{self.name}' does not support {call.__name__}")
@@ -259,7 +259,7 @@ def _make(spec: ModelSpec) -> Model:
 
 
 def _loaded(kind: type[Executor], spec: ModelSpec, place: Placement) -> Executor | Model:
-    """All in one step, for each may cost a thread; the model alone where its `load` is to be awaited."""
+    """Create, load and wrap the model in one thread; return the bare model if its `load` must be awaited."""
     model = _make(spec)
     _settle(model, spec, place)
     if inspect.iscoroutinefunction(model.load):
@@ -269,13 +269,13 @@ def _loaded(kind: type[Executor], spec: ModelSpec, place: Placement) -> Executor
 
 
 def _close(made: Executor | Model) -> None:
-    """Give back what a model has taken whose caller has left meanwhile."""
+    """Close a model whose caller was cancelled while it loaded."""
     if isinstance(made, Executor):
         asyncio.run(made.close())
 
 
 def _settle(model: Model, spec: ModelSpec, place: Placement) -> None:
-    """A model that nobody has placed may prefer to be in the server's process, which only it can tell."""
+    """Raise WrongPlacement if a model without a configured placement prefers another one."""
     if not spec.placement and model.placement in ("inline", "thread") and model.placement != place:
         raise WrongPlacement(model.placement)
 
@@ -309,25 +309,25 @@ def _describe(model: Model, spec: ModelSpec) -> Loaded:
 
 
 def _unsized(signature: Signature) -> Signature:
-    """The signature without its shapes."""
+    """Return the signature without its shapes."""
     inputs, outputs = (tuple(replace(s, shape=None) for s in side) for side in (signature.inputs, signature.outputs))
     return replace(signature, inputs=inputs, outputs=outputs)
 
 
 def _streaming(model: Model) -> Callable[[Any], Any] | None:
-    """The async generator `infer_stream` that an `async` model may have for callers who ask for a stream."""
+    """Return the async generator `infer_stream` that an `async` model may have for streaming clients."""
     return getattr(model, "infer_stream", None)
 
 
 def _unless_ours(fault: BaseException) -> None:
-    """Raise a cancellation again if this task is being cancelled; else it is the model's own affair, and a fault."""
+    """Re-raise a cancellation of this task; a CancelledError that the model raised itself is an ordinary error."""
     task = asyncio.current_task()
     if isinstance(fault, asyncio.CancelledError) and (task is None or task.cancelling()):
         raise fault
 
 
 def _public(fault: DragomanError) -> DragomanError:
-    """An error that a model has raised for its caller, whose text may be that of a framework."""
+    """Return an error that a model raised for its client, without server paths and tracebacks of frameworks."""
     message = public_message(fault.message)
     if message != fault.message:
         log.warning("an error of a model was shortened for its caller; in full: %s", fault.message)
@@ -336,6 +336,6 @@ def _public(fault: DragomanError) -> DragomanError:
 
 
 def _told(fault: BaseException) -> str:
-    """Why a model could not be loaded: the type and message of the fault, not without bound."""
+    """Return the type and the message of an error, shortened."""
     text = f"{type(fault).__name__}: {fault}"
     return text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS] + " ..."

@@ -64,7 +64,7 @@ class Kind(enum.IntEnum):
 
 
 class Frame(NamedTuple):
-    """One message as it came; `value` is unpacked by whoever knows what to do where that fails."""
+    """One received message, decoded by `value`, which may raise."""
 
     kind: int
     job: int
@@ -126,7 +126,7 @@ class Parser:
         self._filled = 0
 
     def room(self) -> memoryview:
-        """Where the next bytes belong; never empty."""
+        """Return the buffer for the next bytes; it is never empty."""
         return self._small[self._end :] if self._large is None else self._large[self._filled :]
 
     def take(self, count: int) -> list[Frame]:

@@ -43,7 +43,7 @@ def _guard(worker: int, descriptors: Sequence[int]) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         signal_at_end_of_parent(signal.SIGUSR1)
         ctypes.CDLL(None).prctl(_PR_SET_NAME, b"dragoman-guard", 0, 0, 0)
-        for descriptor in (0, 1, 2, *descriptors):  # whoever reads at their other ends waits for their last holder
+        for descriptor in (0, 1, 2, *descriptors):  # so that readers at the other ends see EOF when the worker exits
             os.close(descriptor)
         while os.getppid() == worker:
             signal.sigwait({signal.SIGUSR1})

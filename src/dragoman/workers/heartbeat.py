@@ -1,17 +1,17 @@
-"""Heartbeats of a worker process: find out that it hangs, without mistaking a busy one for a hung one."""
+"""Heartbeats of a worker process: detect that it hangs, without taking a busy one for a hung one."""
 
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-# How many beats may be missed before a process hangs. They are counted, not timed: a server that was stopped or busy
-# itself for a long time has missed one.
+# Missed beats after which a process counts as hung. They are counted, not timed: if the server itself was stopped or
+# busy for a long time, only one beat is missed.
 BEATS = 5
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, by SIGSTOP or a debugger; False where the system does not tell."""
+    """Whether a process is stopped by SIGSTOP or a debugger; False if the system does not report it."""
     if sys.platform == "linux":
         with suppress(OSError, IndexError):
             # proc(5): the state follows the command's name, which may itself hold blanks and parentheses.
@@ -20,11 +20,11 @@ def is_stopped(pid: int) -> bool:
 
 
 class Heartbeat:
-    """Whether a worker process hangs, looked at in each `beat`.
+    """Whether a worker process hangs, checked in each `beat`.
 
-    A process hangs while it is stopped, whatever it does, and while it is idle and does not answer pings. A process
-    that computes a call is never asked: it may hold the interpreter's lock for minutes, and no thread of it could
-    answer then. `stopped` tells whether it is stopped, `ping` sends it a ping.
+    A process hangs if it is stopped, or if it is idle and does not respond to pings. No ping is sent to a process that
+    computes a call: it may hold the interpreter lock for minutes, during which none of its threads could respond.
+    stopped: returns whether the process is stopped. ping: sends it a ping.
     """
 
     def __init__(self, stopped: Callable[[], bool], ping: Callable[[], None]) -> None:
@@ -40,15 +40,15 @@ class Heartbeat:
 
     @property
     def reason(self) -> str:
-        return "it is stopped" if self._stopped_beats else "it does not answer"
+        return "it is stopped" if self._stopped_beats else "it does not respond"
 
     def heard(self) -> None:
-        """Record that something came from the process."""
+        """Record a response of the process."""
         self._pinged = False
         self._silent_beats = 0
 
     def beat(self, *, busy: bool) -> None:
-        """Look at the process; called at equal intervals. `busy` while it computes a call."""
+        """Check the process; called at equal intervals. busy: it computes a call."""
         if self._stopped():
             self._stopped_beats += 1
             return

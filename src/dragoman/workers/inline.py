@@ -15,14 +15,14 @@ from dragoman.workers.execute import Executor
 from dragoman.workers.output_copies import copy_outputs
 from dragoman.workers.pool import CONCURRENT, A, Loaded
 
-# How long calls may take to end when their pool is closed.
+# Seconds that calls may take to end when their pool is closed.
 GRACE_S = 1.0
-# After so many pieces the event loop gets a turn, also where an `async` model never waits.
+# Chunks after which other tasks of the event loop get a turn, even if an `async` model never waits.
 _TURN = 16
 
 
 class InlinePool:
-    """The model runs on the event loop: for `async` models, and for those that answer at once."""
+    """The model runs on the event loop: for `async` models, and for fast ones."""
 
     replicated = False
 
@@ -52,7 +52,7 @@ class InlinePool:
         return self.hold(await Executor.load(self._spec, "inline"))
 
     def hold(self, executor: Executor) -> Loaded:
-        """Answer with a model that is loaded already."""
+        """Use a model that is already loaded."""
         self._executor = executor
         self._availability.watch([executor])
         self._changed()

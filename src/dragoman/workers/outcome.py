@@ -1,4 +1,4 @@
-"""What a model gives becomes an answer: named tensors that its signature and the call allow."""
+"""Results of model methods, checked and converted to responses."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -114,7 +114,7 @@ def embedded(result: Any, call: Embed, signature: Signature) -> Embedded:
 
 
 def as_it_is(result: Any, call: Any, signature: Signature) -> Any:
-    """The answer of a method that makes it in the form that the call asks for."""
+    """Return the result of a method whose result is the response."""
     return result
 
 

@@ -1,4 +1,4 @@
-"""What a pool promises: to hold a model, to answer calls with it, and to tell the truth about its health."""
+"""The interface of worker pools."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,22 +11,21 @@ from dragoman.core.spec import ModelSpec, Placement
 
 A = TypeVar("A")
 
-# How many pieces of a stream a model may be ahead of its reader.
+# Chunks of a stream that a model may be ahead of its reader.
 WINDOW = 16
-# How long a stream whose reader takes nothing may keep its model from other calls, in seconds.
+# Seconds that a stream may block its model while its reader reads nothing.
 STALL_S = 30.0
-# How many calls one replica of an `async` model works on at a time.
+# Concurrent calls of one replica of an `async` model.
 CONCURRENT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a model tells once it is loaded. `calls` are the types of call that it can answer.
+    """Description of a loaded model. calls: the types of call that it supports.
 
-    `streams`: it answers Infer with any number of pieces, not exactly one. `concurrent`: one replica works on
-    many calls at a time (its methods are `async`), so no call waits for another.
-    `merges`: to how many rows its calls are merged unless the operator says otherwise.
-    `details`: what metadata tells besides. `handlers`: paths of its own.
+    streams: its response to Infer is a stream of chunks. concurrent: one replica computes many calls concurrently,
+    because its methods are `async`. merges: the default of `max_batch_size`. details: further metadata.
+    handlers: URL paths that the model serves itself.
     """
 
     signature: Signature
@@ -40,7 +39,7 @@ class Loaded:
 
 
 class WrongPlacement(Exception):
-    """A model that nobody has placed, asked before it is loaded, prefers to be in another place."""
+    """A model without a configured placement prefers another one; raised before it is loaded."""
 
     def __init__(self, placement: Placement) -> None:
         super().__init__(placement)
@@ -61,31 +60,31 @@ class Pool(Protocol):
 
     @property
     def unavailable(self) -> str:
-        """Why no replica can answer, as its model says; "" while one can."""
+        """Why no replica can answer, as reported by the model; "" while one can."""
 
     @property
     def capacity(self) -> int:
-        """How many calls are computed at the same time; further ones wait inside."""
+        """Number of calls that run concurrently; further ones are queued."""
 
     @property
     def replicated(self) -> bool:
-        """Whether it holds as many replicas as the spec says; else one, which answers whatever comes."""
+        """Whether it has as many replicas as the spec says; otherwise it has one."""
 
     async def start(self) -> Loaded:
         """Load every replica. Raises ModelFailed, what the model's own checks raise, NotReady where it may load
         later, or WrongPlacement."""
 
     def measurements(self) -> Sequence[Family]:
-        """What the replicas in this process measure of themselves, each for itself; of others nothing is known."""
+        """Return the metrics of the replicas in this process; those of other processes are not available."""
 
     async def call(self, request: Request[A]) -> A:
-        """The one answer. Raises NotSupported where the model gives none or several.
+        """Return the response. Raises NotSupported if the model yields none or several chunks.
 
-        Cancelling drops the call if it waits, and tells the model's worker if it runs.
+        Cancelling removes the call from the queue, or cancels it in the worker if it runs.
         """
 
     def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
-        """The answers as they come; closing the generator cancels the call."""
+        """Yield the chunks of the response; closing the generator cancels the call."""
 
     async def close(self) -> None:
         """Stop at once: calls that still run or wait fail with NotReady."""

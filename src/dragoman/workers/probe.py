@@ -27,8 +27,8 @@ def probe(function: Callable[..., Any], arguments: Sequence[Any], timeout_s: flo
             ours.sendall(json.dumps([path, *arguments]).encode())
             ours.shutdown(socket.SHUT_WR)
             result = b"".join(iter(lambda: ours.recv(1 << 16), b""))
-        except OSError as fault:
-            raise ModelFailed(f"{type(fault).__name__}: {fault}") from fault
+        except OSError as error:
+            raise ModelFailed(f"{type(error).__name__}: {error}") from error
         finally:
             kill(process)
             process.wait()
@@ -50,6 +50,6 @@ def main(fd: int, parent: int, _memory: Sequence[int] = ()) -> None:
         function, *arguments = json.loads(b"".join(iter(lambda: sock.recv(1 << 16), b"")))
         try:
             answer = {"result": plugins.resolve(function)(*arguments)}
-        except BaseException as fault:  # SystemExit of a model's file too
-            answer = {"error": f"{type(fault).__name__}: {fault}"[:1000]}
+        except BaseException as error:  # SystemExit of a model's file too
+            answer = {"error": f"{type(error).__name__}: {error}"[:1000]}
         sock.sendall(json.dumps(answer).encode())

@@ -30,13 +30,13 @@ def is_lent(start: int) -> bool:
 
 
 def files() -> tuple[int, int] | None:
-    """Two files in memory, one a direction; None where the system has no such thing."""
+    """Return two memory files, one for each direction; None if the system has none."""
     made: list[int] = []
     try:
         for name in ("dragoman-to-worker", "dragoman-to-server"):
             made.append(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
             os.ftruncate(made[-1], _SIZE)
-            # Nobody can cut it off, which would kill whoever reads there.
+            # Sealed, because truncating it would kill processes that read from it.
             fcntl.fcntl(made[-1], fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     except (AttributeError, OSError):
         close(made)
@@ -45,14 +45,14 @@ def files() -> tuple[int, int] | None:
 
 
 def close(descriptors: "tuple[int, ...] | list[int]") -> None:
-    """Let go of files; what is mapped stays."""
+    """Close the files; mappings stay."""
     for descriptor in descriptors:
         with suppress(OSError):
             os.close(descriptor)
 
 
 class Arena:
-    """The writer's side: which blocks are taken, from where to where, in order."""
+    """The writer's side: the blocks in use, as intervals in order."""
 
     def __init__(self, descriptor: int) -> None:
         self._memory = memoryview(mmap.mmap(descriptor, 0))
@@ -98,7 +98,7 @@ class Arena:
         return number, found[1], found[0].place
 
     def free(self, start: int) -> None:
-        """Let a block be written again."""
+        """Release a block."""
         if is_lent(start):
             del self._lent[start]
             return
@@ -107,12 +107,12 @@ class Arena:
 
     @property
     def taken(self) -> int:
-        """How many bytes are in use."""
+        """Number of bytes in use."""
         return sum(self._ends) - sum(self._starts)
 
 
 class View:
-    """The reader's side. `unused` is told where each block begins that nothing refers to any more, in any thread."""
+    """The reader's side. unused: called with the offset of each block that is no longer referenced, in any thread."""
 
     def __init__(self, descriptor: int, unused: Callable[[int], None]) -> None:
         self._memory = mmap.mmap(descriptor, 0)

@@ -1,4 +1,4 @@
-"""Whether a model could not be loaded because memory is short, in whichever library's words."""
+"""Detection of errors of libraries that mean that memory is short."""
 
 import errno
 import re
@@ -6,27 +6,27 @@ from collections.abc import Iterator
 
 from dragoman.core.errors import ModelFailed, OutOfMemory
 
-# What C++, PyTorch, ONNX Runtime, TensorFlow and JAX say; none of them has a class of error for it that all have.
+# Messages of C++, PyTorch, ONNX Runtime, TensorFlow and JAX, which share no exception class for it.
 _WORDS = re.compile(
     r"out of memory|bad.?alloc|RESOURCE_EXHAUSTED|(can't|cannot|could not|unable to|failed to) allocate memory",
     re.IGNORECASE,
 )
 
 
-def failure(fault: BaseException) -> type[ModelFailed]:
-    """OutOfMemory where the fault, or what led to it, says so; else ModelFailed."""
-    return OutOfMemory if any(map(_is_short, _with_causes(fault))) else ModelFailed
+def failure(error: BaseException) -> type[ModelFailed]:
+    """Return OutOfMemory if the error or one of its causes means that memory is short, otherwise ModelFailed."""
+    return OutOfMemory if any(map(_is_short, _with_causes(error))) else ModelFailed
 
 
-def _is_short(fault: BaseException) -> bool:
-    if isinstance(fault, MemoryError | OutOfMemory):
+def _is_short(error: BaseException) -> bool:
+    if isinstance(error, MemoryError | OutOfMemory):
         return True
-    if isinstance(fault, OSError):
-        return fault.errno == errno.ENOMEM
-    return _WORDS.search(str(fault)) is not None
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return _WORDS.search(str(error)) is not None
 
 
-def _with_causes(fault: BaseException | None) -> Iterator[BaseException]:
-    while fault is not None:
-        yield fault
-        fault = fault.__cause__ or fault.__context__
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

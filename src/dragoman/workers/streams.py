@@ -1,4 +1,4 @@
-"""A stream on its way from a worker to its reader: bounded in how far it runs ahead, and in how long it waits."""
+"""A stream from a worker to its reader, bounded in how far it runs ahead and how long it waits."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -9,11 +9,11 @@ from dragoman.workers import pool
 
 
 class Stream:
-    """The pieces that have come and are not read yet.
+    """The chunks of a stream that have arrived and are not read yet.
 
-    `credit` is told how many pieces further the worker may go, `step` at a time. `left` is called when nobody reads any
-    more, be it that the reader has held the worker up for too long: other calls wait for that worker, unless it is
-    `patient`.
+    credit: called with the number of further chunks that the worker may send, `step` at a time.
+    left: called when the reader has closed the stream, or has read nothing for 30 s while the worker waits.
+    patient: no such time limit, because no other call waits for this worker.
     """
 
     def __init__(
@@ -26,19 +26,19 @@ class Stream:
         self._allowed = pool.WINDOW
         self._sent = 0
         self._over = False  # whether nothing comes any more
-        # Bounded by the window: the worker waits for a credit before each piece beyond it.
+        # Bounded by the window: the worker waits for credit before each chunk beyond it.
         self._arrived: asyncio.Queue[tuple[Any, BaseException | None, bool]] = asyncio.Queue()
         self._stalled: asyncio.TimerHandle | None = None
 
     def deliver(self, value: Any, error: BaseException | None, last: bool) -> None:
-        """Take in a piece, an error or the end from the worker."""
+        """Add a chunk, an error or the end."""
         self._arrived.put_nowait((value, error, last))
         self._sent += 1
         self._over = self._over or last or error is not None
         self._watch()
 
     async def chunks(self) -> AsyncGenerator[Any, None]:
-        """The pieces as they come; raises the error that ends them."""
+        """Yield the chunks as they arrive; raise the error that ends them."""
         read = 0
         try:
             while True:
@@ -59,7 +59,7 @@ class Stream:
             self._left()
 
     def _watch(self) -> None:
-        """Count anew for how long the reader takes nothing while the worker waits for it."""
+        """Restart the time limit of the reader if the worker waits for it."""
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
@@ -68,5 +68,5 @@ class Stream:
 
     def _give_up(self) -> None:
         self._left()
-        told = f"the reader of this stream is too slow: it took nothing for {pool.STALL_S:g} s"
-        self._arrived.put_nowait((None, DeadlineExceeded(told), True))
+        message = f"the reader of this stream is too slow: it took nothing for {pool.STALL_S:g} s"
+        self._arrived.put_nowait((None, DeadlineExceeded(message), True))
