@@ -1,4 +1,4 @@
-"""`dragoman check derivatives` finds what is right right, and what is wrong wrong, and says which."""
+"""`dragoman check derivatives` reports correct and wrong derivatives."""
 
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from dragoman.derivatives.checks import STEPS, CheckResult, Tolerance, run_check
 X, Y = np.array([0.3, -0.8]), np.array([0.5, 1.5, -0.2])
 
 
-def both(x: Any, y: Any) -> Any:
+def two_outputs(x: Any, y: Any) -> Any:
     return np.sin(x).sum() * y.sum(), y * x[0] ** 2
 
 
@@ -31,12 +31,12 @@ def hessian(x: Any, y: Any, sens: Any, vec: Any, output: int, input1: int, input
     return np.imag(slope) / h
 
 
-def spoiled(function: Callable[..., Any], where: Mapping[str, int], by: float) -> Callable[..., Any]:
+def with_error(function: Callable[..., Any], where: Mapping[str, int], by: float) -> Callable[..., Any]:
     """The function with one entry changed at one place of output and inputs."""
 
-    def wrong(x: Any, y: Any, **asked: Any) -> Any:
-        found = np.array(function(x, y, **asked))
-        if all(asked[key] == value for key, value in where.items()):
+    def wrong(x: Any, y: Any, **arguments: Any) -> Any:
+        found = np.array(function(x, y, **arguments))
+        if all(arguments[key] == value for key, value in where.items()):
             found.flat[0] += by
         return found
 
@@ -44,7 +44,7 @@ def spoiled(function: Callable[..., Any], where: Mapping[str, int], by: float) -
 
 
 def wrong_jacobian(output: int, at: int, by: float) -> Callable[..., Any]:
-    change = spoiled(jacobian, {"output": output, "input": at}, by)
+    change = with_error(jacobian, {"output": output, "input": at}, by)
 
     def found(x: Any, y: Any, output: int, input: int) -> Any:  # noqa: A002
         return change(x, y, output=output, input=input)
@@ -53,7 +53,7 @@ def wrong_jacobian(output: int, at: int, by: float) -> Callable[..., Any]:
 
 
 def wrong_hessian(where: Mapping[str, int], by: float) -> Callable[..., Any]:
-    change = spoiled(hessian, where, by)
+    change = with_error(hessian, where, by)
 
     def found(x: Any, y: Any, sens: Any, vec: Any, output: int, input1: int, input2: int) -> Any:
         return change(x, y, sens=sens, vec=vec, output=output, input1=input1, input2=input2)
@@ -62,16 +62,12 @@ def wrong_hessian(where: Mapping[str, int], by: float) -> Callable[..., Any]:
 
 
 def findings(**written: Any) -> dict[tuple[Any, ...], CheckResult]:
-    function = build(remade(), inputs=[2, 3], outputs=[1, 3], derivatives=None, **written)
+    function = build(lambda x, y: two_outputs(x, y), inputs=[2, 3], outputs=[1, 3], derivatives=None, **written)
     found = run_checks(function, [(X, Y), (2 * X, Y + 1)], {}, 3, Tolerance())
     return {(f.check, f.output, *f.inputs): f for f in found}
 
 
-def remade() -> Callable[..., Any]:
-    return lambda x, y: both(x, y)
-
-
-def test_right_derivatives_pass_and_converge_at_order_two() -> None:
+def test_correct_derivatives_pass_and_converge_at_order_two() -> None:
     found = findings(jacobian=jacobian, apply_hessian=hessian)
     assert len(found) == 2 * (2 * 3 + 4 + 3)
     assert all(f.passed for f in found.values()), [f for f in found.values() if not f.passed]
@@ -84,21 +80,21 @@ def test_right_derivatives_pass_and_converge_at_order_two() -> None:
 @pytest.mark.parametrize("output", [0, 1])
 @pytest.mark.parametrize("at", [0, 1])
 @pytest.mark.parametrize("by", [1e-4, 10.0])
-def test_one_wrong_entry_of_a_jacobian_is_found_at_its_place(output: int, at: int, by: float) -> None:
+def test_a_wrong_entry_of_a_jacobian_is_reported(output: int, at: int, by: float) -> None:
     found = findings(jacobian=wrong_jacobian(output, at, by))
     bad = {key for key, f in found.items() if not f.passed}
     assert bad == {("apply_jacobian", output, at), ("gradient", output, at)}
 
 
 @pytest.mark.parametrize("where", [{"output": 0, "input1": 0, "input2": 1}, {"output": 1, "input1": 1, "input2": 0}])
-def test_one_wrong_entry_of_a_hessian_is_found_at_its_place(where: Mapping[str, int]) -> None:
+def test_a_wrong_entry_of_a_hessian_is_reported(where: Mapping[str, int]) -> None:
     found = findings(jacobian=jacobian, apply_hessian=wrong_hessian(where, 1e-3))
     bad = {key for key, f in found.items() if not f.passed}
     o = where["output"]
     assert bad == {("apply_hessian", o, where["input1"], where["input2"]), ("symmetry", o, 0, 1)}
 
 
-def test_an_adjoint_that_is_not_one_is_found() -> None:
+def test_a_wrong_adjoint_is_reported() -> None:
     def gradient(x: Any, y: Any, sens: Any, output: int, input: int) -> Any:  # noqa: A002
         return jacobian(x, y, output, input).T @ sens * (1 + 1e-7)
 
@@ -106,7 +102,7 @@ def test_an_adjoint_that_is_not_one_is_found() -> None:
     assert {key[0] for key, f in found.items() if not f.passed} == {"adjoint"}
 
 
-def test_a_derivative_that_is_not_a_number_is_wrong() -> None:
+def test_nan_is_reported_as_wrong() -> None:
     def gradient(x: Any, y: Any, sens: Any, output: int, input: int) -> Any:  # noqa: A002
         return jacobian(x, y, output, input).T @ sens * np.nan
 
@@ -141,7 +137,7 @@ def refuse(x):
 
 
 @dragoman.vector_function(inputs=[2], outputs=[1], derivatives=None, gradient=refuse)
-def refused(x):
+def failing(x):
     return (x**3).sum()
 """
 
@@ -157,37 +153,39 @@ def run(*arguments: object) -> int:
     return main(["check", "derivatives", *map(str, arguments)])
 
 
-def test_the_command_tells_what_is_right(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_correct_derivatives(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     drawn = tmp_path / "errors.svg"
     assert run(f"{model}:right", "--config", '{"power": 4}', "--plot", drawn) == 0
-    told = capsys.readouterr().out
-    assert "gradient by complex step" in told
-    assert told.count(" ok\n") == 5
-    assert "all is well, at 5 points" in told
+    message = capsys.readouterr().out
+    assert "gradient by complex step" in message
+    assert message.count(" ok\n") == 5
+    assert "all is well, at 5 points" in message
     root = ET.parse(drawn).getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "apply_jacobian y by x" in "".join(root.itertext())
 
 
-def test_the_command_tells_what_is_wrong(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_wrong_derivatives(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"{model}:wrong", "--at", "[[1, 2]]", "--at", "[[3, 1]]", "--plot", "-") == 1
-    told = capsys.readouterr().out
-    assert "gradient  output_0  x " in told
-    assert "WRONG" in told
-    assert "1 of 1 checks failed, at 2 points" in told
-    assert "┤" in told
-    assert "● gradient output_0 by x" in told
+    message = capsys.readouterr().out
+    assert "gradient  output_0  x " in message
+    assert "WRONG" in message
+    assert "1 of 1 checks failed, at 2 points" in message
+    assert "┤" in message
+    assert "● gradient output_0 by x" in message
 
 
-def test_the_command_tells_what_is_refused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(f"{model}:refused") == 1
+def test_the_command_reports_errors_of_the_function(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"{model}:failing") == 1
     assert "REFUSED: no derivative here" in capsys.readouterr().out
     assert run(f"{model}:none") == 2
     assert "none: no derivatives" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("--at", "[[1]]"), "--at: expected vectors of [2] numbers, got [1]"),
         (("--at", "{}"), "--at: expected a list"),
@@ -198,16 +196,16 @@ def test_the_command_tells_what_is_refused(model: Path, capsys: pytest.CaptureFi
         (("--plot", "/nowhere/at/all.svg"), "cannot be written"),
     ],
 )
-def test_the_command_asked_wrongly(
-    model: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], told: str
+def test_invalid_arguments_of_the_command(
+    model: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
     status = run(f"{model}:right", *arguments)
     captured = capsys.readouterr()
     assert status == 2
-    assert told in captured.err + captured.out
+    assert message in captured.err + captured.out
 
 
-def test_a_model_on_a_server_is_checked_as_well(
+def test_a_model_on_a_server_is_checked(
     model: Path, capsys: pytest.CaptureFixture[str], served_address: Callable[[Any], str]
 ) -> None:
     url = served_address(f"{model}:right")
@@ -284,9 +282,9 @@ def test_each_element_is_checked_at_its_own_scale(tmp_path: Path, capsys: pytest
     path.write_text(WRONG)
     for name in ("branch", "pieces", "lengths", "power"):
         assert run(f"{path}:{name}") == 1
-        told = capsys.readouterr().out
-        assert "WRONG: element 0 of the gradient is" in told
-        assert "2 of 3 checks failed, at 5 points" in told
+        message = capsys.readouterr().out
+        assert "WRONG: element 0 of the gradient is" in message
+        assert "2 of 3 checks failed, at 5 points" in message
     for name, source in (("leaking", "torch"), ("leaking_too", "jax")):
         assert run(f"{path}:{name}") == 1
         assert f"REFUSED: Gradient of '{name}' by {source} is not confirmed" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Messages of wrong declarations, and marked functions used as functions of vectors before they are served."""
+"""Error messages for wrong options, and marked functions used without a server."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -19,7 +19,7 @@ UNKNOWN = (
 )
 
 
-def test_sizes_that_are_not_known_are_named() -> None:
+def test_unknown_sizes_are_an_error() -> None:
     def plain(x, y):  # type: ignore[no-untyped-def]
         return x
 
@@ -38,7 +38,7 @@ def test_sizes_that_are_not_known_are_named() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[-1], [1.5], ["2"]])
-def test_sizes_that_are_none_are_named(sizes: list[Any]) -> None:
+def test_invalid_sizes_are_an_error(sizes: list[Any]) -> None:
     def f(x: Any) -> Any:
         return x
 
@@ -48,21 +48,21 @@ def test_sizes_that_are_none_are_named(sizes: list[Any]) -> None:
     )
 
 
-def test_outputs_are_vectors() -> None:
+def test_outputs_must_be_vectors() -> None:
     def f(x: Any) -> Any:
         return (np.ones((2, 2)), np.ones(3))
 
-    told = error_message(lambda: build(f, inputs=[1], derivatives=None).output_sizes({}), InvalidOutput)
-    assert told == "expected output vectors, got shapes [[2, 2], [3]]"
+    message = error_message(lambda: build(f, inputs=[1], derivatives=None).output_sizes({}), InvalidOutput)
+    assert message == "expected output vectors, got shapes [[2, 2], [3]]"
 
 
-def test_a_hessian_of_a_wrong_shape_is_named() -> None:
+def test_a_hessian_of_a_wrong_shape_is_an_error() -> None:
     def hessian(x: Any, output: int, input1: int, input2: int) -> Any:
         return np.ones((2, 3))
 
     function = build(lambda x: x @ x, inputs=[2], hessian=hessian, derivatives=None)
-    told = error_message(lambda: function.apply_hessian(0, 0, 0, [X], ONE, X, {}), InvalidOutput)
-    assert told == "hessian: expected shape [1, 2, 2], got [1, 2, 3]"
+    message = error_message(lambda: function.apply_hessian(0, 0, 0, [X], ONE, X, {}), InvalidOutput)
+    assert message == "hessian: expected shape [1, 2, 2], got [1, 2, 3]"
 
 
 def test_a_hessian_is_applied_for_every_output() -> None:
@@ -84,7 +84,7 @@ def cube(x: Any) -> Any:
     return x @ x * x
 
 
-def test_a_marked_function_is_a_function_of_vectors_before_it_is_served() -> None:
+def test_a_marked_function_can_be_used_without_a_server() -> None:
     marked = vector_function(inputs={"x": 2}, outputs={"y": 2})(cube)
     function = carried_by(marked)
     assert function is not None
@@ -104,7 +104,7 @@ def test_a_marked_function_is_a_function_of_vectors_before_it_is_served() -> Non
     carried_by(vector_function(inputs=[2])(cube)).close()  # type: ignore[union-attr]
 
 
-class Own(VectorFunction):
+class CompleteClass(VectorFunction):
     """Its gradient is its own, and wrong on purpose, so that it is seen where it is used."""
 
     derivatives = "complex step"
@@ -137,8 +137,8 @@ class Own(VectorFunction):
         type(self).closed += 1
 
 
-def test_what_a_class_has_of_its_own_is_used() -> None:
-    function = build_vector_function(Own())
+def test_derivatives_of_a_class_are_used() -> None:
+    function = build_vector_function(CompleteClass())
     assert np.asarray(function.evaluate([X], {})).reshape(-1).tolist() == [X @ X]
     np.testing.assert_allclose(function.gradient(0, 0, [X], ONE, {}), 2 * X)
     np.testing.assert_allclose(function.apply_jacobian(0, 0, [X], X, {}), [2 * X @ X])
@@ -146,10 +146,10 @@ def test_what_a_class_has_of_its_own_is_used() -> None:
     assert set(function.sources().values()) == {"author"}
     assert function.notes().items() >= {"own": "note"}.items()
     function.close()
-    assert Own.closed == 1
+    assert CompleteClass.closed == 1
 
 
-def test_rows_of_points_need_an_answer_for_each_output() -> None:
+def test_vectorised_functions_return_all_outputs_for_rows() -> None:
     def fails(x: Any) -> Any:
         if x.ndim > 1:
             raise ValueError("one point at a time")
@@ -158,10 +158,10 @@ def test_rows_of_points_need_an_answer_for_each_output() -> None:
     def loses(x: Any) -> Any:
         return x[..., 0] if x.ndim > 1 else (x[0], x[1])
 
-    for function, told in (
+    for function, message in (
         (fails, "expected a result for three rows of points in output 0, got ValueError: one point at a time"),
         (loses, "expected 2 outputs for three rows of points in output 0, got 1"),
     ):
         function.__name__ = "f"
         found = error_message(partial(build, function, inputs=[2], vectorised=True, derivatives=None), ModelFailed)
-        assert found == f"'f' is declared vectorised: {told}"
+        assert found == f"'f' is declared vectorised: {message}"

@@ -1,4 +1,4 @@
-"""Derivatives at the edges: answers of a wrong size, functions with sizes from a config, ways that are combined."""
+"""Edge cases: results of wrong sizes, sizes from a config, combined methods, plots of errors."""
 
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
@@ -35,23 +35,23 @@ def test_a_function_may_write_into_its_own_arrays() -> None:
     np.testing.assert_allclose(function.apply_jacobian(0, 0, [X], X, {}), (2 * X + 3) * X, rtol=1e-12)
 
 
-def test_operations_that_are_not_analytic_are_named() -> None:
+def test_operations_that_are_not_analytic_are_rejected() -> None:
     z = as_analytic(np.array([1 + 1j, 2 - 1j]))
-    refused: tuple[tuple[Callable[[], Any], str], ...] = (
+    rejected: tuple[tuple[Callable[[], Any], str], ...] = (
         (lambda: np.cbrt(z), "it uses cbrt, which takes no complex numbers: "),
         (lambda: z.astype(np.float32), "it uses astype(float32)"),
         (lambda: z.real, "it uses real"),
     )
-    for act, told in refused:
+    for act, message in rejected:
         with pytest.raises(NotAnalyticError) as caught:
             act()
-        assert str(caught.value).startswith(told)
-    again = z.astype(np.complex64, copy=False)
-    assert (type(again), again.dtype) == (type(z), np.dtype(np.complex64))
+        assert str(caught.value).startswith(message)
+    single = z.astype(np.complex64, copy=False)
+    assert (type(single), single.dtype) == (type(z), np.dtype(np.complex64))
 
 
 @pytest.mark.parametrize("name", ["cov", "corrcoef", "var", "std", "median", "sort", "max", "interp", "angle"])
-def test_functions_that_are_not_analytic_are_named(name: str) -> None:
+def test_functions_that_are_not_analytic_are_rejected(name: str) -> None:
     z = as_analytic(np.array([1 + 1j, 2 - 1j]))
     with pytest.raises(NotAnalyticError, match=f"^it uses np.{name}$"):
         getattr(np, name)(*[z] * (3 if name == "interp" else 1))
@@ -66,13 +66,13 @@ def test_a_gradient_may_be_the_jacobian_of_one_output() -> None:
     np.testing.assert_allclose(written.apply_jacobian(0, 0, [X], X, {}), [2 * X @ X])
 
 
-def test_a_complex_hessian_is_no_answer() -> None:
+def test_a_complex_hessian_is_an_error() -> None:
     function = build(lambda x: x @ x, inputs=[2], hessian=lambda x: 2j * np.eye(2), derivatives=None)
-    told = error_message(lambda: function.apply_hessian(0, 0, 0, [X], ONE, X, {}), InvalidOutput)
-    assert told == "hessian: expected real numbers, got ndarray of complex128"
+    message = error_message(lambda: function.apply_hessian(0, 0, 0, [X], ONE, X, {}), InvalidOutput)
+    assert message == "hessian: expected real numbers, got ndarray of complex128"
 
 
-def test_outputs_that_change_their_size_are_named() -> None:
+def test_outputs_that_change_their_size_are_an_error() -> None:
     sizes = [2]
 
     def f(x: Any) -> Any:
@@ -80,23 +80,23 @@ def test_outputs_that_change_their_size_are_named() -> None:
 
     function = build(f, inputs=[2], derivatives="complex step")
     sizes[0] = 3
-    told = error_message(lambda: function.apply_jacobian(0, 0, [X], X, {}), InvalidOutput)
-    assert told == "output 0: expected 2 numbers, got 3"
+    message = error_message(lambda: function.apply_jacobian(0, 0, [X], X, {}), InvalidOutput)
+    assert message == "output 0: expected 2 numbers, got 3"
 
 
-def test_a_function_that_is_not_vectorised_is_named() -> None:
+def test_a_function_wrongly_declared_vectorised_is_an_error() -> None:
     def f(x: Any) -> Any:
         return x**2 + x.sum()
 
-    told = error_message(partial(build, f, inputs=[3], vectorised=True, derivatives=None), ModelFailed)
+    message = error_message(partial(build, f, inputs=[3], vectorised=True, derivatives=None), ModelFailed)
     start = "'f' is declared vectorised: expected the same numbers as for each point for three rows of points in "
-    assert told.startswith(start + "output 0, got a difference of ")
+    assert message.startswith(start + "output 0, got a difference of ")
 
 
 # --- sizes and configs ---------------------------------------------------------------------------------------
 
 
-def test_sizes_may_follow_from_a_config_where_nothing_is_evaluated() -> None:
+def test_sizes_from_a_config_need_no_evaluation() -> None:
     def sizes(config: Any) -> Sequence[int]:
         return [config.get("n", 2)]
 
@@ -111,7 +111,7 @@ def test_sizes_may_follow_from_a_config_where_nothing_is_evaluated() -> None:
     np.testing.assert_allclose(function.apply_jacobian(0, 0, [ONE], ONE, {"n": 3}), np.ones(3), rtol=1e-8)
 
 
-def test_the_last_32_configs_are_kept() -> None:
+def test_values_for_the_last_32_configs_are_cached() -> None:
     made_of: list[int] = []
 
     def make(config: Any) -> int:
@@ -128,7 +128,7 @@ def test_the_last_32_configs_are_kept() -> None:
     assert made_of == [*range(33), 0]
 
 
-def test_a_function_of_rows_stays_one_with_derivatives_added() -> None:
+def test_derivatives_keep_a_function_vectorised() -> None:
     def f(x: Any) -> Any:
         return x**2
 
@@ -140,7 +140,7 @@ def test_a_function_of_rows_stays_one_with_derivatives_added() -> None:
 # --- frameworks and gradients of the author ------------------------------------------------------------------
 
 
-def test_lists_of_numbers_are_outputs_in_torch() -> None:
+def test_torch_functions_may_return_lists() -> None:
     def f(x: Any) -> Any:
         return [x[0] * x[1], 2.0], [1.0, 4.0], [x.sum()]
 
@@ -152,10 +152,10 @@ def test_lists_of_numbers_are_outputs_in_torch() -> None:
 
 
 @pytest.mark.parametrize(("derivatives", "lib"), [("torch", torch), ("jax", jnp)])
-def test_written_derivatives_get_arrays_of_the_framework(derivatives: str, lib: Any) -> None:
+def test_written_derivatives_receive_arrays_of_the_framework(derivatives: str, lib: Any) -> None:
     kind = torch.Tensor if lib is torch else np.ndarray | jnp.ndarray
 
-    class Own(VectorFunction):
+    class PartialClass(VectorFunction):
         def input_sizes(self, config: Any) -> Sequence[int]:
             return (2,)
 
@@ -176,14 +176,14 @@ def test_written_derivatives_get_arrays_of_the_framework(derivatives: str, lib: 
             assert all(isinstance(each, kind) for each in (inputs[0], sens, vec))
             return 6 * inputs[0] * vec * sens[0]
 
-    Own.derivatives = derivatives
-    function = build_vector_function(Own())
+    PartialClass.derivatives = derivatives
+    function = build_vector_function(PartialClass())
     vec, sens = np.array([2.0, -1.0]), np.array([1.5])
     np.testing.assert_allclose(np.asarray(function.apply_jacobian(0, 0, [X], vec, {})).reshape(-1), [3 * X**2 @ vec])
     np.testing.assert_allclose(function.apply_hessian(0, 0, 0, [X], sens, vec, {}), 6 * X * vec * 1.5)
 
 
-def test_differences_of_a_written_gradient_are_the_hessian() -> None:
+def test_hessian_actions_by_differences_of_a_written_gradient() -> None:
     def gradient(x: Any, y: Any, output: int, input: int, sens: Any) -> Any:  # noqa: A002
         return sens[0] * (2 * x * y[0] if input == 0 else np.array([x @ x]))
 
@@ -209,7 +209,7 @@ def test_a_written_gradient_gives_the_jacobian_of_each_output(output: int) -> No
     np.testing.assert_allclose(function.apply_jacobian(output, 0, [X], X, {}), matrices[output] @ X)
 
 
-def test_dual_numbers_that_do_not_follow_the_function_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
+def test_dual_numbers_that_disagree_with_the_function_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
     def kind(x: Any) -> bool:
         return isinstance(x[0], float | complex | np.number) or np.asarray(x[0]).dtype.kind in "fc"
 
@@ -228,7 +228,7 @@ def test_dual_numbers_that_do_not_follow_the_function_are_not_used(caplog: pytes
         caplog.clear()
 
 
-def test_an_error_as_large_as_is_tolerated_passes() -> None:
+def test_an_error_equal_to_the_tolerance_passes() -> None:
     function = build(lambda x: 2 * x, inputs=[1], jacobian=lambda x: np.array([[2.0]]), derivatives=None)
     found = run_checks(function, [(np.array([0.5]),)], {}, 0, Tolerance(identities=0.0))
     (adjoint,) = (each for each in found if each.check == "adjoint")
@@ -243,7 +243,7 @@ CURVES = (
 )
 
 
-def test_errors_are_drawn_as_text() -> None:
+def test_errors_are_plotted_as_text() -> None:
     lines = text_plot(CURVES).split("\n")
     assert lines[:5] == [
         "   1e+01 ┤ ·    ·    ○",
@@ -261,7 +261,7 @@ def test_errors_are_drawn_as_text() -> None:
     ]
 
 
-def test_errors_are_drawn_as_svg() -> None:
+def test_errors_are_plotted_as_svg() -> None:
     drawn = ET.fromstring(svg_plot(CURVES, "Errors & steps"))
     name = "{http://www.w3.org/2000/svg}"
     assert (drawn.get("width"), drawn.get("height"), drawn.get("viewBox")) == ("842", "480", "0 0 842 480")
@@ -286,7 +286,7 @@ MANY_CURVES = tuple(
 
 
 @pytest.mark.parametrize(("name", "curves"), [("none", ()), ("two", CURVES), ("many", MANY_CURVES)])
-def test_drawings_do_not_change(name: str, curves: Sequence[ErrorCurve]) -> None:
+def test_plots_do_not_change(name: str, curves: Sequence[ErrorCurve]) -> None:
     """Compare with tests/derivatives/golden; after a wanted change delete the file, run twice and look at it."""
     for suffix, drawn in (("svg", svg_plot(curves, "Errors & steps")), ("txt", text_plot(curves))):
         path = Path(__file__).parent / "golden" / f"errors-{name}.{suffix}"
@@ -296,7 +296,7 @@ def test_drawings_do_not_change(name: str, curves: Sequence[ErrorCurve]) -> None
         assert drawn == path.read_text()
 
 
-def test_an_extrapolation_of_two_steps_counts_as_a_check() -> None:
+def test_extrapolated_differences_are_checked() -> None:
     # Central differences of a cubic are off by h²; two of them extrapolated are exact but for rounding.
     function = build(lambda x: x**3, inputs=[1], apply_jacobian=lambda x, vec: 3 * x**2 * vec, derivatives=None)
     (found,) = run_checks(function, [(np.array([0.5]),)], {}, 0, Tolerance(differences=1e-13))
@@ -319,7 +319,7 @@ def test_dual_numbers_are_used_at_any_scale(factor: float) -> None:
 @pytest.mark.parametrize(
     "name", ["svd", "svdvals", "qr", "pinv", "eigh", "eigvalsh", "cholesky", "matrix_rank", "cond"]
 )
-def test_decompositions_that_are_not_analytic_are_named(name: str) -> None:
+def test_decompositions_that_are_not_analytic_are_rejected(name: str) -> None:
     with pytest.raises(NotAnalyticError, match=rf"^it uses np.linalg.{name}$"):
         getattr(np.linalg, name)(as_analytic(np.eye(2) * (1 + 1j)))
 

@@ -1,4 +1,4 @@
-"""Random functions of several vectors: all methods give the same derivatives, which are adjoint, linear, symmetric."""
+"""Properties of random functions: all methods agree, and derivatives are adjoint, linear and symmetric."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -95,8 +95,8 @@ def second(function: VectorFunction, o: int, i: int, j: int, at: list[Vector], s
     return as_vector(function.apply_hessian(o, i, j, at, sens, vec, {}), len(at[i]), "apply_hessian")
 
 
-def close(found: Vector, wanted: Vector, relative: float) -> None:
-    assert np.abs(found - wanted).max() <= relative * max(1.0, float(np.abs(wanted).max()))
+def close(found: Vector, expected: Vector, relative: float) -> None:
+    assert np.abs(found - expected).max() <= relative * max(1.0, float(np.abs(expected).max()))
 
 
 def agree(case: Drawn, method: str, by: str, loose: float, rounding: float = 0.0) -> None:
@@ -107,15 +107,15 @@ def agree(case: Drawn, method: str, by: str, loose: float, rounding: float = 0.0
     for o, sens in enumerate(weights):
         close(values[0][o], values[1][o], 1e-12)
         for i, v in enumerate(direction):
-            for found, wanted in zip(
+            for found, expected in zip(
                 first(function, o, i, at, sens, v), first(reference, o, i, at, sens, v), strict=True
             ):
-                close(found, wanted, loose)
+                close(found, expected, loose)
             for j, w in enumerate(direction):
-                found, wanted = (second(f, o, i, j, at, sens, w) for f in (function, reference))
+                found, expected = (second(f, o, i, j, at, sens, w) for f in (function, reference))
                 step = float(np.min(np.abs(at[j]) / np.abs(w)))  # moves no component by more than its magnitude
-                errors = loose * max(1.0, float(np.abs(wanted).max())) + rounding / (step * np.abs(at[i]))
-                assert (np.abs(found - wanted) <= errors).all()
+                errors = loose * max(1.0, float(np.abs(expected).max())) + rounding / (step * np.abs(at[i]))
+                assert (np.abs(found - expected) <= errors).all()
 
 
 def identities(case: Drawn, method: str, relative: float) -> None:
@@ -212,6 +212,6 @@ def test_the_size_of_a_direction_does_not_matter(scale: float) -> None:
     at, vec, sens = [np.array([0.5, -0.5])], np.array([1.0, 2.0]), np.ones(2)
     for method, relative in (("complex step", 1e-14), ("torch", 1e-14), ("finite differences", 1e-8)):
         function = case.build(method)
-        wanted = first(function, 0, 0, at, sens, vec)[1]
+        expected = first(function, 0, 0, at, sens, vec)[1]
         found = first(function, 0, 0, at, sens, scale * vec)[1] / scale
-        close(found, wanted, relative)
+        close(found, expected, relative)

@@ -1,4 +1,4 @@
-"""Hessian actions of plain NumPy functions by dual numbers: exact, and refused where they would not be."""
+"""Hessian actions of NumPy functions by dual numbers: exact, or an error."""
 
 import logging
 from collections.abc import Callable
@@ -17,13 +17,15 @@ from dragoman.derivatives.dual_number import _FUNCTIONS
 A = np.array([[2.0, 1.0], [-1.0, 3.0]])
 
 
-def agrees(function: VectorFunction, reference: VectorFunction, point: list[Any], output: int, sens: Any) -> None:
+def assert_same_hessian(
+    function: VectorFunction, reference: VectorFunction, point: list[Any], output: int, sens: Any
+) -> None:
     for i, x in enumerate(point):
         for j, y in enumerate(point):
             vec = np.cos(np.arange(len(y)) + 0.5)
-            found, wanted = (f.apply_hessian(output, i, j, point, sens, vec, {}) for f in (function, reference))
-            wanted = as_vector(wanted, len(x), "")
-            assert np.asarray(found) == pytest.approx(wanted, rel=1e-12, abs=1e-12)
+            found, expected = (f.apply_hessian(output, i, j, point, sens, vec, {}) for f in (function, reference))
+            expected = as_vector(expected, len(x), "")
+            assert np.asarray(found) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", sorted(_FUNCTIONS))
@@ -33,10 +35,10 @@ def test_each_function_of_numpy(name: str) -> None:
     reference = build(lambda x: getattr(torch, name)(x[0] * x) * x[1], at=at, derivatives="torch")
     assert function.sources()["apply_hessian"] == "dual numbers"
     point = [np.array([1.4, 1.2]) if name == "arccosh" else np.array([0.4, 0.8])]
-    agrees(function, reference, point, 0, np.array([1.0, -2.0]))
+    assert_same_hessian(function, reference, point, 0, np.array([1.0, -2.0]))
 
 
-def everything(lib: Any, lift: Callable[[Any], Any]) -> Callable[..., Any]:
+def all_operations(lib: Any, lift: Callable[[Any], Any]) -> Callable[..., Any]:
     """Sums, products, powers, quotients, matrices, stacks and indices, of two vectors and to two outputs."""
     join = lib.concatenate if lib is np else torch.cat
 
@@ -51,12 +53,12 @@ def everything(lib: Any, lift: Callable[[Any], Any]) -> Callable[..., Any]:
 
 def test_the_rules_of_arithmetic() -> None:
     options: dict[str, Any] = {"inputs": [2, 3], "outputs": [2, 8]}
-    function = build(everything(np, np.asarray), **options)
-    reference = build(everything(torch, torch.as_tensor), **options, derivatives="torch")
+    function = build(all_operations(np, np.asarray), **options)
+    reference = build(all_operations(torch, torch.as_tensor), **options, derivatives="torch")
     assert function.sources()["apply_hessian"] == "dual numbers"
     point = [np.array([0.7, 0.4]), np.array([1.2, 0.5, -0.8])]
-    agrees(function, reference, point, 0, np.array([1.0, 2.0]))
-    agrees(function, reference, point, 1, np.arange(8.0))
+    assert_same_hessian(function, reference, point, 0, np.array([1.0, 2.0]))
+    assert_same_hessian(function, reference, point, 1, np.arange(8.0))
 
 
 def test_a_simulation_in_plain_python_with_a_config() -> None:
@@ -78,7 +80,7 @@ def test_a_simulation_in_plain_python_with_a_config() -> None:
         assert as_vector(across, 2, "") == pytest.approx(back, rel=1e-11)
 
 
-def test_what_dual_numbers_do_not_come_through_has_no_hessian(caplog: pytest.LogCaptureFixture) -> None:
+def test_functions_without_dual_numbers_have_no_hessian(caplog: pytest.LogCaptureFixture) -> None:
     long: dict[str, Any] = {"inputs": [300]}
     for function, options, why in (
         (lambda x: np.linalg.solve(A, x), {"inputs": [2]}, "UFuncTypeError"),
@@ -92,7 +94,7 @@ def test_what_dual_numbers_do_not_come_through_has_no_hessian(caplog: pytest.Log
         caplog.clear()
 
 
-def test_a_branch_that_is_not_smooth_is_refused_when_it_is_taken() -> None:
+def test_a_branch_that_is_not_smooth_is_rejected() -> None:
     def turning(x: Any) -> Any:
         inside = x[1] if isinstance(x[1], float | np.floating) else getattr(x[1], "value", 1.0)
         return x**2 if np.asarray(inside).real > 0 else np.maximum(x, 0.0)
@@ -104,7 +106,7 @@ def test_a_branch_that_is_not_smooth_is_refused_when_it_is_taken() -> None:
         function.apply_hessian(0, 0, 0, [-np.ones(2)], np.ones(2), np.ones(2), {})
 
 
-def test_a_hessian_action_is_refused_where_the_numbers_follow_another_branch() -> None:
+def test_dual_numbers_that_take_another_branch_are_rejected() -> None:
     def by_type(x: Any) -> Any:
         return x**2 if getattr(x[0], "value", 0.0) < 1 else x**3  # NumPy's own numbers have no such value
 
@@ -114,6 +116,6 @@ def test_a_hessian_action_is_refused_where_the_numbers_follow_another_branch() -
         function.apply_hessian(0, 0, 0, [2 * ONE], ONE, ONE, {})
 
 
-def test_an_infinite_second_derivative_is_one() -> None:
+def test_an_infinite_second_derivative_is_returned() -> None:
     function = build(lambda x: x**1.5, inputs=[1])
     assert np.isinf(function.apply_hessian(0, 0, 0, [np.zeros(1)], np.ones(1), np.ones(1), {})).all()

@@ -1,4 +1,4 @@
-"""The examples that sample and integrate, with the umbridge package's client against a server."""
+"""The sampling and integration examples, with the umbridge client and a server."""
 
 import xml.etree.ElementTree as ET
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The scientific examples: published values, and every derivative against closed forms or the complex step."""
+"""The scientific examples: published values, and derivatives against closed forms or the complex step."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -27,12 +27,12 @@ def module(name: str) -> Any:
 
 @pytest.fixture(scope="module")
 def loaded() -> Callable[[str], VectorFunction]:
-    made: dict[str, VectorFunction] = {}
+    functions: dict[str, VectorFunction] = {}
 
     def load(name: str) -> VectorFunction:
-        if name not in made:
-            made[name] = build_vector_function(getattr(module(name), name))
-        return made[name]
+        if name not in functions:
+            functions[name] = build_vector_function(getattr(module(name), name))
+        return functions[name]
 
     return load
 
@@ -65,9 +65,9 @@ def test_published_values(
     assert as_vectors(function.evaluate(at, {}), [1])[0][0] == pytest.approx(value, rel=1e-12, abs=1e-10)
     if gradient is not None:
         assert np.asarray(function.gradient(0, 0, at, one, {})) == pytest.approx(np.array(gradient), abs=6e-9)
-    for row, wanted in enumerate(hessian or ()):
+    for row, expected in enumerate(hessian or ()):
         found = np.asarray(function.apply_hessian(0, 0, 0, at, one, np.eye(2)[row], {}))
-        assert found == pytest.approx(np.array(wanted), abs=6e-11)
+        assert found == pytest.approx(np.array(expected), abs=6e-11)
 
 
 def test_the_ring_has_no_second_derivative_at_the_origin(loaded: Callable[[str], VectorFunction]) -> None:
@@ -76,7 +76,7 @@ def test_the_ring_has_no_second_derivative_at_the_origin(loaded: Callable[[str],
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, np.nan])
-def test_a_beam_that_does_not_resist_bending_is_rejected(loaded: Callable[[str], VectorFunction], wrong: float) -> None:
+def test_a_beam_without_stiffness_is_rejected(loaded: Callable[[str], VectorFunction], wrong: float) -> None:
     beam, modulus, ones = loaded("beam"), np.full(31, 10.0), np.ones(31)
     modulus[7] = wrong
     at = [modulus]
@@ -114,14 +114,14 @@ def test_the_priors_of_the_deconvolution(loaded: Callable[[str], VectorFunction]
             function.gradient(0, 0, [exact], np.ones(1), config)
 
 
-def test_an_unknown_prior_is_named(loaded: Callable[[str], VectorFunction]) -> None:
+def test_an_unknown_prior_is_an_error(loaded: Callable[[str], VectorFunction]) -> None:
     with pytest.raises(InvalidInput, match=r"'prior': expected Gaussian, .* got 'Laplace'"):
         loaded("deconvolution").evaluate([np.zeros(128)], {"prior": "Laplace"})
     with pytest.raises(InvalidInput, match="unexpected entry 'priors'"):
         loaded("deconvolution").evaluate([np.zeros(128)], {"priors": "GMRF"})
 
 
-def test_the_beam_bends_as_the_theory_says(loaded: Callable[[str], VectorFunction]) -> None:
+def test_the_beam_follows_euler_bernoulli_theory(loaded: Callable[[str], VectorFunction]) -> None:
     # The tip of a uniform beam under a uniform load is at q L⁴ / 8 E I.
     modulus, load, beam = 5.0, 2.0, module("beam")
     (found,) = as_vectors(loaded("beam").evaluate([np.full(31, modulus)], {"load": load}), [31])
@@ -129,7 +129,7 @@ def test_the_beam_bends_as_the_theory_says(loaded: Callable[[str], VectorFunctio
     assert found[-1] == pytest.approx(load / (8 * modulus * beam.MOMENT), rel=2 * beam.STEP**2)
 
 
-def test_the_rod_settles_where_heat_in_is_heat_out(loaded: Callable[[str], VectorFunction]) -> None:
+def test_the_rod_reaches_the_steady_state(loaded: Callable[[str], VectorFunction]) -> None:
     # With the conductivity 1 everywhere u -> power x, to which e^(-pi² t / 4) is missing at t = 0.5: about a third.
     temperature, flux = loaded("heat").evaluate([np.zeros(20), np.array([3.0])], {})
     assert (np.diff(temperature) > 0).all()
@@ -245,8 +245,8 @@ def test_every_derivative(
         sens = rng.normal(size=rows)
         for i, x in enumerate(point):
             vec = rng.normal(size=len(x))
-            wanted = slope(plain, point, i, vec, config)[output]
-            close(function.apply_jacobian(output, i, point, vec, config), wanted)
+            expected = slope(plain, point, i, vec, config)[output]
+            close(function.apply_jacobian(output, i, point, vec, config), expected)
             close(function.gradient(output, i, point, sens, config), pulled(plain, point, output, i, sens, config))
             for j, y in enumerate(point):
                 vec = rng.normal(size=len(y))
@@ -257,9 +257,9 @@ def test_every_derivative(
                 close(function.apply_hessian(output, i, j, point, sens, vec, config), curved)
 
 
-def close(found: Any, wanted: Vector) -> None:
-    scale = max(float(np.abs(wanted).max()), 1e-9)
-    assert np.abs(np.asarray(found) - wanted).max() <= 1e-8 * scale
+def close(found: Any, expected: Vector) -> None:
+    scale = max(float(np.abs(expected).max()), 1e-9)
+    assert np.abs(np.asarray(found) - expected).max() <= 1e-8 * scale
 
 
 def slope(plain: Function, point: list[Vector], i: int, vec: Vector, config: Config) -> list[Vector]:

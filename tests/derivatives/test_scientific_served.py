@@ -1,4 +1,4 @@
-"""The folder of scientific examples is served by its names, to the client of the umbridge package."""
+"""The folder of scientific examples, served to the umbridge client."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -55,11 +55,11 @@ def test_configs_and_published_values_over_the_wire(served_address: Callable[[An
     exact = deconvolution([[]], exact_config)
     assert np.linalg.norm(exact[0]) == pytest.approx(4.242640687119285, rel=1e-15)
     assert deconvolution(exact, {"prior": "CMRF"})[0][0] == pytest.approx(828.4505233852567, rel=1e-12)
-    told = requests.get(f"{url}/v2/models/deconvolution", timeout=60).json()
-    assert told["details"]["derivatives"]["gradient"] == "author"
+    metadata = requests.get(f"{url}/v2/models/deconvolution", timeout=60).json()
+    assert metadata["details"]["derivatives"]["gradient"] == "author"
 
 
-def test_a_name_that_is_declared_is_the_name_of_a_live_function(served_address: Callable[[Any], str]) -> None:
+def test_a_declared_name_is_the_name_of_the_model(served_address: Callable[[Any], str]) -> None:
     @dragoman.vector_function(inputs=[2], name="energy")
     def unnamed(x: Any) -> Any:
         return (x**2).sum()
@@ -69,7 +69,7 @@ def test_a_name_that_is_declared_is_the_name_of_a_live_function(served_address: 
     assert umbridge.HTTPModel(url, "energy").apply_hessian(0, 0, 0, [[1.0, 2.0]], [1.0], [1.0, 3.0]) == [2.0, 6.0]
 
 
-def test_the_origin_is_answered_or_explained(served_address: Callable[[Any], str]) -> None:
+def test_derivatives_at_the_origin(served_address: Callable[[Any], str]) -> None:
     donut = umbridge.HTTPModel(served_address(str(EXAMPLES / "donut")), "donut")
     assert donut([[0.0, 0.0]])[0][0] == pytest.approx(-204.84848484848487, rel=1e-14)
     assert donut.gradient(0, 0, [[0.0, 0.0]], [1.0]) == [0.0, 0.0]

@@ -1,4 +1,4 @@
-"""PyTorch models that were loaded from files have the derivatives of their modules, in the module's precision."""
+"""Derivatives of PyTorch models loaded from files, in the precision of the module."""
 
 import warnings
 from collections.abc import Callable
@@ -69,8 +69,8 @@ def test_derivatives_of_a_file_are_those_of_its_module(
     def plain(*x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(each.reshape(-1) for each in module(*(each[None] for each in x)))
 
-    def close(found: Any, wanted: torch.Tensor) -> None:
-        assert np.abs(np.array(found) - wanted.detach().numpy()).max() <= relative * (1 + float(wanted.abs().max()))
+    def close(found: Any, expected: torch.Tensor) -> None:
+        assert np.abs(np.array(found) - expected.detach().numpy()).max() <= relative * (1 + float(expected.abs().max()))
 
     tensors = tuple(torch.tensor(x) for x in at)
     whole: Any = torch.autograd.functional
@@ -87,7 +87,7 @@ def test_derivatives_of_a_file_are_those_of_its_module(
                 close(model.apply_hessian(o, i, j, point, sens[o].tolist(), vec[j].tolist()), curved[i][j] @ w)
 
 
-def test_a_file_that_is_no_function_of_vectors_offers_no_derivatives(serve_trusted: Serve, tmp_path: Path) -> None:
+def test_a_file_without_float_vectors_has_no_derivatives(serve_trusted: Serve, tmp_path: Path) -> None:
     class Image(torch.nn.Module):
         def forward(self, pixels: torch.Tensor) -> torch.Tensor:
             return pixels.sum()
@@ -95,6 +95,6 @@ def test_a_file_that_is_no_function_of_vectors_offers_no_derivatives(serve_trust
     path = tmp_path / "image.pt2"
     torch.export.save(torch.export.export(Image(), (torch.ones(4, 4),)), path)
     url = serve_trusted(str(path))
-    told = requests.post(f"{url}/ModelInfo", json={"name": "image"}, timeout=60).json()
-    assert not any(told["support"].values())
+    message = requests.post(f"{url}/ModelInfo", json={"name": "image"}, timeout=60).json()
+    assert not any(message["support"].values())
     assert "details" not in requests.get(f"{url}/v2/models/image", timeout=60).json()

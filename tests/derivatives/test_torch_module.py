@@ -1,4 +1,4 @@
-"""Derivatives of a PyTorch module in its own shape and precision, by graphs (TorchScript) and by torch.func."""
+"""Derivatives of a PyTorch module, by torch.autograd (TorchScript) and torch.func."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_derivatives_of_a_module(scripted: bool) -> None:
 
 
 @pytest.mark.parametrize("scripted", [False, True])
-def test_what_does_not_depend_on_an_input_has_derivative_zero(scripted: bool) -> None:
+def test_derivatives_by_unused_inputs_are_zero(scripted: bool) -> None:
     module = ModuleDerivatives(lambda x, y: (x * 2, y * x.sum()), [(3,), (2,)], [torch.float64] * 2, scripted)
     assert module.gradient(0, 1, [X, Y], V).tolist() == [0, 0]
     assert module.apply_jacobian(0, 1, [X, Y], W).tolist() == [0, 0, 0]

@@ -1,4 +1,4 @@
-"""@vector_function: what authors write becomes a function of vectors, or an error that says what does not fit."""
+"""`@dragoman.vector_function`: sizes, configs, results and methods of differentiation."""
 
 import logging
 import math
@@ -28,7 +28,7 @@ def value(function: VectorFunction, *inputs: Any, **config: Any) -> list[list[fl
 # --- sizes, names, configs and results --------------------------------------------------------------------
 
 
-def test_a_marked_function_stays_the_function_it_was() -> None:
+def test_the_decorator_returns_the_function() -> None:
     @dragoman.vector_function(inputs=[2])
     def double(x: Any) -> Any:
         return 2 * x
@@ -64,7 +64,7 @@ def test_results_and_their_inferred_sizes(result: Any, outputs: list[list[float]
 
 
 @pytest.mark.parametrize(
-    ("result", "told"),
+    ("result", "message"),
     [
         ([True, False], "output 0: expected real numbers, got list of bool"),
         (None, "output 0: expected real numbers, got NoneType"),
@@ -79,13 +79,13 @@ def test_results_and_their_inferred_sizes(result: Any, outputs: list[list[float]
     ],
     ids=repr,
 )
-def test_results_that_do_not_fit(result: Any, told: str) -> None:
+def test_results_of_wrong_sizes_or_types(result: Any, message: str) -> None:
     function = build(lambda x: result, inputs=[1], outputs=[2], derivatives=None)
-    with pytest.raises(InvalidOutput, match=told):
+    with pytest.raises(InvalidOutput, match=message):
         as_vectors(function.evaluate([ONE], {}), [2])
 
 
-def test_names_and_sizes_as_they_are_given() -> None:
+def test_declared_names_and_sizes() -> None:
     function = build(lambda a, b: (a.sum(), b), inputs={"a": 2, "b": 3}, outputs={"sum": 1, "same": 3})
     assert (function.input_names, function.output_names) == (("a", "b"), ("sum", "same"))
     assert (list(function.input_sizes({})), list(function.output_sizes({}))) == ([2, 3], [1, 3])
@@ -96,7 +96,7 @@ def test_names_and_sizes_as_they_are_given() -> None:
     assert value(starred, [1], [2, 3], [4, 5, 6]) == [[21.0]]
 
 
-def test_sizes_as_annotations_tell_them() -> None:
+def test_sizes_from_annotations() -> None:
     sizes: Any = [Annotated[Any, dragoman.Shape(n)] for n in (1, 2)]
 
     def function(x, y, config):  # type: ignore[no-untyped-def]
@@ -144,7 +144,7 @@ def test_keyword_parameters_are_entries_of_the_config() -> None:
         value(function, [3], bye=5)
 
 
-def test_what_does_not_fit_the_function_is_told_when_it_is_prepared() -> None:
+def test_options_that_do_not_fit_the_function_are_an_error() -> None:
     with pytest.raises(ModelFailed, match="sizes of its input vectors are unknown: expected inputs="):
         build(lambda x: x)
     with pytest.raises(ModelFailed, match="inputs: expected 2 sizes, for x, y; got 1"):
@@ -186,7 +186,7 @@ def test_a_jacobian_and_a_hessian_are_applied() -> None:
     assert made_of.apply_hessian(0, 0, 0, [X], s, v, config) == pytest.approx([2 * 8 + 2 * 2 * 5, 2 * 2 * 4])
 
 
-def test_missing_pieces_follow_exactly_and_say_so() -> None:
+def test_missing_derivatives_are_derived_from_written_ones() -> None:
     matrix = np.arange(6.0).reshape(3, 2)
 
     def square(x: Any) -> Any:
@@ -207,7 +207,7 @@ def test_missing_pieces_follow_exactly_and_say_so() -> None:
     assert pulled.apply_hessian(0, 0, 0, [X], s, v, {}) == pytest.approx(2 * v * (matrix.T @ s), rel=1e-15)
 
 
-def test_a_linear_function_needs_no_derivative() -> None:
+def test_derivatives_of_a_linear_function() -> None:
     matrix = np.arange(6.0).reshape(3, 2)
     function = build(lambda x: np.abs(matrix) @ x + 7, inputs=[2], linear=True)
     assert function.sources() == {
@@ -222,7 +222,7 @@ def test_a_linear_function_needs_no_derivative() -> None:
 
 
 @pytest.mark.parametrize(("lib", "source"), [(torch, "torch"), (jnp, "jax")])
-def test_a_gradient_in_a_framework_is_differentiated_by_it(lib: Any, source: str) -> None:
+def test_a_written_gradient_is_differentiated_by_the_framework(lib: Any, source: str) -> None:
     def gradient(x: Any) -> Any:
         return 3 * x**2 * lib.exp(x[0]) + lib.stack([(x**3).sum() * lib.exp(x[0]), 0 * x[0]])
 
@@ -232,19 +232,19 @@ def test_a_gradient_in_a_framework_is_differentiated_by_it(lib: Any, source: str
     plain = build(lambda x: (x**3).sum() * lib.exp(x[0]), inputs=[2])
     assert plain.sources()["apply_hessian"] == source
     v, s = np.array([1.0, 2.0]), np.array([1.5])
-    wanted = as_vector(plain.apply_hessian(0, 0, 0, [X], s, v, {}), 2, "")
-    assert as_vector(function.apply_hessian(0, 0, 0, [X], s, v, {}), 2, "") == pytest.approx(wanted, rel=1e-14)
+    expected = as_vector(plain.apply_hessian(0, 0, 0, [X], s, v, {}), 2, "")
+    assert as_vector(function.apply_hessian(0, 0, 0, [X], s, v, {}), 2, "") == pytest.approx(expected, rel=1e-14)
     pulled = as_vector(function.gradient(0, 0, [X], s, {}), 2, "")
     assert pulled == pytest.approx(as_vector(plain.gradient(0, 0, [X], s, {}), 2, ""), rel=1e-14)
 
 
-def test_a_gradient_of_one_number_needs_no_sens_but_one_number() -> None:
+def test_a_gradient_without_sens_needs_an_output_of_one_number() -> None:
     function = build(lambda x: x, inputs=[2], gradient=lambda x: x, derivatives=None)
     with pytest.raises(InvalidOutput, match="gradient without 'sens': expected an output of one number, got 2"):
         function.gradient(0, 0, [X], np.ones(2), {})
 
 
-def test_a_jacobian_of_a_wrong_shape_is_told() -> None:
+def test_a_jacobian_of_a_wrong_shape_is_an_error() -> None:
     function = build(lambda x: x, inputs=[2], jacobian=lambda x: np.ones((3, 2)), derivatives=None)
     with pytest.raises(InvalidOutput, match=r"jacobian: expected a matrix of shape \[2, 2\], got \[3, 2\]"):
         function.gradient(0, 0, [X], np.ones(2), {})
@@ -272,7 +272,7 @@ class Quadratic(dragoman.VectorFunction):
         return (2 * self.matrix @ x * y if input == 0 else x @ self.matrix @ x) * sens[0]
 
 
-def test_a_class_asks_for_what_is_missing() -> None:
+def test_missing_derivatives_are_added_to_a_class() -> None:
     function = build_vector_function(Quadratic)
     assert function.sources() == {
         "evaluate": "author",
@@ -301,11 +301,11 @@ def test_a_class_in_jax() -> None:
     function = build_vector_function(InJax())
     assert set(function.sources().values()) == {"author", "jax"}
     point = [X, np.array([2.0])]
-    wanted = 4 * Quadratic.matrix @ X
-    assert np.asarray(function.gradient(0, 0, point, ONE, {})) == pytest.approx(wanted, rel=1e-14)
+    expected = 4 * Quadratic.matrix @ X
+    assert np.asarray(function.gradient(0, 0, point, ONE, {})) == pytest.approx(expected, rel=1e-14)
 
 
-def test_a_class_that_asks_for_nothing_is_left_alone() -> None:
+def test_a_class_without_the_attribute_is_unchanged() -> None:
     class Alone(Quadratic):
         derivatives = None
 
@@ -316,7 +316,7 @@ def test_a_class_that_asks_for_nothing_is_left_alone() -> None:
 # --- JAX and PyTorch --------------------------------------------------------------------------------------
 
 
-def test_jax_runs_in_double_precision_and_changes_nothing_else() -> None:
+def test_jax_runs_in_double_precision_within_calls_only() -> None:
     function = build(lambda x: jnp.sum(x**2) / 3, inputs=[2])
     assert function.sources()["gradient"] == "jax"
     assert value(function, X)[0][0] == pytest.approx((X**2).sum() / 3, rel=1e-15)
@@ -325,7 +325,7 @@ def test_jax_runs_in_double_precision_and_changes_nothing_else() -> None:
     assert not jax.config.jax_enable_x64
 
 
-def test_jax_with_control_flow_on_numbers_is_not_compiled_but_right() -> None:
+def test_jax_functions_with_python_control_flow_run_uncompiled() -> None:
     def turning(x: Any) -> Any:
         return jnp.sin(x[0]) if x[1] > 0 else jnp.cos(x[0])
 
@@ -335,7 +335,7 @@ def test_jax_with_control_flow_on_numbers_is_not_compiled_but_right() -> None:
         assert np.asarray(found) == pytest.approx([slope, 0], rel=1e-15)
 
 
-def test_jax_with_control_flow_on_numbers_takes_rows_of_points_one_by_one() -> None:
+def test_rows_of_points_of_uncompiled_jax_functions() -> None:
     def turning(x: Any, y: Any) -> Any:
         return (2 * x if x[0] > 0 else -(x**2)), y[0]
 
@@ -349,7 +349,7 @@ def test_jax_with_control_flow_on_numbers_takes_rows_of_points_one_by_one() -> N
     assert [each.shape for each in function.evaluate([x[:0], y[:0]], {})] == [(0, 2), (0, 1)]
 
 
-def test_jax_takes_rows_of_points() -> None:
+def test_rows_of_points_in_jax() -> None:
     function = build(lambda x, y: (x.sum() * y, x[0]), inputs=[2, 3], derivatives="jax")
     assert function.vectorised
     x, y = np.arange(10.0).reshape(5, 2), np.arange(15.0).reshape(5, 3)
@@ -358,7 +358,7 @@ def test_jax_takes_rows_of_points() -> None:
     assert second.tolist() == x[:, :1].tolist()
 
 
-def test_torch_where_an_operation_has_no_forward_mode() -> None:
+def test_torch_operations_without_forward_mode() -> None:
     class Cube(torch.autograd.Function):
         generate_vmap_rule = True
 
@@ -411,7 +411,7 @@ def test_torch_where_an_operation_has_no_forward_mode() -> None:
         (lambda x: np.abs(np.array([x[0], x[1]])), "derivative is -?0 where central differences give|kink"),
     ],
 )
-def test_what_is_not_analytic_is_refused(
+def test_functions_that_are_not_analytic_have_no_complex_step(
     function: Callable[..., Any], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ModelFailed, match=f"is not analytic, so the complex step does not apply: .*({why})"):
@@ -435,20 +435,20 @@ def test_what_is_not_analytic_is_refused(
         (lambda x: 3.0, lambda x: np.zeros(2)),
     ],
 )
-def test_what_is_analytic_is_exact(function: Callable[..., Any], slope: Callable[..., Any] | None) -> None:
+def test_the_complex_step_is_exact(function: Callable[..., Any], slope: Callable[..., Any] | None) -> None:
     found = build(function, inputs=[2])
     if slope is None:  # d (A⁻¹ 1) / d A_ii = -A⁻¹_i (A⁻¹ 1)_i, summed by 1ᵀ A⁻¹
         inverse = np.linalg.inv(np.diag(X) + 1)
-        wanted = -inverse.sum(axis=0) * inverse.sum(axis=1)
+        expected = -inverse.sum(axis=0) * inverse.sum(axis=1)
     else:
-        wanted = slope(X)
+        expected = slope(X)
     if found.sources().get("gradient") == "complex step":
-        assert found.gradient(0, 0, [X], ONE, {}) == pytest.approx(wanted, rel=1e-14, abs=1e-15)
+        assert found.gradient(0, 0, [X], ONE, {}) == pytest.approx(expected, rel=1e-14, abs=1e-15)
     else:
         raise AssertionError(found.sources())
 
 
-def test_a_config_under_which_it_is_not_analytic_is_refused_when_it_comes() -> None:
+def test_a_function_may_be_analytic_for_some_configs_only() -> None:
     def either(x: Any, *, smooth: bool = True) -> Any:
         return x**2 if smooth else np.asarray(x).real * 2
 
@@ -460,7 +460,7 @@ def test_a_config_under_which_it_is_not_analytic_is_refused_when_it_comes() -> N
         function.gradient(0, 0, [X], np.ones(2), {"smooth": False})
 
 
-def test_a_branch_that_is_not_analytic_is_refused_when_it_is_taken() -> None:
+def test_a_branch_that_is_not_analytic_is_rejected() -> None:
     def turning(x: Any) -> Any:
         return x**2 if np.asarray(x).real[0] > 0 else np.abs(x)
 
@@ -470,7 +470,7 @@ def test_a_branch_that_is_not_analytic_is_refused_when_it_is_taken() -> None:
         function.gradient(0, 0, [-X], np.ones(2), {})
 
 
-def test_a_vectorised_function_is_asked_once_for_its_gradient() -> None:
+def test_the_gradient_of_a_vectorised_function_takes_one_evaluation() -> None:
     shapes = []
 
     def rosenbrock(x: Any, y: Any) -> Any:
@@ -485,17 +485,17 @@ def test_a_vectorised_function_is_asked_once_for_its_gradient() -> None:
     for output, size in ((0, 1), (1, 200)):
         for i in (0, 1):
             sens = np.arange(1.0, size + 1)
-            wanted = alone.gradient(output, i, at, sens, {})
+            expected = alone.gradient(output, i, at, sens, {})
             function.gradient(output, i, at, sens, {})
             shapes.clear()
-            assert function.gradient(output, i, at, sens, {}) == pytest.approx(wanted, rel=1e-14, abs=1e-14)
+            assert function.gradient(output, i, at, sens, {}) == pytest.approx(expected, rel=1e-14, abs=1e-14)
             assert sum(len(x) == 2 for x, _ in shapes) == 1  # the others compare with differences
             assert len(shapes) < 20
 
 
 @pytest.mark.parametrize("derivatives", ["auto", "complex step", None])
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [
         (lambda x: x**2 + x.sum(), "expected the same numbers as for each point for three rows .* got a difference of"),
         (lambda x: x.sum(), r"expected shape \[3, 1\] for three rows of points in output 0, got \[\]"),
@@ -503,14 +503,14 @@ def test_a_vectorised_function_is_asked_once_for_its_gradient() -> None:
         (lambda x: [x[0], x @ np.ones((3, 3)) @ x], "got InvalidOutput"),
     ],
 )
-def test_a_function_that_is_not_vectorised_as_it_says_is_told(
-    function: Callable[..., Any], told: str, derivatives: str | None
+def test_functions_wrongly_declared_vectorised_are_an_error(
+    function: Callable[..., Any], message: str, derivatives: str | None
 ) -> None:
-    with pytest.raises(ModelFailed, match=f"is declared vectorised: .*({told})"):
+    with pytest.raises(ModelFailed, match=f"is declared vectorised: .*({message})"):
         build(function, inputs=[3], vectorised=True, derivatives=derivatives)
 
 
-def test_long_vectors_take_no_square_memory() -> None:
+def test_gradients_of_long_vectors_need_linear_memory() -> None:
     n = 20_000
     function = build(lambda x: (x**2).sum(axis=-1, keepdims=True), inputs=[n], outputs=[1], vectorised=True)
     x = np.linspace(0, 1, n)
@@ -523,7 +523,7 @@ def test_long_vectors_take_no_square_memory() -> None:
     assert pulled == pytest.approx([2 * x.sum()])
 
 
-def test_a_function_that_cannot_be_tried_is_served_without_derivatives(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_function_that_fails_at_the_sample_point_has_no_derivatives(caplog: pytest.LogCaptureFixture) -> None:
     def picky(x: Any) -> Any:
         if np.asarray(x).real[0] < 5:
             raise ValueError("five at least")
@@ -542,12 +542,12 @@ def test_a_function_that_cannot_be_tried_is_served_without_derivatives(caplog: p
         build(lambda x: x * np.nan, inputs=[2], derivatives="complex step")
 
 
-def test_differences_are_only_made_where_they_are_asked_for_and_tell_their_cost() -> None:
+def test_finite_differences_on_request_report_their_cost() -> None:
     found = build(lambda x: np.abs(x).sum(), inputs=[2], at=[[1.0, -2.0]], derivatives="finite differences")
     assert set(found.sources().values()) == {"author", "finite differences"}
-    told = found.notes()["finite differences"]
-    assert told["relative_error"] < 1e-10
-    assert told["evaluations"] == {
+    message = found.notes()["finite differences"]
+    assert message["relative_error"] < 1e-10
+    assert message["evaluations"] == {
         "apply_jacobian": "5",
         "gradient": "1 + 4 per input element",
         "apply_hessian": "1 + 8 per element of input1",
@@ -558,13 +558,13 @@ def test_differences_are_only_made_where_they_are_asked_for_and_tell_their_cost(
         return np.linalg.solve(matrix, x**3)
 
     assert "apply_hessian" not in build(solved, inputs=[2]).sources()
-    asked = build(solved, inputs=[2], derivatives="complex step")
-    assert asked.sources()["apply_hessian"] == "finite differences of complex step"
-    wanted = 6 * X * np.linalg.solve(matrix, np.ones(2))
-    assert asked.apply_hessian(0, 0, 0, [X], np.ones(2), np.ones(2), {}) == pytest.approx(wanted, rel=1e-9)
+    requested = build(solved, inputs=[2], derivatives="complex step")
+    assert requested.sources()["apply_hessian"] == "finite differences of complex step"
+    expected = 6 * X * np.linalg.solve(matrix, np.ones(2))
+    assert requested.apply_hessian(0, 0, 0, [X], np.ones(2), np.ones(2), {}) == pytest.approx(expected, rel=1e-9)
 
 
-def test_the_cost_that_is_told_is_the_cost() -> None:
+def test_the_reported_cost_is_correct() -> None:
     calls = 0
 
     def counted(x: Any) -> Any:

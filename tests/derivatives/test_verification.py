@@ -1,4 +1,4 @@
-"""A derivative that is not the author's own is confirmed by differences in each call, or the call is an error."""
+"""Verification of derivatives by central differences in each call."""
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -125,7 +125,7 @@ def test_noise_and_jumps_are_errors() -> None:
 # --- derivatives that are right ---------------------------------------------------------------------------
 
 
-def test_what_is_analytic_is_exact_where_a_step_of_1e_40_was_not() -> None:
+def test_exact_derivatives_of_powers_and_small_values() -> None:
     assert gradient(build(lambda x: x[0] ** 120 + x[1], inputs=[2]), [-1.01, 1]) == pytest.approx(
         [-120 * 1.01**119, 1], rel=1e-13
     )
@@ -139,14 +139,14 @@ def wave(x: Any) -> Any:
 
 
 @pytest.mark.parametrize("derivatives", ["finite differences", "complex step"])
-def test_components_of_different_size_have_steps_of_their_own(derivatives: str) -> None:
+def test_each_component_has_its_own_step(derivatives: str) -> None:
     found = build(wave, at=[[2.1e11, 0.01]], derivatives=derivatives)
     x = np.array([2.1e11, 0.012])
-    wanted = [np.sin(1.2) / x[0], 100 * np.cos(1.2) * np.log(x[0])]
-    assert gradient(found, x) == pytest.approx(wanted, rel=1e-8, abs=0)
-    assert wanted == pytest.approx([4.4382813e-12, 944.68], rel=1e-6)
+    expected = [np.sin(1.2) / x[0], 100 * np.cos(1.2) * np.log(x[0])]
+    assert gradient(found, x) == pytest.approx(expected, rel=1e-8, abs=0)
+    assert expected == pytest.approx([4.4382813e-12, 944.68], rel=1e-6)
     vec = np.array([1e11, 1.0])  # the first component moves half of its size, the second eighty times its own
-    assert found.apply_jacobian(0, 0, [x], vec, {}) == pytest.approx([np.dot(wanted, vec)], rel=1e-8)
+    assert found.apply_jacobian(0, 0, [x], vec, {}) == pytest.approx([np.dot(expected, vec)], rel=1e-8)
     second = found.apply_hessian(0, 0, 0, [x], ONE, np.array([0.0, 1.0]), {})
     mixed = [100 * np.cos(1.2) / x[0], -1e4 * np.sin(1.2) * np.log(x[0])]
     assert np.asarray(second) == pytest.approx(mixed, rel=1e-5, abs=0)
@@ -179,7 +179,7 @@ def smooth(seed: int) -> tuple[Function, Vector, int]:
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_no_right_derivative_of_a_smooth_function_is_an_error(seed: int) -> None:
+def test_correct_derivatives_of_smooth_functions_are_confirmed(seed: int) -> None:
     function, x, m = smooth(seed)
     steps = 1e-25 * np.where(x != 0, np.abs(x), 1.0)
     jacobian = np.stack([np.imag(function(x + 1j * h * e)) / h for h, e in zip(steps, np.eye(len(x)), strict=True)], 1)
@@ -200,7 +200,7 @@ def test_no_right_derivative_of_a_smooth_function_is_an_error(seed: int) -> None
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), place=st.integers(0, 10), by=st.sampled_from([-1.0, -0.1, 0.1, 1e30]))
-def test_one_wrong_element_of_a_gradient_is_found(seed: int, place: int, by: float) -> None:
+def test_one_wrong_element_of_a_gradient_is_an_error(seed: int, place: int, by: float) -> None:
     function, x, m = smooth(seed)
     place %= len(x)
     steps = 1e-25 * np.where(x != 0, np.abs(x), 1.0)
@@ -276,7 +276,7 @@ def test_a_function_that_fails_at_the_point_fails_as_evaluate_does() -> None:
     "leak", [lambda x: x[0].item(), lambda x: x.tolist()[0], lambda x: float(x.detach().numpy()[0])]
 )
 @pytest.mark.parametrize("verb", ["gradient", "apply_jacobian", "apply_hessian"])
-def test_a_tensor_that_became_a_number_is_noticed(leak: Function, verb: str) -> None:
+def test_tensors_converted_to_numbers_are_an_error(leak: Function, verb: str) -> None:
     found = build(lambda x: leak(x) * x[1] ** 2, inputs=[2], outputs=[1], derivatives="torch")
     x, vec = [np.array([2.0, 3.0])], np.array([1.0, 0.5])
     arguments = {"gradient": (ONE,), "apply_jacobian": (vec,), "apply_hessian": (ONE, vec)}[verb]
@@ -285,13 +285,13 @@ def test_a_tensor_that_became_a_number_is_noticed(leak: Function, verb: str) -> 
         getattr(found, verb)(*where, x, *arguments, {})
 
 
-def test_a_hessian_action_whose_gradient_is_wrong_is_an_error() -> None:
+def test_a_hessian_action_with_a_wrong_gradient_is_an_error() -> None:
     found = build(lambda x: x[0].detach() + x[1] ** 2, inputs=[2], outputs=[1], derivatives="torch")
     with pytest.raises(ModelFailed, match=r"Gradient of .* by torch is not confirmed .* is 0 where .* give 1,"):
         found.apply_hessian(0, 0, 0, [np.array([2.0, 3.0])], ONE, np.ones(2), {})
 
 
-def test_a_jax_array_that_became_a_number_is_noticed() -> None:
+def test_jax_arrays_converted_to_numbers_are_an_error() -> None:
     found = build(lambda x: x[0].item() * x[1] ** 2, inputs=[2], outputs=[1], derivatives="jax")
     with pytest.raises(ModelFailed, match=r"by jax is not confirmed .* element 0 .* is 0 where .* give 9,"):
         gradient(found, [2, 3])
@@ -324,7 +324,7 @@ class Counted:
         ({"derivatives": "finite differences", "outputs": [3], "evaluate_at_load": False}, 0),
     ],
 )
-def test_the_evaluations_of_loading_are_those_that_are_documented(options: Mapping[str, Any], evaluations: int) -> None:
+def test_evaluations_at_load_are_as_documented(options: Mapping[str, Any], evaluations: int) -> None:
     counted = Counted()
     found = build(lambda x, y: counted(x, y), inputs=[5, 1], **options)
     found.output_sizes({})
@@ -336,7 +336,7 @@ def test_the_evaluations_of_loading_are_those_that_are_documented(options: Mappi
         assert found_gradient == pytest.approx(4 * at[0], rel=1e-8)
 
 
-def test_a_gradient_takes_three_evaluations_more_and_one_where_nothing_is_verified() -> None:
+def test_verification_takes_three_evaluations() -> None:
     counted = Counted()
     for verify, extra in ((True, 3), (False, 1)):
         found = build(lambda x, y: counted(x, y), inputs=[5, 1], verify_derivatives=verify)
@@ -349,7 +349,7 @@ def test_a_gradient_takes_three_evaluations_more_and_one_where_nothing_is_verifi
         assert counted.calls == 1 + extra
 
 
-def test_what_has_to_be_declared_without_evaluations_is_told() -> None:
+def test_options_required_by_evaluate_at_load_false() -> None:
     with pytest.raises(ModelFailed, match="evaluate_at_load=False, got 'auto'"):
         build(lambda x: x, inputs=[1], outputs=[1], evaluate_at_load=False)
     with pytest.raises(ModelFailed, match=r"evaluate_at_load=False requires outputs=\[...\]"):
@@ -357,7 +357,7 @@ def test_what_has_to_be_declared_without_evaluations_is_told() -> None:
 
 
 @pytest.mark.parametrize("derivatives", ["complex step", "finite differences"])
-def test_a_gradient_of_too_many_evaluations_is_refused(derivatives: str) -> None:
+def test_max_evaluations_limits_gradients(derivatives: str) -> None:
     options: dict[str, Any] = {"outputs": [1], "derivatives": derivatives, "evaluate_at_load": False}
     few = build(lambda x: (x**2).sum(), inputs=[5], max_evaluations=3, **options)
     with pytest.raises(NotSupported, match="expected at most 3"):
@@ -373,7 +373,7 @@ def test_a_gradient_of_too_many_evaluations_is_refused(derivatives: str) -> None
     assert pushed.sources()["gradient"] == "jax"
 
 
-def test_one_derivative_by_many_others_is_refused_too() -> None:
+def test_max_evaluations_limits_unit_vector_products() -> None:
     options: dict[str, Any] = {"inputs": [3], "outputs": [3], "linear": True}
     x, vec = [np.ones(3)], np.array([1.0, 2.0, 3.0])
     for limit in (2, 3):
@@ -387,7 +387,7 @@ def test_one_derivative_by_many_others_is_refused_too() -> None:
             assert list(pulled.apply_jacobian(0, 0, x, vec, {})) == [2.0, 4.0, 6.0]
 
 
-def test_what_varies_faster_than_its_components_takes_two_evaluations_more() -> None:
+def test_fast_functions_take_two_more_evaluations() -> None:
     calls = 0
 
     def fast(x: Any) -> Any:
@@ -480,20 +480,22 @@ def test_one_rule_for_entries_of_the_config() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "told"), [(1.5, r"got \[1.5\]"), (-1, r"got \[-1\]"), ("x", r"got \['x'\]"), (True, r"got \[True\]")]
+    ("n", "reason"), [(1.5, r"got \[1.5\]"), (-1, r"got \[-1\]"), ("x", r"got \['x'\]"), (True, r"got \[True\]")]
 )
-def test_sizes_that_do_not_follow_from_the_config(n: Any, told: str) -> None:
+def test_invalid_sizes_from_a_config(n: Any, reason: str) -> None:
     found = build(lambda x: x, inputs=lambda c: [c.get("n", 1)], outputs=lambda c: [c.get("n", 1)], derivatives=None)
     for sizes in (found.input_sizes, found.output_sizes):
-        with pytest.raises(InvalidInput, match=f"config: expected sizes of .* that are non-negative integers, {told}"):
+        with pytest.raises(
+            InvalidInput, match=f"config: expected sizes of .* that are non-negative integers, {reason}"
+        ):
             sizes({"n": n})
     keyed = build(lambda x: x, inputs=lambda c: [c["n"] if c else 1], outputs=[1], derivatives=None)
     with pytest.raises(InvalidInput, match="config: cannot compute the sizes of inputs from it: KeyError: 'n'"):
         keyed.input_sizes({"m": 1})
 
 
-def test_a_class_says_the_same_by_its_attributes() -> None:
-    class Made(dragoman.VectorFunction):
+def test_options_as_attributes_of_a_class() -> None:
+    class AbsoluteValue(dragoman.VectorFunction):
         derivatives = "complex step"
         verify_derivatives, evaluate_at_load, max_evaluations = False, False, 3
         size, calls = 3, 0
@@ -508,15 +510,15 @@ def test_a_class_says_the_same_by_its_attributes() -> None:
             type(self).calls += 1
             return np.abs(np.array([inputs[0][0]]))  # whose derivative is lost
 
-    found = build_vector_function(Made())
-    assert Made.calls == 0
+    found = build_vector_function(AbsoluteValue())
+    assert AbsoluteValue.calls == 0
     assert gradient(found, -np.ones(3)).tolist() == [0.0, 0.0, 0.0]
-    Made.size = 4
+    AbsoluteValue.size = 4
     with pytest.raises(NotSupported, match="expected at most 3"):
         gradient(found, np.ones(4))
 
 
-def test_a_hessian_action_is_as_long_as_the_config_says() -> None:
+def test_the_length_of_a_hessian_action_follows_the_config() -> None:
     found = build(
         lambda x: (x**3).sum(),
         inputs=lambda c: [c.get("n", 2)],
@@ -561,19 +563,19 @@ OPTIMA: tuple[tuple[Function, list[float]], ...] = (
 
 @pytest.mark.parametrize("method", ["complex step", "torch"])
 @pytest.mark.parametrize(("function", "optimum"), OPTIMA)
-def test_right_derivatives_at_and_near_an_optimum_are_confirmed(
+def test_correct_derivatives_at_and_near_an_optimum_are_confirmed(
     function: Function, optimum: list[float], method: str
 ) -> None:
     if method == "torch" and function is misfit:
         pytest.skip("written for NumPy")
-    made_ = build(function, inputs=[len(optimum)], outputs=[1], derivatives=method, evaluate_at_load=False)
+    derivative = build(function, inputs=[len(optimum)], outputs=[1], derivatives=method, evaluate_at_load=False)
     rng = np.random.default_rng(0)
     for distance in (0.0, *10.0 ** np.arange(-15, -4)):
         x = np.array(optimum) * (1 + distance * rng.normal(size=len(optimum)))
-        found = gradient(made_, x)
+        found = gradient(derivative, x)
         step = 1e-30  # the complex step by hand
-        wanted = [function(x + 1j * step * unit).imag / step for unit in np.eye(len(x))]
-        np.testing.assert_allclose(found, np.ravel(wanted), rtol=1e-9, atol=1e-9)
+        expected = [function(x + 1j * step * unit).imag / step for unit in np.eye(len(x))]
+        np.testing.assert_allclose(found, np.ravel(expected), rtol=1e-9, atol=1e-9)
 
 
 def test_an_optimizer_reaches_its_optimum() -> None:
@@ -586,7 +588,7 @@ def test_an_optimizer_reaches_its_optimum() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "wanted"),
+    ("function", "expected"),
     [
         (lambda x: x[0] ** 3, 0.0),
         (lambda x: np.sin(2 * np.pi * 50 * x[0]), 100 * np.pi),
@@ -595,8 +597,8 @@ def test_an_optimizer_reaches_its_optimum() -> None:
         (lambda x: 1e-12 * (np.exp(x[0] / 0.0025) - 1), 4e-10),
     ],
 )
-def test_right_derivatives_at_zero_are_confirmed(function: Function, wanted: float) -> None:
-    np.testing.assert_allclose(gradient(build_unevaluated(function, [1]), [0.0]), [wanted], rtol=1e-12, atol=1e-15)
+def test_correct_derivatives_at_zero_are_confirmed(function: Function, expected: float) -> None:
+    np.testing.assert_allclose(gradient(build_unevaluated(function, [1]), [0.0]), [expected], rtol=1e-12, atol=1e-15)
 
 
 def test_a_function_that_ends_at_the_point_has_no_derivative_there() -> None:
@@ -605,7 +607,7 @@ def test_a_function_that_ends_at_the_point_has_no_derivative_there() -> None:
         gradient(edge, [0.0, 0.0])
 
 
-def test_an_infinite_element_that_is_not_asked_for_changes_nothing() -> None:
+def test_an_infinite_element_without_weight_is_ignored() -> None:
     def partly(x: Any) -> Any:
         with np.errstate(divide="ignore"):
             return np.array([x[0] ** 2, 1 / x[1]])

@@ -1,4 +1,4 @@
-"""Steps of central differences: which points are evaluated, at which scales, and which values are ignored."""
+"""Steps of central differences: evaluated points, scales, and ignored values."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +36,7 @@ def test_the_largest_step_along_a_direction() -> None:
     assert max_step(np.zeros(0), np.zeros(0)) == 0.0
 
 
-def test_a_direction_is_split_where_one_step_does_not_suit_all_components() -> None:
+def test_directions_are_split_by_scale() -> None:
     def split(x: list[float], vec: list[float]) -> list[list[float]]:
         return [part.tolist() for part in split_by_scale(np.array(x), np.array(vec))]
 
@@ -80,7 +80,7 @@ def test_one_pair_of_points_confirms_a_gradient() -> None:
     assert moves[1] == pytest.approx(-expected, rel=1e-6)
 
 
-def test_zeros_and_weak_components_are_moved_by_themselves() -> None:
+def test_zeros_and_weak_components_are_moved_separately() -> None:
     def function(x: Vector) -> Any:
         return 1e6 * x[0] + x[1] + x[2]
 
@@ -139,7 +139,7 @@ def test_a_steep_function_is_compared_at_its_own_scale() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, ArithmeticError, TypeError, LookupError, AssertionError, RuntimeError])
-def test_a_function_that_raises_beside_the_point_has_no_derivative_there(error: type[Exception]) -> None:
+def test_a_function_that_raises_beside_the_point_has_no_derivative(error: type[Exception]) -> None:
     def function(x: Any) -> Any:
         if x[0] < 1:
             raise error("not below one")
