@@ -49,8 +49,8 @@ _DERIVATIVE_TESTS = (
 TARGETS = (
     Target(
         "batching",
-        ("engine/batching.py", "engine/linger.py", "engine/answers.py"),
-        ("tests/engine/test_batching.py", "tests/engine/test_linger.py", "tests/engine/test_engine.py"),
+        ("engine/batching.py", "engine/batch_delay.py", "engine/call_handler.py"),
+        ("tests/engine/test_batching.py", "tests/engine/test_batch_delay.py", "tests/engine/test_engine.py"),
     ),
     Target(
         "core",

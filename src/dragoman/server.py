@@ -193,7 +193,7 @@ def serve(*models: Any, **settings: Any) -> None:
             await server.engine.changed()
         for deployment in server.engine.deployments():
             name = f"{deployment.spec.name} {deployment.spec.version}".rstrip()
-            log.info("model %s: %s %s", name, deployment.told_state.lower(), deployment.reason)
+            log.info("model %s: %s %s", name, deployment.reported_state.lower(), deployment.reason)
 
     run(server, started)
 

@@ -125,7 +125,7 @@ def test_a_specification_has_documented_defaults() -> None:
         "parameters": {},
         "protocols": {},
         "target": None,
-        "peers": None,
+        "siblings": None,
     }
     assert settings.items() <= found.items()
     assert {found[name] for name in ("version", "runtime", "uri", "url", "platform")} == {""}

@@ -17,7 +17,6 @@ from dragoman.core.bytes_tensor import BytesTensor, flattened, piece_of, portion
 from dragoman.core.datatypes import BYTES, DATATYPES, FP64, datatype, datatype_of
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, Overloaded
 from dragoman.core.histogram import SECONDS, TOKENS, Histogram
-from dragoman.core.leaving import until_left, watch
 from dragoman.core.metrics import Sample
 from dragoman.core.paths import matched
 from dragoman.core.secrets import child_environment, forget_secrets
@@ -27,7 +26,8 @@ from dragoman.core.text import Generation, PromptInfo, Text, Token, joined
 from dragoman.core.vector_answers import as_vector, as_vectors, parts
 from dragoman.core.vectors import MARK, VectorFunction, carried_by, put
 from dragoman.system import logs
-from dragoman.system.shared_memory import Room
+from dragoman.system.cancellation import cancellation_check, run_cancellable
+from dragoman.system.shared_memory import SharedBuffer
 from dragoman.system.threads import DaemonThreads
 
 
@@ -150,14 +150,14 @@ def test_a_worker_logs_as_the_process_that_started_it(monkeypatch: pytest.Monkey
 
 def test_work_knows_whether_its_caller_has_left() -> None:
     left = threading.Event()
-    has_left = until_left(left, lambda _: watch(), None)
+    has_left = run_cancellable(left, lambda _: cancellation_check(), None)
     assert not has_left()
     left.set()
     assert has_left()
-    assert not watch()()
+    assert not cancellation_check()()
     with pytest.raises(KeyError):
-        until_left(left, dict[str, int]().__getitem__, "x")
-    assert not watch()()
+        run_cancellable(left, dict[str, int]().__getitem__, "x")
+    assert not cancellation_check()()
 
 
 @pytest.mark.parametrize("name", ["a", "A_0.b-c", "_", "9", "x" * 256])
@@ -394,7 +394,7 @@ def test_datatypes_have_their_sizes() -> None:
 def test_a_system_without_files_in_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)
     with pytest.raises(OSError, match=r"^files in memory are Linux's$"):
-        Room.made(1)
+        SharedBuffer.made(1)
 
 
 def test_a_room_that_cannot_be_made_keeps_no_file_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,7 +405,7 @@ def test_a_room_that_cannot_be_made_keeps_no_file_open(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(fcntl, "fcntl", refuse)
     with pytest.raises(OSError, match=r"^no seals$"):
-        Room.made(1)
+        SharedBuffer.made(1)
     assert os.listdir("/proc/self/fd") == before
 
 

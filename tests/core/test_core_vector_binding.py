@@ -11,13 +11,13 @@ from dragoman.core.errors import InvalidInput, InvalidOutput, NotSupported
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor
 from dragoman.core.vector_binding import (
-    Face,
+    VectorSignature,
     bind_derivative,
     bind_evaluation,
     check_answer,
     config_in,
     config_key,
-    face,
+    vector_signature,
 )
 
 A = TensorSpec("a", FP64, (2,))
@@ -27,13 +27,13 @@ V = TensorSpec("v", FP64, (4,))
 SIGNATURE = Signature((A, B), (U, V))
 
 
-def known(signature: Signature) -> Face:
-    found = face(signature)
+def known(signature: Signature) -> VectorSignature:
+    found = vector_signature(signature)
     assert found is not None
     return found
 
 
-FACE = known(SIGNATURE)
+VECTORS = known(SIGNATURE)
 ROWS = known(Signature((TensorSpec("x", FP32, (-1, 2)),), (TensorSpec("y", FP64, (-1,)),), batched=True))
 PLAIN = known(Signature((A,), (U,)))
 
@@ -42,7 +42,7 @@ def vector(*numbers: float) -> Tensor:
     return Tensor(np.array(numbers, np.float64), FP64)
 
 
-def message(call: Any, of: Face | None = FACE, error: type[Exception] = InvalidInput) -> str:
+def message(call: Any, of: VectorSignature | None = VECTORS, error: type[Exception] = InvalidInput) -> str:
     bound = bind_evaluation if isinstance(call, Infer) else bind_derivative
     with pytest.raises(error) as caught:
         bound(call, of, "m")
@@ -50,14 +50,20 @@ def message(call: Any, of: Face | None = FACE, error: type[Exception] = InvalidI
 
 
 def test_a_model_of_float_vectors_has_a_face() -> None:
-    assert [(s.name, s.size, s.shape, s.datatype) for s in FACE.inputs] == [("a", 2, (2,), FP64), ("b", 3, (3,), FP32)]
-    assert [(s.name, s.size, s.shape, s.datatype) for s in FACE.outputs] == [("u", 1, (1,), FP64), ("v", 4, (4,), FP64)]
+    assert [(s.name, s.size, s.shape, s.datatype) for s in VECTORS.inputs] == [
+        ("a", 2, (2,), FP64),
+        ("b", 3, (3,), FP32),
+    ]
+    assert [(s.name, s.size, s.shape, s.datatype) for s in VECTORS.outputs] == [
+        ("u", 1, (1,), FP64),
+        ("v", 4, (4,), FP64),
+    ]
     assert [(s.name, s.size, s.shape) for s in (*ROWS.inputs, *ROWS.outputs)] == [("x", 2, (1, 2)), ("y", 1, (1,))]
-    assert FACE.input("b").size == 3
-    assert FACE.output("v").size == 4
+    assert VECTORS.input("b").size == 3
+    assert VECTORS.output("v").size == 4
     optional = TensorSpec("o", INT64, optional=True)
-    assert known(Signature((A, optional), (U, optional))) == Face(FACE.inputs[:1], FACE.outputs[:1])
-    assert known(Signature((), (U,))) == Face((), FACE.outputs[:1])
+    assert known(Signature((A, optional), (U, optional))) == VectorSignature(VECTORS.inputs[:1], VECTORS.outputs[:1])
+    assert known(Signature((), (U,))) == VectorSignature((), VECTORS.outputs[:1])
 
 
 @pytest.mark.parametrize(
@@ -80,7 +86,7 @@ def test_a_model_of_float_vectors_has_a_face() -> None:
     ],
 )
 def test_other_models_have_none(signature: Signature) -> None:
-    assert face(signature) is None
+    assert vector_signature(signature) is None
 
 
 NO_FACE = "model 'm' does not support Evaluate: not all its tensors are float vectors of known sizes"
@@ -95,7 +101,7 @@ def test_positions_become_names() -> None:
     call = Infer(
         {}, ("u",), {"p": 1}, positional=(vector(1, 2), vector(3, 4, 5)), config={"c": 1}, content_types={"u": 1}
     )
-    bound = bind_evaluation(call, FACE, "m")
+    bound = bind_evaluation(call, VECTORS, "m")
     assert {n: (t.data.tolist(), t.datatype) for n, t in bound.inputs.items()} == {
         "a": ([1, 2], FP64),
         "b": ([3, 4, 5], FP32),
@@ -134,14 +140,14 @@ INPUTS = (vector(1, 2), vector(3, 4, 5))
 
 def test_derivatives_get_names_and_vectors() -> None:
     gradient = bind_derivative(
-        Gradient(positional=INPUTS, output=1, input=1, sens=vector(1, 2, 3, 4), config={"c": 1}), FACE, "m"
+        Gradient(positional=INPUTS, output=1, input=1, sens=vector(1, 2, 3, 4), config={"c": 1}), VECTORS, "m"
     )
     assert isinstance(gradient, Gradient)
     assert (gradient.output, gradient.input, gradient.config) == ("v", "b", {"c": 1})
     assert gradient.sens.data.tolist() == [1, 2, 3, 4]
     assert [t.data.tolist() for t in gradient.inputs.values()] == [[1, 2], [3, 4, 5]]
     jacobian = bind_derivative(
-        ApplyJacobian(positional=INPUTS, output="u", input="a", vec=vector(6, 7), config={"c": 1}), FACE, "m"
+        ApplyJacobian(positional=INPUTS, output="u", input="a", vec=vector(6, 7), config={"c": 1}), VECTORS, "m"
     )
     assert isinstance(jacobian, ApplyJacobian)
     assert (jacobian.output, jacobian.input, jacobian.vec.data.tolist(), jacobian.config) == (
@@ -151,7 +157,7 @@ def test_derivatives_get_names_and_vectors() -> None:
         {"c": 1},
     )
     hessian = bind_derivative(
-        ApplyHessian(positional=INPUTS, output=0, input1=0, input2=1, sens=vector(9), vec=vector(1, 2, 3)), FACE, "m"
+        ApplyHessian(positional=INPUTS, output=0, input1=0, input2=1, sens=vector(9), vec=vector(1, 2, 3)), VECTORS, "m"
     )
     assert isinstance(hessian, ApplyHessian)
     assert (hessian.output, hessian.input1, hessian.input2, hessian.positional) == ("u", "a", "b", None)
@@ -161,7 +167,7 @@ def test_derivatives_get_names_and_vectors() -> None:
 
 def test_vectors_of_a_derivative_may_be_a_row_or_single_precision() -> None:
     row = Tensor(np.array([[3, 4, 5]], np.float32), FP32)
-    bound = bind_derivative(Gradient(inputs={"b": row, "a": vector(1, 2)}, sens=vector(1)), FACE, "m")
+    bound = bind_derivative(Gradient(inputs={"b": row, "a": vector(1, 2)}, sens=vector(1)), VECTORS, "m")
     assert list(bound.inputs) == ["a", "b"]
     assert (bound.inputs["b"].data.tolist(), bound.inputs["b"].datatype, bound.inputs["b"].data.dtype) == (
         [3, 4, 5],
@@ -284,9 +290,9 @@ def test_equal_configs_have_equal_keys() -> None:
 
 def test_answers_are_checked_against_the_sizes() -> None:
     good = Inference({"u": vector(1), "extra": vector(1, 2, 3)})
-    check_answer(good, Infer({}), SIGNATURE, FACE)
+    check_answer(good, Infer({}), SIGNATURE, VECTORS)
     with pytest.raises(InvalidOutput, match=r"^output 'v': expected shape \[4\], got \[1\]$"):
-        check_answer(Inference({"v": vector(1)}), Infer({}), SIGNATURE, FACE)
+        check_answer(Inference({"v": vector(1)}), Infer({}), SIGNATURE, VECTORS)
     sens, vec = vector(1), vector(1, 2)
     for call, right, wrong in (
         (Gradient(output="v", input="b", sens=sens), 3, "Gradient: expected 3 numbers, as input 'b' has, got 5"),
@@ -301,7 +307,7 @@ def test_answers_are_checked_against_the_sizes() -> None:
             "ApplyHessian: expected 2 numbers, as input 'a' has, got 5",
         ),
     ):
-        check_answer(vector(*range(right)), call, SIGNATURE, FACE)
+        check_answer(vector(*range(right)), call, SIGNATURE, VECTORS)
         with pytest.raises(InvalidOutput) as caught:
-            check_answer(vector(*range(5)), call, SIGNATURE, FACE)
+            check_answer(vector(*range(5)), call, SIGNATURE, VECTORS)
         assert caught.value.message == wrong

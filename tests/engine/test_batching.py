@@ -293,7 +293,7 @@ async def test_closing_fails_those_who_wait(pool: RecordingPool, batcher: Any) -
     assert pool.cancelled == 1
     results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
     assert [type(r) for r in results] == [NotReady] * 4
-    assert [str(r) for r in results[2:]] == ["the model is stopped"] * 2
+    assert [str(r) for r in results[2:]] == ["the model is unloading"] * 2
 
 
 @pytest.mark.parametrize("turns", range(5))
@@ -305,7 +305,7 @@ async def test_closing_answers_a_call_however_far_it_has_come(pool: RecordingPoo
     for _ in range(turns):
         await asyncio.sleep(0)
     await queue.close()
-    with pytest.raises(NotReady, match=r"the (model is stopped|server is stopping)"):
+    with pytest.raises(NotReady, match=r"the (model is unloading|server is stopping)"):
         await asyncio.wait_for(call, 5)
 
 
@@ -385,7 +385,7 @@ async def test_calls_of_one_turn_are_dispatched_together() -> None:
 
 async def test_a_batch_waits_without_keeping_the_event_loop_busy() -> None:
     pool = Counted()
-    queue: Any = Batcher(pool, 8, 0.05, linger=20.0)
+    queue: Any = Batcher(pool, 8, 0.05, delay_fraction=20.0)
     await gather(queue, [asked(1.0), asked(2.0)])
     first = asyncio.ensure_future(queue.call(asked(3.0)))
     assert numbers(await first) == [6.0]

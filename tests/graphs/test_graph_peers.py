@@ -128,7 +128,7 @@ async def test_versions_of_a_graph_may_wait_at_the_same_time(folder: Path) -> No
 async def test_nobody_asks_on_the_event_loop(folder: Path) -> None:
     async with dragoman.open_engine(folder) as engine:
         with pytest.raises(errors.ModelFailed, match="model 'me' would wait for itself"):
-            engine.peers("me").describe("squares")
+            engine.siblings("me").describe("squares")
 
 
 async def test_a_graph_in_a_process_of_its_own_asks_nobody(folder: Path) -> None:

@@ -11,7 +11,7 @@ from workers_harness import descriptors, first, processes, until
 from dragoman.core.calls import Infer, Request
 from dragoman.core.tensor import Tensor
 from dragoman.system import shared_memory as room
-from dragoman.system.shared_memory import LARGE, Room, room_of, space
+from dragoman.system.shared_memory import LARGE, SharedBuffer, room_of, space
 from dragoman.workers import shared
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no files in memory")
@@ -19,10 +19,10 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this sy
 
 def test_a_room_is_entered_by_its_place_and_gone_with_its_last_array() -> None:
     before = descriptors()
-    made = Room.made(1000)
+    made = SharedBuffer.made(1000)
     array = np.frombuffer(made, np.uint8)
     array[:] = 7
-    seen = np.frombuffer(Room.entered(made.place), np.uint8)
+    seen = np.frombuffer(SharedBuffer.entered(made.place), np.uint8)
     assert (seen == 7).all()
     array[3] = 8
     assert seen[3] == 8
@@ -31,7 +31,7 @@ def test_a_room_is_entered_by_its_place_and_gone_with_its_last_array() -> None:
     del made, array
     gc.collect()
     with pytest.raises(OSError, match="No such file"):
-        Room.entered(place)
+        SharedBuffer.entered(place)
     assert seen[3] == 8
     del seen
     gc.collect()
@@ -97,17 +97,17 @@ async def test_a_tensor_that_no_arena_has_room_for_gets_one() -> None:
 async def test_where_rooms_cannot_be_had_all_goes_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     async with processes("Echo") as pool:
 
-        def refuse(*_: Any) -> Room:
+        def refuse(*_: Any) -> SharedBuffer:
             raise OSError("too many open files")
 
-        monkeypatch.setattr(room.Room, "made", refuse)
+        monkeypatch.setattr(room.SharedBuffer, "made", refuse)
         answer = await pool.call(Request(Infer({"n": Tensor.of(np.full(shared._SIZE // 8 + 1, 7))})))
         assert first(answer) == 7
 
 
 async def test_a_room_that_is_gone_is_the_calls_fault_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async with processes("Echo") as pool:
-        monkeypatch.setattr(Room, "entered", lambda *_: (_ for _ in ()).throw(OSError("gone")))
+        monkeypatch.setattr(SharedBuffer, "entered", lambda *_: (_ for _ in ()).throw(OSError("gone")))
         with pytest.raises(Exception, match="cannot be decoded"):
             await pool.call(Request(Infer({"n": Tensor.of(np.full(LARGE // 8, 7.0))})))
         assert first(await pool.call(Request(Infer({"n": Tensor.of(np.full(9, 5))})))) == 5

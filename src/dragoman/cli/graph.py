@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dragoman import plugins
 from dragoman.core.errors import InvalidInput
-from dragoman.core.peers import Peers
+from dragoman.core.sibling_models import SiblingModels
 from dragoman.graphs.draw_svg import svg
 from dragoman.graphs.draw_text import text
 from dragoman.graphs.function import GraphFunction
@@ -46,7 +46,7 @@ def run(given: argparse.Namespace) -> int:
 async def _show_with_models(given: argparse.Namespace) -> int:
     """Show the graph with the models that it uses loaded in this process, as a server does."""
     async with open_engine(*given.models, **from_environment(os.environ)) as engine:
-        graph = await asyncio.to_thread(_load, given.file, engine.peers("graph"))
+        graph = await asyncio.to_thread(_load, given.file, engine.siblings("graph"))
         return await asyncio.to_thread(_show, graph, given)
 
 
@@ -66,7 +66,7 @@ def _show(graph: GraphFunction, given: argparse.Namespace) -> int:
     return 0
 
 
-def _load(place: str, peers: Peers | None) -> GraphFunction:
+def _load(place: str, siblings: SiblingModels | None) -> GraphFunction:
     path = Path(place)
     if not path.exists() and ":" in place:
         found = vector_function(plugins.resolve(place))
@@ -75,4 +75,4 @@ def _load(place: str, peers: Peers | None) -> GraphFunction:
         return found
     if not path.exists():
         raise InvalidInput(f"'{place}' not found: expected a graph file, a folder with one, or file.py:object")
-    return load_graph(read_graph(path), path, peers)
+    return load_graph(read_graph(path), path, siblings)

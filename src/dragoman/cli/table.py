@@ -36,7 +36,7 @@ async def progress(server: Server) -> None:
 
 def startup_line(server: Server, took_s: float) -> None:
     """Log the content of the table as one line."""
-    states = {f"{d.spec.name}/{d.spec.version}".rstrip("/"): d.told_state for d in server.engine.deployments()}
+    states = {f"{d.spec.name}/{d.spec.version}".rstrip("/"): d.reported_state for d in server.engine.deployments()}
     state = "ready" if server.engine.ready() else "started, not ready"
     addresses = {"http": server.http_url, "grpc": server.grpc_url}
     log.info("%s in %.2f s", state, took_s, extra={**addresses, "models": states})
@@ -48,7 +48,7 @@ def startup_table(server: Server, took_s: float) -> None:
     errors = []
     for deployment in server.engine.deployments():
         spec = deployment.spec
-        state = deployment.told_state
+        state = deployment.reported_state
         rows.append((spec.name, spec.version or "-", deployment.platform or "-", deployment.place, state.lower()))
         if deployment.reason:
             again = "; it is loaded again until that works" if deployment.retries else ""

@@ -1,1 +1,1 @@
-"""The language of the house: the values that every protocol, runtime and worker speaks."""
+"""Values that every protocol, runtime and worker uses: calls, tensors, signatures, errors."""

@@ -1,7 +1,6 @@
-"""The calls: what can be asked of a model or of the server, as a small closed family of frozen values.
+"""Calls: requests to a model or to the server, as a small closed family of frozen values.
 
-A call is generic in its answer, so that a type checker refuses a reply written for another one. It knows no
-status code, header, JSON or process.
+A call is generic in its answer type. It knows no status code, header, JSON or process.
 """
 
 from collections.abc import Mapping
@@ -21,19 +20,19 @@ Tensors = Mapping[str, Tensor]
 
 
 class Call(Generic[Answer]):
-    """Something that can be asked; `Answer` is what comes back."""
+    """A request for an `Answer`."""
 
     __slots__ = ()
 
 
 class ModelCall(Call[Answer]):
-    """A call that a model itself answers."""
+    """A call that a model answers."""
 
     __slots__ = ()
 
 
 class ServerCall(Call[Answer]):
-    """A call that the engine answers about its models, or does to them."""
+    """A call that the engine answers: about its models, or to change them."""
 
     __slots__ = ()
 
@@ -42,10 +41,9 @@ class ServerCall(Call[Answer]):
 
 
 class Inference(msgspec.Struct, frozen=True):
-    """The answer to Infer: named tensors in the model's order, and parameters of the answer as a whole.
+    """The answer to `Infer`: named tensors in the model's order, and parameters of the whole answer.
 
-    `metadata` goes beside the answer to the one caller, where the wire has a place for it: headers over HTTP, trailing
-    metadata over gRPC.
+    `metadata` is sent to the client as HTTP headers or as gRPC trailing metadata.
     """
 
     outputs: Tensors
@@ -57,11 +55,11 @@ class Inference(msgspec.Struct, frozen=True):
 
 
 class Infer(msgspec.Struct, ModelCall[Inference], frozen=True):
-    """Run the model on named tensors. `outputs` names those wanted; empty means the model's default ones.
+    """Run the model on named tensors. `outputs` names the requested outputs; empty means the default ones.
 
-    `raw`, in place of inputs, are the bytes of the one input that the model has; `positional`, likewise, are the
-    inputs in the model's order. `bind` makes named tensors of either. `config` is what a simulator is configured by.
-    `content_types` says, by the name of an output, which codec shall write it; the others are as the model gives them.
+    `raw` holds the bytes of the model's only input, instead of `inputs`. `positional` holds the inputs in the
+    model's order, instead of `inputs`. `bind` converts both to named tensors. `config` configures a simulator.
+    `content_types` maps names of outputs to the codec that encodes them.
     """
 
     inputs: Tensors
@@ -80,16 +78,16 @@ class Infer(msgspec.Struct, ModelCall[Inference], frozen=True):
 
 
 class SignatureFor(msgspec.Struct, ModelCall[Signature], frozen=True):
-    """What does the model take and give under this config? Only of models whose sizes depend on it."""
+    """Return the signature under a config, for models whose sizes depend on it."""
 
     config: Config
 
 
 class DerivativeCall(msgspec.Struct, ModelCall[Tensor], frozen=True, kw_only=True):
-    """What the calls of derivatives share: where, and of which output.
+    """Base of derivative calls: the point of evaluation and the output.
 
-    `inputs` are named vectors, or `positional` those in the model's order; `output` and the inputs with respect to
-    which are names, or positions, of which `bind` makes names.
+    `inputs` are named vectors, or `positional` the vectors in the model's order. `output` and the inputs to
+    differentiate by are names or positions; `bind` converts positions to names.
     """
 
     inputs: Tensors = msgspec.field(default_factory=dict)
@@ -99,7 +97,7 @@ class DerivativeCall(msgspec.Struct, ModelCall[Tensor], frozen=True, kw_only=Tru
 
 
 class Gradient(DerivativeCall, frozen=True, kw_only=True):
-    """Jᵀ sens with J = d output / d input: the gradient, by that input, of sens · output."""
+    """Jᵀ sens with J = d output / d input: the gradient of sens · output by one input."""
 
     input: str | int = 0
     sens: Tensor
@@ -113,7 +111,7 @@ class ApplyJacobian(DerivativeCall, frozen=True, kw_only=True):
 
 
 class ApplyHessian(DerivativeCall, frozen=True, kw_only=True):
-    """d/d input2 (J_input1ᵀ sens) · vec: the second derivative of sens · output by two inputs, applied to vec."""
+    """d/d input2 (J_input1ᵀ sens) · vec: the second derivative of sens · output by two inputs, times vec."""
 
     input1: str | int = 0
     input2: str | int = 0
@@ -122,7 +120,7 @@ class ApplyHessian(DerivativeCall, frozen=True, kw_only=True):
 
 
 class Generate(msgspec.Struct, ModelCall[Generation], frozen=True, kw_only=True):
-    """Continue each prompt. With `stream` the answers are pieces as they come, else one that is the whole."""
+    """Continue each prompt. With `stream` there are several answers, one per chunk; otherwise one."""
 
     prompts: tuple[Prompt, ...]
     sampling: Sampling = msgspec.field(default_factory=Sampling)
@@ -130,26 +128,26 @@ class Generate(msgspec.Struct, ModelCall[Generation], frozen=True, kw_only=True)
 
 
 class Tokenize(msgspec.Struct, ModelCall[Tokenized], frozen=True):
-    """Cut a prompt into tokens, as generating would."""
+    """Tokenize a prompt as `Generate` would."""
 
     prompt: Prompt
 
 
 class Embedded(msgspec.Struct, frozen=True):
-    """The answer to Embed: a matrix [number of inputs, dimension] of FP32, and the tokens that were read."""
+    """The answer to `Embed`: an FP32 matrix [number of inputs, dimension], and the number of input tokens."""
 
     vectors: Tensor
     tokens: int
 
 
 class Embed(msgspec.Struct, ModelCall[Embedded], frozen=True):
-    """One vector for each text, or list of token ids."""
+    """Compute one embedding for each text or list of token ids."""
 
     inputs: tuple[str | tuple[int, ...], ...]
 
 
 class Handled(msgspec.Struct, frozen=True):
-    """What a model's own handler gives back, for the wire as it is."""
+    """The response of a custom handler, sent to the client as it is."""
 
     content: bytes
     content_type: str = "application/json"
@@ -158,10 +156,10 @@ class Handled(msgspec.Struct, frozen=True):
 
 
 class Handle(msgspec.Struct, ModelCall[Handled], frozen=True, kw_only=True):
-    """Answer at a path of the model's own. The one call that speaks the wire's language: the model's author does.
+    """Call a custom handler of a model. The only call in terms of HTTP, which the model's author chose.
 
-    `path` and `query` are as they came; `handler`, e.g. "POST /scores/{name}", and `params`, the parts of the path by
-    name, are filled in when the engine has found whose path it is.
+    `path` and `query` are those of the request. The engine fills in `handler`, e.g. "POST /scores/{name}", and
+    `params`, the path parameters.
     """
 
     method: str
@@ -178,9 +176,10 @@ class Handle(msgspec.Struct, ModelCall[Handled], frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What metadata tells of a model: its served versions, its platform, its signature, what it can answer (types of
-    call), and further details of its kind (where derivatives come from, how long a context is). `protocols` are what
-    the operator says of it to protocols, by their names, and `place` is its file or folder, "" where it has none."""
+    """Metadata of a model: its served versions, platform, signature, supported calls and further details.
+
+    `protocols` are settings for protocols, by their names. `place` is the model's file or folder, or "".
+    """
 
     name: str
     versions: tuple[str, ...]
@@ -194,7 +193,7 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True)
 class ServerDescription:
-    """What metadata tells of the server."""
+    """Metadata of the server."""
 
     name: str
     version: str
@@ -203,8 +202,11 @@ class ServerDescription:
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """One model version in the repository. `state` is UNKNOWN, READY, UNAVAILABLE, LOADING or UNLOADING; `url` is
-    where it lies, as whoever registered it said, "" of what the server's own repository holds."""
+    """One model version in the repository index.
+
+    `state` is UNKNOWN, READY, UNAVAILABLE, LOADING or UNLOADING. `url` is where a registered model was loaded
+    from, or "" for models of the repository.
+    """
 
     name: str
     version: str
@@ -215,23 +217,26 @@ class IndexEntry:
 
 @dataclass(frozen=True, slots=True)
 class Live(ServerCall[bool]):
-    """Can the server receive calls?"""
+    """Return True if the server accepts calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready(ServerCall[bool]):
-    """Is the model that the request names, or without a name every model, ready to answer?"""
+    """Return True if the model of the request, or without one every model, is ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class DescribeServer(ServerCall[ServerDescription]):
-    """What is this server?"""
+    """Return the metadata of the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Describe(ServerCall[ModelDescription]):
-    """What is the model that the request names, or, without a name, the one that answers calls of type `able`, or
-    where no model does, or the default model does not, of type `otherwise`?"""
+    """Return the metadata of the model of the request.
+
+    Without a model name it is the one that answers calls of type `able`, or, if no model does or the default
+    model does not, of type `otherwise`.
+    """
 
     able: type[ModelCall[Any]] | None = None
     otherwise: type[ModelCall[Any]] | None = None
@@ -239,24 +244,24 @@ class Describe(ServerCall[ModelDescription]):
 
 @dataclass(frozen=True, slots=True)
 class DescribeModels(ServerCall[tuple[ModelDescription, ...]]):
-    """What are the models that are loaded? `after_start`: wait for the answer until the server has tried them all."""
+    """Return the metadata of all loaded models. `after_start`: wait until the server has tried to load them all."""
 
     after_start: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ListModels(ServerCall[tuple[str, ...]]):
-    """The names of the models that are served."""
+    """Return the names of the served models."""
 
 
 @dataclass(frozen=True, slots=True)
 class States(ServerCall[tuple[IndexEntry, ...]]):
-    """Every model version that is served, and its state."""
+    """Return every served model version with its state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Index(ServerCall[tuple[IndexEntry, ...]]):
-    """Every model version that the repository knows, or those that are ready."""
+    """Return every model version of the repository, or only those that are ready."""
 
     token: str = field(repr=False, default="")
     ready: bool = False
@@ -264,8 +269,10 @@ class Index(ServerCall[tuple[IndexEntry, ...]]):
 
 @dataclass(frozen=True, slots=True)
 class Load(ServerCall[None]):
-    """Load the model that the request names, or replace it by what is on disk now, without dropping a call. With a
-    `url`, register what lies there by that name, which no other model may have then."""
+    """Load the model of the request, or reload it from disk, without failing calls in flight.
+
+    With a `url`, register the model at that path under a name that is not in use.
+    """
 
     token: str = field(repr=False, default="")
     url: str = ""
@@ -273,14 +280,14 @@ class Load(ServerCall[None]):
 
 @dataclass(frozen=True, slots=True)
 class Unload(ServerCall[None]):
-    """Drain and drop the model that the request names."""
+    """Drain and unload the model of the request."""
 
     token: str = field(repr=False, default="")
 
 
 @dataclass(frozen=True, slots=True)
 class Scale(ServerCall[None]):
-    """Have so many replicas of the model that the request names, without dropping a call."""
+    """Set the number of replicas of the model of the request, without failing calls in flight."""
 
     token: str = field(repr=False, default="")
     replicas: int = 1
@@ -288,27 +295,26 @@ class Scale(ServerCall[None]):
 
 @dataclass(frozen=True, slots=True)
 class InFlight(ServerCall[int]):
-    """How many calls wait or are computed now, of models that answer any of these types of call?"""
+    """Return how many calls are queued or running on models that answer any of these call types."""
 
     able: tuple[type[ModelCall[Any]], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Measure(ServerCall[tuple[Family, ...]]):
-    """What have the server and its models measured?"""
+    """Return the metrics of the server and its models."""
 
 
 # --- the envelope ----------------------------------------------------------------------------------------
 
 
 class Request(msgspec.Struct, Generic[Answer], frozen=True):
-    """A call on its way: to which model and version ("" is the default one), and until when.
+    """A call with its model, version, deadline and metadata.
 
-    Without a model a call goes to the one that the operator made the default, or to the only one that can answer it.
-
-    `id` is the caller's own identifier, "" where there is none. `deadline_s` is a reading of the monotonic
-    clock in seconds; None means no limit. `metadata` is what came beside the call that the operator lets through to
-    models; a call that has some is never merged with another.
+    Without a `model` the call goes to the default model, or to the only one that answers such calls. `version` ""
+    means the default version. `id` is the client's request id, or "". `deadline_s` is a reading of the monotonic
+    clock in seconds, or None for no deadline. `metadata` is what the operator lets through to models, e.g. HTTP
+    headers; a call with metadata is never batched with others.
     """
 
     call: Call[Answer]
@@ -320,7 +326,7 @@ class Request(msgspec.Struct, Generic[Answer], frozen=True):
 
 
 class Response(msgspec.Struct, Generic[Answer], frozen=True):
-    """An answer on its way back, with the version that gave it ("" where the model has none)."""
+    """An answer with the model and version that gave it; `version` is "" if the model has none."""
 
     answer: Answer
     model: str = ""
@@ -329,6 +335,6 @@ class Response(msgspec.Struct, Generic[Answer], frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Together(ServerCall[tuple[Response[Any], ...]]):
-    """Several calls of models, answered side by side; a fault of one is that of all, and ends them."""
+    """Several model calls that run concurrently. The first error cancels the others."""
 
     requests: tuple[Request[Any], ...]

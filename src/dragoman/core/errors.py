@@ -1,35 +1,34 @@
-"""What can go wrong with a call, named by whose fault it is.
+"""Errors of calls, named by who must act.
 
     DragomanError
-    ├── CallerError           the caller, or the moment
-    │   ├── InvalidInput          what was asked does not fit the model
-    │   │   ├── TooLong               prompt and text do not fit into the model's context
-    │   │   ├── Unaddressed           no model is named, and it is not plain which one is meant
-    │   │   └── AlreadyLoaded         a model of that name is there, where a new one was to come
-    │   ├── ModelNotFound         no such model or version
-    │   │   └── PathNotFound      no model has such a path of its own
-    │   ├── NotSupported          the model, or this form of answer, cannot do that
-    │   ├── NotReady              the model is not ready (yet); try again later
-    │   ├── Overloaded            the queue is full; try again later
-    │   ├── DeadlineExceeded      the caller's time is over
-    │   ├── Unauthorized          no token, or a wrong one
-    │   └── Forbidden             the operator has not enabled this
-    └── ServerError           ours
-        ├── InvalidOutput         the model answered something it should not
+    ├── CallerError           the client
+    │   ├── InvalidInput          the request does not match the model
+    │   │   ├── TooLong               prompt and completion exceed the context length
+    │   │   ├── Unaddressed           no model name, and no default model
+    │   │   └── AlreadyLoaded         a model with this name exists
+    │   ├── ModelNotFound         unknown model or version
+    │   │   └── PathNotFound      no model has a handler for this path
+    │   ├── NotSupported          the model does not support the call or the form of its response
+    │   ├── NotReady              the model is not ready; retry later
+    │   ├── Overloaded            the queue is full; retry later
+    │   ├── DeadlineExceeded      the request timed out
+    │   ├── Unauthorized          missing or wrong token
+    │   └── Forbidden             not enabled by the operator
+    └── ServerError           the server or the model
+        ├── InvalidOutput         the model returned an invalid output
         ├── ModelFailed           the model raised, or could not be loaded
-        │   └── OutOfMemory           there is no memory to load it into
-        └── WorkerLost            the process that computed the answer died
+        │   └── OutOfMemory           not enough memory to load it
+        └── WorkerLost            the worker process exited during the call
 
-Each protocol has one table from these to its own status. An error crosses process borders by pickle, so
-each is made of its message alone; `retry_after_s` is a property of the class.
+Each protocol maps these to its status in one table. Errors are pickled between processes, so each consists of its
+message alone; `retry_after_s` is an attribute of the class.
 """
 
 
 class DragomanError(Exception):
-    """The root of every error that a caller may be told about.
+    """Base of all errors whose message is sent to clients.
 
-    `retry_after_s` is how many seconds a caller should wait before trying the same again; None where trying
-    again is of no use.
+    `retry_after_s`: seconds after which the client may retry; None if retrying is useless.
     """
 
     retry_after_s: float | None = None
@@ -40,35 +39,35 @@ class DragomanError(Exception):
 
 
 class CallerError(DragomanError):
-    """The caller, or the moment, is at fault."""
+    """An error of the request."""
 
 
 class InvalidInput(CallerError):
-    """What was asked does not fit: the message names the field, what was expected and what came."""
+    """The request does not match the model. The message names the field, what was expected and what was sent."""
 
 
 class TooLong(InvalidInput):
-    """A prompt, or it and the text that was asked for, is longer than the model's context."""
+    """The prompt, or prompt and requested completion, exceed the context length."""
 
 
 class Unaddressed(InvalidInput):
-    """The call names no model, and there is no default nor only one that can answer it."""
+    """The call names no model, and there is no default model and not exactly one that can answer it."""
 
 
 class AlreadyLoaded(InvalidInput):
-    """A model was to be registered by a name that another one has."""
+    """A model was to be registered under a name that is in use."""
 
 
 class ModelNotFound(CallerError):
-    """There is no such model, or no such version of it."""
+    """Unknown model or version."""
 
 
 class PathNotFound(ModelNotFound):
-    """No model has a path of its own that is called so."""
+    """No model has a handler for this path."""
 
 
 class NotSupported(CallerError):
-    """The model, or this form of answer, cannot do what was asked."""
+    """The model does not support the call or the form of its response."""
 
 
 class NotReady(CallerError):
@@ -78,17 +77,17 @@ class NotReady(CallerError):
 
 
 class Overloaded(CallerError):
-    """More calls wait than the operator allows."""
+    """The queue is full."""
 
     retry_after_s = 1.0
 
 
 class DeadlineExceeded(CallerError):
-    """The time that the caller gave is over."""
+    """The request timed out."""
 
 
 class Unauthorized(CallerError):
-    """The call needs a token, and none or a wrong one came."""
+    """The call needs a token, which is missing or wrong."""
 
 
 class Forbidden(CallerError):
@@ -96,11 +95,11 @@ class Forbidden(CallerError):
 
 
 class ServerError(DragomanError):
-    """We, or the model that we hold, are at fault."""
+    """An error of the server or of a model."""
 
 
 class InvalidOutput(ServerError):
-    """The model answered something that its signature or the call does not allow."""
+    """The model returned something that its signature or the call does not allow."""
 
 
 class ModelFailed(ServerError):
@@ -108,8 +107,8 @@ class ModelFailed(ServerError):
 
 
 class OutOfMemory(ModelFailed):
-    """There is not enough memory to load the model; there may be when others are unloaded."""
+    """There is not enough memory to load the model."""
 
 
 class WorkerLost(ServerError):
-    """The process that computed the answer died before it was done."""
+    """The worker process exited during the call."""

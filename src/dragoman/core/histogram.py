@@ -1,4 +1,4 @@
-"""A histogram that grows: how many values lie below each of some bounds, and their sum."""
+"""A Prometheus histogram: counts of values in buckets, and their sum."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ class Histogram:
         self._sum += value
 
     def samples(self, name: str, labels: Mapping[str, str]) -> Iterable[Sample]:
-        """Its samples, as those of a family of that name."""
+        """Return the samples of a family with this name."""
         count = 0
         for bound, inside in zip((*map(_told, self._bounds), "+Inf"), self._buckets, strict=True):
             count += inside
@@ -35,5 +35,5 @@ class Histogram:
 
 
 def _told(bound: float) -> str:
-    """As Prometheus' own clients write it."""
+    """Format a bound as Prometheus clients do."""
     return str(float(bound))

@@ -1,4 +1,4 @@
-"""Measurements as values: families of samples, in the terms of Prometheus, in no text format."""
+"""Metrics as values, in the terms of Prometheus."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ Kind = Literal["counter", "gauge", "histogram", "summary", "untyped"]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One number. `name` is that of its family, with `_bucket`, `_sum` or `_count` where the kind has such."""
+    """One value. `name` is that of its family, with the suffix `_bucket`, `_sum` or `_count` if the kind has them."""
 
     name: str
     labels: Mapping[str, str]
@@ -18,7 +18,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What is measured, and its samples: one for each combination of labels."""
+    """A metric and its samples, one per combination of labels."""
 
     name: str
     kind: Kind

@@ -27,22 +27,21 @@ Results = Result | Awaitable[Result] | Iterator[Result] | AsyncIterator[Result]
 
 
 class Model:
-    """A model. A subclass overrides what it can do; that alone declares its abilities.
+    """A model. Subclasses override the methods for the calls that they support.
 
-    Class attributes tell what need not be computed:
+    Class attributes:
 
-    - `inputs`, `outputs`: its tensors; without them any named input is taken and any output given.
-    - `batched`: the first axis of every tensor counts independent rows, so that calls may be merged.
-    - `merges`: to how many rows its calls are merged while it is busy, where the operator says nothing of it.
-    - `platform`: what metadata says of the framework.
-    - `placement`: where it runs unless the operator says otherwise. "process" keeps a model that holds
-      Python's lock, or may crash, away from the server; "thread" suits native code that releases the lock;
-      "inline", on the event loop, suits only what takes less than about 0.1 ms, and `async` methods.
+    - `inputs`, `outputs`: the tensors of the model; if empty, any named input is accepted and any output returned.
+    - `batched`: the first axis of every tensor counts independent rows, so that calls may be merged into batches.
+    - `merges`: default of `max_batch_size`.
+    - `platform`: the framework, for metadata.
+    - `placement`: where the model runs by default. "process" protects the server from models that hold the GIL or
+      may crash. "thread" suits native code that releases the GIL. "inline", on the event loop, suits `async`
+      methods and models that take less than about 0.1 ms.
+    - `handlers`: paths that `handle` answers, e.g. "POST /scores/{name}".
+    - `takes_request`: methods get the whole `Request`, with request id and metadata, instead of the call.
 
-    - `handlers`: paths of its own that `handle` answers, as "POST /scores/{name}".
-    - `takes_request`: its methods get the whole `Request`, with the caller's id and metadata, not the call alone.
-
-    `spec` is what the operator says of it: its `uri`, `parameters` and so on.
+    `spec` is the configuration of the model: its `uri`, `parameters` and so on.
     """
 
     inputs: tuple[TensorSpec, ...] = ()
@@ -58,10 +57,10 @@ class Model:
         self.spec = spec
 
     def load(self) -> Any:
-        """Get ready to answer: read files, build sessions. Runs once, before the first call; may be `async`."""
+        """Prepare the model: read files, create sessions. Called once, before the first call; may be `async`."""
 
     def signature(self) -> Signature:
-        """What the model takes and gives; asked once, after `load`."""
+        """Return inputs and outputs. Called once, after `load`."""
         return Signature(
             inputs=self.inputs,
             outputs=self.outputs,
@@ -71,59 +70,65 @@ class Model:
         )
 
     def signature_for(self, call: SignatureFor) -> Any:
-        """What the model takes and gives under `call.config`, where its sizes depend on that."""
+        """Return inputs and outputs under `call.config`, for models whose sizes depend on it."""
         raise NotImplementedError
 
     def details(self) -> Mapping[str, Any]:
-        """What else metadata should tell of it: plain JSON values by name; asked once, after `load`."""
+        """Return further metadata as JSON values by name. Called once, after `load`."""
         return {}
 
     def measurements(self) -> Iterable[Family]:
-        """What `/metrics` tells of it beside its calls, where it lives in the server's process; its name and version
-        are added as labels. Asked in the server's thread, at any time, and must not take long."""
+        """Return metrics of the model for `/metrics`, if it runs in the server's process.
+
+        Labels with model name and version are added. Called in the server's thread at any time; must return quickly.
+        """
         return ()
 
     def unavailable(self) -> str:
-        """Why the model cannot answer now, as when a server that it calls is down; "" while it can. The model's
-        readiness follows it. Asked about once a second, in any thread, also during calls; must return at once."""
+        """Return why the model cannot answer now, e.g. because a server that it calls is down; "" if it can.
+
+        The model's readiness follows it. Called about once a second, in any thread, also during calls; must
+        return at once.
+        """
         return ""
 
     def infer(self, call: Infer) -> Results:
-        """Answer one call: `call.inputs` are named tensors, checked against the signature.
+        """Answer one call. `call.inputs` are named tensors, checked against the signature.
 
-        May be a plain function, `async`, a generator or an async generator; a generator's pieces are a stream
-        of answers. `call.outputs` names the outputs that are wanted (empty: the default ones); giving more is
-        allowed. An error of `dragoman.errors` reaches the caller as it is, any other as a failure of the model.
+        May be a function, a coroutine function, a generator or an async generator; generators stream their
+        answers. `call.outputs` names the requested outputs (empty: the default ones); more may be returned.
+        Errors of `dragoman.errors` are sent to the client unchanged, any other exception as a failure of the
+        model.
         """
         raise NotImplementedError
 
     def gradient(self, call: Gradient) -> Any:
-        """Jᵀ `call.sens`, a vector as long as the input `call.input`; names and lengths of the call are checked."""
+        """Return Jᵀ `call.sens`, as long as the input `call.input`. Names and lengths of the call are checked."""
         raise NotImplementedError
 
     def apply_jacobian(self, call: ApplyJacobian) -> Any:
-        """J `call.vec`, a vector as long as the output `call.output`."""
+        """Return J `call.vec`, as long as the output `call.output`."""
         raise NotImplementedError
 
     def apply_hessian(self, call: ApplyHessian) -> Any:
-        """d/d input2 (J_input1ᵀ `call.sens`) · `call.vec`, a vector as long as the input `call.input1`."""
+        """Return d/d input2 (J_input1ᵀ `call.sens`) · `call.vec`, as long as the input `call.input1`."""
         raise NotImplementedError
 
     def generate(self, call: Generate) -> Any:
-        """Pieces of text (`Generation`): several where `call.stream` is set, else one that is the whole."""
+        """Return `Generation` chunks: several if `call.stream` is set, otherwise one."""
         raise NotImplementedError
 
     def tokenize(self, call: Tokenize) -> Any:
-        """The prompt's tokens (`Tokenized`)."""
+        """Return the tokens of the prompt as `Tokenized`."""
         raise NotImplementedError
 
     def embed(self, call: Embed) -> Any:
-        """One vector for each text (`Embedded`)."""
+        """Return one vector per text as `Embedded`."""
         raise NotImplementedError
 
     def handle(self, call: Handle) -> Any:
-        """Answer (`Handled`) at one of the paths in `handlers`; `call.handler` says which."""
+        """Return the response (`Handled`) of one of the `handlers`; `call.handler` says which."""
         raise NotImplementedError
 
     def close(self) -> Any:
-        """Let go of what `load` took; may be `async`."""
+        """Free what `load` acquired; may be `async`."""

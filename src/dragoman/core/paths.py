@@ -1,11 +1,11 @@
-"""Paths of a model's own: patterns such as "POST /scores/{name}", and what a request's path is in them."""
+"""Match the paths of custom handlers: patterns such as "POST /scores/{name}"."""
 
 from collections.abc import Iterable, Mapping
 from urllib.parse import unquote
 
 
 def matched(handlers: Iterable[str], method: str, path: str) -> tuple[str, Mapping[str, str]] | None:
-    """The first handler whose method and pattern fit, and the parts of the path that stand for its names."""
+    """Return the first handler that matches method and path, with its path parameters."""
     parts = path.strip("/").split("/")
     for handler in handlers:
         wanted, _, pattern = handler.partition(" ")

@@ -23,13 +23,13 @@ _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")  # in one way alone: of two names fo
 _MOST_SEED = (1 << 64) - 1
 
 
-class Unfit(ValueError):
-    """A value that is not of the kind."""
+class InvalidValueError(ValueError):
+    """A value of the wrong kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a value must be, in words, and how it is read; `read` raises Unfit where it is something else."""
+    """A kind of value: its description, and `read`, which converts a value or raises InvalidValueError."""
 
     told: str
     read: Callable[[Any], Any]
@@ -39,7 +39,7 @@ def checked(name: str, value: Any, kind: Kind) -> Any:
     """The value as its kind holds it. Raises InvalidInput naming it, what was expected and what came."""
     try:
         return kind.read(value)
-    except Unfit:
+    except InvalidValueError:
         raise InvalidInput(f"`{name}` must be {kind.told}; got {shown(value)}") from None
 
 
@@ -55,7 +55,7 @@ def shown(value: Any) -> str:
 def flag() -> Kind:
     def read(value: Any) -> bool:
         if not isinstance(value, bool):
-            raise Unfit
+            raise InvalidValueError
         return value
 
     return Kind("true or false", read)
@@ -68,7 +68,7 @@ def integer(least: int, most: int = _MOST_INTEGER) -> Kind:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise Unfit
+            raise InvalidValueError
         return value
 
     if most >= _MOST_INTEGER:
@@ -81,9 +81,9 @@ def number(least: float, most: float = math.inf, *, above: bool = False, below: 
 
     def read(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise Unfit
+            raise InvalidValueError
         if not least <= value <= most or (above and value == least) or (below and value == most):
-            raise Unfit
+            raise InvalidValueError
         return float(value)
 
     sides = [f"{'>' if above else '>='} {least}"] if math.isfinite(least) else []
@@ -105,9 +105,9 @@ def texts(most: int) -> Kind:
     def read(value: Any) -> tuple[str, ...]:
         found = [value] if isinstance(value, str) else value
         if not isinstance(found, list | tuple) or len(found) > most:
-            raise Unfit
+            raise InvalidValueError
         if not all(isinstance(text, str) and 0 < len(text) <= _MOST_CHARACTERS for text in found):
-            raise Unfit
+            raise InvalidValueError
         return tuple(found)
 
     return Kind(f"a list of at most {most} texts that are not empty", read)
@@ -116,7 +116,7 @@ def texts(most: int) -> Kind:
 def text() -> Kind:
     def read(value: Any) -> str:
         if not isinstance(value, str):
-            raise Unfit
+            raise InvalidValueError
         return value
 
     return Kind("a text", read)
@@ -127,7 +127,7 @@ def token_ids(most: int, least: int = 0) -> Kind:
 
     def read(value: Any) -> tuple[int, ...]:
         if not isinstance(value, list | tuple) or not least <= len(value) <= most:
-            raise Unfit
+            raise InvalidValueError
         return tuple(whole.read(each) for each in value)
 
     return Kind(f"a list of {f'{least} to' if least else 'at most'} {most} token ids", read)
@@ -139,9 +139,9 @@ def biases(bound: float = 100.0) -> Kind:
 
     def read(value: Any) -> dict[int, float]:
         if not isinstance(value, Mapping) or len(value) > MOST_BIASES:
-            raise Unfit
+            raise InvalidValueError
         if not all(_TOKEN_ID.fullmatch(str(key)) and int(key) <= _MOST_INTEGER for key in value):
-            raise Unfit
+            raise InvalidValueError
         return {int(key): size.read(each) for key, each in value.items()}
 
     return Kind(f"an object of at most {MOST_BIASES} token ids, each with a number from {-bound:g} to {bound:g}", read)
@@ -150,7 +150,7 @@ def biases(bound: float = 100.0) -> Kind:
 def _early_stopping() -> Kind:
     def read(value: Any) -> Any:
         if not isinstance(value, bool) and value != "never":
-            raise Unfit
+            raise InvalidValueError
         return value
 
     return Kind('true, false or "never"', read)

@@ -1,4 +1,4 @@
-"""What a model takes and gives: names, datatypes and shapes."""
+"""Inputs and outputs of a model: names, datatypes and shapes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,10 +12,9 @@ Shape = tuple[int, ...]
 class TensorSpec:
     """One input or output of a model.
 
-    `shape` has -1 for a free axis; None means that any rank fits. `datatype` None means that any fits.
-    `accepts` names further datatypes that the model takes as they are (a table of numbers, say). An optional
-    input may be missing from a call; an optional output is computed only when a call asks for it. `content_type`
-    is how an input is decoded that does not say so itself; "" leaves it to the model.
+    `shape` has -1 for a free axis; None means any rank. `datatype` None means any. `accepts` lists further
+    datatypes that the model takes unconverted. An optional input may be missing from a call; an optional output
+    is computed only on request. `content_type` is the default codec of the input; "" leaves it to the model.
     """
 
     name: str
@@ -33,7 +32,7 @@ class TensorSpec:
         object.__setattr__(self, "fixed", fixed)
 
     def fits(self, shape: Shape) -> bool:
-        """Whether an array of this shape does for the tensor."""
+        """Return True if an array may have this shape."""
         wanted = self.shape
         if wanted is None or shape == wanted:
             return True
@@ -49,15 +48,14 @@ class TensorSpec:
 class Signature:
     """The inputs and outputs of a model, in order.
 
-    `open_inputs`: any further named input fits too (the model does not tell its inputs). `open_outputs`
-    likewise. `batched`: the first axis of every input and output counts rows that the model treats
-    independently, so calls may be merged.
+    `open_inputs`: other inputs are accepted, because the model does not declare all. `open_outputs`: the same for
+    outputs. `batched`: the first axis of every input and output counts independent rows, so calls may be merged.
 
-    `decodes`: the model understands content types. A call that names one in its parameters, or any call where
-    `content_type` gives the model's own default, brings the inputs that its codec puts together, whatever their
-    names; the codec and the model then check what is in them.
+    `decodes`: the model decodes content types. A call with a content type in its parameters, or any call if
+    `content_type` sets a default, may have inputs of any name, which the codec combines; codec and model then
+    check the values.
 
-    `unchecked`: inputs and outputs are only what metadata tells; the model takes and gives what it likes.
+    `unchecked`: inputs and outputs are metadata only; the model accepts and returns anything.
     """
 
     inputs: tuple[TensorSpec, ...] = ()

@@ -1,4 +1,4 @@
-"""Description of one model version: its location, its runtime and how it is run."""
+"""The configuration of one model version: where it is, what runs it, and how it runs."""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import ModelOptions, Option
 from dragoman.core.options import Placement as Placement
-from dragoman.core.peers import Peers
+from dragoman.core.sibling_models import SiblingModels
 from dragoman.core.signature import TensorSpec
 
 # Model names and versions: safe in a URL and as the name of a folder.
@@ -17,11 +17,29 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,255}", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec(ModelOptions):
-    """One version of one model, before it is loaded. How it is run is described in `ModelOptions`.
+    """One version of one model, before it is loaded.
 
-    url: the location given by the client that registered the model at run time; "" for models of the repository.
+    name, version: as clients name it; version "" if the model has none.
+    runtime: the plug-in that loads it (`sklearn`, `onnx`, `python`, ...).
+    uri: its file or folder, or `module:attribute` / `file.py:attribute` for Python.
+    url: the path it was registered from at run time; "" for models of the repository.
     target: a live Python object instead of a uri; it stays in this process.
-    peers: the server's other models, for a model in the server's process; set by the server.
+    siblings: access to the other models, for a model in the server's process; set by the server.
+    platform, inputs, outputs: override what the model declares.
+    parameters: further settings for the runtime.
+    protocols: settings for protocols, by their names, e.g. how LMI formats responses.
+    placement: `inline` (on the event loop), `thread`, `process`; "" leaves it to the runtime.
+    replicas: number of copies that run concurrently.
+    max_batch_size: largest batch in rows; 0 and 1 disable batching.
+    max_batch_wait_s: how long a batch may wait for more rows, in seconds, besides waiting for an idle worker.
+    batch_linger: how long a batch waits for clients that resend at once, as a fraction of the model's latency; 0
+    disables it.
+    max_queue: number of calls that may be queued or running before others are rejected; 0 for no limit.
+    timeout_s: default deadline of calls in seconds; 0 for none.
+    cancel_grace_s: seconds after which a worker process is killed that still runs a cancelled call; 0 for never.
+    heartbeat_s: seconds without heartbeat after which a worker process counts as hung; 0 for never.
+    working_directory: `shared` with the server, or `own`, an empty directory per worker process.
+    allow_pickle: allow files that can run code when they are loaded.
     """
 
     name: Annotated[str, Option("name that clients use; default: the name of the file or folder")]
@@ -30,7 +48,7 @@ class ModelSpec(ModelOptions):
     uri: Annotated[str, Option("file or folder, or module:object or file.py:object")] = ""
     url: str = ""
     target: Any = None
-    peers: Peers | None = field(default=None, compare=False, repr=False)
+    siblings: SiblingModels | None = field(default=None, compare=False, repr=False)
     platform: Annotated[str, Option("platform in the metadata; default: the runtime's")] = ""
     inputs: Annotated[
         tuple[TensorSpec, ...], Option("inputs, each with name, datatype and shape; default: the model's own")
@@ -45,7 +63,7 @@ class ModelSpec(ModelOptions):
 
 
 def check_name(name: str, what: str = "model name") -> str:
-    """Return `name` if it is a valid name of a model or version; otherwise raise InvalidInput."""
+    """Return `name` if it is a valid name of a model or version. Raises InvalidInput."""
     if not _NAME.fullmatch(name):
         raise InvalidInput(
             f"{what} {name!r} is not allowed; expected 1 to 256 letters, digits, '_', '-' and '.', not beginning "

@@ -17,7 +17,7 @@ Parameters = Mapping[str, Scalar]
 
 
 class _None(dict[str, Scalar]):
-    """No parameters: empty for good, and one object, so that it can be a default."""
+    """Empty parameters that cannot be changed: one object, used as a default."""
 
     __slots__ = ()
 
@@ -35,9 +35,9 @@ NONE: Parameters = _None()
 
 
 class Tensor(msgspec.Struct, frozen=True, eq=False):
-    """An array with its datatype. Fields cannot be assigned: tensors are shared by callers.
+    """An array with its datatype. Fields cannot be assigned, because calls share tensors.
 
-    `data` is little-endian and row-major in meaning (it may be a strided view); for BYTES an object array of
+    `data` is little-endian and in row-major order (it may be a strided view). For BYTES it is an object array of
     `bytes`, for BF16 an array of `ml_dtypes.bfloat16`.
     """
 
@@ -47,11 +47,11 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, value: Any, datatype: Datatype | None = None, parameters: Parameters = NONE) -> Self:
-        """A tensor from anything that NumPy takes as an array.
+        """Return a tensor of anything that NumPy converts to an array.
 
-        Without `datatype` the array's own dtype decides. With it the value is converted: to a float by rounding
-        to the nearest, to an integer only where no number changes. Raises InvalidInput where there is no such
-        datatype or a number does not fit.
+        Without `datatype` the dtype of the array decides. With it the value is converted: to floats by rounding
+        to nearest, to integers only without loss. Raises InvalidInput if a value does not fit or there is no such
+        datatype.
         """
         if datatype is not None and type(value) is np.ndarray and value.dtype is datatype.dtype is not BYTES.dtype:
             return cls(value, datatype, parameters)

@@ -1,4 +1,4 @@
-"""Text: a prompt, how to sample, and what a text model gives back."""
+"""Text generation: prompts, sampling parameters and results."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,12 +10,12 @@ FinishReason = Literal["", "length", "eos_token", "stop_sequence"]
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation, for the model's chat template.
+    """A conversation for the model's chat template.
 
-    `messages` and `tools` are the objects that chat templates take: a message has `role` and `content`, and maybe
-    `tool_calls`, `tool_call_id` and `name`. `options` are further variables of the template. `special_tokens`: the
-    tokenizer adds those that it puts around a text, on top of what the template writes. `template` is the caller's own
-    template, in place of the model's; "" where there is none.
+    `messages` and `tools` are as chat templates expect them: a message has `role` and `content`, optionally
+    `tool_calls`, `tool_call_id` and `name`. `options` are further template variables. `special_tokens`: the
+    tokenizer adds its special tokens to the text that the template writes. `template` replaces the model's
+    template; "" uses the model's.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -27,7 +27,7 @@ class Chat:
 
 
 class Bare(str):
-    """A text around which the tokenizer puts no special tokens, as one for the beginning of a text."""
+    """Text that is tokenized without special tokens around it."""
 
     __slots__ = ()
 
@@ -38,10 +38,10 @@ Prompt = str | tuple[int, ...] | Chat
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What the text must be: `kind` says how to read `text`.
+    """A constraint on a completion; `kind` is the format of `text`.
 
-    "json_schema": a JSON schema as JSON text. "json_object": any JSON object (`text` is empty). "regex": a regular
-    expression. "lark": a grammar in the Lark format. "choice": a JSON list of the texts allowed.
+    "json_schema": a JSON schema. "json_object": any JSON object (`text` is empty). "regex": a regular expression.
+    "lark": a grammar in Lark format. "choice": a JSON list of allowed texts.
     """
 
     kind: Literal["json_schema", "json_object", "regex", "lark", "choice"]
@@ -50,25 +50,26 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How to choose the tokens of a text. Every default is neutral: greedy, and nothing is forbidden.
+    """Sampling parameters. The defaults are neutral: greedy decoding without constraints.
 
-    max_new_tokens: None is what is left of the context; more is refused, or with `shorten` taken down to that.
-    min_new_tokens: no end of text before so many.
-    do_sample: draw from the distribution that temperature, top_k (0: all), top_p, min_p and typical_p leave; else
-        take the likeliest token. seed: None draws one, which is reported.
-    repetition_penalty: divides the logits > 0, and multiplies those < 0, of tokens in prompt and text (1: off).
-    presence_penalty, frequency_penalty: taken off the logits of tokens in the text, once and per occurrence.
-    n: how many texts per prompt. best_of: out of how many, by mean log-probability (0: n). num_beams: beam search
-        over so many; length_penalty is the exponent of the length that a beam's score is divided by, early_stopping as
-        in the transformers library (False, True or "never").
-    stop: texts that end it; include_stop keeps them in the text. stop_token_ids: tokens that end it. ignore_eos: the
-        model's own end of text does not end it. bad_words: texts that must not occur as tokens in a row.
-    logit_bias: added to the logits of token ids. allowed_token_ids: no other token is chosen (empty: any may be).
-    top_logprobs: so many likeliest tokens beside each token. prompt_logprobs: log-probabilities of the prompt's tokens,
-        with so many likeliest beside each (None: not asked for).
-    truncate: keep so many of the prompt's last tokens (None: all).
-    skip_special_tokens, spaces_between_special_tokens: how tokens become text.
-    grammar: what the text must be. adapter: the name of the LoRA adapter to use ("" for none).
+    max_new_tokens: None for the rest of the context. Larger values are rejected, or reduced if `shorten` is set.
+    min_new_tokens: no end-of-text token before this number of tokens.
+    do_sample: sample from the distribution after temperature, top_k (0: all), top_p, min_p and typical_p;
+    otherwise argmax. seed: if None, one is generated and returned.
+    repetition_penalty: divides positive and multiplies negative logits of tokens in prompt and completion (1: off).
+    presence_penalty, frequency_penalty: subtracted from the logits of tokens in the completion, once or per
+    occurrence.
+    n: completions per prompt. best_of: number of candidates, ranked by mean log-probability (0: n). num_beams:
+    beam search; length_penalty is the exponent of the length that divides a beam's score, early_stopping as in
+    the transformers library (False, True or "never").
+    stop: strings that end the completion; include_stop keeps them in the text. stop_token_ids: tokens that end it.
+        ignore_eos: continue after the end-of-text token. bad_words: strings whose token sequences are forbidden.
+    logit_bias: added to the logits, by token id. allowed_token_ids: only these tokens are chosen (empty: any).
+    top_logprobs: number of top tokens returned per token. prompt_logprobs: log-probabilities of the prompt's
+    tokens with this number of top tokens each (None: off).
+    truncate: keep only this number of the prompt's last tokens (None: all).
+    skip_special_tokens, spaces_between_special_tokens: how tokens are decoded.
+    grammar: constraint on the completion. adapter: name of a LoRA adapter ("" for none).
     """
 
     max_new_tokens: int | None = None
@@ -107,10 +108,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token: its id, its text alone, and its log-probability (None for the first of a prompt).
+    """One token: its id, text, and log-probability (None for the first token of a prompt).
 
-    `text` is what the token alone decodes to; where characters are split over tokens these do not add up to the text.
-    `top` are the likeliest tokens at its place, where they were asked for.
+    `text` is the token decoded alone; if characters span several tokens, these do not add up to the completion.
+    `top` are the top tokens at this position, if requested.
     """
 
     id: int
@@ -122,12 +123,12 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What one text has got since the piece before, or all of it.
+    """A chunk of one completion, or all of it.
 
-    `prompt` and `choice` say which: the position of the prompt in the call, and 0 to n - 1. `text` is what is certain
-    by now: never half a character, nor what may yet become a stop string, so it may lag behind `tokens`. `generated`
-    counts all its tokens so far. With `finish` comes `whole`, the entire text, and `stop`, the stop string or the token
-    id that ended it where one did. `seed` is the one that was used; None where nothing was drawn.
+    `prompt` is the index of the prompt in the call, `choice` is 0 to n - 1. `text` never ends in an incomplete
+    character or in what may become a stop string, so it may lag behind `tokens`. `generated` is the number of
+    tokens so far. The last chunk has `finish`, `whole`, the entire completion, and `stop`, the stop string or
+    token id that ended it, if any. `seed` is the seed that was used, or None without sampling.
     """
 
     prompt: int = 0
@@ -143,11 +144,11 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class PromptInfo:
-    """What became of a prompt: its text (of a conversation: after the template), how many tokens it has, how many of
-    those were in the prefix cache, and the tokens themselves where `prompt_logprobs` asked for them.
+    """A processed prompt: its text (of a conversation: after the template), its number of tokens, how many of those
+    were in the prefix cache, and its tokens if `prompt_logprobs` was set.
 
-    As far as the engine knows: for how long the call's prompts were checked and cut into tokens, for how long this one
-    then waited until it was looked at, and how many new tokens its texts might have at most.
+    If the engine knows them: `checked_s`, seconds to validate and tokenize the call's prompts; `waited_s`,
+    seconds in the queue; `most_new`, the limit of new tokens.
     """
 
     text: str
@@ -161,9 +162,9 @@ class PromptInfo:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What has been generated since the piece before; of a call that does not stream, all of it.
+    """One chunk of a generation, or all of it if the call does not stream.
 
-    `prompts`, one for each prompt of the call, comes with the first piece alone.
+    `prompts`, one per prompt of the call, is in the first chunk only.
     """
 
     texts: tuple[Text, ...]
@@ -171,7 +172,7 @@ class Generation:
 
 
 def joined(pieces: Iterable[Generation]) -> Generation:
-    """The whole generation from its pieces, in the order of prompts and choices."""
+    """Return the whole generation from its chunks, ordered by prompt and choice."""
     texts: dict[tuple[int, int], Text] = {}
     prompts: tuple[PromptInfo, ...] = ()
     for piece in pieces:
@@ -185,7 +186,7 @@ def joined(pieces: Iterable[Generation]) -> Generation:
 
 @dataclass(frozen=True, slots=True)
 class TokenSpan:
-    """One token of a text that was only cut into tokens: `start` and `stop` count characters of the text."""
+    """One token of a tokenized text; `start` and `stop` are character offsets."""
 
     id: int
     text: str

@@ -43,8 +43,8 @@ def number_array(answer: Any, what: str) -> Vector:
         answer = answer.detach().cpu().numpy()
     try:
         array = np.asarray(answer)
-    except (TypeError, ValueError) as fault:
-        raise InvalidOutput(f"{what}: expected numbers, got {type(answer).__name__}: {fault}") from fault
+    except (TypeError, ValueError) as error:
+        raise InvalidOutput(f"{what}: expected numbers, got {type(answer).__name__}: {error}") from error
     if array.dtype.kind not in _NUMBERS:
         if array.size == 0:
             return np.zeros(array.shape)

@@ -28,7 +28,7 @@ class VectorSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Face:
+class VectorSignature:
     """A model as a function of vectors: the inputs that a call must have and the outputs that it gives, in order."""
 
     inputs: tuple[VectorSpec, ...]
@@ -41,7 +41,7 @@ class Face:
         return next(spec for spec in self.outputs if spec.name == name)
 
 
-def face(signature: Signature) -> Face | None:
+def vector_signature(signature: Signature) -> VectorSignature | None:
     """The model as a function of vectors; None where not all its tensors are float vectors of known sizes.
 
     Where the first axis counts rows, a vector is one row.
@@ -54,7 +54,7 @@ def face(signature: Signature) -> Face | None:
     ]
     inputs, outputs = (tuple(spec for spec in side if spec is not None) for side in sides)
     whole = (len(inputs), len(outputs)) == (len(sides[0]), len(sides[1])) and outputs
-    return Face(inputs, outputs) if whole else None
+    return VectorSignature(inputs, outputs) if whole else None
 
 
 def _vector(spec: TensorSpec, batched: bool) -> VectorSpec | None:
@@ -74,13 +74,13 @@ def _vector(spec: TensorSpec, batched: bool) -> VectorSpec | None:
 # --- a call -----------------------------------------------------------------------------------------------
 
 
-def bind_evaluation(call: Infer, known: Face | None, model: str) -> Infer:
+def bind_evaluation(call: Infer, known: VectorSignature | None, model: str) -> Infer:
     """The call with its positional vectors as named tensors of one point, or InvalidInput saying which does not fit.
 
     Raises NotSupported where the model is no function of vectors.
     """
     if known is None:
-        raise NotSupported(_no_face(model))
+        raise NotSupported(_not_vectors(model))
     given: Sequence[Tensor] = call.positional or ()
     inputs: dict[str, Tensor] = {}
     if len(given) == 1 == len(known.inputs):  # as most are, and plainly what the model takes
@@ -93,10 +93,10 @@ def bind_evaluation(call: Infer, known: Face | None, model: str) -> Infer:
     return Infer(inputs, call.outputs, call.parameters, None, None, call.config, call.content_types)
 
 
-def bind_derivative(call: DerivativeCall, known: Face | None, model: str) -> DerivativeCall:
+def bind_derivative(call: DerivativeCall, known: VectorSignature | None, model: str) -> DerivativeCall:
     """The call with names for positions, every vector FP64 and of one axis; or InvalidInput, NotSupported as above."""
     if known is None:
-        raise NotSupported(_no_face(model))
+        raise NotSupported(_not_vectors(model))
     inputs = _named_inputs(call, known, model)
     output = _named(call.output, known.outputs, "output (outWrt)")
     match call:
@@ -118,7 +118,7 @@ def bind_derivative(call: DerivativeCall, known: Face | None, model: str) -> Der
     raise NotImplementedError(type(call).__name__)
 
 
-def _named_inputs(call: DerivativeCall, known: Face, model: str) -> Tensors:
+def _named_inputs(call: DerivativeCall, known: VectorSignature, model: str) -> Tensors:
     if call.positional is not None:
         if len(call.positional) == 1 == len(known.inputs):  # as most are
             tensor, spec = call.positional[0], known.inputs[0]
@@ -134,7 +134,7 @@ def _named_inputs(call: DerivativeCall, known: Face, model: str) -> Tensors:
     return {spec.name: _vector_of(given[spec.name], spec, "input") for spec in known.inputs}
 
 
-def _check_count(given: Sequence[object], known: Face, model: str) -> None:
+def _check_count(given: Sequence[object], known: VectorSignature, model: str) -> None:
     if len(given) != len(known.inputs):
         raise InvalidInput(
             f"expected {len(known.inputs)} input vectors for model '{model}' ({_listed(known.inputs)}), "
@@ -142,7 +142,7 @@ def _check_count(given: Sequence[object], known: Face, model: str) -> None:
         )
 
 
-def _fitting(given: Sequence[Tensor], known: Face, model: str) -> Sequence[Tensor]:
+def _fitting(given: Sequence[Tensor], known: VectorSignature, model: str) -> Sequence[Tensor]:
     """The positional vectors, if they are as many and as long as the model's inputs."""
     _check_count(given, known, model)
     for place, (tensor, spec) in enumerate(zip(given, known.inputs, strict=True)):
@@ -157,8 +157,8 @@ def _point(tensor: Tensor, spec: VectorSpec) -> Tensor:
     if tensor.datatype is not spec.datatype:
         try:
             tensor = Tensor.of(tensor.data, spec.datatype)
-        except InvalidInput as fault:
-            raise InvalidInput(f"input '{spec.name}': {fault.message}") from fault
+        except InvalidInput as error:
+            raise InvalidInput(f"input '{spec.name}': {error.message}") from error
     if tensor.data.shape == spec.shape:
         return tensor
     return Tensor(tensor.data.reshape(spec.shape), tensor.datatype)
@@ -210,7 +210,7 @@ def _listed(specs: Sequence[VectorSpec]) -> str:
     return ", ".join(f"'{spec.name}' of {spec.size}" for spec in specs) or "none"
 
 
-def _no_face(model: str) -> str:
+def _not_vectors(model: str) -> str:
     return f"model '{model}' does not support Evaluate: not all its tensors are float vectors of known sizes"
 
 
@@ -223,10 +223,10 @@ def config_in(call: Infer) -> Infer:
     text = parameters.pop("config")
     try:
         found = json.loads(text) if isinstance(text, str) else text
-    except (ValueError, RecursionError) as fault:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(
-            f"parameter 'config': expected JSON text of an object, got {text!r:.100}: {fault}"
-        ) from fault
+            f"parameter 'config': expected JSON text of an object, got {text!r:.100}: {error}"
+        ) from error
     if not isinstance(found, dict):
         raise InvalidInput(f"parameter 'config': expected JSON text of an object, got {text!r:.100}")
     return structs.replace(call, parameters=parameters, config=found or call.config)
@@ -237,7 +237,9 @@ def config_key(config: Config) -> str:
     return json.dumps(config, sort_keys=True, default=repr) if config else ""
 
 
-def check_answer(answer: Inference | Tensor, call: Infer | DerivativeCall, signature: Signature, known: Face) -> None:
+def check_answer(
+    answer: Inference | Tensor, call: Infer | DerivativeCall, signature: Signature, known: VectorSignature
+) -> None:
     """InvalidOutput where an answer has not the sizes that the model told for the call's config."""
     if isinstance(answer, Inference):
         for name, tensor in answer.outputs.items():
@@ -245,8 +247,8 @@ def check_answer(answer: Inference | Tensor, call: Infer | DerivativeCall, signa
             try:
                 if spec is not None:
                     check_tensor(tensor, spec, "output")
-            except InvalidInput as fault:
-                raise InvalidOutput(fault.message) from fault
+            except InvalidInput as error:
+                raise InvalidOutput(error.message) from error
         return
     match call:
         case ApplyJacobian():

@@ -1,6 +1,6 @@
-"""Functions of vectors: what a simulator is, several float vectors in and several out, with its derivatives.
+"""Functions of vectors, such as simulators: several float vectors in and out, with derivatives.
 
-This is the form that the rooms of derivatives and of graphs work on; a runtime makes a `Model` of it.
+`derivatives` and `graphs` work on this interface; a runtime makes a `Model` of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ MARK = "__vector_function__"
 
 
 class VectorFunction:
-    """y_0, ..., y_m = F(x_0, ..., x_n; config), of float64 vectors. A subclass overrides what it can do.
+    """y_0, ..., y_m = F(x_0, ..., x_n; config), of float64 vectors. Subclasses override what they support.
 
     With J the derivative of output `output` by input `input`:
 
@@ -31,12 +31,12 @@ class VectorFunction:
     - `apply_jacobian` is J vec, as long as that output; vec is as long as that input;
     - `apply_hessian` is d/d x_input2 (J_input1ᵀ sens) · vec, as long as input1; vec is as long as input2.
 
-    (Source: the UM-Bridge interface.) Vectors that come in are read-only; what an author gives back may be arrays,
-    lists or scalars, and is checked by whoever calls. Methods may be called from several threads at a time.
-    `vectorised`: `evaluate` also takes matrices whose rows are points, and gives matrices with as many rows.
-    `concurrency`: how many calls are worth a thread each; more than one for what waits for others.
-    `derivatives`: what is added where it is missing, as `@vector_function` says it ("auto", "jax", ...); None: nothing.
-    `verify_derivatives`, `evaluate_at_load`, `max_evaluations`: of what is added, as for `@vector_function`.
+    (Source: the UM-Bridge interface.) Input vectors are read-only. Results may be arrays, lists or scalars; the
+    caller checks them. Methods may be called from several threads at a time. `vectorised`: `evaluate` also
+    accepts matrices whose rows are points, and returns matrices with as many rows. `concurrency`: useful number
+    of threads; more than one for functions that wait for other servers. `derivatives`: how missing derivatives
+    are added, as for `@vector_function` ("auto", "jax", ...); None adds none. `verify_derivatives`,
+    `evaluate_at_load`, `max_evaluations`: options of added derivatives, as for `@vector_function`.
     """
 
     input_names: tuple[str, ...] = ()
@@ -69,9 +69,9 @@ class VectorFunction:
         raise NotImplementedError
 
     def sources(self) -> Mapping[Ability, str]:
-        """What it can do, and where that comes from: "author", "torch", "jax", "complex step", "dual numbers",
-        "finite differences", "graph", ... Without an override: every method that the class, or the instance, overrides
-        is the author's."""
+        """Return the supported operations and where each comes from: "author", "torch", "jax", "complex step", "dual
+        numbers", "finite differences", "graph", ... By default every overridden method is the author's.
+        """
         return {
             name: "author"
             for name in ABILITIES
@@ -79,19 +79,19 @@ class VectorFunction:
         }
 
     def notes(self) -> Mapping[str, Any]:
-        """What metadata should tell besides, as plain JSON values: what derivatives cost, how exact they are."""
+        """Return further metadata as JSON values, e.g. cost and accuracy of derivatives."""
         return {}
 
     def unavailable(self) -> str:
-        """Why it cannot answer now, as when a server that it calls is down; "" while it can. Must return at once."""
+        """Return why it cannot answer now, e.g. because a server is down; "" if it can. Must return at once."""
         return ""
 
     def close(self) -> None:
-        """Let go of what it holds: connections, threads."""
+        """Free connections and threads."""
 
 
 def carried_by(target: Any) -> VectorFunction | None:
-    """The VectorFunction that an object is, or carries because it was declared to be one; None where it is none."""
+    """Return the VectorFunction that an object is, or was declared to be; else None."""
     found = target if isinstance(target, VectorFunction) else getattr(target, "__dict__", {}).get(MARK)
     return found if isinstance(found, VectorFunction) else None
 

@@ -13,13 +13,13 @@ from dragoman.core.errors import InvalidOutput
 from dragoman.core.signature import Signature
 from dragoman.core.tensor import NONE
 from dragoman.core.vector_binding import (
-    Face,
+    VectorSignature,
     bind_derivative,
     bind_evaluation,
     check_answer,
     config_in,
     config_key,
-    face,
+    vector_signature,
 )
 from dragoman.core.vectors import Config
 from dragoman.workers.pool import Loaded
@@ -35,11 +35,11 @@ class ConfiguredSignature:
     """The signature of a model under one config, and the same as sizes of vectors if all its tensors are vectors."""
 
     signature: Signature
-    vectors: Face | None
+    vectors: VectorSignature | None
 
     @classmethod
     def of(cls, signature: Signature) -> "ConfiguredSignature":
-        return cls(signature, face(signature))
+        return cls(signature, vector_signature(signature))
 
     def check(self, response: Any, call: Any) -> None:
         """Raise InvalidOutput unless the response has the sizes of this config, which the worker does not check."""

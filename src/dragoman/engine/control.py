@@ -1,4 +1,4 @@
-"""Loads, replaces and unloads models while the others answer."""
+"""Load, replace and unload models while others answer."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dragoman.core.calls import IndexEntry
 from dragoman.core.errors import AlreadyLoaded, DragomanError, InvalidInput, ModelFailed, NotReady, OutOfMemory
-from dragoman.core.peers import Peers
+from dragoman.core.sibling_models import SiblingModels
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.registry import Registry
@@ -24,24 +24,24 @@ _FIRST_RETRY_S, _LONGEST_RETRY_S = 1.0, 30.0
 
 @dataclass(frozen=True, slots=True)
 class _Loading:
-    """Work on a model that is under way, and the versions that are to come of it."""
+    """A load in progress, and the versions that it will bring."""
 
     task: "asyncio.Task[None]"
     versions: frozenset[str]
     is_retry: bool = False  # the model could not be loaded yet; any other work on it goes first
 
     def give_up(self) -> None:
-        """A second time would interrupt it while it closes what it has loaded."""
+        """Cancel it, once: a second cancellation would interrupt the closing of what it has loaded."""
         if not self.task.cancelling():
             self.task.cancel()
 
 
 class Control:
-    """What a registry holds, and how that changes. Its work goes on when whoever asked for it has left.
+    """Changes the content of a registry. A change continues if its caller disconnects.
 
-    `changed` is called whenever the readiness of anything may have changed. `peers` gives a model of that name the
-    others to ask. `gate` bounds how many models load at the same time when the server starts. `found` is what a scan
-    has just given, so that the start reads, and tells of, no file twice.
+    `changed` is called whenever the readiness of anything may have changed. `siblings` gives a model access to
+    the others. `gate` limits how many models load at a time at the start. `found` is the result of a repository
+    scan, if there was one.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class Control:
         repository: Repository,
         registry: Registry,
         changed: Callable[[], None],
-        peers: Callable[[str], Peers] | None = None,
+        siblings: Callable[[str], SiblingModels] | None = None,
         gate: asyncio.Semaphore | None = None,
         found: Mapping[str, Source] | None = None,
     ) -> None:
         self._repository = repository
         self._registry = registry
         self._changed = changed
-        self._peers = peers
+        self._siblings = siblings
         self._gate = gate or asyncio.Semaphore(LOADING_AT_ONCE)
         self._found = found
         self._gone: dict[str, dict[str, IndexEntry]] = {}  # by name and version; of those that are there none counts
@@ -65,27 +65,27 @@ class Control:
         self._closed = False
 
     def leave(self) -> None:
-        """Load nothing; what the repository has is UNAVAILABLE until somebody loads it."""
+        """Load nothing; the models of the repository are UNAVAILABLE until they are loaded."""
         for name, source in self._first().items():
             try:
                 versions, why = [spec.version for spec in source.specs()], "not loaded at the start"
-            except InvalidInput as fault:  # what is there makes no sense, which is no reason to stop the others
-                versions, why = [""], fault.message
+            except InvalidInput as error:  # what is there makes no sense, which is no reason to stop the others
+                versions, why = [""], error.message
             self._remember(name, versions, why)
         self._changed()
 
     async def start(self) -> None:
-        """Load every model of the repository, some at the same time; one that fails is UNAVAILABLE.
+        """Load every model of the repository, some concurrently; a model that fails is UNAVAILABLE.
 
-        One that raises NotReady, as where a server that it needs is down, is loaded again and again after that.
+        A model that raises NotReady, e.g. because a server that it needs is down, is loaded again later.
         """
 
         async def load(name: str, versions: list[Deployment]) -> None:
             async with self._gate:
                 try:
                     await _start_all(name, versions)
-                except DragomanError as fault:
-                    log.error("%s", fault.message)
+                except DragomanError as error:
+                    log.error("%s", error.message)
             if any(d.retries for d in versions):
                 self._owned(name, self._retry(name, versions), [d.spec.version for d in versions], is_retry=True)
 
@@ -104,11 +104,12 @@ class Control:
                 raise
 
     async def load(self, name: str, version: str = "", url: str = "") -> None:
-        """Load a model, or one version of it, or put what is on disk now in its place; it goes on if the caller leaves.
-        With a `url`, load what lies there as a new one, whose place is forgotten when it is unloaded.
+        """Load a model, or one version of it, or reload it from disk.
 
-        Raises InvalidInput where there is no such model, or where it cannot be loaded, OutOfMemory where memory is
-        short; the old one stays then. AlreadyLoaded where a new one was to come. NotReady where everything stops.
+        With a `url`, register the model at that path.
+
+        Raises InvalidInput if there is no such model or it cannot be loaded and OutOfMemory; the old version
+        stays then. AlreadyLoaded for a `url` if the name is in use. NotReady if the server is shutting down.
         """
         source = await asyncio.to_thread(self._sought, name, url or self._url(name))
         await self._settled(name)
@@ -118,9 +119,9 @@ class Control:
         await self._done(name, self._replace(name, versions, source.default_version, beside=bool(version)), versions)
 
     async def scale(self, name: str, version: str, replicas: int) -> None:
-        """Have so many replicas of a model, or of one version: each is loaded anew with them, to take its own place.
+        """Set the number of replicas of a model or version: each is loaded anew and then replaced.
 
-        Raises ModelNotFound, NotSupported where it can have no more than one, and what `load` raises.
+        Raises ModelNotFound, NotSupported if it can have only one, and the errors of `load`.
         """
         await self._settled(name)
         there = self._registry.there(name, version)
@@ -135,7 +136,7 @@ class Control:
         await self._done(name, scaled(), [spec.version for spec in changed])
 
     async def unload(self, name: str, version: str = "") -> None:
-        """Drain and drop a model, or one version of it, and give up a load of it. ModelNotFound if not there."""
+        """Drain and remove a model or version, and cancel a load of it. Raises ModelNotFound."""
         loading = self._loading.get(name)
         if loading is not None and (not version or version in loading.versions):
             loading.give_up()
@@ -148,7 +149,7 @@ class Control:
         self._changed()
 
     def index(self, *, ready: bool) -> tuple[IndexEntry, ...]:
-        """Every model version that is or was there, or those that are ready."""
+        """Return every known model version, or those that are ready."""
         states = self.states()
         served = {(e.name, e.version) for e in states}
         gone = (e for versions in self._gone.values() for e in versions.values())
@@ -156,12 +157,14 @@ class Control:
         return tuple(e for e in entries if not ready or e.state == "READY")
 
     def states(self) -> tuple[IndexEntry, ...]:
-        """Every model version that is there."""
+        """Return every served model version."""
         there = ((d, d.spec) for d in self._registry.all())
-        return tuple(IndexEntry(spec.name, spec.version, d.told_state, d.told_reason, spec.url) for d, spec in there)
+        return tuple(
+            IndexEntry(spec.name, spec.version, d.reported_state, d.reported_reason, spec.url) for d, spec in there
+        )
 
     async def drain(self) -> None:
-        """Wait until every model has answered the calls that it had."""
+        """Wait until every model has answered its calls in flight."""
         await asyncio.gather(*(d.drain() for d in self._registry.all()), *self._retiring)
 
     async def close(self) -> None:
@@ -178,18 +181,18 @@ class Control:
     # ----------------------------------------------------------------------------------------------------------
 
     def _url(self, name: str) -> str:
-        """Where the model of that name was registered from, "" where it was not."""
+        """Return where the model was registered from, or ""."""
         return self._registry.find(name).spec.url if self._registry.versions(name) else ""
 
     def _sought(self, name: str, url: str) -> Source:
-        """What is at the url now, or without one by that name in the repository."""
+        """Return the source at a url, or by name in the repository."""
         source = self._repository.at(name, url) if url else self._repository.scan().get(name)
         if source is None:
             raise InvalidInput(f"failed to load '{name}', it is not in the repository")
         return source
 
     async def _settled(self, name: str) -> None:
-        """Wait until nothing of that name is being loaded. Raises NotReady where everything stops."""
+        """Wait until no load of this model is in progress. Raises NotReady if the server is shutting down."""
         while name in self._loading:
             if self._loading[name].is_retry:
                 self._loading[name].give_up()
@@ -198,7 +201,7 @@ class Control:
             raise NotReady("the server is shutting down")
 
     async def _done(self, name: str, work: Coroutine[object, object, None], versions: Iterable[str]) -> None:
-        """Work on the model of that name until it is done, whether or not the caller waits for it."""
+        """Run a change of the model to its end, even if the caller is cancelled."""
         task = self._owned(name, work, versions)
         await asyncio.wait({task})  # unlike awaiting it, leaves it alone when the caller is cancelled
         if task.cancelled():
@@ -210,10 +213,10 @@ class Control:
         return self._repository.scan() if found is None else found
 
     def _made(self, specs: Iterable[ModelSpec]) -> dict[str, Deployment]:
-        return {spec.version: Deployment(spec, self._changed, self._peers) for spec in specs}
+        return {spec.version: Deployment(spec, self._changed, self._siblings) for spec in specs}
 
     def _chosen(self, name: str, source: Source, version: str) -> dict[str, Deployment]:
-        """One version, or where none is named every one that is to be served."""
+        """Return one version, or without a version every one to be served."""
         made = self._made(source.specs())
         if not version:
             return made
@@ -223,12 +226,12 @@ class Control:
         return {version: made[version]}
 
     def _remember(self, name: str, versions: Iterable[str], why: str) -> None:
-        """Remember why versions that the repository has, or had, are not there."""
+        """Remember why versions of the repository are not served."""
         for version in versions:
             self._gone.setdefault(name, {})[version] = IndexEntry(name, version, "UNAVAILABLE", why)
 
     async def _retry(self, name: str, versions: Sequence[Deployment]) -> None:
-        """Load those versions again that could not be loaded yet, until each is loaded or has failed for good."""
+        """Load versions again that were not ready, until each is loaded or has failed."""
         delay_s, told = _FIRST_RETRY_S, ""
         while waiting := [d for d in versions if d.retries]:
             await asyncio.sleep(delay_s)
@@ -237,10 +240,10 @@ class Control:
                 async with self._gate:
                     await _start_all(name, waiting)
                 log.info("model '%s' is loaded at last", name)
-            except DragomanError as fault:
-                if fault.message != told:
-                    log.warning("%s; next attempt in %g s", fault.message, delay_s)
-                told = fault.message
+            except DragomanError as error:
+                if error.message != told:
+                    log.warning("%s; next attempt in %g s", error.message, delay_s)
+                told = error.message
 
     def _owned(
         self,
@@ -257,15 +260,15 @@ class Control:
             if self._loading.get(name) is loading:
                 del self._loading[name]
             if not task.cancelled():
-                fault = task.exception()  # whoever asked may be gone
-                if fault is not None:
-                    log.error("%s", fault)
+                error = task.exception()  # whoever asked may be gone
+                if error is not None:
+                    log.error("%s", error)
 
         task.add_done_callback(done)
         return task
 
     async def _replace(self, name: str, versions: dict[str, Deployment], default: str, *, beside: bool) -> None:
-        """Load aside, then take the place of what was there, which drains while the new one answers."""
+        """Load new versions, then replace the old ones, which drain while the new ones answer."""
         # One that is registered is told of once it can answer: till then the server is as ready as it was.
         registered = any(d.spec.url for d in versions.values())
         first = not registered and not self._registry.versions(name)
@@ -273,14 +276,14 @@ class Control:
             self._registry.put(name, versions, default)
         try:
             await _start_all(name, list(versions.values()))
-        except BaseException as fault:
+        except BaseException as error:
             await asyncio.gather(*(d.close() for d in versions.values()))
             if first and self._registry.versions(name):  # the others are as ready as they were
                 self._registry.take(name)
                 self._changed()
-            self._remember(name, () if registered else versions, str(fault) or "given up")
-            if isinstance(fault, ModelFailed) and not isinstance(fault, OutOfMemory):
-                raise InvalidInput(fault.message) from fault
+            self._remember(name, () if registered else versions, str(error) or "given up")
+            if isinstance(error, ModelFailed) and not isinstance(error, OutOfMemory):
+                raise InvalidInput(error.message) from error
             raise
         if not beside:  # all that is on disk has been looked at anew
             self._gone.pop(name, None)
@@ -302,12 +305,12 @@ class Control:
 
 
 async def _start_all(name: str, deployments: list[Deployment]) -> None:
-    """Start every version; raises the first fault after all have been tried."""
+    """Start every version; raise the first error after all have been tried."""
     try:
         async with asyncio.timeout(_LOAD_TIMEOUT_S):
             results = await asyncio.gather(*(d.start() for d in deployments), return_exceptions=True)
-    except TimeoutError as fault:
-        raise ModelFailed(f"failed to load '{name}', it was not done after {_LOAD_TIMEOUT_S:.0f} s") from fault
+    except TimeoutError as error:
+        raise ModelFailed(f"failed to load '{name}', it was not done after {_LOAD_TIMEOUT_S:.0f} s") from error
     faults = [r for r in results if isinstance(r, BaseException)]
     if faults:
         raise faults[0]

@@ -1,4 +1,4 @@
-"""One version of one model that answers calls: admission, deadline, batching, and its pool."""
+"""One model version that answers calls: admission, deadline, batching, worker pool, metrics."""
 
 import asyncio
 import time
@@ -13,14 +13,14 @@ from dragoman import plugins
 from dragoman.core.calls import Call, Generate, Infer, Inference, Request, Response, SignatureFor
 from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady, NotSupported, Overloaded
 from dragoman.core.metrics import Family
-from dragoman.core.peers import Peers
+from dragoman.core.sibling_models import SiblingModels
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.text import Generation
 from dragoman.engine.batching import Batcher, mergeable, rows
 from dragoman.engine.binder import Binder
 from dragoman.engine.counters import CallCounters
 from dragoman.engine.generation_counters import GenerationUsage
-from dragoman.engine.placing import first_placement
+from dragoman.engine.placement import first_placement
 from dragoman.system.coroutines import Pending, begin, ensure_task
 from dragoman.workers.pool import Loaded, Pool, WrongPlacement
 
@@ -31,7 +31,7 @@ class Deployment:
     """A model version from LOADING over READY and UNLOADING to UNAVAILABLE; `reason` says why it is not ready."""
 
     def __init__(
-        self, spec: ModelSpec, changed: Callable[[], None], peers: Callable[[str], Peers] | None = None
+        self, spec: ModelSpec, changed: Callable[[], None], siblings: Callable[[str], SiblingModels] | None = None
     ) -> None:
         self.spec = spec
         self.state = "LOADING"
@@ -40,7 +40,7 @@ class Deployment:
         self.place: Placement = ""
         self.counters = CallCounters()
         self._changed = changed
-        self._peers = peers
+        self._siblings = siblings
         self._pool: Pool | None = None
         self._loaded: Loaded | None = None
         self._batcher: Batcher | None = None
@@ -52,15 +52,15 @@ class Deployment:
     # --- its life ------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Load the model. Raises ModelFailed, or NotReady where that may work later, and is UNAVAILABLE then."""
+        """Load the model. Raises ModelFailed, or NotReady if it may load later; it is UNAVAILABLE then."""
         self.retries = False
         try:
             if self.spec.protocols:
                 await asyncio.to_thread(_check_protocols, self.spec)
             self._pool, self._loaded = await self._placed()
-        except BaseException as fault:
-            self.state, self.reason = "UNAVAILABLE", str(fault) or type(fault).__name__
-            self.retries = isinstance(fault, NotReady)
+        except BaseException as error:
+            self.state, self.reason = "UNAVAILABLE", str(error) or type(error).__name__
+            self.retries = isinstance(error, NotReady)
             self._changed()
             raise
         self._batcher = self._made_batcher(self._pool, self._loaded)
@@ -69,7 +69,9 @@ class Deployment:
         self._changed()
 
     def _made_batcher(self, pool: Pool, loaded: Loaded) -> Batcher | None:
-        """What merges calls: as the operator says, else as the model wants, to which merging inline brings nothing."""
+        """Return the batcher by the operator's settings, else by the model's; none for inline models without
+        settings.
+        """
         spec = self.spec
         if spec.max_batch_size > 1 and loaded.signature.batched:
             return Batcher(pool, spec.max_batch_size, spec.max_batch_wait_s, spec.batch_linger)
@@ -89,7 +91,7 @@ class Deployment:
         return await self._pooled(self.place, replace(self.spec, placement=self.place))
 
     def _separated(self) -> Placement:
-        """The placement of a model whose replicas each have a working directory. Raises ModelFailed."""
+        """Return the placement of a model whose replicas have separate working directories. Raises ModelFailed."""
         if self.spec.placement not in ("", "process"):
             raise ModelFailed(
                 f"failed to load '{self.spec.name}', working_directory 'own': expected placement 'process', got "
@@ -99,8 +101,8 @@ class Deployment:
         return self.place
 
     async def _pooled(self, placement: Placement, spec: ModelSpec) -> tuple[Pool, Loaded]:
-        if self._peers is not None and placement in ("inline", "thread"):
-            spec = replace(spec, peers=self._peers(spec.name))
+        if self._siblings is not None and placement in ("inline", "thread"):
+            spec = replace(spec, siblings=self._siblings(spec.name))
         pool: Pool = plugins.find("pools", placement)(spec, self._changed)
         try:
             return pool, await pool.start()
@@ -109,7 +111,7 @@ class Deployment:
             raise
 
     async def drain(self) -> None:
-        """Take no more calls and wait for those in flight."""
+        """Reject new calls and wait for those in flight."""
         if self.state == "READY":
             self.state = "UNLOADING"
             self._changed()
@@ -134,13 +136,13 @@ class Deployment:
         return self.state == "READY" and self._pool is not None and self._pool.ready
 
     @property
-    def told_state(self) -> str:
-        """The state as the repository index tells it: a model all of whose workers are down is UNAVAILABLE."""
+    def reported_state(self) -> str:
+        """The state in the repository index: UNAVAILABLE if all workers of a model are down."""
         return "UNAVAILABLE" if self.state == "READY" and not self.ready else self.state
 
     @property
-    def told_reason(self) -> str:
-        """Why it is not ready, "" while it is, or where there is no more to say than its state."""
+    def reported_reason(self) -> str:
+        """Why the model is not ready, "" if it is or its state says all."""
         return self._pool.unavailable if self.state == "READY" and self._pool is not None else self.reason
 
     @property
@@ -152,11 +154,11 @@ class Deployment:
         return self._loaded is not None
 
     def answers(self, call: type[Call[Any]]) -> bool:
-        """Whether the model, as far as it is loaded, answers this type of call; any answers `Call` itself."""
+        """Return True if the loaded model answers this call type; `Call` itself stands for any."""
         return call is Call or (self._loaded is not None and call in self._loaded.calls)
 
     def scaled(self, replicas: int) -> ModelSpec:
-        """The spec with so many replicas, the very same where they are there. Raises NotReady, or NotSupported."""
+        """Return the spec with this number of replicas, unchanged if it has them. Raises NotReady, NotSupported."""
         if self._pool is None or self.state != "READY":
             raise self._not_ready()
         if replicas == (self.spec.replicas if self._pool.replicated else 1):
@@ -170,21 +172,21 @@ class Deployment:
 
     @property
     def in_flight(self) -> int:
-        """How many calls wait or are computed."""
+        """Number of calls that are queued or running."""
         return self._in_flight
 
     def measurements(self) -> Sequence[Family]:
-        """What the model measures of itself, as far as it is loaded."""
+        """Return the model's own metrics, if it is loaded."""
         return self._pool.measurements() if self._pool is not None else ()
 
     @property
     def handlers(self) -> tuple[str, ...]:
-        """Paths of the model's own, as far as it is loaded."""
+        """Paths of the model's custom handlers, if it is loaded."""
         return self._loaded.handlers if self._loaded is not None else ()
 
     @property
     def loaded(self) -> Loaded:
-        """What the model told; NotReady before it is loaded."""
+        """The properties of the loaded model. Raises NotReady before that."""
         if self._loaded is None:
             raise self._not_ready()
         return self._loaded

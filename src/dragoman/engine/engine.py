@@ -1,4 +1,4 @@
-"""The one door: every call of every protocol goes through here, and every answer comes out."""
+"""The entry for every call: server state, model lookup, control."""
 
 import asyncio
 import hmac
@@ -36,16 +36,16 @@ from dragoman.core.calls import (
 )
 from dragoman.core.errors import Forbidden, NotReady, Unaddressed, Unauthorized
 from dragoman.core.metrics import Family
-from dragoman.core.peers import Peers
+from dragoman.core.sibling_models import SiblingModels
 from dragoman.core.spec import check_name
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.engine import counters, model_metrics
 from dragoman.engine.control import LOADING_AT_ONCE, Control
 from dragoman.engine.deployment import Deployment
-from dragoman.engine.peers import Neighbourhood
 from dragoman.engine.registry import Registry
 from dragoman.engine.repository import Repository, Source
 from dragoman.engine.search import Skipped
+from dragoman.engine.siblings import SiblingRegistry
 from dragoman.system.coroutines import begin, ensure_task
 
 A = TypeVar("A")
@@ -54,9 +54,12 @@ log = logging.getLogger("dragoman.engine")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """How the server names itself, the token that model control asks for ("" switches it off, or with `control_open`
-    leaves it to anybody), and the model that answers calls which name none ("" leaves it to what can answer). Without
-    `load_at_start` models are loaded only when somebody asks for it, and the server is ready without any."""
+    """Name, version and extensions of the server, for its metadata.
+
+    `control_token` authorizes model control; "" disables it unless `control_open` is set. `default_model` answers
+    calls without a model name; "" leaves these to the only model that can. Without `load_at_start` models are
+    loaded on request only, and the server is ready without any.
+    """
 
     name: str = "dragoman"
     version: str = __version__
@@ -70,9 +73,9 @@ class Identity:
 class Engine:
     """Answers calls with the models of a repository.
 
-    Use it as `async with Engine(repository) as engine`: models are loaded on entering (one that fails is
-    UNAVAILABLE, the others serve) and closed on leaving. `started` tells whether all have been tried. `found` is what
-    the repository was found to hold, where somebody has looked already.
+    `async with Engine(repository) as engine` loads the models (one that fails is UNAVAILABLE, the others serve)
+    and closes them. `started` is true once all have been tried. `found` is the result of a repository scan, if
+    there was one.
     """
 
     def __init__(
@@ -81,9 +84,9 @@ class Engine:
         self._identity = identity or Identity()
         self._registry = Registry()
         gate = asyncio.Semaphore(LOADING_AT_ONCE)
-        self._neighbourhood = Neighbourhood(self._registry, self.changed, gate)
+        self._siblings = SiblingRegistry(self._registry, self.changed, gate)
         self._repository = repository
-        self._control = Control(repository, self._registry, self._changed, self._neighbourhood.of, gate, found)
+        self._control = Control(repository, self._registry, self._changed, self._siblings.of, gate, found)
         self._draining = False
         self._is_leaving = False
         self.started = False
@@ -99,7 +102,7 @@ class Engine:
         await self.close()
 
     async def start(self) -> None:
-        """Load every model of the repository, some at the same time."""
+        """Load every model of the repository, some concurrently."""
         try:
             if self._identity.load_at_start:
                 await self._control.start()
@@ -110,12 +113,12 @@ class Engine:
             self._changed()
 
     def report_not_ready(self) -> None:
-        """Be not ready, the server and each model, and answer calls as before: the server stops soon."""
+        """Report the server and each model as not ready, but answer calls: the server stops soon."""
         self._is_leaving = True
         self._changed()
 
     async def drain(self) -> None:
-        """Be not ready, take no more calls, and wait for those in flight."""
+        """Report not ready, reject new calls, and wait for those in flight."""
         self._draining = True
         self._changed()
         await self._control.drain()
@@ -123,14 +126,14 @@ class Engine:
     async def close(self) -> None:
         """Stop at once."""
         self._draining = True
-        self._neighbourhood.close()
+        self._siblings.close()
         await self._control.close()
         self._changed()
 
     # --- what it tells ---------------------------------------------------------------------------------------
 
     def ready(self) -> bool:
-        """Whether every model is ready to answer; a server with no model is not, unless it was to start without."""
+        """Return True if every model is ready, and there is one unless the server starts without."""
         models = self._registry.all()
         enough = bool(models) or (self.started and not self._identity.load_at_start)
         return not self._stops and enough and all(d.ready for d in models)
@@ -140,20 +143,20 @@ class Engine:
         return self._draining or self._is_leaving
 
     async def changed(self) -> None:
-        """Returns when the readiness of anything may have changed."""
+        """Return when the readiness of anything may have changed."""
         await self._change.wait()
 
     def deployments(self) -> list[Deployment]:
-        """Every model version, for a person to look at."""
+        """Return every model version."""
         return self._registry.all()
 
     def skipped(self) -> Sequence[Skipped]:
-        """Files in the folders of models that look like models and are not served."""
+        """Return files in model folders that look like models and are not served."""
         return self._repository.skipped
 
-    def peers(self, name: str) -> Peers:
-        """The models, for something of that name that asks them from a thread. On the event loop."""
-        return self._neighbourhood.of(name)
+    def siblings(self, name: str) -> SiblingModels:
+        """Return access to the models for threads of a model of this name. Call it on the event loop."""
+        return self._siblings.of(name)
 
     def _changed(self) -> None:
         self._change.set()
@@ -193,7 +196,7 @@ class Engine:
         outputs: Sequence[str] = (),
         parameters: Parameters = NONE,
     ) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
-        """Arrays in, arrays out, with no server at all. Raises as `call`."""
+        """Run a model on arrays and return its output arrays. Raises as `call`."""
         tensors = {name: Tensor.of(value) for name, value in inputs.items()}
         call = Infer(tensors, tuple(outputs), parameters)
         response = await self.call(Request(call, model, version))
@@ -205,18 +208,18 @@ class Engine:
         return self._named(request.model, request.version, type(request.call))
 
     def _named(self, model: str, version: str, able: type[Call[Any]]) -> Deployment:
-        """The deployment by name; without one the default, or the only model that answers such calls."""
+        """Return the deployment by name; without one the default, or the only model that answers such calls."""
         return self._registry.find(model or self._unnamed(able), version)
 
     def _preferred(self, able: type[Call[Any]], otherwise: type[Call[Any]]) -> type[Call[Any]]:
-        """Of two types of call the one that a model that nobody has named is asked for."""
+        """Return which of two call types a request without a model name means."""
         default = self._identity.default_model
         if default and self._registry.find(default).is_loaded:
             return able if self._registry.find(default).answers(able) else otherwise
         return able if any(d.answers(able) for d in self._registry.all()) else otherwise
 
     def _unnamed(self, able: type[Call[Any]]) -> str:
-        """The model of calls that name none: the default, or the only one that answers them where that does not."""
+        """Return the model of calls without a model name: the default, or the only one that answers them."""
         names = sorted({d.spec.name for d in self._registry.all() if d.answers(able)})
         default = self._identity.default_model
         if default and (len(names) != 1 or not self._registry.find(default).is_loaded):
@@ -301,7 +304,7 @@ class Engine:
 
     @property
     def _settled(self) -> bool:
-        """Whether every model has been tried at the start, or will not be any more."""
+        """True if every model has been tried at the start, or the server is shutting down."""
         return self.started or self._draining
 
     def _descriptions(self) -> tuple[ModelDescription, ...]:

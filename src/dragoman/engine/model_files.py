@@ -111,8 +111,8 @@ def _tensor(given: Any, where: str) -> TensorSpec:
         content_type = given.get("content_type", "")
         whole = isinstance(name, str) and all(isinstance(n, int) and n >= -1 for n in shape)
         whole = whole and isinstance(content_type, str)
-    except (TypeError, KeyError, InvalidInput) as fault:
-        raise InvalidInput(f"{where}: expected name, datatype and shape of a tensor, got {given!r}: {fault}") from fault
+    except (TypeError, KeyError, InvalidInput) as error:
+        raise InvalidInput(f"{where}: expected name, datatype and shape of a tensor, got {given!r}: {error}") from error
     if not whole:
         raise InvalidInput(f"{where}: expected a name and a shape of integers from -1, got {given!r}")
     return TensorSpec(name, kind, shape, content_type=content_type)
@@ -121,8 +121,8 @@ def _tensor(given: Any, where: str) -> TensorSpec:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError) as fault:
-        raise InvalidInput(f"{path} cannot be read: {fault}") from fault
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise InvalidInput(f"{path}: expected a JSON object, got {found!r}")
     return found
@@ -134,8 +134,8 @@ def _read_toml(folder: Path) -> dict[str, Any]:
         return {}
     try:
         found = tomllib.loads(path.read_text())
-    except (OSError, ValueError) as fault:
-        raise InvalidInput(f"{path} cannot be read: {fault}") from fault
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{path} cannot be read: {error}") from error
     for name in ("server", "models"):
         if not isinstance(found.get(name, {}), dict):
             raise InvalidInput(f"{path}: expected a table [{name}], got {found[name]!r}")

@@ -1,4 +1,4 @@
-"""The models by name and version, and which version answers when none is named."""
+"""Deployments by model name and version, and the default version of each model."""
 
 from typing import Any, TypeVar
 
@@ -26,28 +26,29 @@ class Registry:
         return [self._models[name][version] for name in self.names() for version in self.versions(name)]
 
     def served(self) -> list[Deployment]:
-        """Of each model the version that answers where none is named."""
+        """Return the default version of each model."""
         return [self.find(name) for name in self.names() if self._models[name]]
 
     def versions(self, name: str) -> list[str]:
-        """The versions of a model, oldest first; empty where there is no such model."""
+        """Return the versions of a model, oldest first; empty for an unknown model."""
         return sorted(self._models.get(name, {}), key=_age)
 
     def there(self, name: str, version: str = "") -> list[Deployment]:
-        """The versions of a model, oldest first, or one of them; ModelNotFound where it is not in."""
+        """Return all versions of a model, oldest first, or one of them. Raises ModelNotFound."""
         named = [version] if version else self.versions(name) or [""]
         return [self.find(name, each) for each in named]
 
     def default(self, name: str) -> str:
-        """The version that was configured to answer where none is named, "" where none was."""
+        """Return the configured default version, or ""."""
         return self._defaults.get(name, "")
 
     def put(
         self, name: str, versions: dict[str, Deployment], default: str = "", *, beside: bool = False
     ) -> list[Deployment]:
-        """Put a model's versions in place of those that were there, or `beside` those that have other numbers.
+        """Set the versions of a model, replacing all of its versions, or with `beside` only those of the same
+        numbers.
 
-        Those whose place it was are given back.
+        Return the replaced deployments.
         """
         there = self._models.get(name, {})
         kept = {v: d for v, d in there.items() if beside and v not in versions}
@@ -56,7 +57,7 @@ class Registry:
         return [d for v, d in there.items() if v not in kept]
 
     def take(self, name: str, version: str = "") -> list[Deployment]:
-        """Take a model, or one version of it, out; ModelNotFound where it is not in."""
+        """Remove and return a model, or one version of it. Raises ModelNotFound."""
         if version:
             found = self.find(name, version)
             del self._models[name][version]
@@ -71,9 +72,9 @@ class Registry:
         return rest if found is None else [found]
 
     def find(self, name: str, version: str = "") -> Deployment:
-        """The deployment that answers for a name; or ModelNotFound.
+        """Return the deployment of a model. Raises ModelNotFound.
 
-        Where no version is named: the configured one if it is there, else the newest that is ready, else the newest.
+        Without a version it is the configured one if it is loaded, else the newest that is ready, else the newest.
         """
         versions = self._models.get(name)
         if not versions:
@@ -90,7 +91,7 @@ class Registry:
         return found
 
     def addressed(self, request: Request[A]) -> Request[A]:
-        """A call to a path of a model's own, with the model whose path it is; PathNotFound where it is nobody's."""
+        """Return a request to a custom handler with the model that has it. Raises PathNotFound."""
         call: Any = request.call
         for deployment in self.served():
             found = matched(deployment.handlers, call.method, call.path)
@@ -109,5 +110,5 @@ class Registry:
 
 
 def _age(version: str) -> tuple[bool, int, str]:
-    """Integers by value, after anything else by letter."""
+    """Sort key of versions: integers by value, after all others by letter."""
     return (True, int(version), version) if version.isdecimal() else (False, 0, version)

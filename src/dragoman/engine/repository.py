@@ -8,7 +8,7 @@ from typing import Any
 
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.spec import ModelSpec, check_name
-from dragoman.engine.model_places import model_place
+from dragoman.engine.model_urls import model_path
 from dragoman.engine.search import Found, Search, Skipped
 from dragoman.runtimes.recognise import model_file, recognise, why_not
 
@@ -93,7 +93,7 @@ class DiskRepository(Repository):
         return sources | {name: self._source(same) for name, same in by_name.items()}
 
     def at(self, name: str, url: str) -> Source:
-        there = Search(self._run_code).models(str(model_place(url, self._folders)))
+        there = Search(self._run_code).models(str(model_path(url, self._folders)))
         if len(there) != 1:
             names = ", ".join(found.name for found in there)
             raise InvalidInput(f"`url`: expected one model, found several in '{url}': {names[:256]}")
@@ -111,8 +111,8 @@ class DiskRepository(Repository):
         return Source(specs, default)
 
     def _specified(self, found: Found) -> list[ModelSpec]:
-        if found.fault is not None:
-            raise found.fault
+        if found.error is not None:
+            raise found.error
         given = {k: v for k, v in found.settings.items() if k not in ("version_policy", "default_version")}
         base = ModelSpec(**{**self._defaults, **given, "name": found.name})
         if not found.versions:

@@ -11,7 +11,7 @@ from typing import Any
 
 from dragoman.core.errors import InvalidInput
 from dragoman.engine import model_files
-from dragoman.engine.own_names import own_names
+from dragoman.engine.umbridge_names import umbridge_names
 from dragoman.runtimes.recognise import own_name, recognise, why_not, why_skipped
 
 # `package.module:object` or `any folder/file.py:object`.
@@ -29,7 +29,7 @@ class Found:
     path: Path | None
     settings: Mapping[str, Any]
     versions: Mapping[str, Path]
-    fault: InvalidInput | None = None  # what its files say makes no sense
+    error: InvalidInput | None = None  # what its files say makes no sense
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class Search:
         before = len(self.skipped)
         try:
             there = list(self._look(path))
-        except OSError as fault:
-            raise InvalidInput(f"'{path}' cannot be read: {fault.strerror or fault}") from fault
+        except OSError as error:
+            raise InvalidInput(f"'{path}' cannot be read: {error.strerror or error}") from error
         if not there:
             reasons = [f"{each.file}: {each.reason}" for each in self.skipped[before:][:_NAMED]]
             told = "; ".join(reasons) or "expected a model file, a folder of models or module:object"
@@ -87,7 +87,7 @@ class Search:
 
     def _object_name(self, path: str) -> str:
         place, _, attribute = path.rpartition(":")
-        own = own_names(Path(place), attribute) if self.run_code and place.endswith(".py") else {}
+        own = umbridge_names(Path(place), attribute) if self.run_code and place.endswith(".py") else {}
         return next(iter(own), attribute.rpartition(".")[2])
 
     def _file(
@@ -95,7 +95,7 @@ class Search:
     ) -> Iterator[Found]:
         """The models in a file: of Python, by the names that they give themselves. `folder`: the one that it makes a
         model."""
-        own = own_names(file) if self.run_code and file.suffix == ".py" else {}
+        own = umbridge_names(file) if self.run_code and file.suffix == ".py" else {}
         if len(own) < 2:
             yield Found(next(iter(own), name), folder or file, settings or {}, {})
             return
@@ -145,12 +145,12 @@ class Search:
         chosen = [p for p in files if p.stem == "model"] or files
         if len(chosen) > 1:
             several = ", ".join(p.name for p in chosen)
-            fault = InvalidInput(
+            error = InvalidInput(
                 f"sub-folder '{folder.name}' holds several models: {several}; expected one, or one called model.*: "
                 "move each to a sub-folder of its own, name one as `uri` in a dragoman.toml there, or serve the "
                 "sub-folder itself"
             )
-            return [Found(folder.name, folder, {}, {}, fault)]
+            return [Found(folder.name, folder, {}, {}, error)]
         for path in files:
             if path != chosen[0]:
                 self._skip(path, f"the sub-folder is one model, '{chosen[0].name}'; move it to a sub-folder of its own")
@@ -160,14 +160,14 @@ class Search:
         self.skipped.append(Skipped(str(Path(self._root.name) / path.relative_to(self._root)), reason))
 
     def _look_below(self, folder: Path, above: frozenset[Path]) -> Iterator[Found]:
-        """As `_look_in`, for one of several folders: its fault is its own, and a link back up leads nowhere."""
+        """As `_look_in`, for one of several folders: its error is its own, and a link back up leads nowhere."""
         real = folder.resolve()
         if real in above:
             return
         try:
             yield from self._look_in(folder, above | {real})
-        except (InvalidInput, OSError) as fault:
-            told = fault if isinstance(fault, InvalidInput) else InvalidInput(f"{folder} cannot be read: {fault}")
+        except (InvalidInput, OSError) as error:
+            told = error if isinstance(error, InvalidInput) else InvalidInput(f"{folder} cannot be read: {error}")
             yield Found(folder.name, folder, {}, {}, told)
 
     def _described_below(self, folder: Path) -> Iterator[Found]:

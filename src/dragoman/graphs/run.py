@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import Any
 
 from dragoman.core.errors import WorkerLost
-from dragoman.core.leaving import watch
 from dragoman.graphs.plan import Plan, Step
+from dragoman.system.cancellation import cancellation_check
 
 Do = Callable[[Step, Sequence[Any]], Any]
 
@@ -67,7 +67,7 @@ def take(order: Order, do: Do, pool: Executor | None) -> list[Any]:
     if pool is not None and order.parallel:
         return _Taking(order, do, pool).results()
     results: list[Any] = []
-    left = watch()
+    left = cancellation_check()
     for i in range(len(order.steps)):
         if left():
             raise _unwanted()
@@ -101,7 +101,7 @@ class _Taking:
         self._ready: deque[int] = deque()
         self._changed = threading.Condition()
         self._fault: BaseException | None = None
-        self._left = watch()
+        self._left = cancellation_check()
 
     def results(self) -> list[Any]:
         mine: list[int] = []

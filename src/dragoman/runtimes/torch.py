@@ -17,7 +17,7 @@ from dragoman.core.runtime import Runtime
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
-from dragoman.core.vector_binding import face
+from dragoman.core.vector_binding import vector_signature
 from dragoman.runtimes.files import check_pickle, model_path
 
 # PyTorch's name of a dtype -> ours.
@@ -82,11 +82,14 @@ class TorchModel(Model):
             inputs=self.spec.inputs or self._signature.inputs,
             outputs=self.spec.outputs or self._signature.outputs,
         )
-        self._face = face(told)
-        if self._face is None or len(told.inputs) != len(self._signature.inputs):
+        self._vector_signature = vector_signature(told)
+        if self._vector_signature is None or len(told.inputs) != len(self._signature.inputs):
             return
-        shapes = [spec.shape for spec in self._face.inputs]
-        dtypes = [self._torch.float32 if spec.datatype is FP32 else self._torch.float64 for spec in self._face.inputs]
+        shapes = [spec.shape for spec in self._vector_signature.inputs]
+        dtypes = [
+            self._torch.float32 if spec.datatype is FP32 else self._torch.float64
+            for spec in self._vector_signature.inputs
+        ]
         from dragoman.derivatives.torch_module import ModuleDerivatives  # it imports torch
 
         self._derivatives: Any = ModuleDerivatives(
@@ -98,7 +101,9 @@ class TorchModel(Model):
     def details(self) -> Mapping[str, Any]:
         if "gradient" not in vars(self):
             return {}
-        single = any(spec.datatype is FP32 for spec in self._face.inputs) if self._face else False
+        single = (
+            any(spec.datatype is FP32 for spec in self._vector_signature.inputs) if self._vector_signature else False
+        )
         source = "torch (float32)" if single else "torch"
         return {"derivatives": dict.fromkeys(("gradient", "apply_jacobian", "apply_hessian"), source)}
 
@@ -106,8 +111,8 @@ class TorchModel(Model):
         """The outputs in order, of inputs in order."""
         names = [spec.name for spec in self._signature.inputs]
         result = self._called(dict(zip(names, tensors, strict=True)))
-        if isinstance(result, dict) and self._face:
-            return tuple(result[spec.name] for spec in self._face.outputs)
+        if isinstance(result, dict) and self._vector_signature:
+            return tuple(result[spec.name] for spec in self._vector_signature.outputs)
         return (result,) if isinstance(result, self._torch.Tensor) else tuple(result)
 
     def _gradient(self, call: Gradient) -> Any:
@@ -123,8 +128,11 @@ class TorchModel(Model):
 
     def _where(self, call: DerivativeCall, *inputs: str | int) -> tuple[Any, ...]:
         """The places of the output and of the inputs, and the inputs themselves, in order."""
-        assert self._face is not None
-        names, outputs = [s.name for s in self._face.inputs], [s.name for s in self._face.outputs]
+        assert self._vector_signature is not None
+        names, outputs = (
+            [s.name for s in self._vector_signature.inputs],
+            [s.name for s in self._vector_signature.outputs],
+        )
         vectors = [call.inputs[name].data for name in names]
         return (outputs.index(str(call.output)), *(names.index(str(name)) for name in inputs), vectors)
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from dragoman.core.calls import ApplyHessian, ApplyJacobian, Gradient, Infer, SignatureFor
-from dragoman.core.leaving import until_left
 from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.tensor import Tensor
 from dragoman.core.vectors import Vector, VectorFunction
 from dragoman.runtimes.vector_model import VectorModel
+from dragoman.system.cancellation import run_cancellable
 from dragoman.system.threads import DaemonThreads
 
 A = TypeVar("A")
@@ -50,7 +50,7 @@ class WaitingModel(VectorModel):
     async def _waited(self, method: Callable[[C], A], call: C) -> A:
         left = threading.Event()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, until_left, left, method, call)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, run_cancellable, left, method, call)
         except asyncio.CancelledError:
             left.set()  # a graph asks nobody else then
             raise

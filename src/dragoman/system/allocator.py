@@ -1,7 +1,7 @@
-"""Keeps the memory that large requests have used, instead of giving it back to the system after each.
+"""Keep freed memory of large requests in the process.
 
-glibc returns large blocks to the kernel as soon as they are free, and faults them in again, page by page, for the next
-request of that size: for a tensor of 600 KB that costs more than everything else together.
+glibc returns large blocks to the kernel when they are freed, and page faults at the next request of that size
+cost more than anything else for a tensor of 600 KB.
 """
 
 import ctypes
@@ -18,9 +18,9 @@ _OPTIONS = (
 
 
 def keep(environment: MutableMapping[str, str] | None = None) -> bool:
-    """Keep freed memory in this process and, by their environment, in those that it starts.
+    """Keep freed memory in this process and, by environment variables, in its child processes.
 
-    What the operator has set in the environment stays. Gives whether the C library took it; only glibc does.
+    Variables that the operator has set are not changed. Return whether the C library supports it; only glibc does.
     """
     environment = os.environ if environment is None else environment
     if sys.platform != "linux":

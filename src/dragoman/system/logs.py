@@ -1,4 +1,4 @@
-"""How log lines look, in the server and in its workers: for people, or as one JSON object a line."""
+"""Log formats of the server and its workers: text, or one JSON object per line."""
 
 import json
 import logging
@@ -17,9 +17,9 @@ _ENDS_NO_LINE = {n: text for n, text in _CONTROL.items() if n != 10}
 
 
 class TextFormatter(logging.Formatter):
-    """One line a message, with its line breaks escaped; the lines of a traceback follow, each behind a bar.
+    """One line per message, with line breaks escaped. Lines of a traceback follow, prefixed with a bar.
 
-    No text of a client or a model can pass for a line of the log, since every one of those begins with the time.
+    Text of a client or a model cannot forge a log line, because each of those begins with the time.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ def _barred(text: str) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time (UTC), level, logger, message, what a caller adds, and a traceback if any."""
+    """One JSON object per line: time (UTC), level, logger, message, extra fields, and a traceback if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -57,7 +57,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up(style: Literal["text", "json"] | str, level: str = "info") -> None:
-    """Send the log of this process to standard error; the workers that it starts do the same by the environment."""
+    """Log to standard error. Workers that this process starts do the same, by environment variables."""
     os.environ["DRAGOMAN_LOG_FORMAT"] = style
     os.environ["DRAGOMAN_LOG_LEVEL"] = level
     handler = logging.StreamHandler(sys.stderr)
@@ -70,5 +70,5 @@ def set_up(style: Literal["text", "json"] | str, level: str = "info") -> None:
 
 
 def set_up_from_environment() -> None:
-    """What `set_up` was told in the process that started this one."""
+    """Log as the process that started this one."""
     set_up(os.environ.get("DRAGOMAN_LOG_FORMAT", "text"), os.environ.get("DRAGOMAN_LOG_LEVEL", "info"))

@@ -1,4 +1,4 @@
-"""Lets this process have as many connections open as the system allows it anyway."""
+"""The limit of open files of this process."""
 
 import sys
 
@@ -7,9 +7,9 @@ _MOST = 1 << 16
 
 
 def allow() -> int:
-    """Raise the soft limit of open files towards the hard one; gives what it is now, 0 where there is none.
+    """Raise the soft limit of open files to the hard limit; return it, or 0 if there is none.
 
-    Systems keep the soft limit at 1024 for the sake of programs that use `select`, and expect others to raise it.
+    Systems keep the soft limit at 1024 for programs that use `select`, and expect others to raise it.
     """
     if sys.platform == "win32":
         return 0

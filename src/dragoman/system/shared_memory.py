@@ -11,7 +11,7 @@ LARGE = 32 << 20  # bytes from which on memory is worth a file of its own; below
 _ALIGN = 64
 
 
-class Room(mmap.mmap):
+class SharedBuffer(mmap.mmap):
     """A file in memory that has no name. It lasts as long as an array that lies in it, in any process.
 
     `place` is where other processes of the same user find it, while this one keeps it.
@@ -72,19 +72,19 @@ def empty_array(count: int, dtype: "np.dtype[Any]") -> "np.ndarray[Any, np.dtype
 def _memory(size: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
     if size >= LARGE:
         try:
-            return np.frombuffer(Room.made(size), np.uint8)
+            return np.frombuffer(SharedBuffer.made(size), np.uint8)
         except OSError:  # too many files, say
             pass
     return np.empty(size, np.uint8)
 
 
-def room_of(part: memoryview) -> tuple[Room, int] | None:
+def room_of(part: memoryview) -> tuple[SharedBuffer, int] | None:
     """The room that a piece of memory lies in, and where in it."""
     found: Any = part
-    while found is not None and not isinstance(found, Room):
+    while found is not None and not isinstance(found, SharedBuffer):
         found = found.obj if isinstance(found, memoryview) else getattr(found, "base", None)
     return None if found is None else (found, _address(part) - _address(found))
 
 
-def _address(memory: "memoryview | Room") -> int:
+def _address(memory: "memoryview | SharedBuffer") -> int:
     return int(np.frombuffer(memory, np.uint8, 1).ctypes.data)

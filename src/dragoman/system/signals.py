@@ -1,4 +1,4 @@
-"""The signals that stop a server, for the process whose main thread runs it."""
+"""Signals that stop a server."""
 
 import asyncio
 import logging
@@ -12,10 +12,11 @@ _STOP = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """SIGTERM and SIGINT stop a server: `stop` is set by the first, `hurry` by the second.
+    """SIGTERM and SIGINT stop a server: the first sets `stop`, the second `hurry`.
 
-    After `release` a further one ends the process at once. SIGHUP is ignored with a line in the log, unless it says
-    that the terminal was closed in which the server was started: then it stops the server as SIGTERM does.
+    After `release` another one ends the process at once. SIGHUP is logged and ignored, unless the terminal of the
+    server was
+    closed: then it stops the server like SIGTERM.
     """
 
     def __init__(self) -> None:
@@ -38,7 +39,7 @@ class StopSignals:
             self._loop.remove_signal_handler(signal.SIGHUP)
 
     def release(self) -> None:
-        """Leave SIGTERM and SIGINT to the system again."""
+        """Restore the default handling of SIGTERM and SIGINT."""
         for number in _STOP:
             self._loop.remove_signal_handler(number)
 
@@ -53,5 +54,5 @@ class StopSignals:
 
 
 def _is_terminal() -> bool:
-    """Whether standard input is a terminal that is there."""
+    """Return True if standard input is an open terminal."""
     return os.isatty(0)

@@ -1,4 +1,4 @@
-"""Threads that wait for others, and do not keep a process from ending meanwhile."""
+"""A thread pool that does not keep its process from exiting."""
 
 import queue
 import threading
@@ -14,10 +14,10 @@ _Job = tuple["Future[Any]", Callable[[], Any]]
 
 
 class DaemonThreads(Executor):
-    """An executor with at most so many threads, each started when it is first needed.
+    """An executor with a maximum number of threads, each started when first needed.
 
-    Unlike those of ThreadPoolExecutor they end with the process: a server that is told to stop does not wait for a
-    simulator elsewhere that takes an hour, or will never answer.
+    Unlike those of ThreadPoolExecutor its threads end with the process: a server that stops does not wait for a
+    simulator elsewhere that takes an hour or never answers.
     """
 
     def __init__(self, most: int, name: str) -> None:
@@ -31,7 +31,7 @@ class DaemonThreads(Executor):
         weakref.finalize(self, _end, self._jobs, most).atexit = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
-        """As of any executor. Raises RuntimeError once it is shut down."""
+        """See `Executor.submit`. Raises RuntimeError after `shutdown`."""
         future: Future[T] = Future()
         with self._lock:
             if self._closed:
@@ -44,7 +44,7 @@ class DaemonThreads(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more jobs; those under way go on, and are not waited for."""
+        """Accept no more jobs. Running jobs continue and are not waited for."""
         with self._lock:
             self._closed = True
             if cancel_futures:
@@ -65,8 +65,8 @@ def _work(jobs: "queue.SimpleQueue[_Job | None]", idle: threading.Semaphore) -> 
         if future.set_running_or_notify_cancel():
             try:
                 result = call()
-            except BaseException as fault:  # whoever waits raises it
-                future.set_exception(fault)
+            except BaseException as error:  # whoever waits raises it
+                future.set_exception(error)
             else:
                 future.set_result(result)
                 del result

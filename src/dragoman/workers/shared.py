@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.system.shared_memory import LARGE, Room, room_of
+from dragoman.system.shared_memory import LARGE, SharedBuffer, room_of
 
 LEAST = 64 << 10  # bytes of an array from which on it goes this way
 _SIZE = 64 << 20  # of an arena; what is never written takes no memory
@@ -58,7 +58,7 @@ class Arena:
         self._memory = memoryview(mmap.mmap(descriptor, 0))
         self._starts: list[int] = []
         self._ends: list[int] = []
-        self._lent: dict[int, Room] = {}
+        self._lent: dict[int, SharedBuffer] = {}
         self._lendings = 0
 
     def put(self, data: "bytes | memoryview") -> int | None:
@@ -87,7 +87,7 @@ class Arena:
             if len(part) < LARGE:
                 return None
             try:
-                room = Room.made(len(part))
+                room = SharedBuffer.made(len(part))
             except OSError:
                 return None
             memoryview(room)[:] = part
@@ -127,7 +127,7 @@ class View:
     def entered(self, number: int, start: int, size: int, place: str) -> memoryview:
         """The same for a block of a room that was lent; nothing where that cannot be entered."""
         try:
-            return self._held(Room.entered(place), number, start, size)
+            return self._held(SharedBuffer.entered(place), number, start, size)
         except OSError:
             self._unused(number)
             return memoryview(b"")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dragoman.core.sampling import MOST_STOPS, Kind, Unfit, flag, text, texts
+from dragoman.core.sampling import MOST_STOPS, InvalidValueError, Kind, flag, text, texts
 from dragoman.core.text import Sampling
 from dragoman.protocols.text_common.grammar import GRAMMAR, GUIDED, RESPONSE_FORMAT
 from dragoman.protocols.text_common.parameters import Given, Parameter, given, option, sets
@@ -53,7 +53,7 @@ def _adapters() -> Kind:
     def read(value: Any) -> str:
         name = value[0] if isinstance(value, list) and len(value) == 1 else value
         if not isinstance(name, str):
-            raise Unfit
+            raise InvalidValueError
         return name
 
     return Kind("the name of an adapter", read)

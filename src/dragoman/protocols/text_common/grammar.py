@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dragoman.core.errors import InvalidInput
-from dragoman.core.sampling import Kind, Unfit
+from dragoman.core.sampling import InvalidValueError, Kind
 from dragoman.core.text import Grammar
 from dragoman.formats.json_scan import check_json
 from dragoman.formats.policy import Policy
@@ -22,33 +22,33 @@ def _schema(value: Any) -> Grammar:
             check_json(text, _POLICY)
             value = json.loads(text)
         except (ValueError, RecursionError, InvalidInput):
-            raise Unfit from None
+            raise InvalidValueError from None
     if not isinstance(value, dict):
-        raise Unfit
+        raise InvalidValueError
     return Grammar("json_schema", json.dumps(value))
 
 
 def _regex(value: Any) -> Grammar:
     if not isinstance(value, str) or not value:
-        raise Unfit
+        raise InvalidValueError
     return Grammar("regex", value)
 
 
 def _lark(value: Any) -> Grammar:
     if not isinstance(value, str) or not value:
-        raise Unfit
+        raise InvalidValueError
     return Grammar("lark", value)
 
 
 def _choice(value: Any) -> Grammar:
     if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
-        raise Unfit
+        raise InvalidValueError
     return Grammar("choice", json.dumps(value, ensure_ascii=False))
 
 
 def _object(value: Any) -> Grammar | None:
     if not isinstance(value, bool):
-        raise Unfit
+        raise InvalidValueError
     return Grammar("json_object") if value else None
 
 
@@ -64,10 +64,10 @@ _STRUCTURED: Mapping[str, Callable[[Any], Grammar | None]] = {
 def _structured(value: Any) -> Grammar | None:
     """vLLM's `structured_outputs`: an object with one of these."""
     if not isinstance(value, dict):
-        raise Unfit
+        raise InvalidValueError
     found = {name: each for name, each in value.items() if each is not None}
     if len(found) != 1 or not found.keys() <= _STRUCTURED.keys():
-        raise Unfit
+        raise InvalidValueError
     ((name, each),) = found.items()
     return _STRUCTURED[name](each)
 
@@ -75,7 +75,7 @@ def _structured(value: Any) -> Grammar | None:
 def _typed(value: Any) -> Grammar | None:
     """An object whose `type` tells what it is: OpenAI's `response_format`, TGI's `grammar`."""
     if not isinstance(value, dict):
-        raise Unfit
+        raise InvalidValueError
     match value:
         case {"type": "text"}:
             return None
@@ -89,7 +89,7 @@ def _typed(value: Any) -> Grammar | None:
             return Grammar("json_object")
         case {"type": "regex", "value": regex}:
             return _regex(regex)
-    raise Unfit
+    raise InvalidValueError
 
 
 RESPONSE_FORMAT = Kind(

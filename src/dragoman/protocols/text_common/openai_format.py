@@ -21,7 +21,7 @@ from dragoman.core.errors import (
     TooLong,
     Unauthorized,
 )
-from dragoman.core.sampling import Kind, Unfit, flag, integer, number, shown
+from dragoman.core.sampling import InvalidValueError, Kind, flag, integer, number, shown
 from dragoman.core.text import FinishReason, Generation, PromptInfo, Text, Token
 from dragoman.protocols.text_common.grammar import GUIDED, RESPONSE_FORMAT
 from dragoman.protocols.text_common.parameters import Given, Parameter, event, option, refuse_unknown, sets
@@ -69,7 +69,7 @@ _SAME = (
 def _stream_options() -> Kind:
     def read(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict) or not all(isinstance(value.get(name), bool | None) for name in _STREAM_OPTIONS):
-            raise Unfit
+            raise InvalidValueError
         return {name: each for name, each in value.items() if each is not None}
 
     return Kind("an object of options that are true or false", read)

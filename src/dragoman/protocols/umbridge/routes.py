@@ -38,7 +38,7 @@ from dragoman.core.errors import (
 )
 from dragoman.core.signature import Signature
 from dragoman.core.tensor import NONE, Tensor
-from dragoman.core.vector_binding import Face, face
+from dragoman.core.vector_binding import VectorSignature, vector_signature
 from dragoman.formats.umbridge import Misfit, Question, read_question
 from dragoman.formats.umbridge_answer import written_derivative, written_evaluation
 from dragoman.protocols.wire import (
@@ -111,14 +111,14 @@ class UmBridge:
             Request(Describe(), question.name), lambda response: json_response({"support": support(response.answer)})
         )
 
-    def sizes(self, key: str, of: Callable[[Face], list[int]], http: HttpRequest) -> Asked:
+    def sizes(self, key: str, of: Callable[[VectorSignature], list[int]], http: HttpRequest) -> Asked:
         """The sizes of a model's inputs or outputs under the request's config."""
         question = self.question(http, ())
         if isinstance(question, Inquiry):
             return question
 
         def reply(response: Response[Signature]) -> HttpResponse:
-            found = face(response.answer)
+            found = vector_signature(response.answer)
             if found is None:
                 raise NotSupported(f"model '{response.model}': not all its tensors are float vectors of known sizes")
             return json_response({key: of(found)})
@@ -213,7 +213,7 @@ def refusal(name: str, verb: str, fault: InvalidInput) -> Inquiry[ModelDescripti
 def support(model: ModelDescription) -> dict[str, bool]:
     """Which verbs a model answers: none where it is no function of vectors."""
     # One that answers SignatureFor may have sizes under some config only.
-    known = SignatureFor in model.calls or face(model.signature) is not None
+    known = SignatureFor in model.calls or vector_signature(model.signature) is not None
     return {verb: known and call in model.calls for verb, (call, _) in VERBS.items()}
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.core.errors import InvalidInput, ModelFailed
-from dragoman.core.peers import Peers
+from dragoman.core.sibling_models import SiblingModels
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.vectors import VectorFunction
 from dragoman.graphs.builtin_form import numbers
@@ -32,7 +32,7 @@ class GraphModel(WaitingModel):
         super().__init__(spec, VectorFunction(), _concurrency(spec), _placement(self._document))
 
     def load(self) -> Any:
-        self.function = load_graph(self._document, self._path, self.spec.peers)
+        self.function = load_graph(self._document, self._path, self.spec.siblings)
         super().load()
 
 
@@ -44,12 +44,12 @@ def placement_for(spec: ModelSpec) -> Placement:
         return "process"
 
 
-def load_graph(document: Document, path: Path, peers: Peers | None = None) -> GraphFunction:
+def load_graph(document: Document, path: Path, siblings: SiblingModels | None = None) -> GraphFunction:
     """The function of a graph, with all its nodes loaded. Raises a DragomanError that names node and port."""
     folder = path if path.is_dir() else path.parent
     nodes: list[Node] = []
     try:
-        nodes.extend(load_node(text, Place(folder, peers)) for text in document.nodes)
+        nodes.extend(load_node(text, Place(folder, siblings)) for text in document.nodes)
         bound = {
             end: numbers(array(folder, value, f"bind: '{'.'.join(end)}'"), f"bind: '{'.'.join(end)}'").reshape(-1)
             for end, value in document.bound.items()

@@ -7,7 +7,7 @@ from typing import Any
 
 from dragoman import plugins
 from dragoman.core.errors import DragomanError, InvalidInput
-from dragoman.core.peers import Peers
+from dragoman.core.sibling_models import SiblingModels
 from dragoman.core.spec import ModelSpec
 from dragoman.core.vectors import Config, VectorFunction
 from dragoman.derivatives.decorator import LazyVectorFunction, build_vector_function, is_vector_function
@@ -30,7 +30,7 @@ class Place:
     """Where a graph's nodes are looked for: the folder of its file, and the server's other models, if there is one."""
 
     folder: Path
-    peers: Peers | None = None
+    siblings: SiblingModels | None = None
 
 
 def load_node(text: NodeText, place: Place) -> Node:
@@ -106,12 +106,12 @@ def _linear(text: NodeText, place: Place) -> VectorFunction:
 def _served(text: NodeText, place: Place) -> VectorFunction:
     """Another model of the same server."""
     _options(text, ())
-    if place.peers is None:
+    if place.siblings is None:
         raise InvalidInput(
             f"served: '{_text(text)}' can be asked in the server's process alone; expected the graph there, not in a "
             "process of its own, nor drawn without the models that it names (dragoman graph FILE --with PATH)"
         )
-    return Served(_text(text), place.peers)
+    return Served(_text(text), place.siblings)
 
 
 _MAKERS: Mapping[str, Callable[[NodeText, Place], VectorFunction]] = {

@@ -17,10 +17,10 @@ from dragoman.core.calls import (
 )
 from dragoman.core.datatypes import FP64
 from dragoman.core.errors import InvalidInput, ModelNotFound
-from dragoman.core.peers import Peers
+from dragoman.core.sibling_models import SiblingModels
 from dragoman.core.signature import Signature
 from dragoman.core.tensor import Tensor
-from dragoman.core.vector_binding import Face, face
+from dragoman.core.vector_binding import VectorSignature, vector_signature
 from dragoman.core.vectors import Ability, Config, Vector, VectorFunction, Vectors
 
 _CALLS: Mapping[type[Call[Any]], Ability] = {
@@ -34,22 +34,22 @@ _CALLS: Mapping[type[Call[Any]], Ability] = {
 class Served(VectorFunction):
     """The model of that name; waits until it is loaded. Raises InvalidInput where it is no function of vectors."""
 
-    def __init__(self, name: str, peers: Peers) -> None:
+    def __init__(self, name: str, siblings: SiblingModels) -> None:
         self._name = name
-        self._peers = peers
+        self._siblings = siblings
         try:
-            told = peers.describe(name)
+            told = siblings.describe(name)
         except ModelNotFound as fault:
             raise InvalidInput(
                 f"served: there is no model '{name}' on this server; serve it beside the graph, as in "
                 "dragoman serve GRAPH PATH"
             ) from fault
-        self._face = _face(told.signature, name)
+        self._vector_signature = _vector_signature(told.signature, name)
         self._configurable = SignatureFor in told.calls
         self._sources = {ability: f"served by '{name}'" for call, ability in _CALLS.items() if call in told.calls}
-        self.vectorised = told.signature.batched and all(len(s.shape) == 2 for s in self._face.inputs)
-        self.input_names = tuple(spec.name for spec in self._face.inputs)
-        self.output_names = tuple(spec.name for spec in self._face.outputs)
+        self.vectorised = told.signature.batched and all(len(s.shape) == 2 for s in self._vector_signature.inputs)
+        self.input_names = tuple(spec.name for spec in self._vector_signature.inputs)
+        self.output_names = tuple(spec.name for spec in self._vector_signature.outputs)
 
     def input_sizes(self, config: Config) -> Sequence[int]:
         return [spec.size for spec in self._under(config).inputs]
@@ -62,9 +62,9 @@ class Served(VectorFunction):
         if rows is None:
             call = Infer({}, positional=_tensors(inputs), config=config)
         else:
-            specs = zip(self._face.inputs, inputs, strict=True)
+            specs = zip(self._vector_signature.inputs, inputs, strict=True)
             call = Infer({spec.name: Tensor.of(np.array(x), spec.datatype) for spec, x in specs}, config=config)
-        answer = self._peers.call(Request(call, self._name)).outputs
+        answer = self._siblings.call(Request(call, self._name)).outputs
         shape = (-1,) if rows is None else (rows, -1)
         return tuple(answer[name].data.astype(np.float64).reshape(shape) for name in self.output_names)
 
@@ -88,19 +88,19 @@ class Served(VectorFunction):
         return self._sources
 
     def unavailable(self) -> str:
-        return self._peers.unavailable(self._name)
+        return self._siblings.unavailable(self._name)
 
     def _asked(self, call: DerivativeCall) -> Vector:
-        return self._peers.call(Request(call, self._name)).data
+        return self._siblings.call(Request(call, self._name)).data
 
-    def _under(self, config: Config) -> Face:
+    def _under(self, config: Config) -> VectorSignature:
         if not config or not self._configurable:
-            return self._face
-        return _face(self._peers.call(Request(SignatureFor(config), self._name)), self._name)
+            return self._vector_signature
+        return _vector_signature(self._siblings.call(Request(SignatureFor(config), self._name)), self._name)
 
 
-def _face(signature: Signature, name: str) -> Face:
-    found = face(signature)
+def _vector_signature(signature: Signature, name: str) -> VectorSignature:
+    found = vector_signature(signature)
     if found is None:
         raise InvalidInput(
             f"model '{name}' is no function of vectors: not all its tensors are float vectors of known sizes"

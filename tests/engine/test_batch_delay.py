@@ -7,92 +7,92 @@ import numpy as np
 
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.tensor import Tensor
+from dragoman.engine.batch_delay import BatchDelay
 from dragoman.engine.batching import Batcher
-from dragoman.engine.linger import Linger
 
 
 def test_it_waits_a_share_of_the_models_time_until_all_are_back() -> None:
-    linger = Linger(0.5)
-    linger.answered(calls=3, waiting=2, took_s=0.010, now_s=1.0)
-    assert abs(linger.left_s(2, 1.001) - 0.004) < 1e-9
-    assert linger.left_s(4, 1.002) > 0
-    assert linger.left_s(5, 1.003) == 0
-    assert linger.left_s(2, 1.003) == 0  # once it is over, it is over
+    delay = BatchDelay(0.5)
+    delay.batch_finished(size=3, queued=2, duration_s=0.010, now_s=1.0)
+    assert abs(delay.remaining_s(2, 1.001) - 0.004) < 1e-9
+    assert delay.remaining_s(4, 1.002) > 0
+    assert delay.remaining_s(5, 1.003) == 0
+    assert delay.remaining_s(2, 1.003) == 0  # once it is over, it is over
 
 
 def test_it_ends_with_its_time() -> None:
-    linger = Linger(0.5)
-    linger.answered(calls=4, waiting=0, took_s=0.010, now_s=1.0)
-    assert linger.left_s(3, 1.0051) == 0
-    assert linger.left_s(1, 1.0) == 0
+    delay = BatchDelay(0.5)
+    delay.batch_finished(size=4, queued=0, duration_s=0.010, now_s=1.0)
+    assert delay.remaining_s(3, 1.0051) == 0
+    assert delay.remaining_s(1, 1.0) == 0
 
 
 def test_a_lone_caller_and_a_share_of_nothing_wait_for_nobody() -> None:
     for share, calls in ((0.5, 1), (0.0, 9)):
-        linger = Linger(share)
-        linger.answered(calls=calls, waiting=0, took_s=1.0, now_s=1.0)
-        assert linger.left_s(1, 1.0) == 0
+        delay = BatchDelay(share)
+        delay.batch_finished(size=calls, queued=0, duration_s=1.0, now_s=1.0)
+        assert delay.remaining_s(1, 1.0) == 0
 
 
 def test_the_models_time_is_smoothed() -> None:
-    linger = Linger(1.0)
-    linger.answered(2, 0, 0.010, 1.0)
-    linger.answered(2, 0, 0.020, 2.0)
-    assert abs(linger.left_s(0, 2.0) - 0.012) < 1e-9
+    delay = BatchDelay(1.0)
+    delay.batch_finished(2, 0, 0.010, 1.0)
+    delay.batch_finished(2, 0, 0.020, 2.0)
+    assert abs(delay.remaining_s(0, 2.0) - 0.012) < 1e-9
 
 
-def waits(linger: Linger, times: int, back: int, calls: int = 4) -> list[bool]:
+def waits(delay: BatchDelay, times: int, back: int, calls: int = 4) -> list[bool]:
     """Whether it waited each time that `calls` were answered, of whom so many came back in time."""
     found = []
     for turn in range(times):
-        linger.answered(calls=calls, waiting=0, took_s=0.010, now_s=float(turn))
-        found.append(linger.left_s(0, float(turn)) > 0)
-        linger.left_s(back, turn + 0.9)
+        delay.batch_finished(size=calls, queued=0, duration_s=0.010, now_s=float(turn))
+        found.append(delay.remaining_s(0, float(turn)) > 0)
+        delay.remaining_s(back, turn + 0.9)
     return found
 
 
 def test_callers_who_do_not_come_back_are_soon_not_waited_for() -> None:
-    linger = Linger(0.5)
-    assert all(waits(linger, 20, back=4))
-    assert waits(linger, 4, back=1)[-1] is False
-    assert sum(waits(linger, 160, back=1)) == 10  # it is tried again now and then
-    waits(linger, 160, back=4)
-    assert all(waits(linger, 20, back=4))
+    delay = BatchDelay(0.5)
+    assert all(waits(delay, 20, back=4))
+    assert waits(delay, 4, back=1)[-1] is False
+    assert sum(waits(delay, 160, back=1)) == 10  # it is tried again now and then
+    waits(delay, 160, back=4)
+    assert all(waits(delay, 20, back=4))
 
 
 def test_most_of_the_callers_are_enough_and_half_are_not() -> None:
-    assert all(waits(Linger(0.5), 60, back=2, calls=2))
-    assert all(waits(Linger(0.5), 60, back=3))
-    assert not all(waits(Linger(0.5), 60, back=1, calls=2))
-    assert waits(Linger(0.5), 8, back=0, calls=2) == [True, True, False, False, False, False, False, False]
+    assert all(waits(BatchDelay(0.5), 60, back=2, calls=2))
+    assert all(waits(BatchDelay(0.5), 60, back=3))
+    assert not all(waits(BatchDelay(0.5), 60, back=1, calls=2))
+    assert waits(BatchDelay(0.5), 8, back=0, calls=2) == [True, True, False, False, False, False, False, False]
 
 
 def test_more_callers_than_were_answered_are_as_good_as_all() -> None:
-    linger = Linger(0.5)
-    assert all(waits(linger, 20, back=9))
-    linger.answered(calls=4, waiting=3, took_s=0.010, now_s=1.0)
-    assert linger.left_s(6, 1.001) > 0
-    assert linger.left_s(7, 1.001) == 0
+    delay = BatchDelay(0.5)
+    assert all(waits(delay, 20, back=9))
+    delay.batch_finished(size=4, queued=3, duration_s=0.010, now_s=1.0)
+    assert delay.remaining_s(6, 1.001) > 0
+    assert delay.remaining_s(7, 1.001) == 0
 
 
 def test_a_wait_is_tried_again_every_sixteenth_time() -> None:
-    linger = Linger(0.5)
-    found = waits(linger, 80, back=0)
+    delay = BatchDelay(0.5)
+    found = waits(delay, 80, back=0)
     first = found.index(False)
     assert [i - first for i, waited in enumerate(found) if waited and i > first] == [15, 31, 47, 63]
 
 
 def test_without_a_time_there_is_no_wait() -> None:
-    linger = Linger(0.5)
-    assert linger.left_s(0, 5.0) == 0
-    linger.answered(calls=2, waiting=0, took_s=0.0, now_s=1.0)
-    assert linger.left_s(0, 1.0) == 0
-    linger.answered(calls=2, waiting=0, took_s=0.010, now_s=2.0)
-    assert abs(linger.left_s(0, 2.0) - 0.005) < 1e-12
-    linger.answered(calls=1, waiting=0, took_s=0.010, now_s=3.0)
-    assert linger.left_s(0, 3.0) == 0
-    linger.answered(calls=1, waiting=1, took_s=0.010, now_s=4.0)
-    assert linger.left_s(1, 4.0) > 0
+    delay = BatchDelay(0.5)
+    assert delay.remaining_s(0, 5.0) == 0
+    delay.batch_finished(size=2, queued=0, duration_s=0.0, now_s=1.0)
+    assert delay.remaining_s(0, 1.0) == 0
+    delay.batch_finished(size=2, queued=0, duration_s=0.010, now_s=2.0)
+    assert abs(delay.remaining_s(0, 2.0) - 0.005) < 1e-12
+    delay.batch_finished(size=1, queued=0, duration_s=0.010, now_s=3.0)
+    assert delay.remaining_s(0, 3.0) == 0
+    delay.batch_finished(size=1, queued=1, duration_s=0.010, now_s=4.0)
+    assert delay.remaining_s(1, 4.0) > 0
 
 
 class Slow:
@@ -119,7 +119,7 @@ async def client(batcher: Batcher, times: int) -> None:
 
 async def test_clients_who_started_apart_come_together() -> None:
     pool: Any = Slow()
-    batcher = Batcher(pool, 64, 0.0, linger=10.0)
+    batcher = Batcher(pool, 64, 0.0, delay_fraction=10.0)
     first = asyncio.ensure_future(client(batcher, 4))
     while not pool.batches:
         await asyncio.sleep(0)
@@ -139,7 +139,7 @@ async def test_without_it_they_stay_apart() -> None:
 
 async def test_who_waits_is_served_though_the_other_never_comes_back() -> None:
     pool: Any = Slow()
-    batcher = Batcher(pool, 64, 0.0, linger=1.0)
+    batcher = Batcher(pool, 64, 0.0, delay_fraction=1.0)
     first = asyncio.ensure_future(client(batcher, 1))
     while not pool.batches:
         await asyncio.sleep(0)

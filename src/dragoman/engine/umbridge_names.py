@@ -1,4 +1,4 @@
-"""The names that models in a Python file give themselves, found without running the file in the server's process."""
+"""Names of the models of the `umbridge` package in a Python file, found by importing it in another process."""
 
 import logging
 from functools import lru_cache
@@ -17,7 +17,7 @@ _TIMEOUT_S = 600.0
 _MARKS = (b"umbridge", b"get_input_sizes")
 
 
-def own_names(file: Path, attribute: str = "") -> dict[str, str]:
+def umbridge_names(file: Path, attribute: str = "") -> dict[str, str]:
     """The models of the `umbridge` package that a Python file serves: their attributes by their own names.
 
     The file is imported once, in a process of its own, and again only after it has changed. With an `attribute` that
@@ -34,8 +34,8 @@ def own_names(file: Path, attribute: str = "") -> dict[str, str]:
         found = _inspected(*known, attribute if "." in attribute else "")
         if attribute in found["classes"]:
             found = _inspected(*known, attribute)
-    except ModelFailed as fault:
-        log.debug("names of models unknown: file=%s error=%s", file, fault.message)
+    except ModelFailed as error:
+        log.debug("names of models unknown: file=%s error=%s", file, error.message)
         return {}
     if attribute in found["instances"]:
         return {found["instances"][attribute]: attribute}

@@ -1,4 +1,4 @@
-"""Where models that nobody put into the repository may be loaded from: what lies below folders that are named."""
+"""Resolve the `url` of a model that is registered at run time, within the allowed folders."""
 
 import re
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _EXPECTED = "`url`: expected the absolute path, or the file:// URL, of a folder or file on the server's machine"
 
 
-def model_place(url: str, folders: Sequence[str]) -> Path:
-    """What a path or a `file://` URL stands for, with every link in it followed.
+def model_path(url: str, folders: Sequence[str]) -> Path:
+    """Return the path of a model, given as a path or `file://` URL, with links resolved.
 
-    Raises NotSupported where it is no such thing, Forbidden where it does not lie below one of the folders, and
-    InvalidInput where nothing is there, which only those learn who might load it.
+    Raises NotSupported for other URLs, Forbidden outside of the allowed folders, and InvalidInput if nothing is
+    there.
     """
     try:
         place = _path(url).resolve()
@@ -25,8 +25,8 @@ def model_place(url: str, folders: Sequence[str]) -> Path:
         place.stat()  # raises for a loop of links, which `resolve` returns as it is from Python 3.13 on
     except (FileNotFoundError, NotADirectoryError) as error:
         raise InvalidInput(f"`url`: there is nothing at '{url[:256]}'") from error
-    except (OSError, ValueError, RuntimeError) as fault:  # impossible file names, loops of links
-        raise InvalidInput(f"{_EXPECTED}, got '{url[:256]}', which leads nowhere") from fault
+    except (OSError, ValueError, RuntimeError) as error:  # impossible file names, loops of links
+        raise InvalidInput(f"{_EXPECTED}, got '{url[:256]}', which leads nowhere") from error
     return place
 
 

@@ -1,4 +1,4 @@
-"""How a model in the server's process asks the other models, from a thread of its own."""
+"""Calls between models of one server, from the threads of a model."""
 
 import asyncio
 import concurrent.futures
@@ -13,9 +13,12 @@ from dragoman.engine.registry import Registry
 A = TypeVar("A")
 
 
-class Neighbourhood:
-    """All models of a server, as they see each other. `changed` returns when the readiness of any may have changed;
-    `gate` bounds how many models load at a time, and one that waits for another leaves its place to it."""
+class SiblingRegistry:
+    """All models of a server, as its models call them.
+
+    `changed` returns when the readiness of any may have changed. `gate` limits how many models load at a time; a
+    model that waits for another releases its slot.
+    """
 
     def __init__(self, registry: Registry, changed: Callable[[], Awaitable[None]], gate: asyncio.Semaphore) -> None:
         self._registry = registry
@@ -24,24 +27,24 @@ class Neighbourhood:
         self._waits: dict[str, str] = {}  # which model waits for which
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def of(self, name: str) -> "Neighbours":
-        """The others, as the model of that name sees them. On the event loop."""
-        return Neighbours(self, name, asyncio.get_running_loop())
+    def of(self, name: str) -> "SiblingClient":
+        """Return the client of the model of this name. Call it on the event loop."""
+        return SiblingClient(self, name, asyncio.get_running_loop())
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """Cancel the calls in flight."""
         for task in self._tasks:
             task.cancel()
 
     def unavailable(self, name: str) -> str:
         try:
             deployment = self._registry.find(name)
-        except ModelNotFound as fault:
-            return fault.message
+        except ModelNotFound as error:
+            return error.message
         return (
             ""
             if deployment.ready
-            else f"model '{name}' is not ready: {deployment.told_reason or deployment.told_state}"
+            else f"model '{name}' is not ready: {deployment.reported_reason or deployment.reported_state}"
         )
 
     async def owned(self, work: Coroutine[Any, Any, A]) -> A:
@@ -82,10 +85,10 @@ class Neighbourhood:
         return (await deployment.call(request, nested=True)).answer
 
 
-class Neighbours:
-    """The server's other models, as one of them sees them: `dragoman.core.peers.Peers`."""
+class SiblingClient:
+    """The `SiblingModels` of one model."""
 
-    def __init__(self, all_: Neighbourhood, name: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, all_: SiblingRegistry, name: str, loop: asyncio.AbstractEventLoop) -> None:
         self._all = all_
         self._name = name
         self._loop = loop
@@ -106,5 +109,5 @@ class Neighbours:
             raise ModelFailed(f"model '{self._name}' would wait for itself: it asks another model on the event loop")
         try:
             return asyncio.run_coroutine_threadsafe(self._all.owned(work), self._loop).result()
-        except concurrent.futures.CancelledError as fault:
-            raise NotReady(f"model '{self._name}' is stopped") from fault
+        except concurrent.futures.CancelledError as error:
+            raise NotReady(f"model '{self._name}' is stopped") from error

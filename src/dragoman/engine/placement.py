@@ -1,4 +1,4 @@
-"""Where a model that nobody has placed is tried first, so that it need not be asked in a process of its own."""
+"""The placement that is tried first for a model without a configured one."""
 
 import ast
 from functools import lru_cache
@@ -10,7 +10,7 @@ from dragoman.core.spec import ModelSpec, Placement
 
 
 def first_placement(spec: ModelSpec) -> Placement:
-    """The operator's placement, else what is known before the model is made; "process" where nothing is."""
+    """Return the configured placement, else the one that is known before the model is loaded, else "process"."""
     if spec.placement:
         return spec.placement
     if spec.target is not None:
@@ -22,7 +22,7 @@ def first_placement(spec: ModelSpec) -> Placement:
 
 
 def _written(uri: str) -> Placement:
-    """The placement in the text of a Python file, which is not run for that; "" where it is not plain to see."""
+    """Return the placement in the source of a Python file, which is not run; "" if it is not literal."""
     place, _, name = uri.rpartition(":") if uri.rpartition(":")[0].endswith(".py") else (uri, "", "")
     path = Path(place)
     try:

@@ -9,7 +9,7 @@ from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
 from dragoman.engine.deployment import Deployment
-from dragoman.engine.placing import first_placement
+from dragoman.engine.placement import first_placement
 
 HEAD = """
 import os
