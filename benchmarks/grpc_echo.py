@@ -16,7 +16,7 @@ from benchmarks.workloads import GRPC_PATH
 from dragoman.protocols.wire import GrpcRequest
 from dragoman.system import allocator as memory
 from dragoman.transports.bodies import Bodies
-from dragoman.transports.grpc.calls import Calls
+from dragoman.transports.grpc.calls import GrpcCalls
 from dragoman.transports.grpc.handlers import UnaryHandler
 from dragoman.transports.grpc.server import GrpcServer
 from dragoman.transports.limits import Limits
@@ -70,7 +70,7 @@ class _Nothing:
 
 
 class _EchoServer(GrpcServer):
-    def made(self) -> Calls:
+    def made(self) -> GrpcCalls:
         async def same(request: GrpcRequest) -> Any:
             return request.body
 

@@ -9,8 +9,8 @@ from typing import Any, Self
 from dragoman.core.errors import InvalidInput
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.engine import Engine
-from dragoman.front import check, limits, tables
 from dragoman.server import live_spec, make_engine, settings_for
+from dragoman.server_transports import check, limits, tables
 from dragoman.settings import Settings
 from dragoman.transports.application import Application
 from dragoman.transports.asgi import Receive, Scope, Send, relative_path, respond

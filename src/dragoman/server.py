@@ -20,9 +20,9 @@ from dragoman.engine.engine import Engine, Identity
 from dragoman.engine.model_files import server_tables
 from dragoman.engine.model_metrics import FOLDER as METRICS_FOLDER
 from dragoman.engine.repository import DiskRepository
-from dragoman.front import Front, addresses, check, listed
 from dragoman.protocols.open_inference.extensions import EXTENSIONS
 from dragoman.runtimes import preflight
+from dragoman.server_transports import ServerTransports, addresses, check, listed
 from dragoman.settings import PREFIX, SETTINGS, Settings, parse_settings, sagemaker_defaults
 from dragoman.system import event_loop, logs
 from dragoman.system.signals import StopSignals
@@ -308,10 +308,10 @@ def _check_file(found: Mapping[str, Any], where: str) -> None:
         raise InvalidInput(f"{where}: {error.message}") from error
 
 
-def _front_of(engine: Engine, settings: Settings) -> Front:
+def _front_of(engine: Engine, settings: Settings) -> ServerTransports:
     """Return the transports of an engine, in this process or in front ends."""
     if settings.front_ends == 1:
-        return Front(engine, settings)
+        return ServerTransports(engine, settings)
     from dragoman.front_ends.front_ends import front_of
 
     return front_of(engine, settings)

@@ -15,9 +15,9 @@ import tritonclient.http as triton_http
 from prometheus_client.parser import text_string_to_metric_families
 
 from dragoman.core.errors import InvalidInput, InvalidOutput
-from dragoman.front import policy
 from dragoman.protocols.open_inference.headers import checked_headers
 from dragoman.server import settings_for
+from dragoman.server_transports import policy
 from e2e.served import Served, serving
 
 FOLDER = Path(__file__).parent / "folder"

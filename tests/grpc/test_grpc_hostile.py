@@ -16,7 +16,7 @@ from raw_client import Raw, framed
 
 from dragoman.formats import oip_messages as m
 from dragoman.transports.grpc.handlers import GrpcError
-from dragoman.transports.grpc.messages import Messages
+from dragoman.transports.grpc.messages import MessageReader
 from dragoman.transports.http2 import frames
 
 MESSAGE = infer_message(id="7").SerializeToString()
@@ -412,7 +412,7 @@ def goaway(last: int) -> bytes:
 def test_messages_come_whole_however_they_are_cut(size: int, step: int) -> None:
     body = bytes(range(256)) * (size // 256) + bytes(size % 256)
     data = framed(body) + framed(b"x", 1) + framed(body)
-    messages = Messages(1 << 20)
+    messages = MessageReader(1 << 20)
     if step == 1 and size > 1000:
         step = 997
     for at in range(0, len(data), step):
@@ -422,7 +422,7 @@ def test_messages_come_whole_however_they_are_cut(size: int, step: int) -> None:
 
 
 def test_large_messages_are_written_to_their_place() -> None:
-    messages = Messages(1 << 20)
+    messages = MessageReader(1 << 20)
     messages.feed(framed(bytes(100_000)), 0, 1005)
     room = messages.room(50_000)
     assert room is not None
@@ -461,7 +461,7 @@ async def test_large_raw_contents_reach_the_model_where_they_were_received(raw: 
 @pytest.mark.parametrize("size", [1 << 20, (1 << 20) + 1, 5 << 20])
 def test_a_large_message_grows_as_it_comes(size: int) -> None:
     body = os.urandom(1 << 10) * (size >> 10) + bytes(size & 1023)
-    messages = Messages(8 << 20)
+    messages = MessageReader(8 << 20)
     messages.feed(framed(body), 0, 5)
     first = messages.room(8 << 20)
     assert first is not None
@@ -482,4 +482,4 @@ def test_a_large_message_grows_as_it_comes(size: int) -> None:
 
 def test_a_message_beyond_the_limit_is_refused_by_its_prefix() -> None:
     with pytest.raises(GrpcError, match="larger than the limit of 10 bytes"):
-        Messages(10).feed(framed(bytes(11)), 0, 5)
+        MessageReader(10).feed(framed(bytes(11)), 0, 5)

@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 
 from dragoman.protocols.wire import HttpProtocol, HttpRequest, HttpResponse, Route, json_response
 from dragoman.transports.application import Application
-from dragoman.transports.http1.head import CHUNKED
-from dragoman.transports.http1.incoming import Asked, Continue, Desk, Incoming, Refused
+from dragoman.transports.http1.headers import CHUNKED
+from dragoman.transports.http1.request_reader import (
+    ExpectContinue,
+    Http1Context,
+    Http1Request,
+    RejectedRequest,
+    RequestReader,
+)
 from dragoman.transports.limits import Limits
 
 
@@ -27,9 +33,9 @@ TABLE = HttpProtocol("test", (Route("POST", "/a/{b}", _nothing), Route("GET", "/
 LIMITS = Limits(max_body_bytes=10_000, max_header_bytes=1000, max_headers=10, max_bodies_bytes=50_000)
 
 
-def desk(limits: Limits = LIMITS) -> Desk:
+def desk(limits: Limits = LIMITS) -> Http1Context:
     engine: Any = None  # nothing is asked of it
-    return Desk(Application(engine, (TABLE,), limits))
+    return Http1Context(Application(engine, (TABLE,), limits))
 
 
 @dataclass(frozen=True)
@@ -42,27 +48,27 @@ class Told:
     fault: str = ""
 
 
-def told(incoming: Incoming) -> list[Told]:
+def told(incoming: RequestReader) -> list[Told]:
     """All that has arrived; bodies are given back, as when they have been answered."""
     found: list[Told] = []
     while (arrival := incoming.next()) is not None:
         match arrival:
-            case Asked(head, body):
+            case Http1Request(head, body):
                 found.append(Told("asked", f"{head.method} {head.path}?{head.query}", bytes(body)))
                 incoming._desk.bodies.give_back(len(body))
-            case Refused(head, fault, fatal):
+            case RejectedRequest(head, fault, fatal):
                 found.append(Told("fatal" if fatal else "refused", fault=f"{fault.status} {fault.message}"))
                 if fatal:
                     incoming.drop()
                     return found
-            case Continue():
+            case ExpectContinue():
                 found.append(Told("continue"))
     return found
 
 
-def put(pieces: Sequence[bytes], incoming: Incoming | None = None, direct: bool = False) -> list[Told]:
+def put(pieces: Sequence[bytes], incoming: RequestReader | None = None, direct: bool = False) -> list[Told]:
     """What arrives where the bytes come in these pieces; `direct` as a transport reads them, else as they are."""
-    incoming = incoming or Incoming(desk())
+    incoming = incoming or RequestReader(desk())
     found: list[Told] = []
     for piece in pieces:
         while piece:
@@ -125,7 +131,7 @@ def test_a_stream_of_requests_is_the_same_however_it_is_cut(
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=12)))
     pieces = [raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
     whole = [found for each in raws for found in put([each])]
-    incoming = Incoming(desk())
+    incoming = RequestReader(desk())
     assert put(pieces, incoming, direct) == whole
     assert len(whole) == len(raws)
     assert (incoming.waiting, incoming.held, incoming.in_body) == (0, 0, False)
@@ -141,7 +147,7 @@ def test_a_stream_of_requests_byte_by_byte() -> None:
 @given(st.lists(st.one_of(st.binary(max_size=50), REQUESTS), max_size=4), st.lists(st.binary(max_size=20), max_size=3))
 def test_garbage_is_refused_or_waited_for(raws: list[bytes], more: list[bytes]) -> None:
     shared = desk()
-    incoming = Incoming(shared)
+    incoming = RequestReader(shared)
     for found in put([*raws, *more], incoming):
         if found.kind in ("fatal", "refused"):
             assert found.fault[:3] in ("400", "404", "405", "413", "431", "503")
@@ -310,14 +316,14 @@ def test_heads_have_bounds() -> None:
 
 def test_bodies_count_against_what_all_may_take() -> None:
     shared = desk(Limits(max_bodies_bytes=1000))
-    first, second = Incoming(shared), Incoming(shared)
+    first, second = RequestReader(shared), RequestReader(shared)
     assert put([head(content_length=900), bytes(800)], first) == []
     assert first.held == 800
     assert put([with_length(bytes(300))], second)[-1].fault.startswith("503")
-    found = put([head(transfer_encoding="chunked") + b"fff\r\n" + bytes(300)], Incoming(shared))
+    found = put([head(transfer_encoding="chunked") + b"fff\r\n" + bytes(300)], RequestReader(shared))
     assert found[-1].fault.startswith("503")
     first.drop()
-    assert put([with_length(bytes(300))], Incoming(shared))[-1].kind == "asked"
+    assert put([with_length(bytes(300))], RequestReader(shared))[-1].kind == "asked"
 
 
 def test_large_bodies_grow_into_place() -> None:
@@ -326,7 +332,7 @@ def test_large_bodies_grow_into_place() -> None:
     limits = Limits(max_body_bytes=size)
     for direct in (True, False):
         pieces = [head(content_length=size), *(body[i : i + 99_991] for i in range(0, size, 99_991))]
-        (found,) = put(pieces, Incoming(desk(limits)), direct)
+        (found,) = put(pieces, RequestReader(desk(limits)), direct)
         assert found.body == body
 
 
@@ -357,7 +363,7 @@ def test_connections_are_kept_where_that_is_wanted(version: str, connection: str
 
 def test_heads_with_secrets_are_known_to_their_connection_alone() -> None:
     shared = desk()
-    heads, incoming = shared.heads, Incoming(shared)
+    heads, incoming = shared.heads, RequestReader(shared)
     for secret in ("authorization", "cookie"):
         raw = head("GET", "/a", **{secret: "s3"})
         assert [found.path for found in put([raw, raw], incoming)] == ["GET /a?", "GET /a?"]
@@ -378,7 +384,7 @@ def test_known_heads_have_a_bound() -> None:
 
 
 def test_who_waits_for_word_is_told_once() -> None:
-    incoming = Incoming(desk())
+    incoming = RequestReader(desk())
     assert put([head(content_length=3, expect="100-continue")], incoming) == [Told("continue")]
     assert put([b"a", b"bc"], incoming) == [Told("asked", "POST /a/b?", b"abc")]
     assert put([head(content_length=3, expect="100-continue") + b"abc"])[0].kind == "asked"

@@ -14,7 +14,7 @@ import pytest_asyncio
 import uvloop
 
 from dragoman.protocols.wire import HttpProtocol, HttpRequest, HttpResponse, Route, json_response
-from dragoman.transports.aside import LARGE, LARGE_TEXT
+from dragoman.transports.executor import LARGE, LARGE_TEXT
 from dragoman.transports.http_server import HttpServer
 from dragoman.transports.limits import Limits
 from dragoman.transports.turns import LARGE_REQUEST

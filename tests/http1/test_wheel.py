@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.transports.wheel import Wheel
+from dragoman.transports.timer_wheel import TimerWheel
 
 
 class Clock:
@@ -57,9 +57,9 @@ class Thing:
         return now_s + self.again_s if self.again_s else 0.0
 
 
-def wheel(clock: Clock, shortest_s: float = 8.0) -> Wheel:
+def wheel(clock: Clock, shortest_s: float = 8.0) -> TimerWheel:
     loop: Any = clock
-    return Wheel(loop, shortest_s)  # which ticks each second where the shortest patience is eight
+    return TimerWheel(loop, shortest_s)  # which ticks each second where the shortest patience is eight
 
 
 @settings(max_examples=40, deadline=None)
@@ -140,7 +140,7 @@ def test_one_that_fails_hurts_no_other(caplog: pytest.LogCaptureFixture) -> None
 
 
 async def test_it_turns_on_a_real_loop() -> None:
-    turning = Wheel(asyncio.get_running_loop(), 0.0)
+    turning = TimerWheel(asyncio.get_running_loop(), 0.0)
     acted = asyncio.Event()
 
     class Once:

@@ -12,7 +12,7 @@ from dragoman.transports.http2.connection import Http2Connection
 from dragoman.transports.http2.fields import encoded
 from dragoman.transports.http2.limits import Http2Limits
 from dragoman.transports.http2.request import Http2Headers
-from dragoman.transports.http2.stream import Buffer, Stream
+from dragoman.transports.http2.stream import Buffer, Http2Stream
 
 GET = [(":method", "GET"), (":scheme", "http"), (":path", "/"), (":authority", "localhost")]
 POST = [(":method", "POST"), *GET[1:]]
@@ -23,7 +23,7 @@ END = encoded([(b"done", b"yes")])
 class Listener:
     """Echoes a body once it is whole, at `answering`; `reads` tells whether it takes what comes at once."""
 
-    def __init__(self, house: "House", stream: Stream, head: Http2Headers) -> None:
+    def __init__(self, house: "House", stream: Http2Stream, head: Http2Headers) -> None:
         self.house = house
         self.stream = stream
         self.head = head
@@ -70,7 +70,7 @@ class House:
         self.reads = reads
         self.heard: list[Listener] = []
 
-    def open(self, stream: Stream, head: Http2Headers, ended: bool) -> Listener:
+    def open(self, stream: Http2Stream, head: Http2Headers, ended: bool) -> Listener:
         listener = Listener(self, stream, head)
         self.heard.append(listener)
         if head.fault is not None:

@@ -13,7 +13,7 @@ from dragoman.transports.http2 import frames
 from dragoman.transports.http2.limits import Http2Limits
 from dragoman.transports.http2.protocol import Http2Protocol, http2
 from dragoman.transports.http2.request import Http2Headers
-from dragoman.transports.http2.stream import Stream
+from dragoman.transports.http2.stream import Http2Stream
 from dragoman.transports.limits import Limits
 from dragoman.transports.listener import Listener
 from dragoman.transports.turns import Turns
@@ -118,7 +118,7 @@ class SlowHouse(House):
         super().__init__()
         self.now_s = 1000.0
 
-    def open(self, stream: Stream, head: Http2Headers, ended: bool) -> Any:
+    def open(self, stream: Http2Stream, head: Http2Headers, ended: bool) -> Any:
         self.now_s += 0.001
         return super().open(stream, head, ended)
 
@@ -167,7 +167,8 @@ async def test_large_requests_take_turns() -> None:
     for number in range(10):
         turns.run(partial(work, number))
     assert done == [0, 1, 2]
-    await asyncio.sleep(0)
+    while len(done) == 3:
+        await asyncio.sleep(0)
     assert done == [0, 1, 2, 3, 4, 5]
     waiting = asyncio.ensure_future(turns.wait())
     while not waiting.done():

@@ -4,8 +4,8 @@ import asyncio
 from typing import Any
 
 from dragoman.core.errors import DragomanError, ServerError
-from dragoman.front import Ports
 from dragoman.front_ends.service import FrontEndService
+from dragoman.server_transports import Ports
 from dragoman.settings import Settings
 from dragoman.workers.child_process import ChildProcess
 from dragoman.workers.frames import Frame, Kind

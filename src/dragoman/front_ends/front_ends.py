@@ -11,10 +11,10 @@ from typing import Any
 from dragoman.core.errors import InvalidInput
 from dragoman.core.metrics import Family
 from dragoman.engine.call_handler import CallHandler
-from dragoman.front import Front, Ports, Shelved, limits, ports_of, tables, tls_context
 from dragoman.front_ends.front_end import FrontEnd
 from dragoman.front_ends.ports import bind_all
 from dragoman.front_ends.service import FrontEndService, families
+from dragoman.server_transports import Ports, ServerTransports, StoredResultCall, limits, ports_of, tables, tls_context
 from dragoman.settings import Settings
 from dragoman.workers.cores import cores
 from dragoman.workers.supervisor import Supervisors
@@ -22,18 +22,18 @@ from dragoman.workers.supervisor import Supervisors
 log = logging.getLogger("dragoman.front_end")
 
 
-def front_of(engine: CallHandler, settings: Settings) -> Front:
+def front_of(engine: CallHandler, settings: Settings) -> ServerTransports:
     """Return as many front ends as the settings say; for one, the transports of this process."""
     count = settings.front_ends or cores()
     if count == 1:
-        return Front(engine, settings)
+        return ServerTransports(engine, settings)
     if sys.platform != "linux":
         raise InvalidInput(f"setting 'front_ends': expected 1 on {sys.platform} (more need Linux), got {count}")
     return FrontEnds(engine, settings, count)
 
 
-class FrontEnds(Front):
-    """`Front` in several processes. One that exits is restarted; the calls of its connections are cancelled."""
+class FrontEnds(ServerTransports):
+    """`ServerTransports` in several processes. One that exits is restarted; its calls are cancelled."""
 
     def __init__(self, engine: CallHandler, settings: Settings, count: int) -> None:
         super().__init__(engine, settings)
@@ -106,9 +106,9 @@ class FrontEnds(Front):
         supervisors = self._supervisors
         return supervisors.is_complete and not any(each.heartbeat.is_hung for each in supervisors.running)
 
-    async def _fetch(self, call: Shelved) -> Any:
+    async def _fetch(self, call: StoredResultCall) -> Any:
         """Answer a request about responses that are fetched later; they are kept here for all front ends."""
-        return await self._application.shelved(call.http)
+        return await self._application.stored_result_request(call.http)
 
     def _metrics(self) -> tuple[Family, ...]:
         return families(self._services)

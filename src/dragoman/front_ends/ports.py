@@ -5,7 +5,7 @@ import os
 import socket
 from collections.abc import Sequence
 
-from dragoman.front import Address
+from dragoman.server_transports import Address
 
 
 def bind_all(addresses: Sequence[Address]) -> list[socket.socket]:

@@ -4,8 +4,8 @@ import logging
 import socket
 from collections.abc import Sequence
 
-from dragoman.front import Front, Ports
 from dragoman.front_ends.engine_client import EngineClient
+from dragoman.server_transports import Ports, ServerTransports
 from dragoman.settings import Settings
 from dragoman.system import event_loop
 from dragoman.workers.channel import receive
@@ -27,7 +27,7 @@ def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
 
 async def _serve(sock: socket.socket, memory: tuple[int, int] | None, settings: Settings, where: Ports) -> None:
     engine = EngineClient(sock, memory)
-    front = Front(engine, settings)
+    front = ServerTransports(engine, settings)
     engine.begin_drain = front.begin_drain
     try:
         await front.start(where)

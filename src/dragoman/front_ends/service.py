@@ -10,7 +10,7 @@ from dragoman.core.calls import Measure, Ready, Request, Response
 from dragoman.core.errors import DragomanError, ServerError
 from dragoman.core.metrics import Family, Sample
 from dragoman.engine.call_handler import CallHandler
-from dragoman.front import Shelved
+from dragoman.server_transports import StoredResultCall
 from dragoman.system.coroutines import begin
 
 log = logging.getLogger("dragoman.front_end")
@@ -30,7 +30,7 @@ class FrontEndService:
         engine: CallHandler,
         is_complete: Callable[[], bool],
         metrics: Callable[[], tuple[Family, ...]],
-        fetch: Callable[[Shelved], Awaitable[Any]],
+        fetch: Callable[[StoredResultCall], Awaitable[Any]],
     ) -> None:
         self._engine = engine
         self._is_complete = is_complete
@@ -52,7 +52,7 @@ class FrontEndService:
     async def one_async(self, request: Request[Any]) -> Response[Any]:
         self.calls += 1
         try:
-            if isinstance(request.call, Shelved):
+            if isinstance(request.call, StoredResultCall):
                 return Response(await self._fetch(request.call))
             return self._complete(await self._engine.call(request), request)
         except Exception as error:

@@ -1,9 +1,9 @@
-"""From one request over HTTP to its answer, whichever transport carries the bytes.
+"""Answers HTTP requests, whichever transport receives them.
 
-A transport reads a head, asks `match` which endpoint it is for, receives the body within the limits, and hands all of
-it to `answer` with a `Caller`, the other end of the wire. What becomes of it then is the same for every transport:
-body unpacked, protocol's table, engine, reply, answer packed. Where the transport itself refuses a request,
-`refusal` writes that in the protocol's shape.
+A transport parses the request line and headers, calls `match` to find the endpoint, receives the body within the
+limits, and calls `answer` with a `ResponseWriter`. The rest is the same for every transport: decompress the body, run
+the protocol's endpoint, call the engine, format and compress the response. If the transport itself rejects a request,
+`refusal` formats the error as its protocol does.
 """
 
 import asyncio
@@ -35,12 +35,12 @@ from dragoman.protocols.wire import (
     Later,
 )
 from dragoman.system.coroutines import ensure_task
-from dragoman.transports.aside import LARGE, Aside, is_large, weight
+from dragoman.transports.async_results import AsyncResult, AsyncResultStore, stored_result_request
 from dragoman.transports.bodies import Bodies
-from dragoman.transports.caller import Caller, OtherSite
 from dragoman.transports.encoding import accepted, decoded, encoded
-from dragoman.transports.later import Kept, Shelf, shelved
+from dragoman.transports.executor import LARGE, MessageExecutor, is_large, weight
 from dragoman.transports.limits import Limits
+from dragoman.transports.response_writer import CorsResponseWriter, ResponseWriter
 from dragoman.transports.routing import Match, Router
 from dragoman.transports.turns import LARGE_REQUEST, Turns
 
@@ -56,7 +56,7 @@ class Begun(msgspec.Struct, frozen=True):
     response: Response[Any] | Awaitable[Response[Any]]
 
 
-class Inferred(msgspec.Struct, frozen=True):
+class CompressibleResponse(msgspec.Struct, frozen=True):
     """A model's answer, written, which may be compressed. Nothing else ever is: clients of Triton that ask for gzip do
     not expect it of metadata, lists, health or errors."""
 
@@ -74,9 +74,9 @@ class Application:
         self._engine = engine
         self._router = Router(protocols)
         self._default = protocols[0]
-        self._aside = Aside(self.bodies)
+        self._aside = MessageExecutor(self.bodies)
         self._turns: Turns | None = None  # made when the loop runs
-        self._shelf = Shelf()
+        self._shelf = AsyncResultStore()
 
     def match(self, method: str, raw_path: str) -> Match:
         """What answers a path, still percent-encoded. Raises HttpFault 404 or 405."""
@@ -96,16 +96,18 @@ class Application:
         unusual = "content-encoding" in headers or (self.limits.cors.on and "origin" in headers)
         return match is not None and match.endpoint is not None and not unusual
 
-    def begin(self, match: Match, request: HttpRequest, caller: Caller) -> HttpResponse | Coroutine[Any, Any, None]:
+    def begin(
+        self, match: Match, request: HttpRequest, caller: ResponseWriter
+    ) -> HttpResponse | Coroutine[Any, Any, None]:
         """The answer to a `plain` request, where it is there at once; else what answers the caller as `answer` does."""
         asked = self._at_once(match, request)
         if type(asked) is HttpResponse:
             return asked
-        if type(asked) is Inferred and "accept-encoding" not in request.headers:
+        if type(asked) is CompressibleResponse and "accept-encoding" not in request.headers:
             return _varying(asked.response)
         return self.answer(match, request, caller, asked)
 
-    def _at_once(self, match: Match, request: HttpRequest) -> Asked | Begun | Inferred:
+    def _at_once(self, match: Match, request: HttpRequest) -> Asked | Begun | CompressibleResponse:
         """How far a `plain` request comes without waiting: to its answer, or to that of its fault, if all goes well."""
         fault_of: Callable[[DragomanError], HttpResponse] | None = None
         try:
@@ -130,17 +132,21 @@ class Application:
         except Exception:
             return match.protocol.error(_internal())
 
-    def _written(self, response: HttpResponse, inferred: bool) -> HttpResponse | Inferred:
-        """A response, which is `Inferred` where a model made it and it is long enough to be compressed."""
+    def _written(self, response: HttpResponse, inferred: bool) -> HttpResponse | CompressibleResponse:
+        """A response, which is `CompressibleResponse` where a model made it and it is long enough to be compressed."""
         body = response.body
         size = len(body[0]) if len(body) == 1 else sum(map(len, body))
         if size < self._packed_from or response.status != 200 or not inferred:
             return response
         is_encoded = any(name == "content-encoding" for name, _ in response.headers)  # by the model itself
-        return response if is_encoded else Inferred(response)
+        return response if is_encoded else CompressibleResponse(response)
 
     async def answer(
-        self, match: Match, request: HttpRequest, caller: Caller, asked: Asked | Begun | Inferred | None = None
+        self,
+        match: Match,
+        request: HttpRequest,
+        caller: ResponseWriter,
+        asked: Asked | Begun | CompressibleResponse | None = None,
     ) -> None:
         """Answer one request; it never raises. `asked` is what its endpoint has made of it, if that was run.
 
@@ -148,7 +154,7 @@ class Application:
         """
         cors, preflight = self.limits.cors, None
         if cors.on and "origin" in request.headers:
-            caller = OtherSite(caller, cors.added(request.headers))
+            caller = CorsResponseWriter(caller, cors.added(request.headers))
             preflight = cors.preflight(request.method, request.headers)
         answering = self._answer(match, request, caller, asked) if preflight is None else caller.send(preflight)
         del request, asked  # so that the body's memory is free once the body was parsed, and the inputs' after the call
@@ -161,7 +167,11 @@ class Application:
             await self._give_up(match.protocol, caller, _internal())
 
     async def _answer(
-        self, match: Match, request: HttpRequest, caller: Caller, asked: Asked | Begun | Inferred | None
+        self,
+        match: Match,
+        request: HttpRequest,
+        caller: ResponseWriter,
+        asked: Asked | Begun | CompressibleResponse | None,
     ) -> None:
         if match.endpoint is None:
             await caller.send(HttpResponse(204, (), (("allow", match.allow),)))
@@ -214,12 +224,14 @@ class Application:
             await self._turns.wait()
         return function(given)
 
-    async def _done(self, asked: Asked | Begun | Inferred, caller: Caller) -> HttpResponse | Inferred | None:
+    async def _done(
+        self, asked: Asked | Begun | CompressibleResponse, caller: ResponseWriter
+    ) -> HttpResponse | CompressibleResponse | None:
         """The response, or None where it was a stream and has gone out."""
         begun: Response[Any] | Awaitable[Response[Any]] | None = None
         if isinstance(asked, Begun):
             begun, asked = asked.response, asked.asked
-        if isinstance(asked, HttpResponse | Inferred):
+        if isinstance(asked, HttpResponse | CompressibleResponse):
             return asked
         assert isinstance(asked, Exchange | HttpStream)
         fault_of = asked.fault
@@ -241,7 +253,7 @@ class Application:
                 raise
             return fault_of(fault)
 
-    async def shelved(self, request: HttpRequest) -> HttpResponse:
+    async def stored_result_request(self, request: HttpRequest) -> HttpResponse:
         """The answer to a request that has come to a front end, about one that is kept here."""
         match = self.match(request.method, quote(request.path))
         assert match.endpoint is not None
@@ -251,12 +263,12 @@ class Application:
 
     async def _kept(self, asked: Fetch | Later, request: HttpRequest) -> HttpResponse:
         if not self.limits.keeps_answers:
-            return (await self._engine.call(shelved(request))).answer
+            return (await self._engine.call(stored_result_request(request))).answer
         if isinstance(asked, Fetch):
             return self._shelf.fetch(asked)
         return self._shelf.begin(asked, partial(self._work, asked, request))
 
-    async def _work(self, later: Later, request: HttpRequest, kept: Kept) -> None:
+    async def _work(self, later: Later, request: HttpRequest, kept: AsyncResult) -> None:
         """Work out an answer that is fetched later."""
         try:
             try:
@@ -266,17 +278,19 @@ class Application:
             except Exception:
                 done = later.error(_internal())
             if done is not None and not kept.started:
-                await kept.send(done.response if isinstance(done, Inferred) else done)
+                await kept.send(done.response if isinstance(done, CompressibleResponse) else done)
         finally:
             if not kept.done:
                 kept.hang_up()
 
-    async def _sendable(self, done: HttpResponse | Inferred, protocol: HttpProtocol, accept: str) -> HttpResponse:
-        """The response, compressed if it is `Inferred` and the client's `accept-encoding` allows it."""
-        response = done.response if isinstance(done, Inferred) else done
+    async def _sendable(
+        self, done: HttpResponse | CompressibleResponse, protocol: HttpProtocol, accept: str
+    ) -> HttpResponse:
+        """The response, compressed if it is `CompressibleResponse` and the client's `accept-encoding` allows it."""
+        response = done.response if isinstance(done, CompressibleResponse) else done
         if self.bodies.over and sum(map(len, response.body)) > LARGE:
             return protocol.error(self.bodies.unread)
-        if not isinstance(done, Inferred):
+        if not isinstance(done, CompressibleResponse):
             return response
         response = _varying(response)
         encoding = accepted(accept)
@@ -285,7 +299,7 @@ class Application:
         body = await encoded(list(response.body), encoding)
         return HttpResponse(response.status, (body,), (*response.headers, ("content-encoding", encoding)))
 
-    async def _stream(self, stream: HttpStream[Any], caller: Caller) -> None:
+    async def _stream(self, stream: HttpStream[Any], caller: ResponseWriter) -> None:
         async with (
             aclosing(self._engine.stream(stream.request)) as pieces,
             aclosing(self._texts(stream, pieces)) as texts,
@@ -312,7 +326,7 @@ class Application:
         except Exception:
             yield stream.error(DragomanError(_internal().message))
 
-    async def _give_up(self, protocol: HttpProtocol, caller: Caller, fault: DragomanError | HttpFault) -> None:
+    async def _give_up(self, protocol: HttpProtocol, caller: ResponseWriter, fault: DragomanError | HttpFault) -> None:
         """Answer with a fault, or hang up where an answer is under way already."""
         if caller.started:
             caller.hang_up()

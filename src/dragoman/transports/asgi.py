@@ -28,7 +28,7 @@ class ResponseAborted(Exception):
 
 
 class AsgiRequest:
-    """One request; it is the `Caller` of its response."""
+    """One request; it is the `ResponseWriter` of its response."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
         self.left = self.started = False

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import GrpcProtocol, HttpProtocol
 from dragoman.transports.application import Application
-from dragoman.transports.grpc.calls import Calls
+from dragoman.transports.grpc.calls import GrpcCalls
 from dragoman.transports.http1.connection import http1
-from dragoman.transports.http1.incoming import Desk
+from dragoman.transports.http1.request_reader import Http1Context
 from dragoman.transports.http2.limits import http2_limits
 from dragoman.transports.http2.protocol import http2
-from dragoman.transports.http2.requests import Requests
+from dragoman.transports.http2.requests import Http2Requests
 from dragoman.transports.limits import Limits
 from dragoman.transports.listener import Listener
 
@@ -32,16 +32,16 @@ class HttpServer:
         self._application = Application(engine, protocols, limits)
         self._tls = tls
         self._grpc = grpc
-        self._calls: Calls | None = None
+        self._calls: GrpcCalls | None = None
         self._listener: Listener | None = None
 
     async def start(self, addresses: Sequence[tuple[str, int]], *, shared: bool = False) -> list[int]:
         """Listen and return the bound ports. Raises OSError if an address cannot be bound."""
         application, limits = self._application, self._application.limits
-        streams: Requests | Calls = Requests(application)
+        streams: Http2Requests | GrpcCalls = Http2Requests(application)
         if self._grpc:
-            streams = self._calls = Calls(self._engine, self._grpc, limits, application.bodies, streams)
-        wires = http1(Desk(application)), http2(streams, http2_limits(limits), application.bodies)
+            streams = self._calls = GrpcCalls(self._engine, self._grpc, limits, application.bodies, streams)
+        wires = http1(Http1Context(application)), http2(streams, http2_limits(limits), application.bodies)
         self._listener = Listener(*wires, limits=limits, tls=self._tls)
         return await self._listener.start(addresses, shared=shared)
 

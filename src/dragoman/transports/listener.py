@@ -21,8 +21,8 @@ from typing import Any, Protocol
 
 from dragoman.transports.limits import Limits
 from dragoman.transports.reserve import Reserve
+from dragoman.transports.timer_wheel import TimerWheel
 from dragoman.transports.warnings import Warnings
-from dragoman.transports.wheel import Wheel
 
 log = logging.getLogger("dragoman.http")
 
@@ -37,7 +37,7 @@ _LITTLE = 4096
 _END_S = 0.5
 
 
-class Connection(Protocol):
+class ListenerConnection(Protocol):
     """One connection of one wire."""
 
     def connection_made(self, transport: Any) -> None: ...
@@ -58,7 +58,7 @@ class Connection(Protocol):
         """Close without a word."""
 
 
-Wire = Callable[["Listener"], Connection]
+Wire = Callable[["Listener"], ListenerConnection]
 
 
 class Listener:
@@ -70,14 +70,14 @@ class Listener:
         self.loop = asyncio.get_running_loop()
         self.limits = limits
         shortest_s = min(limits.header_timeout_s, limits.body_timeout_s, limits.write_timeout_s)
-        self.wheel = Wheel(self.loop, min(shortest_s, limits.keep_alive_timeout_s))
+        self.wheel = TimerWheel(self.loop, min(shortest_s, limits.keep_alive_timeout_s))
         self._http1 = http1
         self._http2 = http2
         self._tls = tls
         if tls is not None:
             tls.set_alpn_protocols(["h2", "http/1.1"] if http2 is not None else ["http/1.1"])
         self._servers: list[asyncio.Server] = []
-        self._open: set[Connection] = set()
+        self._open: set[ListenerConnection] = set()
         self.draining = False
         self.warnings = Warnings(log, self.loop)
         self._reserve = Reserve(limits, self.warnings)
@@ -123,14 +123,14 @@ class Listener:
             self._empty.clear()
             await self._empty.wait()
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: ListenerConnection) -> None:
         """This connection is gone."""
         self._open.discard(connection)
         self._reserve.forget(connection)
         if not self._open:
             self._empty.set()
 
-    def speak(self, wire: Wire) -> Connection:
+    def speak(self, wire: Wire) -> ListenerConnection:
         """A new connection of this wire, which the listener knows from now on."""
         connection = wire(self)
         self.met(connection)
@@ -139,13 +139,13 @@ class Listener:
     def _accept(self) -> Any:
         if self._http2 is None and self._tls is None:
             return self.speak(self._http1)
-        return _Unknown(self, self._http1, self._http2)
+        return _ProtocolDetector(self, self._http1, self._http2)
 
-    def met(self, connection: Connection) -> None:
+    def met(self, connection: ListenerConnection) -> None:
         """This connection is there."""
         self._open.add(connection)
 
-    def admits(self, connection: Connection, transport: Any) -> bool:
+    def admits(self, connection: ListenerConnection, transport: Any) -> bool:
         """Return whether a connection that has just been made may send any request.
 
         If not, the server has too many: the connection is for one health check and may be aborted for another one.
@@ -153,7 +153,7 @@ class Listener:
         return self._reserve.admits(connection, transport, len(self._open))
 
 
-class _Unknown(asyncio.BufferedProtocol):
+class _ProtocolDetector(asyncio.BufferedProtocol):
     """A connection of which the wire is not known yet. Over TLS it may come to nothing before it is made."""
 
     slot = 0
@@ -228,15 +228,15 @@ class _Unknown(asyncio.BufferedProtocol):
         self._transport.abort()
 
 
-def _drain(connection: Connection) -> None:
+def _drain(connection: ListenerConnection) -> None:
     connection.drain()
 
 
-def _cut(connection: Connection) -> None:
+def _cut(connection: ListenerConnection) -> None:
     connection.cut()
 
 
-def _abort(connection: Connection) -> None:
+def _abort(connection: ListenerConnection) -> None:
     connection.abort()
 
 

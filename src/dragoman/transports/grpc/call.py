@@ -8,11 +8,11 @@ from typing import Any, Protocol
 from dragoman.protocols.wire import HttpFault
 from dragoman.transports.bodies import Bodies
 from dragoman.transports.encoding import decoded
+from dragoman.transports.grpc.call_headers import CallHeaders
 from dragoman.transports.grpc.handlers import GrpcError
-from dragoman.transports.grpc.head import CallHead
-from dragoman.transports.grpc.messages import Messages
+from dragoman.transports.grpc.messages import MessageReader
 from dragoman.transports.grpc.status import trailers, trailers_only
-from dragoman.transports.http2.stream import Buffer, Stream
+from dragoman.transports.http2.stream import Buffer, Http2Stream
 from dragoman.transports.limits import Limits
 from dragoman.transports.turns import Turns
 
@@ -22,7 +22,7 @@ SMALL = 1 << 16
 _GRACE_S = 0.05
 
 
-class House(Protocol):
+class CallServer(Protocol):
     """What a call needs of its server."""
 
     loop: asyncio.AbstractEventLoop
@@ -30,12 +30,12 @@ class House(Protocol):
     bodies: Bodies
     turns: Turns
 
-    def enter(self, call: "Call") -> None: ...
+    def enter(self, call: "GrpcCall") -> None: ...
 
-    def leave(self, call: "Call") -> None: ...
+    def leave(self, call: "GrpcCall") -> None: ...
 
 
-class Call:
+class GrpcCall:
     """One call. It is over for the client once its status is sent, and for the server once its task has ended."""
 
     __slots__ = (
@@ -43,13 +43,13 @@ class Call:
         "_messages", "_stream", "_task", "_timer", "connection", "deadline_s", "head",
     )  # fmt: skip
 
-    def __init__(self, house: House, stream: Stream, head: CallHead) -> None:
+    def __init__(self, house: CallServer, stream: Http2Stream, head: CallHeaders) -> None:
         self._house = house
         self._stream = stream
         self.connection = stream.connection
         self.head = head
         self.deadline_s = None if head.timeout_s is None else time.monotonic() + head.timeout_s
-        self._messages: Messages | None = None
+        self._messages: MessageReader | None = None
         self._task: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._begun = self._gone = self._left = False
@@ -72,13 +72,13 @@ class Call:
     def _feed(self, data: bytes | memoryview, at: int, stop: int) -> None:
         messages = self._messages
         if messages is None:
-            messages = self._messages = Messages(self._house.limits.max_body_bytes)
+            messages = self._messages = MessageReader(self._house.limits.max_body_bytes)
         begun = messages.begun
         self._count(stop - at)
         messages.feed(data, at, stop)
         self._fed(messages, begun)
 
-    def _fed(self, messages: Messages, begun: bool) -> None:
+    def _fed(self, messages: MessageReader, begun: bool) -> None:
         if messages.begun and not (begun and not messages.ready):
             self._began_s = self._house.loop.time()
             self._heard = 0
@@ -98,7 +98,7 @@ class Call:
         except GrpcError as fault:
             self.refuse(fault)
 
-    def heard(self, messages: Messages) -> None:
+    def heard(self, messages: MessageReader) -> None:
         """More has come."""
 
     def heard_all(self) -> None:

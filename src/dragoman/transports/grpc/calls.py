@@ -7,23 +7,23 @@ from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import GrpcProtocol
 from dragoman.transports.bodies import Bodies
 from dragoman.transports.grpc.admission import Admission
-from dragoman.transports.grpc.call import Call
+from dragoman.transports.grpc.call import GrpcCall
+from dragoman.transports.grpc.call_headers import CallHeaders, parse_call_headers
 from dragoman.transports.grpc.handlers import Handler, UnaryHandler
-from dragoman.transports.grpc.head import CallHead, call_head
 from dragoman.transports.grpc.services import make_handlers
 from dragoman.transports.grpc.status import trailers_only
 from dragoman.transports.grpc.streaming import StreamCall
 from dragoman.transports.grpc.unary import UnaryCall
 from dragoman.transports.http2.fields import encoded
 from dragoman.transports.http2.request import Http2Headers
-from dragoman.transports.http2.stream import Http2Handler, Http2Service, Stream
+from dragoman.transports.http2.stream import Http2Handler, Http2Service, Http2Stream
 from dragoman.transports.limits import Limits
 from dragoman.transports.turns import Turns
 
 _NOT_GRPC = encoded([(b":status", b"415"), (b"content-length", b"0")])
 
 
-class Calls:
+class GrpcCalls:
     """Answers the streams of any HTTP/2 connection that are calls; `others` answers those that are not."""
 
     def __init__(
@@ -41,43 +41,43 @@ class Calls:
         self.turns = Turns(self.loop)
         self.stopping: asyncio.Future[None] = self.loop.create_future()
         self.handlers: Mapping[str, Handler] = make_handlers(engine, protocols, self.stopping, bodies)
-        self._calls: set[Call] = set()
+        self._calls: set[GrpcCall] = set()
         self._admission = Admission(limits)
         self._idle: asyncio.Future[None] | None = None
 
     # --- streams -------------------------------------------------------------------------------------------------
 
-    def open(self, stream: Stream, head: Http2Headers, ended: bool) -> Http2Handler:
+    def open(self, stream: Http2Stream, head: Http2Headers, ended: bool) -> Http2Handler:
         """A request begins."""
         if not head.note:
-            head.note.append(call_head(head, self.handlers) if head.is_grpc else None)
-        found: CallHead | None = head.note[0]
+            head.note.append(parse_call_headers(head, self.handlers) if head.is_grpc else None)
+        found: CallHeaders | None = head.note[0]
         if found is None:
             return self._other(stream, head, ended)
         refused = found.refused or self._admission.enter(stream.connection, found.health)
         if refused is not None:
             stream.send_headers(trailers_only(refused), ended=True)
-            return Nobody()
+            return IgnoredRequest()
         if isinstance(found.handler, UnaryHandler):
-            call: Call = UnaryCall(self, stream, found)
+            call: GrpcCall = UnaryCall(self, stream, found)
         else:
             call = StreamCall(self, stream, found)
         if ended:
             call.receive(b"", 0, 0, True)
         return call
 
-    def _other(self, stream: Stream, head: Http2Headers, ended: bool) -> Http2Handler:
+    def _other(self, stream: Http2Stream, head: Http2Headers, ended: bool) -> Http2Handler:
         if self.others is not None:
             return self.others.open(stream, head, ended)
         stream.send_headers(_NOT_GRPC, ended=True)
-        return Nobody()
+        return IgnoredRequest()
 
     # --- calls ---------------------------------------------------------------------------------------------------
 
-    def enter(self, call: Call) -> None:
+    def enter(self, call: GrpcCall) -> None:
         self._calls.add(call)
 
-    def leave(self, call: Call) -> None:
+    def leave(self, call: GrpcCall) -> None:
         self._calls.discard(call)
         self._admission.leave(call.connection, call.head.health)
         if self._idle is not None and not self._calls and not self._idle.done():
@@ -96,7 +96,7 @@ class Calls:
             self._idle = None
 
 
-class Nobody:
+class IgnoredRequest:
     """Hears what is left of a request that has been answered."""
 
     def receive(self, data: bytes | memoryview, at: int, stop: int, ended: bool) -> None: ...

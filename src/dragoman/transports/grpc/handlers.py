@@ -23,8 +23,8 @@ from dragoman.protocols.wire import (
     GrpcStreamMethod,
 )
 from dragoman.system.coroutines import Start
-from dragoman.transports.aside import LARGE, Aside, weight
 from dragoman.transports.bodies import Bodies
+from dragoman.transports.executor import LARGE, MessageExecutor, weight
 
 log = logging.getLogger("dragoman.grpc")
 
@@ -88,27 +88,27 @@ def table_handlers(
     engine: CallHandler, protocols: Sequence[GrpcProtocol], stopping: asyncio.Future[None], bodies: Bodies
 ) -> dict[str, Handler]:
     """The methods of tables, by their paths."""
-    aside = Aside(bodies)
+    aside = MessageExecutor(bodies)
     found: dict[str, Handler] = {}
     for protocol in protocols:
         for method in protocol.methods:
             match method:
                 case GrpcMethod():
-                    handler: Handler = Unary(engine, protocol, method, aside).handler()
+                    handler: Handler = UnaryMethod(engine, protocol, method, aside).handler()
                 case GrpcStreamMethod():
-                    handler = StreamHandler(Stream(engine, protocol, method, stopping, aside).talk)
+                    handler = StreamHandler(StreamMethod(engine, protocol, method, stopping, aside).talk)
             found[f"/{protocol.service}/{method.name}"] = handler
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class Unary:
+class UnaryMethod:
     """A method of one message in and one out."""
 
     engine: CallHandler
     protocol: GrpcProtocol
     method: GrpcMethod
-    aside: Aside
+    aside: MessageExecutor
 
     def handler(self) -> UnaryHandler:
         return UnaryHandler(self.answer, self.begin, self.method.health)
@@ -156,7 +156,7 @@ class Unary:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class StreamMethod:
     """A method of messages both ways; they are answered one after the other.
 
     The next message is read, and the next piece asked of the model, when the last one has been written: a client
@@ -167,7 +167,7 @@ class Stream:
     protocol: GrpcProtocol
     method: GrpcStreamMethod
     stopping: asyncio.Future[None]
-    aside: Aside
+    aside: MessageExecutor
 
     async def talk(self, peer: Peer) -> None:
         async with aclosing(received(peer, self.stopping)) as bodies:

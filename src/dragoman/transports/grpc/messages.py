@@ -1,4 +1,4 @@
-"""Messages as they come in: a flag, a length, and as many bytes, whatever pieces they are cut into."""
+"""Parse gRPC messages: a compression flag, a length, and the message."""
 
 import struct
 from collections import deque
@@ -14,7 +14,7 @@ prefix = struct.Struct(">BI")
 _SMALL: Final = 1 << 14
 
 
-class Messages:
+class MessageReader:
     """The messages of one call. `ready` holds those that are whole, each with whether it is packed.
 
     `awaited` is how many bytes of the one under way are still to come.

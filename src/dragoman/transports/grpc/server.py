@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import GrpcProtocol
 from dragoman.transports.bodies import Bodies
-from dragoman.transports.grpc.calls import Calls
+from dragoman.transports.grpc.calls import GrpcCalls
 from dragoman.transports.http2.limits import http2_limits
 from dragoman.transports.http2.protocol import http2
 from dragoman.transports.limits import Limits
@@ -34,12 +34,12 @@ class GrpcServer:
         self._limits = limits
         self._bodies = bodies or Bodies(limits.max_bodies_bytes)
         self._tls = tls
-        self._calls: Calls | None = None
+        self._calls: GrpcCalls | None = None
         self._listener: Listener | None = None
 
-    def made(self) -> Calls:
+    def made(self) -> GrpcCalls:
         """What answers the calls."""
-        return Calls(self._engine, self._protocols, self._limits, self._bodies)
+        return GrpcCalls(self._engine, self._protocols, self._limits, self._bodies)
 
     async def start(self, host: str, port: int, *, shared: bool = False) -> int:
         """Listens and returns the port, which the system chooses where 0 is asked for.

@@ -4,21 +4,21 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from dragoman.transports.grpc.call import SMALL, Call, House, unread
+from dragoman.transports.grpc.call import SMALL, CallServer, GrpcCall, unread
+from dragoman.transports.grpc.call_headers import CallHeaders
 from dragoman.transports.grpc.handlers import GrpcError, Reply, StreamHandler, parts_of, told
-from dragoman.transports.grpc.head import CallHead
-from dragoman.transports.grpc.messages import PREFIX_BYTES, Messages, prefix
+from dragoman.transports.grpc.messages import PREFIX_BYTES, MessageReader, prefix
 from dragoman.transports.grpc.status import HEAD, OK
-from dragoman.transports.http2.stream import Stream
+from dragoman.transports.http2.stream import Http2Stream
 from dragoman.transports.turns import LARGE_REQUEST
 
 
-class StreamCall(Call):
+class StreamCall(GrpcCall):
     """The peer of a handler. What the handler does not read stays with the client, beyond one window of it."""
 
     __slots__ = ("_ended", "_idle_since_s", "_in_work", "_reader", "_writer")
 
-    def __init__(self, house: House, stream: Stream, head: CallHead) -> None:
+    def __init__(self, house: CallServer, stream: Http2Stream, head: CallHeaders) -> None:
         super().__init__(house, stream, head)
         self._ended = False
         self._in_work = 0  # bytes of the message that is being answered
@@ -35,7 +35,7 @@ class StreamCall(Call):
 
     # --- in ------------------------------------------------------------------------------------------------------
 
-    def heard(self, messages: Messages) -> None:
+    def heard(self, messages: MessageReader) -> None:
         if messages.ready:
             _wake(self._reader)
         elif messages.awaited:

@@ -10,12 +10,12 @@ from typing import Any
 
 from dragoman.protocols.wire import Buffer, GrpcAnswer, GrpcRequest
 from dragoman.system.coroutines import Start
-from dragoman.transports.grpc.call import SMALL, Call, House, unread
+from dragoman.transports.grpc.call import SMALL, CallServer, GrpcCall, unread
+from dragoman.transports.grpc.call_headers import CallHeaders
 from dragoman.transports.grpc.handlers import GrpcError, Reply, UnaryHandler, parts_of, told
-from dragoman.transports.grpc.head import CallHead
-from dragoman.transports.grpc.messages import Messages, prefix
+from dragoman.transports.grpc.messages import MessageReader, prefix
 from dragoman.transports.grpc.status import HEAD, OK, ok
-from dragoman.transports.http2.stream import Stream
+from dragoman.transports.http2.stream import Http2Stream
 from dragoman.transports.turns import LARGE_REQUEST
 
 log = logging.getLogger("dragoman.grpc")
@@ -24,12 +24,12 @@ _unpack = prefix.unpack_from
 _pack = prefix.pack
 
 
-class UnaryCall(Call):
+class UnaryCall(GrpcCall):
     """It starts once its message is whole and the client has said all."""
 
     __slots__ = ("_message",)
 
-    def __init__(self, house: House, stream: Stream, head: CallHead) -> None:
+    def __init__(self, house: CallServer, stream: Http2Stream, head: CallHeaders) -> None:
         super().__init__(house, stream, head)
         self._message: Buffer | None = None
         self._began_s = house.loop.time()
@@ -43,10 +43,10 @@ class UnaryCall(Call):
                 return
         super().receive(data, at, stop, ended)
 
-    def _fed(self, messages: Messages, begun: bool) -> None:
+    def _fed(self, messages: MessageReader, begun: bool) -> None:
         self.heard(messages)
 
-    def heard(self, messages: Messages) -> None:
+    def heard(self, messages: MessageReader) -> None:
         if len(messages.ready) + messages.begun > 1:
             raise GrpcError("INTERNAL", "expected one message, got more")
         if messages.awaited:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 
-from dragoman.transports.http1.head import not_http
+from dragoman.transports.http1.headers import not_http
 
 # A size, perhaps with extensions, which mean nothing to anybody; and a field of the trailer, which is passed over.
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
@@ -14,7 +14,7 @@ _MAX_TRAILER = 16 << 10
 _OVERHEAD, _OVERHEAD_EACH = 64 << 10, 16
 
 
-class Chunks:
+class ChunkedDecoder:
     """Takes bytes and puts what they hold of the body into `put`; `done` once the trailer has ended."""
 
     __slots__ = ("_ended", "_last", "_left", "_overhead", "_put", "_size", "_trailer", "done")

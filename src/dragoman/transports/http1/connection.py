@@ -9,12 +9,12 @@ from typing import Any
 
 from dragoman.protocols.wire import HttpFault, HttpRequest, HttpResponse
 from dragoman.system.coroutines import Start
-from dragoman.transports.aside import is_large
-from dragoman.transports.http1.head import NO_HEAD, Head
-from dragoman.transports.http1.incoming import Asked, Desk, Incoming, Refused
-from dragoman.transports.http1.outgoing import Outgoing
-from dragoman.transports.http1.outlet import Outlet
-from dragoman.transports.http1.patience import Stage, due_s
+from dragoman.transports.executor import is_large
+from dragoman.transports.http1.headers import NO_HEAD, Http1Headers
+from dragoman.transports.http1.request_reader import Http1Context, Http1Request, RejectedRequest, RequestReader
+from dragoman.transports.http1.response_headers import ResponseHeaderWriter
+from dragoman.transports.http1.response_writer import Http1ResponseWriter
+from dragoman.transports.http1.timeouts import Stage, due_s
 from dragoman.transports.listener import Listener
 from dragoman.transports.reserve import TOO_MANY_CONNECTIONS
 from dragoman.transports.turns import LARGE_REQUEST, Turns
@@ -27,7 +27,7 @@ _AHEAD = 1 << 14
 _TURNS = 16
 
 
-class Connection(asyncio.BufferedProtocol):
+class Http1Connection(asyncio.BufferedProtocol):
     """Moves bytes between a transport, what they mean, and the application."""
 
     __slots__ = (
@@ -53,13 +53,13 @@ class Connection(asyncio.BufferedProtocol):
         "slot",
     )
 
-    def __init__(self, desk: Desk, outgoing: Outgoing, turns: Turns, listener: Listener) -> None:
+    def __init__(self, desk: Http1Context, outgoing: ResponseHeaderWriter, turns: Turns, listener: Listener) -> None:
         self.slot = 0
         self._desk = desk
         self._turns = turns
         self._listener = listener
-        self._incoming = Incoming(desk)
-        self._out = Outlet(outgoing, listener.loop)
+        self._incoming = RequestReader(desk)
+        self._out = Http1ResponseWriter(outgoing, listener.loop)
         self._out.draining = listener.draining
         self._transport: Any = None
         self._stage = Stage.NEW  # what is awaited,
@@ -160,9 +160,9 @@ class Connection(asyncio.BufferedProtocol):
                 if arrival is None:
                     break
                 turns += 1
-                if type(arrival) is Asked:
+                if type(arrival) is Http1Request:
                     self._ask(arrival)
-                elif type(arrival) is Refused:
+                elif type(arrival) is RejectedRequest:
                     self._refuse(arrival)
                 else:
                     self._out.go_on()
@@ -198,7 +198,7 @@ class Connection(asyncio.BufferedProtocol):
             self._hang_up()
         return True
 
-    def _wait_for(self, answering: Any, head: Head) -> None:
+    def _wait_for(self, answering: Any, head: Http1Headers) -> None:
         """The answer to a request takes its time; its body counts from now on."""
         self._calm = False
         self._out.begin(head)
@@ -206,7 +206,7 @@ class Connection(asyncio.BufferedProtocol):
             self._desk.bodies.take(head.length)
         except HttpFault as fault:
             answering.close()
-            self._refuse(Refused(None, fault, fatal=True))
+            self._refuse(RejectedRequest(None, fault, fatal=True))
             return
         self._asking, self._held = True, head.length
         self._run(answering)
@@ -238,7 +238,7 @@ class Connection(asyncio.BufferedProtocol):
         self._since_s = self._listener.loop.time()
         self._listener.wheel.watch(self, due_s(stage, self._since_s, 0, self._desk.limits))
 
-    def _refuse(self, refused: Refused) -> None:
+    def _refuse(self, refused: RejectedRequest) -> None:
         head = refused.head
         protocol = head.match.protocol if head is not None and head.match is not None else None
         response = self._desk.application.refusal(refused.fault, protocol)
@@ -248,12 +248,12 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- the request under way ----------------------------------------------------------------------------------
 
-    def _ask(self, asked: Asked) -> None:
+    def _ask(self, asked: Http1Request) -> None:
         head = asked.head
         match: Any = head.match
         if self._reserved and not match.health:
             self._desk.bodies.give_back(len(asked.body))
-            self._refuse(Refused(head, TOO_MANY_CONNECTIONS, fatal=True))
+            self._refuse(RejectedRequest(head, TOO_MANY_CONNECTIONS, fatal=True))
             return
         self._asking, self._held = True, len(asked.body)
         self._out.begin(head)
@@ -263,7 +263,7 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._answer(head, request)
 
-    def _answer_in_turn(self, head: Head, request: HttpRequest) -> None:
+    def _answer_in_turn(self, head: Http1Headers, request: HttpRequest) -> None:
         """Answer a large request, whose client may have left while it was queued."""
         queued, self._queued = self._queued, False
         try:
@@ -277,7 +277,7 @@ class Connection(asyncio.BufferedProtocol):
         if queued:
             self._advance()
 
-    def _answer(self, head: Head, request: HttpRequest) -> None:
+    def _answer(self, head: Http1Headers, request: HttpRequest) -> None:
         out, application = self._out, self._desk.application
         match: Any = head.match
         at_once = head.plain and not is_large(request)
@@ -358,7 +358,7 @@ class Connection(asyncio.BufferedProtocol):
             return due
         fault = self._stage.fault(limits, self._incoming.held)
         if fault is not None:
-            self._refuse(Refused(None, fault, fatal=True))
+            self._refuse(RejectedRequest(None, fault, fatal=True))
         elif self._transport.get_write_buffer_size():
             self._transport.abort()  # to close would wait for a client that does not even read its last answer
         else:
@@ -382,7 +382,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.abort()
 
 
-def http1(desk: Desk) -> Callable[[Listener], Connection]:
+def http1(desk: Http1Context) -> Callable[[Listener], Http1Connection]:
     """The wire, for a listener."""
-    outgoing, turns = Outgoing(), Turns(asyncio.get_running_loop())
-    return lambda listener: Connection(desk, outgoing, turns, listener)
+    outgoing, turns = ResponseHeaderWriter(), Turns(asyncio.get_running_loop())
+    return lambda listener: Http1Connection(desk, outgoing, turns, listener)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.frames import Http2StreamError
-from dragoman.transports.http2.stream import Stream
+from dragoman.transports.http2.stream import Http2Stream
 
 # Less than this of a body is read into the buffer that all connections share.
 _DIRECT_BYTES = 1 << 13
@@ -18,14 +18,14 @@ class BodyReceiver:
 
     __slots__ = ("_ended", "_fail", "_stream", "left", "padding")
 
-    def __init__(self, fail: Callable[[Stream, Exception], None]) -> None:
+    def __init__(self, fail: Callable[[Http2Stream, Exception], None]) -> None:
         self._fail = fail
-        self._stream: Stream | None = None
+        self._stream: Http2Stream | None = None
         self._ended = False
         self.left = 0
         self.padding = 0
 
-    def begin(self, stream: Stream | None, size: int, padding: int, *, ended: bool) -> None:
+    def begin(self, stream: Http2Stream | None, size: int, padding: int, *, ended: bool) -> None:
         """A frame begins; without a stream it is skipped."""
         self._stream, self.left, self.padding, self._ended = stream, size, padding, ended
 
@@ -48,7 +48,7 @@ class BodyReceiver:
         self.padding -= skipped
         return stop + skipped
 
-    def end(self, stream: Stream) -> None:
+    def end(self, stream: Http2Stream) -> None:
         """Trailers have ended the body."""
         self.begin(stream, 0, 0, ended=True)
         self.receive(b"", 0, 0)
@@ -74,7 +74,7 @@ class BodyReceiver:
         except Exception as error:
             self._fail(stream, error)
 
-    def _count(self, stream: Stream, size: int, ended: bool) -> None:
+    def _count(self, stream: Http2Stream, size: int, ended: bool) -> None:
         """Raises Http2StreamError if the body is not as long as announced."""
         if stream.length >= 0:
             stream.length -= size
@@ -84,7 +84,7 @@ class BodyReceiver:
         if ended:
             stream.remote_ended = True
 
-    def forget(self, stream: Stream) -> None:
+    def forget(self, stream: Http2Stream) -> None:
         """Skip what is left of a frame of this stream."""
         if stream is self._stream:
             self._stream = None

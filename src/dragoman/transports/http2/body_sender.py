@@ -7,7 +7,7 @@ from dragoman.transports.http2 import frames
 from dragoman.transports.http2.backlog import Backlog
 from dragoman.transports.http2.frame_writer import FrameWriter
 from dragoman.transports.http2.frames import Http2ConnectionError, Http2StreamError
-from dragoman.transports.http2.stream import Buffer, Stream
+from dragoman.transports.http2.stream import Buffer, Http2Stream
 
 # Bytes passed to the transport before a check whether the client reads them.
 _BATCH_BYTES = 1 << 18
@@ -28,10 +28,12 @@ class BodySender:
 
     __slots__ = ("_on_sent", "_waiting", "_writer", "backlog", "moved_s", "now_s", "paused", "stream_window", "window")
 
-    def __init__(self, writer: FrameWriter, backlog: Backlog, on_sent: Callable[[Stream], None], now_s: float) -> None:
+    def __init__(
+        self, writer: FrameWriter, backlog: Backlog, on_sent: Callable[[Http2Stream], None], now_s: float
+    ) -> None:
         self._writer = writer
         self._on_sent = on_sent
-        self._waiting: deque[Stream] = deque()
+        self._waiting: deque[Http2Stream] = deque()
         self.backlog = backlog
         self.paused = False
         self.window = frames.DEFAULT_WINDOW
@@ -48,14 +50,14 @@ class BodySender:
             code = frames.FLOW_CONTROL_ERROR if increment else frames.PROTOCOL_ERROR
             raise Http2ConnectionError(code, f"the connection's window cannot grow by {increment}")
 
-    def widen_stream(self, stream: Stream, increment: int) -> None:
+    def widen_stream(self, stream: Http2Stream, increment: int) -> None:
         """Widen a stream's window. Raises Http2StreamError."""
         stream.window_out += increment
         if not increment or stream.window_out > frames.LARGEST_WINDOW:
             code = frames.FLOW_CONTROL_ERROR if increment else frames.PROTOCOL_ERROR
             raise Http2StreamError(code, f"a stream's window cannot grow by {increment}")
 
-    def set_stream_window(self, size: int, streams: Sequence[Stream]) -> None:
+    def set_stream_window(self, size: int, streams: Sequence[Http2Stream]) -> None:
         """Change the initial window of streams, and with it that of open ones. Raises Http2ConnectionError."""
         change = size - self.stream_window
         self.stream_window = size
@@ -68,7 +70,7 @@ class BodySender:
     # --- bodies --------------------------------------------------------------------------------------------------
 
     def send_response(
-        self, stream: Stream, headers: bytes, parts: Sequence[Buffer], size: int, trailers: bytes
+        self, stream: Http2Stream, headers: bytes, parts: Sequence[Buffer], size: int, trailers: bytes
     ) -> bool:
         """Send a whole response at once if there is room for all of it; return whether it was sent."""
         writer = self._writer
@@ -86,7 +88,7 @@ class BodySender:
             writer.flush()
         return True
 
-    def queue(self, stream: Stream, parts: Sequence[Buffer]) -> None:
+    def queue(self, stream: Http2Stream, parts: Sequence[Buffer]) -> None:
         """Send these bytes as soon as there is room."""
         if not stream.pending:
             stream.pending = deque()
@@ -104,13 +106,13 @@ class BodySender:
             self._waiting.append(stream)
         self.pump()
 
-    def finish(self, stream: Stream, trailers: bytes) -> None:
+    def finish(self, stream: Http2Stream, trailers: bytes) -> None:
         """End the stream once its body is sent; without trailers if they are empty."""
         stream.trailers = trailers
         if not stream.pending:
             self._send_end(stream)
 
-    def drop(self, stream: Stream) -> None:
+    def drop(self, stream: Http2Stream) -> None:
         """Discard what waits to be sent on a stream."""
         if stream.pending:
             self._uncount(stream)
@@ -145,7 +147,7 @@ class BodySender:
         if not was_batching:
             writer.flush()
 
-    def _send_some(self, stream: Stream) -> None:
+    def _send_some(self, stream: Http2Stream) -> None:
         """Give a stream its turn."""
         assert stream.pending is not None
         most = left = min(_TURN_BYTES, self.window, stream.window_out)
@@ -161,26 +163,26 @@ class BodySender:
         if most - left >= _MIN_PROGRESS_BYTES or not stream.pending:
             stream.sent_s = self.moved_s = self.now_s
 
-    def unread_since_s(self, stream: Stream) -> float:
+    def unread_since_s(self, stream: Http2Stream) -> float:
         """Return since when the client has made no room for what waits on a stream.
 
         A stream whose own window is open only waits for its turn: it counts as read while any other one is.
         """
         return max(stream.sent_s, self.moved_s) if stream.window_out > 0 else stream.sent_s
 
-    def _uncount(self, stream: Stream) -> None:
+    def _uncount(self, stream: Http2Stream) -> None:
         """A body counts until its last byte is sent, because a part keeps the whole in memory."""
         self.backlog.size -= stream.kept
         stream.kept = 0
 
-    def _sent_all(self, stream: Stream) -> None:
+    def _sent_all(self, stream: Http2Stream) -> None:
         self._uncount(stream)
         if stream.trailers is not None:
             self._send_end(stream)
         elif stream.handler is not None:
             stream.handler.drained()
 
-    def _send_end(self, stream: Stream) -> None:
+    def _send_end(self, stream: Http2Stream) -> None:
         if stream.trailers:
             self._writer.send_headers(stream.number, stream.trailers, ended=True)
         else:

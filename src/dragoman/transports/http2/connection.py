@@ -19,7 +19,7 @@ from dragoman.transports.http2.limits import Http2Limits
 from dragoman.transports.http2.rate_limits import RateLimits
 from dragoman.transports.http2.receive_windows import ReceiveWindows
 from dragoman.transports.http2.request import Http2Headers, check_trailers
-from dragoman.transports.http2.stream import Buffer, Http2Service, Stream
+from dragoman.transports.http2.stream import Buffer, Http2Service, Http2Stream
 from dragoman.transports.http2.stream_table import StreamTable
 
 log = logging.getLogger("dragoman.http2")
@@ -169,12 +169,12 @@ class Http2Connection:
         if ended and length > 0:
             raise Http2StreamError(frames.PROTOCOL_ERROR, f"expected {length} bytes, got no body")
         sender = self.sender
-        stream = Stream(self, number, length, self._limits.stream_window, sender.stream_window, sender.now_s)
+        stream = Http2Stream(self, number, length, self._limits.stream_window, sender.stream_window, sender.now_s)
         streams.open[number] = stream
         stream.remote_ended = ended
         self._start(stream, headers, ended)
 
-    def _start(self, stream: Stream, headers: Http2Headers, ended: bool) -> None:
+    def _start(self, stream: Http2Stream, headers: Http2Headers, ended: bool) -> None:
         try:
             handler = self._service.open(stream, headers, ended)
         except Exception as error:
@@ -183,7 +183,7 @@ class Http2Connection:
             if not stream.local_ended:
                 stream.handler = handler
 
-    def _handle_trailers(self, stream: Stream, ended: bool, block: bytes) -> None:
+    def _handle_trailers(self, stream: Http2Stream, ended: bool, block: bytes) -> None:
         fields, too_many = self._blocks.decode(block)
         if stream.remote_ended:
             raise Http2StreamError(frames.STREAM_CLOSED, "fields after the end of a request")
@@ -234,7 +234,7 @@ class Http2Connection:
         if not self.streams.was_reset(number):
             raise Http2StreamError(frames.STREAM_CLOSED, "DATA after the end of a request")
 
-    def _handler_failed(self, stream: Stream, error: Exception) -> None:
+    def _handler_failed(self, stream: Http2Stream, error: Exception) -> None:
         """Handle an error of one stream; the others are not affected. Raises a Http2ConnectionError again."""
         if isinstance(error, Http2ConnectionError):
             raise error
@@ -394,33 +394,33 @@ class Http2Connection:
         self.streams.reject(number, error.code)
         self._rates.count_reset()
 
-    def _stream_removed(self, stream: Stream) -> None:
+    def _stream_removed(self, stream: Http2Stream) -> None:
         self._body.forget(stream)
         self.sender.drop(stream)
         if self.draining:
             self._close_if_done()
 
-    def reset(self, stream: Stream, code: int) -> None:
+    def reset(self, stream: Http2Stream, code: int) -> None:
         self.streams.reset(stream, code)
 
     # --- for streams ---------------------------------------------------------------------------------------------
 
-    def send_headers(self, stream: Stream, block: bytes, ended: bool) -> None:
+    def send_headers(self, stream: Http2Stream, block: bytes, ended: bool) -> None:
         if not stream.local_ended:
             self._writer.send_headers(stream.number, block, ended=ended)
             if ended:
                 self.streams.response_sent(stream)
 
-    def send_data(self, stream: Stream, parts: Sequence[Buffer]) -> None:
+    def send_data(self, stream: Http2Stream, parts: Sequence[Buffer]) -> None:
         if not stream.local_ended:
             self.sender.queue(stream, parts)
 
-    def send_trailers(self, stream: Stream, block: bytes) -> None:
+    def send_trailers(self, stream: Http2Stream, block: bytes) -> None:
         if not stream.local_ended:
             self.sender.finish(stream, block)
 
     def send_response(
-        self, stream: Stream, headers: bytes, parts: Sequence[Buffer], size: int, trailers: bytes
+        self, stream: Http2Stream, headers: bytes, parts: Sequence[Buffer], size: int, trailers: bytes
     ) -> None:
         if stream.local_ended:
             return
@@ -436,8 +436,8 @@ class Http2Connection:
         if not was_batching:
             writer.flush()
 
-    def acknowledge(self, stream: Stream, size: int) -> None:
+    def acknowledge(self, stream: Http2Stream, size: int) -> None:
         self._windows.acknowledge(stream, size)
 
-    def widen(self, stream: Stream, size: int) -> None:
+    def widen(self, stream: Http2Stream, size: int) -> None:
         self._windows.widen(stream, size)

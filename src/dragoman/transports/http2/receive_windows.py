@@ -4,7 +4,7 @@ from dragoman.transports.http2 import frames
 from dragoman.transports.http2.frame_writer import FrameWriter
 from dragoman.transports.http2.frames import Http2ConnectionError, Http2StreamError
 from dragoman.transports.http2.limits import Http2Limits
-from dragoman.transports.http2.stream import Stream
+from dragoman.transports.http2.stream import Http2Stream
 
 
 class ReceiveWindows:
@@ -30,20 +30,20 @@ class ReceiveWindows:
             left = full
         self._left = left
 
-    def take_stream(self, stream: Stream, length: int) -> None:
+    def take_stream(self, stream: Http2Stream, length: int) -> None:
         """Count a DATA frame against its stream's window. Raises Http2StreamError."""
         stream.window_in -= length
         if stream.window_in < 0:
             raise Http2StreamError(frames.FLOW_CONTROL_ERROR, "more data than the stream's window allows")
 
-    def acknowledge(self, stream: Stream, size: int) -> None:
+    def acknowledge(self, stream: Http2Stream, size: int) -> None:
         """Let the client send as many bytes again, once they are half of the window."""
         stream.acknowledged += size
         if stream.acknowledged >= self._limits.stream_window >> 1 and not stream.remote_ended:
             self.widen(stream, stream.acknowledged)
             stream.acknowledged = 0
 
-    def widen(self, stream: Stream, size: int) -> None:
+    def widen(self, stream: Http2Stream, size: int) -> None:
         """Let the client send `size` bytes more."""
         size = min(size, frames.LARGEST_WINDOW - stream.window_in)
         stream.window_in += size

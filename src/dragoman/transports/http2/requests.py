@@ -1,4 +1,4 @@
-"""Requests over HTTP/2, for the application that answers those over HTTP/1.1."""
+"""Requests over HTTP/2, answered by the application."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from dragoman.transports.http1.body import Body, GrowingBody, too_large
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.fields import encoded
 from dragoman.transports.http2.request import Http2Headers
-from dragoman.transports.http2.stream import Buffer, Stream
+from dragoman.transports.http2.stream import Buffer, Http2Stream
 from dragoman.transports.reserve import TOO_MANY_CONNECTIONS
 from dragoman.transports.routing import Match
 from dragoman.transports.turns import LARGE_REQUEST, Turns
@@ -28,7 +28,7 @@ _FORBIDDEN = frozenset("\r\n\0")
 _CONTINUE = encoded([(b":status", b"100")])
 
 
-class Requests:
+class Http2Requests:
     """Answers the streams of any connection."""
 
     def __init__(self, application: Application) -> None:
@@ -36,8 +36,8 @@ class Requests:
         self.loop = asyncio.get_running_loop()
         self.turns = Turns(self.loop)
 
-    def open(self, stream: Stream, head: Http2Headers, ended: bool) -> "Request":
-        request = Request(self, stream, head)
+    def open(self, stream: Http2Stream, head: Http2Headers, ended: bool) -> "Http2Request":
+        request = Http2Request(self, stream, head)
         if ended:
             request.receive(b"", 0, 0, True)
         elif request.expects_continue:
@@ -45,10 +45,10 @@ class Requests:
         return request
 
 
-class Request:
+class Http2Request:
     """One request, and the caller who waits for its answer."""
 
-    def __init__(self, house: Requests, stream: Stream, head: Http2Headers) -> None:
+    def __init__(self, house: Http2Requests, stream: Http2Stream, head: Http2Headers) -> None:
         self.left = self.started = False
         self._house = house
         self._stream = stream

@@ -7,7 +7,7 @@ from typing import Any
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.frame_writer import FrameWriter
 from dragoman.transports.http2.frames import Http2ConnectionError
-from dragoman.transports.http2.stream import Stream
+from dragoman.transports.http2.stream import Http2Stream
 
 log = logging.getLogger("dragoman.http2")
 
@@ -23,11 +23,11 @@ class StreamTable:
 
     __slots__ = ("_on_removed", "_resets", "_writer", "last", "open")
 
-    def __init__(self, writer: FrameWriter, on_removed: Callable[[Stream], None]) -> None:
+    def __init__(self, writer: FrameWriter, on_removed: Callable[[Http2Stream], None]) -> None:
         self._writer = writer
         self._on_removed = on_removed
         self._resets: dict[int, None] = {}
-        self.open: dict[int, Stream] = {}
+        self.open: dict[int, Http2Stream] = {}
         self.last = 0
 
     def check_opened(self, number: int) -> None:
@@ -39,7 +39,7 @@ class StreamTable:
         """Return whether we reset this stream lately."""
         return number in self._resets
 
-    def response_sent(self, stream: Stream) -> None:
+    def response_sent(self, stream: Http2Stream) -> None:
         """The response is complete, so the stream ends, whether the request is or not."""
         stream.local_ended = True
         if stream.remote_ended:
@@ -47,13 +47,13 @@ class StreamTable:
         else:
             self.reset(stream, frames.NO_ERROR)  # 8.1: the rest of the request is not needed
 
-    def reset(self, stream: Stream, code: int) -> None:
+    def reset(self, stream: Http2Stream, code: int) -> None:
         """Reset a stream; its handler is not notified."""
         if stream.number in self.open:
             self._send_reset(stream.number, code)
             self._remove(stream)
 
-    def abort(self, stream: Stream, code: int) -> None:
+    def abort(self, stream: Http2Stream, code: int) -> None:
         """Reset a stream and notify its handler."""
         handler = stream.handler
         self.reset(stream, code)
@@ -66,7 +66,7 @@ class StreamTable:
         if stream is not None:
             self.drop(stream, code)
 
-    def drop(self, stream: Stream, code: int) -> None:
+    def drop(self, stream: Http2Stream, code: int) -> None:
         """Remove a stream that the client has reset or left, and notify its handler."""
         handler = stream.handler
         self._remove(stream)
@@ -78,7 +78,7 @@ class StreamTable:
             del self._resets[next(iter(self._resets))]
         self._writer.send(frames.rst_stream(number, code))
 
-    def _remove(self, stream: Stream) -> None:
+    def _remove(self, stream: Http2Stream) -> None:
         stream.local_ended = stream.remote_ended = True
         stream.handler = None  # they refer to each other; this frees both at once
         self.open.pop(stream.number, None)

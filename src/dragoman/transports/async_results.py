@@ -20,22 +20,22 @@ _MOST_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
-class Shelved(ServerCall[HttpResponse]):
+class StoredResultCall(ServerCall[HttpResponse]):
     """A request about an answer that is kept, on its way to the one process that keeps those of several front ends."""
 
     http: HttpRequest
 
 
-def shelved(http: HttpRequest) -> Request[HttpResponse]:
+def stored_result_request(http: HttpRequest) -> Request[HttpResponse]:
     """The request with everything in it that a process needs to answer it for another."""
     sent = structs.replace(http, body=bytes(http.body), headers=dict(http.headers), params=dict(http.params))
-    return Request(Shelved(sent), id=http.headers.get("x-request-id", ""))
+    return Request(StoredResultCall(sent), id=http.headers.get("x-request-id", ""))
 
 
-class Kept:
+class AsyncResult:
     """The caller of one request whose client has gone to come back: what is written stays here, part by part."""
 
-    def __init__(self, shelf: "Shelf") -> None:
+    def __init__(self, shelf: "AsyncResultStore") -> None:
         self._shelf = shelf
         self.status = 0
         self.headers: Headers = ()
@@ -71,11 +71,11 @@ class Kept:
         self.left = self.done = True
 
 
-class Shelf:
+class AsyncResultStore:
     """The answers that wait to be fetched."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, AsyncResult] = {}
         self._ends: dict[str, asyncio.TimerHandle] = {}
         self._work: dict[str, asyncio.Task[None]] = {}
         self._bytes = 0
@@ -87,11 +87,11 @@ class Shelf:
         self._bytes += size
         return True
 
-    def begin(self, later: Later, work: Callable[[Kept], Coroutine[Any, Any, None]]) -> HttpResponse:
+    def begin(self, later: Later, work: Callable[[AsyncResult], Coroutine[Any, Any, None]]) -> HttpResponse:
         """Let an answer be worked out, and tell its token. Raises Overloaded where too many are kept already."""
         if len(self._kept) >= _MOST_KEPT or self._bytes >= _MOST_BYTES:
             raise Overloaded("too many answers wait to be fetched; fetch some, or ask later", 1.0)
-        token, kept = secrets.token_urlsafe(24), Kept(self)
+        token, kept = secrets.token_urlsafe(24), AsyncResult(self)
         self._kept[token] = kept
         self._work[token] = asyncio.get_running_loop().create_task(work(kept))
         self._keep(token)

@@ -16,7 +16,7 @@ _NOT_METADATA: Final = frozenset(("te", "content-type", "content-length"))
 
 
 @dataclass(frozen=True, slots=True)
-class CallHead:
+class CallHeaders:
     """`metadata` is as handlers see it: without what is gRPC's own and without binary values. `encoding` is that of
     packed messages, "" where none are. `refused` is why there will be no call; `health` marks a health check."""
 
@@ -28,7 +28,7 @@ class CallHead:
     health: bool = False
 
 
-def call_head(head: Http2Headers, handlers: Mapping[str, Handler]) -> CallHead:
+def parse_call_headers(head: Http2Headers, handlers: Mapping[str, Handler]) -> CallHeaders:
     """The call that a request is for."""
     fields = dict(head.fields)
     handler, refused = handlers.get(head.path), None
@@ -50,7 +50,7 @@ def call_head(head: Http2Headers, handlers: Mapping[str, Handler]) -> CallHead:
             refused = refused or GrpcError("INTERNAL", f"malformed grpc-timeout {fields['grpc-timeout'][:32]!r}")
     metadata = {name: value for name, value in fields.items() if _is_metadata(name)}
     health = handler is not None and handler.health
-    return CallHead(handler, metadata, timeout_s, "" if encoding == "identity" else encoding, refused, health)
+    return CallHeaders(handler, metadata, timeout_s, "" if encoding == "identity" else encoding, refused, health)
 
 
 def _is_metadata(name: str) -> bool:

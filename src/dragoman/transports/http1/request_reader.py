@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from dragoman.protocols.wire import Buffer, HttpFault
 from dragoman.transports.application import Application
 from dragoman.transports.http1.body import Body, GrowingBody, too_large
-from dragoman.transports.http1.chunks import Chunks
-from dragoman.transports.http1.head import CHUNKED, KNOWN_BYTES, Head, Heads, Reading
+from dragoman.transports.http1.chunks import ChunkedDecoder
+from dragoman.transports.http1.headers import CHUNKED, KNOWN_BYTES, HeaderCache, HeaderParser, Http1Headers
 
 # What is read at a time where it is not a body's own place: a small request whole, and little of a large one.
 _SCRATCH = 16 << 10
@@ -15,44 +15,44 @@ _PASSED_OVER = 1 << 20
 
 
 @dataclass(slots=True)
-class Asked:
+class Http1Request:
     """A whole request."""
 
-    head: Head
+    head: Http1Headers
     body: Buffer
 
 
 @dataclass(slots=True)
-class Refused:
+class RejectedRequest:
     """A request that is answered with a fault; where it is `fatal`, nothing behind it can be understood."""
 
-    head: Head | None
+    head: Http1Headers | None
     fault: HttpFault
     fatal: bool
 
 
 @dataclass(slots=True)
-class Continue:
+class ExpectContinue:
     """The client waits for word that it may send the body (RFC 9110, 10.1.1)."""
 
 
-_CONTINUE = Continue()
-Arrival = Asked | Refused | Continue
+_CONTINUE = ExpectContinue()
+RequestEvent = Http1Request | RejectedRequest | ExpectContinue
 
 
-class Desk:
+class Http1Context:
     """What all connections of a server share."""
 
     def __init__(self, application: Application) -> None:
         self.application = application
         self.limits = application.limits
         self.bodies = application.bodies
-        self.heads = Heads(application)
+        self.heads = HeaderCache(application)
         # A transport asks where to read to, reads and tells so in one go; so one place serves all connections.
         self.scratch = memoryview(bytearray(_SCRATCH))
 
 
-class Incoming:
+class RequestReader:
     """Put bytes in with `room` and `came`, or with `put`, and take out what `next` gives until it gives None."""
 
     __slots__ = (
@@ -70,18 +70,20 @@ class Incoming:
         "_reading",
     )
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Http1Context) -> None:
         self._desk = desk
         self._data = b""  # what was read and is not used yet begins at _at
         self._at = 0
-        self._reading: Reading | None = None  # of a head that came in part; _fed bytes of it so far
+        self._reading: HeaderParser | None = None  # of a head that came in part; _fed bytes of it so far
         self._fed = 0
-        self._head: Head | None = None  # whose body comes in
+        self._head: Http1Headers | None = None  # whose body comes in
         self._body: Body | None = None
         self._growing: GrowingBody | None = None
-        self._chunks: Chunks | None = None
+        self._chunks: ChunkedDecoder | None = None
         self._over = 0  # bytes of a body to pass over
-        self._last: tuple[bytes, Head] | None = None  # a head with secrets, which this connection alone may know
+        self._last: tuple[bytes, Http1Headers] | None = (
+            None  # a head with secrets, which this connection alone may know
+        )
         self._fault: HttpFault | None = None
 
     # --- in ----------------------------------------------------------------------------------------------------
@@ -127,7 +129,7 @@ class Incoming:
 
     # --- out -----------------------------------------------------------------------------------------------------
 
-    def next(self) -> Arrival | None:
+    def next(self) -> RequestEvent | None:
         """The next request, or what is wrong with it; None where more bytes are needed."""
         try:
             if self._head is not None:
@@ -137,9 +139,9 @@ class Incoming:
             head = self._next_head()
             return None if head is None else self._begun(head)
         except HttpFault as fault:
-            return Refused(self._head, fault, fatal=True)
+            return RejectedRequest(self._head, fault, fatal=True)
 
-    def _next_head(self) -> Head | None:
+    def _next_head(self) -> Http1Headers | None:
         data, at = self._data, self._at
         if at == len(data):
             return None
@@ -158,7 +160,7 @@ class Incoming:
         self._at = end
         return found
 
-    def _read(self, raw: bytes) -> Head:
+    def _read(self, raw: bytes) -> Http1Headers:
         if self._last is not None and self._last[0] == raw:
             return self._last[1]
         found, kept = self._desk.heads.read(raw)
@@ -184,38 +186,38 @@ class Incoming:
         self._reading.feed(self._data[at + self._fed :])
         self._fed = len(self._data) - at
 
-    def _finished(self, reading: Reading, rest: bytes, size: int) -> Head:
+    def _finished(self, reading: HeaderParser, rest: bytes, size: int) -> Http1Headers:
         if size > self._desk.limits.max_header_bytes:
             raise self._desk.heads.too_large()
         reading.feed(rest)
         self._reading, self._fed = None, 0
         return self._desk.heads.finished(reading)
 
-    def _begun(self, head: Head) -> Arrival | None:
+    def _begun(self, head: Http1Headers) -> RequestEvent | None:
         """Its head is there: perhaps that is all, or its body is there too."""
         length, max_bytes = head.length, self._desk.limits.max_body_bytes
         if head.fault is not None:
             return self._refused(head, head.fault)
         if not length:
-            return Asked(head, b"")
+            return Http1Request(head, b"")
         if length > max_bytes:
-            return Refused(head, too_large(max_bytes), fatal=True)
+            return RejectedRequest(head, too_large(max_bytes), fatal=True)
         start, there = self._at, len(self._data) - self._at
         if 0 < length <= there:
             self._desk.bodies.take(length)
             self._at = start + length
-            return Asked(head, self._data[start : start + length])
+            return Http1Request(head, self._data[start : start + length])
         self._head = head
         if length == CHUNKED:
             self._growing = GrowingBody(max_bytes, self._desk.bodies)
-            self._chunks = Chunks(self._growing.put)
+            self._chunks = ChunkedDecoder(self._growing.put)
         else:
             self._body = Body(length, self._desk.bodies)
         if head.expects_continue and not there:
             return _CONTINUE
         return self._rest(head)
 
-    def _rest(self, head: Head) -> Asked | None:
+    def _rest(self, head: Http1Headers) -> Http1Request | None:
         """More of the body; it is whole where nothing is missing."""
         if self._fault is not None:
             raise self._fault
@@ -234,16 +236,16 @@ class Incoming:
         whole = self._body or self._growing
         assert whole is not None
         self._head = self._body = self._growing = self._chunks = None
-        return Asked(head, whole.whole())
+        return Http1Request(head, whole.whole())
 
     # --- what nobody wants -----------------------------------------------------------------------------------------
 
-    def _refused(self, head: Head, fault: HttpFault) -> Refused:
+    def _refused(self, head: Http1Headers, fault: HttpFault) -> RejectedRequest:
         """Nothing answers this path, so its body is passed over where it is not too long for that."""
         if head.length == CHUNKED or head.expects_continue or head.length > _PASSED_OVER:
-            return Refused(head, fault, fatal=True)
+            return RejectedRequest(head, fault, fatal=True)
         self._over = head.length
-        return Refused(head, fault, fatal=False)
+        return RejectedRequest(head, fault, fatal=False)
 
     def _passed_over(self) -> bool:
         count = min(self._over, self.waiting)

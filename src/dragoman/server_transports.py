@@ -14,8 +14,8 @@ from dragoman.engine.call_handler import CallHandler
 from dragoman.formats.policy import CREDENTIALS, Policy
 from dragoman.settings import ProtocolOptions, Settings, TransportOptions
 from dragoman.system import open_files
+from dragoman.transports.async_results import StoredResultCall as StoredResultCall
 from dragoman.transports.cors import Cors
-from dragoman.transports.later import Shelved as Shelved
 from dragoman.transports.limits import Limits
 
 Address = tuple[str, int]
@@ -30,7 +30,7 @@ class Ports:
     shared: bool = False
 
 
-class Front:
+class ServerTransports:
     """The transports of one process, which ask `engine` whatever their clients ask them."""
 
     def __init__(self, engine: CallHandler, settings: Settings) -> None:

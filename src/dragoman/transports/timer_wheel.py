@@ -12,7 +12,7 @@ _TICKS = 8
 _LEAST_S, _MOST_S = 0.005, 1.0
 
 
-class Watched(Protocol):
+class Timed(Protocol):
     """Something whose time may be over. `slot` is the wheel's to write; 0 at first."""
 
     slot: int
@@ -21,7 +21,7 @@ class Watched(Protocol):
         """Act where its time is over; gives when to look again, on the loop's clock, 0 for never."""
 
 
-class Wheel:
+class TimerWheel:
     """Looks at each watched thing once its time may be over, a tick later at most.
 
     A thing stands in one slot. That its time moves on, as it does with each request, costs nothing: it says so when
@@ -32,11 +32,11 @@ class Wheel:
     def __init__(self, loop: asyncio.AbstractEventLoop, shortest_s: float) -> None:
         self._loop = loop
         self._tick_s = min(_MOST_S, max(_LEAST_S, shortest_s / _TICKS))
-        self._slots: dict[int, set[Watched]] = {}
+        self._slots: dict[int, set[Timed]] = {}
         self._at = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def watch(self, whom: Watched, due_s: float) -> None:
+    def watch(self, whom: Timed, due_s: float) -> None:
         """Look at it at `due_s`, on the loop's clock, unless that happens earlier anyway."""
         slot = math.ceil(due_s / self._tick_s)
         if whom.slot:
@@ -49,7 +49,7 @@ class Wheel:
         whom.slot = slot = max(slot, self._at + 1)
         self._slots.setdefault(slot, set()).add(whom)
 
-    def forget(self, whom: Watched) -> None:
+    def forget(self, whom: Timed) -> None:
         found = self._slots.get(whom.slot)
         if found is not None:
             found.discard(whom)
@@ -68,7 +68,7 @@ class Wheel:
         self._at = upto
         self._timer = self._loop.call_later(self._tick_s, self._turn) if self._slots else None
 
-    def _look(self, whom: Watched, now_s: float) -> None:
+    def _look(self, whom: Timed, now_s: float) -> None:
         try:
             again_s = whom.overdue(now_s)
         except Exception:

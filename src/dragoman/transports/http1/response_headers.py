@@ -15,7 +15,7 @@ _KEEP = b"connection: keep-alive\r\n"
 _FORBIDDEN = frozenset("\r\n\0")
 
 
-class Outgoing:
+class ResponseHeaderWriter:
     """Writes heads. `known` are those that have been written lately, without the lines that differ."""
 
     def __init__(self) -> None:

@@ -5,8 +5,8 @@ import logging
 from typing import Any
 
 from dragoman.protocols.wire import Buffer, Headers, HttpResponse
-from dragoman.transports.http1.head import Head
-from dragoman.transports.http1.outgoing import CONTINUE, Outgoing
+from dragoman.transports.http1.headers import Http1Headers
+from dragoman.transports.http1.response_headers import CONTINUE, ResponseHeaderWriter
 
 log = logging.getLogger("dragoman.http")
 
@@ -18,7 +18,7 @@ _TURN, _TURN_PARTS = 1 << 16, 48
 _PIECE = 1 << 18
 
 
-class Outlet:
+class Http1ResponseWriter:
     """Writes answers. `close` tells that the one that was written last says it is the last.
 
     It is `choked` while the transport has no room; `left` once nobody is there, or was hung up on.
@@ -42,7 +42,7 @@ class Outlet:
         "started",
     )
 
-    def __init__(self, outgoing: Outgoing, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, outgoing: ResponseHeaderWriter, loop: asyncio.AbstractEventLoop) -> None:
         self.left = False
         self.started = False
         self.choked = False
@@ -52,7 +52,7 @@ class Outlet:
         self._outgoing = outgoing
         self._loop = loop
         self._transport: Any = None
-        self._head: Head | None = None
+        self._head: Http1Headers | None = None
         self._room: asyncio.Future[None] | None = None
         self._parts: list[Buffer] = []  # of a stream that go out at the end of this turn of the loop
         self._parts_size = 0
@@ -62,7 +62,7 @@ class Outlet:
     def open(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
 
-    def begin(self, head: Head | None) -> None:
+    def begin(self, head: Http1Headers | None) -> None:
         """What is written from now on answers this head."""
         self._head = head
         self.started = False
@@ -95,7 +95,7 @@ class Outlet:
         else:
             transport.writelines((text, *parts))
 
-    def write_plain(self, head: Head, response: HttpResponse) -> None:
+    def write_plain(self, head: Http1Headers, response: HttpResponse) -> None:
         """The answer to a head that is `plain`, in the fewest steps."""
         parts = response.body
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))

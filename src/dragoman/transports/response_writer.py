@@ -5,7 +5,7 @@ from typing import Protocol
 from dragoman.protocols.wire import Buffer, Headers, HttpResponse
 
 
-class Caller(Protocol):
+class ResponseWriter(Protocol):
     """Who waits for the answer of one request: it is sent whole, or started, written piece by piece, and ended.
 
     The methods return when there is room for more, and raise CancelledError where the caller has `left`, or does not
@@ -35,10 +35,10 @@ class Caller(Protocol):
         """Cut the connection, or the stream in it, so that nobody takes what was sent for the whole."""
 
 
-class OtherSite:
+class CorsResponseWriter:
     """A caller that is a page of another site: every answer says what its browser may let it read."""
 
-    def __init__(self, caller: Caller, added: Headers) -> None:
+    def __init__(self, caller: ResponseWriter, added: Headers) -> None:
         self._caller = caller
         self._added = added
 

@@ -1,4 +1,4 @@
-"""The head of a request: its bytes become a `Head`, or an HttpFault where they are not what HTTP/1.1 allows."""
+"""Parse the request line and headers of HTTP/1.1 strictly."""
 
 import re
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ KNOWN_BYTES = 2048
 _SECRET = ("authorization", "cookie", "proxy-authorization")  # heads that hold one are for one connection to know
 
 
-class Head(msgspec.Struct, frozen=True):
+class Http1Headers(msgspec.Struct, frozen=True):
     """A head that was understood. `length` is that of the body, or CHUNKED.
 
     `match` is None where `fault` tells why nothing answers it. `plain` where its answer may be there at once; one that
@@ -46,14 +46,14 @@ class Head(msgspec.Struct, frozen=True):
     whole: int = -1
 
 
-NO_HEAD = Head("", "", "", {}, 0, False, False, False, None, None)
+NO_HEAD = Http1Headers("", "", "", {}, 0, False, False, False, None, None)
 
 
 def not_http(why: str = "") -> HttpFault:
     return HttpFault(400, f"the request is not valid HTTP/1.1{': ' if why else ''}{why}", _CLOSE)
 
 
-class Reading:
+class HeaderParser:
     """A head that comes in; httptools looks at each byte of it as soon as it is there."""
 
     def __init__(self, max_headers: int) -> None:
@@ -96,7 +96,7 @@ class Reading:
         self._keep_alive = self._parser.should_keep_alive()
         self._complete = True
 
-    def head(self, application: Application) -> Head:
+    def head(self, application: Application) -> Http1Headers:
         """What was read, once all of it is there. Raises HttpFault 400."""
         if not self._complete:
             raise not_http()
@@ -120,7 +120,7 @@ class Reading:
         short = method in ("GET", "POST") and 0 <= length <= application.limits.max_body_bytes
         plain = short and keep_alive and not (http10 or expects) and application.plain(match, headers)
         path = unquote(path) if "%" in path else path
-        return Head(method, path, query, headers, length, keep_alive, http10, expects, match, fault, plain)
+        return Http1Headers(method, path, query, headers, length, keep_alive, http10, expects, match, fault, plain)
 
 
 def _match(application: Application, method: str, path: str) -> tuple[Match | None, HttpFault | None]:
@@ -172,16 +172,16 @@ def _target(url: str) -> tuple[str, str]:
     return path, query
 
 
-class Heads:
+class HeaderCache:
     """Reads heads that came in one piece, and knows those that came lately."""
 
     def __init__(self, application: Application) -> None:
         self._application = application
         self._limits = application.limits
-        self._known: dict[bytes, Head] = {}
+        self._known: dict[bytes, Http1Headers] = {}
         self.known = self._known.get
 
-    def read(self, raw: bytes) -> tuple[Head, bool]:
+    def read(self, raw: bytes) -> tuple[Http1Headers, bool]:
         """The head in these bytes, up to and with its empty line, and whether it is known from now on.
 
         Raises HttpFault 400 or 431.
@@ -200,11 +200,11 @@ class Heads:
         self._known[raw] = head
         return head, True
 
-    def reading(self) -> Reading:
+    def reading(self) -> HeaderParser:
         """For a head that comes in pieces."""
-        return Reading(self._limits.max_headers)
+        return HeaderParser(self._limits.max_headers)
 
-    def finished(self, reading: Reading) -> Head:
+    def finished(self, reading: HeaderParser) -> Http1Headers:
         return reading.head(self._application)
 
     def too_large(self) -> HttpFault:

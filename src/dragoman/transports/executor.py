@@ -25,7 +25,7 @@ _THREADS = 2
 _ELEMENT = 64
 
 
-class Aside:
+class MessageExecutor:
     """Runs pure functions, where what they are given is large in a thread."""
 
     def __init__(self, bodies: Bodies) -> None:
