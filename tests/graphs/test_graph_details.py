@@ -9,8 +9,6 @@ import pytest
 
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.vectors import Config, VectorFunction, Vectors
-from dragoman.graphs import answers
-from dragoman.graphs.around import Limited, Remembered
 from dragoman.graphs.builtin import BUILT_IN, built_in
 from dragoman.graphs.builtin_elementwise import Elementwise
 from dragoman.graphs.draw_svg import svg
@@ -19,8 +17,10 @@ from dragoman.graphs.function import GraphFunction
 from dragoman.graphs.graph import Graph, made_node
 from dragoman.graphs.picture import picture, summary
 from dragoman.graphs.plan import evaluation
+from dragoman.graphs.results import node_error, output_vectors
 from dragoman.graphs.run import Order
 from dragoman.graphs.wiring import Bound, GraphInput, Node, Port, told, wire
+from dragoman.graphs.wrappers import ConcurrencyLimit, EvaluationCache
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -292,27 +292,27 @@ def test_a_node_gets_its_part_of_the_config() -> None:
 
 
 def test_rows_of_outputs_are_checked() -> None:
-    rows = answers.outputs(([1, 2], [[1, 2], [3, 4]]), (1, 2), 2)
+    rows = output_vectors(([1, 2], [[1, 2], [3, 4]]), (1, 2), 2)
     assert [each.tolist() for each in rows] == [[[1], [2]], [[1, 2], [3, 4]]]
     assert not any(each.flags.writeable for each in rows)
-    assert answers.outputs(np.array([[1.0], [2.0]]), (1,), 2)[0].tolist() == [[1], [2]]
+    assert output_vectors(np.array([[1.0], [2.0]]), (1,), 2)[0].tolist() == [[1], [2]]
     for answer, sizes, message in (
         (np.zeros((3, 1)), (1,), "output 0: expected shape [2, 1], got [3, 1]"),
         ((np.zeros((2, 1)), np.zeros(2)), (1, 2), "output 1: expected shape [2, 2], got [2]"),
         ((1, 2, 3), (1, 1), "expected 2 outputs, got 1"),
     ):
         with pytest.raises(InvalidOutput) as caught:
-            answers.outputs(answer, sizes, 2)
+            output_vectors(answer, sizes, 2)
         assert caught.value.message == message
 
 
 def test_errors_of_nodes_keep_their_kind_and_get_the_name() -> None:
-    found = answers.named(InvalidInput("no"), "n")
+    found = node_error(InvalidInput("no"), "n")
     assert (type(found), found.message) == (InvalidInput, "node 'n': no")
-    found = answers.named(ZeroDivisionError("by zero"), "n")
+    found = node_error(ZeroDivisionError("by zero"), "n")
     assert (type(found), found.message) == (ModelFailed, "node 'n' failed: ZeroDivisionError: by zero")
     assert isinstance(found, DragomanError)
-    assert len(answers.named(ValueError("x" * 2000), "n").message) == 1000
+    assert len(node_error(ValueError("x" * 2000), "n").message) == 1000
 
 
 class Counted(VectorFunction):
@@ -343,7 +343,7 @@ class Counted(VectorFunction):
 
 def test_the_last_evaluations_are_remembered() -> None:
     counted = Counted()
-    remembered = Remembered(counted, 2)
+    remembered = EvaluationCache(counted, 2)
 
     def ask(x: float, **config: Any) -> Any:
         return remembered.evaluate([np.array([x])], config)[0].tolist()
@@ -365,7 +365,7 @@ def test_the_last_evaluations_are_remembered() -> None:
     assert counted.asked == 9
 
 
-@pytest.mark.parametrize("make", [lambda f: Remembered(f, 1), lambda f: Limited(f, 1)])
+@pytest.mark.parametrize("make", [lambda f: EvaluationCache(f, 1), lambda f: ConcurrencyLimit(f, 1)])
 def test_a_function_with_something_around_it_is_the_same_function(make: Any) -> None:
     counted = Counted()
     around = make(counted)

@@ -8,11 +8,11 @@ from typing import Any
 from dragoman.core.errors import InvalidInput
 from dragoman.core.vectors import VectorFunction
 from dragoman.graphs import builtin_linear as linear
+from dragoman.graphs.builtin_base import BuiltInNode
 from dragoman.graphs.builtin_elementwise import FUNCTIONS, Elementwise, Product
-from dragoman.graphs.builtin_form import BuiltIn
 from dragoman.graphs.builtin_gaussian import Gaussian, likelihood
 
-BUILT_IN: Mapping[str, Callable[..., BuiltIn]] = {
+BUILT_IN: Mapping[str, Callable[..., BuiltInNode]] = {
     "identity": linear.Identity,
     "scale": linear.Scale,
     "linear": linear.Linear,

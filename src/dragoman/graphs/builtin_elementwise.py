@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.vectors import Config, Vector, Vectors
-from dragoman.graphs.builtin_form import SameSize, known_size, whole
+from dragoman.graphs.builtin_base import SameSize, parse_integer, parse_size
 from dragoman.graphs.sizes import Size
 
 _Array = npt.NDArray[np.float64]
@@ -35,7 +35,7 @@ class Elementwise(SameSize):
         if function not in FUNCTIONS:
             raise InvalidInput(f"function: expected one of {', '.join(FUNCTIONS)}, got '{function}'")
         self._value, self._slope, self._curvature = FUNCTIONS[function]
-        super().__init__(known_size(dim))
+        super().__init__(parse_size(dim))
 
     def evaluate(self, inputs: Vectors, config: Config) -> Any:
         with np.errstate(all="ignore"):
@@ -59,7 +59,7 @@ class Product(SameSize):
     """y = x_0 x_1 ..., element by element."""
 
     def __init__(self, n: int = 2, dim: Size = None) -> None:
-        super().__init__(known_size(dim), whole(n, "n"))
+        super().__init__(parse_size(dim), parse_integer(n, "n"))
 
     def evaluate(self, inputs: Vectors, config: Config) -> Any:
         return _product(inputs)

@@ -7,11 +7,11 @@ import numpy as np
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.vectors import Config, Vector, Vectors
-from dragoman.graphs.builtin_form import BuiltIn, numbers, whole
+from dragoman.graphs.builtin_base import BuiltInNode, parse_integer, parse_numbers
 from dragoman.graphs.sizes import Size
 
 
-class Gaussian(BuiltIn):
+class Gaussian(BuiltInNode):
     """log N(x; mean, cov) = -½ (x - mean)ᵀ cov⁻¹ (x - mean) - ½ log det(2π cov), a vector of one number.
 
     mean: a number for all elements, or a vector. cov: the variance of all, a vector of variances, or a matrix that is
@@ -22,11 +22,11 @@ class Gaussian(BuiltIn):
     known_outputs = (1,)
 
     def __init__(self, mean: Any = 0.0, cov: Any = 1.0, dim: Size = None) -> None:
-        self._mean = numbers(mean, "mean")
-        self._cov = numbers(cov, "cov", most_axes=2)
+        self._mean = parse_numbers(mean, "mean")
+        self._cov = parse_numbers(cov, "cov", max_axes=2)
         told = {"mean": self._mean, "cov": self._cov}
         sizes = {name: v.shape[0] for name, v in told.items() if v.ndim} | (
-            {} if dim is None else {"dim": whole(dim, "dim")}
+            {} if dim is None else {"dim": parse_integer(dim, "dim")}
         )
         if len({*sizes.values()}) > 1:
             listed = ", ".join(f"{name} of {size}" for name, size in sizes.items())

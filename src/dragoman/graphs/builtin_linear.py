@@ -7,11 +7,11 @@ import numpy as np
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.vectors import Config, Vector, Vectors
-from dragoman.graphs.builtin_form import BuiltIn, SameSize, known_size, numbers, whole, wholes
+from dragoman.graphs.builtin_base import BuiltInNode, SameSize, parse_integer, parse_integers, parse_numbers, parse_size
 from dragoman.graphs.sizes import Size
 
 
-class _Affine(BuiltIn):
+class _Affine(BuiltInNode):
     """Affine; asked for its Hessian all the same, the answer is zeros."""
 
     affine = True
@@ -26,10 +26,10 @@ class Scale(SameSize, _Affine):
     """y = factor x + shift, element by element; both are numbers or vectors."""
 
     def __init__(self, factor: Any = 1.0, shift: Any = 0.0, dim: Size = None) -> None:
-        self._factor = numbers(factor, "factor")
-        self._shift = numbers(shift, "shift")
+        self._factor = parse_numbers(factor, "factor")
+        self._shift = parse_numbers(shift, "shift")
         sizes = {v.size for v in (self._factor, self._shift) if v.ndim} | (
-            {whole(dim, "dim")} if dim is not None else set()
+            {parse_integer(dim, "dim")} if dim is not None else set()
         )
         if len(sizes) > 1:
             raise InvalidInput(f"factor, shift and dim: expected one size, got {' and '.join(map(str, sorted(sizes)))}")
@@ -59,8 +59,8 @@ class Linear(_Affine):
     """y = matrix x + shift; the matrix is [outputs, inputs]."""
 
     def __init__(self, matrix: Any, shift: Any = 0.0) -> None:
-        self._matrix = numbers(matrix, "matrix", most_axes=2)
-        self._shift = numbers(shift, "shift")
+        self._matrix = parse_numbers(matrix, "matrix", max_axes=2)
+        self._shift = parse_numbers(shift, "shift")
         if self._matrix.ndim != 2:
             raise InvalidInput(f"matrix: expected two axes, got shape {list(self._matrix.shape)}")
         self.known_outputs, self.known_inputs = (self._matrix.shape[0],), (self._matrix.shape[1],)
@@ -82,11 +82,11 @@ class Sum(SameSize, _Affine):
     """y = x_0 + x_1 + ..., each times its weight where there are weights."""
 
     def __init__(self, n: int = 2, weights: Any = None, dim: Size = None) -> None:
-        count = whole(n, "n") if weights is None else len(numbers(weights, "weights").reshape(-1))
+        count = parse_integer(n, "n") if weights is None else len(parse_numbers(weights, "weights").reshape(-1))
         if weights is not None and n not in (2, count):
             raise InvalidInput(f"weights: expected {n} numbers, as n says, got {count}")
-        self._weights = np.ones(count) if weights is None else numbers(weights, "weights").reshape(-1)
-        super().__init__(known_size(dim), count)
+        self._weights = np.ones(count) if weights is None else parse_numbers(weights, "weights").reshape(-1)
+        super().__init__(parse_size(dim), count)
 
     def evaluate(self, inputs: Vectors, config: Config) -> Any:
         return sum(w * x for w, x in zip(self._weights, inputs, strict=True))
@@ -102,7 +102,7 @@ class Concatenate(_Affine):
     """y = (x_0, x_1, ...), one behind the other."""
 
     def __init__(self, n: int = 2, sizes: Any = None) -> None:
-        self.known_inputs = (None,) * whole(n, "n") if sizes is None else wholes(sizes, "sizes")
+        self.known_inputs = (None,) * parse_integer(n, "n") if sizes is None else parse_integers(sizes, "sizes")
 
     def fit(self, inputs: Sequence[Size], outputs: Sequence[Size]) -> tuple[Sequence[Size], Sequence[Size]]:
         total, known = outputs[0], sum(n for n in inputs if n is not None)
@@ -131,7 +131,7 @@ class Split(_Affine):
     """y_0, y_1, ... = the parts of x, of the given sizes."""
 
     def __init__(self, sizes: Any) -> None:
-        self._parts = wholes(sizes, "sizes")
+        self._parts = parse_integers(sizes, "sizes")
         self.known_inputs, self.known_outputs = (sum(self._parts),), self._parts
 
     def evaluate(self, inputs: Vectors, config: Config) -> list[Vector]:
@@ -148,8 +148,8 @@ class Select(_Affine):
     """y = the elements of x at some places, counted from 0, in that order; a place may come more than once."""
 
     def __init__(self, indices: Any, dim: Size = None) -> None:
-        self._indices = np.array(wholes(indices, "indices"))
-        self.known_inputs, self.known_outputs = (known_size(dim),), (len(self._indices),)
+        self._indices = np.array(parse_integers(indices, "indices"))
+        self.known_inputs, self.known_outputs = (parse_size(dim),), (len(self._indices),)
 
     def fit(self, inputs: Sequence[Size], outputs: Sequence[Size]) -> tuple[Sequence[Size], Sequence[Size]]:
         if inputs[0] is not None and inputs[0] <= self._indices.max():
@@ -175,7 +175,7 @@ class Constant(_Affine):
     known_inputs = ()
 
     def __init__(self, value: Any) -> None:
-        self._value = numbers(value, "value").reshape(-1)
+        self._value = parse_numbers(value, "value").reshape(-1)
         self.known_outputs = (self._value.size,)
 
     def evaluate(self, inputs: Vectors, config: Config) -> Vector:

@@ -9,8 +9,9 @@ import numpy as np
 
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.vectors import ABILITIES, Ability, Config, Vector, VectorFunction, Vectors
-from dragoman.graphs import answers, plan
+from dragoman.graphs import plan
 from dragoman.graphs.plan import SENS, Plan, Step, Terms
+from dragoman.graphs.results import derivative_vector, node_error, output_vectors
 from dragoman.graphs.run import Order, take
 from dragoman.graphs.sizes import Sizes, infer
 from dragoman.graphs.wiring import Bound, GraphInput, Node, Port, Source, Wiring
@@ -167,7 +168,7 @@ class _Point:
         forward = step.ability == "apply_jacobian"
         sizes = self._sizes.node_outputs if forward else self._sizes.node_inputs
         size = sizes[step.node][step.output if forward else step.input1]
-        return self._for(node, answers.derivative, found, size, step.ability)
+        return self._for(node, derivative_vector, found, size, step.ability)
 
     def _evaluated(self, plan: Plan, step: Step, results: Sequence[Any]) -> tuple[Vector, ...]:
         node = self._wiring.nodes[step.node]
@@ -177,7 +178,7 @@ class _Point:
             inputs = [np.broadcast_to(x, (rows, x.shape[-1])) for x in inputs]
         sizes = self._sizes.node_outputs[step.node]
         found = self._ask(node, node.function.evaluate, inputs)
-        given: tuple[Vector, ...] = self._for(node, answers.outputs, found, sizes, rows)
+        given: tuple[Vector, ...] = self._for(node, output_vectors, found, sizes, rows)
         return given
 
     def _differentiated(
@@ -214,7 +215,7 @@ class _Point:
         try:
             return function(*arguments)
         except Exception as fault:
-            raise answers.named(fault, node.name) from fault
+            raise node_error(fault, node.name) from fault
 
     def _value(self, source: Source, plan: Plan, results: Sequence[Any]) -> Vector:
         match source:

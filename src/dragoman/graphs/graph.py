@@ -10,11 +10,11 @@ import numpy as np
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import NONE
 from dragoman.core.vectors import Config, Vector, VectorFunction, carried_by
-from dragoman.graphs.around import Limited, Remembered
 from dragoman.graphs.builtin import BUILT_IN, built_in
-from dragoman.graphs.builtin_form import BuiltIn, numbers
+from dragoman.graphs.builtin_base import BuiltInNode, parse_numbers
 from dragoman.graphs.function import GraphFunction
 from dragoman.graphs.wiring import Bound, GraphInput, Node, Port, Source, wire
+from dragoman.graphs.wrappers import ConcurrencyLimit, EvaluationCache
 
 _NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 
@@ -148,7 +148,7 @@ class Part:
             if value.graph is not self._graph:
                 raise InvalidInput(f"node '{self._node.name}', input {i}: this value belongs to another graph")
             return value.source
-        return Bound(numbers(value, f"node '{self._node.name}', input {i}").reshape(-1))
+        return Bound(parse_numbers(value, f"node '{self._node.name}', input {i}").reshape(-1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -221,12 +221,12 @@ def made_node(
             f"node name {name!r} is not allowed; expected letters, digits, '_' and '-', beginning with no digit"
         )
     affine = linear or getattr(function, "affine", False) or function.sources().get("apply_hessian") == "linear"
-    is_built_in = isinstance(function, BuiltIn)
+    is_built_in = isinstance(function, BuiltInNode)
     kind = type(function).__name__.lower()
     if concurrency and not is_built_in:
-        function = Limited(function, concurrency)
+        function = ConcurrencyLimit(function, concurrency)
     if cache and not is_built_in:
-        function = Remembered(function, cache)
+        function = EvaluationCache(function, cache)
     return Node(
         name=name,
         function=function,

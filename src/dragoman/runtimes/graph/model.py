@@ -7,7 +7,7 @@ from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.sibling_models import SiblingModels
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.vectors import VectorFunction
-from dragoman.graphs.builtin_form import numbers
+from dragoman.graphs.builtin_base import parse_numbers
 from dragoman.graphs.document import Document
 from dragoman.graphs.function import CONCURRENCY, GraphFunction
 from dragoman.graphs.wiring import Node, wire
@@ -51,7 +51,7 @@ def load_graph(document: Document, path: Path, siblings: SiblingModels | None = 
     try:
         nodes.extend(load_node(text, Place(folder, siblings)) for text in document.nodes)
         bound = {
-            end: numbers(array(folder, value, f"bind: '{'.'.join(end)}'"), f"bind: '{'.'.join(end)}'").reshape(-1)
+            end: parse_numbers(array(folder, value, f"bind: '{'.'.join(end)}'"), f"bind: '{'.'.join(end)}'").reshape(-1)
             for end, value in document.bound.items()
         }
         wiring = wire(nodes, document.edges, document.inputs, document.outputs, bound, document.sizes)
