@@ -55,7 +55,7 @@ def told(incoming: RequestReader) -> list[Told]:
         match arrival:
             case Http1Request(head, body):
                 found.append(Told("asked", f"{head.method} {head.path}?{head.query}", bytes(body)))
-                incoming._desk.bodies.give_back(len(body))
+                incoming._context.bodies.give_back(len(body))
             case RejectedRequest(head, fault, fatal):
                 found.append(Told("fatal" if fatal else "refused", fault=f"{fault.status} {fault.message}"))
                 if fatal:

@@ -1,4 +1,4 @@
-"""Answers that nobody waits for: they are written into memory, and fetched later by a token."""
+"""Async result store: responses that are kept in memory and fetched later by a token."""
 
 import asyncio
 import secrets

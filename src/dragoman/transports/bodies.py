@@ -1,4 +1,4 @@
-"""How many bytes of bodies the server holds at a time, with a bound."""
+"""Counts the bytes of all bodies that the server holds, with a limit."""
 
 from dragoman.core.errors import Overloaded
 from dragoman.protocols.wire import HttpFault

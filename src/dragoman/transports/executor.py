@@ -1,4 +1,4 @@
-"""Reading and writing of large messages in threads, so that other clients are served meanwhile."""
+"""Parses and formats large messages in threads, so that other clients are served meanwhile."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""Accepts connections and finds out which wire each one speaks, so that one port serves them all.
+"""Accepts connections and detects their protocol, so that one port serves HTTP/1.1, HTTP/2 and gRPC.
 
-A wire is a function from the listener to a `Connection`, a protocol for asyncio's or uvloop's transports: best an
-`asyncio.BufferedProtocol`; a plain `asyncio.Protocol` works as well. Where only HTTP/1.1 is spoken, it gets its
+A wire is a function from the listener to a `ListenerConnection`, a protocol for asyncio's or uvloop's transports: best
+an `asyncio.BufferedProtocol`; a plain `asyncio.Protocol` works as well. Where only HTTP/1.1 is spoken, it gets its
 connections at once. Where HTTP/2 is spoken too, ALPN decides over TLS, and in clear the first 24 bytes, which are a
 preface that no request of HTTP/1.1 can begin with (RFC 9113, 3.4). The connection is then made as if it were new:
 `connection_made(transport)`, and `begin(data)` with what had been read to find out.

@@ -1,4 +1,4 @@
-"""The other end of the wire, as one request's answer sees it, whichever transport carries the bytes."""
+"""Sends the response of one request, whichever transport carries it."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""One timer for the patience with all connections of a server."""
+"""A timer wheel: one timer for the timeouts of all connections of a server."""
 
 import asyncio
 import logging
@@ -36,46 +36,46 @@ class TimerWheel:
         self._at = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def watch(self, whom: Timed, due_s: float) -> None:
+    def watch(self, timed: Timed, due_s: float) -> None:
         """Look at it at `due_s`, on the loop's clock, unless that happens earlier anyway."""
         slot = math.ceil(due_s / self._tick_s)
-        if whom.slot:
-            if whom.slot <= slot:
+        if timed.slot:
+            if timed.slot <= slot:
                 return
-            self.forget(whom)
+            self.forget(timed)
         if self._timer is None:
             self._at = int(self._loop.time() / self._tick_s)
             self._timer = self._loop.call_later(self._tick_s, self._turn)
-        whom.slot = slot = max(slot, self._at + 1)
-        self._slots.setdefault(slot, set()).add(whom)
+        timed.slot = slot = max(slot, self._at + 1)
+        self._slots.setdefault(slot, set()).add(timed)
 
-    def forget(self, whom: Timed) -> None:
-        found = self._slots.get(whom.slot)
+    def forget(self, timed: Timed) -> None:
+        found = self._slots.get(timed.slot)
         if found is not None:
-            found.discard(whom)
+            found.discard(timed)
             if not found:
-                del self._slots[whom.slot]
-        whom.slot = 0
+                del self._slots[timed.slot]
+        timed.slot = 0
 
     def _turn(self) -> None:
         now_s = self._loop.time()
         upto = int(now_s / self._tick_s)
         while self._at < upto and self._slots:
             self._at += 1
-            for whom in self._slots.pop(self._at, ()):
-                whom.slot = 0
-                self._look(whom, now_s)
+            for timed in self._slots.pop(self._at, ()):
+                timed.slot = 0
+                self._look(timed, now_s)
         self._at = upto
         self._timer = self._loop.call_later(self._tick_s, self._turn) if self._slots else None
 
-    def _look(self, whom: Timed, now_s: float) -> None:
+    def _look(self, timed: Timed, now_s: float) -> None:
         try:
-            again_s = whom.overdue(now_s)
+            again_s = timed.overdue(now_s)
         except Exception:
             log.exception("a connection could not be looked after")
         else:
-            if again_s and not whom.slot:
-                self.watch(whom, again_s)
+            if again_s and not timed.slot:
+                self.watch(timed, again_s)
 
     def close(self) -> None:
         if self._timer is not None:

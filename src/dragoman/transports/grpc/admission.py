@@ -1,4 +1,4 @@
-"""How many gRPC calls there may be at a time: of all clients, of one address, and health checks of a connection."""
+"""Limits on gRPC calls: of the server, of one client address, and health checks of a connection."""
 
 import math
 from weakref import WeakValueDictionary

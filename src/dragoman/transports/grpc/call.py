@@ -1,4 +1,4 @@
-"""What every call of our gRPC has: its stream, its place among the server's calls, and its end."""
+"""A gRPC call: its stream, its place among the calls of the server, and its end."""
 
 import asyncio
 import time
@@ -39,12 +39,25 @@ class GrpcCall:
     """One call. It is over for the client once its status is sent, and for the server once its task has ended."""
 
     __slots__ = (
-        "_began_s", "_begun", "_counted", "_gone", "_heard", "_held", "_house", "_left",
-        "_messages", "_stream", "_task", "_timer", "connection", "deadline_s", "head",
+        "_began_s",
+        "_begun",
+        "_counted",
+        "_gone",
+        "_heard",
+        "_held",
+        "_left",
+        "_messages",
+        "_server",
+        "_stream",
+        "_task",
+        "_timer",
+        "connection",
+        "deadline_s",
+        "head",
     )  # fmt: skip
 
-    def __init__(self, house: CallServer, stream: Http2Stream, head: CallHeaders) -> None:
-        self._house = house
+    def __init__(self, server: CallServer, stream: Http2Stream, head: CallHeaders) -> None:
+        self._server = server
         self._stream = stream
         self.connection = stream.connection
         self.head = head
@@ -56,7 +69,7 @@ class GrpcCall:
         self._held = self._counted = 0
         self._heard = 0  # of the message that is coming in
         self._began_s = 0.0
-        house.enter(self)
+        server.enter(self)
 
     # --- in ------------------------------------------------------------------------------------------------------
 
@@ -72,7 +85,7 @@ class GrpcCall:
     def _feed(self, data: bytes | memoryview, at: int, stop: int) -> None:
         messages = self._messages
         if messages is None:
-            messages = self._messages = MessageReader(self._house.limits.max_body_bytes)
+            messages = self._messages = MessageReader(self._server.limits.max_body_bytes)
         begun = messages.begun
         self._count(stop - at)
         messages.feed(data, at, stop)
@@ -80,7 +93,7 @@ class GrpcCall:
 
     def _fed(self, messages: MessageReader, begun: bool) -> None:
         if messages.begun and not (begun and not messages.ready):
-            self._began_s = self._house.loop.time()
+            self._began_s = self._server.loop.time()
             self._heard = 0
         self.heard(messages)
 
@@ -114,14 +127,14 @@ class GrpcCall:
         counted = self._held if self._held > SMALL else 0
         if counted != self._counted:
             try:
-                self._house.bodies.take(counted - self._counted)
+                self._server.bodies.take(counted - self._counted)
             except HttpFault as fault:
                 raise GrpcError("RESOURCE_EXHAUSTED", fault.message) from fault
             self._counted = counted
 
     async def unpacked(self, message: Buffer) -> Buffer:
         """A packed message. Raises GrpcError."""
-        limit = self._house.limits.max_body_bytes
+        limit = self._server.limits.max_body_bytes
         if not self.head.encoding:
             raise GrpcError("INTERNAL", "a message is marked as compressed, and grpc-encoding names no encoding")
         try:
@@ -132,7 +145,7 @@ class GrpcCall:
 
     def watch(self, now_s: float) -> None:
         """Refuse a client that is late with a message that it has begun; an unary one has to come at all."""
-        limits = self._house.limits
+        limits = self._server.limits
         if self.late() and now_s - self._began_s > limits.body_timeout_s + self._heard / (1 << 16):
             told = f"the message came too slowly: {self._heard} bytes in {limits.body_timeout_s} s"
             self.refuse(GrpcError("DEADLINE_EXCEEDED", told))
@@ -148,11 +161,11 @@ class GrpcCall:
         self._task = task
         if self.deadline_s is not None:
             left_s = max(0.0, self.deadline_s - time.monotonic())
-            self._timer = self._house.loop.call_later(left_s + _GRACE_S, self._expire)
+            self._timer = self._server.loop.call_later(left_s + _GRACE_S, self._expire)
         task.add_done_callback(self._done)
 
     def launch(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        self.run(self._house.loop.create_task(coroutine))
+        self.run(self._server.loop.create_task(coroutine))
 
     def _expire(self) -> None:
         self.refuse(GrpcError("DEADLINE_EXCEEDED", "Request timeout expired"))
@@ -201,9 +214,9 @@ class GrpcCall:
             if self._timer is not None:
                 self._timer.cancel()
             if self._counted:
-                self._house.bodies.give_back(self._counted)
+                self._server.bodies.give_back(self._counted)
             self._messages = None
-            self._house.leave(self)
+            self._server.leave(self)
 
     def drained(self) -> None:
         """All that was written has been sent."""

@@ -1,4 +1,4 @@
-"""What the head of a request says about its call."""
+"""Parse the headers of a gRPC call."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Which streams of HTTP/2 are calls of gRPC, and how many there are at a time."""
+"""Routes HTTP/2 streams to gRPC calls and counts the calls."""
 
 import asyncio
 from collections.abc import Mapping, Sequence

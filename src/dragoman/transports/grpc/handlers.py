@@ -1,4 +1,4 @@
-"""What a gRPC server answers, whichever transport carries it: the methods of tables as handlers of messages."""
+"""gRPC methods as handlers of messages."""
 
 import asyncio
 import logging

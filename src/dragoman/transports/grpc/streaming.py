@@ -1,4 +1,4 @@
-"""A call with streams: its handler reads and writes messages as the client makes room and the windows allow."""
+"""A streaming call: its handler reads and writes messages as the client and the windows allow."""
 
 import asyncio
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ class StreamCall(GrpcCall):
 
     __slots__ = ("_ended", "_idle_since_s", "_in_work", "_reader", "_writer")
 
-    def __init__(self, house: CallServer, stream: Http2Stream, head: CallHeaders) -> None:
-        super().__init__(house, stream, head)
+    def __init__(self, server: CallServer, stream: Http2Stream, head: CallHeaders) -> None:
+        super().__init__(server, stream, head)
         self._ended = False
         self._in_work = 0  # bytes of the message that is being answered
-        self._idle_since_s = house.loop.time()
+        self._idle_since_s = server.loop.time()
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
         handler = head.handler
@@ -57,23 +57,23 @@ class StreamCall(GrpcCall):
         self.hold(-in_work)
         backlog = self._stream.connection.backlog
         if backlog.is_full:
-            went_on = self._house.loop.create_future()
+            went_on = self._server.loop.create_future()
             backlog.wait(lambda: _wake(went_on))
             await went_on
-        self._idle_since_s = self._house.loop.time()
+        self._idle_since_s = self._server.loop.time()
         while self._messages is None or not self._messages.ready:
             if self._ended:
                 return None
-            self._reader = self._house.loop.create_future()
+            self._reader = self._server.loop.create_future()
             try:
                 await self._reader
             finally:
                 self._reader = None
         messages = self._messages
         if len(messages.ready[0][1]) > LARGE_REQUEST:
-            await self._house.turns.wait()
-        if self._house.bodies.over:
-            raise unread(self._house.bodies)
+            await self._server.turns.wait()
+        if self._server.bodies.over:
+            raise unread(self._server.bodies)
         flag, message = messages.ready.popleft()
         self._in_work = PREFIX_BYTES + len(message)
         self._stream.acknowledge(self._in_work)
@@ -83,7 +83,7 @@ class StreamCall(GrpcCall):
 
     def watch(self, now_s: float) -> None:
         """End a stream on which no message has come for long while none was being answered."""
-        timeout_s = self._house.limits.grpc_stream_idle_timeout_s
+        timeout_s = self._server.limits.grpc_stream_idle_timeout_s
         is_idle = self._reader is not None and not self.late()
         if timeout_s and is_idle and now_s - self._idle_since_s > timeout_s:
             told = f"no message came on this stream for {timeout_s:g} s (grpc_stream_idle_timeout_s)"
@@ -102,11 +102,11 @@ class StreamCall(GrpcCall):
             self._stream.send_headers(HEAD)
         parts = parts_of(message)
         size = sum(map(len, parts))
-        if self._house.bodies.over and size > SMALL:
-            raise unread(self._house.bodies)
+        if self._server.bodies.over and size > SMALL:
+            raise unread(self._server.bodies)
         self._stream.send_data(prefix.pack(0, size), *parts)
         while self._stream.pending:
-            self._writer = self._house.loop.create_future()
+            self._writer = self._server.loop.create_future()
             try:
                 await self._writer
             finally:

@@ -1,4 +1,4 @@
-"""A call of one message in and one out; where its answer is there at once it takes neither a task nor a turn."""
+"""A unary call; one that is answered at once takes neither a task nor a turn of the event loop."""
 
 import asyncio
 import logging
@@ -29,15 +29,15 @@ class UnaryCall(GrpcCall):
 
     __slots__ = ("_message",)
 
-    def __init__(self, house: CallServer, stream: Http2Stream, head: CallHeaders) -> None:
-        super().__init__(house, stream, head)
+    def __init__(self, server: CallServer, stream: Http2Stream, head: CallHeaders) -> None:
+        super().__init__(server, stream, head)
         self._message: Buffer | None = None
-        self._began_s = house.loop.time()
+        self._began_s = server.loop.time()
 
     def receive(self, data: bytes | memoryview, at: int, stop: int, ended: bool) -> None:
         if ended and self._messages is None and stop - at >= 5:
             flag, length = _unpack(data, at)
-            if flag == 0 and length == stop - at - 5 and length <= self._house.limits.max_body_bytes:
+            if flag == 0 and length == stop - at - 5 and length <= self._server.limits.max_body_bytes:
                 if not self._gone:
                     self._start(bytes(data[at + 5 : stop]))  # the whole message in one piece, as small ones come
                 return
@@ -72,15 +72,15 @@ class UnaryCall(GrpcCall):
     def _start(self, message: Buffer) -> None:
         handler = self.head.handler
         assert isinstance(handler, UnaryHandler)
-        if self._house.bodies.over:
-            self.refuse(unread(self._house.bodies))
+        if self._server.bodies.over:
+            self.refuse(unread(self._server.bodies))
             return
         backlog = self._stream.connection.backlog
         if backlog.is_full:
             self._message = message
             backlog.wait(self._go_on)
         elif len(message) > LARGE_REQUEST:
-            self._house.turns.run(partial(self._answer, handler, message))
+            self._server.turns.run(partial(self._answer, handler, message))
         else:
             self._answer(handler, message)
 
@@ -115,7 +115,7 @@ class UnaryCall(GrpcCall):
         return await handler.answer(GrpcRequest(message, self.head.metadata, self.deadline_s))
 
     def _begin(self, answering: Coroutine[Any, Any, Reply | GrpcAnswer]) -> None:
-        start = Start(answering, self._house.loop)
+        start = Start(answering, self._server.loop)
         if start.task is not None:
             self.run(start.task)
             return
@@ -140,8 +140,8 @@ class UnaryCall(GrpcCall):
         message, ending = (reply.message, ok(reply.metadata)) if isinstance(reply, GrpcAnswer) else (reply, OK)
         parts = [memoryview(part).cast("B") for part in parts_of(message)]
         size = sum(map(len, parts))
-        if self._house.bodies.over and size > SMALL:
-            self.refuse(unread(self._house.bodies))
+        if self._server.bodies.over and size > SMALL:
+            self.refuse(unread(self._server.bodies))
             return
         self._gone = True
         self._stream.send_response(HEAD, (_pack(0, size), *parts), size + 5, ending)

@@ -1,4 +1,4 @@
-"""One connection of HTTP/1.1: answers what comes in, one request after the other, with a patience that has bounds."""
+"""One HTTP/1.1 connection: answers requests in order, within its timeouts."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ class Http1Connection(asyncio.BufferedProtocol):
     __slots__ = (
         "_asking",
         "_calm",
-        "_desk",
+        "_context",
         "_held",
         "_incoming",
         "_later",
@@ -53,12 +53,12 @@ class Http1Connection(asyncio.BufferedProtocol):
         "slot",
     )
 
-    def __init__(self, desk: Http1Context, outgoing: ResponseHeaderWriter, turns: Turns, listener: Listener) -> None:
+    def __init__(self, context: Http1Context, outgoing: ResponseHeaderWriter, turns: Turns, listener: Listener) -> None:
         self.slot = 0
-        self._desk = desk
+        self._context = context
         self._turns = turns
         self._listener = listener
-        self._incoming = RequestReader(desk)
+        self._incoming = RequestReader(context)
         self._out = Http1ResponseWriter(outgoing, listener.loop)
         self._out.draining = listener.draining
         self._transport: Any = None
@@ -86,11 +86,11 @@ class Http1Connection(asyncio.BufferedProtocol):
         self._enter(Stage.NEW)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._desk.scratch if self._calm or self._over else self._incoming.room()
+        return self._context.scratch if self._calm or self._over else self._incoming.room()
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._calm:
-            data = bytes(self._desk.scratch[:nbytes])
+            data = bytes(self._context.scratch[:nbytes])
             if self._is_answered(data):
                 return
             self._calm = False
@@ -110,7 +110,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         self._calm = False
         self._out.pause()
         self._count(max(0, self._out.size - self._held))  # all of it, for a part that is left keeps the whole
-        self._listener.wheel.watch(self, self._listener.loop.time() + self._desk.limits.write_timeout_s)
+        self._listener.wheel.watch(self, self._listener.loop.time() + self._context.limits.write_timeout_s)
 
     def resume_writing(self) -> None:
         self._out.resume()
@@ -120,7 +120,7 @@ class Http1Connection(asyncio.BufferedProtocol):
             self._soon()
 
     def _count(self, unread: int) -> None:
-        self._desk.bodies.keep(unread - self._unread)
+        self._context.bodies.keep(unread - self._unread)
         self._unread = unread
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -177,15 +177,15 @@ class Http1Connection(asyncio.BufferedProtocol):
 
         Most are such: what a client on a kept connection sends again and again, answered without waiting.
         """
-        desk, head = self._desk, self._usual
+        context, head = self._context, self._usual
         if len(data) != head.whole or not data.startswith(head.raw):
-            head = self._usual = desk.heads.known(data[: data.find(b"\r\n\r\n") + 4], NO_HEAD)
-        if len(data) != head.whole or desk.bodies.over:
+            head = self._usual = context.heads.known(data[: data.find(b"\r\n\r\n") + 4], NO_HEAD)
+        if len(data) != head.whole or context.bodies.over:
             return False
         try:
             match: Any = head.match
             request = HttpRequest(head.method, head.path, match.params, head.headers, data[len(head.raw) :], head.query)
-            done = copy_context().run(desk.application.begin, match, request, self._out)
+            done = copy_context().run(context.application.begin, match, request, self._out)
             if type(done) is HttpResponse:
                 self._since_s = self._listener.loop.time()
                 self._out.write_plain(head, done)
@@ -203,7 +203,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         self._calm = False
         self._out.begin(head)
         try:
-            self._desk.bodies.take(head.length)
+            self._context.bodies.take(head.length)
         except HttpFault as fault:
             answering.close()
             self._refuse(RejectedRequest(None, fault, fatal=True))
@@ -236,12 +236,12 @@ class Http1Connection(asyncio.BufferedProtocol):
         """From now on this is awaited."""
         self._stage = stage
         self._since_s = self._listener.loop.time()
-        self._listener.wheel.watch(self, due_s(stage, self._since_s, 0, self._desk.limits))
+        self._listener.wheel.watch(self, due_s(stage, self._since_s, 0, self._context.limits))
 
     def _refuse(self, refused: RejectedRequest) -> None:
         head = refused.head
         protocol = head.match.protocol if head is not None and head.match is not None else None
-        response = self._desk.application.refusal(refused.fault, protocol)
+        response = self._context.application.refusal(refused.fault, protocol)
         self._out.begin(head)
         self._out.write_whole(response, sum(map(len, response.body)), close=refused.fatal)
         self._turn_over(unread=refused.fatal)
@@ -252,7 +252,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         head = asked.head
         match: Any = head.match
         if self._reserved and not match.health:
-            self._desk.bodies.give_back(len(asked.body))
+            self._context.bodies.give_back(len(asked.body))
             self._refuse(RejectedRequest(head, TOO_MANY_CONNECTIONS, fatal=True))
             return
         self._asking, self._held = True, len(asked.body)
@@ -278,12 +278,12 @@ class Http1Connection(asyncio.BufferedProtocol):
             self._advance()
 
     def _answer(self, head: Http1Headers, request: HttpRequest) -> None:
-        out, application = self._out, self._desk.application
+        out, application = self._out, self._context.application
         match: Any = head.match
         at_once = head.plain and not is_large(request)
         done: Any = copy_context().run(application.begin, match, request, out) if at_once else None
         if type(done) is HttpResponse:
-            self._desk.bodies.give_back(self._held)
+            self._context.bodies.give_back(self._held)
             self._asking, self._held = False, 0
             out.write_plain(head, done)
             self._turn_over(unread=False)
@@ -308,7 +308,7 @@ class Http1Connection(asyncio.BufferedProtocol):
 
     def _answered(self, fault: BaseException | None) -> None:
         """The request under way is done with; a fault is one of the application itself."""
-        self._desk.bodies.give_back(self._held)
+        self._context.bodies.give_back(self._held)
         self._asking, self._held = False, 0
         if fault is not None and not isinstance(fault, asyncio.CancelledError):
             log.error("a connection failed", exc_info=fault)
@@ -348,7 +348,7 @@ class Http1Connection(asyncio.BufferedProtocol):
     # --- patience, and the end of the server --------------------------------------------------------------------
 
     def overdue(self, now_s: float) -> float:
-        limits = self._desk.limits
+        limits = self._context.limits
         if self._out.choked:
             return self._out.overdue(now_s, limits.write_timeout_s)
         if self._asking or self._later:
@@ -382,7 +382,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         self._transport.abort()
 
 
-def http1(desk: Http1Context) -> Callable[[Listener], Http1Connection]:
+def http1(context: Http1Context) -> Callable[[Listener], Http1Connection]:
     """The wire, for a listener."""
     outgoing, turns = ResponseHeaderWriter(), Turns(asyncio.get_running_loop())
-    return lambda listener: Http1Connection(desk, outgoing, turns, listener)
+    return lambda listener: Http1Connection(context, outgoing, turns, listener)

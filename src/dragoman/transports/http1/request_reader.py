@@ -1,4 +1,4 @@
-"""What comes in over one connection: bytes become requests, one after the other. It knows no socket and no clock."""
+"""Parses the bytes of one HTTP/1.1 connection into requests; knows neither sockets nor clocks."""
 
 from dataclasses import dataclass
 
@@ -59,8 +59,8 @@ class RequestReader:
         "_at",
         "_body",
         "_chunks",
+        "_context",
         "_data",
-        "_desk",
         "_fault",
         "_fed",
         "_growing",
@@ -70,8 +70,8 @@ class RequestReader:
         "_reading",
     )
 
-    def __init__(self, desk: Http1Context) -> None:
-        self._desk = desk
+    def __init__(self, context: Http1Context) -> None:
+        self._context = context
         self._data = b""  # what was read and is not used yet begins at _at
         self._at = 0
         self._reading: HeaderParser | None = None  # of a head that came in part; _fed bytes of it so far
@@ -90,13 +90,13 @@ class RequestReader:
 
     def room(self) -> memoryview:
         """Where the next bytes go."""
-        return self._desk.scratch if self._body is None else self._body.room()
+        return self._context.scratch if self._body is None else self._body.room()
 
     def came(self, count: int) -> bool:
         """So many bytes have been put there. False where `next` has nothing to say of them: a body goes on."""
         body = self._body
         if body is None:
-            self.put(bytes(self._desk.scratch[:count]))
+            self.put(bytes(self._context.scratch[:count]))
             return True
         try:
             body.came(count)
@@ -145,7 +145,7 @@ class RequestReader:
         data, at = self._data, self._at
         if at == len(data):
             return None
-        heads = self._desk.heads
+        heads = self._context.heads
         if data[at] == 13 and self._reading is None:
             at = self._behind_empty_lines()
         end = data.find(b"\r\n\r\n", max(at, at + self._fed - 3)) + 4
@@ -163,21 +163,21 @@ class RequestReader:
     def _read(self, raw: bytes) -> Http1Headers:
         if self._last is not None and self._last[0] == raw:
             return self._last[1]
-        found, kept = self._desk.heads.read(raw)
+        found, kept = self._context.heads.read(raw)
         self._last = None if kept or len(raw) > KNOWN_BYTES else (raw, found)
         return found
 
     def _behind_empty_lines(self) -> int:
         """RFC 9112, 2.2: an empty line before a request means nothing. They stay until the request has come."""
         at = self._at
-        while self._data.startswith(b"\r\n", at) and at - self._at <= self._desk.limits.max_header_bytes:
+        while self._data.startswith(b"\r\n", at) and at - self._at <= self._context.limits.max_header_bytes:
             at += 2
         return at
 
     def _feed(self, at: int) -> None:
         """Look at a head that is not all there."""
-        heads = self._desk.heads
-        if len(self._data) - self._at > self._desk.limits.max_header_bytes:
+        heads = self._context.heads
+        if len(self._data) - self._at > self._context.limits.max_header_bytes:
             raise heads.too_large()
         if len(self._data) - at < 2:  # what is there may still be an empty line
             return
@@ -187,15 +187,15 @@ class RequestReader:
         self._fed = len(self._data) - at
 
     def _finished(self, reading: HeaderParser, rest: bytes, size: int) -> Http1Headers:
-        if size > self._desk.limits.max_header_bytes:
-            raise self._desk.heads.too_large()
+        if size > self._context.limits.max_header_bytes:
+            raise self._context.heads.too_large()
         reading.feed(rest)
         self._reading, self._fed = None, 0
-        return self._desk.heads.finished(reading)
+        return self._context.heads.finished(reading)
 
     def _begun(self, head: Http1Headers) -> RequestEvent | None:
         """Its head is there: perhaps that is all, or its body is there too."""
-        length, max_bytes = head.length, self._desk.limits.max_body_bytes
+        length, max_bytes = head.length, self._context.limits.max_body_bytes
         if head.fault is not None:
             return self._refused(head, head.fault)
         if not length:
@@ -204,15 +204,15 @@ class RequestReader:
             return RejectedRequest(head, too_large(max_bytes), fatal=True)
         start, there = self._at, len(self._data) - self._at
         if 0 < length <= there:
-            self._desk.bodies.take(length)
+            self._context.bodies.take(length)
             self._at = start + length
             return Http1Request(head, self._data[start : start + length])
         self._head = head
         if length == CHUNKED:
-            self._growing = GrowingBody(max_bytes, self._desk.bodies)
+            self._growing = GrowingBody(max_bytes, self._context.bodies)
             self._chunks = ChunkedDecoder(self._growing.put)
         else:
-            self._body = Body(length, self._desk.bodies)
+            self._body = Body(length, self._context.bodies)
         if head.expects_continue and not there:
             return _CONTINUE
         return self._rest(head)
@@ -255,6 +255,6 @@ class RequestReader:
 
     def drop(self) -> None:
         """Let go of everything: the connection is over."""
-        self._desk.bodies.give_back(self.held)
+        self._context.bodies.give_back(self.held)
         self._head = self._body = self._growing = self._chunks = self._reading = self._last = None
         self._data, self._at, self._over = b"", 0, 0

@@ -1,4 +1,4 @@
-"""The head of an answer as bytes: what does not change from one to the next is written once."""
+"""Status line and headers of HTTP/1.1 responses as bytes, cached."""
 
 import time
 from email.utils import formatdate

@@ -1,4 +1,4 @@
-"""The way out of one connection: the caller of the request that is under way."""
+"""The response writer of an HTTP/1.1 connection."""
 
 import asyncio
 import logging

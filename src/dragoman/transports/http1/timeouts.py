@@ -1,4 +1,4 @@
-"""How long a connection may take over what is awaited of it."""
+"""Timeouts of an HTTP/1.1 connection, by what it waits for."""
 
 from enum import Enum
 

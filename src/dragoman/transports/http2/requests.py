@@ -48,9 +48,9 @@ class Http2Requests:
 class Http2Request:
     """One request, and the caller who waits for its answer."""
 
-    def __init__(self, house: Http2Requests, stream: Http2Stream, head: Http2Headers) -> None:
+    def __init__(self, service: Http2Requests, stream: Http2Stream, head: Http2Headers) -> None:
         self.left = self.started = False
-        self._house = house
+        self._service = service
         self._stream = stream
         self._head = head
         self._headers = _merged(head.fields)
@@ -60,7 +60,7 @@ class Http2Request:
         self._match: Match | None = None
         self._task: asyncio.Task[None] | None = None
         self._room: asyncio.Future[None] | None = None
-        self._began_s = house.loop.time()
+        self._began_s = service.loop.time()
         self._over = False
         if head.fault is not None:
             self._refuse(head.fault)  # not raised: equal heads share it
@@ -76,7 +76,7 @@ class Http2Request:
         return not self._over and self._headers.get("expect", "").lower() == "100-continue"
 
     def _prepare(self) -> None:
-        application, length = self._house.application, self._head.length
+        application, length = self._service.application, self._head.length
         self._match = application.match(self._head.method, self._head.path.partition("?")[0])
         if self._stream.connection.reserved and not self._match.health:
             raise HttpFault(503, TOO_MANY_CONNECTIONS.message, (("retry-after", "1"),))
@@ -119,7 +119,7 @@ class Http2Request:
         elif (backlog := self._stream.connection.backlog).is_full:
             backlog.wait(self._go_on)
         elif self._body is not None and self._body.held > LARGE_REQUEST:
-            self._house.turns.run(self._go_on)
+            self._service.turns.run(self._go_on)
         else:
             self._ask()
 
@@ -129,7 +129,7 @@ class Http2Request:
             self._ask()
 
     def watch(self, now_s: float) -> None:
-        limits = self._house.application.limits
+        limits = self._service.application.limits
         held = 0 if self._body is None else self._body.held
         if not self._over and now_s - self._began_s > limits.body_timeout_s + held / (1 << 16):
             text = f"the body came too slowly: {held} bytes in {limits.body_timeout_s} s"
@@ -140,7 +140,7 @@ class Http2Request:
         body = b"" if self._body is None else self._body.whole()
         assert self._match is not None
         request = HttpRequest(self._head.method, unquote(path), self._match.params, self._headers, body, query)
-        start = Start(self._house.application.answer(self._match, request, self), self._house.loop)
+        start = Start(self._service.application.answer(self._match, request, self), self._service.loop)
         self._task = start.task
         if start.task is not None:
             start.task.add_done_callback(self._done)
@@ -165,14 +165,14 @@ class Http2Request:
     def _refuse(self, fault: HttpFault) -> None:
         """Answer without asking the application."""
         if not self._over and not self.started:
-            self._send(self._house.application.refusal(fault, self._match.protocol if self._match else None))
+            self._send(self._service.application.refusal(fault, self._match.protocol if self._match else None))
         self._release()
 
     def _release(self) -> None:
         if not self._over:
             self._over = True
             if self._body is not None:
-                self._house.application.bodies.give_back(self._body.held)
+                self._service.application.bodies.give_back(self._body.held)
                 self._body = None
 
     # --- out -----------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ class Http2Request:
 
     async def _has_room(self) -> None:
         while self._stream.pending:
-            self._room = self._house.loop.create_future()
+            self._room = self._service.loop.create_future()
             try:
                 await self._room
             finally:
