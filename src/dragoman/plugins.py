@@ -107,13 +107,13 @@ def resolve(path: str) -> Any:
     place, _, attribute = path.rpartition(":")
     try:
         found: Any = import_file(Path(place)) if place.endswith(".py") else _import_module(place)
-    except (ImportError, OSError, SyntaxError) as fault:
-        raise ModelFailed(f"cannot import '{path}': {type(fault).__name__}: {fault}") from fault
+    except (ImportError, OSError, SyntaxError) as error:
+        raise ModelFailed(f"cannot import '{path}': {type(error).__name__}: {error}") from error
     for part in attribute.split("."):
         try:
             found = getattr(found, part)
-        except AttributeError as fault:
-            raise ModelFailed(f"cannot import '{path}': '{place}' has no '{attribute}'") from fault
+        except AttributeError as error:
+            raise ModelFailed(f"cannot import '{path}': '{place}' has no '{attribute}'") from error
     return found
 
 

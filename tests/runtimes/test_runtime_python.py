@@ -16,7 +16,7 @@ from dragoman.core.model import Model
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
-from dragoman.runtimes.python.model import Declared, FunctionModel, declared_by, load, model
+from dragoman.runtimes.python.model import FunctionModel, ModelDeclaration, declared_by, load, model
 
 HEAD = "import dragoman.core.model, dragoman.runtimes.python.model as r\nModel = dragoman.core.model.Model\n"
 
@@ -56,9 +56,11 @@ def test_a_marked_function_stays_what_it_was() -> None:
         return x
 
     assert bare(2.0) == 2.0
-    assert declared_by(bare) == Declared(name="bare")
+    assert declared_by(bare) == ModelDeclaration(name="bare")
     assert declared_by(double) is None
-    assert declared_by(total) == Declared("rows", tuple(inputs), (TensorSpec("y", FP64, (-1,)),), True, "thread")
+    assert declared_by(total) == ModelDeclaration(
+        "rows", tuple(inputs), (TensorSpec("y", FP64, (-1,)),), True, "thread"
+    )
     made = load(_spec(total))
     assert made.placement == "thread"
     assert made.signature().inputs == tuple(inputs)

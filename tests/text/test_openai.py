@@ -15,7 +15,7 @@ from dragoman import Generate, errors
 from dragoman.core.text import Bare, Generation, Grammar, PromptInfo, Text, Token, joined
 from dragoman.protocols.text_common.offsets import Offsets
 from dragoman.protocols.text_common.openai_format import counted, read_tokens
-from dragoman.protocols.text_common.tool_parts import Part, gathered
+from dragoman.protocols.text_common.tool_parts import ToolChunk, gathered
 from dragoman.protocols.text_common.tool_stream import reader
 from dragoman.protocols.text_common.tools import tools_of
 
@@ -429,14 +429,14 @@ async def test_calls_that_are_required(house: House) -> None:
 REQUIRED = f'[ {{ "name": "time", "arguments": {{}} }}, {{"name":"weather","arguments":{OSLO} }} ]'
 
 
-def read(text: str, choice: Any, *, cut: bool, **tools: Any) -> list[Part]:
+def read(text: str, choice: Any, *, cut: bool, **tools: Any) -> list[ToolChunk]:
     """What comes of a text, a character at a time."""
     found = reader(replace(tools_of(TOOLS, choice), **tools))
     return [found.feed(c, last=i + 1 == len(text), cut=cut) for i, c in enumerate(text)]
 
 
-def merged(parts: list[Part]) -> Part:
-    return Part("".join(part.content for part in parts), [delta for part in parts for delta in part.deltas])
+def merged(parts: list[ToolChunk]) -> ToolChunk:
+    return ToolChunk("".join(part.content for part in parts), [delta for part in parts for delta in part.deltas])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.protocols.text_common.tool_parts import Part, gathered
+from dragoman.protocols.text_common.tool_parts import ToolChunk, gathered
 from dragoman.protocols.text_common.tool_stream import reader
 from dragoman.protocols.text_common.tools import tools_of
 
@@ -24,14 +24,14 @@ WEATHER = f'{{"name": "weather", "arguments": {OSLO}}}'
 TIME = '{"name":"time","parameters":{}}'
 
 
-def parts_of(pieces: Sequence[str], *, cut: bool = False, single: bool = False) -> list[Part]:
+def parts_of(pieces: Sequence[str], *, cut: bool = False, single: bool = False) -> list[ToolChunk]:
     read = reader(replace(tools_of(TOOLS, None), single=single))
     return [read.feed(piece, last=i + 1 == len(pieces), cut=cut) for i, piece in enumerate(pieces)]
 
 
 def found(pieces: Sequence[str], **how: bool) -> tuple[str, list[tuple[str, str]]]:
     parts = parts_of(pieces, **how)
-    whole = Part("".join(part.content for part in parts), [delta for part in parts for delta in part.deltas])
+    whole = ToolChunk("".join(part.content for part in parts), [delta for part in parts for delta in part.deltas])
     return whole.content, [(call.name, call.arguments) for call in gathered(whole)]
 
 

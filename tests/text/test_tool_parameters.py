@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.protocols.text_common.tool_parts import Part, gathered
+from dragoman.protocols.text_common.tool_parts import ToolChunk, gathered
 from dragoman.protocols.text_common.tool_stream import reader
 from dragoman.protocols.text_common.tools import tools_of
 
@@ -42,7 +42,7 @@ TOOLS: list[Any] = [
 def found(pieces: Sequence[str], *, cut: bool = False) -> tuple[str, list[tuple[str, str]]]:
     read = reader(tools_of(TOOLS, None))
     parts = [read.feed(piece, last=i + 1 == len(pieces), cut=cut) for i, piece in enumerate(pieces)]
-    whole = Part("".join(part.content for part in parts), [delta for part in parts for delta in part.deltas])
+    whole = ToolChunk("".join(part.content for part in parts), [delta for part in parts for delta in part.deltas])
     return whole.content, [(call.name, call.arguments) for call in gathered(whole)]
 
 

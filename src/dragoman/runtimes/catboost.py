@@ -42,8 +42,8 @@ class CatBoostModel(Model):
             classes = catboost.CatBoost().load_model(path).classes_
             self._model = catboost.CatBoostClassifier() if len(classes) else catboost.CatBoostRegressor()
             self._model.load_model(path)
-        except self._fault as fault:
-            raise ModelFailed(f"'{path.name}' is no CatBoost model: {fault}") from fault
+        except self._fault as error:
+            raise ModelFailed(f"'{path.name}' is no CatBoost model: {error}") from error
         if self._model.get_embedding_feature_indices():
             # The library reads past the end of a vector that is too short, and the file does not tell its length.
             raise ModelFailed(f"'{path.name}' has embedding features, which cannot be checked and are not served")
@@ -67,8 +67,8 @@ class CatBoostModel(Model):
         rows = self._rows(call.inputs) if value is None else self._framed(value)
         try:
             return {name: self._computed(name, rows) for name in call.outputs or ("predict",)}
-        except self._fault as fault:
-            raise InvalidInput(f"CatBoost takes no such rows: {fault}") from fault
+        except self._fault as error:
+            raise InvalidInput(f"CatBoost takes no such rows: {error}") from error
 
     def _computed(self, name: str, rows: Any) -> Array:
         if name == "predict_proba":

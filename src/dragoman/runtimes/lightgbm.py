@@ -33,8 +33,8 @@ class LightGBMModel(Model):
         path = model_path(self.spec)
         try:
             self._booster = lightgbm.Booster(model_file=path)
-        except lightgbm.basic.LightGBMError as fault:
-            raise ModelFailed(f"'{path.name}' is no LightGBM text model: {fault}") from fault
+        except lightgbm.basic.LightGBMError as error:
+            raise ModelFailed(f"'{path.name}' is no LightGBM text model: {error}") from error
         self._defaults = Defaults.of(self.spec)
         features = self._booster.num_feature()
         row = np.asarray(self._booster.predict(np.zeros((1, features))))

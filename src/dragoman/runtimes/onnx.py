@@ -50,8 +50,8 @@ class OnnxModel(Model):
         providers = list(self.spec.parameters.get("providers", ("CPUExecutionProvider",)))
         try:
             self._session = ort.InferenceSession(path, providers=providers)
-        except Exception as fault:  # ONNX Runtime's errors share no class of their own.
-            raise ModelFailed(f"'{path.name}' cannot be loaded by ONNX Runtime: {fault}") from fault
+        except Exception as error:  # ONNX Runtime's errors share no class of their own.
+            raise ModelFailed(f"'{path.name}' cannot be loaded by ONNX Runtime: {error}") from error
         self._values = ort.OrtValue
         self._signature = _signature(self._session, path.name)
         self._has_bf16 = any(s.datatype is BF16 for s in (*self._signature.inputs, *self._signature.outputs))

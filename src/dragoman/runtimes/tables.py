@@ -26,8 +26,12 @@ def columns_in_order(frame: Any, names: Sequence[str]) -> Any:
     missing = [name for name in names if name not in given]
     extra = [name for name in given if name not in names]
     if missing or extra:
-        told = [f"misses input '{name}'" for name in missing[:1]] + [f"knows no input '{name}'" for name in extra[:1]]
-        raise InvalidInput(f"content type 'pd': the model {' and '.join(told)}; expected {', '.join(map(repr, names))}")
+        reasons = [f"misses input '{name}'" for name in missing[:1]] + [
+            f"knows no input '{name}'" for name in extra[:1]
+        ]
+        raise InvalidInput(
+            f"content type 'pd': the model {' and '.join(reasons)}; expected {', '.join(map(repr, names))}"
+        )
     return frame if given == list(names) else frame[list(names)]
 
 

@@ -61,8 +61,8 @@ class TensorFlowModel(Model):
     def _fed(self, name: str, tensor: Tensor) -> Any:
         try:
             return self._tensorflow.constant(tensor.data, dtype=self._inputs[name].dtype)
-        except (TypeError, ValueError) as fault:
-            raise InvalidInput(f"input '{name}': TensorFlow takes no such {tensor.datatype} here: {fault}") from fault
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(f"input '{name}': TensorFlow takes no such {tensor.datatype} here: {error}") from error
 
 
 def _signature(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Signature:

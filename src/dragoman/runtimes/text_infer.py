@@ -62,8 +62,8 @@ async def whole(generates: Generates, call: Infer) -> Inference:
     async with aclosing(source) as found:
         generation = joined([piece async for piece in found])
     names = [quote(name[:64], safe=".-_") for name in ignored[:_MOST_NAMED]]
-    told = {"x-ignored-parameters": ", ".join(names)} if names else {}
-    return Inference(_outputs(generation.texts, whole=True), metadata=told)
+    value = {"x-ignored-parameters": ", ".join(names)} if names else {}
+    return Inference(_outputs(generation.texts, whole=True), metadata=value)
 
 
 async def pieces(generates: Generates, call: Infer) -> AsyncGenerator[Inference, None]:
@@ -99,8 +99,8 @@ def _companion(call: Infer) -> dict[str, Any]:
     text = str(strings(call.inputs["sampling_parameters"], "sampling_parameters").reshape(-1)[0])
     try:
         given = _json(text)
-    except ValueError as fault:
-        raise InvalidInput(f"input 'sampling_parameters': expected JSON: {fault}") from fault
+    except ValueError as error:
+        raise InvalidInput(f"input 'sampling_parameters': expected JSON: {error}") from error
     if not isinstance(given, dict):
         raise InvalidInput("input 'sampling_parameters': expected a JSON object")
     return given
@@ -123,8 +123,8 @@ def _fields(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         if field in _LISTS and isinstance(value, str) and value[:1] in ("[", "{"):  # parameters hold no lists
             try:
                 value = _json(value)
-            except ValueError as fault:
-                raise InvalidInput(f"parameter '{name}': expected JSON: {fault}") from fault
+            except ValueError as error:
+                raise InvalidInput(f"parameter '{name}': expected JSON: {error}") from error
         fields[field] = checked(name, value, KINDS[field])
     return fields, ignored
 

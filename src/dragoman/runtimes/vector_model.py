@@ -72,8 +72,8 @@ def _sides(function: VectorFunction, config: Config) -> Sides:
     except Exception as error:
         if not config or (isinstance(error, DragomanError) and not isinstance(error, BadSizes)):
             raise
-        told = error.message if isinstance(error, BadSizes) else f"{type(error).__name__}: {error}"
-        raise InvalidInput(f"config: the sizes of the vectors do not follow from it: {told}") from error
+        message = error.message if isinstance(error, BadSizes) else f"{type(error).__name__}: {error}"
+        raise InvalidInput(f"config: the sizes of the vectors do not follow from it: {message}") from error
 
 
 class BadSizes(ModelFailed):
@@ -104,10 +104,10 @@ class VectorModel(Model):
         """The signature without a config; open where a model of the umbridge package has no sizes without one."""
         try:
             return self._under(NONE).signature
-        except Exception as fault:
+        except Exception as error:
             if not isinstance(self.function, Theirs) or not self.function.sources():
                 raise
-            log.warning("model '%s' has no sizes without a config: %s: %s", self.spec.name, type(fault).__name__, fault)
+            log.warning("model '%s' has no sizes without a config: %s: %s", self.spec.name, type(error).__name__, error)
             return OPEN
 
     def signature_for(self, call: SignatureFor) -> Signature:

@@ -43,8 +43,8 @@ class XGBoostModel(Model):
         self._booster = xgboost.Booster()
         try:
             self._booster.load_model(path)
-        except (xgboost.core.XGBoostError, ValueError) as fault:
-            raise ModelFailed(f"'{path.name}' is no XGBoost model: {str(fault).splitlines()[0]}") from fault
+        except (xgboost.core.XGBoostError, ValueError) as error:
+            raise ModelFailed(f"'{path.name}' is no XGBoost model: {str(error).splitlines()[0]}") from error
         self._matrix = xgboost.DMatrix
         self._defaults = Defaults.of(self.spec)
         self.platform = "xgboost_json" if path.suffix == ".json" else "xgboost_ubj"
@@ -97,10 +97,10 @@ class XGBoostModel(Model):
         matrix = self._matrix(rows, feature_names=booster.feature_names, feature_types=booster.feature_types)
         return np.asarray(booster.predict(matrix, output_margin=margin))
 
-    def _try_in_place(self, probe: Array, fault: type[Exception]) -> bool:
+    def _try_in_place(self, probe: Array, error: type[Exception]) -> bool:
         try:
             self._booster.inplace_predict(probe)
-        except fault:
+        except error:
             return False
         return True
 

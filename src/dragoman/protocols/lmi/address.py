@@ -45,10 +45,10 @@ def addressed(http: HttpRequest, policy: Policy, then: Callable[[str], Asked]) -
     if not named or (heeded and named not in ANY_MODEL):
         return then(named)
 
-    def told(response: Response[tuple[ModelDescription, ...]]) -> Asked:
+    def choose(response: Response[tuple[ModelDescription, ...]]) -> Asked:
         return then(named if any(found.name == named for found in response.answer) else "")
 
-    return Inquiry(Request(DescribeModels()), told)
+    return Inquiry(Request(DescribeModels()), choose)
 
 
 def _in_body(http: HttpRequest, policy: Policy) -> tuple[str, bool]:

@@ -25,7 +25,9 @@ _ANSWERS = "predictions"
 _TENSOR = {"name", "shape", "datatype"}
 
 
-def arrays_asked(http: HttpRequest, model: ModelDescription, policy: Policy) -> Exchange[Inference, HttpResponse]:
+def parse_arrays_request(
+    http: HttpRequest, model: ModelDescription, policy: Policy
+) -> Exchange[Inference, HttpResponse]:
     """The inference that a body asks of a model. Raises InvalidInput naming what does not fit."""
     kind = media_type(http)
     read = READERS.get(kind, _from_json)
@@ -51,8 +53,8 @@ def _from_json(http: HttpRequest, model: ModelDescription, policy: Policy) -> In
     if given is None:
         if body and body.keys() <= names:
             return Infer(_named(body, model))
-        told = ", ".join(f"'{name}'" for name in sorted(names)) or "the model's inputs"
-        raise InvalidInput(f"expected an object with 'inputs', or with {told}; got {shown(body)}")
+        result = ", ".join(f"'{name}'" for name in sorted(names)) or "the model's inputs"
+        raise InvalidInput(f"expected an object with 'inputs', or with {result}; got {shown(body)}")
     parameters = object_in(body, "parameters")
     strange = [name for name, value in parameters.items() if not isinstance(value, bool | int | float | str)]
     if strange:
@@ -106,8 +108,8 @@ def _tensor(value: Any, spec: TensorSpec | None, name: str) -> Tensor:
         whole = spec is not None and spec.datatype is not None and array.dtype.kind not in "USO"
         keep = not whole or spec is None or _is_taken(array, spec)
         made = Tensor.of(array) if keep or spec is None else Tensor.of(array, spec.datatype)
-    except (ValueError, TypeError, OverflowError, InvalidInput) as fault:
-        raise InvalidInput(f"input '{name}': {fault}") from fault
+    except (ValueError, TypeError, OverflowError, InvalidInput) as error:
+        raise InvalidInput(f"input '{name}': {error}") from error
     wanted = len(spec.shape) if spec is not None and spec.shape is not None else None
     if wanted is not None and made.data.ndim == wanted - 1:
         return Tensor(made.data.reshape(1, *made.shape), made.datatype)
@@ -204,8 +206,8 @@ def _bounded(array: Array, policy: Policy) -> Array:
 def _text(body: Buffer) -> str:
     try:
         return bytes(body).decode()
-    except UnicodeDecodeError as fault:
-        raise InvalidInput(f"the request body is not valid UTF-8: {fault.reason}") from fault
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"the request body is not valid UTF-8: {error.reason}") from error
 
 
 READERS: Mapping[str, Callable[[HttpRequest, ModelDescription, Policy], Infer]] = {
@@ -231,8 +233,8 @@ def _writer(accept: str, came: str) -> Callable[[Response[Inference], Policy], H
 
 
 def _to_json(response: Response[Inference], policy: Policy) -> HttpResponse:
-    told = {name: _nested(name, tensor, policy) for name, tensor in response.answer.outputs.items()}
-    body = json_chunks({_ANSWERS: next(iter(told.values())) if len(told) == 1 else told})
+    value = {name: _nested(name, tensor, policy) for name, tensor in response.answer.outputs.items()}
+    body = json_chunks({_ANSWERS: next(iter(value.values())) if len(value) == 1 else value})
     return HttpResponse(200, body, (JSON_TYPE,))
 
 
@@ -241,8 +243,8 @@ def _nested(name: str, tensor: Tensor, policy: Policy) -> Any:
     if tensor.datatype is BYTES:
         try:
             return np.array([each.decode() for each in array.flat], dtype=object).reshape(array.shape).tolist()
-        except UnicodeDecodeError as fault:
-            raise NotSupported(f"output '{name}' holds bytes that are no text; ask with accept: tensor/npz") from fault
+        except UnicodeDecodeError as error:
+            raise NotSupported(f"output '{name}' holds bytes that are no text; ask with accept: tensor/npz") from error
     refused = np.isinf if policy.nonfinite != "error" else lambda values: ~np.isfinite(values)
     if tensor.datatype.kind == "float" and refused(array).any():
         raise NotSupported(f"output '{name}' holds NaN or infinity, which JSON cannot; ask with accept: tensor/npz")

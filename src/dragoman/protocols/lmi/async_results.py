@@ -26,14 +26,14 @@ _ALL = 1 << 31
 
 def fetched(http: HttpRequest, error: Callable[[DragomanError | HttpFault], HttpResponse]) -> Fetch | None:
     """The answer that a request comes back for; None where it asks anew. Raises InvalidInput for a wrong number."""
-    token = _told(http, _STARTING)
+    token = _header(http, _STARTING)
     if not token:
         return None
-    most = _told(http, _MOST) or "-1"
+    most = _header(http, _MOST) or "-1"
     if not most.removeprefix("-").isdecimal() or len(most) > 9:
         raise InvalidInput(f"`{_MOST}` must be an integer; got '{most[:64]}'")
 
-    def told(part: Part | None) -> HttpResponse:
+    def format_response(part: Part | None) -> HttpResponse:
         if part is None:
             return error(HttpFault(400, f"Invalid {_STARTING}: {token[:64]}"))
         if part.status == 0:
@@ -43,17 +43,17 @@ def fetched(http: HttpRequest, error: Callable[[DragomanError | HttpFault], Http
             return error(HttpFault(500, "the answer was cut off before its end"))
         return HttpResponse(part.status, part.body, (*part.headers, *_next(part.following)))
 
-    return Fetch(token, int(most) if int(most) > 0 else _ALL, told)
+    return Fetch(token, int(most) if int(most) > 0 else _ALL, format_response)
 
 
 def later(http: HttpRequest, asked: Asked, error: Callable[[DragomanError | HttpFault], HttpResponse]) -> Asked:
     """The question as it is, or to be answered later where the request says so."""
-    if _told(http, _SYNCHRONOUS).lower() != "false":
+    if _header(http, _SYNCHRONOUS).lower() != "false":
         return asked
     return Later(asked, error, lambda token: HttpResponse(200, (), _next(token)))
 
 
-def _told(http: HttpRequest, name: str) -> str:
+def _header(http: HttpRequest, name: str) -> str:
     """What a header says, or SageMaker's custom attributes."""
     return http.headers.get(name) or attributes(http).get(name, "")
 

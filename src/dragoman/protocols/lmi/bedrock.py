@@ -26,7 +26,7 @@ _STREAMED = "InvokeEndpointWithResponseStream"
 _LINES: Headers = (("content-type", "application/jsonlines"),)
 
 
-def bedrock_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> Asked:
+def parse_bedrock_request(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> Asked:
     """What a body asks. Raises InvalidInput naming what does not fit."""
     found = given(body, _PARAMETERS, policy)
     prompt = checked("prompt", found.options.get("prompt"), text())
@@ -43,9 +43,9 @@ def bedrock_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy, mo
 
 def _whole(generation: Generation, headers: Headers) -> HttpResponse:
     best, count = generation.texts[0], _count(generation)
-    told = _told(best.whole, count, best.generated, best.finish)
+    result = _body(best.whole, count, best.generated, best.finish)
     metering = {"inputTokenCount": count, "outputTokenCount": best.generated}
-    value = {"body": told, "metering": metering, "content_type": "application/json"}
+    value = {"body": result, "metering": metering, "content_type": "application/json"}
     return HttpResponse(200, (to_json(value),), (JSON_TYPE, *headers))
 
 
@@ -53,7 +53,7 @@ def _count(generation: Generation) -> int:
     return sum(info.tokens for info in generation.prompts)
 
 
-def _told(text: str | None, prompt: int | None, generated: int, reason: str | None) -> dict[str, Any]:
+def _body(text: str | None, prompt: int | None, generated: int, reason: str | None) -> dict[str, Any]:
     return {
         "generation": text,
         "prompt_token_count": prompt,
@@ -84,11 +84,11 @@ class _Lines:
         prompt, self._prompt = self._prompt, None
         self._sent += 1
         metering = {"outputTokenCount": self._sent} | ({} if prompt is None else {"inputTokenCount": prompt})
-        body = _told(part, prompt, self._sent, reason)
+        body = _body(part, prompt, self._sent, reason)
         return to_json({"body": body, "metering": metering, "content_type": "application/jsonlines"}) + b"\n"
 
-    def error(self, fault: DragomanError) -> bytes:
+    def error(self, error: DragomanError) -> bytes:
         """The end of a stream that went wrong."""
-        told = {"error_code": 424, "error_msg": fault.message}
-        value = {"body": _told(None, None, self._sent, "error"), "metering": {"outputTokenCount": self._sent}}
-        return to_json({**value, "content_type": "application/jsonlines", "error": told}) + b"\n"
+        result = {"error_code": 424, "error_msg": error.message}
+        value = {"body": _body(None, None, self._sent, "error"), "metering": {"outputTokenCount": self._sent}}
+        return to_json({**value, "content_type": "application/jsonlines", "error": result}) + b"\n"

@@ -7,20 +7,22 @@ from msgspec import structs
 
 from dragoman.core.calls import Response
 from dragoman.core.errors import DragomanError
-from dragoman.protocols.lmi.errors import Faults
+from dragoman.protocols.lmi.errors import LmiErrors
 from dragoman.protocols.lmi.model import LmiModel
-from dragoman.protocols.text_common.chat import chat_asked
-from dragoman.protocols.text_common.completions import completion_asked
+from dragoman.protocols.text_common.chat import parse_chat_request
+from dragoman.protocols.text_common.completions import parse_completion_request
 from dragoman.protocols.wire import Asked, Headers, HttpRequest, HttpStream, Inquiry, Policy
 
 _LINES: Headers = (("content-type", "application/jsonlines"),)
 _OF_EVENTS = ("content-type", "cache-control")
 
 
-def openai_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Faults, model: LmiModel) -> Asked:
+def parse_openai_request(
+    body: Mapping[str, Any], http: HttpRequest, policy: Policy, errors: LmiErrors, model: LmiModel
+) -> Asked:
     """What a body with `messages`, or with a `prompt`, asks. Raises InvalidInput naming what does not fit."""
-    answers = chat_asked if "messages" in body else completion_asked
-    asked = answers(body, http, policy, faults.write, model.name)
+    answers = parse_chat_request if "messages" in body else parse_completion_request
+    asked = answers(body, http, policy, errors.write, model.name)
     return _in_lines(asked) if model.formatter == "jsonlines" else asked
 
 
@@ -36,7 +38,7 @@ def _in_lines(asked: Asked) -> Asked:
     def lines_of(response: Response[Any]) -> bytes:
         return _lines(piece(response))
 
-    def fault_of(fault: DragomanError) -> bytes:
+    def format_error(fault: DragomanError) -> bytes:
         return _lines(error(fault))
 
     def closing_lines() -> bytes:
@@ -44,7 +46,7 @@ def _in_lines(asked: Asked) -> Asked:
 
     kept = tuple(pair for pair in asked.headers if pair[0] not in _OF_EVENTS)
     headers = (*_LINES, *kept)
-    return structs.replace(asked, piece=lines_of, error=fault_of, closing=closing_lines, end=b"", headers=headers)
+    return structs.replace(asked, piece=lines_of, error=format_error, closing=closing_lines, end=b"", headers=headers)
 
 
 def _lines(events: bytes) -> bytes:

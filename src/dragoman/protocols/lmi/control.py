@@ -66,10 +66,10 @@ def _ping(http: HttpRequest) -> Inquiry[bool]:
 
     def then(ready: Response[bool]) -> Exchange[tuple[IndexEntry, ...], HttpResponse]:
         def reply(response: Response[tuple[IndexEntry, ...]]) -> HttpResponse:
-            told = {e.name: {"status": _HEALTH.get(e.state, "FAILED")} for e in response.answer}
+            value = {e.name: {"status": _HEALTH.get(e.state, "FAILED")} for e in response.answer}
             failed = any(e.state == "UNAVAILABLE" for e in response.answer)
             # Without a model, as before the first of several is loaded, the server is well all the same.
-            return json_response(told, 200 if ready.answer or not told else 500 if failed else 503)
+            return json_response(value, 200 if ready.answer or not value else 500 if failed else 503)
 
         return Exchange(Request(States()), reply)
 
@@ -83,10 +83,10 @@ def _models(http: HttpRequest) -> Exchange[tuple[IndexEntry, ...], HttpResponse]
     def reply(response: Response[tuple[IndexEntry, ...]]) -> HttpResponse:
         at = start or 0
         end = at + (limit or _MOST_LISTED)
-        told: dict[str, Any] = {"models": [_entry(e) for e in response.answer[at:end]]}
+        value: dict[str, Any] = {"models": [_entry(e) for e in response.answer[at:end]]}
         if end < len(response.answer):
-            told["nextPageToken"] = str(end)
-        return json_response(told)
+            value["nextPageToken"] = str(end)
+        return json_response(value)
 
     return Exchange(Request(States()), reply)
 
@@ -149,8 +149,8 @@ def _last(url: str) -> str:
 
 def _unregister(http: HttpRequest) -> Exchange[None, HttpResponse]:
     name = http.params["model"]
-    told = f'Model "{name}" unregistered'
-    return _controlled(Unload(control_token(http.headers)), name, http.params.get("version", ""), told)
+    message = f'Model "{name}" unregistered'
+    return _controlled(Unload(control_token(http.headers)), name, http.params.get("version", ""), message)
 
 
 def _scale(http: HttpRequest, policy: Policy) -> Exchange[None, HttpResponse]:
@@ -162,10 +162,10 @@ def _scale(http: HttpRequest, policy: Policy) -> Exchange[None, HttpResponse]:
         raise InvalidInput("`max_worker`, or `min_worker`, must be at least 1; to have none, unregister the model")
     if least is not None and least > count:
         raise InvalidInput(f"`min_worker` must be <= `max_worker`; got {least} and {count}")
-    told = f'Model "{name}" worker scaled. New Worker configuration min workers:{count} max workers:{count}'
+    message = f'Model "{name}" worker scaled. New Worker configuration min workers:{count} max workers:{count}'
     unheeded = _unheeded(query, ("min_worker", "max_worker"), policy)
     call = Scale(control_token(http.headers), count)
-    return _controlled(call, name, http.params.get("version", ""), told, unheeded)
+    return _controlled(call, name, http.params.get("version", ""), message, unheeded)
 
 
 def _unheeded(given: Mapping[str, Any], known: tuple[str, ...], policy: Policy) -> Headers:
@@ -176,6 +176,6 @@ def _unheeded(given: Mapping[str, Any], known: tuple[str, ...], policy: Policy) 
 
 
 def _controlled(
-    call: Call[None], name: str, version: str, told: str, headers: Headers = ()
+    call: Call[None], name: str, version: str, subject: str, headers: Headers = ()
 ) -> Exchange[None, HttpResponse]:
-    return Exchange(Request(call, name, version), lambda _: json_response({"status": told}, 200, headers))
+    return Exchange(Request(call, name, version), lambda _: json_response({"status": subject}, 200, headers))

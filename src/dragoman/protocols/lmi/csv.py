@@ -84,8 +84,8 @@ class _RowLengths:
                 short = end is not None and (place is None or end < place)
                 before = expected[row - 1] if row else -1 - self._column
                 got = end - before if short else f"more than {self._width}"
-                told = f"row {self._row + row} has {got} values, the first {self._width}"
-                raise InvalidInput(f"expected text/csv with as many values in each row; {told}")
+                message = f"row {self._row + row} has {got} values, the first {self._width}"
+                raise InvalidInput(f"expected text/csv with as many values in each row; {message}")
 
 
 def _chunks(body: bytes, at: int) -> Iterator[bytes]:
@@ -139,22 +139,22 @@ def check_cells(body: bytes, policy: Policy) -> None:
 def _decoded(text: bytes) -> str:
     try:
         return text.decode()
-    except UnicodeDecodeError as fault:
-        raise InvalidInput(f"the request body is not valid UTF-8: {fault.reason}") from fault
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"the request body is not valid UTF-8: {error.reason}") from error
 
 
 def rows_of(text: str) -> list[list[str]]:
     """The rows of a table, all of the same length. Raises InvalidInput."""
     try:
         rows = [row for row in csv.reader(io.StringIO(text)) if row]
-    except csv.Error as fault:
-        raise InvalidInput(f"the request body is not valid CSV: {fault}") from fault
+    except csv.Error as error:
+        raise InvalidInput(f"the request body is not valid CSV: {error}") from error
     ragged = next((i for i, row in enumerate(rows) if len(row) != len(rows[0])), 0)
     if ragged or not rows:
-        told = (
+        message = (
             f"row {ragged + 1} has {len(rows[ragged])} values, the first {len(rows[0])}" if rows else "there is no row"
         )
-        raise InvalidInput(f"expected text/csv with as many values in each row; {told}")
+        raise InvalidInput(f"expected text/csv with as many values in each row; {message}")
     return rows
 
 

@@ -9,7 +9,7 @@ import orjson
 from dragoman.core.calls import Embed, Embedded, ModelDescription, Response
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import shown
-from dragoman.protocols.lmi.errors import Faults
+from dragoman.protocols.lmi.errors import LmiErrors
 from dragoman.protocols.lmi.formats import to_json
 from dragoman.protocols.lmi.request import media_type, other_model
 from dragoman.protocols.text_common.parameters import ignored_header, inquiry, json_body, refuse_unknown
@@ -19,7 +19,9 @@ _MOST_INPUTS = 2048
 _KINDS = ("", "application/json", "application/x-www-form-urlencoded")  # curl calls JSON the last of these
 
 
-def embeddings_asked(http: HttpRequest, model: ModelDescription, policy: Policy, faults: Faults) -> Asked | None:
+def parse_embeddings_request(
+    http: HttpRequest, model: ModelDescription, policy: Policy, errors: LmiErrors
+) -> Asked | None:
     """The vectors that a body asks for; None where it is none with texts as its `inputs`."""
     try:
         body = _body(http, policy)
@@ -29,16 +31,16 @@ def embeddings_asked(http: HttpRequest, model: ModelDescription, policy: Policy,
             return None
         _check(body, texts, policy)
         unknown = _unknown(body) + other_model(body, model.name, policy)
-    except InvalidInput as fault:
-        return _unread(fault)
+    except InvalidInput as error:
+        return _invalid_input(error)
 
     def reply(response: Response[Embedded]) -> HttpResponse:
         vectors = np.ascontiguousarray(response.answer.vectors.data, np.float32)
-        told = orjson.dumps(vectors if isinstance(given, list) else vectors[0], option=orjson.OPT_SERIALIZE_NUMPY)
-        return HttpResponse(200, (told,), (JSON_TYPE, *ignored_header(unknown)))
+        value = orjson.dumps(vectors if isinstance(given, list) else vectors[0], option=orjson.OPT_SERIALIZE_NUMPY)
+        return HttpResponse(200, (value,), (JSON_TYPE, *ignored_header(unknown)))
 
-    def failed(fault: DragomanError) -> HttpResponse:
-        return _unread(fault) if isinstance(fault, InvalidInput) else faults.write(fault)
+    def failed(error: DragomanError) -> HttpResponse:
+        return _invalid_input(error) if isinstance(error, InvalidInput) else errors.write(error)
 
     return Exchange(inquiry(Embed(tuple(texts)), http, policy, model.name), reply, failed)
 
@@ -62,7 +64,7 @@ def _unknown(body: Mapping[str, Any]) -> list[str]:
     return [name for name, value in body.items() if name not in ("inputs", "model_name") and value not in (None, {})]
 
 
-def _unread(fault: DragomanError) -> HttpResponse:
+def _invalid_input(error: DragomanError) -> HttpResponse:
     """LMI: what is wrong with texts to be embedded is told in the shape of the server below."""
-    told = {"code": 400, "type": "TranslateException", "message": fault.message}
-    return HttpResponse(400, (to_json(told),), (JSON_TYPE,))
+    value = {"code": 400, "type": "TranslateException", "message": error.message}
+    return HttpResponse(400, (to_json(value),), (JSON_TYPE,))

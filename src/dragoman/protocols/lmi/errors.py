@@ -19,8 +19,8 @@ from dragoman.core.errors import (
     Unaddressed,
     Unauthorized,
 )
-from dragoman.protocols.lmi.formats import Formatter, dynamic_fault, to_json
-from dragoman.protocols.lmi.request import Asked
+from dragoman.protocols.lmi.formats import Formatter, dynamic_error_body, to_json
+from dragoman.protocols.lmi.request import LmiRequest
 from dragoman.protocols.wire import JSON_TYPE, Headers, HttpFault, HttpResponse, retry_after, row_of
 
 # The statuses that LMI's operators may choose, by the names of its properties without `_http_code`.
@@ -62,27 +62,27 @@ def codes(text: str) -> Mapping[str, int]:
     return found
 
 
-class Faults:
+class LmiErrors:
     """Writes faults with the statuses that the operator has chosen."""
 
     def __init__(self, chosen: Mapping[str, int]) -> None:
         self._codes = chosen
 
-    def write(self, fault: DragomanError | HttpFault) -> HttpResponse:
+    def write(self, error: DragomanError | HttpFault) -> HttpResponse:
         """The answer to a request that got nowhere, or that was wrong."""
-        if isinstance(fault, HttpFault):
-            bad = fault.status < 500
-            kind = _HTTP_TYPES.get(fault.status, "BadRequestException" if bad else "InternalServerException")
-            status = {400: self._codes["bad_request"], 500: self._codes["server_error"]}.get(fault.status, fault.status)
-            return _json({"code": status, "type": kind, "message": fault.message}, status, fault.headers)
-        row = row_of(fault, _TYPES)
+        if isinstance(error, HttpFault):
+            bad = error.status < 500
+            kind = _HTTP_TYPES.get(error.status, "BadRequestException" if bad else "InternalServerException")
+            status = {400: self._codes["bad_request"], 500: self._codes["server_error"]}.get(error.status, error.status)
+            return _json({"code": status, "type": kind, "message": error.message}, status, error.headers)
+        row = row_of(error, _TYPES)
         if row is None:
-            return _json({"error": fault.message, "code": 424}, 424)
+            return _json({"error": error.message, "code": 424}, 424)
         code, name = row
         status = self._codes[code] if isinstance(code, str) else code
-        return _json({"code": status, "type": name, "message": fault.message}, status, retry_after(fault))
+        return _json({"code": status, "type": name, "message": error.message}, status, retry_after(error))
 
-    def failed(self, error: DragomanError, found: Asked, formatter: Formatter) -> HttpResponse:
+    def failed(self, error: DragomanError, found: LmiRequest, formatter: Formatter) -> HttpResponse:
         """The answer to a request that went wrong before anything was sent."""
         error = found.given.worded(error)
         headers = (JSON_TYPE, *found.given.headers)
@@ -93,9 +93,9 @@ class Faults:
         return self.write(error)
 
 
-def dynamic(fault: DragomanError, headers: Headers = ()) -> HttpResponse:
+def dynamic(error: DragomanError, headers: Headers = ()) -> HttpResponse:
     """The answer of the dynamic-batch schema to what went wrong, with the payload too."""
-    return _json(dynamic_fault(fault), 424, headers)
+    return _json(dynamic_error_body(error), 424, headers)
 
 
 def _json(value: Any, status: int, headers: Headers = ()) -> HttpResponse:

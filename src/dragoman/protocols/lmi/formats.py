@@ -9,8 +9,8 @@ from dragoman.core.calls import Response
 from dragoman.core.errors import DragomanError
 from dragoman.core.text import Generation, PromptInfo, Text, Token
 from dragoman.protocols.lmi.model import BARE, LmiModel, bare
-from dragoman.protocols.lmi.request import Asked
-from dragoman.protocols.text_common.parameters import EVENT_STREAM, finite, likeliest_first, spread
+from dragoman.protocols.lmi.request import LmiRequest
+from dragoman.protocols.text_common.parameters import EVENT_STREAM, finite, most_likely_first, spread
 from dragoman.protocols.wire import JSON_TYPE, Headers, HttpResponse
 
 _KINDS: Mapping[str, Headers] = {
@@ -25,25 +25,25 @@ _encoded = json.JSONEncoder(ensure_ascii=False).encode
 class Formatter:
     """How one answer is written: whole, or piece by piece, of which it remembers how many tokens went out."""
 
-    def __init__(self, asked: Asked, model: LmiModel) -> None:
-        self._asked = asked
+    def __init__(self, request: LmiRequest, model: LmiModel) -> None:
+        self._request = request
         self._model = model
-        self._compat = model.tgi_compat and asked.rolling
+        self._compat = model.tgi_compat and request.rolling
         self._prompts: tuple[PromptInfo, ...] = ()
         self._sent = 0
-        sampling = asked.sampling
+        sampling = request.sampling
         self.ranked = max(sampling.n, sampling.best_of, sampling.num_beams) > 1
-        self.streams = asked.formatter != "json"
-        chosen = asked.given.options.get("output_formatter", "")
+        self.streams = request.formatter != "json"
+        chosen = request.given.options.get("output_formatter", "")
         self._custom = model.custom if not chosen else bare if chosen == BARE else None
 
     @property
     def headers(self) -> Headers:
         """Those of the answer, with the name of what was ignored."""
-        kinds = _KINDS[self._asked.formatter]
+        kinds = _KINDS[self._request.formatter]
         if self._custom is not None:
             kinds = (("content-type", getattr(self._custom, "content_type", "") or _TEXT),)
-        return (*kinds, *self._asked.given.headers)
+        return (*kinds, *self._request.given.headers)
 
     # --- whole ---------------------------------------------------------------------------------------------
 
@@ -51,32 +51,32 @@ class Formatter:
         """The whole answer."""
         self._prompts = response.answer.prompts
         found = [self._answer(i, texts) for i, texts in enumerate(self._by_prompt(response.answer))]
-        value: Any = found if self._compat or not self._asked.rolling else found[0]
+        value: Any = found if self._compat or not self._request.rolling else found[0]
         return HttpResponse(200, (self._written(value),), self.headers)
 
     def _by_prompt(self, generation: Generation) -> list[list[Text]]:
         """The texts of each prompt, the best first."""
-        count = len(self._asked.inputs)
+        count = len(self._request.inputs)
         grouped: list[list[Text]] = [[] for _ in range(count)]
         for text in generation.texts:
             grouped[text.prompt].append(text)
-        return [likeliest_first(texts, self._asked.sampling) for texts in grouped]
+        return [most_likely_first(texts, self._request.sampling) for texts in grouped]
 
     def _answer(self, at: int, texts: Sequence[Text]) -> dict[str, Any]:
         answer: dict[str, Any] = {"generated_text": self._full(at, texts[0])}
         # LMI: where several texts were asked for the others are in the details, so these are there unless refused.
-        wanted = self._asked.given.options.get("details", self._compat or self.ranked)
+        wanted = self._request.given.options.get("details", self._compat or self.ranked)
         if wanted and self._model.rolling:
             answer["details"] = self._details(at, texts)
         return answer
 
     def _full(self, at: int, text: Text) -> str:
         # LMI: the text of the dynamic-batch schema has the prompt in front, as that of the library below it.
-        full = self._asked.given.options.get("return_full_text", not self._asked.rolling)
-        return (self._asked.inputs[at] if full else "") + text.whole
+        full = self._request.given.options.get("return_full_text", not self._request.rolling)
+        return (self._request.inputs[at] if full else "") + text.whole
 
     def _details(self, at: int, texts: Sequence[Text]) -> dict[str, Any]:
-        best, prompt = texts[0], self._asked.inputs[at]
+        best, prompt = texts[0], self._request.inputs[at]
         found: dict[str, Any] = {
             "finish_reason": best.finish,
             "generated_tokens": best.generated,
@@ -85,9 +85,9 @@ class Formatter:
         }
         if self.ranked:
             found = {"inputs": prompt, **found}
-        if self._asked.given.options["prefill"] or self._compat:
+        if self._request.given.options["prefill"] or self._compat:
             found["prefill"] = self._prefill(at)
-        if self._asked.sampling.top_logprobs:
+        if self._request.sampling.top_logprobs:
             found["top_tokens"] = [[self._token(top, top.text) for top in token.top] for token in best.tokens]
         if self.ranked:
             found["best_of_sequences"] = [self._sequence(at, text) for text in texts[1:]]
@@ -97,7 +97,7 @@ class Formatter:
 
     def _prefill(self, at: int) -> list[dict[str, Any]]:
         found = self._prompts[at].prefill if self._prompts else ()
-        if not self._asked.sampling.prompt_logprobs:
+        if not self._request.sampling.prompt_logprobs:
             return [self._token(token, token.text) for token in found]
         return [
             {**self._token(token, token.text), "top_tokens": [self._token(top, top.text) for top in token.top]}
@@ -128,7 +128,7 @@ class Formatter:
     def piece(self, response: Response[Generation]) -> bytes:
         """What goes out for one piece: a line for each of its tokens, of all prompts in the other schema."""
         self._prompts = self._prompts or response.answer.prompts
-        if not self._asked.rolling:
+        if not self._request.rolling:
             return b"".join(self._framed({"outputs": row}) for row in self._outputs(response.answer))
         best = self._by_prompt(response.answer)[0]
         return b"".join(map(self._framed, self._lines(best[0]))) if best else b""
@@ -153,7 +153,7 @@ class Formatter:
         self._sent += 1
         found: dict[str, Any] = {"index": self._sent} if self._compat else {}
         found["token"] = self._token(token, text)
-        if self._asked.sampling.top_logprobs:
+        if self._request.sampling.top_logprobs:
             found["top_tokens"] = [self._token(top, top.text) for top in token.top]
         return found
 
@@ -161,9 +161,9 @@ class Formatter:
         found: dict[str, Any] = {
             "finish_reason": text.finish,
             "generated_tokens": text.generated,
-            "inputs": self._asked.inputs[0],
+            "inputs": self._request.inputs[0],
         }
-        if self._asked.given.options["prefill"]:
+        if self._request.given.options["prefill"]:
             found["prefill"] = self._prefill(0)
         if self._compat:
             length = self._prompts[0].tokens if self._prompts else 0
@@ -172,10 +172,10 @@ class Formatter:
 
     # --- faults --------------------------------------------------------------------------------------------
 
-    def error(self, fault: DragomanError) -> bytes:
+    def error(self, error: DragomanError) -> bytes:
         """The end of a stream that went wrong."""
-        if not self._asked.rolling:
-            return self._framed(dynamic_fault(fault))
+        if not self._request.rolling:
+            return self._framed(dynamic_error_body(error))
         token = {"id": -1, "text": "", "log_prob": -1, "special_token": True}
         details = {"finish_reason": "error", "generated_tokens": None, "inputs": None}
         return self._framed({"token": token, "generated_text": "", "details": details})
@@ -191,7 +191,7 @@ class Formatter:
         written = self._written(value)
         if self._custom is not None:
             return written
-        return b"data: " + written + b"\n\n" if self._asked.formatter == "sse" else written + b"\n"
+        return b"data: " + written + b"\n\n" if self._request.formatter == "sse" else written + b"\n"
 
     def _written(self, value: Any) -> bytes:
         if self._custom is None:
@@ -202,9 +202,9 @@ class Formatter:
         return made.encode() if isinstance(made, str) else to_json(made)
 
 
-def dynamic_fault(fault: DragomanError) -> dict[str, Any]:
+def dynamic_error_body(error: DragomanError) -> dict[str, Any]:
     """The error of the dynamic-batch schema."""
-    return {"code": 424, "message": "invoke handler failure", "error": fault.message}
+    return {"code": 424, "message": "invoke handler failure", "error": error.message}
 
 
 def to_json(value: Any) -> bytes:

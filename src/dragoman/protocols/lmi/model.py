@@ -57,9 +57,9 @@ class LmiModel:
         return "sse" if self.tgi_compat else "jsonlines"
 
 
-def lmi_model(told: ModelDescription) -> LmiModel:
+def lmi_model(model: ModelDescription) -> LmiModel:
     """The settings under a model's `protocols.lmi`. Raises ModelFailed where one makes no sense."""
-    return _read(told.name, told.protocols.get("lmi", {}), told.place)
+    return _read(model.name, model.protocols.get("lmi", {}), model.place)
 
 
 def check(spec: ModelSpec) -> None:
@@ -136,26 +136,26 @@ def _function(name: str, folder: Path | None, model: str, what: str) -> Callable
         raise ModelFailed(f"model '{model}': {what} '{name}': there is no file '{file}' in '{folder.name}'")
     try:
         found: Any = plugins.resolve(f"{path}:{attribute}")
-    except Exception as fault:  # whatever the file does when it is imported
-        told = fault.message if isinstance(fault, ModelFailed) else f"{type(fault).__name__}: {fault}"
-        raise ModelFailed(f"model '{model}': {what} '{name}' cannot be imported: {told}") from fault
+    except Exception as error:  # whatever the file does when it is imported
+        message = error.message if isinstance(error, ModelFailed) else f"{type(error).__name__}: {error}"
+        raise ModelFailed(f"model '{model}': {what} '{name}' cannot be imported: {message}") from error
     _check_function(found, f"model '{model}': {what} '{name}'")
     return _guarded(found, f"model '{model}': its {what} failed")
 
 
-def _check_function(found: Any, told: str) -> None:
+def _check_function(found: Any, subject: str) -> None:
     if not callable(found):
-        raise ModelFailed(f"{told} is no function; got {type(found).__name__}")
+        raise ModelFailed(f"{subject} is no function; got {type(found).__name__}")
     if inspect.iscoroutinefunction(found) or inspect.isgeneratorfunction(found):
-        raise ModelFailed(f"{told} must be a plain function; got one with async or yield")
+        raise ModelFailed(f"{subject} must be a plain function; got one with async or yield")
     try:
         signature = inspect.signature(found)
     except (TypeError, ValueError):  # of some that are written in C nothing is known
         return
     try:
         signature.bind(None)
-    except TypeError as fault:
-        raise ModelFailed(f"{told} must take one argument; it takes {signature}") from fault
+    except TypeError as error:
+        raise ModelFailed(f"{subject} must take one argument; it takes {signature}") from error
 
 
 def _guarded(function: Callable[[Any], Any], failed: str) -> Callable[[Any], Any]:
@@ -166,8 +166,8 @@ def _guarded(function: Callable[[Any], Any], failed: str) -> Callable[[Any], Any
             return function(value)
         except InvalidInput:
             raise
-        except Exception as fault:
-            raise ModelFailed(f"{failed}: {type(fault).__name__}: {fault}") from fault
+        except Exception as error:
+            raise ModelFailed(f"{failed}: {type(error).__name__}: {error}") from error
 
     call.__dict__["content_type"] = getattr(function, "content_type", "")
     return call

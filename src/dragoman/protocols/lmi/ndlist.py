@@ -73,8 +73,8 @@ class _Reader:
         (length,) = self.numbers("H")
         try:
             return bytes(self.bytes(length)).decode()
-        except UnicodeDecodeError as fault:
-            raise InvalidInput(f"tensor/ndlist: a text is not valid UTF-8: {fault.reason}") from fault
+        except UnicodeDecodeError as error:
+            raise InvalidInput(f"tensor/ndlist: a text is not valid UTF-8: {error.reason}") from error
 
     def array(self, at: int) -> tuple[str, Array]:
         """The next array, the one at that place of the list."""
@@ -117,8 +117,8 @@ def _array(data: memoryview, dtype: "np.dtype[np.generic]", shape: tuple[int, ..
         )
     try:
         array: Array = np.frombuffer(data, dtype).reshape(shape)
-    except (ValueError, OverflowError) as fault:
-        raise InvalidInput(f"tensor/ndlist: array {at} of shape {list(shape)}: {fault}") from fault
+    except (ValueError, OverflowError) as error:
+        raise InvalidInput(f"tensor/ndlist: array {at} of shape {list(shape)}: {error}") from error
     return array != 0 if datatype.startswith("BOOL") else array.astype(dtype.newbyteorder("="), copy=False)
 
 

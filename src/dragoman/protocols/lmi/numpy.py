@@ -24,8 +24,8 @@ def from_npy(data: bytes) -> Array:
         version = npy.read_magic(file)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(file)
-    except (ValueError, OSError, SyntaxError, TypeError) as fault:
-        raise InvalidInput(f"the request body is no .npy file: {fault}") from fault
+    except (ValueError, OSError, SyntaxError, TypeError) as error:
+        raise InvalidInput(f"the request body is no .npy file: {error}") from error
     if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
         raise InvalidInput(f"a .npy file must hold numbers, booleans or texts; got {dtype}")
     count, start = math.prod(shape), file.tell()
@@ -35,8 +35,8 @@ def from_npy(data: bytes) -> Array:
     flat: Array = np.frombuffer(data, dtype, count, start) if count and dtype.itemsize else np.empty(count, dtype)
     try:
         array = flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
-    except (ValueError, OverflowError) as fault:
-        raise InvalidInput(f"a .npy file of shape {str(shape)[:80]}: {fault}") from fault
+    except (ValueError, OverflowError) as error:
+        raise InvalidInput(f"a .npy file of shape {str(shape)[:80]}: {error}") from error
     native: Array = np.ascontiguousarray(array).astype(dtype.newbyteorder("="), copy=False)
     return native.reshape(shape)
 
@@ -51,8 +51,8 @@ def from_npz(data: bytes) -> Mapping[str, Array]:
             if sum(each.file_size for each in members) > max(_MOST_BYTES, len(data)):
                 raise InvalidInput(f"the arrays of a .npz file may hold {_MOST_BYTES} bytes together")
             return {each.filename.removesuffix(".npy"): from_npy(_member(archive, each)) for each in members}
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, OSError, EOFError) as fault:
-        raise InvalidInput(f"the request body is no .npz file: {fault}") from fault
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, OSError, EOFError) as error:
+        raise InvalidInput(f"the request body is no .npz file: {error}") from error
 
 
 def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:

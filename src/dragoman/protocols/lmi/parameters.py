@@ -7,7 +7,7 @@ from typing import Any
 from dragoman.core.sampling import MOST_STOPS, InvalidValueError, Kind, flag, text, texts
 from dragoman.core.text import Sampling
 from dragoman.protocols.text_common.grammar import GRAMMAR, GUIDED, RESPONSE_FORMAT
-from dragoman.protocols.text_common.parameters import Given, Parameter, given, option, sets
+from dragoman.protocols.text_common.parameters import GivenParameters, Parameter, given, option, sets
 from dragoman.protocols.text_common.unused_parameters import refuse_unused
 from dragoman.protocols.wire import Policy
 
@@ -95,7 +95,7 @@ _BEYOND_TEXT: Mapping[str, Any] = {
 
 def parameters(
     values: Mapping[str, Any], policy: Policy, *, infer_do_sample: bool, rolling: bool = True
-) -> tuple[Given, Sampling]:
+) -> tuple[GivenParameters, Sampling]:
     """The parameters of a request and the Sampling that they make.
 
     Without `rolling`, where there is the dynamic-batch schema alone, an answer is a text and nothing else.
@@ -122,7 +122,7 @@ def parameters(
     return found, found.sampling(policy, max_new_tokens=30, shorten=True)
 
 
-def _text_alone(found: Given, values: Mapping[str, Any], policy: Policy) -> list[str]:
+def _text_alone(found: GivenParameters, values: Mapping[str, Any], policy: Policy) -> list[str]:
     """Leave out what asks for more than a text; gives its names, which are refused in strict mode."""
     unused = [name for name, nothing in _BEYOND_TEXT.items() if values.get(name) not in (None, nothing)]
     refuse_unused(unused, policy)

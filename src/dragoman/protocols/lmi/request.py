@@ -17,7 +17,7 @@ from dragoman.core.text import Sampling
 from dragoman.protocols.lmi.model import LmiModel
 from dragoman.protocols.lmi.parameters import ADAPTERS, parameters
 from dragoman.protocols.text_common.openai_format import PLACEHOLDERS
-from dragoman.protocols.text_common.parameters import Given, object_body, object_in, refuse_unknown
+from dragoman.protocols.text_common.parameters import GivenParameters, object_body, object_in, refuse_unknown
 from dragoman.protocols.text_common.unused_parameters import refuse_unused
 from dragoman.protocols.wire import HttpRequest, Policy
 
@@ -38,18 +38,18 @@ _ENCODED, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LmiRequest:
     """A request: its inputs, its parameters, and how its answer is to be written: in which of LMI's two schemas, the
     rolling-batch one or the other, and by which formatter."""
 
     inputs: tuple[str, ...]
-    given: Given
+    given: GivenParameters
     sampling: Sampling
     rolling: bool
     formatter: str
 
 
-def asked(http: HttpRequest, model: LmiModel, policy: Policy) -> Asked | Mapping[str, Any]:
+def parse_request(http: HttpRequest, model: LmiModel, policy: Policy) -> LmiRequest | Mapping[str, Any]:
     """The request, or its body as it is where that is one of OpenAI's. Raises InvalidInput, in LMI's words where the
     payload is none."""
     try:
@@ -62,19 +62,19 @@ def asked(http: HttpRequest, model: LmiModel, policy: Policy) -> Asked | Mapping
             return body
         inputs, listed = _inputs(body)
         values = _values(body, http)
-    except InvalidInput as fault:
-        raise InvalidInput(_FAILED + fault.message) from fault
+    except InvalidInput as error:
+        raise InvalidInput(_FAILED + error.message) from error
     unknown = [name for name in body if name not in _FIELDS]
     refuse_unknown(unknown, _FIELDS, policy)
     unused = other_model(body, model.name, policy)
     found, sampling = parameters(values, policy, infer_do_sample=model.infer_do_sample, rolling=model.rolling)
     ignored = (*unknown, *unused, *found.ignored)
-    found = Given(found.fields, found.options, {**found.names, "prompt": "inputs"}, ignored)
+    found = GivenParameters(found.fields, found.options, {**found.names, "prompt": "inputs"}, ignored)
     stream = bool(checked("stream", body.get("stream") or False, flag()))
     rolling = model.rolling and not listed
     pieces = stream or (model.streams and not rolling)
     formatter = model.format(found.options.get("output_formatter", ""), pieces)
-    return Asked(inputs, found, sampling, rolling, formatter)
+    return LmiRequest(inputs, found, sampling, rolling, formatter)
 
 
 def other_model(body: Mapping[str, Any], model: str, policy: Policy) -> list[str]:
@@ -148,8 +148,8 @@ def _body(http: HttpRequest, policy: Policy) -> Any:
 def _text(body: Any) -> str:
     try:
         return bytes(body).decode()
-    except UnicodeDecodeError as fault:
-        raise InvalidInput(f"the request body is not valid UTF-8: {fault.reason}") from fault
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"the request body is not valid UTF-8: {error.reason}") from error
 
 
 def _plain(http: HttpRequest) -> Any:
@@ -162,8 +162,8 @@ def _table(http: HttpRequest) -> Any:
         raise InvalidInput(f"too many rows in text/csv: expected at most {_MOST_FORM_LINES}")
     try:
         rows = list(csv.DictReader(io.StringIO(_text(http.body))))
-    except csv.Error as fault:
-        raise InvalidInput(f"the request body is not valid CSV: {fault}") from fault
+    except csv.Error as error:
+        raise InvalidInput(f"the request body is not valid CSV: {error}") from error
     if not rows or "inputs" not in rows[0]:
         raise InvalidInput("expected text/csv with a first line of names, of which one is 'inputs', and rows below")
     return {"inputs": [row["inputs"] or "" for row in rows]}
@@ -234,10 +234,10 @@ def _values(body: Mapping[str, Any], http: HttpRequest) -> dict[str, Any]:
     """The parameters as they were sent, with the adapter that a field or a header names."""
     try:
         values = object_in(body, "parameters")
-    except InvalidInput as fault:
+    except InvalidInput as error:
         raise InvalidInput(
             "Invalid request payload. 'parameters' must be provided as an object of key-value pairs. "
             f"Received payload {shown(body)}"
-        ) from fault
+        ) from error
     adapters = body.get("adapters") or http.headers.get(_ADAPTER) or attributes(http).get("adapters")
     return {**values, "adapters": checked("adapters", adapters, ADAPTERS)} if adapters else values

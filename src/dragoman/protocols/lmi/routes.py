@@ -7,18 +7,18 @@ from dragoman.core.errors import DragomanError, InvalidInput, ServerError
 from dragoman.core.text import Generation
 from dragoman.protocols.lmi import control
 from dragoman.protocols.lmi.address import addressed
-from dragoman.protocols.lmi.arrays import arrays_asked
+from dragoman.protocols.lmi.arrays import parse_arrays_request
 from dragoman.protocols.lmi.async_results import fetched, later
-from dragoman.protocols.lmi.bedrock import bedrock_asked
-from dragoman.protocols.lmi.chat import openai_asked
-from dragoman.protocols.lmi.embeddings import embeddings_asked
-from dragoman.protocols.lmi.errors import Faults, codes, dynamic
+from dragoman.protocols.lmi.bedrock import parse_bedrock_request
+from dragoman.protocols.lmi.chat import parse_openai_request
+from dragoman.protocols.lmi.embeddings import parse_embeddings_request
+from dragoman.protocols.lmi.errors import LmiErrors, codes, dynamic
 from dragoman.protocols.lmi.formats import Formatter
 from dragoman.protocols.lmi.model import lmi_model
-from dragoman.protocols.lmi.request import Asked, asked, versioned
+from dragoman.protocols.lmi.request import LmiRequest, parse_request, versioned
 from dragoman.protocols.text_common.parameters import inquiry
-from dragoman.protocols.wire import Asked as Answered
 from dragoman.protocols.wire import (
+    Asked,
     Exchange,
     HttpProtocol,
     HttpRequest,
@@ -41,43 +41,43 @@ _PATHS = (
 class Lmi:
     """The endpoints of inference."""
 
-    def __init__(self, policy: Policy, faults: Faults) -> None:
+    def __init__(self, policy: Policy, errors: LmiErrors) -> None:
         self._policy = policy
-        self._faults = faults
+        self._faults = errors
 
-    def invoke(self, http: HttpRequest) -> Answered:
+    def invoke(self, http: HttpRequest) -> Asked:
         """An inference, now or later, or the answer of an earlier one."""
-        return fetched(http, self._faults.write) or later(http, self._asked(versioned(http)), self._faults.write)
+        return fetched(http, self._faults.write) or later(http, self._infer(versioned(http)), self._faults.write)
 
-    def _asked(self, http: HttpRequest) -> Answered:
+    def _infer(self, http: HttpRequest) -> Asked:
         """An inference: the model is asked for first, since it has a say in what the body and the answer look like."""
 
-        def then(response: Response[ModelDescription]) -> Answered:
+        def then(response: Response[ModelDescription]) -> Asked:
             described = response.answer
             if Generate not in described.calls and Infer in described.calls:
                 able = Embed in described.calls
-                vectors = embeddings_asked(http, described, self._policy, self._faults) if able else None
-                return vectors or arrays_asked(http, described, self._policy)
+                vectors = parse_embeddings_request(http, described, self._policy, self._faults) if able else None
+                return vectors or parse_arrays_request(http, described, self._policy)
             model = lmi_model(described)
             try:
-                found = asked(http, model, self._policy)
-            except (InvalidInput, ServerError) as fault:
+                found = parse_request(http, model, self._policy)
+            except (InvalidInput, ServerError) as error:
                 if model.rolling:
                     raise
-                return dynamic(fault)
+                return dynamic(error)
             if isinstance(found, Mapping):  # as TGI and vLLM take OpenAI's bodies at this path
                 if model.bedrock and "messages" not in found:
-                    return bedrock_asked(found, http, self._policy, model.name)
-                return openai_asked(found, http, self._policy, self._faults, model)
+                    return parse_bedrock_request(found, http, self._policy, model.name)
+                return parse_openai_request(found, http, self._policy, self._faults, model)
             return self._generate(found, http, Formatter(found, model), model.name)
 
         def meant(name: str) -> Inquiry[ModelDescription]:
-            told = inquiry(Generate(prompts=()), http, self._policy, name)
-            return Inquiry(Request(Describe(Generate, Infer), told.model, told.version), then)
+            value = inquiry(Generate(prompts=()), http, self._policy, name)
+            return Inquiry(Request(Describe(Generate, Infer), value.model, value.version), then)
 
         return addressed(http, self._policy, meant)
 
-    def _generate(self, found: Asked, http: HttpRequest, formatter: Formatter, model: str) -> Answered:
+    def _generate(self, found: LmiRequest, http: HttpRequest, formatter: Formatter, model: str) -> Asked:
         # LMI: of several texts the best is known at the end, so a stream of it holds all back until then.
         stream = formatter.streams and not formatter.ranked
         call = Generate(prompts=found.inputs, sampling=found.sampling, stream=stream)
@@ -93,7 +93,7 @@ class Lmi:
 
 def protocol(policy: Policy) -> HttpProtocol:
     """The protocol's table."""
-    faults = Faults(codes(policy.lmi_http_codes))
-    at = Lmi(policy, faults)
+    errors = LmiErrors(codes(policy.lmi_http_codes))
+    at = Lmi(policy, errors)
     routes = [Route("POST", path, at.invoke) for path in _PATHS]
-    return HttpProtocol("LMI", (*routes, *control.routes(policy)), faults.write)
+    return HttpProtocol("LMI", (*routes, *control.routes(policy)), errors.write)

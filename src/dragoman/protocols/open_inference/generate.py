@@ -21,7 +21,7 @@ from dragoman.core.text import Generation, Sampling
 from dragoman.protocols.text_common.grammar import GRAMMAR, RESPONSE_FORMAT
 from dragoman.protocols.text_common.parameters import (
     EVENT_STREAM,
-    Given,
+    GivenParameters,
     Parameter,
     event,
     given,
@@ -136,7 +136,7 @@ class OpenGenerate:
             inquiry(call, http, self._policy), piece, _error_event, b"", headers, found.telling(write_error)
         )
 
-    def _read(self, http: HttpRequest) -> tuple[str, Given, Sampling, str]:
+    def _read(self, http: HttpRequest) -> tuple[str, GivenParameters, Sampling, str]:
         body = object_body(http.body, self._policy)
         prompt = body.get("text_input")
         if not isinstance(prompt, str) or not prompt:
@@ -151,7 +151,7 @@ class OpenGenerate:
         sampling = found.sampling(self._policy, max_new_tokens=_MOST_NEW, shorten="max_new_tokens" not in fields)
         id_ = checked("id", body.get("id") or "", text())
         names = {**found.names, "prompt": "text_input"}
-        return prompt, Given(fields, found.options, names, (*unknown, *found.ignored)), sampling, id_
+        return prompt, GivenParameters(fields, found.options, names, (*unknown, *found.ignored)), sampling, id_
 
 
 def _head(response: Response[Generation], id_: str) -> dict[str, Any]:

@@ -35,7 +35,7 @@ _PARAMETERS: Mapping[str, Parameter] = {
 }
 
 
-def embedding_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy) -> Asked:
+def parse_embedding_request(body: Mapping[str, Any], http: HttpRequest, policy: Policy) -> Asked:
     """What the body asks."""
     return addressed(body, http, lambda name: _embedding(body, http, policy, name))
 
@@ -50,9 +50,9 @@ def _embedding(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model
         vectors = np.ascontiguousarray(response.answer.vectors.data, np.float32)
         if size is not None:
             vectors = _shortened(vectors, size)
-        told = [{"object": "embedding", "index": i, "embedding": _written(v, packed)} for i, v in enumerate(vectors)]
+        value = [{"object": "embedding", "index": i, "embedding": _written(v, packed)} for i, v in enumerate(vectors)]
         usage = {"prompt_tokens": response.answer.tokens, "total_tokens": response.answer.tokens}
-        whole = {"object": "list", "data": told, "model": response.model, "usage": usage}
+        whole = {"object": "list", "data": value, "model": response.model, "usage": usage}
         body = orjson.dumps(whole, option=orjson.OPT_SERIALIZE_NUMPY)
         return HttpResponse(200, (body,), (JSON_TYPE, *found.headers))
 

@@ -15,12 +15,12 @@ from dragoman.core.calls import (
     ServerDescription,
 )
 from dragoman.core.errors import DragomanError, ModelNotFound
-from dragoman.protocols.openai.embeddings import embedding_asked
-from dragoman.protocols.text_common.chat import chat_asked
-from dragoman.protocols.text_common.completions import completion_asked
-from dragoman.protocols.text_common.openai_format import status_of, told_fault
+from dragoman.protocols.openai.embeddings import parse_embedding_request
+from dragoman.protocols.text_common.chat import parse_chat_request
+from dragoman.protocols.text_common.completions import parse_completion_request
+from dragoman.protocols.text_common.openai_format import error_body, status_of
 from dragoman.protocols.text_common.parameters import object_body
-from dragoman.protocols.text_common.tokenize import text_asked
+from dragoman.protocols.text_common.tokenize import parse_detokenize_request
 from dragoman.protocols.wire import (
     Asked,
     Exchange,
@@ -80,24 +80,26 @@ class OpenAi:
 
     def version(self, http: HttpRequest) -> Exchange[ServerDescription, HttpResponse]:
         """vLLM: of the server."""
-        return Exchange(Request(DescribeServer()), lambda told: json_response({"version": told.answer.version}))
+        return Exchange(Request(DescribeServer()), lambda response: json_response({"version": response.answer.version}))
 
     def load(self, http: HttpRequest) -> Exchange[int, HttpResponse]:
         """vLLM: how many calls models of texts have in hand."""
-        return Exchange(Request(InFlight((Generate, Embed))), lambda told: json_response({"server_load": told.answer}))
+        return Exchange(
+            Request(InFlight((Generate, Embed))), lambda response: json_response({"server_load": response.answer})
+        )
 
     def chat(self, http: HttpRequest) -> Asked:
-        return chat_asked(object_body(http.body, self._policy), http, self._policy, write_error)
+        return parse_chat_request(object_body(http.body, self._policy), http, self._policy, write_error)
 
     def completions(self, http: HttpRequest) -> Asked:
-        return completion_asked(object_body(http.body, self._policy), http, self._policy, write_error)
+        return parse_completion_request(object_body(http.body, self._policy), http, self._policy, write_error)
 
     def detokenize(self, http: HttpRequest) -> Asked:
         """vLLM: the text of token ids."""
-        return text_asked(object_body(http.body, self._policy), http, self._policy, write_error)
+        return parse_detokenize_request(object_body(http.body, self._policy), http, self._policy, write_error)
 
     def embeddings(self, http: HttpRequest) -> Asked:
-        return embedding_asked(object_body(http.body, self._policy), http, self._policy)
+        return parse_embedding_request(object_body(http.body, self._policy), http, self._policy)
 
 
 def protocol(policy: Policy) -> HttpProtocol:
@@ -116,10 +118,10 @@ def protocol(policy: Policy) -> HttpProtocol:
     return HttpProtocol("OpenAI", tuple(routes), write_error)
 
 
-def write_error(fault: DragomanError | HttpFault) -> HttpResponse:
+def write_error(error: DragomanError | HttpFault) -> HttpResponse:
     """OpenAI: `{"error": {message, type, param, code}}`."""
-    if isinstance(fault, HttpFault):
-        kind = "invalid_request_error" if fault.status < 500 else "server_error"
-        told = {"error": {"message": fault.message, "type": kind, "param": None, "code": None}}
-        return json_response(told, fault.status, fault.headers)
-    return json_response(told_fault(fault), status_of(fault), retry_after(fault))
+    if isinstance(error, HttpFault):
+        kind = "invalid_request_error" if error.status < 500 else "server_error"
+        value = {"error": {"message": error.message, "type": kind, "param": None, "code": None}}
+        return json_response(value, error.status, error.headers)
+    return json_response(error_body(error), status_of(error), retry_after(error))

@@ -15,14 +15,14 @@ from dragoman.protocols.text_common.chat_response import ChatAnswer
 from dragoman.protocols.text_common.openai_format import (
     COMMON,
     DONE,
-    Faults,
+    FormatError,
     addressed,
     anything,
     error_event,
     given,
     settle,
 )
-from dragoman.protocols.text_common.parameters import Given, Parameter, inquiry, object_in, option, sets
+from dragoman.protocols.text_common.parameters import GivenParameters, Parameter, inquiry, object_in, option, sets
 from dragoman.protocols.text_common.tools import Tools, tools_of
 from dragoman.protocols.wire import Asked, Exchange, HttpRequest, HttpStream, Policy
 
@@ -58,12 +58,14 @@ class ChatRequest:
     chat: Chat
     sampling: Sampling
     tools: Tools
-    given: Given
+    given: GivenParameters
 
 
-def chat_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Faults, model: str = "") -> Asked:
+def parse_chat_request(
+    body: Mapping[str, Any], http: HttpRequest, policy: Policy, format_error: FormatError, model: str = ""
+) -> Asked:
     """What a chat's body asks, of `model` where the path has chosen one already."""
-    return addressed(body, http, lambda name: _chat(body, http, policy, faults, name), model)
+    return addressed(body, http, lambda name: _chat(body, http, policy, format_error, name), model)
 
 
 def conversation(body: Mapping[str, Any], policy: Policy) -> tuple[Chat, Tools]:
@@ -129,19 +131,19 @@ def chat_in(body: Mapping[str, Any], policy: Policy) -> ChatRequest:
     return ChatRequest(chat, found.sampling(policy), tools, found)
 
 
-def _chat(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Faults, model: str) -> Asked:
+def _chat(body: Mapping[str, Any], http: HttpRequest, policy: Policy, format_error: FormatError, model: str) -> Asked:
     asked = chat_in(body, policy)
     found, stream = asked.given, asked.given.options.get("stream", False)
     answer = ChatAnswer(found.options, asked.tools)
     call = Generate(prompts=(asked.chat,), sampling=asked.sampling, stream=stream)
-    request, fault = inquiry(call, http, policy, model), found.telling(faults)
+    request, fault = inquiry(call, http, policy, model), found.telling(format_error)
     if stream:
         headers = answer.stream_headers(found.headers)
         return HttpStream(request, answer.piece, error_event, DONE, headers, fault, answer.closing)
     return Exchange(request, lambda response: answer.whole(response, found.headers), fault)
 
 
-def _check_alone(found: Given) -> None:
+def _check_alone(found: GivenParameters) -> None:
     if "grammar" in found.fields:
         name = found.names["grammar"]
         raise InvalidInput(
@@ -149,7 +151,7 @@ def _check_alone(found: Given) -> None:
         )
 
 
-def _check_logprobs(found: Given) -> None:
+def _check_logprobs(found: GivenParameters) -> None:
     if found.fields.get("top_logprobs") and not found.options.get("logprobs"):
         raise InvalidInput("`top_logprobs` must only be given with `logprobs`: true")
 

@@ -7,7 +7,7 @@ from dragoman.core.calls import Response
 from dragoman.core.text import Generation, Text, Token
 from dragoman.protocols.text_common.openai_format import REASONS, Envelope, Usage, counted, read_tokens, stop_reason
 from dragoman.protocols.text_common.parameters import EVENT_STREAM, event
-from dragoman.protocols.text_common.tool_parts import Part, gathered, merged
+from dragoman.protocols.text_common.tool_parts import ToolChunk, gathered, merged
 from dragoman.protocols.text_common.tool_stream import Reader, reader
 from dragoman.protocols.text_common.tools import Tools
 from dragoman.protocols.wire import Headers, HttpResponse, json_response
@@ -20,9 +20,9 @@ class ChatAnswer:
         self._tools = tools
         self._logprobs = bool(options.get("logprobs"))
         self._read = options.get("read", False)
-        told = options.get("stream_options", {})
-        self._ends_with_usage = told.get("include_usage", False)
-        self._always_usage = told.get("continuous_usage_stats", False)
+        value = options.get("stream_options", {})
+        self._ends_with_usage = value.get("include_usage", False)
+        self._always_usage = value.get("continuous_usage_stats", False)
         self._usage = Usage()
         self._envelope = Envelope.new("chatcmpl", "chat.completion")
         self._chunks = Envelope("chatcmpl", "chat.completion.chunk", self._envelope.id, self._envelope.created)
@@ -38,8 +38,10 @@ class ChatAnswer:
     def whole(self, response: Response[Generation], headers: Headers) -> HttpResponse:
         self._usage.add(response.answer)
         choices = [self._choice(text) for text in response.answer.texts]
-        told = self._envelope.around(response.model, choices, usage=self._usage.told(), **self._prompt(response.answer))
-        return json_response(told, 200, headers)
+        value = self._envelope.around(
+            response.model, choices, usage=self._usage.to_json(), **self._prompt(response.answer)
+        )
+        return json_response(value, 200, headers)
 
     def _prompt(self, generation: Generation) -> dict[str, Any]:
         """vLLM: what was asked for of the prompt."""
@@ -52,7 +54,7 @@ class ChatAnswer:
         calls = gathered(part)
         message: dict[str, Any] = {"role": "assistant", "content": part.content if part.content or not calls else None}
         if calls:
-            message["tool_calls"] = [call.told() for call in calls]
+            message["tool_calls"] = [call.to_json() for call in calls]
         return {
             "index": text.choice,
             "message": message,
@@ -110,13 +112,13 @@ class ChatAnswer:
         choice = {"index": at, "delta": delta, "logprobs": None, "finish_reason": None, **more}
         about, self._untold = self._untold, {}
         if self._always_usage:
-            about["usage"] = self._usage.told()
+            about["usage"] = self._usage.to_json()
         elif self._ends_with_usage:
             about["usage"] = None
         return event(self._chunks.around(model, [choice], **about))
 
 
-def _deltas(part: Part) -> list[dict[str, Any]]:
+def _deltas(part: ToolChunk) -> list[dict[str, Any]]:
     """What a part adds to a message: text first, then a piece of a call at a time, since some clients look at one."""
     content: list[dict[str, Any]] = [{"content": part.content}] if part.content or not part.deltas else []
-    return content + [{"tool_calls": [told]} for delta in merged(part.deltas) for told in delta.told()]
+    return content + [{"tool_calls": [value]} for delta in merged(part.deltas) for value in delta.to_json()]

@@ -13,7 +13,7 @@ from dragoman.protocols.text_common.openai_format import (
     DONE,
     REASONS,
     Envelope,
-    Faults,
+    FormatError,
     Usage,
     addressed,
     anything,
@@ -48,14 +48,16 @@ _PARAMETERS: Mapping[str, Parameter] = {
 }
 
 
-def completion_asked(
-    body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Faults, model: str = ""
+def parse_completion_request(
+    body: Mapping[str, Any], http: HttpRequest, policy: Policy, format_error: FormatError, model: str = ""
 ) -> Asked:
     """What the body of a completion asks, of `model` where the path has chosen one already."""
-    return addressed(body, http, lambda name: _completion(body, http, policy, faults, name), model)
+    return addressed(body, http, lambda name: _completion(body, http, policy, format_error, name), model)
 
 
-def _completion(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Faults, model: str) -> Asked:
+def _completion(
+    body: Mapping[str, Any], http: HttpRequest, policy: Policy, format_error: FormatError, model: str
+) -> Asked:
     found = given(body, _PARAMETERS, policy)
     fields, options = found.fields, found.options
     prompts = _prompts(options.get("prompt"))
@@ -77,7 +79,7 @@ def _completion(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faul
         raise InvalidInput("`best_of` must not be greater than `n` in a stream, where each choice is sent as it comes")
     call = Generate(prompts=prompts, sampling=sampling, stream=stream)
     answer = CompletionAnswer(prompts, sampling.n, options, logprobs=logprobs)
-    request, fault = inquiry(call, http, policy, model), found.telling(faults)
+    request, fault = inquiry(call, http, policy, model), found.telling(format_error)
     if stream:
         headers = (*EVENT_STREAM, *found.headers)
         return HttpStream(request, answer.piece, error_event, DONE, headers, fault, answer.closing)
@@ -114,9 +116,9 @@ class CompletionAnswer:
         self._read = options.get("read", False)
         self._nothing_new = options.get("nothing_new", False)
         self._logprobs = logprobs
-        told = options.get("stream_options", {})
-        self._ends_with_usage = told.get("include_usage", False)
-        self._always_usage = told.get("continuous_usage_stats", False)
+        value = options.get("stream_options", {})
+        self._ends_with_usage = value.get("include_usage", False)
+        self._always_usage = value.get("continuous_usage_stats", False)
         self._usage = Usage()
         self._envelope = Envelope.new("cmpl", "text_completion")
         self._infos: tuple[PromptInfo, ...] = ()
@@ -125,7 +127,7 @@ class CompletionAnswer:
 
     def whole(self, response: Response[Generation], headers: Headers) -> HttpResponse:
         choices = [self._choice(text, text.whole) for text in self._taken(response.answer)]
-        return json_response(self._envelope.around(response.model, choices, usage=self._usage.told()), 200, headers)
+        return json_response(self._envelope.around(response.model, choices, usage=self._usage.to_json()), 200, headers)
 
     def piece(self, response: Response[Generation]) -> bytes:
         """The chunks of one piece."""
@@ -135,7 +137,7 @@ class CompletionAnswer:
             if text.text or text.finish or (self._logprobs and text.tokens):
                 more: dict[str, Any] = {"usage": None} if self._ends_with_usage else {}
                 if self._always_usage:
-                    more = {"usage": self._usage.told()}
+                    more = {"usage": self._usage.to_json()}
                 chunks.append(event(self._envelope.around(response.model, [self._choice(text, text.text)], **more)))
         return b"".join(chunks)
 
@@ -158,7 +160,7 @@ class CompletionAnswer:
         prompt = self._prompt(text.prompt) if self._echo and first else ""
         if first:
             self._offsets[index] = Offsets(len(prompt))
-        told: dict[str, Any] = {
+        value: dict[str, Any] = {
             "index": index,
             "text": prompt + content,
             "logprobs": self._logprobs_of(text, content, prompt) if self._logprobs else None,
@@ -166,8 +168,8 @@ class CompletionAnswer:
             **({"stop_reason": stop_reason(text)} if text.finish else {}),
         }
         if first and self._read and self._infos:
-            told["prompt_logprobs"] = read_tokens(self._infos[text.prompt].prefill)
-        return told
+            value["prompt_logprobs"] = read_tokens(self._infos[text.prompt].prefill)
+        return value
 
     def _logprobs_of(self, text: Text, content: str, prompt: str) -> dict[str, Any]:
         """The four lists for the tokens of a piece, and for those of the prompt where it stands in front."""
@@ -176,7 +178,7 @@ class CompletionAnswer:
         prefill = self._infos[text.prompt].prefill if prompt and self._infos else ()
         begin = rest_of(prompt, prefill)  # of a prompt that was truncated the last tokens are there
         before = Offsets(begin).of(prompt[begin:], prefill, last=True)
-        return _told((*prefill, *text.tokens), [*before, *places])
+        return _format_logprobs((*prefill, *text.tokens), [*before, *places])
 
     def _prompt(self, at: int) -> str:
         prompt = self._prompts[at]
@@ -185,7 +187,7 @@ class CompletionAnswer:
         return self._infos[at].text if self._infos else ""
 
 
-def _told(tokens: Sequence[Token], offsets: Sequence[int]) -> dict[str, Any]:
+def _format_logprobs(tokens: Sequence[Token], offsets: Sequence[int]) -> dict[str, Any]:
     """The four lists of a completion's log-probabilities."""
     return {
         "text_offset": offsets,

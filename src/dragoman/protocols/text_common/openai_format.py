@@ -24,12 +24,12 @@ from dragoman.core.errors import (
 from dragoman.core.sampling import InvalidValueError, Kind, flag, integer, number, shown
 from dragoman.core.text import FinishReason, Generation, PromptInfo, Text, Token
 from dragoman.protocols.text_common.grammar import GUIDED, RESPONSE_FORMAT
-from dragoman.protocols.text_common.parameters import Given, Parameter, event, option, refuse_unknown, sets
+from dragoman.protocols.text_common.parameters import GivenParameters, Parameter, event, option, refuse_unknown, sets
 from dragoman.protocols.text_common.parameters import given as given_in
 from dragoman.protocols.wire import Asked, HttpFault, HttpRequest, HttpResponse, Inquiry, Policy, row_of, sendable
 
 # How the protocol whose path it is tells a fault.
-Faults = Callable[[DragomanError | HttpFault], HttpResponse]
+FormatError = Callable[[DragomanError | HttpFault], HttpResponse]
 
 # Names that clients send where they mean whatever model is there.
 PLACEHOLDERS = frozenset({"", "tgi", "dummy", "default"})
@@ -99,7 +99,7 @@ COMMON: Mapping[str, Parameter] = {
 }
 
 
-def given(body: Mapping[str, Any], table: Mapping[str, Parameter], policy: Policy) -> Given:
+def given(body: Mapping[str, Any], table: Mapping[str, Parameter], policy: Policy) -> GivenParameters:
     """The parameters in a body, each checked, and those of its `stream_options` that nobody knows."""
     found = given_in(body, table, policy)
     unknown = [
@@ -137,10 +137,10 @@ def addressed(body: Mapping[str, Any], http: HttpRequest, then: Callable[[str], 
     if not name or name not in PLACEHOLDERS:
         return then(name)
 
-    def told(response: Response[tuple[ModelDescription, ...]]) -> Asked:
+    def choose(response: Response[tuple[ModelDescription, ...]]) -> Asked:
         return then(name if any(found.name == name for found in response.answer) else "")
 
-    return Inquiry(Request(DescribeModels()), told)
+    return Inquiry(Request(DescribeModels()), choose)
 
 
 def _named(name: Any) -> str:
@@ -174,7 +174,7 @@ class Usage:
         self.prompt += sum(info.tokens for info in prompts)
         self.cached += sum(info.cached for info in prompts)
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         completion = sum(self.generated.values())
         return {
             "prompt_tokens": self.prompt,
@@ -203,7 +203,7 @@ class Envelope:
 
     def ending(self, model: str, usage: Usage) -> bytes:
         """The chunk at the end of a stream that tells the usage of all of it."""
-        return event(self.around(model, [], usage=usage.told()))
+        return event(self.around(model, [], usage=usage.to_json()))
 
 
 def counted(token: Token) -> dict[str, Any]:
@@ -248,22 +248,22 @@ _FAULTS: Sequence[tuple[type[DragomanError], int, str, str | None]] = (
 )
 
 
-def status_of(fault: DragomanError) -> int:
-    return _row(fault)[0]
+def status_of(error: DragomanError) -> int:
+    return _row(error)[0]
 
 
-def _row(fault: DragomanError) -> tuple[int, str, str | None]:
-    status, kind, code = row_of(fault, _FAULTS) or (500, "server_error", None)
+def _row(error: DragomanError) -> tuple[int, str, str | None]:
+    status, kind, code = row_of(error, _FAULTS) or (500, "server_error", None)
     return status, kind, code
 
 
-def told_fault(fault: DragomanError) -> dict[str, Any]:
-    """The object that tells of a fault; `param` is the name that the message begins with."""
-    _, kind, code = _row(fault)
-    named = _NAMED.match(fault.message)
+def error_body(error: DragomanError) -> dict[str, Any]:
+    """The object that tells of an error; `param` is the name that the message begins with."""
+    _, kind, code = _row(error)
+    named = _NAMED.match(error.message)
     param = "model" if code == "model_not_found" else named[1] if named and kind == _CALLERS else None
-    return {"error": {"message": sendable(fault.message), "type": kind, "param": param, "code": code}}
+    return {"error": {"message": sendable(error.message), "type": kind, "param": param, "code": code}}
 
 
-def error_event(fault: DragomanError) -> bytes:
-    return event(told_fault(fault))
+def error_event(error: DragomanError) -> bytes:
+    return event(error_body(error))

@@ -92,7 +92,7 @@ def option(name: str, kind: Kind) -> Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenParameters:
     """Parameters as they were given: fields of Sampling, the protocol's own options, what the caller calls each, and
     those that nobody knows."""
 
@@ -106,12 +106,12 @@ class Given:
         """The header that names what was ignored; none where nothing was."""
         return ignored_header(self.ignored)
 
-    def worded(self, fault: DragomanError) -> DragomanError:
-        """The fault, whose parameter has the name that the caller gave it."""
-        name, colon, told = fault.message.partition(": ")
-        if not isinstance(fault, InvalidInput) or not colon or name not in self.names:
-            return fault
-        return type(fault)(f"`{self.names[name]}`: {told}")
+    def worded(self, error: DragomanError) -> DragomanError:
+        """The error, whose parameter has the name that the caller gave it."""
+        name, colon, value = error.message.partition(": ")
+        if not isinstance(error, InvalidInput) or not colon or name not in self.names:
+            return error
+        return type(error)(f"`{self.names[name]}`: {value}")
 
     def nothing_new(self) -> bool:
         """Whether no new token is wanted: one is made then, and must not be told."""
@@ -129,13 +129,13 @@ class Given:
         return sampling({**defaults, **self.fields}, self.names, policy.max_sequences)
 
 
-def given(values: Mapping[str, Any], table: Mapping[str, Parameter], policy: Policy) -> Given:
+def given(values: Mapping[str, Any], table: Mapping[str, Parameter], policy: Policy) -> GivenParameters:
     """The parameters among values, each checked; null is as good as absent.
 
     Two names for one list add up. Raises InvalidInput naming the parameter, what was expected and what came, where two
     say what the text must be, and in strict mode where a parameter is not known.
     """
-    found, ignored = Given(), []
+    found, ignored = GivenParameters(), []
     for name, value in values.items():
         known = table.get(name)
         if value is None:
@@ -156,15 +156,15 @@ def given(values: Mapping[str, Any], table: Mapping[str, Parameter], policy: Pol
         place[known.to] = read
         found.names[known.to] = name
     refuse_unknown(ignored, table, policy)
-    return Given(found.fields, found.options, found.names, tuple(ignored))
+    return GivenParameters(found.fields, found.options, found.names, tuple(ignored))
 
 
 def refuse_unknown(names: Iterable[str], known: Iterable[str], policy: Policy) -> None:
     """Raises InvalidInput in strict mode where there are such names."""
     unknown = list(names)
     if unknown and policy.strict_parameters:
-        told = ", ".join(f"`{name[:64]}`" for name in unknown[:_MOST_NAMED])
-        raise InvalidInput(f"unknown parameters: {told}; there are {', '.join(sorted(known))}")
+        value = ", ".join(f"`{name[:64]}`" for name in unknown[:_MOST_NAMED])
+        raise InvalidInput(f"unknown parameters: {value}; there are {', '.join(sorted(known))}")
 
 
 def ignored_header(names: Sequence[str]) -> Headers:
@@ -210,7 +210,7 @@ def likelihood(text: Text) -> float:
     return sum(known) / len(known) if known else 0.0
 
 
-def likeliest_first(texts: Sequence[Text], sampling: Sampling) -> list[Text]:
+def most_likely_first(texts: Sequence[Text], sampling: Sampling) -> list[Text]:
     """The texts of one prompt, the best first; beams come ranked by their own score."""
     if sampling.num_beams > 1:
         return list(texts)

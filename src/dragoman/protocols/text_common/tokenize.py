@@ -8,8 +8,14 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import shown
 from dragoman.core.text import Bare, Chat, Tokenized
 from dragoman.protocols.text_common.chat import CONVERSATION, conversation, flag_in
-from dragoman.protocols.text_common.openai_format import Faults, addressed
-from dragoman.protocols.text_common.parameters import Given, ignored_header, inquiry, is_token_id, refuse_unknown
+from dragoman.protocols.text_common.openai_format import FormatError, addressed
+from dragoman.protocols.text_common.parameters import (
+    GivenParameters,
+    ignored_header,
+    inquiry,
+    is_token_id,
+    refuse_unknown,
+)
 from dragoman.protocols.wire import Asked, Exchange, HttpRequest, HttpResponse, Inquiry, Policy, json_response
 
 _TOKENS = frozenset({"model", "tokens"})
@@ -22,7 +28,7 @@ def is_vllms(body: Mapping[str, Any]) -> bool:
     return "inputs" not in body and ("prompt" in body or "messages" in body)
 
 
-def tokens_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy) -> Asked:
+def parse_tokenize_request(body: Mapping[str, Any], http: HttpRequest, policy: Policy) -> Asked:
     """What such a body asks. Raises InvalidInput naming what does not fit."""
     return addressed(body, http, lambda name: _tokens(body, http, policy, name))
 
@@ -36,9 +42,9 @@ def _tokens(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: s
 
         def reply(response: Response[Tokenized]) -> HttpResponse:
             tokens = response.answer.tokens
-            told = {"count": len(tokens), "max_model_len": context, "tokens": [token.id for token in tokens]}
+            value = {"count": len(tokens), "max_model_len": context, "tokens": [token.id for token in tokens]}
             strings = [token.text for token in tokens] if texts else None
-            return json_response({**told, "token_strs": strings}, 200, ignored_header(ignored))
+            return json_response({**value, "token_strs": strings}, 200, ignored_header(ignored))
 
         return Exchange(inquiry(call, http, policy, described.answer.name), reply)
 
@@ -62,13 +68,15 @@ def _unknown(body: Mapping[str, Any], known: frozenset[str], policy: Policy) -> 
     return names
 
 
-def text_asked(body: Mapping[str, Any], http: HttpRequest, policy: Policy, faults: Faults) -> Asked:
+def parse_detokenize_request(
+    body: Mapping[str, Any], http: HttpRequest, policy: Policy, format_error: FormatError
+) -> Asked:
     """What a body of `/detokenize` asks. Raises InvalidInput naming what does not fit."""
     tokens = body.get("tokens")
     if not isinstance(tokens, list) or not all(map(is_token_id, tokens)):
         raise InvalidInput(f"`tokens` must be a list of token ids; got {shown(tokens)}")
     ignored = _unknown(body, _TOKENS, policy)
-    fault = Given(names={"prompt": "tokens"}).telling(faults)
+    fault = GivenParameters(names={"prompt": "tokens"}).telling(format_error)
 
     def reply(response: Response[Tokenized]) -> HttpResponse:
         return json_response({"prompt": response.answer.text}, 200, ignored_header(ignored))

@@ -18,8 +18,8 @@ from dragoman.protocols.text_common.tool_formats import (
     may_be_call,
 )
 from dragoman.protocols.text_common.tool_json import Extent, call_in
-from dragoman.protocols.text_common.tool_parts import Delta, Part
-from dragoman.protocols.text_common.tool_xml import Parameters
+from dragoman.protocols.text_common.tool_parts import ToolCallDelta, ToolChunk
+from dragoman.protocols.text_common.tool_xml import XmlParameters
 from dragoman.protocols.text_common.tools import Tools, call
 
 _AT_ONCE = 4096
@@ -39,18 +39,18 @@ class FreeCalls:
         self._step: Callable[[], bool] = self._free
         self._last = self._cut = False
         self._content: list[str] = []
-        self._deltas: list[Delta] = []
+        self._deltas: list[ToolCallDelta] = []
         self._space = ""
         self._begun = self._said = False
         self._count = 0
         # of the calls that are being read
         self._format: Format = PLAIN
         self._extent = Extent()
-        self._given: Parameters | None = None
+        self._given: XmlParameters | None = None
         self._at = self._seen = 0
         self._named = self._listed = self._called = self._muted = False
 
-    def feed(self, text: str, *, last: bool, cut: bool) -> Part:
+    def feed(self, text: str, *, last: bool, cut: bool) -> ToolChunk:
         self._content, self._deltas = [], []
         while len(text) > _AT_ONCE:  # each step copies what is left
             piece, text = text[:_AT_ONCE], text[_AT_ONCE:]
@@ -59,7 +59,7 @@ class FreeCalls:
         self._read(text)
         if last and not self._count:
             self._content.append(self._space)
-        return Part("".join(self._content), self._deltas)
+        return ToolChunk("".join(self._content), self._deltas)
 
     def _read(self, text: str) -> None:
         self._text += text
@@ -91,12 +91,12 @@ class FreeCalls:
         self._called = True
         self._muted = self._single and self._count > 0
         if not self._muted:
-            self._deltas.append(Delta(self._count, "", call(name)))
+            self._deltas.append(ToolCallDelta(self._count, "", call(name)))
             self._count += 1
 
     def _add(self, arguments: str) -> None:
         if arguments and not self._muted:
-            self._deltas.append(Delta(self._count - 1, arguments))
+            self._deltas.append(ToolCallDelta(self._count - 1, arguments))
 
     # --- steps: each says whether the next one can be taken ------------------------------------------------------
 
@@ -136,7 +136,7 @@ class FreeCalls:
         self._open(name, start.end())
         if not self._text.startswith("<"):
             return self._go(self._arguments)
-        self._given, self._format = Parameters(self._tools.parameters(name)), FORMATS[QWEN]
+        self._given, self._format = XmlParameters(self._tools.parameters(name)), FORMATS[QWEN]
         self._add("{")
         return self._go(self._parameters)
 

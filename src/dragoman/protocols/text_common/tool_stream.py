@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from dragoman.protocols.text_common.tool_free import FreeCalls
 from dragoman.protocols.text_common.tool_json import Extent
-from dragoman.protocols.text_common.tool_parts import Delta, Part
+from dragoman.protocols.text_common.tool_parts import ToolCallDelta, ToolChunk
 from dragoman.protocols.text_common.tools import ToolCall, Tools, call
 
 # Where a call is required: `[{"name": ..., "arguments": {...}}, ...]`, the names in this order.
@@ -17,8 +17,8 @@ _LONGEST_HEAD = 4096
 class PlainText:
     """No tools: all is for the reader."""
 
-    def feed(self, text: str, *, last: bool, cut: bool) -> Part:
-        return Part(text)
+    def feed(self, text: str, *, last: bool, cut: bool) -> ToolChunk:
+        return ToolChunk(text)
 
 
 class NamedCall:
@@ -28,14 +28,14 @@ class NamedCall:
         self._call: ToolCall | None = call(name)
         self._held = ""
 
-    def feed(self, text: str, *, last: bool, cut: bool) -> Part:
+    def feed(self, text: str, *, last: bool, cut: bool) -> ToolChunk:
         text = self._held + text
         out = text.strip() if self._call else text.rstrip()  # space behind the end is nobody's
         self._held = text[len(text.rstrip()) :]
         if not out and not (last and self._call):
-            return Part()
+            return ToolChunk()
         opens, self._call = self._call, None
-        return Part("", [Delta(0, out, opens)])
+        return ToolChunk("", [ToolCallDelta(0, out, opens)])
 
 
 class RequiredCalls:
@@ -49,27 +49,27 @@ class RequiredCalls:
         self._extent: Extent | None = None
         self._lost = False
 
-    def feed(self, text: str, *, last: bool, cut: bool) -> Part:
+    def feed(self, text: str, *, last: bool, cut: bool) -> ToolChunk:
         self._whole.append(text)
         if not self._lost:
             self._text += text
         deltas = list(self._deltas())
         if self._count or not last:
-            return Part("", deltas)
+            return ToolChunk("", deltas)
         return self._other("".join(self._whole), cut=cut)
 
-    def _other(self, text: str, *, cut: bool) -> Part:
+    def _other(self, text: str, *, cut: bool) -> ToolChunk:
         """What to make of a text in which no call was begun as it should: half a list is not for the reader."""
         part = FreeCalls(self._tools).feed(text, last=True, cut=cut)
         if not part.deltas and cut and text.lstrip()[:1] in ("", "[", "{"):
-            return Part()
+            return ToolChunk()
         return part
 
-    def _deltas(self) -> Iterator[Delta]:
+    def _deltas(self) -> Iterator[ToolCallDelta]:
         while self._text:
             if self._extent:
                 stop = self._extent.feed(self._text)
-                yield Delta(self._count - 1, self._text[:stop])
+                yield ToolCallDelta(self._count - 1, self._text[:stop])
                 self._extent = self._extent if stop is None else None
                 self._text = "" if stop is None else self._text[stop:]
                 continue
@@ -80,7 +80,7 @@ class RequiredCalls:
                 self._text = "" if self._lost else self._text
                 return
             self._text, self._extent = self._text[head.end() :], Extent()
-            yield Delta(self._count, "", call(head[1]))
+            yield ToolCallDelta(self._count, "", call(head[1]))
             self._count += 1
 
 

@@ -60,7 +60,7 @@ def _pointed_at(pointer: Any, root: Any) -> Any:
     return root
 
 
-class Value:
+class StreamedValue:
     """One value, in pieces: a text goes on as it comes, anything else when it is whole."""
 
     def __init__(self, kinds: frozenset[str]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dragoman.protocols.text_common.tool_formats import SPACE, begun
-from dragoman.protocols.text_common.tool_values import Value, kinds_of
+from dragoman.protocols.text_common.tool_values import StreamedValue, kinds_of
 from dragoman.protocols.wire import sendable
 
 _KEY = r"[^<>]{1,256}"
@@ -21,7 +21,7 @@ _LONGEST_END = 1 + max(map(len, _ENDERS))
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class XmlChunk:
     """What came of a piece: JSON of the arguments, how much of the piece is done with, and whether that was all."""
 
     arguments: str
@@ -29,19 +29,19 @@ class Read:
     over: bool
 
 
-class Parameters:
+class XmlParameters:
     """Reads the parameters of one call of a tool with that schema; the `{` of the arguments stands before all of it."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._schema = schema
         named = schema.get("properties")
         self._named: Mapping[str, Any] = named if isinstance(named, dict) else {}
-        self._value: Value | None = None
+        self._value: StreamedValue | None = None
         self._lead = ""  # what stands before the next key
         self._over = False
         self._out: list[str] = []
 
-    def feed(self, text: str, *, last: bool, cut: bool) -> Read:
+    def feed(self, text: str, *, last: bool, cut: bool) -> XmlChunk:
         """Read on; what is not used is given again with more. The `last` piece of a text may have been `cut` off."""
         self._out, at = [], 0
         stop: int | None = 0
@@ -49,7 +49,7 @@ class Parameters:
             at = stop
             stop = self._key(text, at) if self._value is None else self._end(text, at, self._value)
         used = self._rest(text, at, last=last, cut=cut) if stop is None else stop
-        return Read("".join(self._out), used, self._over)
+        return XmlChunk("".join(self._out), used, self._over)
 
     def _key(self, text: str, at: int) -> int | None:
         """Where the next parameter's value begins, or the call ends; None where neither is there."""
@@ -62,10 +62,10 @@ class Parameters:
             key = found["key"].strip()
             self._out.append(f"{self._lead}{sendable(json.dumps(key, ensure_ascii=False))}: ")
             self._lead = ", "
-            self._value = Value(kinds_of(self._named.get(key), self._schema))
+            self._value = StreamedValue(kinds_of(self._named.get(key), self._schema))
         return found.end()
 
-    def _end(self, text: str, at: int, value: Value) -> int | None:
+    def _end(self, text: str, at: int, value: StreamedValue) -> int | None:
         """Where a value has ended; None where it goes on."""
         found = _END.search(text, at)
         if found is None:

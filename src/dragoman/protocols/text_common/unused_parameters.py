@@ -9,5 +9,5 @@ from dragoman.protocols.wire import Policy
 def refuse_unused(names: Sequence[str], policy: Policy) -> None:
     """Raises InvalidInput in strict mode where there are such names."""
     if names and policy.strict_parameters:
-        told = ", ".join(f"`{name}`" for name in names)
-        raise InvalidInput(f"parameters that have no effect here: {told}; expected none of them")
+        value = ", ".join(f"`{name}`" for name in names)
+        raise InvalidInput(f"parameters that have no effect here: {value}; expected none of them")

@@ -21,8 +21,8 @@ def addressed(body: Mapping[str, Any], http: HttpRequest, then: Callable[[str, t
     if path:
         return then(path, passed_over)
 
-    def told(response: Response[tuple[ModelDescription, ...]]) -> Asked:
+    def choose(response: Response[tuple[ModelDescription, ...]]) -> Asked:
         known = any(found.name == named for found in response.answer)
         return then(named, ()) if known else then("", passed_over)
 
-    return Inquiry(Request(DescribeModels()), told)
+    return Inquiry(Request(DescribeModels()), choose)

@@ -10,7 +10,15 @@ from dragoman.core.text import Bare, Chat, Sampling
 from dragoman.protocols.text_common.chat import PARAMETERS as PARAMETERS_OF_CHAT
 from dragoman.protocols.text_common.chat import conversation, flag_in
 from dragoman.protocols.text_common.grammar import GRAMMAR
-from dragoman.protocols.text_common.parameters import Given, Parameter, given, object_in, option, refuse_unknown, sets
+from dragoman.protocols.text_common.parameters import (
+    GivenParameters,
+    Parameter,
+    given,
+    object_in,
+    option,
+    refuse_unknown,
+    sets,
+)
 from dragoman.protocols.text_common.unused_parameters import refuse_unused
 from dragoman.protocols.wire import Headers, Policy
 
@@ -48,7 +56,7 @@ _NEUTRAL: Mapping[str, Any] = {name: getattr(Sampling(), name) for name in _DRAW
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TgiRequest:
     """A request: its inputs and whether they came as a list, its sampling, and how the answer is to be written."""
 
     inputs: tuple[str, ...]
@@ -57,7 +65,7 @@ class Asked:
     details: bool
     prefill: bool
     full: bool
-    given: Given
+    given: GivenParameters
 
     @property
     def headers(self) -> Headers:
@@ -69,7 +77,9 @@ def wants_stream(body: Mapping[str, Any]) -> bool:
     return bool(checked("stream", body.get("stream") or False, flag()))
 
 
-def asked(body: Mapping[str, Any], policy: Policy, passed_over: Sequence[str] = (), *, stream: bool) -> Asked:
+def parse_request(
+    body: Mapping[str, Any], policy: Policy, passed_over: Sequence[str] = (), *, stream: bool
+) -> TgiRequest:
     """The request in a body, of which the fields `passed_over` have no effect. Raises InvalidInput naming what is
     outside of TGI's limits."""
     inputs, listed = inputs_of(body)
@@ -87,8 +97,8 @@ def asked(body: Mapping[str, Any], policy: Policy, passed_over: Sequence[str] = 
     names = {**found.names, "prompt": "inputs"}
     sampling = found.sampling(policy, include_stop=True)
     details = options.get("details", False) or prefill
-    found = Given(fields, options, names, (*unknown, *found.ignored, *unused))
-    return Asked(inputs, listed, sampling, details, prefill, options.get("return_full_text", False), found)
+    found = GivenParameters(fields, options, names, (*unknown, *found.ignored, *unused))
+    return TgiRequest(inputs, listed, sampling, details, prefill, options.get("return_full_text", False), found)
 
 
 def text_to_cut(body: Mapping[str, Any], policy: Policy, passed_over: Sequence[str]) -> tuple[str, Sequence[str]]:
@@ -131,7 +141,7 @@ def inputs_of(body: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
     return tuple(map(Bare, found) if bare else found), isinstance(value, list)
 
 
-def _check_together(found: Given, *, stream: bool, listed: bool) -> None:
+def _check_together(found: GivenParameters, *, stream: bool, listed: bool) -> None:
     fields = found.fields
     if fields.get("n", 1) > 1:
         if stream:

@@ -8,19 +8,19 @@ import orjson
 
 from dragoman.core.calls import Response
 from dragoman.core.text import Generation, Text, Token
-from dragoman.protocols.text_common.parameters import EVENT_STREAM, likeliest_first, spread
-from dragoman.protocols.tgi.request import Asked
+from dragoman.protocols.text_common.parameters import EVENT_STREAM, most_likely_first, spread
+from dragoman.protocols.tgi.request import TgiRequest
 from dragoman.protocols.wire import Headers, HttpResponse, json_response
 
 
 class Answer:
     """The answer to one request, which came at `since_s` on the monotonic clock."""
 
-    def __init__(self, asked: Asked, since_s: float, *, always_listed: bool = False) -> None:
-        self._asked = asked
+    def __init__(self, request: TgiRequest, since_s: float, *, always_listed: bool = False) -> None:
+        self._request = request
         self._since_s = since_s
-        self._asked_s = time.monotonic()
-        self._listed = always_listed or asked.listed
+        self._parsed_s = time.monotonic()
+        self._listed = always_listed or request.listed
         self._length = 0
         self._index = 0
 
@@ -28,41 +28,41 @@ class Answer:
 
     def whole(self, response: Response[Generation]) -> HttpResponse:
         generation = response.answer
-        found = [self._one(i, generation) for i in range(len(self._asked.inputs))]
-        headers = (*self._timed(generation), *self._asked.headers)
+        found = [self._one(i, generation) for i in range(len(self._request.inputs))]
+        headers = (*self._timed(generation), *self._request.headers)
         return json_response(found if self._listed else found[0], 200, headers)
 
     def _one(self, at: int, generation: Generation) -> dict[str, Any]:
-        texts = likeliest_first([t for t in generation.texts if t.prompt == at], self._asked.sampling)
-        told: dict[str, Any] = {"generated_text": self._full(at, texts[0])}
-        if self._asked.details:
-            prefill = generation.prompts[at].prefill if generation.prompts and self._asked.prefill else ()
-            told["details"] = self._details(texts[0], prefill)
+        texts = most_likely_first([t for t in generation.texts if t.prompt == at], self._request.sampling)
+        value: dict[str, Any] = {"generated_text": self._full(at, texts[0])}
+        if self._request.details:
+            prefill = generation.prompts[at].prefill if generation.prompts and self._request.prefill else ()
+            value["details"] = self._details(texts[0], prefill)
             if len(texts) > 1:
-                told["details"]["best_of_sequences"] = [
+                value["details"]["best_of_sequences"] = [
                     {"generated_text": self._full(at, text), **self._details(text, prefill)} for text in texts[1:]
                 ]
-        return told
+        return value
 
     def _full(self, at: int, text: Text) -> str:
-        return (self._asked.inputs[at] if self._asked.full else "") + text.whole
+        return (self._request.inputs[at] if self._request.full else "") + text.whole
 
     def _details(self, text: Text, prefill: Sequence[Token]) -> dict[str, Any]:
-        told: dict[str, Any] = {
+        value: dict[str, Any] = {
             "finish_reason": text.finish,
             "generated_tokens": text.generated,
             "seed": text.seed,
             "prefill": [{"id": t.id, "text": t.text, "logprob": t.logprob} for t in prefill],
             "tokens": _tokens(text),
         }
-        if self._asked.sampling.top_logprobs:
-            told["top_tokens"] = [[_told(top, top.text) for top in token.top] for token in text.tokens]
-        return told
+        if self._request.sampling.top_logprobs:
+            value["top_tokens"] = [[_format_token(top, top.text) for top in token.top] for token in text.tokens]
+        return value
 
     def _timed(self, generation: Generation) -> Headers:
         """TGI's headers. Of several prompts the one that waited longest tells what was spent in the queue."""
         now_s = time.monotonic()
-        total, validation = now_s - self._since_s, self._asked_s - self._since_s
+        total, validation = now_s - self._since_s, self._parsed_s - self._since_s
         generated = sum(text.generated for text in generation.texts)
         queue = min(total - validation, max((info.waited_s or 0.0 for info in generation.prompts), default=0.0))
         inference_ms = round((total - validation - queue) * 1000)
@@ -79,14 +79,14 @@ class Answer:
         )
 
     def _computed(self) -> Headers:
-        characters = sum(map(len, self._asked.inputs))
+        characters = sum(map(len, self._request.inputs))
         return (("x-compute-type", "dragoman"), ("x-compute-characters", str(characters)))
 
     # --- in pieces -----------------------------------------------------------------------------------------
 
     @property
     def stream_headers(self) -> Headers:
-        return (*EVENT_STREAM, ("x-accel-buffering", "no"), *self._computed(), *self._asked.headers)
+        return (*EVENT_STREAM, ("x-accel-buffering", "no"), *self._computed(), *self._request.headers)
 
     def piece(self, response: Response[Generation]) -> bytes:
         """An event for each token of a piece."""
@@ -103,9 +103,9 @@ class Answer:
 
     def _event(self, text: Text, token: Token, part: str, last: bool) -> bytes:
         self._index += 1
-        told: dict[str, Any] = {"index": self._index, "token": _told(token, part)}
-        if self._asked.sampling.top_logprobs:
-            told["top_tokens"] = [_told(top, top.text) for top in token.top]
+        value: dict[str, Any] = {"index": self._index, "token": _format_token(token, part)}
+        if self._request.sampling.top_logprobs:
+            value["top_tokens"] = [_format_token(top, top.text) for top in token.top]
         ends = bool(text.finish) and last
         details = {
             "finish_reason": text.finish,
@@ -113,9 +113,9 @@ class Answer:
             "seed": text.seed,
             "input_length": self._length,
         }
-        told["generated_text"] = self._full(0, text) if ends else None
-        told["details"] = details if ends else None
-        return event(told)
+        value["generated_text"] = self._full(0, text) if ends else None
+        value["details"] = details if ends else None
+        return event(value)
 
 
 def event(value: Any) -> bytes:
@@ -124,10 +124,10 @@ def event(value: Any) -> bytes:
 
 
 def _tokens(text: Text) -> list[dict[str, Any]]:
-    return [_told(*pair) for pair in zip(text.tokens, spread(text.text, text.tokens), strict=True)]
+    return [_format_token(*pair) for pair in zip(text.tokens, spread(text.text, text.tokens), strict=True)]
 
 
-def _told(token: Token, part: str) -> dict[str, Any]:
+def _format_token(token: Token, part: str) -> dict[str, Any]:
     # A special token is not in the text; its clients leave it out by the mark.
     text = token.text if token.special and not part else part
     return {"id": token.id, "text": text, "logprob": token.logprob, "special": token.special}

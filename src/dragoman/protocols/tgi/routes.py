@@ -33,20 +33,26 @@ from dragoman.core.errors import (
     WorkerLost,
 )
 from dragoman.core.text import Tokenized, TokenSpan
-from dragoman.protocols.text_common.parameters import EVENT_STREAM, Given, ignored_header, inquiry, object_body
-from dragoman.protocols.text_common.tokenize import is_vllms, tokens_asked
+from dragoman.protocols.text_common.parameters import (
+    EVENT_STREAM,
+    GivenParameters,
+    ignored_header,
+    inquiry,
+    object_body,
+)
+from dragoman.protocols.text_common.tokenize import is_vllms, parse_tokenize_request
 from dragoman.protocols.tgi.address import addressed
 from dragoman.protocols.tgi.request import (
     MOST_BEST_OF,
     MOST_INPUTS,
     MOST_STOP_SEQUENCES,
-    asked,
     chat_to_cut,
+    parse_request,
     text_to_cut,
     wants_stream,
 )
 from dragoman.protocols.tgi.response import Answer, event
-from dragoman.protocols.tgi.vertex import named, predictions_asked
+from dragoman.protocols.tgi.vertex import named, parse_predictions_request
 from dragoman.protocols.wire import (
     Asked,
     Exchange,
@@ -108,7 +114,7 @@ class Tgi:
 
     def _whole(self, body: dict[str, Any], http: HttpRequest, since_s: float, *, listed: bool) -> Asked:
         def then(model: str, passed_over: tuple[str, ...]) -> Asked:
-            found = asked(body, self._policy, passed_over, stream=False)
+            found = parse_request(body, self._policy, passed_over, stream=False)
             call = Generate(prompts=found.inputs, sampling=found.sampling)
             answer = Answer(found, since_s, always_listed=listed)
             return Exchange(inquiry(call, http, self._policy, model), answer.whole, found.given.telling(write_error))
@@ -118,12 +124,12 @@ class Tgi:
     def _stream(self, body: dict[str, Any], http: HttpRequest, since_s: float) -> Asked:
         def then(model: str, passed_over: tuple[str, ...]) -> Asked:
             try:
-                found = asked(body, self._policy, passed_over, stream=True)
-            except InvalidInput as fault:
-                return _fault_in_stream(fault)
+                found = parse_request(body, self._policy, passed_over, stream=True)
+            except InvalidInput as error:
+                return _error_in_stream(error)
             call = Generate(prompts=found.inputs, sampling=found.sampling, stream=True)
             answer = Answer(found, since_s)
-            request, refused = inquiry(call, http, self._policy, model), found.given.telling(_fault_in_stream)
+            request, refused = inquiry(call, http, self._policy, model), found.given.telling(_error_in_stream)
             return HttpStream(request, answer.piece, _error_event, b"", answer.stream_headers, refused)
 
         return addressed(body, http, then)
@@ -133,7 +139,7 @@ class Tgi:
         body = object_body(http.body, self._policy)
 
         def then(model: str, passed_over: tuple[str, ...]) -> Asked:
-            return predictions_asked(body, http, self._policy, write_error, model, passed_over)
+            return parse_predictions_request(body, http, self._policy, write_error, model, passed_over)
 
         return addressed(named(body), http, then)
 
@@ -142,7 +148,7 @@ class Tgi:
     def tokenize(self, http: HttpRequest) -> Asked:
         body = object_body(http.body, self._policy)
         if is_vllms(body):
-            return tokens_asked(body, http, self._policy)
+            return parse_tokenize_request(body, http, self._policy)
 
         def then(model: str, passed_over: tuple[str, ...]) -> Asked:
             text, ignored = text_to_cut(body, self._policy, passed_over)
@@ -163,8 +169,8 @@ class Tgi:
 
             def reply(response: Response[Tokenized]) -> HttpResponse:
                 spans = [_span(token) for token in response.answer.tokens]
-                told = {"tokenize_response": spans, "templated_text": response.answer.text}
-                return json_response(told, 200, ignored_header(ignored))
+                value = {"tokenize_response": spans, "templated_text": response.answer.text}
+                return json_response(value, 200, ignored_header(ignored))
 
             return Exchange(inquiry(Tokenize(chat), http, self._policy, model), reply, _telling("messages"))
 
@@ -188,12 +194,12 @@ class Tgi:
         return Inquiry(Request(DescribeServer()), then)
 
 
-def _info(told: ModelDescription, version: str) -> HttpResponse:
-    details = told.details
+def _info(model: ModelDescription, version: str) -> HttpResponse:
+    details = model.details
     context = details.get("max_context")
     return json_response(
         {
-            "model_id": details.get("model_id") or told.name,
+            "model_id": details.get("model_id") or model.name,
             "model_sha": details.get("model_sha"),
             "model_dtype": details.get("dtype"),
             "model_device_type": details.get("device"),
@@ -242,36 +248,36 @@ def protocol(policy: Policy) -> HttpProtocol:
 # --- faults --------------------------------------------------------------------------------------------------
 
 
-def write_error(fault: DragomanError | HttpFault) -> HttpResponse:
+def write_error(error: DragomanError | HttpFault) -> HttpResponse:
     """TGI: `{"error": message, "error_type": type}`."""
-    if isinstance(fault, HttpFault):
-        kind = "validation" if fault.status < 500 else "generation"
-        return json_response({"error": fault.message, "error_type": kind}, fault.status, fault.headers)
-    return json_response(_told(fault), _row(fault)[0], retry_after(fault))
+    if isinstance(error, HttpFault):
+        kind = "validation" if error.status < 500 else "generation"
+        return json_response({"error": error.message, "error_type": kind}, error.status, error.headers)
+    return json_response(_error_body(error), _row(error)[0], retry_after(error))
 
 
-def _row(fault: DragomanError) -> tuple[int, str]:
-    status, kind = row_of(fault, _TYPES) or (500, "generation")
+def _row(error: DragomanError) -> tuple[int, str]:
+    status, kind = row_of(error, _TYPES) or (500, "generation")
     return status, kind
 
 
-def _told(fault: DragomanError) -> dict[str, str]:
-    kind = _row(fault)[1]
+def _error_body(error: DragomanError) -> dict[str, str]:
+    kind = _row(error)[1]
     heads = {"validation": "Input validation error: ", "generation": "Request failed during generation: "}
-    return {"error": sendable(heads.get(kind, "") + fault.message), "error_type": kind}
+    return {"error": sendable(heads.get(kind, "") + error.message), "error_type": kind}
 
 
 def _telling(prompt: str) -> Callable[[DragomanError], HttpResponse]:
     """What writes a fault where the prompt is called so."""
-    return Given(names={"prompt": prompt}).telling(write_error)
+    return GivenParameters(names={"prompt": prompt}).telling(write_error)
 
 
-def _error_event(fault: DragomanError) -> bytes:
-    return event(_told(fault))
+def _error_event(error: DragomanError) -> bytes:
+    return event(_error_body(error))
 
 
-def _fault_in_stream(fault: DragomanError) -> HttpResponse:
+def _error_in_stream(error: DragomanError) -> HttpResponse:
     """TGI: what is wrong with a stream's request is told in the stream, under status 200."""
-    if isinstance(fault, Unaddressed) or _row(fault)[1] not in _IN_STREAM:
-        return write_error(fault)
-    return HttpResponse(200, (_error_event(fault),), EVENT_STREAM)
+    if isinstance(error, Unaddressed) or _row(error)[1] not in _IN_STREAM:
+        return write_error(error)
+    return HttpResponse(200, (_error_event(error),), EVENT_STREAM)

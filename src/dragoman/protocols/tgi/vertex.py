@@ -11,15 +11,15 @@ from dragoman.core.text import Generation, Prompt, Sampling, Text
 from dragoman.protocols.text_common.chat import chat_in
 from dragoman.protocols.text_common.openai_format import PLACEHOLDERS
 from dragoman.protocols.text_common.parameters import (
-    Given,
+    GivenParameters,
     ignored_header,
     inquiry,
-    likeliest_first,
+    most_likely_first,
     object_in,
     refuse_unknown,
 )
 from dragoman.protocols.text_common.unused_parameters import refuse_unused
-from dragoman.protocols.tgi.request import asked
+from dragoman.protocols.tgi.request import parse_request
 from dragoman.protocols.wire import Exchange, HttpRequest, HttpResponse, Policy, json_response
 
 _MOST_INSTANCES = 128  # TGI: so many requests at a time
@@ -35,7 +35,7 @@ class _Instance:
 
     prompt: Prompt
     sampling: Sampling
-    given: Given
+    given: GivenParameters
     before: str = ""
 
 
@@ -61,11 +61,11 @@ def _objects(given: Any) -> list[dict[str, Any]]:
     return [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
 
 
-def predictions_asked(
+def parse_predictions_request(
     body: Mapping[str, Any],
     http: HttpRequest,
     policy: Policy,
-    faults: Callable[[DragomanError], HttpResponse],
+    format_error: Callable[[DragomanError], HttpResponse],
     model: str,
     passed_over: Sequence[str],
 ) -> Exchange[Any, HttpResponse]:
@@ -78,22 +78,22 @@ def predictions_asked(
     calls = [Generate(prompts=tuple(instances[at].prompt for at in g.places), sampling=g.sampling) for g in groups]
     ignored = dict.fromkeys((*unknown, *passed_over, *(name for each in instances for name in each.given.ignored)))
     names = {name: own for each in instances for name, own in each.given.names.items()}
-    words = Given(names={**names, "prompt": "instances"})
+    words = GivenParameters(names={**names, "prompt": "instances"})
 
     def reply(response: Response[tuple[Response[Generation], ...]]) -> HttpResponse:
         texts: dict[int, str] = {}
-        for group, told in zip(groups, response.answer, strict=True):
+        for group, value in zip(groups, response.answer, strict=True):
             for place, at in enumerate(group.places):
-                texts[at] = instances[at].before + _best(told.answer, place, group.sampling).whole
+                texts[at] = instances[at].before + _best(value.answer, place, group.sampling).whole
         predictions = [texts[at] for at in range(len(instances))]
         return json_response({"predictions": predictions}, 200, ignored_header(list(ignored)))
 
     together = Together(tuple(inquiry(call, http, policy, model) for call in calls))
-    return Exchange(Request(together), reply, words.telling(faults))
+    return Exchange(Request(together), reply, words.telling(format_error))
 
 
 def _best(generation: Generation, place: int, sampling: Sampling) -> Text:
-    return likeliest_first([text for text in generation.texts if text.prompt == place], sampling)[0]
+    return most_likely_first([text for text in generation.texts if text.prompt == place], sampling)[0]
 
 
 def _grouped(instances: Sequence[_Instance]) -> list[_Group]:
@@ -118,8 +118,8 @@ def _instances(body: Mapping[str, Any], policy: Policy) -> list[_Instance]:
     for at, instance in enumerate(given):
         try:
             found.append(_instance(instance, common, policy))
-        except InvalidInput as fault:
-            raise type(fault)(f"`instances[{at}]`: {fault.message}") from fault
+        except InvalidInput as error:
+            raise type(error)(f"`instances[{at}]`: {error.message}") from error
     return found
 
 
@@ -136,7 +136,7 @@ def _prompt(instance: dict[str, Any], common: Mapping[str, Any], policy: Policy)
     # TGI: at this path tokens are drawn, unless somebody says otherwise.
     parameters = {"do_sample": True, **common, **_present(object_in(instance, "parameters"))}
     unseen = _taken([parameters, instance], _UNSEEN, policy)
-    found = asked({**instance, "parameters": parameters}, policy, stream=False)
+    found = parse_request({**instance, "parameters": parameters}, policy, stream=False)
     given = replace(found.given, ignored=(*found.given.ignored, *unseen))
     (prompt,) = found.inputs
     return _Instance(prompt, found.sampling, given, prompt if found.full else "")

@@ -21,10 +21,10 @@ def read_graph(path: Path) -> Document:
         raise InvalidInput(f"'{path}' is no graph; expected a file, or a folder with a file, {', '.join(GRAPH_FILES)}")
     try:
         return document(_READERS[file.suffix](file.read_text()))
-    except (OSError, ValueError) as fault:
-        raise InvalidInput(f"{file} cannot be read: {fault}") from fault
-    except InvalidInput as fault:
-        raise InvalidInput(f"{file.name}: {fault.message}") from fault
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{file} cannot be read: {error}") from error
+    except InvalidInput as error:
+        raise InvalidInput(f"{file.name}: {error.message}") from error
 
 
 def graph_name(path: Path) -> str:
@@ -46,19 +46,19 @@ def array(folder: Path, value: Any, where: str) -> Any:
         raise InvalidInput(f"{where}: expected numbers or the name of a .npy file, got '{value}'")
     try:
         return np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as fault:
-        raise InvalidInput(f"{where}: '{path}' cannot be read: {fault}") from fault
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{where}: '{path}' cannot be read: {error}") from error
 
 
 def _yaml(text: str) -> Any:
     try:
         yaml: Any = importlib.import_module("yaml")
-    except ImportError as fault:
-        raise InvalidInput("YAML needs the package 'pyyaml' (pip install pyyaml); TOML and JSON need none") from fault
+    except ImportError as error:
+        raise InvalidInput("YAML needs the package 'pyyaml' (pip install pyyaml); TOML and JSON need none") from error
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as fault:
-        raise InvalidInput(f"this is no YAML: {fault}") from fault
+    except yaml.YAMLError as error:
+        raise InvalidInput(f"this is no YAML: {error}") from error
 
 
 _READERS: Mapping[str, Callable[[str], Any]] = {

@@ -38,11 +38,11 @@ class Vectors:
         if not path.is_file():
             return cls()
         try:
-            told, modules = json.loads(path.read_text()), folder / "modules.json"
+            value, modules = json.loads(path.read_text()), folder / "modules.json"
             types = [m["type"] for m in json.loads(modules.read_text())] if modules.is_file() else []
-        except (ValueError, KeyError, TypeError) as fault:
-            raise ModelFailed(f"{path} cannot be read: {fault}") from fault
-        wanted = [mode for name, mode in _MODES.items() if told.get(name)]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ModelFailed(f"{path} cannot be read: {error}") from error
+        wanted = [mode for name, mode in _MODES.items() if value.get(name)]
         if len(wanted) != 1:
             raise ModelFailed(f"{path}: expected one of {', '.join(_MODES)}; got {len(wanted)} of them")
         return cls(wanted[0], any(kind.endswith(".Normalize") for kind in types))

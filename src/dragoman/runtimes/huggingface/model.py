@@ -20,7 +20,7 @@ from dragoman.runtimes.huggingface import RUNTIME
 from dragoman.runtimes.huggingface.embeddings import Embedder, Vectors
 from dragoman.runtimes.huggingface.images import decoded, of_pixels
 from dragoman.runtimes.huggingface.question_answering import Reader
-from dragoman.runtimes.huggingface.tasks import ALIASES, Task, options_of, task_called, task_of
+from dragoman.runtimes.huggingface.tasks import ALIASES, PipelineTask, options_of, task_by_architecture, task_by_name
 
 # What the clients of such models expect: each element is the JSON of one result.
 _RESULTS: Mapping[str, str] = {"content_type": "hg_jsonlist"}
@@ -54,8 +54,8 @@ class HuggingFaceModel(Model):
             self._load(place, tokenizer_place)
         except ModelFailed:
             raise
-        except Exception as fault:  # transformers promises no class of error
-            raise ModelFailed(f"'{Path(place).name}' cannot be loaded by transformers: {fault}") from fault
+        except Exception as error:  # transformers promises no class of error
+            raise ModelFailed(f"'{Path(place).name}' cannot be loaded by transformers: {error}") from error
 
     def signature(self) -> Signature:
         return Signature(
@@ -91,7 +91,7 @@ class HuggingFaceModel(Model):
         if given.get("framework", "pt") not in ("pt", None):
             raise ModelFailed(f"framework '{given['framework']}' is not supported; expected 'pt', PyTorch")
         if given.get("task"):
-            task_called(str(given["task"]))
+            task_by_name(str(given["task"]))
 
     def _place(self, name: str) -> str:
         """The folder of this name, by itself or beside the model; else a name on the hub, if that is allowed."""
@@ -112,14 +112,14 @@ class HuggingFaceModel(Model):
         }
         config = transformers.AutoConfig.from_pretrained(place, **common)
         named = self.spec.parameters.get("task")
-        self._task: Task = task_called(str(named)) if named else task_of(config.architectures)
+        self._task: PipelineTask = task_by_name(str(named)) if named else task_by_architecture(config.architectures)
         if Path(place).is_dir() and not any(Path(place).glob("*.safetensors")):
             check_pickle(Path(place), self.spec)
         kwargs = {**(self.spec.parameters.get("model_kwargs") or {}), **common, "config": config}
         if not self.spec.allow_pickle:
             kwargs["use_safetensors"] = True
-        model, told = getattr(transformers, self._task.auto).from_pretrained(place, output_loading_info=True, **kwargs)
-        missing = sorted(told["missing_keys"])
+        model, value = getattr(transformers, self._task.auto).from_pretrained(place, output_loading_info=True, **kwargs)
+        missing = sorted(value["missing_keys"])
         if missing and not self._task.extra_outputs:
             # The library would make them up at random; features do not need all of an architecture.
             raise ModelFailed(

@@ -17,7 +17,7 @@ _AGGREGATIONS: Kind = ("none", "simple", "first", "average", "max")
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class PipelineTask:
     """`auto` is the class of transformers that loads the model, `suffix` the end of its architecture's name.
 
     `reads` is what the task's inputs become. `options` are the parameters of a call that it understands.
@@ -45,10 +45,10 @@ _FEATURES = (
     TensorSpec("attention_mask", INT64, (-1, -1), optional=True),
 )
 
-TASKS: Mapping[str, Task] = {
+TASKS: Mapping[str, PipelineTask] = {
     task.name: task
     for task in (
-        Task(
+        PipelineTask(
             "text-classification",
             "AutoModelForSequenceClassification",
             "ForSequenceClassification",
@@ -56,7 +56,7 @@ TASKS: Mapping[str, Task] = {
             _TEXTS,
             {"top_k": int, "function_to_apply": _FUNCTIONS, "truncation": bool},
         ),
-        Task(
+        PipelineTask(
             "token-classification",
             "AutoModelForTokenClassification",
             "ForTokenClassification",
@@ -64,7 +64,7 @@ TASKS: Mapping[str, Task] = {
             _TEXTS,
             {"aggregation_strategy": _AGGREGATIONS},
         ),
-        Task(
+        PipelineTask(
             "question-answering",
             "AutoModelForQuestionAnswering",
             "ForQuestionAnswering",
@@ -72,7 +72,7 @@ TASKS: Mapping[str, Task] = {
             _QUESTIONS,
             {"top_k": int, "max_answer_len": int, "handle_impossible_answer": bool, "align_to_words": bool},
         ),
-        Task(
+        PipelineTask(
             "image-classification",
             "AutoModelForImageClassification",
             "ForImageClassification",
@@ -81,7 +81,9 @@ TASKS: Mapping[str, Task] = {
             {"top_k": int, "function_to_apply": _FUNCTIONS},
         ),
         # The bare model of an architecture, BertModel say; tried last, as every other name has a longer end.
-        Task("feature-extraction", "AutoModel", "Model", "texts", _TEXTS, {"truncation": bool}, _FEATURES, rows=False),
+        PipelineTask(
+            "feature-extraction", "AutoModel", "Model", "texts", _TEXTS, {"truncation": bool}, _FEATURES, rows=False
+        ),
     )
 }
 # Other names that the same tasks go by.
@@ -93,7 +95,7 @@ _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 ALIASES = ("args", "array_inputs", "inputs", "text_inputs")
 
 
-def task_called(name: str) -> Task:
+def task_by_name(name: str) -> PipelineTask:
     """The task of this name; ModelFailed where it is not served."""
     found = TASKS.get(_CALLED_TOO.get(name, name))
     if found is None:
@@ -105,11 +107,11 @@ def task_called(name: str) -> Task:
     return found
 
 
-def task_of(architectures: list[str] | None) -> Task:
+def task_by_architecture(architectures: list[str] | None) -> PipelineTask:
     """The task that an architecture's name ends in; ModelFailed where it tells none."""
     name = (architectures or [""])[0]
     if name.endswith(_GENERATES):
-        return task_called("text-generation")
+        return task_by_name("text-generation")
     found = next((task for task in TASKS.values() if name.endswith(task.suffix)), None)
     if found is None:
         raise ModelFailed(
@@ -119,7 +121,7 @@ def task_of(architectures: list[str] | None) -> Task:
     return found
 
 
-def options_of(task: Task, parameters: Parameters) -> dict[str, Any]:
+def options_of(task: PipelineTask, parameters: Parameters) -> dict[str, Any]:
     """Those of a call's parameters that are options of the task; InvalidInput where one has a wrong value."""
     found = {name: parameters[name] for name in task.options if name in parameters}
     for name, value in found.items():

@@ -50,13 +50,13 @@ class MlflowModel(Model):
         RUNTIME.require("pandas")
         try:
             self._model = pyfunc.load_model(str(path.resolve()))
-        except (self._fault, ImportError) as fault:
-            raise ModelFailed(f"'{path.name}' cannot be loaded by MLflow: {fault}") from fault
-        told = self._model.metadata.signature
-        self._inputs, self._outputs = _entries(told, "inputs", "input-"), _entries(told, "outputs", "output-")
-        self._takes_tensors = bool(self._inputs) and told.inputs.is_tensor_spec()
+        except (self._fault, ImportError) as error:
+            raise ModelFailed(f"'{path.name}' cannot be loaded by MLflow: {error}") from error
+        value = self._model.metadata.signature
+        self._inputs, self._outputs = _entries(value, "inputs", "input-"), _entries(value, "outputs", "output-")
+        self._takes_tensors = bool(self._inputs) and value.inputs.is_tensor_spec()
         self._defaults = Defaults.of(self.spec)
-        self._params = {param.name: param for param in getattr(told, "params", None) or ()}
+        self._params = {param.name: param for param in getattr(value, "params", None) or ()}
 
     def signature(self) -> Signature:
         return Signature(
@@ -75,11 +75,11 @@ class MlflowModel(Model):
         params = self._given_params(call.parameters)
         try:
             result = self._model.predict(data, params=params or None)
-        except self._fault as fault:
-            if fault.error_code != "INVALID_PARAMETER_VALUE":
+        except self._fault as error:
+            if error.error_code != "INVALID_PARAMETER_VALUE":
                 raise
             # MLflow checks the data against the signature itself; its message begins with all of the data.
-            raise InvalidInput(f"MLflow takes no such inputs: {str(fault).rpartition('Error: ')[2]}") from fault
+            raise InvalidInput(f"MLflow takes no such inputs: {str(error).rpartition('Error: ')[2]}") from error
         return self._named(result)
 
     def _data(self, tensors: Mapping[str, Tensor]) -> Any:
@@ -103,10 +103,10 @@ class MlflowModel(Model):
                 if param.shape is not None and isinstance(value, str):
                     value = json.loads(value)
                 given[name] = param.validate_param_spec(value, param)
-            except (self._fault, ValueError) as fault:
+            except (self._fault, ValueError) as error:
                 kind = getattr(param.dtype, "name", param.dtype)
                 wanted = kind if param.shape is None else f"a JSON list of {kind}"
-                raise InvalidInput(f"parameter '{name}': expected {wanted}, got {parameters[name]!r}") from fault
+                raise InvalidInput(f"parameter '{name}': expected {wanted}, got {parameters[name]!r}") from error
         return given
 
     def _named(self, result: Any) -> dict[str, Array]:

@@ -53,8 +53,8 @@ def _tensor(item: Any, position: int, name: str) -> Entry:
     dtype: np.dtype[Any] = item.type
     try:
         kind = datatype_of(dtype)
-    except InvalidInput as fault:
-        raise ModelFailed(f"tensor '{name}' of the model's signature: {fault.message}") from fault
+    except InvalidInput as error:
+        raise ModelFailed(f"tensor '{name}' of the model's signature: {error.message}") from error
     shape = tuple(int(n) for n in item.shape)
     convert = _text_tensor if dtype.kind == "U" else _converted(dtype)
     return Entry(item.name or position, _spec(name, kind, shape, item), convert)
@@ -105,16 +105,16 @@ def _moment(tensor: Tensor, name: str) -> Any:
     try:
         found = pandas.to_datetime(_text(tensor, name), format="ISO8601", utc=True)
         return found.tz_convert(None).as_unit("ns")
-    except ValueError as fault:
-        told = str(fault).partition("\n")[0]
-        raise InvalidInput(f"input '{name}': expected dates and times in ISO 8601: {told}") from fault
+    except ValueError as error:
+        value = str(error).partition("\n")[0]
+        raise InvalidInput(f"input '{name}': expected dates and times in ISO 8601: {value}") from error
 
 
 def _from_json(tensor: Tensor, name: str) -> Array:
     try:
         return object_array(map(json.loads, _text(tensor, name)), tensor.data.shape)
-    except ValueError as fault:
-        raise InvalidInput(f"input '{name}': expected JSON in each element: {fault}") from fault
+    except ValueError as error:
+        raise InvalidInput(f"input '{name}': expected JSON in each element: {error}") from error
 
 
 # MLflow's name of a column's type -> the datatype that tells it, and what becomes of a tensor.

@@ -115,14 +115,14 @@ def _value(name: str, given: Any, hint: Any, default: Any) -> Any:
             return default
         if type(None) in _kinds(hint):
             return None
-        raise InvalidInput(f"'{name}' is missing; expected {_told(hint)}")
+        raise InvalidInput(f"'{name}' is missing; expected {_describe(hint)}")
     kinds = [kind for kind in _kinds(hint) if kind is not type(None)]
     for kind in kinds:
         try:
             return _as(kind, given)
         except (ValueError, TypeError):
             continue
-    raise InvalidInput(f"'{name}': expected {_told(hint)}, got {str(given)[:100]!r}")
+    raise InvalidInput(f"'{name}': expected {_describe(hint)}, got {str(given)[:100]!r}")
 
 
 def _as(kind: Any, given: Any) -> Any:
@@ -143,7 +143,7 @@ def _as(kind: Any, given: Any) -> Any:
     raise TypeError(kind.__name__)
 
 
-def _told(hint: Any) -> str:
+def _describe(hint: Any) -> str:
     return str(getattr(hint, "__name__", hint))
 
 
@@ -191,8 +191,8 @@ def _handled(result: Any) -> Handled:
         return Handled(bytes(result.body), result.headers.get("content-type", ""), result.status_code, headers)
     try:
         return Handled(orjson.dumps(result, default=_plain, option=orjson.OPT_NON_STR_KEYS))
-    except TypeError as fault:
-        raise InvalidOutput(f"a custom handler gave {type(result).__name__}, which is no JSON: {fault}") from fault
+    except TypeError as error:
+        raise InvalidOutput(f"a custom handler gave {type(result).__name__}, which is no JSON: {error}") from error
 
 
 def _plain(value: Any) -> Any:

@@ -70,8 +70,8 @@ class MLServerModel(Model):
 
     def signature(self) -> Signature:
         return Signature(
-            inputs=_told(self._theirs.inputs),
-            outputs=_told(self._theirs.outputs),
+            inputs=_tensor_specs(self._theirs.inputs),
+            outputs=_tensor_specs(self._theirs.outputs),
             open_inputs=True,
             open_outputs=True,
             batched=self.spec.max_batch_size > 1,
@@ -82,8 +82,8 @@ class MLServerModel(Model):
         self._runs()
         try:
             return to_inference(await _awaited(self._theirs.predict(to_inference_request(request, self._types))))
-        except Exception as fault:
-            raise dragoman_error(fault) from fault
+        except Exception as error:
+            raise dragoman_error(error) from error
 
     async def _stream(self, request: Request[Inference]) -> AsyncIterator[Inference]:
         self._runs()
@@ -93,16 +93,16 @@ class MLServerModel(Model):
             ) as answers:
                 async for answer in answers:
                     yield to_inference(answer)
-        except Exception as fault:
-            raise dragoman_error(fault) from fault
+        except Exception as error:
+            raise dragoman_error(error) from error
 
     async def handle(self, request: Request[Handled]) -> Handled:  # type: ignore[override]
         call: Any = request.call
         self._runs()
         try:
             return await self._handlers[call.handler].answer(request)
-        except Exception as fault:
-            raise dragoman_error(fault) from fault
+        except Exception as error:
+            raise dragoman_error(error) from error
 
     def _runs(self) -> None:
         """Whose metrics are those that the code logs from here on."""
@@ -148,7 +148,7 @@ def _overridden(kind: type[Any], method: str) -> bool:
     return getattr(kind, method) is not vars(base).get(method)
 
 
-def _told(tensors: Any) -> tuple[TensorSpec, ...]:
+def _tensor_specs(tensors: Any) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(t.name, datatype(str(t.datatype)), tuple(t.shape)) for t in tensors or ())
 
 

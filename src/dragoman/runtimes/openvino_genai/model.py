@@ -22,7 +22,7 @@ _BOUNDLESS = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class OpenVinoOptions:
     """What an operator may say of a model on OpenVINO.
 
     max_batch, max_context, dtype, threads, prefill_chunk: as of our own engine. device: as OpenVINO names it.
@@ -61,7 +61,7 @@ class OpenVinoModel(TextModel):
         RUNTIME.require("openvino_genai")
 
     def started(self, folder: Path) -> ExternalEngine:
-        chosen = check_options(Options, self.spec.parameters, _LEAST, _CHOICES, "a text model on OpenVINO")
+        chosen = check_options(OpenVinoOptions, self.spec.parameters, _LEAST, _CHOICES, "a text model on OpenVINO")
         config = described(folder)
         positions = int(config.get("max_position_embeddings") or 2048)
         if chosen.max_context > positions:
@@ -89,7 +89,7 @@ class OpenVinoModel(TextModel):
         return ExternalEngine(engine, intake, ends, self.spec.max_queue, details)
 
 
-def _pipeline(genai: Any, folder: Path, chosen: Options) -> Any:
+def _pipeline(genai: Any, folder: Path, chosen: OpenVinoOptions) -> Any:
     schedule = genai.SchedulerConfig()
     schedule.max_num_seqs = chosen.max_batch
     schedule.max_num_batched_tokens = max(chosen.prefill_chunk, chosen.max_batch)
@@ -98,7 +98,7 @@ def _pipeline(genai: Any, folder: Path, chosen: Options) -> Any:
     return genai.ContinuousBatchingPipeline(str(folder), schedule, chosen.device, dict(_properties(chosen)))
 
 
-def _properties(chosen: Options) -> Mapping[str, Any]:
+def _properties(chosen: OpenVinoOptions) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     if chosen.dtype != "auto":
         # Keys and values would be rounded to 8 bits otherwise, which changes words.

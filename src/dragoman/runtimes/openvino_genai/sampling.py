@@ -32,9 +32,9 @@ _REFUSED: Mapping[str, tuple[Callable[[Sampling], bool], str]] = {
 
 def refuse(given: Sampling) -> None:
     """Raises InvalidInput naming the parameter."""
-    for name, (unfit, told) in _REFUSED.items():
+    for name, (unfit, value) in _REFUSED.items():
         if unfit(given):
-            raise InvalidInput(f"{name}: {told}, got {getattr(given, name)!r}")
+            raise InvalidInput(f"{name}: {value}, got {getattr(given, name)!r}")
 
 
 def fields(wanted: ExternalRequest) -> dict[str, Any]:

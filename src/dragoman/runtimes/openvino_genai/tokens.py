@@ -159,6 +159,6 @@ class _Text:
 
 
 def _line(error: Exception) -> str:
-    """What a error says, without where in OpenVINO's sources it came from."""
+    """What an error says, without where in OpenVINO's sources it came from."""
     lines = [line for line in str(error).splitlines() if line and "failed at /" not in line]
     return lines[-1] if lines else type(error).__name__

@@ -23,7 +23,7 @@ _MARK = "__dragoman__"
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class ModelDeclaration:
     """What `@model` says of a function; see `Model` for the meaning of each."""
 
     name: str = ""
@@ -56,7 +56,7 @@ def model(function: Any = None, **options: Any) -> Any:
     platform: what metadata says of the framework; "python" by default.
     """
     options |= {key: tuple(options[key]) for key in ("inputs", "outputs") if key in options}
-    declared = Declared(**options)
+    declared = ModelDeclaration(**options)
 
     def mark(marked: Any) -> Any:
         named = replace(declared, name=declared.name or getattr(marked, "__name__", ""))
@@ -66,10 +66,10 @@ def model(function: Any = None, **options: Any) -> Any:
     return mark if function is None else mark(function)
 
 
-def declared_by(target: Any) -> Declared | None:
+def declared_by(target: Any) -> ModelDeclaration | None:
     """What `@model` said of an object; None where it was not marked."""
     found = getattr(target, "__dict__", {}).get(_MARK)
-    return found if isinstance(found, Declared) else None
+    return found if isinstance(found, ModelDeclaration) else None
 
 
 def load(spec: ModelSpec) -> Model:
@@ -94,7 +94,7 @@ def as_model(target: Any, spec: ModelSpec) -> Model:
     if isinstance(target, Model):
         return _derived(target, spec)
     if callable(target):
-        return FunctionModel(spec, target, declared_by(target) or Declared())
+        return FunctionModel(spec, target, declared_by(target) or ModelDeclaration())
     raise ModelFailed(
         f"{type(target).__name__} is no model; expected a subclass of dragoman.Model, an instance of one or a function"
     )
@@ -103,7 +103,7 @@ def as_model(target: Any, spec: ModelSpec) -> Model:
 class FunctionModel(Model):
     """A typed function as a model; what `@model` declared goes before what its annotations tell."""
 
-    def __init__(self, spec: ModelSpec, function: Callable[..., Any], declared: Declared) -> None:
+    def __init__(self, spec: ModelSpec, function: Callable[..., Any], declared: ModelDeclaration) -> None:
         super().__init__(spec)
         self.platform = declared.platform or type(self).platform
         self.placement = declared.placement or type(self).placement
@@ -162,8 +162,8 @@ def _target(spec: ModelSpec) -> Any:
 def _imported(path: Path) -> ModuleType:
     try:
         return plugins.import_file(path)
-    except (ImportError, OSError, SyntaxError) as fault:
-        raise ModelFailed(f"cannot import '{path.name}': {type(fault).__name__}: {fault}") from fault
+    except (ImportError, OSError, SyntaxError) as error:
+        raise ModelFailed(f"cannot import '{path.name}': {type(error).__name__}: {error}") from error
 
 
 def candidates(module: ModuleType) -> dict[str, Any]:

@@ -39,10 +39,10 @@ class SklearnModel(Model):
         self.platform = "sklearn_joblib" if path.suffix == ".joblib" else "sklearn_pickle"
         try:
             self._estimator = joblib.load(path)
-        except Exception as fault:  # whatever code in the file raises
+        except Exception as error:  # whatever code in the file raises
             form = "by joblib" if path.suffix == ".joblib" else "by pickle"
-            told = f"'{path.name}' cannot be read as a model saved {form}: {type(fault).__name__}: {fault}"
-            raise ModelFailed(told) from fault
+            message = f"'{path.name}' cannot be read as a model saved {form}: {type(error).__name__}: {error}"
+            raise ModelFailed(message) from error
         self._methods = [name for name in _METHODS if callable(getattr(self._estimator, name, None))]
         fitted = callable(getattr(self._estimator, "fit", None))  # a data frame can transform, too
         usable = self._methods and (fitted or self._methods != ["transform"])
@@ -80,9 +80,9 @@ class SklearnModel(Model):
     def _computed(self, method: str, rows: Any) -> dict[str, Array]:
         try:
             value = getattr(self._estimator, method)(rows)
-        except ValueError as fault:
+        except ValueError as error:
             # scikit-learn checks its input itself: NaN where none may be, an unknown category.
-            raise InvalidInput(f"{type(self._estimator).__name__}.{method}: {fault}") from fault
+            raise InvalidInput(f"{type(self._estimator).__name__}.{method}: {error}") from error
         if isinstance(value, list):
             return {f"{method}-{i}": np.asarray(each) for i, each in enumerate(value)}
         # Encoders give sparse matrices, and `set_output` data frames; a tensor is dense.

@@ -7,7 +7,7 @@ from typing import Any
 from dragoman.client.address import Address, address
 from dragoman.core.errors import InvalidInput, ModelFailed, NotReady
 from dragoman.core.spec import ModelSpec, Placement
-from dragoman.runtimes.umbridge.remote import Remote
+from dragoman.runtimes.umbridge.remote import RemoteFunction
 from dragoman.runtimes.waiting_model import WaitingModel
 
 # What `parameters` may say, with the kinds of each.
@@ -39,7 +39,7 @@ class UmBridgeModel(WaitingModel):
 
     placement: Placement = "inline"
     platform = "umbridge"
-    function: Remote
+    function: RemoteFunction
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec, remote(spec), spec.parameters.get("concurrency", _CONCURRENCY))
@@ -64,7 +64,7 @@ class UmBridgeModel(WaitingModel):
             time.sleep(_AGAIN_S)
 
 
-def remote(spec: ModelSpec) -> Remote:
+def remote(spec: ModelSpec) -> RemoteFunction:
     """The remote function that a spec's parameters tell of. Raises ModelFailed naming a parameter that is wrong."""
     given = spec.parameters
     for key, value in given.items():
@@ -75,7 +75,7 @@ def remote(spec: ModelSpec) -> Remote:
     if given.get("concurrency", 1) < 1:
         raise ModelFailed(f"parameter 'concurrency': expected at least 1, got {given['concurrency']}")
     limits = {key: float(given[key]) for key in ("timeout_s", "check_s") if key in given}
-    return Remote(_addresses(spec), given.get("model", ""), given.get("config", {}), **limits)
+    return RemoteFunction(_addresses(spec), given.get("model", ""), given.get("config", {}), **limits)
 
 
 def _addresses(spec: ModelSpec) -> list[Address]:
@@ -89,5 +89,5 @@ def _addresses(spec: ModelSpec) -> list[Address]:
             address(str(url), given.get("token", ""), given.get("headers"), None, given.get("tls_ca", ""), True)
             for url in listed
         ]
-    except InvalidInput as fault:
-        raise ModelFailed(f"parameter 'urls': {fault.message}") from fault
+    except InvalidInput as error:
+        raise ModelFailed(f"parameter 'urls': {error.message}") from error

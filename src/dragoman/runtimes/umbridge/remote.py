@@ -55,7 +55,7 @@ _CHECK_EVERY_S = 5.0  # unless told otherwise
 _REMEMBERED = 256
 
 
-class Server:
+class RemoteServer:
     """One server: how many calls it computes for us, and until when it is left alone after it failed."""
 
     def __init__(self, address: Address) -> None:
@@ -94,17 +94,17 @@ class Server:
         run_blocking(self._transport.close())
 
 
-class Servers:
+class RemoteServers:
     """The servers of one model: a call goes to the one with the fewest under way, and to another if that fails."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
-        self._servers = [Server(address) for address in addresses]
+        self._servers = [RemoteServer(address) for address in addresses]
         self._lock = threading.Lock()
 
-    def call(self, ask: Callable[[Server], T]) -> T:
+    def call(self, ask: Callable[[RemoteServer], T]) -> T:
         """What `ask` gives for the first server that answers. Raises NotReady where none does."""
         self._look_for_the_lost()
-        tried: list[Server] = []
+        tried: list[RemoteServer] = []
         fault: Exception | None = None
         for _ in range(max(2, len(self._servers))):  # a lone one gets a second chance: its connection may be old
             with self._chosen(tried) as server:
@@ -122,7 +122,7 @@ class Servers:
         raise NotReady(f"no server of {', '.join(s.place for s in self._servers)} answers: {fault}") from fault
 
     @contextmanager
-    def _chosen(self, tried: Sequence[Server]) -> Iterator[Server]:
+    def _chosen(self, tried: Sequence[RemoteServer]) -> Iterator[RemoteServer]:
         """The server that is to compute the next call, counted as busy meanwhile."""
         with self._lock:
             now_s = time.monotonic()
@@ -168,7 +168,7 @@ class Servers:
         return f"no server of {', '.join(away)} answers" if len(away) == len(self._servers) else ""
 
     @staticmethod
-    def _is_due(server: Server, now_s: float, every_s: float) -> bool:
+    def _is_due(server: RemoteServer, now_s: float, every_s: float) -> bool:
         idle = not server.in_flight and not server.checked
         return idle and now_s >= server.rests_until_s and now_s - server.heard_s >= every_s
 
@@ -177,7 +177,7 @@ class Servers:
             server.close()
 
 
-def _see(server: Server) -> None:
+def _see(server: RemoteServer) -> None:
     """Whether a server that failed is there again; it rests for longer where it is not."""
     try:
         _check(server)
@@ -194,14 +194,14 @@ def _see(server: Server) -> None:
         server.checked = False
 
 
-def _check(server: Server) -> None:
+def _check(server: RemoteServer) -> None:
     """Raises NotReady unless a server that failed speaks UM-Bridge again."""
     status, body = server.ask("GET", "/Info", (), Deadline.after(_CHECK_S))
     if status != 200:
         raise NotReady(f"{server.place} answers {status}: {body[:200]!r}")
 
 
-class Remote(VectorFunction):
+class RemoteFunction(VectorFunction):
     """The model called `model` ("" for the only one) of the UM-Bridge servers at some addresses.
 
     `config` goes with every call, below what the call's own config says. `timeout_s` bounds one call, 0 is no limit.
@@ -218,7 +218,7 @@ class Remote(VectorFunction):
         timeout_s: float = 0.0,
         check_s: float = _CHECK_EVERY_S,
     ) -> None:
-        self._servers = Servers(addresses)
+        self._servers = RemoteServers(addresses)
         self._model = model
         self._config = dict(config or {})
         self._timeout_s = timeout_s
@@ -230,8 +230,8 @@ class Remote(VectorFunction):
         """Ask what the model can do. Raises ModelFailed where there is no such model, NotReady where nobody answers."""
         try:
             info = self._json("/Info", None, _CHECK_S)
-        except DeadlineExceeded as fault:
-            raise NotReady(f"/Info is not answered within {_CHECK_S:g} s") from fault
+        except DeadlineExceeded as error:
+            raise NotReady(f"/Info is not answered within {_CHECK_S:g} s") from error
         version = info.get("protocolVersion")
         if isinstance(version, bool) or version != 1:
             raise ModelFailed(f"/Info: expected the number 1.0 as protocolVersion, got {version!r:.40}")
@@ -317,8 +317,8 @@ class Remote(VectorFunction):
         text = self._posted(path, text, timeout_s)
         try:
             found = json.loads(text)
-        except ValueError as fault:
-            raise InvalidOutput(f"{path}: expected JSON, got {text[:200]!r}") from fault
+        except ValueError as error:
+            raise InvalidOutput(f"{path}: expected JSON, got {text[:200]!r}") from error
         if not isinstance(found, dict):
             raise InvalidOutput(f"{path}: expected a JSON object, got {text[:200]!r}")
         return found
@@ -327,7 +327,7 @@ class Remote(VectorFunction):
         """The body of the answer; without a body to send, a GET. `timeout_s`: instead of that of all calls."""
         deadline = Deadline.after(timeout_s or self._timeout_s)
 
-        def ask(server: Server) -> bytes:
+        def ask(server: RemoteServer) -> bytes:
             method, sent = ("GET", ()) if body is None else ("POST", (body,))
             status, text = server.ask(method, path, sent, deadline)
             if status != 200:
@@ -347,8 +347,8 @@ def _is_size(value: Any) -> bool:
 def _fault(place: str, status: int, text: bytes) -> DragomanError:
     """What a server tells of a fault, whether in UM-Bridge's form or in words of its own."""
     try:
-        told = json.loads(text)["error"]
-        kind, message = str(told["type"]), str(told["message"])
+        value = json.loads(text)["error"]
+        kind, message = str(value["type"]), str(value["message"])
     except (ValueError, TypeError, KeyError):
         kind, message = "", text[:200].decode(errors="replace").replace("\n", " ").strip()
     found = NotReady if status in _AWAY and not kind else _FAULTS.get(kind, ModelFailed)

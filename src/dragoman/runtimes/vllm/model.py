@@ -34,7 +34,7 @@ _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(GrammarLimits):
+class VllmOptions(GrammarLimits):
     """What an operator may say of a model on vLLM, beside the limits of grammars.
 
     max_batch, max_context, dtype, prefill_chunk: as of our own engine. prefix_cache: 0 keeps no beginnings of prompts.
@@ -74,7 +74,7 @@ class VllmModel(TextModel):
         RUNTIME.require("vllm")
 
     def started(self, folder: Path) -> ExternalEngine:
-        chosen = check_options(Options, self.spec.parameters, _LEAST, _CHOICES, "a text model on vLLM")
+        chosen = check_options(VllmOptions, self.spec.parameters, _LEAST, _CHOICES, "a text model on vLLM")
         adapters = _adapters(folder, chosen.adapters)
         engine = _start_sequences(_arguments(folder, chosen, adapters))
         config = engine.vllm_config.model_config
@@ -160,7 +160,7 @@ def _start_sequences(arguments: Mapping[str, Any]) -> Any:
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
 
-def _arguments(folder: Path, chosen: Options, adapters: Mapping[str, str]) -> dict[str, Any]:
+def _arguments(folder: Path, chosen: VllmOptions, adapters: Mapping[str, str]) -> dict[str, Any]:
     """The arguments of vLLM's engine."""
     found: dict[str, Any] = {
         "model": str(folder),

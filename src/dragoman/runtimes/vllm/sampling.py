@@ -30,9 +30,9 @@ _REFUSED: Mapping[str, tuple[Callable[[Sampling], bool], str]] = {
 
 def refuse(given: Sampling, cut: Callable[[str], list[int]]) -> None:
     """Raises InvalidInput naming the parameter. `cut` makes tokens of a text."""
-    for name, (unfit, told) in _REFUSED.items():
+    for name, (unfit, value) in _REFUSED.items():
         if unfit(given):
-            raise InvalidInput(f"{name}: {told}, got {getattr(given, name)!r}")
+            raise InvalidInput(f"{name}: {value}, got {getattr(given, name)!r}")
     for word in given.bad_words:
         if not _forbids(word, cut):
             raise InvalidInput(
