@@ -1,4 +1,4 @@
-"""Which model a request at LMI's paths means: path, query, header or form say so, else the body."""
+"""Find the model that an LMI request means: by path, query, header or form, or else by the body."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +16,7 @@ from dragoman.protocols.wire import Asked, HttpRequest, Inquiry, Policy
 
 
 class _Body(msgspec.Struct, frozen=True):
-    """What in a body tells which model is meant. The rest of it, which the model's own way of reading decides on, is
-    passed over."""
+    """The fields of a body that name a model; the others are not parsed here."""
 
     model: Any = None
     model_name: Any = None
@@ -33,10 +32,10 @@ _BODY = msgspec.json.Decoder(_Body)
 
 
 def addressed(http: HttpRequest, policy: Policy, then: Callable[[str], Asked]) -> Asked:
-    """What `then` makes of the model's name, "" where none is named.
+    """Call `then` with the name of the model, "" for none.
 
-    In a body it is `model_name`, of a chat or a completion `model`. LMI pays no heed to the latter, so its clients send
-    what they like: it counts where there is such a model, and a placeholder likewise.
+    The field is `model_name`, or `model` in chats and completions of OpenAI. LMI ignores the latter, and its clients
+    send any value: it counts only if such a model exists, or if it is a placeholder.
     """
     name = http.params.get("model", "") or model_name(http)
     if name:
@@ -52,7 +51,7 @@ def addressed(http: HttpRequest, policy: Policy, then: Callable[[str], Asked]) -
 
 
 def _in_body(http: HttpRequest, policy: Policy) -> tuple[str, bool]:
-    """The name in a body, "" where there is none, and whether LMI pays heed to it."""
+    """Return the name in a body, "" for none, and whether LMI itself uses it."""
     # The body of a large array is not gone through for a name that it does not have.
     if media_type(http) in READERS or is_form(http) or b'"model' not in bytes(http.body):
         return "", True

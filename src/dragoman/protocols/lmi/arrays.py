@@ -1,4 +1,4 @@
-"""What a model that is not one of text takes and gives at LMI's paths: arrays as JSON, CSV, NumPy's or DJL's files."""
+"""Inference of arrays at LMI's paths: JSON, CSV, NumPy's files and DJL's NDList."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,7 +28,7 @@ _TENSOR = {"name", "shape", "datatype"}
 def parse_arrays_request(
     http: HttpRequest, model: ModelDescription, policy: Policy
 ) -> Exchange[Inference, HttpResponse]:
-    """The inference that a body asks of a model. Raises InvalidInput naming what does not fit."""
+    """Parse an inference request for a model. Raises InvalidInput naming the input."""
     kind = media_type(http)
     read = READERS.get(kind, _from_json)
     if not len(http.body):
@@ -86,7 +86,7 @@ def _of_one(value: Any, model: ModelDescription) -> Mapping[str, Tensor]:
 
 
 def _only(model: ModelDescription) -> TensorSpec:
-    """The model's one input that has to be there; where none is told, any name does."""
+    """Return the model's only required input; if the model declares none, any name is accepted."""
     needed = [spec for spec in model.signature.inputs if not spec.optional] or list(model.signature.inputs)
     if len(needed) > 1:
         names = ", ".join(f"'{spec.name}'" for spec in needed)
@@ -97,7 +97,7 @@ def _only(model: ModelDescription) -> TensorSpec:
 
 
 def _tensor(value: Any, spec: TensorSpec | None, name: str) -> Tensor:
-    """The array in nested lists, in the datatype that the model takes; one row may come without its axis."""
+    """Convert nested lists to a tensor of the model's datatype; a single row may lack its first axis."""
     try:
         if isinstance(value, NumberArray):
             known = spec is not None and spec.datatype is not None and spec.datatype is not BYTES
@@ -117,7 +117,7 @@ def _tensor(value: Any, spec: TensorSpec | None, name: str) -> Tensor:
 
 
 def _plain_lists(value: Any, name: str) -> Any:
-    """A value in which each long array of numbers is a NumPy array."""
+    """Convert long lists of numbers in a value to NumPy arrays."""
     if isinstance(value, NumberArray):
         return value.array(f"input '{name}'")
     return [_plain_lists(each, name) for each in value] if isinstance(value, list) else value
@@ -151,7 +151,7 @@ def _from_csv(http: HttpRequest, model: ModelDescription, policy: Policy) -> Inf
 
 
 def _column(cells: Array, name: str, model: ModelDescription) -> Array:
-    """A column, rows of one value, as the model's input has it, or as a vector."""
+    """Convert a column to the shape of the model's input, or to a vector."""
     wide = any(spec.name == name and spec.shape is not None and len(spec.shape) == 2 for spec in model.signature.inputs)
     return cells if wide else cells[:, 0]
 
@@ -180,7 +180,7 @@ def _from_npz(http: HttpRequest, model: ModelDescription, policy: Policy) -> Inf
 
 
 def _from_ndlist(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
-    """Arrays by their names, or in the order of the model's inputs. DJL: they may as well be in a `.npz`."""
+    """Parse arrays by name, or in the order of the model's inputs. DJL also sends them as `.npz`."""
     body = bytes(http.body)
     if body[:2] == b"PK":
         return _from_npz(http, model, policy)
@@ -197,7 +197,7 @@ def _from_ndlist(http: HttpRequest, model: ModelDescription, policy: Policy) -> 
 
 
 def _bounded(array: Array, policy: Policy) -> Array:
-    """The array, unless it holds more texts than a tensor of BYTES may have elements."""
+    """Return the array. Raises InvalidInput if it holds more strings than a BYTES tensor may have elements."""
     if array.dtype.kind in "USO" and array.size > policy.max_bytes_elements:
         raise InvalidInput(f"too many texts: expected at most {policy.max_bytes_elements}, got {array.size}")
     return array
@@ -225,8 +225,8 @@ READERS: Mapping[str, Callable[[HttpRequest, ModelDescription, Policy], Infer]] 
 
 
 def _writer(accept: str, came: str) -> Callable[[Response[Inference], Policy], HttpResponse]:
-    """What writes the first type that a client accepts and that there is; where it does not care JSON, or as with DJL
-    the tensors' form that came."""
+    """Return the formatter of the first content type that the client accepts; by default JSON, or for tensor formats
+    that of the request, as DJL does."""
     kinds = (part.partition(";")[0].strip().lower() for part in accept.split(","))
     found = next((kind for kind in kinds if kind in _WRITERS), came if came in _IN_KIND else "application/json")
     return _WRITERS[found]

@@ -1,4 +1,4 @@
-"""LMI's answers that are fetched later: `x-synchronous: false` gives a token, `x-starting-token` what has come."""
+"""LMI's asynchronous responses: `x-synchronous: false` returns a token, `x-starting-token` fetches chunks."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ _ALL = 1 << 31
 
 
 def fetched(http: HttpRequest, error: Callable[[DragomanError | HttpFault], HttpResponse]) -> Fetch | None:
-    """The answer that a request comes back for; None where it asks anew. Raises InvalidInput for a wrong number."""
+    """Return the fetch of an earlier response; None for a new request. Raises InvalidInput for an invalid number."""
     token = _header(http, _STARTING)
     if not token:
         return None
@@ -47,14 +47,14 @@ def fetched(http: HttpRequest, error: Callable[[DragomanError | HttpFault], Http
 
 
 def later(http: HttpRequest, asked: Asked, error: Callable[[DragomanError | HttpFault], HttpResponse]) -> Asked:
-    """The question as it is, or to be answered later where the request says so."""
+    """Return the request as it is, or one that is answered later if its headers ask for that."""
     if _header(http, _SYNCHRONOUS).lower() != "false":
         return asked
     return Later(asked, error, lambda token: HttpResponse(200, (), _next(token)))
 
 
 def _header(http: HttpRequest, name: str) -> str:
-    """What a header says, or SageMaker's custom attributes."""
+    """Return a header, or the same property in SageMaker's custom attributes."""
     return http.headers.get(name) or attributes(http).get(name, "")
 
 

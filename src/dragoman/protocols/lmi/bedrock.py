@@ -1,4 +1,4 @@
-"""Bedrock's schema as LMI speaks it with `bedrock_compat`: `prompt` and `max_gen_len` in, `generation` out."""
+"""Bedrock's schema as LMI has it with `bedrock_compat`: `prompt` and `max_gen_len` in, `generation` out."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ _LINES: Headers = (("content-type", "application/jsonlines"),)
 
 
 def parse_bedrock_request(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> Asked:
-    """What a body asks. Raises InvalidInput naming what does not fit."""
+    """Parse a request. Raises InvalidInput naming the field."""
     found = given(body, _PARAMETERS, policy)
     prompt = checked("prompt", found.options.get("prompt"), text())
     if not prompt:
@@ -63,7 +63,7 @@ def _body(text: str | None, prompt: int | None, generated: int, reason: str | No
 
 
 class _Lines:
-    """A stream's lines, one a token; the first of them tells how many tokens the prompt has."""
+    """Formats a stream with one line per token; the first line has the number of prompt tokens."""
 
     def __init__(self) -> None:
         self._sent = 0
@@ -88,7 +88,7 @@ class _Lines:
         return to_json({"body": body, "metering": metering, "content_type": "application/jsonlines"}) + b"\n"
 
     def error(self, error: DragomanError) -> bytes:
-        """The end of a stream that went wrong."""
+        """Format the last line of a stream that failed."""
         result = {"error_code": 424, "error_msg": error.message}
         value = {"body": _body(None, None, self._sent, "error"), "metering": {"outputTokenCount": self._sent}}
         return to_json({**value, "content_type": "application/jsonlines", "error": result}) + b"\n"

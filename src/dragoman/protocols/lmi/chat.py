@@ -1,4 +1,4 @@
-"""Chats and completions of OpenAI's form at LMI's paths, whose streams may be JSON lines as LMI's own were."""
+"""OpenAI chats and completions at LMI's paths; streams may be JSON lines."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,14 +20,14 @@ _OF_EVENTS = ("content-type", "cache-control")
 def parse_openai_request(
     body: Mapping[str, Any], http: HttpRequest, policy: Policy, errors: LmiErrors, model: LmiModel
 ) -> Asked:
-    """What a body with `messages`, or with a `prompt`, asks. Raises InvalidInput naming what does not fit."""
+    """Parse a body with `messages` or with a `prompt`. Raises InvalidInput naming the field."""
     answers = parse_chat_request if "messages" in body else parse_completion_request
     asked = answers(body, http, policy, errors.write, model.name)
     return _in_lines(asked) if model.formatter == "jsonlines" else asked
 
 
 def _in_lines(asked: Asked) -> Asked:
-    """The same answer, a stream of which has a line where it had an event, and no [DONE]."""
+    """Return the same exchange with JSON lines instead of events, and without [DONE]."""
     if isinstance(asked, Inquiry):
         then: Callable[[Response[Any]], Asked] = asked.then
         return structs.replace(asked, then=lambda response: _in_lines(then(response)))

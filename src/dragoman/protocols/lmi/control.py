@@ -1,4 +1,4 @@
-"""LMI's health and management: `/ping`, and the models that are there, come, grow and go."""
+"""LMI's health check and management of models: `/ping`, list, register, scale and unregister."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,7 +39,7 @@ _MOST_WORKERS = 64
 
 
 def routes(policy: Policy) -> list[Route]:
-    """The rows of the table that are about models as a whole."""
+    """Return the routes of the management API."""
 
     def register(http: HttpRequest) -> Exchange[None, HttpResponse]:
         return _register(http, policy)
@@ -62,7 +62,7 @@ def routes(policy: Policy) -> list[Route]:
 
 
 def _ping(http: HttpRequest) -> Inquiry[bool]:
-    """SageMaker looks at the status alone: 200 once every model is there, 500 where one failed, else 503."""
+    """SageMaker uses only the status: 200 if every model is ready, 500 if one failed, else 503."""
 
     def then(ready: Response[bool]) -> Exchange[tuple[IndexEntry, ...], HttpResponse]:
         def reply(response: Response[tuple[IndexEntry, ...]]) -> HttpResponse:
@@ -130,7 +130,7 @@ def _adapters(http: HttpRequest) -> Exchange[ModelDescription, HttpResponse]:
 
 
 def _register(http: HttpRequest, policy: Policy) -> Exchange[None, HttpResponse]:
-    """Load a model: what lies at a `url`, or one of the repository. SageMaker asks in JSON, LMI in the query."""
+    """Load a model from a `url` or from the repository. SageMaker sends JSON, LMI a query."""
     query = _query(http)
     given = query if not len(http.body) else {**query, **object_body(http.body, policy)}
     url = given.get("url") or ""
@@ -143,7 +143,7 @@ def _register(http: HttpRequest, policy: Policy) -> Exchange[None, HttpResponse]
 
 
 def _last(url: str) -> str:
-    """What a model is called that nobody names: the last part of its url."""
+    """Return the default name of a model: the last part of its url."""
     return unquote(url.rstrip("/").rpartition("/")[2])
 
 
@@ -154,7 +154,7 @@ def _unregister(http: HttpRequest) -> Exchange[None, HttpResponse]:
 
 
 def _scale(http: HttpRequest, policy: Policy) -> Exchange[None, HttpResponse]:
-    """LMI starts the least and adds up to the most when they are busy; here there are as many as there may be."""
+    """Set the number of replicas. LMI starts the minimum and adds more under load; here the maximum is started."""
     name, query = http.params["model"], _query(http)
     least, most = (_count(query, f"{bound}_worker", 0, _MOST_WORKERS) for bound in ("min", "max"))
     count = least if most is None else most
@@ -169,7 +169,7 @@ def _scale(http: HttpRequest, policy: Policy) -> Exchange[None, HttpResponse]:
 
 
 def _unheeded(given: Mapping[str, Any], known: tuple[str, ...], policy: Policy) -> Headers:
-    """The header that names what was given and has no effect here."""
+    """Return the header that names parameters without effect."""
     unknown = [name for name in given if name not in known]
     refuse_unknown(unknown, known, policy)
     return ignored_header(unknown)

@@ -131,7 +131,7 @@ def count_of(text: memoryview, characters: bytes) -> int:
 
 
 def check_cells(body: bytes, policy: Policy) -> None:
-    """Raises InvalidInput where a table has more cells than a tensor of BYTES may have elements."""
+    """Raise InvalidInput if a table has more cells than a BYTES tensor may have elements."""
     if count_of(memoryview(body), b",\n") > policy.max_bytes_elements:
         raise InvalidInput(f"too many cells in text/csv: expected at most {policy.max_bytes_elements}, got more")
 
@@ -144,7 +144,7 @@ def _decoded(text: bytes) -> str:
 
 
 def rows_of(text: str) -> list[list[str]]:
-    """The rows of a table, all of the same length. Raises InvalidInput."""
+    """Return the rows of a table, all of the same length. Raises InvalidInput."""
     try:
         rows = [row for row in csv.reader(io.StringIO(text)) if row]
     except csv.Error as error:
@@ -159,12 +159,12 @@ def rows_of(text: str) -> list[list[str]]:
 
 
 def are_numbers(rows: Sequence[Sequence[str]]) -> bool:
-    """Whether every cell is a number."""
+    """Return whether every cell is a number."""
     return cells_of(rows).dtype.kind == "f"
 
 
 def cells_of(rows: Sequence[Sequence[str]]) -> Array:
-    """The cells as numbers, an empty one as NaN, or as texts where one of them is no number."""
+    """Return the cells as numbers, an empty one as NaN; as strings if one of them is not a number."""
     try:
         return np.array([[float(cell or "nan") for cell in row] for row in rows])
     except ValueError:

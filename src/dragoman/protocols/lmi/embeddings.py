@@ -1,4 +1,4 @@
-"""What an encoder answers at LMI's paths: a vector for a text, or one for each of several."""
+"""Embeddings at LMI's paths: one vector for a text, or one for each of several."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ _KINDS = ("", "application/json", "application/x-www-form-urlencoded")  # curl c
 def parse_embeddings_request(
     http: HttpRequest, model: ModelDescription, policy: Policy, errors: LmiErrors
 ) -> Asked | None:
-    """The vectors that a body asks for; None where it is none with texts as its `inputs`."""
+    """Parse an embeddings request; None if `inputs` is not text."""
     try:
         body = _body(http, policy)
         given = body.get("inputs") if body is not None else None
@@ -65,6 +65,6 @@ def _unknown(body: Mapping[str, Any]) -> list[str]:
 
 
 def _invalid_input(error: DragomanError) -> HttpResponse:
-    """LMI: what is wrong with texts to be embedded is told in the shape of the server below."""
+    """Format an invalid input as DJL Serving does."""
     value = {"code": 400, "type": "TranslateException", "message": error.message}
     return HttpResponse(400, (to_json(value),), (JSON_TYPE,))

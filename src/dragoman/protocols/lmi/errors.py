@@ -1,4 +1,4 @@
-"""How LMI tells a fault: its own 424 for what was asked wrongly, and code, type and message for what got nowhere."""
+"""Format errors as LMI does: 424 for failed inference, and code, type and message for the rest."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -49,7 +49,7 @@ _HTTP_TYPES: Mapping[int, str] = {404: "ResourceNotFoundException", 405: "Method
 
 
 def codes(text: str) -> Mapping[str, int]:
-    """The statuses in `name=status,...`, the others as they are. Raises InvalidInput naming what makes no sense."""
+    """Parse `name=status,...`; others keep their default. Raises InvalidInput naming what is wrong."""
     found = dict(CODES)
     for part in filter(None, (each.strip() for each in text.split(","))):
         name, _, status = (each.strip() for each in part.partition("="))
@@ -63,13 +63,13 @@ def codes(text: str) -> Mapping[str, int]:
 
 
 class LmiErrors:
-    """Writes faults with the statuses that the operator has chosen."""
+    """Formats errors with the statuses that the operator has configured."""
 
     def __init__(self, chosen: Mapping[str, int]) -> None:
         self._codes = chosen
 
     def write(self, error: DragomanError | HttpFault) -> HttpResponse:
-        """The answer to a request that got nowhere, or that was wrong."""
+        """Format an error of a request that reached no model."""
         if isinstance(error, HttpFault):
             bad = error.status < 500
             kind = _HTTP_TYPES.get(error.status, "BadRequestException" if bad else "InternalServerException")
@@ -83,7 +83,7 @@ class LmiErrors:
         return _json({"code": status, "type": name, "message": error.message}, status, retry_after(error))
 
     def failed(self, error: DragomanError, found: LmiRequest, formatter: Formatter) -> HttpResponse:
-        """The answer to a request that went wrong before anything was sent."""
+        """Format an error that occurred before the first chunk was sent."""
         error = found.given.worded(error)
         headers = (JSON_TYPE, *found.given.headers)
         if isinstance(error, ServerError | InvalidInput) and not found.rolling:
@@ -94,7 +94,7 @@ class LmiErrors:
 
 
 def dynamic(error: DragomanError, headers: Headers = ()) -> HttpResponse:
-    """The answer of the dynamic-batch schema to what went wrong, with the payload too."""
+    """Format an error in the dynamic-batch schema."""
     return _json(dynamic_error_body(error), 424, headers)
 
 

@@ -1,4 +1,4 @@
-"""LMI's output formatters: a generation as JSON, as JSON lines or as server-sent events, in either schema."""
+"""LMI's output formatters: JSON, JSON lines and server-sent events, in the rolling-batch and dynamic-batch schemas."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ _encoded = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class Formatter:
-    """How one answer is written: whole, or piece by piece, of which it remembers how many tokens went out."""
+    """Formats one response, complete or in chunks. Counts the tokens that were sent."""
 
     def __init__(self, request: LmiRequest, model: LmiModel) -> None:
         self._request = request
@@ -39,7 +39,7 @@ class Formatter:
 
     @property
     def headers(self) -> Headers:
-        """Those of the answer, with the name of what was ignored."""
+        """Return the headers of the response, with the names of ignored parameters."""
         kinds = _KINDS[self._request.formatter]
         if self._custom is not None:
             kinds = (("content-type", getattr(self._custom, "content_type", "") or _TEXT),)
@@ -48,14 +48,14 @@ class Formatter:
     # --- whole ---------------------------------------------------------------------------------------------
 
     def whole(self, response: Response[Generation]) -> HttpResponse:
-        """The whole answer."""
+        """Format the complete response."""
         self._prompts = response.answer.prompts
         found = [self._answer(i, texts) for i, texts in enumerate(self._by_prompt(response.answer))]
         value: Any = found if self._compat or not self._request.rolling else found[0]
         return HttpResponse(200, (self._written(value),), self.headers)
 
     def _by_prompt(self, generation: Generation) -> list[list[Text]]:
-        """The texts of each prompt, the best first."""
+        """Group the completions by prompt, the best first."""
         count = len(self._request.inputs)
         grouped: list[list[Text]] = [[] for _ in range(count)]
         for text in generation.texts:
@@ -126,7 +126,7 @@ class Formatter:
     # --- in pieces -----------------------------------------------------------------------------------------
 
     def piece(self, response: Response[Generation]) -> bytes:
-        """What goes out for one piece: a line for each of its tokens, of all prompts in the other schema."""
+        """Format one chunk: one line per token, or per step of all prompts in the dynamic-batch schema."""
         self._prompts = self._prompts or response.answer.prompts
         if not self._request.rolling:
             return b"".join(self._framed({"outputs": row}) for row in self._outputs(response.answer))
@@ -134,7 +134,7 @@ class Formatter:
         return b"".join(map(self._framed, self._lines(best[0]))) if best else b""
 
     def _outputs(self, generation: Generation) -> Iterator[Sequence[str]]:
-        """What each prompt has got since the piece before, token by token; several may have come together."""
+        """Yield the new tokens of each prompt, step by step."""
         best = (found[0] if found else Text() for found in self._by_prompt(generation))
         parts = (spread(text.text, text.tokens) or [text.text] for text in best)
         yield from zip_longest(*parts, fillvalue="")
@@ -173,7 +173,7 @@ class Formatter:
     # --- faults --------------------------------------------------------------------------------------------
 
     def error(self, error: DragomanError) -> bytes:
-        """The end of a stream that went wrong."""
+        """Format the end of a stream that failed."""
         if not self._request.rolling:
             return self._framed(dynamic_error_body(error))
         token = {"id": -1, "text": "", "log_prob": -1, "special_token": True}
@@ -181,7 +181,7 @@ class Formatter:
         return self._framed({"token": token, "generated_text": "", "details": details})
 
     def failed(self) -> bytes:
-        """The answer where generation went wrong and nothing has been sent."""
+        """Format a failure of the generation before the first chunk was sent."""
         details = {"finish_reason": "error", "generated_tokens": None, "inputs": None, "tokens": None}
         return to_json({"generated_text": "", "details": details})
 
@@ -203,10 +203,10 @@ class Formatter:
 
 
 def dynamic_error_body(error: DragomanError) -> dict[str, Any]:
-    """The error of the dynamic-batch schema."""
+    """Return the body of an error in the dynamic-batch schema."""
     return {"code": 424, "message": "invoke handler failure", "error": error.message}
 
 
 def to_json(value: Any) -> bytes:
-    """JSON with spaces after commas and colons, as LMI writes it, and with characters as they are."""
+    """Serialize with spaces after commas and colons and without escapes, as LMI does."""
     return _encoded(value).encode(errors="replace")

@@ -1,4 +1,4 @@
-"""What a model's settings say of how LMI's API answers for it: formatters, batching and compatibility."""
+"""A model's settings of the LMI protocol: formatters, batching and compatibility."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -30,9 +30,9 @@ _WORDS = {"true": True, "false": False, "1": True, "0": False}
 
 @dataclass(frozen=True, slots=True)
 class LmiModel:
-    """`formatter` is the one that the operator chose, "" where none was; `custom` is one of the operator's own.
+    """The settings of a model. `formatter`: the operator's choice, "" for none; `custom`: a function of the operator.
 
-    `rolling` tells whether the rolling-batch schema answers a single text, `streams` whether the other schema streams.
+    `rolling`: a single text is answered in the rolling-batch schema; `streams`: the dynamic-batch schema streams.
     """
 
     name: str
@@ -46,7 +46,8 @@ class LmiModel:
     bedrock: bool = False
 
     def format(self, asked: str, stream: bool) -> str:
-        """The name of the formatter: as asked for, as the operator chose, else by whether it streams."""
+        """Return the formatter: that of the request, or of the operator, or the default for streams or complete
+        responses."""
         asked = _CHATS.get(asked, asked)
         if asked and asked not in (*FORMATS, BARE):
             raise InvalidInput(f"`output_formatter` must be one of {', '.join(FORMATS)} and {BARE}; got '{asked[:64]}'")
@@ -58,12 +59,12 @@ class LmiModel:
 
 
 def lmi_model(model: ModelDescription) -> LmiModel:
-    """The settings under a model's `protocols.lmi`. Raises ModelFailed where one makes no sense."""
+    """Parse a model's `protocols.lmi`. Raises ModelFailed naming an invalid setting."""
     return _read(model.name, model.protocols.get("lmi", {}), model.place)
 
 
 def check(spec: ModelSpec) -> None:
-    """What `lmi_model` raises, when the model is loaded rather than asked; functions of the operator's are imported."""
+    """Check the settings when the model is loaded, and import the operator's functions. Raises ModelFailed."""
     _read(spec.name, spec.protocols.get("lmi", {}), spec.uri)
 
 
@@ -99,7 +100,7 @@ def _read(name: str, given: Mapping[str, Any], place: str) -> LmiModel:
 
 
 def bare(answer: Any) -> Any:
-    """LMI's formatter `none`: nothing but the text."""
+    """LMI's formatter `none`: only the text."""
     if isinstance(answer, list):
         return "\n".join(bare(each) for each in answer)
     if "outputs" in answer:
@@ -116,7 +117,7 @@ def _flag(given: Mapping[str, Any], name: str, model: str) -> bool:
 
 
 def _folder(given: Mapping[str, Any], place: str, model: str) -> Path | None:
-    """Where formatters lie: in the model's own folder unless the settings name one, as those beside another file do."""
+    """Return the folder of formatters: that of the model, unless the settings name one."""
     own = given.get("formatter_folder")
     if own is not None and not (isinstance(own, str) and Path(own).is_dir()):
         raise ModelFailed(f"model '{model}': formatter_folder must be a folder; got {own!r}")
@@ -125,7 +126,7 @@ def _folder(given: Mapping[str, Any], place: str, model: str) -> Path | None:
 
 
 def _function(name: str, folder: Path | None, model: str, what: str) -> Callable[[Any], Any]:
-    """The function `file.py:name` in the model's own folder. Raises ModelFailed saying why it cannot be used."""
+    """Import `file.py:name` from the model's folder. Raises ModelFailed."""
     file, _, attribute = name.partition(":")
     path = (folder / file).resolve() if folder else None
     if not folder or not path or not file.endswith(".py") or not attribute or not path.is_relative_to(folder):
@@ -159,7 +160,7 @@ def _check_function(found: Any, subject: str) -> None:
 
 
 def _guarded(function: Callable[[Any], Any], failed: str) -> Callable[[Any], Any]:
-    """The function, whose own faults are those of the model; one of `dragoman.errors` reaches the caller as it is."""
+    """Return the function with its exceptions converted to ModelFailed; those of `dragoman.errors` pass unchanged."""
 
     def call(value: Any) -> Any:
         try:

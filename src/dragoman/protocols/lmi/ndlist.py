@@ -37,7 +37,7 @@ _NAMES: Mapping[str, str] = {code: name for name, code in _DATATYPES.items() if 
 
 
 def from_ndlist(data: bytes) -> Sequence[tuple[str, Array]]:
-    """The arrays and their names, "" where one has none. Raises InvalidInput naming what makes no sense."""
+    """Parse the arrays and their names, "" for none. Raises InvalidInput."""
     reader = _Reader(data)
     (count,) = reader.numbers("i")
     if not 0 < count <= _MOST_ARRAYS:
@@ -49,7 +49,7 @@ def from_ndlist(data: bytes) -> Sequence[tuple[str, Array]]:
 
 
 class _Reader:
-    """The bytes of a list, and how far they were read."""
+    """A cursor over the bytes of a list."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -77,7 +77,7 @@ class _Reader:
             raise InvalidInput(f"tensor/ndlist: a text is not valid UTF-8: {error.reason}") from error
 
     def array(self, at: int) -> tuple[str, Array]:
-        """The next array, the one at that place of the list."""
+        """Parse the next array, number `at` of the list."""
         magic = self.text()
         (version,) = self.numbers("i")
         if (magic, version) != (_MAGIC, _VERSION):
@@ -123,7 +123,7 @@ def _array(data: memoryview, dtype: "np.dtype[np.generic]", shape: tuple[int, ..
 
 
 def to_ndlist(arrays: Mapping[str, Array]) -> bytes:
-    """The arrays with their names. Raises NotSupported where one is of texts, or too large."""
+    """Serialize named arrays. Raises NotSupported for strings, and for arrays that are too large."""
     return struct.pack(">i", len(arrays)) + b"".join(_encoded(name, array) for name, array in arrays.items())
 
 

@@ -1,4 +1,4 @@
-"""NumPy's own files, `.npy` and `.npz`, read without trusting what they say of their size and never as pickles."""
+"""NumPy's `.npy` and `.npz` files, parsed with checks of their sizes and without pickles."""
 
 import io
 import math
@@ -18,7 +18,7 @@ _MOST_ARRAYS = 1024
 
 
 def from_npy(data: bytes) -> Array:
-    """The array of a `.npy`; a view where it can be. Raises InvalidInput where it is none, or holds Python objects."""
+    """Parse a `.npy` file, without a copy where possible. Raises InvalidInput, also for Python objects."""
     file = io.BytesIO(data)
     try:
         version = npy.read_magic(file)
@@ -42,7 +42,8 @@ def from_npy(data: bytes) -> Array:
 
 
 def from_npz(data: bytes) -> Mapping[str, Array]:
-    """The arrays of a `.npz` by name. Raises InvalidInput as `from_npy`, and where they are too large together."""
+    """Parse the arrays of a `.npz` file by name. Raises InvalidInput as `from_npy`, or if their total size is too
+    large."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = [each for each in archive.infolist() if each.filename.endswith(".npy")]
@@ -61,14 +62,14 @@ def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
 
 
 def to_npy(array: Array) -> bytes:
-    """The array as a `.npy`; BYTES as NumPy's texts of fixed length, since objects would be pickled."""
+    """Serialize an array as `.npy`; BYTES as fixed-length strings, because objects would be pickled."""
     file = io.BytesIO()
     npy.write_array(file, _storable(array), allow_pickle=False)
     return file.getvalue()
 
 
 def to_npz(arrays: Mapping[str, Array]) -> bytes:
-    """The arrays as a `.npz`, not compressed."""
+    """Serialize arrays as an uncompressed `.npz`."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():

@@ -1,4 +1,4 @@
-"""LMI's GenerationParameters: their names, limits and defaults."""
+"""Names, limits and defaults of LMI's generation parameters."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -40,7 +40,7 @@ _SAME = (
 
 
 def _stop() -> Kind:
-    """TensorRT-LLM's `stop`: a boolean in LMI's documentation, stop texts in its code."""
+    """Return the kind of TensorRT-LLM's `stop`: a boolean in LMI's documentation, a list of strings in its code."""
     found = texts(MOST_STOPS)
 
     def read(value: Any) -> Any:
@@ -96,11 +96,10 @@ _BEYOND_TEXT: Mapping[str, Any] = {
 def parameters(
     values: Mapping[str, Any], policy: Policy, *, infer_do_sample: bool, rolling: bool = True
 ) -> tuple[GivenParameters, Sampling]:
-    """The parameters of a request and the Sampling that they make.
+    """Parse the parameters of a request into a Sampling.
 
-    Without `rolling`, where there is the dynamic-batch schema alone, an answer is a text and nothing else.
-    Without `do_sample` what shapes a distribution has no effect, as in LMI up to 0.31; with `infer_do_sample` it
-    switches sampling on, as from 0.32.
+    Without `rolling` (the dynamic-batch schema) a response is only text. Without `do_sample` the parameters that shape
+    the distribution have no effect, as in LMI up to 0.31; with `infer_do_sample` they imply it, as from 0.32.
     """
     found = given(values, PARAMETERS, policy)
     unused = [name for name in ("stop",) if isinstance(values.get(name), bool)]
@@ -123,7 +122,7 @@ def parameters(
 
 
 def _text_alone(found: GivenParameters, values: Mapping[str, Any], policy: Policy) -> list[str]:
-    """Leave out what asks for more than a text; gives its names, which are refused in strict mode."""
+    """Remove parameters that ask for more than text and return their names. Raises InvalidInput in strict mode."""
     unused = [name for name, nothing in _BEYOND_TEXT.items() if values.get(name) not in (None, nothing)]
     refuse_unused(unused, policy)
     for name in _BEYOND_TEXT:

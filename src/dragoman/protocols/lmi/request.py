@@ -1,4 +1,4 @@
-"""The body of an inference request to LMI, in any of its content types, and what it asks for."""
+"""Parse inference requests to LMI in any of its content types."""
 
 import csv
 import io
@@ -39,8 +39,7 @@ _ENCODED, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data
 
 @dataclass(frozen=True, slots=True)
 class LmiRequest:
-    """A request: its inputs, its parameters, and how its answer is to be written: in which of LMI's two schemas, the
-    rolling-batch one or the other, and by which formatter."""
+    """A parsed request: inputs, parameters, schema (`rolling`) and formatter of its response."""
 
     inputs: tuple[str, ...]
     given: GivenParameters
@@ -50,8 +49,8 @@ class LmiRequest:
 
 
 def parse_request(http: HttpRequest, model: LmiModel, policy: Policy) -> LmiRequest | Mapping[str, Any]:
-    """The request, or its body as it is where that is one of OpenAI's. Raises InvalidInput, in LMI's words where the
-    payload is none."""
+    """Parse a request; a body of OpenAI's form is returned as it is. Raises InvalidInput with LMI's message if the
+    payload is invalid."""
     try:
         body = _body(http, policy)
         if model.reads is not None:
@@ -78,8 +77,8 @@ def parse_request(http: HttpRequest, model: LmiModel, policy: Policy) -> LmiRequ
 
 
 def other_model(body: Mapping[str, Any], model: str, policy: Policy) -> list[str]:
-    """The field of a body that names another model than the one that path, query or header have chosen; refused in
-    strict mode."""
+    """Return the field of a body that names a model other than that of path, query or header. Raises InvalidInput for
+    it in strict mode."""
     named = checked("model_name", body.get("model_name") or "", text())
     found = [] if named == model or named in ANY_MODEL else ["model_name"]
     refuse_unused(found, policy)
@@ -87,18 +86,18 @@ def other_model(body: Mapping[str, Any], model: str, policy: Policy) -> list[str
 
 
 def is_openais(body: Container[str]) -> bool:
-    """Whether a body with these fields is a chat or a completion of OpenAI's form."""
+    """Return whether a body with these fields is an OpenAI chat or completion."""
     return "messages" in body or ("prompt" in body and "inputs" not in body)
 
 
 def model_name(http: HttpRequest) -> str:
-    """The model that the query, a header of LMI's or SageMaker's, or a form names; "" where none does."""
+    """Return the model that the query, a header or a form names; "" for none."""
     target = http.headers.get(_TARGET, "").rpartition("/")[2].removesuffix(".tar.gz")
     return _property(http, "model_name") or target or _in_form(http)
 
 
 def versioned(http: HttpRequest) -> HttpRequest:
-    """The request, with the version that the query or a header names among the parts of its path."""
+    """Return the request with the version of its query or header among its path parameters."""
     version = _property(http, "model_version")
     if not version or "version" in http.params:
         return http
@@ -106,13 +105,13 @@ def versioned(http: HttpRequest) -> HttpRequest:
 
 
 def _property(http: HttpRequest, name: str) -> str:
-    """LMI: a property of a request, as the query, a header or SageMaker's custom attributes have it."""
+    """Return a property of a request: in the query, in a header or in SageMaker's custom attributes."""
     query = parse_qs(http.query).get(name, [""])[0]
     return query or http.headers.get(name, "") or attributes(http).get(name, "")
 
 
 def _in_form(http: HttpRequest) -> str:
-    """The model that a form names; "" where it names none, or is no form."""
+    """Return the model that a form names; "" for none."""
     # A long text is not read twice for a name that it does not have, and no client encodes these letters.
     if not is_form(http) or b"model" not in bytes(http.body):
         return ""
@@ -123,7 +122,7 @@ def _in_form(http: HttpRequest) -> str:
 
 
 def attributes(http: HttpRequest) -> dict[str, str]:
-    """SageMaker: custom attributes, `k=v;k=v`."""
+    """Parse SageMaker's custom attributes, `k=v;k=v`."""
     pairs = (part.partition("=") for part in http.headers.get(_ATTRIBUTES, "").split(";"))
     return {key.strip(): value.strip() for key, separator, value in pairs if separator}
 
@@ -132,7 +131,7 @@ def attributes(http: HttpRequest) -> dict[str, str]:
 
 
 def media_type(http: HttpRequest) -> str:
-    """What the body is, "" where nothing tells it."""
+    """Return the media type of the body, "" if unknown."""
     return http.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
@@ -157,7 +156,7 @@ def _plain(http: HttpRequest) -> Any:
 
 
 def _table(http: HttpRequest) -> Any:
-    """Rows under a line of names, of which one is `inputs`."""
+    """Parse rows under a header line, one column of which is `inputs`."""
     if bytes(http.body).count(b"\n") > _MOST_FORM_LINES:
         raise InvalidInput(f"too many rows in text/csv: expected at most {_MOST_FORM_LINES}")
     try:
@@ -176,7 +175,7 @@ def is_form(http: HttpRequest) -> bool:
 
 
 def _fields(http: HttpRequest) -> dict[str, str]:
-    """The parts of a form, by their names."""
+    """Return the parts of a form by name."""
     body = bytes(http.body)
     if len(body) > _MOST_FORM_BYTES or body.count(b"\n") + body.count(b"&") > _MOST_FORM_LINES:
         raise InvalidInput(
@@ -194,7 +193,7 @@ def _fields(http: HttpRequest) -> dict[str, str]:
 
 
 def _form(http: HttpRequest) -> Any:
-    """LMI: the first part, or the one called `data`, is the text; one may name the model."""
+    """Parse a form: the text is the part `data`, or the first; another may name the model."""
     fields = {name: value for name, value in _fields(http).items() if name != "model_name"}
     if not fields:
         raise InvalidInput("expected a form with at least one part, the text")
@@ -231,7 +230,7 @@ def _inputs(body: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
 
 
 def _values(body: Mapping[str, Any], http: HttpRequest) -> dict[str, Any]:
-    """The parameters as they were sent, with the adapter that a field or a header names."""
+    """Return the parameters as sent, with the adapter that a field or a header names."""
     try:
         values = object_in(body, "parameters")
     except InvalidInput as error:

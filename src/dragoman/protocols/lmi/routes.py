@@ -1,4 +1,4 @@
-"""LMI's inference API, as its containers promise it, and the contract of SageMaker."""
+"""Endpoints of LMI's inference API and of the SageMaker contract."""
 
 from collections.abc import Mapping
 
@@ -39,18 +39,18 @@ _PATHS = (
 
 
 class Lmi:
-    """The endpoints of inference."""
+    """The inference endpoints."""
 
     def __init__(self, policy: Policy, errors: LmiErrors) -> None:
         self._policy = policy
         self._faults = errors
 
     def invoke(self, http: HttpRequest) -> Asked:
-        """An inference, now or later, or the answer of an earlier one."""
+        """Run an inference, now or later, or return the response of an earlier one."""
         return fetched(http, self._faults.write) or later(http, self._infer(versioned(http)), self._faults.write)
 
     def _infer(self, http: HttpRequest) -> Asked:
-        """An inference: the model is asked for first, since it has a say in what the body and the answer look like."""
+        """Run an inference. The model is described first: its settings decide how the body is parsed."""
 
         def then(response: Response[ModelDescription]) -> Asked:
             described = response.answer
@@ -92,7 +92,7 @@ class Lmi:
 
 
 def protocol(policy: Policy) -> HttpProtocol:
-    """The protocol's table."""
+    """Return the routes of the protocol."""
     errors = LmiErrors(codes(policy.lmi_http_codes))
     at = Lmi(policy, errors)
     routes = [Route("POST", path, at.invoke) for path in _PATHS]

@@ -1,4 +1,4 @@
-"""OpenAI's embeddings: a vector for each text."""
+"""OpenAI's embeddings endpoint: one vector per text."""
 
 import base64
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ _PARAMETERS: Mapping[str, Parameter] = {
 
 
 def parse_embedding_request(body: Mapping[str, Any], http: HttpRequest, policy: Policy) -> Asked:
-    """What the body asks."""
+    """Parse an embeddings request."""
     return addressed(body, http, lambda name: _embedding(body, http, policy, name))
 
 
@@ -79,7 +79,7 @@ def _is_input(item: Any) -> bool:
 
 
 def _shortened(vectors: Any, size: int) -> Any:
-    """The first numbers of each vector, made as long as 1 again. Raises InvalidInput where there are not so many."""
+    """Return the first `size` numbers of each vector, scaled to length 1. Raises InvalidInput if shorter."""
     if size > vectors.shape[1]:
         raise InvalidInput(f"`dimensions` must be <= {vectors.shape[1]}, what the model has; got {size}")
     cut = vectors[:, :size]

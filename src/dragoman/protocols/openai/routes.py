@@ -1,4 +1,4 @@
-"""OpenAI's API: models, completions, chats and embeddings."""
+"""Endpoints of the OpenAI API: models, completions, chat and embeddings."""
 
 import time
 from typing import Any
@@ -36,7 +36,7 @@ from dragoman.protocols.wire import (
 
 
 class OpenAi:
-    """The endpoints."""
+    """Endpoints of the OpenAI API, and those that vLLM adds."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -62,7 +62,7 @@ class OpenAi:
         return Exchange(Request(DescribeModels()), reply)
 
     def _cards(self, model: ModelDescription) -> list[dict[str, Any]]:
-        """A model's card, and one for each of its adapters, as `model:adapter`."""
+        """Return the card of a model and one for each of its adapters, `model:adapter`."""
         if not model.calls & {Generate, Embed}:
             return []
         card: dict[str, Any] = {
@@ -79,11 +79,11 @@ class OpenAi:
         return [card, *({**card, "id": f"{model.name}:{name}", "parent": model.name} for name in named)]
 
     def version(self, http: HttpRequest) -> Exchange[ServerDescription, HttpResponse]:
-        """vLLM: of the server."""
+        """Return the version of the server, as vLLM does."""
         return Exchange(Request(DescribeServer()), lambda response: json_response({"version": response.answer.version}))
 
     def load(self, http: HttpRequest) -> Exchange[int, HttpResponse]:
-        """vLLM: how many calls models of texts have in hand."""
+        """Return the number of text requests in progress, as vLLM does."""
         return Exchange(
             Request(InFlight((Generate, Embed))), lambda response: json_response({"server_load": response.answer})
         )
@@ -95,7 +95,7 @@ class OpenAi:
         return parse_completion_request(object_body(http.body, self._policy), http, self._policy, write_error)
 
     def detokenize(self, http: HttpRequest) -> Asked:
-        """vLLM: the text of token ids."""
+        """Return the text of token ids, as vLLM does."""
         return parse_detokenize_request(object_body(http.body, self._policy), http, self._policy, write_error)
 
     def embeddings(self, http: HttpRequest) -> Asked:
@@ -103,7 +103,7 @@ class OpenAi:
 
 
 def protocol(policy: Policy) -> HttpProtocol:
-    """The protocol's table."""
+    """Return the routes of the protocol."""
     at = OpenAi(policy)
     routes = [Route("GET", "/v1/models", at.models), Route("GET", "/v1/models/{name}", at.model)]
     routes += [Route("GET", "/version", at.version), Route("GET", "/load", at.load)]
@@ -119,7 +119,7 @@ def protocol(policy: Policy) -> HttpProtocol:
 
 
 def write_error(error: DragomanError | HttpFault) -> HttpResponse:
-    """OpenAI: `{"error": {message, type, param, code}}`."""
+    """Format an error as OpenAI does: `{"error": {message, type, param, code}}`."""
     if isinstance(error, HttpFault):
         kind = "invalid_request_error" if error.status < 500 else "server_error"
         value = {"error": {"message": error.message, "type": kind, "param": None, "code": None}}

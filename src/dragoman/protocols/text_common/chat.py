@@ -1,4 +1,4 @@
-"""OpenAI's chat: a request becomes Generate on a conversation, for whichever protocol takes chats."""
+"""OpenAI chat requests, for every protocol that accepts chats."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -53,7 +53,7 @@ PARAMETERS: Mapping[str, Parameter] = {
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What a chat's body says: the conversation, how to continue it, the tools in it, and all its parameters."""
+    """A parsed chat request: conversation, sampling, tools and parameters."""
 
     chat: Chat
     sampling: Sampling
@@ -64,12 +64,12 @@ class ChatRequest:
 def parse_chat_request(
     body: Mapping[str, Any], http: HttpRequest, policy: Policy, format_error: FormatError, model: str = ""
 ) -> Asked:
-    """What a chat's body asks, of `model` where the path has chosen one already."""
+    """Parse a chat request; `model` is the one that the path names."""
     return addressed(body, http, lambda name: _chat(body, http, policy, format_error, name), model)
 
 
 def conversation(body: Mapping[str, Any], policy: Policy) -> tuple[Chat, Tools]:
-    """The conversation in a body. Raises InvalidInput naming the message that does not fit."""
+    """Parse the conversation of a body. Raises InvalidInput naming the message."""
     variables = dict(object_in(body, "chat_template_kwargs"))
     body = {**body, **{name: variables.pop(name) for name in _AMONG_VARIABLES if name in variables}}
     messages = body.get("messages")
@@ -91,7 +91,7 @@ def conversation(body: Mapping[str, Any], policy: Policy) -> tuple[Chat, Tools]:
 
 
 def _template(given: Any, policy: Policy) -> str:
-    """The caller's own template, "" where there is none."""
+    """Return the chat template of the request, "" for none."""
     if given is None:
         return ""
     if not policy.trust_request_chat_template:
@@ -105,13 +105,13 @@ def _template(given: Any, policy: Policy) -> str:
 
 
 def flag_in(body: Mapping[str, Any], name: str, *, otherwise: bool) -> bool:
-    """A field of a body that is true or false, or is not there."""
+    """Return an optional boolean field of a body."""
     found = body.get(name)
     return otherwise if found is None else checked(name, found, flag()) is True
 
 
 def chat_in(body: Mapping[str, Any], policy: Policy) -> ChatRequest:
-    """The request in a chat's body. Raises InvalidInput naming what does not fit."""
+    """Parse the body of a chat. Raises InvalidInput naming the field."""
     found = given(body, PARAMETERS, policy)
     found.names["prompt"] = "messages"
     chat, tools = conversation(body, policy)
@@ -175,7 +175,7 @@ def _message(message: Any, at: int) -> dict[str, Any]:
 
 
 def _content(content: Any, where: str, *, optional: bool) -> str:
-    """The text of a message; its parts, where it has several, follow each other."""
+    """Return the text of a message; its parts are joined."""
     if isinstance(content, str):
         return content
     if content is None and optional:
@@ -191,7 +191,7 @@ def _content(content: Any, where: str, *, optional: bool) -> str:
 
 
 def _check_arguments(messages: list[Any], policy: Policy) -> None:
-    """Raises InvalidInput where the arguments of all tool calls, which are JSON in texts, have too many values."""
+    """Raise InvalidInput if the arguments of all tool calls, which are JSON strings, have too many values."""
     left = policy.max_json_values
     for message in messages:
         calls = message.get("tool_calls") if isinstance(message, dict) else None
@@ -205,7 +205,7 @@ def _check_arguments(messages: list[Any], policy: Policy) -> None:
 
 
 def _tool_call(call: Any, where: str) -> dict[str, Any]:
-    """A call as templates take it: with arguments as values, not as the text of JSON."""
+    """Return a tool call for templates: its arguments as values instead of a JSON string."""
     match call:
         case {"function": {"name": str(_), "arguments": str(text)} as function}:
             try:

@@ -1,4 +1,4 @@
-"""OpenAI's chat: an answer as one object, or as chunks."""
+"""Format OpenAI chat responses: as one object or in chunks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from dragoman.protocols.wire import Headers, HttpResponse, json_response
 
 
 class ChatAnswer:
-    """How the answer of one chat is written; between pieces it remembers what has been told."""
+    """Formats the response of one chat. Between chunks it remembers what has been sent."""
 
     def __init__(self, options: Mapping[str, Any], tools: Tools) -> None:
         self._tools = tools
@@ -44,7 +44,7 @@ class ChatAnswer:
         return json_response(value, 200, headers)
 
     def _prompt(self, generation: Generation) -> dict[str, Any]:
-        """vLLM: what was asked for of the prompt."""
+        """Return vLLM's fields about the prompt, if they were requested."""
         if not self._read or not generation.prompts:
             return {}
         return {"prompt_logprobs": read_tokens(generation.prompts[0].prefill)}
@@ -79,14 +79,14 @@ class ChatAnswer:
         return (*EVENT_STREAM, *headers)
 
     def piece(self, response: Response[Generation]) -> bytes:
-        """The chunks of one piece."""
+        """Format the chunks of one step."""
         self._usage.add(response.answer)
         self._untold |= self._prompt(response.answer)
         self._model = response.model
         return b"".join(self._chunks_of(text, response.model) for text in response.answer.texts)
 
     def closing(self) -> bytes:
-        """What follows the last piece: the usage, where that was asked for."""
+        """Format the chunk after the last step: the usage, if it was requested."""
         return self._chunks.ending(self._model, self._usage) if self._ends_with_usage else b""
 
     def _chunks_of(self, text: Text, model: str) -> bytes:
@@ -119,6 +119,6 @@ class ChatAnswer:
 
 
 def _deltas(part: ToolChunk) -> list[dict[str, Any]]:
-    """What a part adds to a message: text first, then a piece of a call at a time, since some clients look at one."""
+    """Return the deltas of a message: text first, then one delta per call, since some clients read only the first."""
     content: list[dict[str, Any]] = [{"content": part.content}] if part.content or not part.deltas else []
     return content + [{"tool_calls": [value]} for delta in merged(part.deltas) for value in delta.to_json()]

@@ -1,4 +1,4 @@
-"""OpenAI's completions: prompts as texts or token ids, continued."""
+"""OpenAI completions: prompts as text or token ids."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -51,7 +51,7 @@ _PARAMETERS: Mapping[str, Parameter] = {
 def parse_completion_request(
     body: Mapping[str, Any], http: HttpRequest, policy: Policy, format_error: FormatError, model: str = ""
 ) -> Asked:
-    """What the body of a completion asks, of `model` where the path has chosen one already."""
+    """Parse a completion request; `model` is the one that the path names."""
     return addressed(body, http, lambda name: _completion(body, http, policy, format_error, name), model)
 
 
@@ -87,7 +87,7 @@ def _completion(
 
 
 def _prompts(given: Any) -> tuple[Prompt, ...]:
-    """One prompt or several, each a text or token ids; several lists of ids in one list."""
+    """Parse one prompt or several, each a string or a list of token ids."""
     match given:
         case str():
             return (given,)
@@ -107,7 +107,7 @@ def _prompts(given: Any) -> tuple[Prompt, ...]:
 
 
 class CompletionAnswer:
-    """How the answer to some prompts with `n` choices each is written, whole or in pieces."""
+    """Formats the response to several prompts with `n` choices each, complete or in chunks."""
 
     def __init__(self, prompts: Sequence[Prompt], n: int, options: Mapping[str, Any], *, logprobs: bool) -> None:
         self._n = n
@@ -130,7 +130,7 @@ class CompletionAnswer:
         return json_response(self._envelope.around(response.model, choices, usage=self._usage.to_json()), 200, headers)
 
     def piece(self, response: Response[Generation]) -> bytes:
-        """The chunks of one piece."""
+        """Format the chunks of one step."""
         self._model = response.model
         chunks = []
         for text in self._taken(response.answer):
@@ -142,11 +142,11 @@ class CompletionAnswer:
         return b"".join(chunks)
 
     def closing(self) -> bytes:
-        """What follows the last piece: the usage, where that was asked for."""
+        """Format the chunk after the last step: the usage, if it was requested."""
         return self._envelope.ending(self._model, self._usage) if self._ends_with_usage else b""
 
     def _taken(self, generation: Generation) -> Sequence[Text]:
-        """The texts of a piece, once what comes with them is known."""
+        """Return the completions of a step, once their details are known."""
         if self._nothing_new:
             bare = (Text(text.prompt, text.choice, finish="length" if text.finish else "") for text in generation.texts)
             generation = Generation(tuple(bare), generation.prompts)
@@ -172,7 +172,7 @@ class CompletionAnswer:
         return value
 
     def _logprobs_of(self, text: Text, content: str, prompt: str) -> dict[str, Any]:
-        """The four lists for the tokens of a piece, and for those of the prompt where it stands in front."""
+        """Return the four lists for the tokens of a step, after those of an echoed prompt."""
         offsets = self._offsets[text.prompt * self._n + text.choice]
         places = offsets.of(content, text.tokens, last=bool(text.finish))
         prefill = self._infos[text.prompt].prefill if prompt and self._infos else ()
@@ -188,7 +188,7 @@ class CompletionAnswer:
 
 
 def _format_logprobs(tokens: Sequence[Token], offsets: Sequence[int]) -> dict[str, Any]:
-    """The four lists of a completion's log-probabilities."""
+    """Return the four lists of a completion's log-probabilities."""
     return {
         "text_offset": offsets,
         "token_logprobs": [token.logprob for token in tokens],

@@ -1,4 +1,4 @@
-"""What the text must be, as the APIs ask for it: response formats, TGI's grammars and vLLM's guided decoding."""
+"""Constraints on completions: response formats, TGI's grammars and vLLM's guided decoding."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ _POLICY = Policy()  # its limits hold for JSON in a text as well
 
 
 def _schema(value: Any) -> Grammar:
-    """A JSON schema, as an object or as its text."""
+    """Parse a JSON schema, an object or its JSON string."""
     if isinstance(value, str):
         try:
             text = value.encode()
@@ -62,7 +62,7 @@ _STRUCTURED: Mapping[str, Callable[[Any], Grammar | None]] = {
 
 
 def _structured(value: Any) -> Grammar | None:
-    """vLLM's `structured_outputs`: an object with one of these."""
+    """Parse vLLM's `structured_outputs`, an object with one of these fields."""
     if not isinstance(value, dict):
         raise InvalidValueError
     found = {name: each for name, each in value.items() if each is not None}
@@ -73,7 +73,7 @@ def _structured(value: Any) -> Grammar | None:
 
 
 def _typed(value: Any) -> Grammar | None:
-    """An object whose `type` tells what it is: OpenAI's `response_format`, TGI's `grammar`."""
+    """Parse an object with a `type`: OpenAI's `response_format`, TGI's `grammar`."""
     if not isinstance(value, dict):
         raise InvalidValueError
     match value:

@@ -1,4 +1,4 @@
-"""Where the tokens of a text stand in it, also while the text is still being written."""
+"""Character offsets of tokens in a completion, also in a stream."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ class Offsets:
         self._lost: list[Token] = []  # the tokens behind it
 
     def of(self, text: str, tokens: Sequence[Token], *, last: bool) -> list[int]:
-        """The offsets of these tokens, which come with this text; with the last of it nothing is held back."""
+        """Return the offsets of the tokens of a chunk; the last chunk holds nothing back."""
         known = self._at + len(self._text)
         self._text += text
         old, behind = len(self._lost), [*self._lost, *tokens]
@@ -49,7 +49,7 @@ class Offsets:
 
 
 def rest_of(text: str, tokens: Sequence[Token]) -> int:
-    """Where the last tokens of a text begin in it."""
+    """Return the offset of the last tokens of a completion."""
     at = len(text)
     for token in reversed(tokens):
         found = text.rfind(token.text, 0, at) if token.text else -1

@@ -1,4 +1,4 @@
-"""What OpenAI's chats and completions share: parameters, reasons, usage, and how an answer's chunks are framed."""
+"""Shared by OpenAI chats and completions: parameters, finish reasons, usage and framing of chunks."""
 
 import re
 import time
@@ -100,7 +100,7 @@ COMMON: Mapping[str, Parameter] = {
 
 
 def given(body: Mapping[str, Any], table: Mapping[str, Parameter], policy: Policy) -> GivenParameters:
-    """The parameters in a body, each checked, and those of its `stream_options` that nobody knows."""
+    """Parse and check the parameters of a body, and those of its `stream_options`."""
     found = given_in(body, table, policy)
     unknown = [
         f"stream_options.{name}" for name in found.options.get("stream_options", ()) if name not in _STREAM_OPTIONS
@@ -110,9 +110,9 @@ def given(body: Mapping[str, Any], table: Mapping[str, Parameter], policy: Polic
 
 
 def settle(fields: dict[str, Any], options: Mapping[str, Any]) -> None:
-    """What OpenAI's parameters mean together: sampling is on unless the temperature is 0.
+    """Resolve OpenAI's parameters together: sampling is on unless the temperature is 0.
 
-    A beam search is as wide as vLLM's old API said it: by `best_of`, else by `n`.
+    The width of a beam search is `best_of`, else `n`, as in vLLM's earlier API.
     """
     if options.get("use_beam_search"):
         fields.setdefault("num_beams", max(2, fields.get("n", 1), fields.get("best_of", 0)))
@@ -127,10 +127,10 @@ def settle(fields: dict[str, Any], options: Mapping[str, Any]) -> None:
 
 
 def addressed(body: Mapping[str, Any], http: HttpRequest, then: Callable[[str], Asked], model: str = "") -> Asked:
-    """What `then` makes of the name of the model that is meant: `model`, else that of the path, else the body's.
+    """Call `then` with the name of the model: `model`, or that of the path, or that of the body.
 
-    A placeholder is no name, unless a model is called so; behind a colon stands an adapter. Of `organisation/name`, as
-    the Hugging Face Hub calls a model, the name counts.
+    A placeholder is not a name, unless a model is called so. An adapter follows a colon. Only the name of
+    `organisation/name`, as on the Hugging Face Hub, is used.
     """
     named = _named(body.get("model")).partition(":")[0].rpartition("/")[2]
     name = model or http.params.get("model", "") or named
@@ -150,7 +150,8 @@ def _named(name: Any) -> str:
 
 
 def stop_reason(text: Text) -> str | int | None:
-    """vLLM: the stop string or token of the caller's that ended a text; the model's own end is none of these."""
+    """Return vLLM's stop reason: the stop string or token of the request that ended the completion; None for an end
+    token."""
     return text.stop if text.finish == "stop_sequence" else None
 
 
@@ -159,7 +160,7 @@ def stop_reason(text: Text) -> str | int | None:
 
 @dataclass(slots=True)
 class Usage:
-    """How many tokens were read and generated so far."""
+    """Counts prompt tokens and generated tokens."""
 
     prompt: int = 0
     cached: int = 0
@@ -186,7 +187,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What every answer, and every chunk of one, begins with."""
+    """The fields that every response and every chunk begins with."""
 
     prefix: str
     kind: str
@@ -202,18 +203,18 @@ class Envelope:
         return {**head, "system_fingerprint": "fp_dragoman", "choices": choices, **more}
 
     def ending(self, model: str, usage: Usage) -> bytes:
-        """The chunk at the end of a stream that tells the usage of all of it."""
+        """Format the last chunk of a stream, with the usage of all of it."""
         return event(self.around(model, [], usage=usage.to_json()))
 
 
 def counted(token: Token) -> dict[str, Any]:
-    """A token with its log-probability, as chats tell it; of half a character no bytes are known."""
+    """Format a token with its log-probability as chats do; part of a character has no bytes."""
     data = None if _HALF in token.text else list(token.text.encode(errors="replace"))
     return {"token": token.text, "logprob": _possible(token), "bytes": data}
 
 
 def read_tokens(prefill: Sequence[Token]) -> list[dict[str, Any] | None]:
-    """vLLM's `prompt_logprobs`: for each token of a prompt but the first, by their ids, it and the likeliest there."""
+    """Format vLLM's `prompt_logprobs`: each prompt token but the first, with the top tokens at its position, by id."""
     return [None if token.logprob is None else _ranked(token) for token in prefill]
 
 
@@ -258,7 +259,7 @@ def _row(error: DragomanError) -> tuple[int, str, str | None]:
 
 
 def error_body(error: DragomanError) -> dict[str, Any]:
-    """The object that tells of an error; `param` is the name that the message begins with."""
+    """Return the body of an error; `param` is the parameter that the message begins with."""
     _, kind, code = _row(error)
     named = _NAMED.match(error.message)
     param = "model" if code == "model_not_found" else named[1] if named and kind == _CALLERS else None

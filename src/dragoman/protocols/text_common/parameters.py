@@ -1,4 +1,4 @@
-"""What the protocols of text share: bodies, parameters by table, and texts cut along their tokens."""
+"""Shared by the text protocols: bodies, tables of parameters, and text split by tokens."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ _MOST_NAMED = 32
 
 
 def json_body(body: Buffer, policy: Policy, parse: Callable[[Buffer, Policy], Any] = parse_json) -> Any:
-    """The JSON value of a body. Raises InvalidInput if it is empty, is not JSON, or has more of it than is allowed."""
+    """Parse the JSON value of a body. Raises InvalidInput if it is empty, invalid or larger than allowed."""
     text = bytes(body)
     if not text or text.isspace():
         raise InvalidInput("the request body is empty; expected a JSON object")
@@ -32,7 +32,7 @@ def json_body(body: Buffer, policy: Policy, parse: Callable[[Buffer, Policy], An
 
 
 def object_body(body: Buffer, policy: Policy) -> dict[str, Any]:
-    """The JSON object that a body is."""
+    """Parse the JSON object of a body."""
     found = json_body(body, policy)
     if not isinstance(found, dict):
         raise InvalidInput(f"the request body must be a JSON object; got {_noun(found)}")
@@ -40,7 +40,7 @@ def object_body(body: Buffer, policy: Policy) -> dict[str, Any]:
 
 
 def object_in(body: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The object that a field of a body is; empty where there is none."""
+    """Return the object in a field of a body; empty if it is missing."""
     found = body.get(name)
     if found is None:
         return {}
@@ -55,14 +55,14 @@ def _noun(value: Any) -> str:
 
 
 def inquiry(call: ModelCall[Answer], http: HttpRequest, policy: Policy, model: str = "") -> Request[Answer]:
-    """The request for a call, to the model that its path names, else to `model`."""
+    """Return the request for a call to the model that the path names, else to `model`."""
     metadata = policy.forwarded(http.headers) if policy.forward_headers else {}
     name, version = http.params.get("model", model), http.params.get("version", "")
     return Request(call, name, version, http.headers.get("x-request-id", ""), None, metadata)
 
 
 def event(value: Any) -> bytes:
-    """A value as a server-sent event."""
+    """Format a value as a server-sent event."""
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
@@ -75,7 +75,7 @@ def is_token_id(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a protocol: which field of Sampling it sets, or which option of the protocol's own."""
+    """One parameter of a protocol: the field of Sampling, or the option of the protocol, that it sets."""
 
     to: str
     kind: Kind
@@ -83,7 +83,7 @@ class Parameter:
 
 
 def sets(to: str, kind: Kind | None = None) -> Parameter:
-    """A parameter that sets a field of Sampling; its kind is that of the field unless the protocol has its own."""
+    """Return a parameter that sets a field of Sampling, of that field's kind unless one is given."""
     return Parameter(to, kind or KINDS[to])
 
 
@@ -93,8 +93,8 @@ def option(name: str, kind: Kind) -> Parameter:
 
 @dataclass(frozen=True, slots=True)
 class GivenParameters:
-    """Parameters as they were given: fields of Sampling, the protocol's own options, what the caller calls each, and
-    those that nobody knows."""
+    """The parsed parameters of a request: fields of Sampling, options of the protocol, the client's name of each, and
+    unknown names."""
 
     fields: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
@@ -103,37 +103,37 @@ class GivenParameters:
 
     @property
     def headers(self) -> Headers:
-        """The header that names what was ignored; none where nothing was."""
+        """Return the header that names ignored parameters, if there are any."""
         return ignored_header(self.ignored)
 
     def worded(self, error: DragomanError) -> DragomanError:
-        """The error, whose parameter has the name that the caller gave it."""
+        """Return the error with the client's name of the parameter."""
         name, colon, value = error.message.partition(": ")
         if not isinstance(error, InvalidInput) or not colon or name not in self.names:
             return error
         return type(error)(f"`{self.names[name]}`: {value}")
 
     def nothing_new(self) -> bool:
-        """Whether no new token is wanted: one is made then, and must not be told."""
+        """Return whether no new token is requested: one is generated nevertheless and not sent."""
         nothing = self.fields.get("max_new_tokens") == 0
         if nothing:
             self.fields["max_new_tokens"] = 1
         return nothing
 
     def telling(self, write: Callable[[DragomanError], HttpResponse]) -> Callable[[DragomanError], HttpResponse]:
-        """What writes a fault in the caller's words."""
+        """Return a function that formats errors with the client's names of parameters."""
         return lambda fault: write(self.worded(fault))
 
     def sampling(self, policy: Policy, **defaults: Any) -> Sampling:
-        """The Sampling of the fields. Raises InvalidInput where they contradict each other."""
+        """Return the Sampling of the fields. Raises InvalidInput if they contradict each other."""
         return sampling({**defaults, **self.fields}, self.names, policy.max_sequences)
 
 
 def given(values: Mapping[str, Any], table: Mapping[str, Parameter], policy: Policy) -> GivenParameters:
-    """The parameters among values, each checked; null is as good as absent.
+    """Parse and check parameters; null is the same as absent.
 
-    Two names for one list add up. Raises InvalidInput naming the parameter, what was expected and what came, where two
-    say what the text must be, and in strict mode where a parameter is not known.
+    Two names of one list are joined. Raises InvalidInput naming the parameter, the expected and the actual value; also
+    for two constraints on the output, and in strict mode for unknown parameters.
     """
     found, ignored = GivenParameters(), []
     for name, value in values.items():
@@ -160,7 +160,7 @@ def given(values: Mapping[str, Any], table: Mapping[str, Parameter], policy: Pol
 
 
 def refuse_unknown(names: Iterable[str], known: Iterable[str], policy: Policy) -> None:
-    """Raises InvalidInput in strict mode where there are such names."""
+    """Raise InvalidInput in strict mode if there are unknown names."""
     unknown = list(names)
     if unknown and policy.strict_parameters:
         value = ", ".join(f"`{name[:64]}`" for name in unknown[:_MOST_NAMED])
@@ -168,14 +168,14 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str], policy: Policy) -
 
 
 def ignored_header(names: Sequence[str]) -> Headers:
-    """The header that names parameters that had no effect, in characters that a header may have."""
+    """Return the header that names parameters without effect, in characters that a header may contain."""
     if not names:
         return ()
     return ((IGNORED, ", ".join(quote(name[:64], safe=".-_") for name in names[:_MOST_NAMED])),)
 
 
 def finite(logprob: float | None) -> float | None:
-    """A log-probability as JSON may hold it: what cannot be, under a grammar say, has none."""
+    """Return a log-probability for JSON: None for -inf, as of a token that a grammar excludes."""
     return logprob if logprob is None or math.isfinite(logprob) else None
 
 
@@ -183,10 +183,10 @@ def finite(logprob: float | None) -> float | None:
 
 
 def spread(text: str, tokens: Sequence[Token]) -> list[str]:
-    """The text in as many parts as there are tokens, which add up to it.
+    """Split the text into one part per token; the parts add up to it.
 
-    Where a character is split over tokens, the last of them has it; what a token stands for and the text does not
-    have, as a stop string that was taken off, is nobody's.
+    A character of several tokens belongs to the last of them. What a token decodes to beyond the text, such as a
+    removed stop string, belongs to none.
     """
     parts = [""] * len(tokens)
     at = 0
@@ -205,13 +205,13 @@ def spread(text: str, tokens: Sequence[Token]) -> list[str]:
 
 
 def likelihood(text: Text) -> float:
-    """The mean log-probability of a text's tokens, by which texts are ranked."""
+    """Return the mean log-probability of a completion, by which completions are ranked."""
     known = [token.logprob for token in text.tokens if token.logprob is not None]
     return sum(known) / len(known) if known else 0.0
 
 
 def most_likely_first(texts: Sequence[Text], sampling: Sampling) -> list[Text]:
-    """The texts of one prompt, the best first; beams come ranked by their own score."""
+    """Return the completions of one prompt, the best first; beams are ranked by their own score."""
     if sampling.num_beams > 1:
         return list(texts)
     return sorted(texts, key=likelihood, reverse=True)

@@ -1,4 +1,4 @@
-"""vLLM's `/tokenize`, at the path that TGI has too, and `/detokenize`: a prompt as token ids, and token ids as text."""
+"""vLLM's `/tokenize`, a path that TGI has as well, and `/detokenize`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,12 +24,12 @@ _CHAT = frozenset({"model", "add_special_tokens", "return_token_strs", *CONVERSA
 
 
 def is_vllms(body: Mapping[str, Any]) -> bool:
-    """Whether a body is one of vLLM's: TGI's has `inputs`."""
+    """Return whether a body is vLLM's: TGI's has `inputs`."""
     return "inputs" not in body and ("prompt" in body or "messages" in body)
 
 
 def parse_tokenize_request(body: Mapping[str, Any], http: HttpRequest, policy: Policy) -> Asked:
-    """What such a body asks. Raises InvalidInput naming what does not fit."""
+    """Parse a tokenize request. Raises InvalidInput naming the field."""
     return addressed(body, http, lambda name: _tokens(body, http, policy, name))
 
 
@@ -62,7 +62,7 @@ def _prompt(body: Mapping[str, Any], policy: Policy) -> str | Chat:
 
 
 def _unknown(body: Mapping[str, Any], known: frozenset[str], policy: Policy) -> list[str]:
-    """The fields that nobody reads. Raises InvalidInput in strict mode where there are such."""
+    """Return the unknown fields. Raises InvalidInput for them in strict mode."""
     names = [name for name, value in body.items() if name not in known and value is not None]
     refuse_unknown(names, known, policy)
     return names
@@ -71,7 +71,7 @@ def _unknown(body: Mapping[str, Any], known: frozenset[str], policy: Policy) -> 
 def parse_detokenize_request(
     body: Mapping[str, Any], http: HttpRequest, policy: Policy, format_error: FormatError
 ) -> Asked:
-    """What a body of `/detokenize` asks. Raises InvalidInput naming what does not fit."""
+    """Parse a detokenize request. Raises InvalidInput naming the field."""
     tokens = body.get("tokens")
     if not isinstance(tokens, list) or not all(map(is_token_id, tokens)):
         raise InvalidInput(f"`tokens` must be a list of token ids; got {shown(tokens)}")

@@ -1,4 +1,4 @@
-"""JSON in the text of a model: where a value ends that comes in pieces, and the call that an object is."""
+"""JSON in generated text: find the end of a value in a stream, and parse tool calls."""
 
 import json
 import re
@@ -12,14 +12,14 @@ _INSIDE = re.compile(r'["\\]')
 
 
 class Extent:
-    """How far an object or a list reaches, by its brackets; `depth` of them are open already."""
+    """Finds the end of an object or list by its brackets, `depth` of which are open already."""
 
     def __init__(self, depth: int = 0) -> None:
         self._depth = depth
         self._quoted = self._escaped = False
 
     def feed(self, text: str) -> int | None:
-        """Where in this piece the value ends; None where it goes on."""
+        """Return the offset in this chunk at which the value ends; None if it continues."""
         at = 0
         while at < len(text):
             if self._escaped:
@@ -49,7 +49,7 @@ class Extent:
 
 
 def call_in(text: str) -> tuple[str, str] | None:
-    """The name and the arguments, as JSON text, of the call that an object is; None where it is none."""
+    """Return the name and the arguments (JSON text) of the tool call that an object is; None if it is not one."""
     try:
         value = json.loads(text)
         return _call(value)

@@ -1,4 +1,4 @@
-"""What becomes certain of a text that may call tools, piece by piece."""
+"""Chunks of a completion that may call tools."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,14 +9,14 @@ from dragoman.protocols.text_common.tools import ToolCall
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of the arguments of the call at `index`; `opens` is that call, with its first piece."""
+    """A chunk of the arguments of the call at `index`; `opens` is that call, in its first chunk."""
 
     index: int
     arguments: str
     opens: ToolCall | None = None
 
     def to_json(self) -> list[dict[str, Any]]:
-        """OpenAI: a call's name comes first, with arguments that are empty, and then they do."""
+        """Format as OpenAI does: the name of a call first, with empty arguments, then the arguments."""
         opened = [{"index": self.index, **replace(self.opens, arguments="").to_json()}] if self.opens else []
         return [
             *opened,
@@ -26,14 +26,14 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolChunk:
-    """What became certain: text for the reader, and pieces of calls."""
+    """Text for the user, and chunks of tool calls."""
 
     content: str = ""
     deltas: Sequence[ToolCallDelta] = ()
 
 
 def merged(deltas: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
-    """The pieces of each call as one piece."""
+    """Join the chunks of each call."""
     found: dict[int, ToolCallDelta] = {}
     for new in deltas:
         old = found.get(new.index)
@@ -42,5 +42,5 @@ def merged(deltas: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
 
 
 def gathered(part: ToolChunk) -> list[ToolCall]:
-    """The calls that begin in one part, each with its arguments as far as they go."""
+    """Return the calls that begin in a chunk, with their arguments so far."""
     return [replace(delta.opens, arguments=delta.arguments) for delta in merged(part.deltas) if delta.opens]

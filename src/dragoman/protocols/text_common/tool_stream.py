@@ -1,4 +1,4 @@
-"""The text of one choice as it comes, read for the calls of tools in it: what is certain goes on at once."""
+"""Parse tool calls in a stream of generated text; what is certain is passed on at once."""
 
 import re
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ _LONGEST_HEAD = 4096
 
 
 class PlainText:
-    """No tools: all is for the reader."""
+    """No tools: all text is for the user."""
 
     def feed(self, text: str, *, last: bool, cut: bool) -> ToolChunk:
         return ToolChunk(text)
 
 
 class NamedCall:
-    """One function has to be called: the text is its arguments."""
+    """One function must be called: the text is its arguments."""
 
     def __init__(self, name: str) -> None:
         self._call: ToolCall | None = call(name)
@@ -39,7 +39,7 @@ class NamedCall:
 
 
 class RequiredCalls:
-    """A call has to be made: the text is a list of them, which may be cut off anywhere."""
+    """A call is required: the text is a list of calls, which may be truncated."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
@@ -59,7 +59,7 @@ class RequiredCalls:
         return self._other("".join(self._whole), cut=cut)
 
     def _other(self, text: str, *, cut: bool) -> ToolChunk:
-        """What to make of a text in which no call was begun as it should: half a list is not for the reader."""
+        """Handle text that does not begin a call as required: half a list is not sent to the user."""
         part = FreeCalls(self._tools).feed(text, last=True, cut=cut)
         if not part.deltas and cut and text.lstrip()[:1] in ("", "[", "{"):
             return ToolChunk()
@@ -88,7 +88,7 @@ Reader = PlainText | FreeCalls | NamedCall | RequiredCalls
 
 
 def reader(tools: Tools) -> Reader:
-    """What reads a text, by the tools that the chat offers and by whether it has to call one."""
+    """Return the parser for a completion, by the tools of the chat and by whether a call is required."""
     if not tools.offered:
         return PlainText()
     if tools.only:

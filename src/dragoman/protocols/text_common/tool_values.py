@@ -1,4 +1,4 @@
-"""What a model writes as the value of a parameter, outside of JSON, becomes JSON by the schema of its tool."""
+"""Convert parameter values that a model writes outside JSON to JSON, by the schema of the tool."""
 
 import ast
 import json
@@ -27,7 +27,7 @@ _DEEPEST = 16
 
 
 def kinds_of(schema: Any, root: Any, depth: int = 0) -> frozenset[str]:
-    """The types that a schema allows, as far as it tells; `root` is the one that its references look into."""
+    """Return the types that a schema allows; references are looked up in `root`."""
     if not isinstance(schema, dict) or depth > _DEEPEST:
         return frozenset()
     types = _listed(schema.get("type"))
@@ -61,7 +61,7 @@ def _pointed_at(pointer: Any, root: Any) -> Any:
 
 
 class StreamedValue:
-    """One value, in pieces: a text goes on as it comes, anything else when it is whole."""
+    """One value in chunks: a string is passed on as it comes, any other type when it is complete."""
 
     def __init__(self, kinds: frozenset[str]) -> None:
         self._kinds = kinds
@@ -69,7 +69,7 @@ class StreamedValue:
         self._begun = self._opened = False
 
     def add(self, text: str) -> str:
-        """The JSON that is certain by now."""
+        """Return the JSON that is certain now."""
         if text and not self._begun:
             self._begun, text = True, text.removeprefix("\n")
         if self._opened:
@@ -81,14 +81,14 @@ class StreamedValue:
         return f'"{_escaped(self._text)}'
 
     def end(self) -> str:
-        """The rest of the JSON, the value being whole."""
+        """Return the rest of the JSON; the value is complete."""
         return '"' if self._opened else typed(self._text, self._kinds)
 
 
 def typed(text: str, kinds: frozenset[str]) -> str:
-    """A value as JSON: of the first type that the schema allows and that it can be, else a text.
+    """Convert a value to JSON: to the first type of the schema that fits, else to a string.
 
-    vLLM's parser has it so, and `null` for null whatever the type.
+    `null` is null for any type, as in vLLM's parser.
     """
     if text.lower() == "null":
         return "null"
@@ -130,7 +130,7 @@ def _boolean(text: str) -> str | None:
 
 
 def _structure(text: str) -> str | None:
-    """An object or a list, in JSON or as Python writes it."""
+    """Parse an object or a list, in JSON or in Python syntax."""
     for read in (json.loads, _literal):
         try:
             value = read(text)

@@ -1,4 +1,4 @@
-"""The parameters of a call as Qwen3-Coder writes them: `<parameter=KEY>`, a value, `</parameter>`, in any pieces."""
+"""Parse the parameters of Qwen3-Coder's calls, `<parameter=KEY>value</parameter>`, in chunks of any size."""
 
 import json
 import re
@@ -22,7 +22,8 @@ _LONGEST_END = 1 + max(map(len, _ENDERS))
 
 @dataclass(frozen=True, slots=True)
 class XmlChunk:
-    """What came of a piece: JSON of the arguments, how much of the piece is done with, and whether that was all."""
+    """The result of a chunk: JSON of the arguments, the number of characters consumed, and whether the call is
+    complete."""
 
     arguments: str
     used: int
@@ -30,7 +31,7 @@ class XmlChunk:
 
 
 class XmlParameters:
-    """Reads the parameters of one call of a tool with that schema; the `{` of the arguments stands before all of it."""
+    """Parses the parameters of one call by the schema of its tool; the caller writes the `{` of the arguments."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._schema = schema
@@ -42,7 +43,7 @@ class XmlParameters:
         self._out: list[str] = []
 
     def feed(self, text: str, *, last: bool, cut: bool) -> XmlChunk:
-        """Read on; what is not used is given again with more. The `last` piece of a text may have been `cut` off."""
+        """Parse more text; unconsumed text is passed again with more. The `last` chunk may be `cut` off."""
         self._out, at = [], 0
         stop: int | None = 0
         while stop is not None and not self._over:
@@ -52,7 +53,7 @@ class XmlParameters:
         return XmlChunk("".join(self._out), used, self._over)
 
     def _key(self, text: str, at: int) -> int | None:
-        """Where the next parameter's value begins, or the call ends; None where neither is there."""
+        """Return where the value of the next parameter begins, or the call ends; None if neither is there yet."""
         found = _NEXT.match(text, at)
         if found is None:
             return None
@@ -66,7 +67,7 @@ class XmlParameters:
         return found.end()
 
     def _end(self, text: str, at: int, value: StreamedValue) -> int | None:
-        """Where a value has ended; None where it goes on."""
+        """Return where a value ends; None if it continues."""
         found = _END.search(text, at)
         if found is None:
             return None
@@ -79,7 +80,7 @@ class XmlParameters:
         self._over = True
 
     def _rest(self, text: str, at: int, *, last: bool, cut: bool) -> int:
-        """What to make of the end of what there is; gives up to where it is done with."""
+        """Handle the end of the text; return how much was consumed."""
         if self._value is None:
             if _MAYBE_NEXT.fullmatch(text, at) and (cut or not last):
                 return len(text) if last else at

@@ -1,4 +1,4 @@
-"""Tools of a chat: what is offered to the model, what it has to call, and a call that it makes."""
+"""Tools of a chat: those offered, those required, and the calls of the model."""
 
 import json
 import re
@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the model makes; `arguments` is JSON text."""
+    """A call by the model; `arguments` is JSON text."""
 
     name: str
     arguments: str
@@ -30,9 +30,9 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools that a chat offers, as the template takes them, and which the model has to call: any, or one.
+    """The tools that a chat offers, as templates take them, and which the model must call: any, or one.
 
-    `single`: of several calls the first alone is told.
+    `single`: only the first of several calls is returned.
     """
 
     offered: tuple[dict[str, Any], ...] = ()
@@ -45,7 +45,7 @@ class Tools:
         return frozenset(tool["function"]["name"] for tool in self.offered)
 
     def grammar(self) -> Grammar | None:
-        """What the text must be where a call is required."""
+        """Return the grammar of the output if a call is required."""
         if self.only:
             return Grammar("json_schema", json.dumps(self.parameters(self.only)))
         if not self.required:
@@ -65,14 +65,14 @@ class Tools:
         return Grammar("json_schema", json.dumps(whole))
 
     def parameters(self, name: str) -> Any:
-        """The schema of a tool's arguments."""
+        """Return the schema of a tool's arguments."""
         tool = next(tool for tool in self.offered if tool["function"]["name"] == name)
         # OpenAI: without parameters it takes none.
         return tool["function"].get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """A schema with its own references, `#/$defs/...` say, as they are once it stands at that place of another."""
+    """Return a schema with its references (`#/$defs/...`) adjusted to its place inside another one."""
     if isinstance(schema, list):
         return [_moved(each, place) for each in schema]
     if not isinstance(schema, dict):
@@ -83,12 +83,12 @@ def _moved(schema: Any, place: str) -> Any:
 
 
 def call(name: str, arguments: str = "") -> ToolCall:
-    """A call with an id of its own: of nine letters and digits, since Mistral's templates take no other back."""
+    """Return a call with a new id of nine letters and digits: Mistral's templates accept no other."""
     return ToolCall(name, arguments, uuid.uuid4().hex[:9])
 
 
 def tools_of(given: Any, choice: Any) -> Tools:
-    """The tools in a request. Raises InvalidInput naming what does not fit."""
+    """Parse the tools of a request. Raises InvalidInput naming the field."""
     if given is None or given == []:
         if choice not in (None, "none", "auto"):
             raise InvalidInput(f"`tool_choice` must not be given without `tools`; got {shown(choice)}")
@@ -108,7 +108,7 @@ def tools_of(given: Any, choice: Any) -> Tools:
 
 
 def _allowed(offered: Sequence[dict[str, Any]], allowed: Sequence[Any]) -> tuple[dict[str, Any], ...]:
-    """Those of the tools that may be called; the model does not hear of the others."""
+    """Return the tools that may be called; the others are not shown to the model."""
     names = {_chosen(tool) for tool in allowed}
     found = tuple(tool for tool in offered if tool["function"]["name"] in names)
     if not found or len(names) > len(found):

@@ -1,4 +1,4 @@
-"""Parameters that a protocol knows and that have no effect where they were given."""
+"""Parameters that a protocol knows and that have no effect."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from dragoman.protocols.wire import Policy
 
 
 def refuse_unused(names: Sequence[str], policy: Policy) -> None:
-    """Raises InvalidInput in strict mode where there are such names."""
+    """Raise InvalidInput in strict mode if there are such names."""
     if names and policy.strict_parameters:
         value = ", ".join(f"`{name}`" for name in names)
         raise InvalidInput(f"parameters that have no effect here: {value}; expected none of them")

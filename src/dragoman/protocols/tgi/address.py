@@ -1,4 +1,4 @@
-"""Which model a request at TGI's paths means."""
+"""Find the model that a TGI request means."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,9 +9,9 @@ from dragoman.protocols.wire import Asked, HttpRequest, Inquiry
 
 
 def addressed(body: Mapping[str, Any], http: HttpRequest, then: Callable[[str, tuple[str, ...]], Asked]) -> Asked:
-    """What `then` makes of the name of the model that is meant, and of the field that names another one in vain.
+    """Call `then` with the name of the model and the names of fields that have no effect.
 
-    TGI pays no heed to a body's `model`: here it chooses where the path names none and there is such a model.
+    TGI ignores the field `model` of a body. Here it chooses the model if the path names none and such a model exists.
     """
     named, path = body.get("model"), http.params.get("model", "")
     named = named.rpartition("/")[2] if isinstance(named, str) else ""

@@ -1,4 +1,4 @@
-"""What a request to TGI asks: inputs, and parameters within TGI's limits."""
+"""Parse TGI requests: inputs, and parameters within TGI's limits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ _NEUTRAL: Mapping[str, Any] = {name: getattr(Sampling(), name) for name in _DRAW
 
 @dataclass(frozen=True, slots=True)
 class TgiRequest:
-    """A request: its inputs and whether they came as a list, its sampling, and how the answer is to be written."""
+    """A parsed request. `listed`: the inputs were a list; `full`: the response repeats the prompt."""
 
     inputs: tuple[str, ...]
     listed: bool
@@ -73,15 +73,15 @@ class TgiRequest:
 
 
 def wants_stream(body: Mapping[str, Any]) -> bool:
-    """Whether a body asks for a stream, at the paths where the body decides."""
+    """Return whether a body asks for a stream, at paths where the body decides."""
     return bool(checked("stream", body.get("stream") or False, flag()))
 
 
 def parse_request(
     body: Mapping[str, Any], policy: Policy, passed_over: Sequence[str] = (), *, stream: bool
 ) -> TgiRequest:
-    """The request in a body, of which the fields `passed_over` have no effect. Raises InvalidInput naming what is
-    outside of TGI's limits."""
+    """Parse a body in which the fields `passed_over` have no effect. Raises InvalidInput for values outside TGI's
+    limits."""
     inputs, listed = inputs_of(body)
     found = given(object_in(body, "parameters"), PARAMETERS, policy)
     unknown = _ignored(body, _FIELDS, passed_over, policy)
@@ -102,7 +102,7 @@ def parse_request(
 
 
 def text_to_cut(body: Mapping[str, Any], policy: Policy, passed_over: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """The text that is to be cut into tokens, and the names of what has no effect."""
+    """Return the text to tokenize and the names of fields without effect."""
     inputs, _ = inputs_of(body)
     if len(inputs) > 1:
         raise InvalidInput(f"`inputs` must be one text; got {len(inputs)}")
@@ -110,7 +110,7 @@ def text_to_cut(body: Mapping[str, Any], policy: Policy, passed_over: Sequence[s
 
 
 def chat_to_cut(body: Mapping[str, Any], policy: Policy, passed_over: Sequence[str]) -> tuple[Chat, Sequence[str]]:
-    """The conversation that is to be cut into tokens, and the names of what has no effect."""
+    """Return the conversation to tokenize and the names of fields without effect."""
     chat, _ = conversation(body, policy)
     # Not all of a chat has an effect on how it is cut into tokens, here as with TGI.
     return chat, _ignored(body, tuple(PARAMETERS_OF_CHAT), passed_over, policy)
@@ -119,7 +119,7 @@ def chat_to_cut(body: Mapping[str, Any], policy: Policy, passed_over: Sequence[s
 def _ignored(
     body: Mapping[str, Any], known: Sequence[str], passed_over: Sequence[str], policy: Policy
 ) -> tuple[str, ...]:
-    """The fields that are not known or have no effect; refused in strict mode."""
+    """Return the fields that are unknown or have no effect. Raises InvalidInput for them in strict mode."""
     checked("model", body.get("model") or "", text())
     unknown = [name for name in body if name not in known]
     refuse_unknown(unknown, known, policy)
@@ -128,7 +128,7 @@ def _ignored(
 
 
 def inputs_of(body: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
-    """The inputs, and whether they came as a list, which TGI itself does not take."""
+    """Return the inputs and whether they were a list, which TGI itself does not accept."""
     value = body.get("inputs")
     found: list[Any] = value if isinstance(value, list) else [value]
     if not all(isinstance(each, str) for each in found):

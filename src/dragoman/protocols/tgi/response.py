@@ -1,4 +1,4 @@
-"""How TGI writes a generation: as an object, or as server-sent events, byte for byte as its clients know them."""
+"""Format generations as TGI does: as one object or as server-sent events."""
 
 import time
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from dragoman.protocols.wire import Headers, HttpResponse, json_response
 
 
 class Answer:
-    """The answer to one request, which came at `since_s` on the monotonic clock."""
+    """Formats the response to one request, which arrived at `since_s` on the monotonic clock."""
 
     def __init__(self, request: TgiRequest, since_s: float, *, always_listed: bool = False) -> None:
         self._request = request
@@ -60,7 +60,7 @@ class Answer:
         return value
 
     def _timed(self, generation: Generation) -> Headers:
-        """TGI's headers. Of several prompts the one that waited longest tells what was spent in the queue."""
+        """Return TGI's timing headers. For several prompts the queue time is the longest."""
         now_s = time.monotonic()
         total, validation = now_s - self._since_s, self._parsed_s - self._since_s
         generated = sum(text.generated for text in generation.texts)
@@ -89,7 +89,7 @@ class Answer:
         return (*EVENT_STREAM, ("x-accel-buffering", "no"), *self._computed(), *self._request.headers)
 
     def piece(self, response: Response[Generation]) -> bytes:
-        """An event for each token of a piece."""
+        """Format one event per token of a chunk."""
         if response.answer.prompts:
             self._length = response.answer.prompts[0].tokens
         return b"".join(event for text in response.answer.texts for event in self._events(text))
@@ -119,7 +119,7 @@ class Answer:
 
 
 def event(value: Any) -> bytes:
-    """TGI: no space after the colon."""
+    """Format a server-sent event as TGI does, without a space after the colon."""
     return b"data:" + orjson.dumps(value) + b"\n\n"
 
 

@@ -1,4 +1,4 @@
-"""Text Generation Inference's API, for those whose server is no longer developed."""
+"""Endpoints of the API of Text Generation Inference (TGI)."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -89,13 +89,13 @@ _IN_STREAM = ("validation", "generation", "overloaded", "incomplete_generation")
 
 
 class Tgi:
-    """The endpoints."""
+    """Endpoints of TGI."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
 
     def either(self, http: HttpRequest) -> Asked:
-        """`POST /`: the body says whether the answer is a stream; a whole one is in a list."""
+        """`POST /`: stream if the body asks for it; otherwise return a list."""
         since_s = time.monotonic()
         body = object_body(http.body, self._policy)
         if wants_stream(body):
@@ -103,7 +103,7 @@ class Tgi:
         return self._whole(body, http, since_s, listed=True)
 
     def of_hub(self, http: HttpRequest) -> Asked:
-        """`POST /models/organisation/name`, as its clients address the models of the Hub: the name counts."""
+        """`POST /models/organisation/name`, as Hugging Face Hub clients address models: only the name is used."""
         return self.either(structs.replace(http, params={"model": http.params["version"]}))
 
     def generate(self, http: HttpRequest) -> Asked:
@@ -135,7 +135,7 @@ class Tgi:
         return addressed(body, http, then)
 
     def vertex(self, http: HttpRequest) -> Asked:
-        """Google's Vertex AI: instances become predictions."""
+        """Vertex AI: return one prediction per instance."""
         body = object_body(http.body, self._policy)
 
         def then(model: str, passed_over: tuple[str, ...]) -> Asked:
@@ -176,7 +176,7 @@ class Tgi:
 
         return addressed(body, http, then)
 
-    # --- what it tells ---------------------------------------------------------------------------------------
+    # --- health and information ---------------------------------------------------------------------------------------
 
     def health(self, http: HttpRequest) -> Exchange[bool, HttpResponse]:
         def reply(response: Response[bool]) -> HttpResponse:
@@ -224,7 +224,7 @@ def _span(token: TokenSpan) -> dict[str, Any]:
 
 
 def protocol(policy: Policy) -> HttpProtocol:
-    """The protocol's table."""
+    """Return the routes of the protocol."""
     at = Tgi(policy)
     routes = [
         Route("POST", "/", at.either),
@@ -245,11 +245,11 @@ def protocol(policy: Policy) -> HttpProtocol:
     return HttpProtocol("TGI", tuple(routes), write_error)
 
 
-# --- faults --------------------------------------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------------------------
 
 
 def write_error(error: DragomanError | HttpFault) -> HttpResponse:
-    """TGI: `{"error": message, "error_type": type}`."""
+    """Format an error as TGI does: `{"error": message, "error_type": type}`."""
     if isinstance(error, HttpFault):
         kind = "validation" if error.status < 500 else "generation"
         return json_response({"error": error.message, "error_type": kind}, error.status, error.headers)
@@ -268,7 +268,7 @@ def _error_body(error: DragomanError) -> dict[str, str]:
 
 
 def _telling(prompt: str) -> Callable[[DragomanError], HttpResponse]:
-    """What writes a fault where the prompt is called so."""
+    """Return a function that formats errors in which the prompt has this name."""
     return GivenParameters(names={"prompt": prompt}).telling(write_error)
 
 
@@ -277,7 +277,7 @@ def _error_event(error: DragomanError) -> bytes:
 
 
 def _error_in_stream(error: DragomanError) -> HttpResponse:
-    """TGI: what is wrong with a stream's request is told in the stream, under status 200."""
+    """Format an invalid streaming request as TGI does: as an event of a stream with status 200."""
     if isinstance(error, Unaddressed) or _row(error)[1] not in _IN_STREAM:
         return write_error(error)
     return HttpResponse(200, (_error_event(error),), EVENT_STREAM)

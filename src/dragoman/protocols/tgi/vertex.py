@@ -1,4 +1,4 @@
-"""TGI's `/vertex`, by which Google's Vertex AI asks it: instances, each a prompt or a chat, become predictions."""
+"""TGI's endpoint for Vertex AI: instances, each a prompt or a chat, become predictions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +31,7 @@ _UNSEEN_OF_CHAT = ("stream", "stream_options", "n", "logprobs", "top_logprobs", 
 
 @dataclass(frozen=True, slots=True)
 class _Instance:
-    """One instance: its prompt, how to continue it, and `before`, what stands in front of its text."""
+    """One instance: its prompt, its sampling, and `before`, the text before its completion."""
 
     prompt: Prompt
     sampling: Sampling
@@ -41,14 +41,14 @@ class _Instance:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Instances that are continued in the same way, by their places: one call."""
+    """Instances with equal sampling, by their positions; they are one call."""
 
     sampling: Sampling
     places: list[int] = field(default_factory=list)
 
 
 def named(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What a body says of the model that is meant, in its own `model` or in those of its instances."""
+    """Return the field `model` of a body or of its instances."""
     instances = body.get("instances")
     said = [body.get("model"), *(each.get("model") for each in _objects(instances))]
     names = {name.partition(":")[0] for name in said if isinstance(name, str)} - PLACEHOLDERS
@@ -69,7 +69,7 @@ def parse_predictions_request(
     model: str,
     passed_over: Sequence[str],
 ) -> Exchange[Any, HttpResponse]:
-    """What a body asks, of that model. Raises InvalidInput naming the instance that does not fit."""
+    """Parse a predictions request for a model. Raises InvalidInput naming the instance."""
     unknown = [name for name in body if name not in _FIELDS]
     refuse_unknown(unknown, _FIELDS, policy)
     refuse_unused(passed_over, policy)
@@ -149,7 +149,7 @@ def _chat(instance: dict[str, Any], policy: Policy) -> _Instance:
 
 
 def _taken(places: Sequence[dict[str, Any]], names: Sequence[str], policy: Policy) -> list[str]:
-    """Take what has no effect out of these objects; gives the names of what was asked for."""
+    """Remove fields without effect from these objects and return their names."""
     values = [(name, place.pop(name)) for place in places for name in names if name in place]
     found = [name for name, value in values if value and not (name == "n" and value == 1)]
     refuse_unused(found, policy)
@@ -157,5 +157,5 @@ def _taken(places: Sequence[dict[str, Any]], names: Sequence[str], policy: Polic
 
 
 def _present(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is not null, which is as good as absent."""
+    """Return the fields that are not null."""
     return {name: value for name, value in given.items() if value is not None}
