@@ -80,7 +80,7 @@ def _by_priority(found: Mapping[str, Runtime]) -> Mapping[str, Runtime]:
 
 
 def _placement_of(loader: Any) -> Any:
-    """The placement that a plain loader declares: by its function `placement_for(spec)`, or by its attribute."""
+    """Return the placement that a plain loader declares: `placement_for(spec)`, or an attribute."""
     return getattr(loader, "placement_for", None) or getattr(loader, "placement", "process")
 
 
@@ -90,7 +90,7 @@ def _entry(group: str, name: str) -> EntryPoint | None:
 
 
 def _own_entries(group: str) -> EntryPoints:
-    """The entry points of this project, read alone: those of all installed packages take some milliseconds."""
+    """Return the entry points of this project alone: reading those of all packages takes milliseconds."""
     return _distribution_entries().select(group=f"dragoman.{group}")
 
 
@@ -103,7 +103,7 @@ def _distribution_entries() -> EntryPoints:
 
 
 def resolve(path: str) -> Any:
-    """The object that `module:attribute` or `file.py:attribute` names; ModelFailed where there is none."""
+    """Return the object of `module:attribute` or `file.py:attribute`. Raises ModelFailed."""
     place, _, attribute = path.rpartition(":")
     try:
         found: Any = import_file(Path(place)) if place.endswith(".py") else _import_module(place)
@@ -118,9 +118,9 @@ def resolve(path: str) -> Any:
 
 
 def import_file(path: Path) -> ModuleType:
-    """The module in a file, imported once as long as it does not change; its folder is importable for its neighbours.
+    """Import a file, once until it changes; the modules of its folder can be imported.
 
-    Several threads may ask for one file: they get the same module, and none gets it half done.
+    Safe to call from several threads: all get the same, complete module.
     """
     path = path.resolve()
     stat = path.stat()
@@ -134,13 +134,13 @@ def import_file(path: Path) -> ModuleType:
 
 
 def importing() -> str:
-    """The file that this thread imports now as a model's, "" where it does not."""
+    """Return the model file that this thread is importing, "" for none."""
     file: str = getattr(_under_way, "file", "")
     return file
 
 
 def _import_module(name: str) -> ModuleType:
-    """The module of that name; one that is not ours and not imported yet may hold a model."""
+    """Import a module; one that is not ours and not imported yet may be a model's file."""
     if name in sys.modules or name.partition(".")[0] == __package__:
         return importlib.import_module(name)
     with _IMPORTING:
@@ -171,7 +171,7 @@ def _model_import(path: Path) -> Iterator[None]:
 
 
 def _umbridge(path: Path) -> Any:
-    """The umbridge package, where a file names it and it is installed."""
+    """Return the umbridge package if a file names it and it is installed."""
     if b"umbridge" not in path.read_bytes():
         return None
     try:
@@ -181,7 +181,7 @@ def _umbridge(path: Path) -> Any:
 
 
 def _rejecting(original: Any) -> Any:
-    """`original`, unless this thread imports a model's file."""
+    """Return `original` with a check that this thread is not importing a model's file."""
 
     def serve_models(*arguments: Any, **options: Any) -> Any:
         if not importing():
@@ -196,7 +196,7 @@ def _rejecting(original: Any) -> Any:
 
 
 class _Uncached(SourceFileLoader):
-    """Compiles the file anew: Python's cache takes one that was changed within a second for the same."""
+    """Compiles a file without Python's cache, which misses changes within one second."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)

@@ -22,14 +22,14 @@ _CATEGORIES = frozenset(d for d in NUMERIC if d.kind in ("bool", "int", "uint"))
 
 
 class CatBoostModel(Model):
-    """A classifier where the loss that it was trained with knows classes, else a regressor or ranker.
+    """A CatBoost classifier if its loss function has classes, else a regressor or ranker.
 
-    Its one input is the matrix `input`, [rows, features], of any number type, where NaN is a missing value. It
-    computes in FP32: floats are rounded to it, and integers have to be there exactly. A model with categorical or
-    text features has one input a feature instead, under the names that it was trained with. Outputs: `predict`, as
-    CatBoostClassifier.predict or CatBoostRegressor.predict gives it (labels of more than two classes are [rows, 1]),
-    and, computed only when asked for, `predict_proba` of a classifier and `raw`, before the objective's
-    transformation.
+    Input: the matrix `input`, [rows, features], of any number type; NaN is a missing value. CatBoost computes in FP32:
+    floats are rounded, and integers must be exact in it. A model with categorical or text features has one input per
+    feature instead, with the names of the training data.
+
+    Outputs: `predict`, as from CatBoostClassifier.predict or CatBoostRegressor.predict (labels of more than two classes
+    are [rows, 1]); on request `predict_proba` of a classifier, and `raw`, before the transformation of the objective.
     """
 
     platform = "catboost_cbm"
@@ -91,7 +91,7 @@ class CatBoostModel(Model):
         )
 
     def _framed(self, value: Any) -> Any:
-        """What the library is called with, from what a content type made."""
+        """Convert the value of a content type to the argument of the library."""
         names = self._model.feature_names_
         if self._pandas is None:
             # Without names of its own a model calls its features by their places.
@@ -118,7 +118,7 @@ class CatBoostModel(Model):
         return tuple(TensorSpec(name, datatype, (-1,), accepts=accepts) for name, datatype, accepts in found)
 
     def _output_specs(self, classifies: bool) -> tuple[TensorSpec, ...]:
-        """The outputs, as they answer one made-up row."""
+        """Return the outputs, from a prediction for one row of zeros."""
         row = self._rows({spec.name: _sample(spec) for spec in self._inputs})
         names = ("predict", "predict_proba", "raw") if classifies else ("predict", "raw")
         found = {name: self._computed(name, row) for name in names}

@@ -1,4 +1,4 @@
-"""LightGBM models, in its text form."""
+"""LightGBM models in text form."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,13 +17,12 @@ from dragoman.runtimes.tables import content, matrix
 
 
 class LightGBMModel(Model):
-    """A Booster. Its one input is a matrix [rows, features], where NaN is a missing value.
+    """A Booster. Its input is the matrix `input`, [rows, features]; NaN is a missing value.
 
-    A call whose content type is `np` or `pd` brings an array or the columns of a data frame instead.
+    With content type `np` or `pd` a call sends an array or the columns of a data frame instead.
 
-    Outputs: `predict`, as `Booster.predict` gives it (for a classifier the probabilities, [rows] of the second
-    class or [rows, classes]), and `raw_score`, before the objective's transformation, computed only when asked
-    for.
+    Outputs: `predict`, as from `Booster.predict` (for a classifier probabilities, [rows] of the second class or [rows,
+    classes]), and on request `raw_score`, before the transformation of the objective.
     """
 
     platform = "lightgbm_text"

@@ -35,11 +35,10 @@ _ONNX_BFLOAT16 = 16  # TensorProto.DataType.BFLOAT16
 
 
 class OnnxModel(Model):
-    """A graph with its own names, datatypes and shapes; BYTES are its strings, as UTF-8.
+    """A graph with its own names, datatypes and shapes; its strings are BYTES in UTF-8.
 
-    `parameters.providers` of the spec names ONNX Runtime's execution providers; the CPU's by default. An output
-    that is no tensor (a classifier's list of maps) is left out with a warning; a graph without any other output
-    is refused.
+    `parameters.providers` names execution providers of ONNX Runtime; the CPU by default. An output that is not a tensor
+    (a classifier's list of maps) is omitted with a warning; a graph without other outputs is rejected.
     """
 
     platform = "onnx_onnxv1"
@@ -67,7 +66,7 @@ class OnnxModel(Model):
         return dict(zip(wanted, self._session.run(wanted, feed), strict=True))
 
     def _infer_bf16(self, call: Infer, wanted: list[str]) -> Mapping[str, Array]:
-        """As `infer`, through ONNX Runtime's own values, because `run` takes no array of bfloat16."""
+        """Infer through ONNX Runtime's own values, because `run` accepts no bfloat16 array."""
         feed = {name: self._value(name, tensor) for name, tensor in call.inputs.items()}
         values = self._session.run_with_ort_values(wanted, feed)
         return {name: _read(value) for name, value in zip(wanted, values, strict=True)}
@@ -123,7 +122,7 @@ def _spec(node: Any) -> TensorSpec:
 
 
 def _share_rows(nodes: Iterable[Any]) -> bool:
-    """Whether every tensor's first axis is free and the same one: it has one name, or none anywhere."""
+    """Return whether the first axis of every tensor is dynamic and the same: of one name, or all unnamed."""
     first = {node.shape[0] if node.shape else 0 for node in nodes}
     return len(first) == 1 and not isinstance(first.pop(), int)
 

@@ -1,4 +1,4 @@
-"""What a framework gets from a call whose content type says what its inputs make up."""
+"""Arrays and data frames for frameworks, from calls with a content type."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,16 +12,17 @@ from dragoman.core.errors import InvalidInput
 
 
 def content(call: Infer, defaults: Defaults) -> Any:
-    """The array, data frame or list that the call's content type, or the model's own, makes of all inputs.
+    """Decode all inputs by the content type of the call or of the model: an array, data frame or list.
 
-    None where neither names one. Raises InvalidInput naming the input.
+    None without a content type. Raises InvalidInput naming the input.
     """
     codec = request_codec(call, defaults)
     return None if codec is None else codec.to_value(with_defaults(call.inputs, defaults), "input")
 
 
 def columns_in_order(frame: Any, names: Sequence[str]) -> Any:
-    """The columns that a model was trained with, in that order; InvalidInput naming one that is missing or too many."""
+    """Return a data frame with the columns of the training data in their order. Raises InvalidInput for other
+    columns."""
     given = [str(label) for label in frame.columns]
     missing = [name for name in names if name not in given]
     extra = [name for name in given if name not in names]
@@ -36,7 +37,7 @@ def columns_in_order(frame: Any, names: Sequence[str]) -> Any:
 
 
 def matrix(value: Any, width: int, names: Sequence[str] | None = None) -> Array:
-    """The table [rows, width] of numbers in an array or data frame. Raises InvalidInput naming the column."""
+    """Return the numbers of an array or data frame, [rows, width]. Raises InvalidInput naming the column."""
     if hasattr(value, "columns"):
         if names:
             value = columns_in_order(value, names)
@@ -56,9 +57,9 @@ def matrix(value: Any, width: int, names: Sequence[str] | None = None) -> Array:
 
 
 def check_fp32(array: Array, names: Sequence[str] = ("input",)) -> None:
-    """InvalidInput naming the input where a number changes by more than rounding in a framework that computes in FP32.
+    """Raise InvalidInput naming the input if a number does not fit FP32 (other than by rounding).
 
-    Of `names` there is one for the whole array, or one a column.
+    `names`: one name for the whole array, or one per column.
     """
     if array.dtype.kind == "f" and array.dtype.itemsize > 4:
         with np.errstate(over="ignore"):

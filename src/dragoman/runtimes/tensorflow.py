@@ -1,4 +1,4 @@
-"""TensorFlow SavedModels, by one of their signatures."""
+"""TensorFlow SavedModels."""
 
 import os
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _DATATYPES: Mapping[str, Datatype] = {
 
 
 class TensorFlowModel(Model):
-    """One signature of a SavedModel: `parameters.signature_name` of the spec, `serving_default` by default."""
+    """One signature of a SavedModel: `parameters.signature_name`, `serving_default` by default."""
 
     platform = "tensorflow_savedmodel"
 

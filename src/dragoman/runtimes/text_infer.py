@@ -1,4 +1,4 @@
-"""Text models for those who speak in tensors: Infer on BYTES becomes Generate, and its texts become BYTES."""
+"""Infer for text models: prompts and completions as BYTES tensors."""
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
@@ -56,7 +56,7 @@ _MOST_NAMED = 32
 
 
 async def whole(generates: Generates, call: Infer) -> Inference:
-    """The texts of all prompts: a row for each, or for each of its `n`."""
+    """Return the completions of all prompts: one row each, or one for each of `n`."""
     asked, ignored = generate_of(call, stream=False)
     source: Any = generates(asked)
     async with aclosing(source) as found:
@@ -67,7 +67,7 @@ async def whole(generates: Generates, call: Infer) -> Inference:
 
 
 async def pieces(generates: Generates, call: Infer) -> AsyncGenerator[Inference, None]:
-    """What is new of each text, a row for each; a text's finish_reason is empty while it goes on."""
+    """Yield the new text of each completion, one row each; finish_reason is empty until it ends."""
     asked, _ = generate_of(call, stream=True)
     count = max(1, asked.sampling.n)
     rows = [Text(p, c) for p in range(len(asked.prompts)) for c in range(count)]
@@ -79,7 +79,7 @@ async def pieces(generates: Generates, call: Infer) -> AsyncGenerator[Inference,
 
 
 def generate_of(call: Infer, *, stream: bool) -> tuple[Generate, list[str]]:
-    """What an Infer asks for, and the parameters that nobody knows. Raises InvalidInput naming what does not fit."""
+    """Return the Generate of an Infer, and the unknown parameters. Raises InvalidInput naming the parameter."""
     found = [name for name in call.inputs if name not in _COMPANIONS]
     if len(found) != 1 or found[0] not in _ALIASES:
         raise InvalidInput(f"expected one input of prompts, '{_PROMPTS}'; got {', '.join(found) or 'none'}")
@@ -93,7 +93,7 @@ def generate_of(call: Infer, *, stream: bool) -> tuple[Generate, list[str]]:
 
 
 def _companion(call: Infer) -> dict[str, Any]:
-    """The parameters that Triton's clients send as JSON text in an input of its own."""
+    """Return the parameters that Triton's clients send as JSON in a separate input."""
     if "sampling_parameters" not in call.inputs:
         return {}
     text = str(strings(call.inputs["sampling_parameters"], "sampling_parameters").reshape(-1)[0])

@@ -1,4 +1,4 @@
-"""What a text model answers, whichever engine computes its tokens: the shared vocabulary of the runtimes for texts."""
+"""Shared by the runtimes of text generation: the model around an engine."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ _TO_READ = 16
 
 
 class TextModel(Model):
-    """A folder with a tokenizer and what an engine computes texts with; a subclass says how to start that engine.
+    """A folder with a tokenizer, and an engine that a subclass starts.
 
     `runtime` declares the packages that it needs. Nothing is downloaded, and no code of a model is run.
     """
@@ -49,10 +49,10 @@ class TextModel(Model):
                 raise ModelFailed(folders.explained(error, folder)) from error
 
     def check(self, folder: Path) -> None:
-        """ModelFailed saying what is missing: a file of the folder, or a package."""
+        """Raise ModelFailed if a file of the folder or a package is missing."""
 
     def started(self, folder: Path) -> Any:
-        """The engine at work on the folder: a `dragoman.generation.text_engine.TextEngine`."""
+        """Start the engine of the folder, a `dragoman.generation.text_engine.TextEngine`."""
         raise NotImplementedError
 
     def details(self) -> Mapping[str, Any]:
@@ -100,7 +100,7 @@ class TextModel(Model):
 
 
 def _size(prompt: Prompt) -> int:
-    """How many characters a prompt has, or how many take as long."""
+    """Return the number of characters of a prompt, or an equivalent by processing time."""
     if isinstance(prompt, Chat):
         template = _LONG + 1 if prompt.template else 0  # a template of the caller's may take any time
         return sum((len(str(message)) for message in prompt.messages), template)
@@ -108,7 +108,7 @@ def _size(prompt: Prompt) -> int:
 
 
 def described(folder: Path) -> Mapping[str, Any]:
-    """What the folder's config.json says. Raises ModelFailed where there is none that can be read."""
+    """Read the folder's config.json. Raises ModelFailed if it cannot be read."""
     try:
         found: Mapping[str, Any] = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Functions of vectors as models: simulators in Python, with the derivatives that they have."""
+"""Functions of vectors as models: simulators in Python with their derivatives."""
 
 import inspect
 import logging
@@ -31,12 +31,12 @@ _THEIRS = ("get_input_sizes", "get_output_sizes", "supports_evaluate", "__call__
 
 
 def is_vectors(target: Any) -> bool:
-    """Whether an object is a function of vectors, or a class of them: ours, marked, or a model of `umbridge`."""
+    """Return whether an object or a class is a function of vectors: ours, marked, or a model of `umbridge`."""
     return is_vector_function(target) or is_umbridge(target)
 
 
 def vector_model(target: Any, spec: ModelSpec) -> "VectorModel":
-    """The model that a function of vectors is. Raises ModelFailed where it cannot be made, saying why."""
+    """Return the model of a function of vectors. Raises ModelFailed if it cannot be built."""
     if is_umbridge(target):
         return VectorModel(spec, Theirs(_instance(target, spec)))
     function = carried_by(target)
@@ -46,7 +46,7 @@ def vector_model(target: Any, spec: ModelSpec) -> "VectorModel":
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """A function's inputs and outputs under one config: its signature, and the names and sizes of its outputs."""
+    """Inputs and outputs of a function for one config: the signature, and names and sizes of the outputs."""
 
     signature: Signature
     outputs: tuple[str, ...]
@@ -64,7 +64,7 @@ class Sides:
 
 
 def _sides(function: VectorFunction, config: Config) -> Sides:
-    """The inputs and outputs; sizes that do not follow from the caller's config are InvalidInput."""
+    """Return the inputs and outputs. Raises InvalidInput if the config leads to invalid sizes."""
     try:
         return Sides.of(function, config)
     except (CallerError, InvalidOutput):
@@ -77,13 +77,13 @@ def _sides(function: VectorFunction, config: Config) -> Sides:
 
 
 class BadSizes(ModelFailed):
-    """Sizes of vectors that are not integers from 0."""
+    """Sizes of vectors that are not non-negative integers."""
 
 
 class VectorModel(Model):
-    """A VectorFunction: FP64 vectors in and out under its names, else `input_0`, `output_0` and so on.
+    """A VectorFunction: FP64 vectors under its names, else `input_0`, `output_0` and so on.
 
-    One that is vectorised takes many points in a call, one a row.
+    A vectorised one takes many points in a call, one per row.
     """
 
     def __init__(self, spec: ModelSpec, function: VectorFunction, placement: Placement = "process") -> None:
@@ -93,7 +93,7 @@ class VectorModel(Model):
         self._known: OrderedDict[str, Sides] = OrderedDict()
 
     def load(self) -> Any:
-        """What a model has of its own says what it can do, so it gets what the function can do."""
+        """Set the methods that the function supports: a model's own methods declare its abilities."""
         self.merges = _MERGED if self.function.vectorised else 0
         for ability in self.function.sources():
             setattr(self, "infer" if ability == "evaluate" else ability, getattr(self, f"_{ability}"))
@@ -101,7 +101,7 @@ class VectorModel(Model):
     # --- what it tells ---------------------------------------------------------------------------------------
 
     def signature(self) -> Signature:
-        """The signature without a config; open where a model of the umbridge package has no sizes without one."""
+        """Return the signature without a config; open for `umbridge` models whose sizes need one."""
         try:
             return self._under(NONE).signature
         except Exception as error:
@@ -121,7 +121,7 @@ class VectorModel(Model):
         return self.function.unavailable()
 
     def _under(self, config: Config) -> "Sides":
-        """The inputs and outputs under a config; those of the last configs are remembered."""
+        """Return the inputs and outputs for a config; the last ones are cached."""
         key = config_key(config) if config else ""
         found = self._known.get(key)
         if found is None:
@@ -167,13 +167,13 @@ class VectorModel(Model):
         return as_vector(answer, len(inputs[at]), "apply_hessian")
 
     def _where(self, call: DerivativeCall) -> tuple[list[Vector], int]:
-        """The inputs in order, and the place of the output."""
+        """Return the inputs in order, and the position of the output."""
         outputs = self._under(call.config).outputs
         return [tensor.data for tensor in call.inputs.values()], outputs.index(str(call.output))
 
 
 def _is_the_only(answer: Any, sizes: Sequence[int]) -> bool:
-    """Whether an answer needs no look at all: the array that was promised, and nothing else was."""
+    """Return whether a result needs no check: it is exactly the declared array."""
     return type(answer) is np.ndarray and answer.shape == sizes and answer.dtype == np.float64
 
 
@@ -193,9 +193,10 @@ def _specs(sizes: Sequence[int], names: Sequence[str], noun: str, vectorised: bo
 
 
 def as_matrices(answer: Any, rows: int, sizes: Sequence[int]) -> list[Vector]:
-    """The outputs of a vectorised `evaluate`: a matrix [rows, size] for each size. InvalidOutput naming the output.
+    """Return the outputs of a vectorised `evaluate`, a matrix [rows, size] each. Raises InvalidOutput naming the
+    output.
 
-    Of an output of one number a vector with one number a row will do, and of one row a vector.
+    An output of size one may be a vector with one number per row; a single row may be a vector.
     """
     several = isinstance(answer, tuple | list) and len(answer) == len(sizes)
     found = list(answer) if several else [answer]
@@ -217,7 +218,7 @@ def _matrix(answer: Any, rows: int, size: int, what: str) -> Vector:
 
 
 class Theirs(VectorFunction):
-    """A model written for the `umbridge` package: it takes and gives lists, and says itself what it supports."""
+    """A model of the `umbridge` package: it takes and returns lists and declares what it supports."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -253,13 +254,13 @@ def _lists(inputs: Vectors) -> list[list[float]]:
 
 
 def is_umbridge(target: Any) -> bool:
-    """Whether an object, or a class, is a model of the `umbridge` package."""
+    """Return whether an object or a class is a model of the `umbridge` package."""
     kind = target if isinstance(target, type) else type(target)
     return not issubclass(kind, Model) and all(callable(getattr(kind, name, None)) for name in _THEIRS)
 
 
 def takes_name(kind: type) -> bool:
-    """Whether a class of the `umbridge` package's models is given its name when it is made."""
+    """Return whether the constructor of a class of the `umbridge` package takes the model's name."""
     parameters = inspect.signature(kind).parameters.values()
     return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 

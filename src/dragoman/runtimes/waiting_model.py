@@ -1,4 +1,4 @@
-"""Functions of vectors that wait for others: for servers elsewhere, or for models beside them."""
+"""Functions of vectors that wait for remote or sibling models."""
 
 import asyncio
 import threading
@@ -19,8 +19,8 @@ C = TypeVar("C")
 
 
 class WaitingModel(VectorModel):
-    """A VectorFunction of which `concurrency` calls are under way at a time: its methods are `async`, and a thread each
-    does the waiting."""
+    """A VectorFunction with up to `concurrency` simultaneous calls: its methods are `async`, and each waits in a
+    thread."""
 
     def __init__(
         self, spec: ModelSpec, function: VectorFunction, concurrency: int, placement: Placement = "inline"

@@ -1,4 +1,4 @@
-"""XGBoost models, in its JSON or UBJSON form."""
+"""XGBoost models in JSON or UBJSON form."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -22,19 +22,18 @@ _LABELLED = ("binary:logistic", "multi:softprob")
 
 
 class XGBoostModel(Model):
-    """A Booster. Its one input is a matrix [rows, features], where NaN is a missing value.
+    """A Booster. Its input is the matrix `input`, [rows, features]; NaN is a missing value.
 
-    It computes in FP32; of other types it takes what fits: floats are rounded, integers have to be there exactly.
+    It computes in FP32: floats are rounded, integers must be exact. With content type `np` or `pd` a call sends an
+    array or the columns of a data frame instead.
 
-    A call whose content type is `np` or `pd` brings an array or the columns of a data frame instead.
+    Outputs: `predict`, as from `Booster.predict` (for a model saved by XGBClassifier probabilities, [rows] of the
+    second class or [rows, classes]). On request: `margin`, before the transformation of the objective, and `label`,
+    the class as from XGBClassifier.predict.
 
-    Outputs: `predict`, as `Booster.predict` gives it: for a model that XGBClassifier saved these are the
-    probabilities, [rows] of the second class or [rows, classes]. Computed only when asked for: `margin`, before
-    the objective's transformation, and `label`, the class as XGBClassifier.predict gives it.
-
-    With `parameters.sklearn_api = true` in the spec, the outputs are those of XGBoost's scikit-learn interface: for a
-    model that XGBClassifier saved `predict` is the label, and `predict_proba` is computed when asked for. A model
-    that was trained with early stopping then predicts by its best iteration.
+    With `parameters.sklearn_api = true` the outputs are those of XGBoost's scikit-learn interface: for a model saved by
+    XGBClassifier `predict` is the label, and `predict_proba` is computed on request. A model trained with early
+    stopping predicts by its best iteration.
     """
 
     def load(self) -> None:

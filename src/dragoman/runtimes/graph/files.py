@@ -1,4 +1,4 @@
-"""The file of a graph: where it lies, and what stands in it."""
+"""Read the file of a graph."""
 
 import importlib
 import json
@@ -15,7 +15,8 @@ from dragoman.runtimes.graph import GRAPH_FILES, graph_file
 
 
 def read_graph(path: Path) -> Document:
-    """The graph in a file, or in a folder with a `graph.toml`. Raises InvalidInput naming the file and the fault."""
+    """Read the graph in a file, or in a folder with a `graph.toml`. Raises InvalidInput naming the file and the
+    error."""
     file = graph_file(path)
     if file is None:
         raise InvalidInput(f"'{path}' is no graph; expected a file, or a folder with a file, {', '.join(GRAPH_FILES)}")
@@ -28,7 +29,7 @@ def read_graph(path: Path) -> Document:
 
 
 def graph_name(path: Path) -> str:
-    """What a graph is called: as it says itself, else `beam` for `beam.graph.toml` and the folder for `graph.toml`."""
+    """Return the name of a graph: its own, else `beam` for `beam.graph.toml` and the folder's for `graph.toml`."""
     file = graph_file(path) or path
     default = file.stem.removesuffix(".graph") if file.stem != "graph" else file.resolve().parent.name
     try:
@@ -38,7 +39,7 @@ def graph_name(path: Path) -> str:
 
 
 def array(folder: Path, value: Any, where: str) -> Any:
-    """A value of a graph's file: numbers as they are, or those in the `.npy` file that a text names."""
+    """Return a value of a graph file: numbers, or the contents of the `.npy` file that it names."""
     if not isinstance(value, str):
         return value
     path = folder / value

@@ -1,4 +1,4 @@
-"""One vector for each text, from an encoder: its states, pooled as the folder says."""
+"""Embeddings: one vector per text, pooled from the states of an encoder."""
 
 import json
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """How states become a vector: pooled over a text's tokens, and made as long as 1 where `normalized`."""
+    """How states become a vector: the pooling over tokens, and whether the result is `normalized`."""
 
     pooling: Pooling = "mean"
     normalized: bool = True
 
     @classmethod
     def of(cls, folder: Path) -> "Vectors":
-        """As sentence-transformers wrote it into the folder; where it did not, the normalized mean."""
+        """Read the pooling of sentence-transformers from a folder; without one, the normalized mean."""
         path = folder / "1_Pooling" / "config.json"
         if not path.is_file():
             return cls()
@@ -49,13 +49,14 @@ class Vectors:
 
 
 class Embedder:
-    """An encoder and its tokenizer, for Embed."""
+    """An encoder with its tokenizer; answers Embed."""
 
     def __init__(self, torch: Any, model: Any, tokenizer: Any, vectors: Vectors) -> None:
         self._torch, self._model, self._tokenizer, self._vectors = torch, model, tokenizer, vectors
 
     def __call__(self, call: Embed) -> Embedded:
-        """The vectors in the order of the inputs. Raises InvalidInput where one is longer than the model is."""
+        """Return the vectors in the order of the inputs. Raises InvalidInput if a text is longer than the model
+        allows."""
         ids = [self._ids(each, i) for i, each in enumerate(call.inputs)]
         found = np.zeros((len(ids), self._model.config.hidden_size), np.float32)
         padded = self._tokenizer.pad_token_id is not None

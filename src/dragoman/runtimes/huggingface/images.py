@@ -1,4 +1,4 @@
-"""Encoded images as pictures."""
+"""Decode images."""
 
 import base64
 import binascii
@@ -17,16 +17,16 @@ _MAX_PIXELS = 64 * 2**20
 
 
 def decoded(tensor: Tensor, name: str) -> list[Any]:
-    """The picture in each element: the bytes of a file, or these in base64, also as a data URL.
+    """Decode the image in each element: the bytes of a file, or base64, also as a data URL.
 
-    Raises InvalidInput where there is none. A path or an address is never opened.
+    Raises InvalidInput if it is not an image. Paths and addresses are never opened.
     """
     image = RUNTIME.require("PIL.Image")
     return [_picture(image, element, name) for element in tensor.data.flat]
 
 
 def of_pixels(tensor: Tensor) -> list[Any]:
-    """The pictures in an array of bytes, [pictures, height, width, 3]."""
+    """Convert an array of bytes [images, height, width, 3] to images."""
     image = RUNTIME.require("PIL.Image")
     return [image.fromarray(pixels) for pixels in tensor.data]
 

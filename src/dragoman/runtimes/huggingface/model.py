@@ -1,4 +1,4 @@
-"""Hugging Face models by task, through transformers' pipelines."""
+"""Hugging Face models, run by the pipelines of transformers."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -27,16 +27,15 @@ _RESULTS: Mapping[str, str] = {"content_type": "hg_jsonlist"}
 
 
 class HuggingFaceModel(Model):
-    """A folder that `save_pretrained` wrote, for one of the tasks in huggingface_tasks.
+    """A folder of `save_pretrained`, for one of the tasks in `tasks`.
 
-    Texts are the input `args` (`inputs`, `text_inputs` and `array_inputs` are understood too), questions
-    `question` and `context`, images `inputs` (encoded) or `pixels`. The output `output` has the JSON of the
-    pipeline's result for each row. For feature-extraction, `features` and `attention_mask` are computed when asked
-    for: the vectors as an array [rows, tokens, size], with zeros after a text's last token.
+    Inputs: texts `args` (or `inputs`, `text_inputs`, `array_inputs`); `question` and `context`; images `inputs`
+    (encoded) or `pixels`. Output: `output`, the JSON of the pipeline's result for each row. For feature-extraction
+    also `features`, [rows, tokens, size] padded with zeros, and `attention_mask`, on request.
 
-    Of the spec's parameters: `task` (else the architecture tells it), `pretrained_model` and
-    `pretrained_tokenizer` (else the uri), `device` ("cpu" by default), `model_kwargs`. Nothing is downloaded,
-    unless `allow_download` is true; no code of a model is run; weights in pickles need `allow_pickle`.
+    Parameters: `task` (else by the architecture), `pretrained_model` and `pretrained_tokenizer` (else the uri),
+    `device` ("cpu" by default), `model_kwargs`. Nothing is downloaded unless `allow_download` is true; no code of a
+    model is run; pickled weights need `allow_pickle`.
     """
 
     platform = "huggingface_pytorch"
@@ -94,7 +93,8 @@ class HuggingFaceModel(Model):
             task_by_name(str(given["task"]))
 
     def _place(self, name: str) -> str:
-        """The folder of this name, by itself or beside the model; else a name on the hub, if that is allowed."""
+        """Return the folder of this name, also relative to the model; or a name on the hub, if downloads are
+        allowed."""
         for path in (Path(name), Path(self.spec.uri) / name):
             if name and path.is_dir():
                 return str(path.resolve())
@@ -131,7 +131,7 @@ class HuggingFaceModel(Model):
             self.embed = embedder.__call__  # type: ignore[method-assign]
 
     def _runner(self, model: Any, place: str, common: Mapping[str, Any]) -> Callable[[Any, Mapping[str, Any]], Any]:
-        """What computes the results of rows."""
+        """Return the function that computes the results of rows."""
         transformers, device = self._transformers, _device(self.spec.parameters.get("device"))
         self._tokenizer: Any = None
         if self._task.reads == "images":
@@ -155,7 +155,7 @@ class HuggingFaceModel(Model):
         return lambda rows, options: pipeline(rows, batch_size=size, **options)
 
     def _rows_at_once(self) -> int:
-        """How many rows go through the model together: texts are padded for that, which needs a token for it."""
+        """Return how many rows are computed together; texts can only be padded with a padding token."""
         unpadded = self._tokenizer is not None and self._tokenizer.pad_token_id is None
         return 1 if unpadded or not self._task.rows else max(1, self.spec.max_batch_size)
 
@@ -182,7 +182,7 @@ class HuggingFaceModel(Model):
         return " or ".join(f"'{spec.name}'" for spec in self._task.inputs)
 
     def _check_lengths(self, rows: list[Any]) -> None:
-        """InvalidInput where a text is longer than the model is: that alone fails inside of it."""
+        """Raise InvalidInput if a text is longer than the model allows."""
         if self._task.reads != "texts":
             return
         limit = self._tokenizer.model_max_length
@@ -196,7 +196,7 @@ class HuggingFaceModel(Model):
 
 
 def _device(name: Any) -> str:
-    """The device as PyTorch calls it: a number is that of a GPU, and -1 the CPU."""
+    """Return PyTorch's name of a device: a number is a GPU, -1 the CPU."""
     if name is None or name == -1:
         return "cpu"
     return f"cuda:{name}" if isinstance(name, int) else str(name)
@@ -211,12 +211,12 @@ def _as_json(results: list[Any]) -> Tensor:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers and PyTorch's tensors, as JSON has them."""
+    """Convert NumPy numbers and PyTorch tensors for JSON."""
     return value.tolist()
 
 
 def _padded(vectors: list[Any]) -> tuple[Array, Array]:
-    """Vectors of texts, each [1, tokens, size], as one array, with the mask of what is no padding."""
+    """Pad vectors of texts, each [1, tokens, size], to one array and its attention mask."""
     found = [np.asarray(each.float().cpu().numpy())[0] for each in vectors]
     counts = [len(each) for each in found] or [0]
     features = np.zeros((len(found), max(counts), found[0].shape[1] if found else 0), np.float32)

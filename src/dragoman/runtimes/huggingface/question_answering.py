@@ -21,13 +21,13 @@ Options = Mapping[str, Any]
 
 
 class Reader:
-    """A model of extractive question answering and its tokenizer, which has to be a fast one."""
+    """A model of extractive question answering with its fast tokenizer."""
 
     def __init__(self, torch: Any, model: Any, tokenizer: Any) -> None:
         self._torch, self._model, self._tokenizer = torch, model, tokenizer
 
     def __call__(self, question: str, context: str, options: Options) -> Answer | list[Answer]:
-        """The best answer, {score, start, end, answer}; the best ones in a list where `top_k` is above 1."""
+        """Return the best answer, {score, start, end, answer}, or a list of them if `top_k` is above 1."""
         encoded = self._encoded(question, context)
         found: dict[tuple[int, int], float] = {}  # pieces overlap: a span may be found twice
         blank = 1.0
@@ -65,7 +65,7 @@ class Reader:
         return encoded
 
     def _scores(self, encoded: Any) -> Iterator[tuple[Array, Array]]:
-        """The logits of each token, as the beginning and as the end of an answer; one pair a piece of the context."""
+        """Yield the logits of each token as start and as end of the answer, for each chunk of the context."""
         for i in range(len(encoded["input_ids"])):
             names = [name for name in self._tokenizer.model_input_names if name in encoded]
             feed = {n: self._torch.tensor([encoded[n][i]], device=self._model.device) for n in names}
@@ -74,7 +74,7 @@ class Reader:
             yield output.start_logits[0].float().cpu().numpy(), output.end_logits[0].float().cpu().numpy()
 
     def _characters(self, encoded: Any, piece: int, first: int, last: int, options: Options) -> tuple[int, int]:
-        """The characters of a span, widened to whole words."""
+        """Return the characters of a span, extended to whole words."""
         offsets = encoded["offset_mapping"][piece]
         words = encoded.word_ids(piece)
         if not options.get("align_to_words", True) or words[first] is None or words[last] is None:
@@ -91,7 +91,7 @@ def _softmax(logits: Array) -> Array:
 
 
 def _spans(begin: Array, finish: Array, context: Array, options: Options) -> list[tuple[int, int, float]]:
-    """The best spans of one piece: inside the context, and no longer than `max_answer_len` tokens."""
+    """Return the best spans of one chunk: within the context, and at most `max_answer_len` tokens long."""
     longest = options.get("max_answer_len", _MAX_ANSWER_TOKENS)
     allowed = np.tril(np.triu(np.outer(context, context)), longest - 1)
     scores = np.where(allowed, np.outer(begin, finish), -1.0)

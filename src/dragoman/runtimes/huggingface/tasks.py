@@ -1,4 +1,4 @@
-"""The tasks that Hugging Face models are served for: their inputs, outputs and options."""
+"""The tasks of Hugging Face models: inputs, outputs and options."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ _AGGREGATIONS: Kind = ("none", "simple", "first", "average", "max")
 
 @dataclass(frozen=True, slots=True)
 class PipelineTask:
-    """`auto` is the class of transformers that loads the model, `suffix` the end of its architecture's name.
+    """A task. `auto` is the class of transformers that loads the model, `suffix` the end of its architecture's name.
 
-    `reads` is what the task's inputs become. `options` are the parameters of a call that it understands.
-    `rows` is whether what comes out for one row is the same whatever rows are beside it.
+    `reads`: the kind of its inputs. `options`: the call parameters that it accepts. `rows`: the result of a row does
+    not depend on the other rows.
     """
 
     name: str
@@ -96,7 +96,7 @@ ALIASES = ("args", "array_inputs", "inputs", "text_inputs")
 
 
 def task_by_name(name: str) -> PipelineTask:
-    """The task of this name; ModelFailed where it is not served."""
+    """Return the task of this name. Raises ModelFailed if it is not supported."""
     found = TASKS.get(_CALLED_TOO.get(name, name))
     if found is None:
         raise ModelFailed(
@@ -108,7 +108,7 @@ def task_by_name(name: str) -> PipelineTask:
 
 
 def task_by_architecture(architectures: list[str] | None) -> PipelineTask:
-    """The task that an architecture's name ends in; ModelFailed where it tells none."""
+    """Return the task of an architecture, by the end of its name. Raises ModelFailed if there is none."""
     name = (architectures or [""])[0]
     if name.endswith(_GENERATES):
         return task_by_name("text-generation")
@@ -122,7 +122,7 @@ def task_by_architecture(architectures: list[str] | None) -> PipelineTask:
 
 
 def options_of(task: PipelineTask, parameters: Parameters) -> dict[str, Any]:
-    """Those of a call's parameters that are options of the task; InvalidInput where one has a wrong value."""
+    """Return the call parameters that are options of the task. Raises InvalidInput for an invalid value."""
     found = {name: parameters[name] for name in task.options if name in parameters}
     for name, value in found.items():
         kind = task.options[name]

@@ -1,4 +1,4 @@
-"""Language models that continue texts, on the engine of our own: any Hugging Face decoder folder."""
+"""Text generation with our own engine, for any Hugging Face decoder."""
 
 import os
 from pathlib import Path
@@ -10,9 +10,9 @@ from dragoman.runtimes.text_model import TextModel
 
 
 class LanguageModel(TextModel):
-    """A folder with a decoder's configuration, safetensors and tokenizer.
+    """A folder with a decoder's configuration, safetensors and tokenizer. No pickles are read.
 
-    Of the spec's parameters: those of `dragoman.generation.loading.EngineOptions`. No pickles are read.
+    Its parameters are those of `dragoman.generation.loading.Options`.
     """
 
     platform = "huggingface_generation"

@@ -22,18 +22,18 @@ from dragoman.runtimes.tables import content
 
 
 class MlflowModel(Model):
-    """A folder with an `MLmodel` file; the flavor's own package has to be installed as well.
+    """A folder with an `MLmodel` file; the package of its flavor must be installed as well.
 
-    Its MLflow signature tells the inputs: columns make a data frame, tensors an array or a dict of arrays.
-    Datetimes are ISO 8601 (UTC where no offset is given), and columns of lists or objects are JSON texts.
-    Without a signature one input of two or more axes is the array, and other inputs are the columns of a data
-    frame. The signature's params are taken from the call's parameters, one that is a list as JSON.
+    Inputs follow the MLflow signature: columns make a data frame, tensors an array or a dict of arrays. Datetimes are
+    ISO 8601 (UTC without an offset), columns of lists or objects are JSON. Without a signature, one input of two or
+    more axes is the array, other inputs are the columns of a data frame. The params of the signature are parameters of
+    the call, lists as JSON.
 
-    A data frame's columns, or a dict's arrays, are outputs by name; anything else is `output-0`, or has the
-    names in the output schema. Dates are ISO 8601, and what is neither number nor text is JSON.
+    Outputs: the columns of a data frame or the arrays of a dict, by name; otherwise the names of the output schema, or
+    `output-0`. Dates are ISO 8601; what is neither number nor string is JSON.
 
-    MLflow does not tell whether rows are independent: the operator's `max_batch_size` alone says that calls may
-    be merged. Loading imports code and unpickles, whatever the flavor, so that it needs `allow_pickle`.
+    MLflow does not declare whether rows are independent: calls are merged only if the operator sets `max_batch_size`.
+    Loading imports code and unpickles for every flavor, so it needs `allow_pickle`.
     """
 
     platform = "mlflow_pyfunc"
@@ -95,7 +95,7 @@ class MlflowModel(Model):
         return values if isinstance(self._inputs[0].key, str) else values[0]
 
     def _given_params(self, parameters: Parameters) -> dict[str, Any]:
-        """The signature's params that the call gives; MLflow itself puts in the defaults of the others."""
+        """Return the signature's params that the call sets; MLflow adds the defaults of the others."""
         given: dict[str, Any] = {}
         for name in self._params.keys() & parameters.keys():
             param, value = self._params[name], parameters[name]
@@ -129,7 +129,7 @@ def _entries(signature: Any, side: str, prefix: str) -> tuple[Entry, ...]:
 
 
 def _told_nothing(tensors: Mapping[str, Tensor]) -> Any:
-    """What a model without a signature is called with."""
+    """Return the argument of a model without a signature."""
     arrays = {name: _read(tensor, name) for name, tensor in tensors.items()}
     if len(arrays) == 1 and next(iter(arrays.values())).ndim > 1:
         return own(next(iter(arrays.values())))
@@ -149,7 +149,7 @@ def _read(tensor: Tensor, name: str) -> Array:
 
 
 def _array(value: Any) -> Array:
-    """An array of numbers or of texts, whatever library's container the value is."""
+    """Convert a value of any library to an array of numbers or strings."""
     if hasattr(value, "toarray"):  # a sparse matrix
         value = value.toarray()
     array = _unframed(value)

@@ -1,4 +1,4 @@
-"""What an MLflow schema says of tensors, with the values that MLflow wants in their place."""
+"""MLflow schemas as tensors, and tensors as the values that MLflow expects."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ ToValue = Callable[[Tensor, str], Any]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One column or tensor of a schema: `key` is what MLflow calls it, a position where it has no name."""
+    """One column or tensor of a schema; `key` is its name for MLflow, or its position if it has none."""
 
     key: Any
     spec: TensorSpec
@@ -28,13 +28,13 @@ class Entry:
 
 
 def entries(schema: Any, prefix: str) -> tuple[Entry, ...]:
-    """The entries of an mlflow.types.Schema; one without a name is told as `prefix` and its position."""
+    """Return the entries of an mlflow.types.Schema; the name of an unnamed one is `prefix` and its position."""
     make = _tensor if schema.is_tensor_spec() else _column
     return tuple(make(item, i, item.name or f"{prefix}{i}") for i, item in enumerate(schema.inputs))
 
 
 def frame(columns: Mapping[Any, Any]) -> Any:
-    """The data frame with these columns; InvalidInput where they are not of one length."""
+    """Return the data frame of these columns. Raises InvalidInput if their lengths differ."""
     lengths = {str(name): len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise InvalidInput(f"the columns of one table need the same number of rows, got {lengths}")
@@ -42,7 +42,7 @@ def frame(columns: Mapping[Any, Any]) -> Any:
 
 
 def own(array: Array) -> Array:
-    """The array, or a copy that may be written where it may not: a model's own code may work in place."""
+    """Return the array, or a copy if it is read-only: the model's code may modify it."""
     return array if array.flags.writeable else array.copy()
 
 
@@ -82,7 +82,7 @@ def _spec(name: str, kind: Datatype, shape: Shape, item: Any) -> TensorSpec:
 
 
 def _smaller(kind: Datatype) -> frozenset[Datatype]:
-    """The datatypes whose every number this one holds."""
+    """Return the datatypes whose values all fit this one."""
     if kind.kind in ("bytes", "bool"):
         return frozenset()
     # NumPy calls INT64 to FP64 safe, which rounds beyond 2**53: a datatype of the same size has to be of the same kind.

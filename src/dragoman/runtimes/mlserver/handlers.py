@@ -1,7 +1,7 @@
-"""Custom handlers of MLServer's models: the arguments of a method from a request, and an answer from its result.
+"""Custom handlers of MLServer models: arguments from a request, and the response from the result.
 
-The rules are those of FastAPI, which their server hands such methods to: what the path names comes from the path,
-single values come from the query, anything else from the JSON body.
+The rules are those of FastAPI, which MLServer uses: path parameters come from the path, single values from the query,
+anything else from the JSON body.
 """
 
 import functools
@@ -27,7 +27,7 @@ _TRUE, _FALSE = frozenset({"1", "true", "on", "yes"}), frozenset({"0", "false", 
 
 
 class Handler:
-    """One method that answers at a path. Whether it is `async` does not matter."""
+    """A method, `async` or not, that answers at a path."""
 
     def __init__(self, method: Callable[..., Any], path: str) -> None:
         self._method = method
@@ -41,7 +41,7 @@ class Handler:
         self._bodies = [name for name, hint, _ in self._parameters if self._source(name, hint) == "body"]
 
     async def answer(self, request: Request[Handled]) -> Handled:
-        """Raises InvalidInput naming the argument that is missing or does not fit."""
+        """Call the method. Raises InvalidInput naming the argument that is missing or invalid."""
         call = request.call
         assert isinstance(call, Handle)
         query = dict(parse_qsl(call.query, keep_blank_values=True))
@@ -71,7 +71,7 @@ class Handler:
 
 
 class PlainRequest:
-    """What a handler that asks for the request gets where the framework of its annotation is not installed."""
+    """The request object for handlers whose annotation names a framework that is not installed."""
 
     def __init__(self, call: Handle, metadata: Mapping[str, str]) -> None:
         self.method = call.method
@@ -126,7 +126,7 @@ def _value(name: str, given: Any, hint: Any, default: Any) -> Any:
 
 
 def _as(kind: Any, given: Any) -> Any:
-    """`given` as an object of `kind`; ValueError or TypeError where it is none."""
+    """Convert `given` to an object of `kind`. Raises ValueError or TypeError."""
     kind = get_origin(kind) or kind
     if kind is Any or not isinstance(kind, type) or kind is inspect.Parameter.empty:
         return given

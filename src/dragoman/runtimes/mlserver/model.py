@@ -1,4 +1,4 @@
-"""Custom models of MLServer: a class derived from its MLModel, as a model here."""
+"""Custom models of MLServer: classes derived from its MLModel."""
 
 import importlib
 import inspect
@@ -27,7 +27,7 @@ from dragoman.runtimes.mlserver.handlers import Handler
 
 
 def load(spec: ModelSpec) -> Model:
-    """The model of the class at `spec.uri`; a class or function of our own kind is run as the python runtime does."""
+    """Return the model of the class at `spec.uri`; a class or function for Dragoman is loaded by the python runtime."""
     install.install()
     found = _class(spec)
     if not isinstance(found, type) or issubclass(found, Model) or not hasattr(found, "predict_stream"):
@@ -38,10 +38,10 @@ def load(spec: ModelSpec) -> Model:
 
 
 class MLServerModel(Model):
-    """Its `predict` answers a call, and its `predict_stream` one that asks for a stream.
+    """An MLServer model: `predict` answers a call, `predict_stream` a streaming call.
 
-    What its settings tell of inputs and outputs goes into metadata and chooses codecs; it is not enforced, as these
-    models take more than they tell. A batch of calls is one request, as `max_batch_size` means it to be.
+    The inputs and outputs in its settings are metadata and choose codecs; they are not enforced, because such models
+    accept more than they declare. A batch of calls is one request.
     """
 
     takes_request = True
@@ -105,7 +105,7 @@ class MLServerModel(Model):
             raise dragoman_error(error) from error
 
     def _runs(self) -> None:
-        """Whose metrics are those that the code logs from here on."""
+        """Attribute the metrics that the code logs from now on to this model."""
         metrics.set_running_model(self.spec.name, self.spec.version)
 
     async def close(self) -> None:
@@ -114,7 +114,8 @@ class MLServerModel(Model):
 
 
 def _class(spec: ModelSpec) -> Any:
-    """What `implementation` names. A process of the model's own imports it by its name there, as their server does."""
+    """Return the class of `implementation`. A process of the model alone imports it by its module name, as MLServer
+    does."""
     source = spec.parameters.get("source")
     if source is None or spec.placement in ("inline", "thread"):
         return plugins.resolve(spec.uri)  # beside other models, whose modules may have the same names
@@ -123,7 +124,7 @@ def _class(spec: ModelSpec) -> Any:
 
 
 def _settings(kind: type[Any], given: Mapping[str, Any], source: str) -> tuple[Any, ModuleType]:
-    """The settings of a model, and the module of types, that its class knows: ours or those of the real package."""
+    """Return the settings of a model and the module of types for its class: ours, or those of the real package."""
     found = _found_uri(given, Path(source).parent)
     if issubclass(kind, ours.MLModel):
         return ModelSettings.from_fields(found, source), types
@@ -133,7 +134,7 @@ def _settings(kind: type[Any], given: Mapping[str, Any], source: str) -> tuple[A
 
 
 def _found_uri(given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Their code opens `parameters.uri` as it is: one that is not there, but is beside the settings, is meant so."""
+    """Make a relative `parameters.uri` absolute if its file exists beside the settings: the model opens it as it is."""
     parameters = dict(given.get("parameters") or {})
     uri = parameters.get("uri")
     if not uri:
@@ -153,7 +154,7 @@ def _tensor_specs(tensors: Any) -> tuple[TensorSpec, ...]:
 
 
 def _custom(model: Any) -> list[tuple[Any, Any]]:
-    """The methods that answer at paths of their own, marked by our decorator or the real package's."""
+    """Return the methods with paths of their own, marked by our decorator or that of the real package."""
     mark = "__custom_handler__"
     methods = (getattr(model, name) for name in dir(type(model)) if hasattr(getattr(type(model), name), mark))
     return [(getattr(method, mark), method) for method in methods]

@@ -1,4 +1,4 @@
-"""Language models that continue texts, on OpenVINO GenAI: folders that optimum-intel exported."""
+"""Text generation with OpenVINO GenAI, for folders that optimum-intel exported."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,11 +23,11 @@ _BOUNDLESS = 2**62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenVinoOptions:
-    """What an operator may say of a model on OpenVINO.
+    """Parameters of a model on OpenVINO.
 
-    max_batch, max_context, dtype, threads, prefill_chunk: as of our own engine. device: as OpenVINO names it.
-    prefix_cache: 0 keeps no beginnings of prompts. cache_memory: whole GiB for keys and values (0: as much as the texts
-    need). properties: any further property of the device, by OpenVINO's names.
+    max_batch, max_context, dtype, threads, prefill_chunk: as for our own engine. device: OpenVINO's name of it.
+    prefix_cache: 0 disables it. cache_memory: GiB for the key-value cache (0: as needed). properties: further device
+    properties, by OpenVINO's names.
     """
 
     max_batch: int = 32
@@ -46,7 +46,7 @@ _LEAST = {"max_batch": 1, "max_context": 0, "threads": 0, "prefill_chunk": 1, "p
 
 
 class OpenVinoModel(TextModel):
-    """A folder that `optimum-cli export openvino` wrote. Of the spec's parameters: those of `Options`."""
+    """A folder of `optimum-cli export openvino`; its parameters are those of `OpenVinoOptions`."""
 
     platform = "openvino_generation"
     runtime = RUNTIME

@@ -1,4 +1,4 @@
-"""The names that models of the `umbridge` package give themselves."""
+"""Names that models of the `umbridge` package give themselves."""
 
 from collections.abc import Mapping
 from pathlib import Path

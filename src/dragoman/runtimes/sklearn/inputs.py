@@ -1,4 +1,4 @@
-"""What a scikit-learn estimator takes: one matrix of numbers, columns by name, or documents."""
+"""Inputs of scikit-learn estimators: one matrix, columns by name, or documents."""
 
 import importlib
 from collections.abc import Iterator, Mapping
@@ -19,23 +19,23 @@ Sample = str | float
 
 
 class Table(Protocol):
-    """The inputs of an estimator, and how they become the rows that it takes."""
+    """The inputs of an estimator, and their conversion to rows."""
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]: ...
 
     def rows(self, tensors: Mapping[str, Tensor]) -> Any:
-        """What the estimator is called with; InvalidInput where text is not UTF-8."""
+        """Return the argument of the estimator. Raises InvalidInput if text is not UTF-8."""
 
     def framed(self, value: Any) -> Any:
-        """What the estimator is called with, from what a content type made: an array, a data frame or a list."""
+        """Convert the value of a content type (array, data frame or list) to the argument of the estimator."""
 
     def probe(self) -> Any:
-        """One row that the estimator probably takes."""
+        """Return one row that the estimator probably accepts."""
 
 
 def table_of(estimator: Any) -> Table:
-    """The table of a fitted estimator, from what it and the first step of its pipeline have learned."""
+    """Return the table of a fitted estimator, from its attributes and those of the first step of its pipeline."""
     first = _first_step(estimator)
     if hasattr(first, "build_analyzer"):
         return Documents()
@@ -56,7 +56,7 @@ def table_of(estimator: Any) -> Table:
 
 @dataclass(frozen=True)
 class Documents:
-    """One text a row, for a pipeline that begins with a text vectorizer."""
+    """One text per row, for a pipeline that begins with a text vectorizer."""
 
     inputs: tuple[TensorSpec, ...] = (TensorSpec("input", BYTES, (-1,)),)
 
@@ -76,7 +76,7 @@ class Documents:
 
 @dataclass(frozen=True)
 class Matrix:
-    """One matrix of numbers, given to the estimator as it came; a data frame where it was trained with names."""
+    """One matrix of numbers; converted to a data frame if the estimator was trained with names."""
 
     samples: tuple[float, ...] | None = None
     names: tuple[str, ...] | None = None
@@ -104,7 +104,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Columns:
-    """One input a column, where some are text. A column that the estimator does not use may be left out."""
+    """One input per column, for tables with text columns. Columns that the estimator does not use are optional."""
 
     samples: tuple[Sample | None, ...]
     names: tuple[str, ...] | None
@@ -160,14 +160,14 @@ def _pandas() -> Any:
 
 
 def _first_step(estimator: Any) -> Any:
-    """What sees the columns first: inside a finished search, at the beginning of a pipeline."""
+    """Return the estimator that receives the columns: inside a search, at the start of a pipeline."""
     if hasattr(estimator, "best_estimator_"):
         return _first_step(estimator.best_estimator_)
     return _first_step(estimator.steps[0][1]) if getattr(estimator, "steps", None) else estimator
 
 
 def _column_samples(transformer: Any, names: tuple[str, ...] | None, count: int) -> dict[int, Sample | None]:
-    """A sample of every column that a ColumnTransformer uses, by the column's position."""
+    """Return a sample value of every column that a ColumnTransformer uses, by position."""
     result: dict[int, Sample | None] = {}
     for _, part, columns in transformer.transformers_:
         positions = _positions(columns, names, count)
@@ -180,7 +180,7 @@ def _column_samples(transformer: Any, names: tuple[str, ...] | None, count: int)
 
 
 def _positions(columns: Any, names: tuple[str, ...] | None, count: int) -> list[int]:
-    """The positions that a ColumnTransformer's columns mean: names, positions, a slice or a mask."""
+    """Return the positions of a ColumnTransformer's columns: names, positions, a slice or a mask."""
     if isinstance(columns, slice) and isinstance(columns.start or columns.stop, str):
         known = list(names or ())
         start = 0 if columns.start is None else known.index(columns.start)
@@ -194,7 +194,7 @@ def _positions(columns: Any, names: tuple[str, ...] | None, count: int) -> list[
 
 
 def _samples(transformer: Any, count: int) -> list[Sample]:
-    """A sample of each of a transformer's columns, from what it, or a step of it, has learned."""
+    """Return a sample value of each column of a transformer, from its fitted attributes."""
     for step in [s for _, s in getattr(transformer, "steps", ())] or [transformer]:
         if hasattr(step, "build_analyzer"):
             return ["a"] * count
@@ -207,7 +207,7 @@ def _samples(transformer: Any, count: int) -> list[Sample]:
 
 
 def _sample(values: Any) -> Sample:
-    """The first text among the values, or else the first number."""
+    """Return the first string among the values, else the first number."""
     for value in values:
         if isinstance(value, str):
             return str(value)

@@ -22,13 +22,12 @@ _METHODS = ("predict", "transform", "predict_proba", "decision_function")
 
 
 class SklearnModel(Model):
-    """An estimator: each of predict, transform, predict_proba and decision_function that it has is an output.
+    """An estimator; its methods predict, transform, predict_proba and decision_function are outputs.
 
-    Its input is the matrix `input`, [rows, features], of any number type. A pipeline that treats columns as
-    text has one input a column instead, under the names that it was trained with. A call whose content type is `np`
-    or `pd` brings an array or the columns of a data frame instead, whatever its inputs are called. The default output
-    is `predict`, or else `transform`; others are computed only when asked for. A multi-output classifier gives
-    `predict_proba-0`, `predict_proba-1`, ...
+    Input: the matrix `input`, [rows, features], of any number type. A pipeline with text columns has one input per
+    column instead, with the names of the training data. With content type `np` or `pd` a call sends an array or the
+    columns of a data frame, with inputs of any name. The default output is `predict`, else `transform`; others are
+    computed on request. A multi-output classifier has `predict_proba-0`, `predict_proba-1`, ...
     """
 
     def load(self) -> None:
@@ -89,7 +88,8 @@ class SklearnModel(Model):
         return {method: np.asarray(value.toarray() if hasattr(value, "toarray") else value)}
 
     def _probe(self, method: str) -> list[TensorSpec]:
-        """The outputs of a method, as it answers one made-up row; of unknown type where it refuses that row."""
+        """Return the outputs of a method, from a prediction for a sample row; of unknown type if it rejects that
+        row."""
         optional = method != self._methods[0]
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):

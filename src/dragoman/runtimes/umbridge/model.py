@@ -1,4 +1,4 @@
-"""Models that UM-Bridge servers compute, served as our own: `runtime: umbridge`."""
+"""Models of UM-Bridge servers."""
 
 import time
 from collections.abc import Mapping
@@ -30,10 +30,10 @@ _AGAIN_S = 0.2
 class UmBridgeModel(WaitingModel):
     """A remote model. Its parameters:
 
-    urls: one or several (or its uri is one). model: its name there. config: goes with every call.
-    timeout_s: of a call. concurrency: how many calls are under way at a time (16).
-    wait_s: how long loading waits for a server that is not there yet (0) before it fails, and is tried again later.
-    check_s: how often idle servers are checked (5); 0 is never.
+    urls: one or several (or the uri is one). model: its name there. config: sent with every call.
+    timeout_s: of a call. concurrency: maximum number of simultaneous calls (16).
+    wait_s: how long loading waits for a server to start (0) before it fails and is retried later.
+    check_s: interval of health checks of idle servers (5); 0 disables them.
     token, headers, tls_ca: for the servers.
     """
 
@@ -65,7 +65,7 @@ class UmBridgeModel(WaitingModel):
 
 
 def remote(spec: ModelSpec) -> RemoteFunction:
-    """The remote function that a spec's parameters tell of. Raises ModelFailed naming a parameter that is wrong."""
+    """Return the remote function of a spec's parameters. Raises ModelFailed naming an invalid parameter."""
     given = spec.parameters
     for key, value in given.items():
         if key not in _KEYS:

@@ -1,4 +1,4 @@
-"""A function of vectors that a UM-Bridge server somewhere computes, or several servers that hold the same model."""
+"""A function of vectors that one UM-Bridge server computes, or several servers with the same model."""
 
 import json
 import threading
@@ -56,7 +56,7 @@ _REMEMBERED = 256
 
 
 class RemoteServer:
-    """One server: how many calls it computes for us, and until when it is left alone after it failed."""
+    """One server: its number of calls in progress, and until when it is not used after a failure."""
 
     def __init__(self, address: Address) -> None:
         self.place = address.name + address.base
@@ -71,17 +71,17 @@ class RemoteServer:
 
     @property
     def failed(self) -> bool:
-        """Whether it has to show first that it is there again."""
+        """Whether the server has failed and has to be checked."""
         return self._rest_s > 0
 
     def ask(self, method: str, path: str, body: Sequence[Buffer], deadline: Deadline) -> tuple[int, bytes]:
-        """Status and body of the answer. Raises ServerUnreachable and DeadlineExceeded."""
+        """Return the status and the body of the response. Raises ServerUnreachable and DeadlineExceeded."""
         question = RestRequest(method, self._address.base + path, self._address.headers, body)
         answer = run_blocking(self._transport.send(question, deadline))
         return answer.status, bytes(answer.body)
 
     def rest(self) -> None:
-        """It failed: leave it alone for a while, each time for longer."""
+        """Pause the use of the server after a failure, longer each time."""
         self._rest_s = min(max(_FIRST_REST_S, 2 * self._rest_s), _LONGEST_REST_S)
         self.rests_until_s = time.monotonic() + self._rest_s
 
@@ -95,14 +95,14 @@ class RemoteServer:
 
 
 class RemoteServers:
-    """The servers of one model: a call goes to the one with the fewest under way, and to another if that fails."""
+    """The servers of a model. A call goes to the least busy one, and to another if that fails."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
         self._servers = [RemoteServer(address) for address in addresses]
         self._lock = threading.Lock()
 
     def call(self, ask: Callable[[RemoteServer], T]) -> T:
-        """What `ask` gives for the first server that answers. Raises NotReady where none does."""
+        """Return the result of `ask` for the first server that responds. Raises NotReady if none does."""
         self._look_for_the_lost()
         tried: list[RemoteServer] = []
         fault: Exception | None = None
@@ -123,7 +123,7 @@ class RemoteServers:
 
     @contextmanager
     def _chosen(self, tried: Sequence[RemoteServer]) -> Iterator[RemoteServer]:
-        """The server that is to compute the next call, counted as busy meanwhile."""
+        """Choose the server of the next call and count the call."""
         with self._lock:
             now_s = time.monotonic()
             server = min(
@@ -140,7 +140,7 @@ class RemoteServers:
                 server.in_flight -= 1
 
     def _look_for_the_lost(self) -> None:
-        """See aside whether those that failed, and have rested, are there again; calls go to the others meanwhile."""
+        """Check failed servers in the background once their pause is over."""
         if not any(server.failed for server in self._servers):
             return
         with self._lock:
@@ -153,9 +153,9 @@ class RemoteServers:
             threading.Thread(target=_see, args=(server,), name="umbridge-check", daemon=True).start()
 
     def unavailable(self, every_s: float) -> str:
-        """Why no server answers, as far as is known; "" where one does. Returns at once.
+        """Return why no server responds, "" if one does. Returns at once.
 
-        Starts a check in the background of each server that has been idle and silent for `every_s` seconds; 0: of none.
+        Starts a background check of each server that has been idle for `every_s` seconds; 0 disables it.
         """
         now_s = time.monotonic()
         with self._lock:
@@ -178,7 +178,7 @@ class RemoteServers:
 
 
 def _see(server: RemoteServer) -> None:
-    """Whether a server that failed is there again; it rests for longer where it is not."""
+    """Check whether a failed server is back; if not, its pause gets longer."""
     try:
         _check(server)
     except DeadlineExceeded:
@@ -195,19 +195,18 @@ def _see(server: RemoteServer) -> None:
 
 
 def _check(server: RemoteServer) -> None:
-    """Raises NotReady unless a server that failed speaks UM-Bridge again."""
+    """Raise NotReady unless a failed server speaks UM-Bridge again."""
     status, body = server.ask("GET", "/Info", (), Deadline.after(_CHECK_S))
     if status != 200:
         raise NotReady(f"{server.place} answers {status}: {body[:200]!r}")
 
 
 class RemoteFunction(VectorFunction):
-    """The model called `model` ("" for the only one) of the UM-Bridge servers at some addresses.
+    """The model `model` ("" for the only one) of the UM-Bridge servers at some addresses.
 
-    `config` goes with every call, below what the call's own config says. `timeout_s` bounds one call, 0 is no limit.
-    `check_s`: how often `unavailable` has idle servers checked, in seconds; 0 is never.
-    Methods raise the errors that the servers tell, NotReady where none answers, and InvalidOutput for an answer that
-    is none.
+    `config` is sent with every call; the call's own config overrides it. `timeout_s` limits one call, 0 is no limit.
+    `check_s`: interval of the health checks of idle servers in `unavailable`, in seconds; 0 disables them.
+    Methods raise the errors of the server, NotReady if none responds, and InvalidOutput for an invalid response.
     """
 
     def __init__(
@@ -227,7 +226,7 @@ class RemoteFunction(VectorFunction):
         self._sizes: OrderedDict[tuple[str, str], list[int]] = OrderedDict()
 
     def connect(self) -> None:
-        """Ask what the model can do. Raises ModelFailed where there is no such model, NotReady where nobody answers."""
+        """Ask for the model's abilities. Raises ModelFailed if the model is missing, NotReady if no server responds."""
         try:
             info = self._json("/Info", None, _CHECK_S)
         except DeadlineExceeded as error:
@@ -242,7 +241,7 @@ class RemoteFunction(VectorFunction):
         self._sources = {ability: "remote" for verb, ability in _ABILITIES.items() if support.get(verb) is True}
 
     def _chosen_model(self, models: Any) -> str:
-        """The model to call, of those that the server lists. Raises ModelFailed where there is no such model."""
+        """Return the model to call, of those that the server lists. Raises ModelFailed if it is missing."""
         if not isinstance(models, list) or not all(isinstance(name, str) for name in models):
             raise ModelFailed(f"/Info: expected a list of names as models, got {models!r:.200}")
         if self._model in models:
@@ -324,7 +323,7 @@ class RemoteFunction(VectorFunction):
         return found
 
     def _posted(self, path: str, body: bytes | None, timeout_s: float = 0.0) -> bytes:
-        """The body of the answer; without a body to send, a GET. `timeout_s`: instead of that of all calls."""
+        """Return the body of the response; without a body, send a GET. `timeout_s` overrides that of all calls."""
         deadline = Deadline.after(timeout_s or self._timeout_s)
 
         def ask(server: RemoteServer) -> bytes:
@@ -338,14 +337,14 @@ class RemoteFunction(VectorFunction):
 
 
 def _is_size(value: Any) -> bool:
-    """Whether a JSON value is an integer from 0; 2.0 is one."""
+    """Return whether a JSON value is a non-negative integer, also as 2.0."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return value >= 0 and (isinstance(value, int) or value.is_integer())
 
 
 def _fault(place: str, status: int, text: bytes) -> DragomanError:
-    """What a server tells of a fault, whether in UM-Bridge's form or in words of its own."""
+    """Return the error of a response, in UM-Bridge's form or in any other."""
     try:
         value = json.loads(text)["error"]
         kind, message = str(value["type"]), str(value["message"])

@@ -1,4 +1,4 @@
-"""Language models that continue texts, on vLLM's engine: what it computes behind all that our APIs promise."""
+"""Text generation with vLLM."""
 
 import asyncio
 import itertools
@@ -35,11 +35,11 @@ _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmOptions(GrammarLimits):
-    """What an operator may say of a model on vLLM, beside the limits of grammars.
+    """Parameters of a model on vLLM, beside the limits of grammars.
 
-    max_batch, max_context, dtype, prefill_chunk: as of our own engine. prefix_cache: 0 keeps no beginnings of prompts.
-    cache_memory: GiB for keys and values (0: what vLLM takes). adapters: folders of LoRA adapters by name.
-    arguments: any further argument of vLLM's engine, as `tensor_parallel_size` or `quantization`.
+    max_batch, max_context, dtype, prefill_chunk: as for our own engine. prefix_cache: 0 disables it.
+    cache_memory: GiB for the key-value cache (0: vLLM's default). adapters: folders of LoRA adapters by name.
+    arguments: further arguments of vLLM's engine, such as `tensor_parallel_size` or `quantization`.
     """
 
     max_batch: int = 32
@@ -64,7 +64,7 @@ _LEAST = {
 
 
 class VllmModel(TextModel):
-    """A Hugging Face decoder's folder on vLLM. Of the spec's parameters: those of `Options`."""
+    """A Hugging Face decoder on vLLM; its parameters are those of `VllmOptions`."""
 
     platform = "vllm_generation"
     runtime = RUNTIME
@@ -100,7 +100,7 @@ class VllmModel(TextModel):
 
 
 class VllmTokens:
-    """A `TokenEngine`: tokens from an `AsyncLLM` of vLLM's."""
+    """A `TokenEngine`: tokens from an `AsyncLLM` of vLLM."""
 
     def __init__(self, engine: Any, vocabulary: Vocabulary, adapters: Mapping[str, str]) -> None:
         self._engine, self._vocabulary = engine, vocabulary
@@ -161,7 +161,7 @@ def _start_sequences(arguments: Mapping[str, Any]) -> Any:
 
 
 def _arguments(folder: Path, chosen: VllmOptions, adapters: Mapping[str, str]) -> dict[str, Any]:
-    """The arguments of vLLM's engine."""
+    """Return the arguments of vLLM's engine."""
     found: dict[str, Any] = {
         "model": str(folder),
         "dtype": chosen.dtype,
@@ -186,7 +186,7 @@ def _arguments(folder: Path, chosen: VllmOptions, adapters: Mapping[str, str]) -
 
 
 def _adapters(folder: Path, named: Mapping[str, str]) -> dict[str, str]:
-    """The folders of LoRA adapters by name: those in the model's own folder `adapters`, and those that are named."""
+    """Return the folders of LoRA adapters by name: those in `adapters` of the model's folder, and those configured."""
     own = sorted(path.parent for path in (folder / "adapters").glob("*/adapter_config.json"))
     return {path.name: str(path) for path in own} | {name: str(Path(path).resolve()) for name, path in named.items()}
 
@@ -210,7 +210,7 @@ def _sampling(wanted: ExternalRequest) -> Any:
 
 
 def _tokens(piece: Any, asked: PromptRequest, first: bool) -> TokenChunk:
-    """Of an output of vLLM's, with one text."""
+    """Convert an output of vLLM with one completion."""
     (text,), given = piece.outputs, asked.sampling
     found = zip(text.token_ids, text.logprobs or (), strict=True)
     choices = [_choice(token, beside, given.top_logprobs) for token, beside in found]
@@ -222,6 +222,6 @@ def _tokens(piece: Any, asked: PromptRequest, first: bool) -> TokenChunk:
 
 
 def _choice(token: int, beside: Mapping[int, Any], likeliest: int) -> TokenChoice:
-    """`beside` has the token itself and the likeliest ones, in no order but that of their ranks."""
+    """Convert a token; `beside` holds it and the top tokens, ordered only by their ranks."""
     ranked = sorted((found.rank, each, found.logprob) for each, found in beside.items())[:likeliest]
     return TokenChoice(token, beside[token].logprob, tuple((each, logprob) for _, each, logprob in ranked))

@@ -1,4 +1,4 @@
-"""How a text is to be sampled, as vLLM's SamplingParams say it; what they cannot say is refused by name."""
+"""Sampling parameters as vLLM's SamplingParams; unsupported ones are rejected by name."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ _REFUSED: Mapping[str, tuple[Callable[[Sampling], bool], str]] = {
 
 
 def refuse(given: Sampling, cut: Callable[[str], list[int]]) -> None:
-    """Raises InvalidInput naming the parameter. `cut` makes tokens of a text."""
+    """Raise InvalidInput naming an unsupported parameter. `cut` tokenizes text."""
     for name, (unfit, value) in _REFUSED.items():
         if unfit(given):
             raise InvalidInput(f"{name}: {value}, got {getattr(given, name)!r}")
@@ -50,10 +50,10 @@ def _forbids(word: str, cut: Callable[[str], list[int]]) -> bool:
 
 
 def parameters(wanted: ExternalRequest) -> dict[str, Any]:
-    """The arguments of SamplingParams but `output_kind` and `structured_outputs`.
+    """Return the arguments of SamplingParams except `output_kind` and `structured_outputs`.
 
-    Texts are written, and stop strings found, on our side; the tokens that end a text are told one by one, so that what
-    the folder's generation_config says changes nothing.
+    Detokenization and stop strings are handled on our side; end tokens are passed explicitly, so that the folder's
+    generation_config changes nothing.
     """
     given, ends = wanted.asked.sampling, wanted.ends
     tokens = sorted(ends.eos | ends.requested)
@@ -79,7 +79,7 @@ def parameters(wanted: ExternalRequest) -> dict[str, Any]:
 
 
 def structure(grammar: Grammar) -> dict[str, Any]:
-    """The arguments of StructuredOutputsParams."""
+    """Return the arguments of StructuredOutputsParams."""
     made: Mapping[str, Callable[[str], dict[str, Any]]] = {
         "json_schema": lambda text: {"json": text},
         "json_object": lambda _: {"json_object": True},
