@@ -331,3 +331,76 @@ def test_the_decorator_needs_no_parentheses() -> None:
     marked: Any = vector_function(double)
     assert marked is double
     np.testing.assert_allclose(build_vector_function(marked).apply_jacobian(0, 0, [X], X, {}), 2 * X)
+
+
+REJECTED_UFUNCS = (
+    *("absolute", "fabs", "conjugate", "sign", "heaviside", "hypot", "arctan2", "copysign", "signbit", "maximum"),
+    *("minimum", "fmax", "fmin", "clip", "greater", "greater_equal", "less", "less_equal", "equal", "not_equal"),
+    *("logical_and", "logical_or", "logical_xor", "logical_not", "floor", "ceil", "trunc", "rint", "floor_divide"),
+    *("remainder", "fmod", "divmod", "modf", "vecdot", "vecmat"),
+)
+REJECTED_FUNCTIONS = (
+    *("real", "imag", "angle", "real_if_close", "vdot", "correlate", "cov", "corrcoef", "var", "std", "sort"),
+    *("argsort", "argmax", "argmin", "partition", "argpartition", "searchsorted", "unique", "histogram", "max", "min"),
+    *("amax", "amin", "ptp", "median", "percentile", "quantile", "nanmax", "nanmin", "nanvar", "nanstd", "round"),
+    *("around", "fix", "clip", "interp", "digitize", "allclose", "isclose", "array_equal", "iscomplex", "isreal", "i0"),
+    *("linalg.norm", "linalg.eigh", "linalg.eigvalsh", "linalg.cholesky", "linalg.svd", "linalg.svdvals", "linalg.qr"),
+    *("linalg.pinv", "linalg.lstsq", "linalg.slogdet", "linalg.matrix_rank", "linalg.cond"),
+)
+REJECTED_METHODS = (
+    *("conj", "conjugate", "argmax", "argmin", "sort", "argsort", "partition", "argpartition", "searchsorted", "var"),
+    *("std", "round"),
+)
+
+
+@pytest.mark.parametrize("name", [name for name in REJECTED_UFUNCS if isinstance(getattr(np, name, None), np.ufunc)])
+def test_every_ufunc_that_is_not_analytic_is_rejected(name: str) -> None:
+    ufunc: np.ufunc = getattr(np, name)
+    z = as_analytic(np.eye(2) * (1 + 1j))
+    with pytest.raises(NotAnalyticError, match=rf"^it uses np\.{ufunc.__name__}$"):
+        z.__array_ufunc__(ufunc, "__call__", *[z] * ufunc.nin)
+
+
+@pytest.mark.parametrize("name", REJECTED_FUNCTIONS)
+def test_every_function_that_is_not_analytic_is_rejected(name: str) -> None:
+    z = as_analytic(np.eye(2) * (1 + 1j))
+    function = getattr(np.linalg if name.startswith("linalg.") else np, name.removeprefix("linalg."))
+    with pytest.raises(NotAnalyticError, match=rf"^it uses np\.(linalg\.)?{function.__name__}$"):
+        z.__array_function__(function, (type(z),), (z,), {})
+
+
+@pytest.mark.parametrize("name", REJECTED_METHODS)
+def test_every_method_that_is_not_analytic_is_rejected(name: str) -> None:
+    with pytest.raises(NotAnalyticError, match=rf"^it uses {name}$"):
+        getattr(as_analytic(np.array([1 + 1j])), name)()
+
+
+def test_casts_keep_their_arguments() -> None:
+    z = as_analytic(np.ones((2, 3)) * 1j)
+    assert z.astype(np.complex64, "F").flags.f_contiguous
+    assert z.astype(np.complex128, copy=False).base is not None
+
+
+def test_a_vectorised_function_that_is_not_analytic_is_an_error() -> None:
+    def length(x: Any) -> Any:
+        return np.abs(x).sum(-1, keepdims=True)
+
+    function = build(
+        length, inputs=[2], outputs=[1], vectorised=True, derivatives="complex step", evaluate_at_load=False
+    )
+    message = error_message(lambda: function.gradient(0, 0, [X], ONE, {}), ModelFailed)
+    assert message.startswith("'length' is not analytic, so the complex step does not apply: it uses np.absolute; ")
+
+
+def test_a_function_without_inputs_has_outputs_only() -> None:
+    function = build(lambda: np.ones(2), inputs=[])
+    assert (list(function.input_sizes({})), list(function.output_sizes({}))) == ([], [2])
+    assert np.asarray(function.evaluate([], {})).tolist() == [1.0, 1.0]
+
+
+def test_a_written_gradient_of_a_wrong_size_is_an_error_in_differences() -> None:
+    function = build(
+        lambda x: x @ x, inputs=[2], outputs=[1], gradient=lambda x: x[:1], derivatives="finite differences"
+    )
+    message = error_message(lambda: function.apply_hessian(0, 0, 0, [X], ONE, X, {}), InvalidOutput)
+    assert message == "gradient: expected 2 numbers, got 1"

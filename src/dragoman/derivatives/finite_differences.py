@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.core.vector_answers import as_vectors
+from dragoman.core.vector_answers import as_vector, as_vectors
 from dragoman.core.vectors import Ability, Config, Vector, Vectors, put
 from dragoman.derivatives.derived import DerivedFunction, check_evaluations, unit_vectors
 from dragoman.derivatives.scales import component_scales, max_step, raised_scales, split_by_scale
@@ -128,7 +128,7 @@ class FiniteDifferences(DerivedFunction):
 
             def gradient(y: Vector) -> Vector:
                 result = self._function.gradient(output, input1, put(inputs, input2, y), sens, config)
-                return np.asarray(result, np.float64)
+                return as_vector(result, len(x), "gradient")
 
             return directional_derivative(gradient, y, vec)[0]
         used = sens != 0
