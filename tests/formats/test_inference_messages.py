@@ -1,0 +1,206 @@
+"""Requests and responses as objects, dicts, JSON and binary data: every field, and the limits of parameters."""
+
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from dragoman import InferenceRequest
+from dragoman.core.datatypes import BYTES, FP32, INT32, UINT16
+from dragoman.core.errors import InvalidInput, InvalidOutput
+from dragoman.core.tensor import Tensor
+from dragoman.formats.body import read_request
+from dragoman.formats.message import InferenceResponse, RequestInput, RequestOutput, ResponseOutput
+from dragoman.formats.oip_contents import tensor_from_contents
+from dragoman.formats.oip_messages import ModelInferRequest
+from dragoman.formats.policy import Policy
+from dragoman.formats.umbridge import read_question
+from dragoman.formats.umbridge_answer import read_output, written_derivative, written_evaluation
+
+NUMBERS = Tensor(np.array([[1.5, np.nan]], np.float32), FP32, {"content_type": "np"})
+WORDS = Tensor(np.array([b"a", b"\xff"], object), BYTES)
+TEXT = Tensor(np.array([b"a", "é".encode()], object), BYTES)
+NUMBERS_DICT = {
+    "name": "x",
+    "datatype": "FP32",
+    "shape": [1, 2],
+    "data": [1.5, None],
+    "parameters": {"content_type": "np"},
+}
+TEXT_DICT = {"name": "t", "datatype": "BYTES", "shape": [2], "data": ["a", "é"]}
+REQUEST = InferenceRequest(
+    inputs=[RequestInput("x", NUMBERS), RequestInput("t", TEXT)],
+    outputs=[RequestOutput("y"), RequestOutput("z", {"binary_data": True})],
+    parameters={"a": 1},
+    id="7",
+)
+REQUEST_DICT = {
+    "id": "7",
+    "parameters": {"a": 1},
+    "inputs": [NUMBERS_DICT, TEXT_DICT],
+    "outputs": [{"name": "y"}, {"name": "z", "parameters": {"binary_data": True}}],
+}
+RESPONSE = InferenceResponse(
+    outputs=[ResponseOutput("x", NUMBERS), ResponseOutput("t", TEXT)],
+    model_name="m",
+    model_version="2",
+    parameters={"b": "c"},
+    id="8",
+)
+RESPONSE_DICT = {
+    "id": "8",
+    "model_name": "m",
+    "model_version": "2",
+    "parameters": {"b": "c"},
+    "outputs": [NUMBERS_DICT, TEXT_DICT],
+}
+
+
+def test_requests_have_every_field_in_each_form() -> None:
+    assert REQUEST.to_dict() == REQUEST_DICT
+    assert orjson.loads(REQUEST.to_json()) == REQUEST_DICT
+    for copy in (InferenceRequest.from_dict(REQUEST_DICT), InferenceRequest.from_json(REQUEST.to_json())):
+        assert copy.to_dict() == REQUEST_DICT
+        assert (copy.id, copy.parameters, copy.inputs[0].datatype) == ("7", {"a": 1}, "FP32")
+        assert list(copy.tensors) == ["x", "t"]
+    assert InferenceRequest(inputs=[]).to_dict() == {"inputs": []}
+    assert InferenceRequest.from_dict({"inputs": []}).id == ""
+
+
+@pytest.mark.parametrize("binary_output", [True, False])
+def test_requests_as_binary_data(binary_output: bool) -> None:
+    (head, *blobs), length = REQUEST.to_binary(binary_output=binary_output)
+    assert length == len(head)
+    expected: dict[str, Any] = {"a": 1, "binary_data_output": True} if binary_output else {"a": 1}
+    inputs = [
+        {
+            "name": "x",
+            "datatype": "FP32",
+            "shape": [1, 2],
+            "parameters": {"content_type": "np", "binary_data_size": 8},
+        },
+        {"name": "t", "datatype": "BYTES", "shape": [2], "parameters": {"binary_data_size": 11}},
+    ]
+    assert orjson.loads(head) == {**REQUEST_DICT, "parameters": expected, "inputs": inputs}
+    assert b"".join(blobs) == NUMBERS.data.tobytes() + b"\1\0\0\0a\2\0\0\0\xc3\xa9"
+    copy = InferenceRequest.from_json(b"".join((head, *blobs)), str(length))
+    assert copy.to_dict() == {**REQUEST_DICT, "parameters": expected}
+    assert RequestInput("w", WORDS).to_dict()["data"] == ["a", b"\xff"]
+
+
+def test_responses_have_every_field_in_each_form() -> None:
+    assert RESPONSE.to_dict() == RESPONSE_DICT
+    assert orjson.loads(RESPONSE.to_json()) == RESPONSE_DICT
+    for copy in (InferenceResponse.from_dict(RESPONSE_DICT), InferenceResponse.from_json(RESPONSE.to_json())):
+        assert copy.to_dict() == RESPONSE_DICT
+    bare = InferenceResponse.of([("x", NUMBERS)])
+    assert bare.to_dict() == {"model_name": "", "outputs": [NUMBERS_DICT]}
+    assert InferenceResponse.from_json(bare.to_json()).to_dict() == bare.to_dict()
+
+
+def test_a_tensor_from_a_dict() -> None:
+    made = RequestInput.from_dict(NUMBERS_DICT)
+    assert (made.name, made.shape, made.parameters) == ("x", [1, 2], {"content_type": "np"})
+    assert np.isnan(made.data[0, 1])
+    assert RequestInput.from_dict(TEXT_DICT).data.tolist() == [b"a", "é".encode()]
+    with pytest.raises(InvalidInput, match="tensor 'x': 256 does not fit into UINT8"):
+        RequestInput.from_dict({"name": "x", "datatype": "UINT8", "shape": [1], "data": [256]})
+
+
+@pytest.mark.parametrize("place", ["request", "input", "output"])
+@pytest.mark.parametrize("value", [-(1 << 63), (1 << 64) - 1, -(1 << 63) - 1, 1 << 64])
+def test_integer_parameters_have_64_bits(place: str, value: int) -> None:
+    parameters = f'"parameters":{{"p":{value},"q":null}}'
+    fields = {each: f",{parameters}" if each == place else "" for each in ("request", "input", "output")}
+    tensor = f'{{"name":"x","shape":[1],"datatype":"INT32","data":[3]{fields["input"]}}}'
+    text = f'{{"inputs":[{tensor}],"outputs":[{{"name":"y"{fields["output"]}}}]{fields["request"]}}}'
+    if -(1 << 63) <= value < 1 << 64:
+        copy = InferenceRequest.from_json(text.encode())
+        found: Any = {"request": copy, "input": copy.inputs[0], "output": copy.outputs[0]}
+        assert found[place].parameters == {"p": value}
+    else:
+        with pytest.raises(InvalidInput, match=f"parameter 'p': expected an integer of 64 bits.* {value.bit_length()}"):
+            InferenceRequest.from_json(text.encode())
+
+
+def test_typed_contents_of_each_field() -> None:
+    for datatype, field, values in (
+        (BYTES, "bytes_contents", [b"a", b"\xff"]),
+        (INT32, "int_contents", [-1, 2]),
+        (UINT16, "uint_contents", [0, 65535]),
+        (FP32, "fp32_contents", [1.5, -2]),
+    ):
+        message = ModelInferRequest()
+        contents = message.inputs.add().contents
+        getattr(contents, field).extend(values)
+        tensor = tensor_from_contents("input 'x'", datatype, [2], contents, Policy(), {"p": 1})
+        assert (tensor.data.tolist(), tensor.datatype, tensor.parameters) == (values, datatype, {"p": 1})
+        with pytest.raises(InvalidInput, match=r"input 'x': shape \[3\] needs 3 elements, got 2"):
+            tensor_from_contents("input 'x'", datatype, [3], contents, Policy())
+        other = FP32 if datatype is not FP32 else INT32
+        with pytest.raises(InvalidInput, match=f"input 'x': expected contents of {other} in '.*', got '{field}'"):
+            tensor_from_contents("input 'x'", other, [2], contents, Policy())
+    contents = ModelInferRequest().inputs.add().contents
+    with pytest.raises(InvalidInput, match=r"input 'x': shape \[2\] needs 2 elements, got no data"):
+        tensor_from_contents("input 'x'", FP32, [2], contents, Policy())
+    contents.uint_contents.append(65536)
+    with pytest.raises(InvalidInput, match="input 'x': 65536 does not fit into UINT16"):
+        tensor_from_contents("input 'x'", UINT16, [1], contents, Policy())
+
+
+# --- UM-Bridge -----------------------------------------------------------------------------------------------------
+
+
+def test_too_many_vectors_of_umbridge_name_the_model() -> None:
+    vectors = ",".join([*["[1]"] * (1 << 16), '["a"]'])
+    found: Any = read_question(f'{{"name":"m","input":[{vectors}]}}'.encode(), Policy(max_tensors=9))
+    assert found.name == "m"
+    assert "'input': expected at most 9 vectors, got" in found.fault.message
+
+
+@pytest.mark.parametrize("size", [3, 600])
+def test_non_finite_outputs_of_umbridge(size: int) -> None:
+    vector = np.arange(float(size))
+    assert orjson.loads(written_derivative(vector, Policy())) == {"output": vector.tolist()}
+    outputs = {"a": Tensor.of(vector), "b": Tensor.of(vector + 0.5)}
+    both = [vector.tolist(), (vector + 0.5).tolist()]
+    assert orjson.loads(written_evaluation(outputs, Policy())) == {"output": both}
+    assert [each.tolist() for each in read_output(written_evaluation(outputs, Policy()), several=True)] == both
+    vector[2] = np.nan
+    with pytest.raises(InvalidOutput, match=r"^output: element 2 is nan, which JSON cannot carry"):
+        written_derivative(vector, Policy(nonfinite="null"))
+    with pytest.raises(InvalidOutput, match=r"^output 'b': element 2 is nan, which JSON cannot carry"):
+        written_evaluation({"a": Tensor.of(vector[:2]), "b": Tensor.of(vector)}, Policy(nonfinite="null"))
+    assert written_derivative(vector, Policy(nonfinite="literal")).startswith(b'{"output":[0.0,1.0,NaN')
+    vector[1:3] = np.inf, -np.inf
+    assert written_derivative(vector, Policy(nonfinite="null")).startswith(b'{"output":[0.0,1e999,-1e999')
+    with pytest.raises(InvalidOutput, match=r"^output: element 1 is inf, which JSON cannot carry"):
+        written_derivative(vector, Policy(nonfinite="error"))
+    for words in ("Infinity,-Infinity,NaN", "inf,-inf,nan", "1e999,-1e999,null"):
+        for several, text in ((False, f'{{"output":[1,{words}]}}'), (True, f'{{"output":[[1,{words}]]}}')):
+            (found,) = read_output(text.encode(), several=several)
+            assert np.array_equal(found, [1, np.inf, -np.inf, np.nan], equal_nan=True)
+
+
+def test_forwarded_headers_match_a_pattern_and_are_no_credentials() -> None:
+    headers = {"x-user": "a", "x-trace-id": "b", "accept": "c", "cookie": "d", "authorization": "e"}
+    assert Policy(forward_headers=("x-trace-*", "*e")).forwarded(headers) == {"x-trace-id": "b"}
+    assert Policy().forwarded(headers) == {}
+
+
+def test_ids_and_outputs_of_a_short_request() -> None:
+    text = b'{"id":"i","inputs":[{"name":"x","shape":[2],"datatype":"INT32","data":[3,4]}],"outputs":[{"name":"y"}]}'
+    body = read_request(text, None, Policy())
+    assert (body.id, body.parameters, [each.name for each in body.outputs]) == ("i", {}, ["y"])
+    assert body.inputs["x"].data.tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("data", ["[9007199254740993, 2.0]", "[[9007199254740993], [2.0]]"])
+def test_integers_beside_integral_floats_are_exact(data: str) -> None:
+    shape = "[2,1]" if "[[" in data else "[2]"
+    for datatype in ("INT64", "UINT64"):
+        text = f'{{"inputs":[{{"name":"x","shape":{shape},"datatype":"{datatype}","data":{data}}}]}}'
+        assert read_request(text.encode(), None, Policy()).inputs["x"].data.reshape(-1).tolist() == [2**53 + 1, 2]
+        with pytest.raises(InvalidInput, match="input 'x'"):  # the float may stand for several integers
+            read_request(text.replace("2.0", "9007199254740994.0").encode(), None, Policy())
