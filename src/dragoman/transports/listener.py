@@ -16,7 +16,9 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 from dragoman.transports.limits import Limits
@@ -28,9 +30,6 @@ log = logging.getLogger("dragoman.http")
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _BACKLOG = 2048
-# uvloop accepts one connection of a listening socket in a turn of the event loop, so each has duplicates: clients that
-# come at once with large requests would otherwise keep those behind them waiting for as many turns.
-_ACCEPTED_IN_A_TURN = 4
 # How much is read to find out which wire a connection speaks; the rest is for that wire to read as it can.
 _LITTLE = 4096
 # How long connections may take to end once their work has been cut.
@@ -78,6 +77,7 @@ class Listener:
             tls.set_alpn_protocols(["h2", "http/1.1"] if http2 is not None else ["http/1.1"])
         self._servers: list[asyncio.Server] = []
         self._open: set[ListenerConnection] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
         self.draining = False
         self.warnings = Warnings(log, self.loop)
         self._reserve = Reserve(limits, self.warnings)
@@ -91,9 +91,11 @@ class Listener:
             options = {"ssl": self._tls, "ssl_handshake_timeout": self.limits.header_timeout_s}
             options["ssl_shutdown_timeout"] = self.limits.header_timeout_s
         for bound in sockets:
-            for sock in (bound, *(bound.dup() for _ in range(_ACCEPTED_IN_A_TURN - 1))):
-                server = await self.loop.create_server(self._accept, sock=sock, backlog=_BACKLOG, **options)
-                self._servers.append(server)
+            bound.setblocking(False)
+            accept_rest = partial(self._accept_rest, bound, options)
+            factory = partial(self._accept_first, accept_rest)
+            server = await self.loop.create_server(factory, sock=bound, backlog=_BACKLOG, **options)
+            self._servers.append(server)
         return [s.getsockname()[1] for s in sockets]
 
     def begin_drain(self) -> None:
@@ -135,6 +137,28 @@ class Listener:
         connection = wire(self)
         self.met(connection)
         return connection
+
+    def _accept_first(self, accept_rest: Callable[[], None]) -> Any:
+        """Return the protocol of a connection that the event loop accepted, and accept those that wait behind it.
+
+        uvloop accepts one in a turn, so that many clients that come at once with large requests would keep those behind
+        them waiting for as many turns.
+        """
+        self.loop.call_soon(accept_rest)
+        return self._accept()
+
+    def _accept_rest(self, bound: socket.socket, options: Mapping[str, Any]) -> None:
+        with suppress(OSError):  # none waits, or the process may have no more files
+            for _ in range(_BACKLOG):
+                accepted, _ = bound.accept()
+                accepted.setblocking(False)
+                task = self.loop.create_task(self._connect(accepted, options))
+                self._connecting.add(task)
+                task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, accepted: socket.socket, options: Mapping[str, Any]) -> None:
+        with suppress(OSError):  # the client has left, or failed to agree on TLS
+            await self.loop.connect_accepted_socket(self._accept, accepted, **options)
 
     def _accept(self) -> Any:
         if self._http2 is None and self._tls is None:
