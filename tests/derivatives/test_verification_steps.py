@@ -12,6 +12,7 @@ from derivatives.derivative_models import ONE, build, build_unevaluated
 from dragoman.core.errors import InvalidOutput, ModelFailed
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors
 from dragoman.derivatives.decorator import build_vector_function
+from dragoman.derivatives.finite_differences import mixed_derivative
 from dragoman.derivatives.scales import component_scales, max_step, raised_scales, split_by_scale
 from dragoman.derivatives.verification import NotConfirmedError, confirm_directional, confirm_gradient
 
@@ -102,11 +103,23 @@ def test_components_that_may_be_rounding_errors_of_zero_are_moved_by_a_larger_st
     )
     assert [np.flatnonzero(each).tolist() for each in moves[::2]] == [[0, 1], [1], [1]]
     assert 0.5e-8 <= abs(moves[4][1]) * 1e-15 <= 1e-8  # 1e-5 of a thousandth
+    value = np.atleast_1d(function(x))
+    # an error below 1 % is accepted there
+    confirm_gradient(lambda x: np.atleast_1d(function(x)), x, value, ONE, np.array([1.0, 3.01]))
     for wrong in (2.9, 0.0, -3.0):
         with pytest.raises(NotConfirmedError, match="element 1 of the gradient is"):
-            confirm_gradient(
-                lambda at: np.atleast_1d(function(at)), x, np.atleast_1d(function(x)), ONE, np.array([1.0, wrong])
-            )
+            confirm_gradient(lambda x: np.atleast_1d(function(x)), x, value, ONE, np.array([1.0, wrong]))
+    vec = np.array([0.0, 1.0])
+    confirm_directional(lambda x: np.atleast_1d(function(x)), x, value, vec, np.array([3.0]))
+    with pytest.raises(NotConfirmedError, match=r"the derivative is 2\.9 where central differences give 3"):
+        confirm_directional(lambda x: np.atleast_1d(function(x)), x, value, vec, np.array([2.9]))
+
+
+def test_mixed_differences_of_small_components_take_larger_steps() -> None:
+    def product(s: Vector, t: Vector) -> float:
+        return float(1 + (1 + s[0]) * (1e-9 + t[0]))
+
+    assert mixed_derivative(product, ONE, 1e-9 * ONE, ONE, ONE) == pytest.approx(1.0, rel=1e-6)
 
 
 def test_a_direction_moves_no_component_by_more_than_its_magnitude() -> None:
