@@ -96,7 +96,7 @@ async def test_a_protocol_that_takes_no_settings(tmp_path: Path) -> None:
     told.write_text(told.read_text().replace("protocols.lmi", "protocols.lmu"))
     async with dragoman.open_engine(path) as engine:
         (deployment,) = engine.deployments()
-        assert "there is no protocol_setting 'lmu'; there are lmi" in deployment.reason
+        assert "unknown protocol setting 'lmu': expected one of lmi" in deployment.reason
 
 
 async def test_formatters_beside_serving_properties(tmp_path: Path) -> None:
