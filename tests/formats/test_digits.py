@@ -1,5 +1,6 @@
 """Machine code reads and prints the same numbers as the libraries that it stands in for."""
 
+import importlib.util
 import json
 import logging
 import math
@@ -22,8 +23,18 @@ from dragoman.formats.digits.machine import Digits, _made, digits
 from dragoman.formats.digits.powers import LEAST, MOST, ROUNDED_UP, powers
 from dragoman.formats.policy import Policy
 
+
+def supported() -> bool:
+    if importlib.util.find_spec("llvmlite") is None:
+        return False
+    from dragoman.native.compiled import instructions
+
+    return "avx2" in instructions()
+
+
 MADE = _made().result()
-pytestmark = pytest.mark.skipif(MADE is None, reason="needs llvmlite and AVX2")
+# Not "MADE is None": where machine code should be available, its absence is a failure.
+pytestmark = pytest.mark.skipif(not supported(), reason="needs llvmlite and AVX2")
 
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 BITS: dict[Any, Any] = {SINGLE: np.dtype(np.uint32), DOUBLE: np.dtype(np.uint64)}
@@ -34,6 +45,10 @@ many = settings(max_examples=300, deadline=None)
 def made() -> Digits:
     assert MADE is not None
     return MADE
+
+
+def test_machine_code_is_available() -> None:
+    assert isinstance(digits(DOUBLE), Digits)
 
 
 def read(text: str, dtype: Any = DOUBLE, most: int = 100) -> list[float] | None:

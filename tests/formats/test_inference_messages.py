@@ -8,9 +8,12 @@ import pytest
 
 from dragoman import InferenceRequest
 from dragoman.core.datatypes import BYTES, FP32, INT32, UINT16
-from dragoman.core.errors import InvalidInput, InvalidOutput
+from dragoman.core.errors import InvalidInput, InvalidOutput, NotSupported
 from dragoman.core.tensor import Tensor
 from dragoman.formats.body import read_request
+from dragoman.formats.json_data import json_from_tensor
+from dragoman.formats.json_document import parse_json
+from dragoman.formats.json_print import json_chunks
 from dragoman.formats.message import InferenceResponse, RequestInput, RequestOutput, ResponseOutput
 from dragoman.formats.oip_contents import tensor_from_contents
 from dragoman.formats.oip_messages import ModelInferRequest
@@ -149,6 +152,43 @@ def test_typed_contents_of_each_field() -> None:
         tensor_from_contents("input 'x'", UINT16, [1], contents, Policy())
 
 
+def non_finite(size: int, *special: float) -> Tensor:
+    values = np.arange(size, dtype=np.float32)
+    values[1 : 1 + len(special)] = special
+    return Tensor(values, FP32)
+
+
+@pytest.mark.parametrize("size", [3, 100, 1000, 20_000])
+def test_non_finite_outputs_as_json(size: int) -> None:
+    def text(tensor: Tensor, nonfinite: Any) -> bytes:
+        return b"".join(json_chunks({"data": json_from_tensor("output 'y'", tensor, Policy(nonfinite=nonfinite))}))
+
+    finite, nan, inf = non_finite(size), non_finite(size, np.nan), non_finite(size, np.nan, -np.inf)
+    for nonfinite in ("error", "null", "literal"):
+        assert orjson.loads(text(finite, nonfinite)) == {"data": finite.data.tolist()}
+    assert text(nan, "null").startswith(b'{"data":[0.0,null,2.0')
+    assert text(inf, "literal").startswith(b'{"data":[0.0,NaN,-Infinity')
+    with pytest.raises(NotSupported, match=r"^output 'y' holds nan at element 1, which JSON cannot carry"):
+        text(nan, "error")
+    with pytest.raises(NotSupported, match=r"^output 'y' holds -inf at element 2, which JSON cannot carry"):
+        text(inf, "null")
+
+
+def test_literals_in_a_long_array() -> None:
+    data = ",".join(["1.5"] * 100_000 + ["NaN", "-Infinity"])
+    text = f'{{"inputs":[{{"name":"x","shape":[100002],"datatype":"FP32","data":[{data}]}}]}}'.encode()
+    found = read_request(text, None, Policy(nonfinite="literal", max_json_values=1000)).inputs["x"].data
+    assert np.array_equal(found[-3:], [1.5, np.nan, -np.inf], equal_nan=True)
+    with pytest.raises(InvalidInput, match=r"^input 'x': data"):
+        read_request(text, None, Policy(nonfinite="null", max_json_values=1000))
+
+
+def test_errors_of_json_documents() -> None:
+    for text in (b"", b"{", b"[NaN]", b"\xff"):
+        with pytest.raises(InvalidInput, match=r"^the request body is not valid JSON: "):
+            parse_json(text, Policy())
+
+
 # --- UM-Bridge -----------------------------------------------------------------------------------------------------
 
 
@@ -157,6 +197,14 @@ def test_too_many_vectors_of_umbridge_name_the_model() -> None:
     found: Any = read_question(f'{{"name":"m","input":[{vectors}]}}'.encode(), Policy(max_tensors=9))
     assert found.name == "m"
     assert "'input': expected at most 9 vectors, got" in found.fault.message
+
+
+def test_many_lists_in_the_config_of_umbridge() -> None:
+    lists = ",".join(["[]"] * (1 << 16))
+    text = f'{{"name":"m","input":[[1,2]],"config":{{"a":[{lists}]}}}}'.encode()
+    found: Any = read_question(text, Policy(max_json_values=1 << 18))
+    assert (found.name, found.config) == ("m", {"a": [[]] * (1 << 16)})
+    assert [each.tolist() for each in found.input] == [[1, 2]]
 
 
 @pytest.mark.parametrize("size", [3, 600])

@@ -87,3 +87,14 @@ def test_messages_of_very_many_fields_are_left_to_the_parser() -> None:
     request, _ = read_infer(GrpcRequest(body), Policy())
     call: Any = request.call
     assert bytes(call.inputs["x0"].data) == b"abc"
+
+
+def test_fields_of_every_wire_type_beside_contents() -> None:
+    unknown = b"\xb9\x01" + bytes(8) + b"\xbd\x01" + bytes(4) + b"\xb8\x01\xff\x7f" + b"\xba\x01\x02ab"
+    body = unknown + message(b"12345678", b"90") + unknown
+    found = contents_apart(body)
+    assert found is not None
+    assert [bytes(each) for each in found[1]] == [b"12345678", b"90"]
+    assert found[0] == unknown + body[len(unknown) : -len(unknown)].partition(b"\x3a\x08")[0] + unknown
+    for group in (b"\xbb\x01", b"\xbc\x01", b"\xbe\x01"):
+        assert contents_apart(body + group) is None

@@ -22,7 +22,7 @@ from dragoman.core.datatypes import (
     Datatype,
 )
 from dragoman.core.errors import InvalidInput
-from dragoman.core.tensor import NONE, Parameters, Tensor, object_array
+from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.formats.oip_typed import Packed
 from dragoman.formats.policy import Policy
 from dragoman.formats.raw import check_shape, shaped
@@ -73,8 +73,7 @@ def tensor_from_contents(
     values = _values(where, datatype, contents)
     if len(values) != count:
         raise InvalidInput(f"{where}: shape {list(shape)} needs {count} elements, got {len(values) or 'no data'}")
-    flat = object_array(values, (count,)) if datatype is BYTES else _numbers(where, datatype, values)
-    return Tensor(shaped(flat, shape, where), datatype, parameters)
+    return Tensor(shaped(_array(where, datatype, values), shape, where), datatype, parameters)
 
 
 def write_contents(tensor: Tensor, contents: Any) -> None:
@@ -101,7 +100,7 @@ def _check_field(where: str, datatype: Datatype, given: Sequence[str]) -> str:
     return wanted
 
 
-def _numbers(where: str, datatype: Datatype, values: Sequence[Any]) -> Array:
+def _array(where: str, datatype: Datatype, values: Sequence[Any]) -> Array:
     wide: Array = np.fromiter(values, _WIDE.get(FIELDS.get(datatype, ""), datatype.dtype), len(values))
     return _narrowed(where, datatype, wide)
 
