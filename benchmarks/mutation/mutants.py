@@ -1,5 +1,6 @@
 """Mutants of a module: mutmut's operators, without those that no test can or should notice."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ _TYPE_MAKERS = frozenset({"TypeVar", "ParamSpec", "NewType", "getLogger"})
 # Every mutant of these arguments fails at once, in any test: they would only raise the score.
 _TRIVIAL_CALLS = frozenset({"len", "isinstance"})
 _NEVER_VISITED = (cst.Annotation, cst.Decorator, cst.Import, cst.ImportFrom, cst.Assert)
+# A constant that only chooses between two ways to the same result: `_FEW = 16  # performance only: ...`.
+_THRESHOLD = re.compile(r"^(\w+) = .*# performance only\b", re.M)
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Mutants:
         self.module = module
         self._text = path.read_text()
         wrapper = MetadataWrapper(cst.parse_module(self._text))
-        visitor = _Visitor()
+        visitor = _Visitor(_thresholds(path))
         wrapper.visit(visitor)
         self._tree = wrapper.module
         self._found = visitor.found
@@ -55,6 +58,12 @@ class Mutants:
         return Mutant(self.module, line, statement, before.strip(), after.strip(), source)
 
 
+def _thresholds(module: Path) -> frozenset[str]:
+    """Return the marked constants that a module can use: its own, and the public ones of its package."""
+    found = ((path, name) for path in module.parent.glob("*.py") for name in _THRESHOLD.findall(path.read_text()))
+    return frozenset(name for path, name in found if path == module or not name.startswith("_"))
+
+
 def _compiles(source: str) -> bool:
     try:
         compile(source, "mutant", "exec")
@@ -68,13 +77,16 @@ class _Visitor(cst.CSTVisitor):
 
     METADATA_DEPENDENCIES = (PositionProvider,)
 
-    def __init__(self) -> None:
+    def __init__(self, thresholds: frozenset[str] = frozenset()) -> None:
         super().__init__()
+        self._thresholds = thresholds
         self.found: list[tuple[tuple[int, int], cst.CSTNode, cst.CSTNode]] = []
         self._statement = 0
 
     def on_visit(self, node: cst.CSTNode) -> bool:
         if isinstance(node, _NEVER_VISITED) or _is_text(node) or _is_type(node) or _is_trivial(node):
+            return False
+        if self._compares_threshold(node) or self._sets_threshold(node):
             return False
         if isinstance(node, cst.SimpleStatementLine | cst.BaseCompoundStatement):
             self._statement = self.get_metadata(PositionProvider, node).start.line
@@ -84,9 +96,18 @@ class _Visitor(cst.CSTVisitor):
         if isinstance(node, cst.Call) and _name(node.func) == "cast":
             node.args[1].value.visit(self)
             return False
-        if not _is_strict_zip(node):
+        if not _is_strict_zip(node) and not (isinstance(node, cst.IfExp) and self._compares_threshold(node.test)):
             self._mutate(node)
         return not (isinstance(node, cst.Arg) and node.keyword is not None and node.keyword.value == "strict")
+
+    def _compares_threshold(self, node: cst.CSTNode) -> bool:
+        if not isinstance(node, cst.Comparison):
+            return False
+        sides = [node.left, *(target.comparator for target in node.comparisons)]
+        return any(_last_name(side) in self._thresholds for side in sides)
+
+    def _sets_threshold(self, node: cst.CSTNode) -> bool:
+        return isinstance(node, cst.Assign) and _name(node.targets[0].target) in self._thresholds
 
     def _mutate(self, node: cst.CSTNode) -> None:
         line = self.get_metadata(PositionProvider, node).start.line
@@ -111,6 +132,11 @@ def _is_false_to_none(node: cst.CSTNode, changed: cst.CSTNode) -> bool:
 
 def _name(node: cst.CSTNode) -> str:
     return node.value if isinstance(node, cst.Name) else ""
+
+
+def _last_name(node: cst.CSTNode) -> str:
+    """Return the name of a variable, or of an attribute of a module: `LONG` of `simd.LONG`."""
+    return _name(node.attr if isinstance(node, cst.Attribute) else node)
 
 
 def _is_text(node: cst.CSTNode) -> bool:

@@ -19,7 +19,7 @@ from dragoman.core.bytes_tensor import BytesTensor, came_as_text, flattened, tex
 from dragoman.core.datatypes import BYTES, DATATYPES, FP32, INT64
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.tensor import Tensor, object_array
-from dragoman.formats import body, json_data, raw, simd, small
+from dragoman.formats import body, json_data, pieces, raw, simd, small
 from dragoman.formats.cut import divided
 from dragoman.formats.digits.machine import _made, digits
 from dragoman.formats.message import InferenceRequest
@@ -261,6 +261,31 @@ def test_long_arrays_go_through_simdjson(shape: list[int]) -> None:
         found = body.read_request(text, None, POLICY).inputs["x"].data
     assert found.tobytes() == values.tobytes()
     assert not found.flags.writeable
+
+
+@pytest.mark.skipif(not SIMD, reason="simdjson is not installed")
+@pytest.mark.parametrize("machine", [False, True])
+def test_long_vectors_are_not_read_by_the_general_parser(machine: bool) -> None:
+    values = np.random.default_rng(0).standard_normal(30_000)
+    text = json.dumps({"name": "m", "input": [values.tolist(), [1.5]]}).encode()
+    found = pieces.cut(text, b'"input"')
+    assert found is not None
+    assert json.loads(found.rest) == {"name": "m", "input": [[], []]}
+    general = mock.Mock(decode=mock.Mock(side_effect=AssertionError))
+    way = {"digits": digits if machine and MACHINE else lambda dtype: None, "_FLOATS": general}
+    if machine and MACHINE:
+        way["numbers"] = mock.Mock(side_effect=AssertionError)
+    with mock.patch.multiple(pieces, **way):
+        read = pieces.vector(text, found.spans[0])
+    assert read is not None
+    assert read.tolist() == values.tolist()
+
+
+def test_many_short_elements_are_kept_in_one_piece() -> None:
+    elements = [b"a" * (1 + n % 255) for n in range(300)]
+    with mock.patch.object(raw, "_split_bytes", side_effect=AssertionError):
+        tensor = raw.tensor_from_raw("x", BYTES, [300], packed(elements), POLICY)
+    assert list(tensor.data) == elements
 
 
 def test_without_simdjson_the_same_is_read() -> None:

@@ -7,16 +7,18 @@ import orjson
 import pytest
 
 from dragoman import InferenceRequest
+from dragoman.core.calls import Inference, Response
 from dragoman.core.datatypes import BYTES, FP32, INT32, UINT16
 from dragoman.core.errors import InvalidInput, InvalidOutput, NotSupported
 from dragoman.core.tensor import Tensor
 from dragoman.formats.body import read_request
 from dragoman.formats.json_data import json_from_tensor
-from dragoman.formats.json_document import parse_json
+from dragoman.formats.json_document import NumberArray, parse_document, parse_json
 from dragoman.formats.json_print import json_chunks
 from dragoman.formats.message import InferenceResponse, RequestInput, RequestOutput, ResponseOutput
+from dragoman.formats.oip_answer import write_raw
 from dragoman.formats.oip_contents import tensor_from_contents
-from dragoman.formats.oip_messages import ModelInferRequest
+from dragoman.formats.oip_messages import ModelInferRequest, ModelInferResponse
 from dragoman.formats.policy import Policy
 from dragoman.formats.umbridge import read_question
 from dragoman.formats.umbridge_answer import read_output, written_derivative, written_evaluation
@@ -183,6 +185,75 @@ def test_literals_in_a_long_array() -> None:
         read_request(text, None, Policy(nonfinite="null", max_json_values=1000))
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.float32, np.float64, np.float16])
+def test_long_tensors_of_messages(dtype: Any) -> None:
+    tensor = Tensor.of(np.arange(40_000).astype(dtype) % 1024)
+    request = InferenceRequest(inputs=[RequestInput("x", tensor)])
+    response = InferenceResponse(outputs=[ResponseOutput("x", tensor)], model_name="m")
+    for text in (request.to_json(), response.to_json()):
+        (found,) = [*orjson.loads(text).get("inputs", ()), *orjson.loads(text).get("outputs", ())]
+        assert found["data"] == tensor.data.tolist()
+    assert InferenceRequest.from_json(request.to_json()).inputs[0].data.tobytes() == tensor.data.tobytes()
+    assert InferenceResponse.from_json(response.to_json()).outputs[0].data.tobytes() == tensor.data.tobytes()
+
+
+def test_fields_that_a_response_may_lack() -> None:
+    found = InferenceResponse.from_json(b'{"outputs":[]}')
+    assert (found.model_name, found.model_version, found.id, dict(found.parameters)) == ("", "", "", {})
+
+
+@pytest.mark.parametrize("shape", [[3], [3, 1]])
+def test_integers_written_as_floats_in_a_dict(shape: list[int]) -> None:
+    def made(datatype: str, *values: float) -> Any:
+        data = [[value] for value in values] if len(shape) > 1 else list(values)
+        given = {"name": "x", "shape": shape, "datatype": datatype, "data": data}
+        return RequestInput.from_dict(given).data.reshape(-1).tolist()
+
+    assert made("INT8", 1.0, -128.0, 127) == [1, -128, 127]
+    assert made("UINT8", 1, 0.0, 255.0) == [1, 0, 255]
+    for datatype, value in (("INT8", 128.0), ("INT8", -129.0), ("UINT8", -1.0), ("UINT8", 256.0)):
+        with pytest.raises(InvalidInput, match=f"^tensor 'x': {value:.0f} does not fit into {datatype}"):
+            made(datatype, 1.0, value, 2)
+    with pytest.raises(InvalidInput, match=r"^tensor 'x': data.*[Ee]xpected `?'?int"):
+        made("INT32", 1.0, 2.5, 3)
+
+
+def test_raw_grpc_responses_name_their_outputs() -> None:
+    outputs = {"first": Tensor.of(np.arange(3)), "second": Tensor.of(np.ones((2, 1), np.float32))}
+    for _ in range(2):  # computed, and from the cache
+        written: Any = write_raw(Response(Inference(outputs), "named", "3"), "id")
+        found = ModelInferResponse.FromString(written)
+        assert (found.model_name, found.model_version, found.id) == ("named", "3", "id")
+        described = [(each.name, each.datatype, list(each.shape)) for each in found.outputs]
+        assert described == [("first", "INT64", [3]), ("second", "FP32", [2, 1])]
+        assert list(found.raw_output_contents) == [each.data.tobytes() for each in outputs.values()]
+
+
+def test_documents_with_strings_around_long_arrays() -> None:
+    numbers = [*range(30_000)]
+    document = {
+        "": numbers,
+        'a"[': [1.5] * 30_000,
+        "\\": [[1, 2]] * 30_000,
+        'b\\"': [{"c": "]", "": numbers}],
+        "d": ["[1,2,3]", ""],
+        "e": [True, False] * 20_000,
+        "f": {},
+    }
+    found = parse_document(orjson.dumps(document), Policy(max_json_values=100))
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, NumberArray):
+            return value.array("a").tolist()
+        if isinstance(value, list):
+            return [plain(each) for each in value]
+        return {key: plain(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+    assert plain(found) == document
+    assert isinstance(found[""], NumberArray)
+    assert isinstance(found['b\\"'][0][""], NumberArray)
+
+
 def test_errors_of_json_documents() -> None:
     for text in (b"", b"{", b"[NaN]", b"\xff"):
         with pytest.raises(InvalidInput, match=r"^the request body is not valid JSON: "):
@@ -197,6 +268,19 @@ def test_too_many_vectors_of_umbridge_name_the_model() -> None:
     found: Any = read_question(f'{{"name":"m","input":[{vectors}]}}'.encode(), Policy(max_tensors=9))
     assert found.name == "m"
     assert "'input': expected at most 9 vectors, got" in found.fault.message
+
+
+@pytest.mark.parametrize("space", ["", " ", "\n\t"])
+def test_long_vectors_of_umbridge_are_not_counted_as_json_values(space: str) -> None:
+    vectors = [np.arange(300_000.0), np.array([1.5, -2.0]), np.arange(200_000) / 8]
+    join = f"{space},{space}".join
+    texts = [f"[{space}{join(map(repr, each.tolist()))}{space}]" for each in vectors]
+    fields = (f'"input"{space}:{space}[{space}{join(texts)}{space}]', f'"sens"{space}:{space}{texts[0]}', '"outWrt":1')
+    text = f'{{"name":"m",{join(fields)}}}'.encode()
+    found: Any = read_question(text, Policy(max_json_values=50))
+    assert (found.name, found.outWrt) == ("m", 1)
+    assert [each.tolist() for each in found.input] == [each.tolist() for each in vectors]
+    assert found.sens.tolist() == vectors[0].tolist()
 
 
 def test_many_lists_in_the_config_of_umbridge() -> None:
@@ -235,6 +319,8 @@ def test_forwarded_headers_match_a_pattern_and_are_no_credentials() -> None:
     headers = {"x-user": "a", "x-trace-id": "b", "accept": "c", "cookie": "d", "authorization": "e"}
     assert Policy(forward_headers=("x-trace-*", "*e")).forwarded(headers) == {"x-trace-id": "b"}
     assert Policy().forwarded(headers) == {}
+    credentials = dict.fromkeys(["authorization", "proxy-authorization", "cookie", "x-api-key"], "secret")
+    assert Policy(forward_headers=("*",)).forwarded(headers | credentials) == dict(list(headers.items())[:3])
 
 
 def test_ids_and_outputs_of_a_short_request() -> None:

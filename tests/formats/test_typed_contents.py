@@ -70,6 +70,8 @@ def test_more_elements_than_may_be_parsed_are_rejected_first() -> None:
         mock.patch.object(oip_inference, "parsed", side_effect=AssertionError("it was parsed")),
     ):
         assert "too many unpacked elements: expected at most 500" in read(body, Policy(max_bytes_elements=500))
+        with pytest.raises(AssertionError, match="it was parsed"):
+            read(body, Policy(max_bytes_elements=1000))
         many = body + b"".join(b"".join(length_delimited(5, b"")) for _ in range(600))
         assert "too many fields: expected at most 500" in read(many, Policy(max_json_values=500))
 

@@ -76,6 +76,13 @@ def test_what_no_test_should_notice_is_not_changed(source: str, tmp_path: Path) 
     assert [line for line in changed(source, tmp_path) if line != "zip(None, strict=True)"] == []
 
 
+def test_performance_thresholds_are_not_changed(tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text("LONG = 8  # performance only: bytes\n_FEW = 2  # performance only: bytes\n")
+    source = "_SMALL = 1 << 9  # performance only: bytes\ny = a if len(x) <= _SMALL else b\nz = len(x) > other.LONG\n"
+    assert changed(source, tmp_path) == ["y = None", "z = None"]
+    assert "z = x >= _FEW" in changed("_FEW = 3  # elements\nz = x > _FEW\n", tmp_path)
+
+
 def test_the_interval_narrows_with_the_share_that_was_tried() -> None:
     low, high = interval(90, 100, 1_000_000)
     assert (round(low, 3), round(high, 3)) == (0.826, 0.945)  # Wilson's, as tables have it

@@ -26,16 +26,16 @@ from dragoman.system.shared_memory import empty_array
 # What one element of a kind may be in JSON. OIP leaves coercion open: here only what changes no value is taken.
 _ELEMENT: dict[str, Any] = {"bool": bool, "uint": int, "int": int, "float": float | None, "bytes": str}
 _OPENING = re.compile(rb"[\s\[]*")
-_OPENING_BLOCK = 1 << 12
+_OPENING_BLOCK = 1 << 12  # performance only: bytes of brackets that are matched at a time
 _WHERE = re.compile(r" - at `\$(.*)`$")
 _PLACE = re.compile(r"\[([0-9]+)\]")
 _ALL_RANKS = 33
-_NESTED = 1 << 16  # bytes of nested lists from which on they are read in portions
-_PORTION = 1 << 18  # bytes to read, a sixteenth of it in numbers to write, at a time
-_STRETCH = 256  # bytes that are looked through for a comma at a time
+_NESTED = 1 << 16  # performance only: bytes of nested lists from which on they are read in portions
+_PORTION = 1 << 18  # performance only: bytes read at a time, and 16 times the numbers written at a time
+_STRETCH = 256  # performance only: bytes that are searched for a comma at a time
 _OPEN, _CLOSE = b"[]"
-_MANY = 512  # numbers that machine code prints sooner than orjson
-_FEW = 64  # numbers that are printed sooner than looked through for those that JSON has no form for
+_MANY = 512  # performance only: numbers from which on machine code prints sooner than orjson
+_FEW = 64  # performance only: numbers that are printed sooner than tested for NaN and infinities
 _EXACT = 1 << 53  # beyond, a float no longer tells which integer was written
 
 

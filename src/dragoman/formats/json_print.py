@@ -9,7 +9,7 @@ import orjson
 from dragoman.core.datatypes import Array
 from dragoman.formats.policy import Buffer
 
-_PORTION = 1 << 14  # elements
+_PORTION = 1 << 14  # performance only: elements written at a time
 _MARK = b"\0"  # stands in no JSON text, since control characters in strings are escaped
 
 

@@ -12,8 +12,8 @@ from dragoman.core.datatypes import Array
 from dragoman.core.errors import InvalidInput
 from dragoman.formats.policy import Buffer, Policy
 
-BLOCK = 1 << 18
-_FIRST_BLOCK = 1 << 12  # of an array, most of which are short
+BLOCK = 1 << 18  # performance only: bytes scanned at a time
+_FIRST_BLOCK = 1 << 12  # performance only: bytes of an array, most of which are short
 _MAX_ARRAY_DEPTH = 33
 
 _STEPS = np.zeros(256, np.int8)

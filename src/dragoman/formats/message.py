@@ -199,8 +199,7 @@ def elements(tensor: Tensor) -> list[Any]:
     """The elements, flat: `str` for those of BYTES that are UTF-8, None for NaN."""
     if tensor.datatype is BYTES:
         return [_text(element) for element in tensor.data.flat]
-    values: list[Any] = tensor.data.reshape(-1).tolist()
-    return [None if v != v else v for v in values] if tensor.datatype.kind == "float" else values
+    return [None if v != v else v for v in tensor.data.reshape(-1).tolist()]
 
 
 def _text(element: bytes) -> str | bytes:

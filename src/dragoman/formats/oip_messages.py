@@ -90,7 +90,7 @@ def write_parameters(parameters: Parameters, message: Any) -> None:
                 message[name].bool_param = value
             case int() if -(1 << 63) <= value < 1 << 63:
                 message[name].int64_param = value
-            case int() if 0 <= value < 1 << 64:
+            case int() if (1 << 63) <= value < 1 << 64:
                 message[name].uint64_param = value
             case float():
                 message[name].double_param = value

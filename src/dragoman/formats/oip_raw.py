@@ -6,7 +6,7 @@ from dragoman.formats.oip_messages import ModelInferRequest
 from dragoman.formats.policy import Buffer
 
 LARGE = 1 << 16  # bytes of a message from which on it pays
-_MOST_FIELDS = 1000  # a walk over more of them costs more than it gains
+_MOST_FIELDS = 1000  # performance only: a walk over more of them costs more than it gains
 _RAW_INPUT_CONTENTS: int = ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
 _DELIMITED = 2  # protobuf's wire type of what has a length
 _MOST_BITS = 63

@@ -18,7 +18,7 @@ from dragoman.formats.policy import Buffer, Policy
 
 LARGE = 1 << 20  # bytes of a message from which on it is read so; those are read in a thread
 _CONTENTS_LARGE = 1 << 16
-_PORTION = 1 << 18
+_PORTION = 1 << 18  # performance only: bytes decoded at a time
 _MOST_VARINT = 10
 _INPUTS = ModelInferRequest.DESCRIPTOR.fields_by_name["inputs"]
 _CONTENTS: int = _INPUTS.message_type.fields_by_name["contents"].number

@@ -13,7 +13,7 @@ from dragoman.formats.digits.machine import digits
 from dragoman.formats.json_data import PARSER_FAULTS
 from dragoman.formats.simd import LONG, numbers
 
-_PIECE = 1 << 18  # bytes to read at a time
+_PIECE = 1 << 18  # performance only: bytes read at a time
 _MOST = 1024  # vectors
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _ESCAPED = b"\\u"  # the key may be written so elsewhere, and be the one that counts

@@ -16,10 +16,9 @@ from dragoman.core.tensor import NONE, Parameters, Tensor, object_array
 from dragoman.formats.policy import Buffer, Policy
 
 _LENGTH = struct.Struct("<I")
-_SMALL = 1024  # bytes up to which a copy is made sooner than a view
-_FEW = 16  # elements below which a plain loop is the fastest
-# Elements are joined in portions, since no other thread runs while Python joins.
-_PORTION = 1 << 14
+_SMALL = 1024  # performance only: bytes up to which a copy is faster than a view
+_FEW = 16  # performance only: elements below which a plain loop is the fastest
+_PORTION = 1 << 14  # performance only: elements joined at a time, since no other thread runs while Python joins
 
 
 def check_shape(shape: Sequence[int], where: str, policy: Policy, datatype: Datatype) -> int:

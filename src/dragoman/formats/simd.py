@@ -15,12 +15,12 @@ from dragoman.core.datatypes import Array, Datatype
 
 T = TypeVar("T")
 
-LONG = 2048  # bytes of JSON from which on it pays
+LONG = 2048  # performance only: bytes of JSON from which on simdjson is faster
 
 _TYPES = {"float": ("d", np.float64), "int": ("i", np.int64), "uint": ("u", np.uint64)}
 _COUNTED = 0xFFFFFF  # simdjson counts no further
-_ROW = 16  # rows that are shorter on average cost more to look at than simdjson gains
-_KEPT = 1 << 19  # bytes; a parser holds several times the memory of the longest text that it has read
+_ROW = 16  # performance only: rows that are shorter on average cost more to check than simdjson gains
+_KEPT = 1 << 19  # performance only: bytes; a parser holds several times the memory of the longest text that it has read
 
 # The parser that was used last: a new one has to be given its memory by the system. One thread at a time has it.
 _PARSERS: list[Any] = []

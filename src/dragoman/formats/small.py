@@ -30,7 +30,7 @@ from dragoman.core.datatypes import (
 from dragoman.core.tensor import Tensor
 from dragoman.formats.policy import Buffer, Policy
 
-SMALL = 2048  # bytes of JSON up to which it pays
+SMALL = 2048  # performance only: bytes of JSON up to which the short way is faster
 
 _NESTED = ord("[")
 _BOOLS, _INTEGERS, _FLOATS = (

@@ -14,8 +14,8 @@ from dragoman.core.tensor import Tensor
 from dragoman.formats.policy import Buffer
 from dragoman.formats.raw import raw_from_tensor
 
-SMALL = 64  # numbers up to which it pays in JSON,
-_JOINED = 1024  # bytes behind it up to which all is put together, which is cheaper than to send several
+SMALL = 64  # performance only: numbers in JSON up to which the short way is faster
+_JOINED = 1024  # performance only: bytes of binary data up to which one buffer is sent sooner than several
 
 _KNOWN = 512
 _starts: dict[tuple[str, str], bytes] = {}

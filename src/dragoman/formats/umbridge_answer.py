@@ -18,8 +18,7 @@ from dragoman.formats.json_print import json_chunks
 from dragoman.formats.policy import Policy
 from dragoman.formats.umbridge import buffer, counted
 
-# Up to so many numbers it is quicker to print them than to look first whether all are finite.
-_FEW = 512
+_FEW = 512  # performance only: numbers that are printed sooner than tested for NaN and infinities
 
 # --- reading what a server says -----------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from dragoman.formats.policy import Buffer
 
 log = logging.getLogger("dragoman.formats")
 
-_AT_ONCE = 1 << 18  # numbers that memory is taken for at a time
+_AT_ONCE = 1 << 18  # performance only: numbers that memory is taken for at a time
 # What a few numbers of each kind have to be read from, and printed as.
 _CHECKED = (
     b"[0.0,-0.0,1.0,-2.5,0.1,1234567.0,1e-7,3.0517578e-5,0.00001,1e+20,-6.125e-9,8388608.5,0.3,77.0,5e-5,16777216.0]"
