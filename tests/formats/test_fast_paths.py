@@ -272,7 +272,7 @@ def test_long_vectors_are_not_read_by_the_general_parser(machine: bool) -> None:
     assert found is not None
     assert json.loads(found.rest) == {"name": "m", "input": [[], []]}
     general = mock.Mock(decode=mock.Mock(side_effect=AssertionError))
-    way = {"digits": digits if machine and MACHINE else lambda dtype: None, "_FLOATS": general}
+    way: dict[str, Any] = {"digits": digits if machine and MACHINE else lambda dtype: None, "_FLOATS": general}
     if machine and MACHINE:
         way["numbers"] = mock.Mock(side_effect=AssertionError)
     with mock.patch.multiple(pieces, **way):

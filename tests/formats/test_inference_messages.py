@@ -11,7 +11,7 @@ from dragoman.core.calls import Inference, Response
 from dragoman.core.datatypes import BYTES, FP32, INT32, UINT16
 from dragoman.core.errors import InvalidInput, InvalidOutput, NotSupported
 from dragoman.core.tensor import Tensor
-from dragoman.formats.body import read_request
+from dragoman.formats.body import read_request, read_response
 from dragoman.formats.json_data import json_from_tensor
 from dragoman.formats.json_document import NumberArray, parse_document, parse_json
 from dragoman.formats.json_print import json_chunks
@@ -20,6 +20,7 @@ from dragoman.formats.oip_answer import write_raw
 from dragoman.formats.oip_contents import tensor_from_contents
 from dragoman.formats.oip_messages import ModelInferRequest, ModelInferResponse
 from dragoman.formats.policy import Policy
+from dragoman.formats.small_answer import write_answer, write_binary
 from dragoman.formats.umbridge import read_question
 from dragoman.formats.umbridge_answer import read_output, written_derivative, written_evaluation
 
@@ -190,9 +191,8 @@ def test_long_tensors_of_messages(dtype: Any) -> None:
     tensor = Tensor.of(np.arange(40_000).astype(dtype) % 1024)
     request = InferenceRequest(inputs=[RequestInput("x", tensor)])
     response = InferenceResponse(outputs=[ResponseOutput("x", tensor)], model_name="m")
-    for text in (request.to_json(), response.to_json()):
-        (found,) = [*orjson.loads(text).get("inputs", ()), *orjson.loads(text).get("outputs", ())]
-        assert found["data"] == tensor.data.tolist()
+    for text, key in ((request.to_json(), "inputs"), (response.to_json(), "outputs")):
+        assert [each["data"] for each in orjson.loads(text)[key]] == [tensor.data.tolist()]
     assert InferenceRequest.from_json(request.to_json()).inputs[0].data.tobytes() == tensor.data.tobytes()
     assert InferenceResponse.from_json(response.to_json()).outputs[0].data.tobytes() == tensor.data.tobytes()
 
@@ -229,6 +229,20 @@ def test_raw_grpc_responses_name_their_outputs() -> None:
         assert list(found.raw_output_contents) == [each.data.tobytes() for each in outputs.values()]
 
 
+def test_rest_responses_of_every_id() -> None:
+    outputs = {"y": Tensor.of(np.ones(2, np.float32))}
+    for id_ in (None, "", "a"):
+        expected = {"model_name": "m"} | ({} if id_ is None else {"id": id_})
+        (text, *blobs), size = write_binary(Inference(outputs), "m", "", id_, lambda name: True) or ((b"",), 0)
+        whole = b"".join((text, *blobs))
+        output = {"name": "y", "datatype": "FP32", "shape": [2]}
+        raw = {**output, "parameters": {"binary_data_size": 8}}
+        assert orjson.loads(whole[:size]) == {**expected, "outputs": [raw]}
+        assert whole[size:] == outputs["y"].data.tobytes()
+        written = write_answer(Inference(outputs), "m", "", id_)
+        assert orjson.loads(written or b"") == {**expected, "outputs": [{**output, "data": [1.0, 1.0]}]}
+
+
 def test_documents_with_strings_around_long_arrays() -> None:
     numbers = [*range(30_000)]
     document = {
@@ -252,6 +266,38 @@ def test_documents_with_strings_around_long_arrays() -> None:
     assert plain(found) == document
     assert isinstance(found[""], NumberArray)
     assert isinstance(found['b\\"'][0][""], NumberArray)
+
+
+@pytest.mark.parametrize("count", [3, 3000])
+def test_literals_in_a_whole_message(count: int) -> None:
+    data = ",".join(["1.5"] * (count - 2) + ["NaN", "-Infinity"])
+    for fields in ('"x"', '"\\u0078"'):
+        tensor = f'{{"name":{fields},"shape":[{count}],"datatype":"FP64","data":[{data}]}}'.encode()
+        literal = Policy(nonfinite="literal")
+        found = read_request(b'{"inputs":[' + tensor + b"]}", None, literal).inputs["x"]
+        answer = read_response(b'{"outputs":[' + tensor + b"]}", None, literal).outputs["x"]
+        for each in (found, answer):
+            assert np.array_equal(each.data, [1.5] * (count - 2) + [np.nan, -np.inf], equal_nan=True)
+        with pytest.raises(InvalidInput, match=r"NaN|number|malformed|invalid"):
+            read_request(b'{"inputs":[' + tensor + b"]}", None, Policy(nonfinite="null"))
+    with pytest.raises(InvalidInput, match=r"^the request is not an inference request: "):
+        read_request(b'{"inputs":[NaN', None, literal)
+    with pytest.raises(InvalidInput, match=r"^the request is not an inference request: "):
+        read_request(b'{"id":"\\ud800","inputs":[NaN]}', None, literal)
+    with pytest.raises(InvalidInput, match=r"^the response is not an inference response: "):
+        read_response(b'{"outputs":5}', None, literal)
+
+
+@pytest.mark.parametrize("shape", [[40_000], [200, 200], [2, 20_000], [0]])
+def test_parameters_of_tensors_of_any_length(shape: list[int]) -> None:
+    for datatype, dtype in (("FP32", np.float32), ("INT64", np.int64), ("BOOL", np.bool_), ("BYTES", None)):
+        values = np.arange(int(np.prod(shape))).reshape(shape)
+        data: Any = values.astype(str) if dtype is None else values.astype(dtype)
+        tensor = {"name": "x", "shape": shape, "datatype": datatype, "parameters": {"p": 1}, "data": data.tolist()}
+        for given in (tensor, tensor | {"data": data.reshape(-1).tolist()}):
+            found = read_request(orjson.dumps({"inputs": [given]}), None, Policy(max_json_values=100)).inputs["x"]
+            assert (found.datatype.name, list(found.shape), found.parameters) == (datatype, shape, {"p": 1})
+            assert found.data.tolist() == (np.char.encode(data) if dtype is None else data).tolist()
 
 
 def test_errors_of_json_documents() -> None:
