@@ -46,7 +46,8 @@ def check_tensor(tensor: Tensor, spec: TensorSpec, what: str) -> None:
     """InvalidInput unless the tensor has the datatype and shape of its spec; `what` is "input" or "output"."""
     if spec.datatype is not None and tensor.datatype is not spec.datatype and tensor.datatype not in spec.accepts:
         raise InvalidInput(f"{what} '{spec.name}': expected datatype {spec.datatype}, got {tensor.datatype}")
-    if not spec.fits(tensor.shape):
+    # An attribute is faster than the property; a BytesTensor has no array yet.
+    if not spec.fits(tensor.data.shape if type(tensor) is Tensor else tensor.shape):
         raise InvalidInput(f"{what} '{spec.name}': expected shape {list(spec.shape or ())}, got {list(tensor.shape)}")
 
 

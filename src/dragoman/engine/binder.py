@@ -64,12 +64,12 @@ class Binder:
         """
         if to is None:
             if self._is_configurable:
-                if isinstance(call, Infer) and "config" in call.parameters:
+                if type(call) is Infer and "config" in call.parameters:
                     call = config_in(call)
                 if self.needs_config_signature(call):
                     return call
             to = self._default
-        if isinstance(call, Infer):
+        if type(call) is Infer:
             if call.positional is None:
                 return bind(call, to.signature, self._model)
             return bind_evaluation(call, to.vectors, self._model)
@@ -79,7 +79,7 @@ class Binder:
 
     def needs_config_signature(self, call: Any) -> bool:
         """True if the sizes for a call have to be looked up: it has a config, or asks for the signature itself."""
-        if isinstance(call, SignatureFor):
+        if type(call) is SignatureFor:
             return True
         return self._is_configurable and (bool(getattr(call, "config", None)) or self._default.vectors is None)
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from msgspec import structs
 
 from dragoman import plugins
-from dragoman.core.calls import Call, Generate, Infer, Inference, Request, Response, SignatureFor
+from dragoman.core.calls import Call, Generate, Infer, Request, Response, SignatureFor
 from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady, NotSupported, Overloaded
 from dragoman.core.metrics import Family
 from dragoman.core.sibling_models import SiblingModels
@@ -46,6 +46,7 @@ class Deployment:
         self._batcher: Batcher | None = None
         self._model_batch_size = 0  # rows per batch if only the model asks for batching
         self._binder: Binder
+        self._compute: Callable[[Request[Any]], Coroutine[Any, Any, Any]]
         self._in_flight = 0
         self._drained: asyncio.Event | None = None  # set once no call is in flight, while draining
 
@@ -65,6 +66,7 @@ class Deployment:
             raise
         self._batcher = self._made_batcher(self._pool, self._loaded)
         self._binder = Binder(self._loaded, self.spec.name)
+        self._compute = self._pool.call if self._batcher is None else self._compute_batched
         self.state, self.reason = "READY", ""
         self._changed()
 
@@ -206,7 +208,10 @@ class Deployment:
             request, pool = self._admit(request, start_s, nested=nested)
             self._in_flight += 1
             try:
-                computing = self._dispatch(request, pool)
+                if self._binder.needs_config_signature(request.call):
+                    computing = self._call_with_config(request, pool)
+                else:
+                    computing = self._compute(request)
                 answer = await (computing if request.deadline_s is None else _before(request.deadline_s, computing))
             finally:
                 self._leave()
@@ -239,12 +244,12 @@ class Deployment:
 
         Raises NotReady, Overloaded, NotSupported, DeadlineExceeded, InvalidInput.
         """
-        loaded, pool, call = self.loaded, self._pool, request.call
-        if (self.state != "READY" and not (nested and self.state == "UNLOADING")) or pool is None:
+        loaded, pool, call = self._loaded, self._pool, request.call
+        if loaded is None or pool is None or (self.state != "READY" and not (nested and self.state == "UNLOADING")):
             raise self._not_ready()
         if 0 < self.spec.max_queue <= self._in_flight:
             raise Overloaded(f"Exceeds maximum queue size of {self.spec.max_queue} for model '{self.spec.name}'")
-        if type(call) not in loaded.calls and not isinstance(call, SignatureFor):
+        if type(call) not in loaded.calls and type(call) is not SignatureFor:
             raise NotSupported(f"model '{self.spec.name}' does not support {type(call).__name__}")
         deadline_s = request.deadline_s
         if deadline_s is None:
@@ -257,17 +262,11 @@ class Deployment:
             return request, pool
         return Request(bound, request.model, request.version, request.id, deadline_s, request.metadata), pool
 
-    def _dispatch(self, request: Request[A], pool: Pool) -> Coroutine[Any, Any, A]:
-        """Return the coroutine that computes the answer: in the batcher or in the pool."""
-        if self._binder.needs_config_signature(request.call):
-            return self._call_with_config(request, pool)
-        return self._compute(request, pool)
-
-    def _compute(self, request: Request[A], pool: Pool) -> Coroutine[Any, Any, A]:
-        if self._batcher is not None and self._is_batched(request):
-            batched: Any = self._batcher.call(cast("Request[Inference]", request))
-            return cast("Coroutine[Any, Any, A]", batched)
-        return pool.call(request)
+    def _compute_batched(self, request: Request[Any]) -> Coroutine[Any, Any, Any]:
+        """Return the coroutine that computes the answer of a model with a batcher."""
+        assert self._batcher is not None
+        assert self._pool is not None
+        return self._batcher.call(request) if self._is_batched(request) else self._pool.call(request)
 
     async def _call_with_config(self, request: Request[A], pool: Pool) -> A:
         """Return the answer of a model whose sizes depend on the config of the call, checked against those."""
@@ -275,9 +274,9 @@ class Deployment:
         if isinstance(request.call, SignatureFor):
             return cast("A", configured.signature)
         bound = self._binder.bind(request.call, configured)
-        answer = await self._compute(structs.replace(request, call=bound), pool)
+        answer = await self._compute(structs.replace(request, call=bound))
         configured.check(answer, bound)
-        return answer
+        return cast("A", answer)
 
     def _is_batched(self, request: Request[Any]) -> bool:
         """True if a call may be merged with others. A row limit that only the model set does not reject larger ones."""

@@ -183,7 +183,7 @@ class Engine:
         call = request.call
         if not isinstance(call, ModelCall):
             return self._server_response(request)
-        if isinstance(call, Handle):
+        if type(call) is Handle:
             request = self._registry.addressed(request)
         return self._find(request).call(request)
 
@@ -205,11 +205,7 @@ class Engine:
     def _find(self, request: Request[Any]) -> Deployment:
         if self._draining:
             raise NotReady("the server is shutting down")
-        return self._named(request.model, request.version, type(request.call))
-
-    def _named(self, model: str, version: str, able: type[Call[Any]]) -> Deployment:
-        """Return the deployment by name; without one the default, or the only model that answers such calls."""
-        return self._registry.find(model or self._unnamed(able), version)
+        return self._registry.find(request.model or self._unnamed(type(request.call)), request.version)
 
     def _preferred(self, able: type[Call[Any]], otherwise: type[Call[Any]]) -> type[Call[Any]]:
         """Return which of two call types a request without a model name means."""
@@ -257,7 +253,8 @@ class Engine:
                 wanted: type[Call[Any]] = able or Call
                 if otherwise is not None and not request.model:
                     wanted = self._preferred(wanted, otherwise)
-                return self._description(self._named(request.model, request.version, wanted))
+                model = request.model or self._unnamed(wanted)
+                return self._description(self._registry.find(model, request.version))
             case ListModels():
                 return tuple(self._registry.names())
             case DescribeServer():

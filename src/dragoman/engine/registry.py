@@ -80,7 +80,8 @@ class Registry:
         if not versions:
             raise ModelNotFound(f"Request for unknown model: '{name}' is not found")
         if not version and len(versions) == 1:
-            return next(iter(versions.values()))
+            (only,) = versions.values()
+            return only
         default = self.default(name)
         found = versions.get(version or (default if default in versions else self._newest(name)))
         if found is None:

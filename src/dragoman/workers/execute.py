@@ -139,8 +139,10 @@ class Executor:
 
     def one(self, request: Request[Any]) -> Any:
         """Return the response. Raises NotSupported if a generator yields none or several chunks."""
-        if self._kind(request) == "value":
-            return self._steps[type(request.call)](request)
+        step = self._steps.get(type(request.call))
+        if step is not None:
+            _check_deadline(request)
+            return step(request)
         with closing(self.pieces(request)) as pieces:
             return self._only(list(islice(pieces, 2)))
 
@@ -200,8 +202,7 @@ class Executor:
     # ------------------------------------------------------------------------------------------------------
 
     def _kind(self, request: Request[Any]) -> Kind:
-        if request.deadline_s is not None and request.deadline_s <= time.monotonic():
-            raise DeadlineExceeded("Request timeout expired")
+        _check_deadline(request)
         call = type(request.call)
         if call not in self.loaded.calls:
             raise NotSupported(f"model '{self.name}' does not support {call.__name__}")
@@ -249,6 +250,11 @@ class Executor:
             return _public(fault)
         log.error("model '%s' failed on request %r", self.name, request.id, exc_info=fault)
         return ModelFailed(f"model '{self.name}' failed: {public_text(fault)}")
+
+
+def _check_deadline(request: Request[Any]) -> None:
+    if request.deadline_s is not None and request.deadline_s <= time.monotonic():
+        raise DeadlineExceeded("Request timeout expired")
 
 
 def _make(spec: ModelSpec) -> Model:

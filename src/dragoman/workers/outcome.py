@@ -9,7 +9,7 @@ from dragoman.core.binding import check_tensor
 from dragoman.core.calls import ApplyHessian, ApplyJacobian, Embed, Embedded, Generate, Gradient, Infer, Inference
 from dragoman.core.datatypes import FP64
 from dragoman.core.errors import InvalidInput, InvalidOutput
-from dragoman.core.signature import OPEN, Signature, TensorSpec
+from dragoman.core.signature import OPEN, Signature
 from dragoman.core.tensor import NONE, Parameters, Tensor, with_own_dtype
 from dragoman.core.text import Generation
 
@@ -21,10 +21,12 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
     Raises InvalidOutput naming the output, what was expected and what came.
     """
     sole = signature.sole  # what most models give, in few steps
-    if sole is not None and call.outputs in ((), signature.output_names) and not call.content_types:
+    if sole is not None and (not call.outputs or call.outputs == signature.output_names) and not call.content_types:
         one = result.get(sole.name) if type(result) is dict and len(result) == 1 else result
-        if type(one) is Tensor and _is_as_declared(one, sole):
-            return Inference({sole.name: one})
+        if type(one) is Tensor:
+            data, datatype = one.data, one.datatype
+            if datatype is sole.datatype and data.dtype is datatype.dtype and sole.fits(data.shape):
+                return Inference({sole.name: one})
         if type(one) is np.ndarray:
             return Inference({sole.name: _checked(sole.name, one, signature)})
     if signature.unchecked:
@@ -46,11 +48,6 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
 
         return encode_requested(answer, call.content_types)
     return answer
-
-
-def _is_as_declared(tensor: Tensor, spec: TensorSpec) -> bool:
-    data, datatype = tensor.data, tensor.datatype
-    return datatype is spec.datatype and data.dtype is datatype.dtype and spec.fits(data.shape)
 
 
 def _named(result: Any, signature: Signature) -> Mapping[str, Any]:

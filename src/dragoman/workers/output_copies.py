@@ -17,11 +17,9 @@ def copy_outputs(answer: Any, call: Call[Any]) -> Any:
 
     Tensors of the call, and large arrays that are part of one or lie in immutable memory (`bytes`), are not copied.
     """
-    if isinstance(answer, Tensor):
-        return _copy(answer)
-    if not isinstance(answer, Inference):
-        return answer
-    inputs = call.inputs.values() if isinstance(call, Infer) else ()
+    if type(answer) is not Inference:
+        return _copy(answer) if isinstance(answer, Tensor) else answer
+    inputs = call.inputs.values() if type(call) is Infer else ()
     copies: dict[str, Tensor] = {}
     for name, tensor in answer.outputs.items():
         if tensor not in inputs and _has_array(tensor):
