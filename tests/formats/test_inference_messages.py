@@ -14,7 +14,7 @@ from dragoman.core.tensor import Tensor
 from dragoman.formats.body import read_request, read_response
 from dragoman.formats.json_data import json_from_tensor
 from dragoman.formats.json_document import NumberArray, parse_document, parse_json
-from dragoman.formats.json_print import json_chunks
+from dragoman.formats.json_print import json_chunks, nested_text
 from dragoman.formats.message import InferenceResponse, RequestInput, RequestOutput, ResponseOutput
 from dragoman.formats.oip_answer import write_raw
 from dragoman.formats.oip_contents import tensor_from_contents
@@ -298,6 +298,24 @@ def test_parameters_of_tensors_of_any_length(shape: list[int]) -> None:
             found = read_request(orjson.dumps({"inputs": [given]}), None, Policy(max_json_values=100)).inputs["x"]
             assert (found.datatype.name, list(found.shape), found.parameters) == (datatype, shape, {"p": 1})
             assert found.data.tolist() == (np.char.encode(data) if dtype is None else data).tolist()
+
+
+def test_other_parameters_beside_a_binary_size() -> None:
+    tensor = '{"name":"x","shape":[2],"datatype":"FP32","parameters":{"binary_data_size":8,"p":1}}'
+    found = read_request(f'{{"inputs":[{tensor}]}}'.encode(), memoryview(bytes(8)), Policy()).inputs["x"]
+    assert (found.data.tolist(), found.parameters) == ([0.0, 0.0], {"p": 1})
+
+
+def test_several_long_inputs_are_not_counted_as_json_values() -> None:
+    values = {name: list(range(place, 2000 + place)) for place, name in enumerate("abc")}
+    inputs = [{"name": n, "shape": [2000], "datatype": "INT64", "data": v} for n, v in values.items()]
+    found = read_request(orjson.dumps({"inputs": inputs}), None, Policy(max_json_values=100)).inputs
+    assert {name: tensor.data.tolist() for name, tensor in found.items()} == values
+
+
+def test_a_scalar_as_nested_text() -> None:
+    for value, text in ((np.float32(1.5), b"1.5"), (np.int64(3), b"3"), (np.bool_(True), b"true")):
+        assert b"".join(json_chunks(nested_text(np.array(value)))) == text
 
 
 def test_errors_of_json_documents() -> None:
