@@ -16,7 +16,7 @@ from dragoman import plugins
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed
 from dragoman.core.spec import ModelSpec, check_name
 from dragoman.core.vectors import carried_by
-from dragoman.engine.engine import Engine, Identity
+from dragoman.engine.engine import Engine, ServerIdentity
 from dragoman.engine.model_files import server_tables
 from dragoman.engine.model_metrics import FOLDER as METRICS_FOLDER
 from dragoman.engine.repository import DiskRepository
@@ -234,7 +234,7 @@ def make_engine(paths: Sequence[str], live: Sequence[ModelSpec], settings: Setti
         raise InvalidInput("there is nothing to serve; expected model files, folders, module:object or Python objects")
     return Engine(
         repository,
-        Identity(
+        ServerIdentity(
             name=settings.server_name,
             extensions=EXTENSIONS,
             control_token=settings.control_token,

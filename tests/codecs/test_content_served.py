@@ -235,9 +235,9 @@ def test_a_content_type_from_an_entry_point(tmp_path: Path, monkeypatch: pytest.
     )
     (tmp_path / "reversed_codec.py").write_text(_REVERSED)
     monkeypatch.syspath_prepend(str(tmp_path))
-    fresh = registry.Registry()
+    fresh = registry.CodecRegistry()
     codec = fresh.input("reversed")
     assert codec.to_value(codec.to_tensor(["abc"])) == ["cba"]
-    again = registry.Registry()
+    again = registry.CodecRegistry()
     assert again.input_for(np.arange(2)) is NumpyCodec
     assert "reversed" in {c.content_type for c in again._all_inputs()}

@@ -21,7 +21,7 @@ from dragoman.core.calls import (
     ModelDescription,
     Request,
     Response,
-    Scale,
+    ScaleModel,
     Unload,
 )
 from dragoman.core.model import Model
@@ -179,14 +179,14 @@ def test_calls_have_defaults() -> None:
     }
     described = values(ModelDescription("m", (), "p", OPEN))
     assert {"calls": frozenset(), "details": {}, "protocols": {}, "place": ""}.items() <= described.items()
-    assert (Index().ready, Load().url, Scale().replicas) == (False, "", 1)
+    assert (Index().ready, Load().url, ScaleModel().replicas) == (False, "", 1)
 
 
 def test_tokens_are_not_shown() -> None:
-    for call in (Index("secret"), Load("secret"), Unload("secret"), Scale("secret")):
+    for call in (Index("secret"), Load("secret"), Unload("secret"), ScaleModel("secret")):
         assert "secret" not in repr(call)
         assert call.token == "secret"
-    assert {call.token for call in (Index(), Load(), Unload(), Scale())} == {""}
+    assert {call.token for call in (Index(), Load(), Unload(), ScaleModel())} == {""}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import dragoman
 from dragoman import errors
 from dragoman.core.calls import DescribeModels, Index, Infer, Load, Request, Unload
 from dragoman.core.spec import ModelSpec
-from dragoman.engine.engine import Engine, Identity
+from dragoman.engine.engine import Engine, ServerIdentity
 from dragoman.engine.repository import Repository, Source
 
 
@@ -82,7 +82,7 @@ async def repository() -> Versions:
 
 @pytest.fixture
 async def engine(repository: Versions) -> AsyncIterator[Engine]:
-    async with Engine(repository, Identity(control_token="secret")) as made:
+    async with Engine(repository, ServerIdentity(control_token="secret")) as made:
         yield made
 
 
@@ -148,7 +148,7 @@ async def test_a_version_that_cannot_be_loaded_leaves_the_others(engine: Engine,
 
 
 async def test_versions_may_wait_until_somebody_asks_for_one(repository: Versions) -> None:
-    async with Engine(repository, Identity(control_token="secret", load_at_start=False)) as engine:
+    async with Engine(repository, ServerIdentity(control_token="secret", load_at_start=False)) as engine:
         waits = ("UNAVAILABLE", "not loaded at the start")
         assert await index(engine) == {"1": waits, "2": waits, "10": waits}
         await load(engine, "2")
@@ -157,7 +157,7 @@ async def test_versions_may_wait_until_somebody_asks_for_one(repository: Version
 
 
 async def test_without_its_default_version_the_newest_answers() -> None:
-    async with Engine(Versions("1", "2", "10", default="2"), Identity(control_token="secret")) as engine:
+    async with Engine(Versions("1", "2", "10", default="2"), ServerIdentity(control_token="secret")) as engine:
         assert await what(engine) == b"2.0"
         await unload(engine, "2")
         assert await what(engine) == b"10.0"
@@ -169,7 +169,7 @@ async def test_without_its_default_version_the_newest_answers() -> None:
 async def test_unloading_gives_up_the_first_load_of_a_model(repository: Versions) -> None:
     Hanging.began, Hanging.gate = asyncio.Event(), asyncio.Event()
     repository.models = {"1": Hanging}
-    async with Engine(repository, Identity(control_token="secret", load_at_start=False)) as engine:
+    async with Engine(repository, ServerIdentity(control_token="secret", load_at_start=False)) as engine:
         asked = asyncio.ensure_future(load(engine))
         await Hanging.began.wait()
         await unload(engine)
@@ -197,7 +197,7 @@ async def test_unloading_twice_closes_what_was_loaded_all_the_same(repository: V
     Hanging.began, Hanging.gate = asyncio.Event(), asyncio.Event()
     Slow.closing, Slow.gate, Slow.closed = asyncio.Event(), asyncio.Event(), []
     repository.models = {"1": Slow, "2": Slow, "3": Hanging}
-    async with Engine(repository, Identity(control_token="secret", load_at_start=False)) as engine:
+    async with Engine(repository, ServerIdentity(control_token="secret", load_at_start=False)) as engine:
         asked = asyncio.ensure_future(load(engine))
         await Hanging.began.wait()
         unloading = [asyncio.ensure_future(unload(engine))]
@@ -223,7 +223,7 @@ class Two(Repository):
 
 async def test_a_model_is_replaced_while_another_is_still_loaded_for_the_first_time() -> None:
     Hanging.began, Hanging.gate = asyncio.Event(), asyncio.Event()
-    engine = Engine(Two(), Identity(control_token="secret"))
+    engine = Engine(Two(), ServerIdentity(control_token="secret"))
     starting = asyncio.ensure_future(engine.start())
     await Hanging.began.wait()
     async with asyncio.timeout(5):
@@ -236,7 +236,7 @@ async def test_a_model_is_replaced_while_another_is_still_loaded_for_the_first_t
 
 async def test_nothing_is_loaded_once_the_engine_is_closed(repository: Versions) -> None:
     Hanging.began, Hanging.gate = asyncio.Event(), asyncio.Event()
-    async with Engine(repository, Identity(control_token="secret")) as engine:
+    async with Engine(repository, ServerIdentity(control_token="secret")) as engine:
         repository.models = {"1": Hanging}
         asked = asyncio.ensure_future(load(engine))
         await Hanging.began.wait()

@@ -12,7 +12,7 @@ import dragoman
 from dragoman import FP64, Infer, Inference, Tensor, TensorSpec, errors
 from dragoman.core.calls import Describe, DescribeServer, Index, ListModels, Load, Ready, Request, Response, Unload
 from dragoman.core.spec import ModelSpec
-from dragoman.engine.engine import Engine, Identity
+from dragoman.engine.engine import Engine, ServerIdentity
 from dragoman.engine.repository import Repository, Source
 
 
@@ -201,7 +201,7 @@ class Unloadable(dragoman.Model):
 async def changing() -> AsyncIterator[tuple[Engine, Changing]]:
     repository = Changing()
     repository.models["m"] = Slow
-    async with Engine(repository, Identity(control_token="secret")) as engine:
+    async with Engine(repository, ServerIdentity(control_token="secret")) as engine:
         yield engine, repository
 
 
@@ -367,7 +367,7 @@ async def test_names_of_outputs_are_text(name: Any) -> None:
 async def test_models_may_wait_until_somebody_asks_for_them() -> None:
     repository = Changing()
     repository.models["m"] = New
-    async with Engine(repository, Identity(control_token="secret", load_at_start=False)) as engine:
+    async with Engine(repository, ServerIdentity(control_token="secret", load_at_start=False)) as engine:
         assert engine.ready()
         (entry,) = (await engine.call(Request(Index("secret")))).answer
         assert (entry.name, entry.state, entry.reason) == ("m", "UNAVAILABLE", "not loaded at the start")

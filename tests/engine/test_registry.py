@@ -5,7 +5,7 @@ import pytest
 from dragoman.core.errors import ModelNotFound
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.deployment import Deployment
-from dragoman.engine.registry import Registry
+from dragoman.engine.registry import ModelRegistry
 
 
 def deployed(*versions: str) -> dict[str, Deployment]:
@@ -25,14 +25,14 @@ def deployed(*versions: str) -> dict[str, Deployment]:
     ],
 )
 async def test_the_default_version(versions: list[str], default: str, expected: str) -> None:
-    registry = Registry()
+    registry = ModelRegistry()
     registry.put("m", deployed(*versions), default)
     assert registry.find("m").spec.version == expected
     assert all(registry.find("m", v).spec.version == v for v in versions if v)
 
 
 async def test_what_is_not_there_is_told() -> None:
-    registry = Registry()
+    registry = ModelRegistry()
     registry.put("m", deployed("1", "2"))
     with pytest.raises(ModelNotFound, match="Request for unknown model: 'nope' is not found"):
         registry.find("nope")
@@ -48,14 +48,14 @@ async def test_a_newest_version_that_is_broken_does_not_answer_for_all() -> None
     versions = deployed("1", "2", "3")
     versions["1"].state = versions["2"].state = "READY"
     versions["3"].state = "UNAVAILABLE"
-    registry = Registry()
+    registry = ModelRegistry()
     registry.put("m", versions)
     assert registry.find("m").spec.version == "2"
     assert registry.find("m", "3").spec.version == "3"
 
 
 async def test_one_version_can_be_taken_out() -> None:
-    registry = Registry()
+    registry = ModelRegistry()
     registry.put("m", deployed("1", "2"))
     with pytest.raises(ModelNotFound, match="version '7' is not found"):
         registry.take("m", "7")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dragoman.core.vectors import ABILITIES, Ability, Vector
 from dragoman.graphs import plan
 from dragoman.graphs.function import GraphFunction
-from dragoman.graphs.graph import Graph, Value
+from dragoman.graphs.graph import Graph, GraphValue
 from graphs.parts import Ridge
 
 # What torch.func.jvp does inside.
@@ -39,7 +39,7 @@ def graphs(draw: st.DrawFn) -> Drawn:
     """Nodes of several inputs and outputs, fed by earlier ones, graph inputs, constants and bound values at random."""
     g = Graph(threads=draw(st.sampled_from([0, 4])))
     sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
-    values: list[tuple[Value, int]] = [(g.input(f"x{i}", n), n) for i, n in enumerate(sizes)]
+    values: list[tuple[GraphValue, int]] = [(g.input(f"x{i}", n), n) for i, n in enumerate(sizes)]
     steps: list[Callable[[list[torch.Tensor]], list[torch.Tensor]]] = []
     ridges: list[Ridge] = []
     for _ in range(draw(st.integers(1, 5))):

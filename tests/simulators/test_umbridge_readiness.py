@@ -11,7 +11,7 @@ import umbridge
 import dragoman
 from dragoman import Infer, ModelSpec, Tensor, errors
 from dragoman.core.calls import Index, Load, Request, Unload
-from dragoman.engine.engine import Engine, Identity
+from dragoman.engine.engine import Engine, ServerIdentity
 from dragoman.engine.repository import Repository
 from e2e.served import free_ports, started
 from simulators.test_umbridge_remote import POINT, running
@@ -39,7 +39,7 @@ def far(url: str, **parameters: Any) -> ModelSpec:
 
 
 def engine(*specs: ModelSpec) -> Engine:
-    return Engine(Repository(specs), Identity(control_open=True))
+    return Engine(Repository(specs), ServerIdentity(control_open=True))
 
 
 async def until(happened: Callable[[], object], what: str) -> None:

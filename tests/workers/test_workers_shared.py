@@ -15,7 +15,7 @@ from workers_harness import ask, first, processes
 from dragoman.core.calls import Infer, Request
 from dragoman.core.tensor import Tensor
 from dragoman.workers import shared
-from dragoman.workers.frames import Kind, Parser, encode
+from dragoman.workers.frames import FrameKind, FrameParser, encode
 from dragoman.workers.shared import LEAST, Arena, View
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no files in memory")
@@ -100,9 +100,9 @@ def test_blocks_never_overlap(steps: list[tuple[bool, int]]) -> None:
 def test_a_frame_holds_its_blocks_whether_it_is_unpacked_or_not(ends: Ends) -> None:
     arena, view, unused = ends
     large, small = np.arange(LEAST, dtype=np.uint8), np.arange(9)
-    text = b"".join(encode(Kind.PIECE, 1, [large, small], arena))
+    text = b"".join(encode(FrameKind.PIECE, 1, [large, small], arena))
     assert len(text) < LEAST
-    parser = Parser(view)
+    parser = FrameParser(view)
     parser.room()[: len(text)] = text
     (frame,) = parser.take(len(text))
     found = frame.value()

@@ -20,7 +20,7 @@ _COMMANDS = {
 }
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """A parser that suggests the closest option or choice for a misspelled one."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given or given[0] not in _COMMANDS:
         _overview().parse_args(given)
     command: Any = importlib.import_module(f"dragoman.cli.{given[0]}")
-    parser = Parser(
+    parser = CommandParser(
         prog=f"dragoman {given[0]}", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     command.add_arguments(parser)
@@ -57,9 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _overview() -> Parser:
+def _overview() -> CommandParser:
     """Return a parser for `--help`, `--version` and misspelled commands."""
-    parser = Parser(
+    parser = CommandParser(
         prog="dragoman",
         description="Serve models over Open Inference, UM-Bridge and the OpenAI, TGI and LMI text APIs.",
         epilog="Try: dragoman serve model.onnx",

@@ -16,7 +16,7 @@ _INPUT = ("datetime", "str", "base64", "np", "pillow_image", "pd_json", "json")
 _REQUEST = ("pd", "np", "str")
 
 
-class Registry:
+class CodecRegistry:
     """Codecs of single tensors ("input") and of whole requests ("request"), by content type."""
 
     def __init__(self) -> None:
@@ -111,4 +111,4 @@ def _load(group: str, content_type: str) -> Any:
 
 
 # The registry of this process. Importing the code of a model adds its codecs, in its worker process only.
-CODECS = Registry()
+CODECS = CodecRegistry()

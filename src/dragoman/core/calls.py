@@ -286,7 +286,7 @@ class Unload(ServerCall[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class Scale(ServerCall[None]):
+class ScaleModel(ServerCall[None]):
     """Set the number of replicas of the model of the request, without failing calls in flight."""
 
     token: str = field(repr=False, default="")

@@ -28,14 +28,14 @@ class InvalidValueError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueKind:
     """A kind of value: its description, and `read`, which converts a value or raises InvalidValueError."""
 
     told: str
     read: Callable[[Any], Any]
 
 
-def checked(name: str, value: Any, kind: Kind) -> Any:
+def checked(name: str, value: Any, kind: ValueKind) -> Any:
     """The value as its kind holds it. Raises InvalidInput naming it, what was expected and what came."""
     try:
         return kind.read(value)
@@ -52,16 +52,16 @@ def shown(value: Any) -> str:
 # --- kinds -----------------------------------------------------------------------------------------------
 
 
-def flag() -> Kind:
+def flag() -> ValueKind:
     def read(value: Any) -> bool:
         if not isinstance(value, bool):
             raise InvalidValueError
         return value
 
-    return Kind("true or false", read)
+    return ValueKind("true or false", read)
 
 
-def integer(least: int, most: int = _MOST_INTEGER) -> Kind:
+def integer(least: int, most: int = _MOST_INTEGER) -> ValueKind:
     """A whole number; some clients have floats alone, so 5.0 is one."""
 
     def read(value: Any) -> int:
@@ -72,11 +72,11 @@ def integer(least: int, most: int = _MOST_INTEGER) -> Kind:
         return value
 
     if most >= _MOST_INTEGER:
-        return Kind("an integer that is strictly positive" if least == 1 else f"an integer >= {least}", read)
-    return Kind(f"an integer >= {least} and <= {most}", read)
+        return ValueKind("an integer that is strictly positive" if least == 1 else f"an integer >= {least}", read)
+    return ValueKind(f"an integer >= {least} and <= {most}", read)
 
 
-def number(least: float, most: float = math.inf, *, above: bool = False, below: bool = False) -> Kind:
+def number(least: float, most: float = math.inf, *, above: bool = False, below: bool = False) -> ValueKind:
     """A number from `least` to `most`; with `above` and `below` these two are outside."""
 
     def read(value: Any) -> float:
@@ -89,17 +89,17 @@ def number(least: float, most: float = math.inf, *, above: bool = False, below: 
     sides = [f"{'>' if above else '>='} {least}"] if math.isfinite(least) else []
     sides += [f"{'<' if below else '<='} {most}"] if math.isfinite(most) else []
     if above and least == 0 and most >= 1e6:
-        return Kind("a number that is strictly positive", read)
-    return Kind(" ".join(["a number", " and ".join(sides)]).strip(), read)
+        return ValueKind("a number that is strictly positive", read)
+    return ValueKind(" ".join(["a number", " and ".join(sides)]).strip(), read)
 
 
-def _positive(least: float, most: float) -> Kind:
+def _positive(least: float, most: float) -> ValueKind:
     """A number above 0 that FP32 can multiply by and divide by."""
     size = number(least, most)
-    return Kind(f"a number that is strictly positive, from {least:g} to {most:g}", size.read)
+    return ValueKind(f"a number that is strictly positive, from {least:g} to {most:g}", size.read)
 
 
-def texts(most: int) -> Kind:
+def texts(most: int) -> ValueKind:
     """A list of texts, or one text alone; none is empty."""
 
     def read(value: Any) -> tuple[str, ...]:
@@ -110,19 +110,19 @@ def texts(most: int) -> Kind:
             raise InvalidValueError
         return tuple(found)
 
-    return Kind(f"a list of at most {most} texts that are not empty", read)
+    return ValueKind(f"a list of at most {most} texts that are not empty", read)
 
 
-def text() -> Kind:
+def text() -> ValueKind:
     def read(value: Any) -> str:
         if not isinstance(value, str):
             raise InvalidValueError
         return value
 
-    return Kind("a text", read)
+    return ValueKind("a text", read)
 
 
-def token_ids(most: int, least: int = 0) -> Kind:
+def token_ids(most: int, least: int = 0) -> ValueKind:
     whole = integer(0)
 
     def read(value: Any) -> tuple[int, ...]:
@@ -130,10 +130,10 @@ def token_ids(most: int, least: int = 0) -> Kind:
             raise InvalidValueError
         return tuple(whole.read(each) for each in value)
 
-    return Kind(f"a list of {f'{least} to' if least else 'at most'} {most} token ids", read)
+    return ValueKind(f"a list of {f'{least} to' if least else 'at most'} {most} token ids", read)
 
 
-def biases(bound: float = 100.0) -> Kind:
+def biases(bound: float = 100.0) -> ValueKind:
     """An object from token ids, which JSON writes as texts, to what is added to their logits."""
     size = number(-bound, bound)
 
@@ -144,24 +144,26 @@ def biases(bound: float = 100.0) -> Kind:
             raise InvalidValueError
         return {int(key): size.read(each) for key, each in value.items()}
 
-    return Kind(f"an object of at most {MOST_BIASES} token ids, each with a number from {-bound:g} to {bound:g}", read)
+    return ValueKind(
+        f"an object of at most {MOST_BIASES} token ids, each with a number from {-bound:g} to {bound:g}", read
+    )
 
 
-def _early_stopping() -> Kind:
+def _early_stopping() -> ValueKind:
     def read(value: Any) -> Any:
         if not isinstance(value, bool) and value != "never":
             raise InvalidValueError
         return value
 
-    return Kind('true, false or "never"', read)
+    return ValueKind('true, false or "never"', read)
 
 
-def _top_k() -> Kind:
+def _top_k() -> ValueKind:
     whole = integer(-1)
-    return Kind(f"{whole.told} (-1 and 0: all)", lambda value: max(0, whole.read(value)))
+    return ValueKind(f"{whole.told} (-1 and 0: all)", lambda value: max(0, whole.read(value)))
 
 
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, ValueKind] = {
     "max_new_tokens": integer(1),
     "min_new_tokens": integer(0),
     "do_sample": flag(),

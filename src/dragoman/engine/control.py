@@ -10,7 +10,7 @@ from dragoman.core.errors import AlreadyLoaded, DragomanError, InvalidInput, Mod
 from dragoman.core.sibling_models import SiblingModels
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.deployment import Deployment
-from dragoman.engine.registry import Registry
+from dragoman.engine.registry import ModelRegistry
 from dragoman.engine.repository import Repository, Source
 
 log = logging.getLogger("dragoman.engine")
@@ -36,7 +36,7 @@ class _Loading:
             self.task.cancel()
 
 
-class Control:
+class ModelControl:
     """Changes the content of a registry. A change continues if its caller disconnects.
 
     `changed` is called whenever the readiness of anything may have changed. `siblings` gives a model access to
@@ -47,7 +47,7 @@ class Control:
     def __init__(
         self,
         repository: Repository,
-        registry: Registry,
+        registry: ModelRegistry,
         changed: Callable[[], None],
         siblings: Callable[[str], SiblingModels] | None = None,
         gate: asyncio.Semaphore | None = None,

@@ -28,7 +28,7 @@ from dragoman.core.calls import (
     Ready,
     Request,
     Response,
-    Scale,
+    ScaleModel,
     ServerDescription,
     States,
     Together,
@@ -40,9 +40,9 @@ from dragoman.core.sibling_models import SiblingModels
 from dragoman.core.spec import check_name
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.engine import counters, model_metrics
-from dragoman.engine.control import LOADING_AT_ONCE, Control
+from dragoman.engine.control import LOADING_AT_ONCE, ModelControl
 from dragoman.engine.deployment import Deployment
-from dragoman.engine.registry import Registry
+from dragoman.engine.registry import ModelRegistry
 from dragoman.engine.repository import Repository, Source
 from dragoman.engine.search import Skipped
 from dragoman.engine.siblings import SiblingRegistry
@@ -53,7 +53,7 @@ log = logging.getLogger("dragoman.engine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class ServerIdentity:
     """Name, version and extensions of the server, for its metadata.
 
     `control_token` authorizes model control; "" disables it unless `control_open` is set. `default_model` answers
@@ -79,14 +79,14 @@ class Engine:
     """
 
     def __init__(
-        self, repository: Repository, identity: Identity | None = None, found: Mapping[str, Source] | None = None
+        self, repository: Repository, identity: ServerIdentity | None = None, found: Mapping[str, Source] | None = None
     ) -> None:
-        self._identity = identity or Identity()
-        self._registry = Registry()
+        self._identity = identity or ServerIdentity()
+        self._registry = ModelRegistry()
         gate = asyncio.Semaphore(LOADING_AT_ONCE)
         self._siblings = SiblingRegistry(self._registry, self.changed, gate)
         self._repository = repository
-        self._control = Control(repository, self._registry, self._changed, self._siblings.of, gate, found)
+        self._control = ModelControl(repository, self._registry, self._changed, self._siblings.of, gate, found)
         self._draining = False
         self._is_leaving = False
         self.started = False
@@ -229,7 +229,7 @@ class Engine:
 
     async def _server_response(self, request: Request[Any]) -> Response[Any]:
         match request.call:
-            case Index() | Load() | Scale() | Unload() as call:
+            case Index() | Load() | ScaleModel() | Unload() as call:
                 self._authorize(call.token)
                 answer = await self._control_call(request)
             case Together(requests):
@@ -272,7 +272,7 @@ class Engine:
                 return self._control.index(ready=ready)
             case Load(_, url):
                 await self._control.load(check_name(request.model), request.version, url)
-            case Scale(_, replicas):
+            case ScaleModel(_, replicas):
                 await self._control.scale(check_name(request.model), request.version, replicas)
             case Unload():
                 await self._control.unload(check_name(request.model), request.version)

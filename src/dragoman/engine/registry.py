@@ -12,7 +12,7 @@ from dragoman.engine.deployment import Deployment
 A = TypeVar("A")
 
 
-class Registry:
+class ModelRegistry:
     """Deployments by model name, then by version; version "" is that of a model without versions."""
 
     def __init__(self) -> None:

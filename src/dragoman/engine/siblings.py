@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from dragoman.core.calls import ModelDescription, Request
 from dragoman.core.errors import InvalidInput, ModelFailed, ModelNotFound, NotReady
-from dragoman.engine.registry import Registry
+from dragoman.engine.registry import ModelRegistry
 
 A = TypeVar("A")
 
@@ -20,7 +20,9 @@ class SiblingRegistry:
     model that waits for another releases its slot.
     """
 
-    def __init__(self, registry: Registry, changed: Callable[[], Awaitable[None]], gate: asyncio.Semaphore) -> None:
+    def __init__(
+        self, registry: ModelRegistry, changed: Callable[[], Awaitable[None]], gate: asyncio.Semaphore
+    ) -> None:
         self._registry = registry
         self._changed = changed
         self._gate = gate

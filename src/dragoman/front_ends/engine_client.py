@@ -13,7 +13,7 @@ from dragoman.core.errors import DragomanError, ServerError, WorkerLost
 from dragoman.system.coroutines import begin
 from dragoman.workers import shared
 from dragoman.workers.channel import Channel
-from dragoman.workers.frames import Frame, Kind, encode
+from dragoman.workers.frames import Frame, FrameKind, encode
 from dragoman.workers.job import Deliver, Job, settle
 from dragoman.workers.pool import WINDOW
 from dragoman.workers.streams import Stream
@@ -42,7 +42,7 @@ class EngineClient:
         self._channel = Channel(sock, self._received, self._lost, memory=memory)
         shared.close(memory or ())
 
-    def send(self, kind: Kind, value: object = None) -> None:
+    def send(self, kind: FrameKind, value: object = None) -> None:
         """Send a frame that belongs to no call, at once."""
         self._channel.send(encode(kind, 0, value), now=True)
         self._channel.flush_all()
@@ -58,7 +58,7 @@ class EngineClient:
 
     async def call(self, request: Request[A]) -> Response[A]:
         future: asyncio.Future[Response[A]] = self._loop.create_future()
-        job = self._sent(Kind.CALL, request, partial(settle, future))
+        job = self._sent(FrameKind.CALL, request, partial(settle, future))
         try:
             return await future
         except asyncio.CancelledError:
@@ -67,18 +67,18 @@ class EngineClient:
 
     async def stream(self, request: Request[A]) -> AsyncGenerator[Response[A], None]:
         def credit(count: int) -> None:
-            self._channel.send(encode(Kind.CREDIT, job.number, count))
+            self._channel.send(encode(FrameKind.CREDIT, job.number, count))
 
         # The engine and the transport limit how long its reader may take.
         stream = Stream(credit, lambda: self._cancel(job), _CREDIT, patient=True)
-        job = self._sent(Kind.STREAM, request, stream.deliver)
+        job = self._sent(FrameKind.STREAM, request, stream.deliver)
         async with aclosing(stream.chunks()) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     # ----------------------------------------------------------------------------------------------------------
 
-    def _sent(self, kind: Kind, request: Request[Any], deliver: Deliver) -> Job:
+    def _sent(self, kind: FrameKind, request: Request[Any], deliver: Deliver) -> Job:
         """Send a call; return its job."""
         if self._channel.closed:
             raise _lost()
@@ -93,16 +93,16 @@ class EngineClient:
         """Cancel a call; it stays in `_held` until the engine reports its end."""
         if job.number in self._held and not job.is_cancelled:
             job.cancel()
-            self._channel.send(encode(Kind.CANCEL, job.number))
+            self._channel.send(encode(FrameKind.CANCEL, job.number))
 
     def _received(self, frame: Frame) -> None:
         job = self._held.get(frame.job)
         value, error = _decode(frame)
         if job is None:
             self._control(frame.kind, value)
-        elif frame.kind == Kind.PIECE and error is None:
+        elif frame.kind == FrameKind.PIECE and error is None:
             job.deliver(value, None, False)
-        elif frame.kind == Kind.PIECE:
+        elif frame.kind == FrameKind.PIECE:
             job.deliver(None, error, True)
             self._cancel(job)
         else:
@@ -111,13 +111,13 @@ class EngineClient:
 
     def _control(self, kind: int, value: Any) -> None:
         """Handle a frame that belongs to no call."""
-        if kind == Kind.READY:
+        if kind == FrameKind.READY:
             self._ready = value
             self._change.set()
             self._change = asyncio.Event()
-        elif kind == Kind.DRAIN:
+        elif kind == FrameKind.DRAIN:
             self.begin_drain()
-        elif kind == Kind.STOP and not self.stopping.done():
+        elif kind == FrameKind.STOP and not self.stopping.done():
             self.stopping.set_result(value)
 
     def _lost(self) -> None:
@@ -134,7 +134,7 @@ def _decode(frame: Frame) -> tuple[Any, DragomanError | None]:
         value = frame.value()
     except Exception as error:
         return None, ServerError(f"a response of the engine cannot be decoded: {error}")
-    return (None, value) if frame.kind == Kind.ERROR else (value, None)
+    return (None, value) if frame.kind == FrameKind.ERROR else (value, None)
 
 
 def _lost() -> WorkerLost:

@@ -8,7 +8,7 @@ from dragoman.front_ends.service import FrontEndService
 from dragoman.server_transports import Ports
 from dragoman.settings import Settings
 from dragoman.workers.child_process import ChildProcess
-from dragoman.workers.frames import Frame, Kind
+from dragoman.workers.frames import Frame, FrameKind
 from dragoman.workers.heartbeat import Heartbeat, is_stopped
 from dragoman.workers.worker import Worker
 
@@ -49,7 +49,7 @@ class FrontEnd:
         self._serving = asyncio.create_task(self._worker.serve())
         self._serving.add_done_callback(lambda _task: child.closed.set())
         self._waiting = asyncio.create_task(child.wait(lambda: _EXIT_S, self._has_exited))
-        self._worker.send(Kind.SPEC, self._start_message)
+        self._worker.send(FrameKind.SPEC, self._start_message)
         try:
             await self._listens
         except BaseException:
@@ -59,11 +59,11 @@ class FrontEnd:
 
     def begin_drain(self) -> None:
         """Close idle connections, and all others after their next response."""
-        self._worker.send(Kind.DRAIN)
+        self._worker.send(FrameKind.DRAIN)
 
     def set_ready(self, ready: bool) -> None:
         """Tell the process whether the server is ready."""
-        self._worker.send(Kind.READY, ready)
+        self._worker.send(FrameKind.READY, ready)
 
     def beat(self) -> bool:
         """Look whether the process is stopped; return whether that has changed."""
@@ -73,7 +73,7 @@ class FrontEnd:
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Accept nothing new and finish the requests in flight, for at most `grace_s` seconds; then end the process."""
-        self._worker.send(Kind.STOP, grace_s)
+        self._worker.send(FrameKind.STOP, grace_s)
         done, _ = await asyncio.wait({self._waiting}, timeout=grace_s + _CLOSING_S)
         if not done and self._child is not None:
             self._child.kill()
@@ -84,7 +84,7 @@ class FrontEnd:
         if self._listens.done():
             return
         value: Any = frame.value()
-        if frame.kind == Kind.LOADED:
+        if frame.kind == FrameKind.LOADED:
             self._listens.set_result(None)
         elif isinstance(value, DragomanError):
             self._listens.set_exception(value)

@@ -9,7 +9,7 @@ from dragoman.server_transports import Ports, ServerTransports
 from dragoman.settings import Settings
 from dragoman.system import event_loop
 from dragoman.workers.channel import receive
-from dragoman.workers.frames import Kind
+from dragoman.workers.frames import FrameKind
 from dragoman.workers.worker import set_up_child
 
 log = logging.getLogger("dragoman.front_end")
@@ -33,7 +33,7 @@ async def _serve(sock: socket.socket, memory: tuple[int, int] | None, settings: 
         await front.start(where)
     except Exception as error:
         log.debug("a front end could not start", exc_info=True)
-        engine.send(Kind.ERROR, error)
+        engine.send(FrameKind.ERROR, error)
         return
-    engine.send(Kind.LOADED)
+    engine.send(FrameKind.LOADED)
     await front.stop(await engine.stopping)

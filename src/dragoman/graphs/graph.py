@@ -40,12 +40,12 @@ class Graph:
         self._inputs: dict[str, int | None] = {}
         self._outputs: dict[str, Port] = {}
 
-    def input(self, name: str, size: int | None = None) -> "Value":
+    def input(self, name: str, size: int | None = None) -> "GraphValue":
         """A vector that the caller gives. Its size follows from what it feeds, unless it is said."""
         if name in self._inputs:
             raise InvalidInput(f"the graph has an input '{name}' already")
         self._inputs[name] = size
-        return Value(self, GraphInput(len(self._inputs) - 1))
+        return GraphValue(self, GraphInput(len(self._inputs) - 1))
 
     def add(
         self,
@@ -57,7 +57,7 @@ class Graph:
         linear: bool = False,
         concurrency: int = 0,
         cache: int = 0,
-    ) -> "Part":
+    ) -> "BoundFunction":
         """A function that can be applied to values of this graph; each time it is, it becomes a node.
 
         function: a VectorFunction, or a function marked `@dragoman.vector_function`. config: is fixed, and goes before
@@ -69,9 +69,9 @@ class Graph:
         called = name or _called(function)
         told: dict[str, Any] = {"linear": linear, "concurrency": concurrency, "cache": cache}
         node = made_node(called, known, config=config, passes=passes, **told)
-        return Part(self, node)
+        return BoundFunction(self, node)
 
-    def output(self, value: "Value", name: str = "") -> None:
+    def output(self, value: "GraphValue", name: str = "") -> None:
         """Make a value an output of the graph."""
         port = self._port(value)
         called = name or port.node
@@ -104,11 +104,11 @@ class Graph:
         def apply(*values: Any, **options: Any) -> Any:
             if name in ("sum", "product", "concatenate") and not options:
                 options["n"] = len(values)
-            return Part(self, made_node(name, built_in(name, options), label=name))(*values)
+            return BoundFunction(self, made_node(name, built_in(name, options), label=name))(*values)
 
         return apply
 
-    def _place(self, node: Node, sources: Sequence[Source]) -> "list[Value]":
+    def _place(self, node: Node, sources: Sequence[Source]) -> "list[GraphValue]":
         """A new node, fed by these sources: its outputs."""
         name, count = node.name, 1
         while name in self._nodes:
@@ -116,9 +116,9 @@ class Graph:
             name = f"{node.name}_{count}"
         self._nodes[name] = replace(node, name=name)
         self._sources |= {(name, str(i)): source for i, source in enumerate(sources)}
-        return [Value(self, Port(name, o)) for o in range(len(node.function.output_sizes(node.config)))]
+        return [GraphValue(self, Port(name, o)) for o in range(len(node.function.output_sizes(node.config)))]
 
-    def _port(self, value: "Value") -> Port:
+    def _port(self, value: "GraphValue") -> Port:
         if value.graph is not self:
             raise InvalidInput("this value belongs to another graph")
         if isinstance(value.source, Port):
@@ -126,7 +126,7 @@ class Graph:
         return self._port(self.identity(value))
 
 
-class Part:
+class BoundFunction:
     """A function that a graph may hold: apply it to values, vectors or numbers, one for each input."""
 
     def __init__(self, graph: Graph, node: Node) -> None:
@@ -144,7 +144,7 @@ class Part:
         return found[0] if len(found) == 1 else tuple(found)
 
     def _source(self, value: Any, i: int) -> Source:
-        if isinstance(value, Value):
+        if isinstance(value, GraphValue):
             if value.graph is not self._graph:
                 raise InvalidInput(f"node '{self._node.name}', input {i}: this value belongs to another graph")
             return value.source
@@ -152,7 +152,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Value:
+class GraphValue:
     """A vector of a graph that is not computed yet: an input, or an output of a node."""
 
     graph: Graph
@@ -161,43 +161,43 @@ class Value:
     # NumPy leaves operators to us.
     __array_ufunc__ = None
 
-    def __add__(self, other: Any) -> "Value":
+    def __add__(self, other: Any) -> "GraphValue":
         return self._affine(shift=other) if _plain(other) else _value(self.graph.sum(self, other))
 
     __radd__ = __add__
 
-    def __sub__(self, other: Any) -> "Value":
+    def __sub__(self, other: Any) -> "GraphValue":
         if _plain(other):
             return self._affine(shift=-np.asarray(other, np.float64))
         return _value(self.graph.sum(self, other, weights=[1.0, -1.0]))
 
-    def __rsub__(self, other: Any) -> "Value":
+    def __rsub__(self, other: Any) -> "GraphValue":
         return self._affine(-1.0, other)
 
-    def __neg__(self) -> "Value":
+    def __neg__(self) -> "GraphValue":
         return self._affine(-1.0)
 
-    def __mul__(self, other: Any) -> "Value":
+    def __mul__(self, other: Any) -> "GraphValue":
         return self._affine(other) if _plain(other) else _value(self.graph.product(self, other))
 
     __rmul__ = __mul__
 
-    def __truediv__(self, other: Any) -> "Value":
+    def __truediv__(self, other: Any) -> "GraphValue":
         if _plain(other):
             return self._affine(1 / np.asarray(other, np.float64))
         return self * _value(self.graph.reciprocal(other))
 
-    def __rmatmul__(self, matrix: Any) -> "Value":
+    def __rmatmul__(self, matrix: Any) -> "GraphValue":
         return _value(self.graph.linear(self, matrix=matrix))
 
-    def __getitem__(self, places: Sequence[int] | Vector) -> "Value":
+    def __getitem__(self, places: Sequence[int] | Vector) -> "GraphValue":
         """The elements at these places, a list of whole numbers from 0."""
         return _value(self.graph.select(self, indices=[places] if isinstance(places, int) else places))
 
     def __iter__(self) -> Any:
         raise TypeError("a value of a graph has no members yet; value[[0, 2]] takes those at places, split cuts it")
 
-    def _affine(self, factor: Any = 1.0, shift: Any = 0.0) -> "Value":
+    def _affine(self, factor: Any = 1.0, shift: Any = 0.0) -> "GraphValue":
         return _value(self.graph.scale(self, factor=factor, shift=shift))
 
 
@@ -265,9 +265,9 @@ def _called(function: Any) -> str:
 
 def _plain(value: Any) -> bool:
     """Whether it is a vector or number, not a value of a graph."""
-    return not isinstance(value, Value)
+    return not isinstance(value, GraphValue)
 
 
-def _value(value: Any) -> Value:
-    assert isinstance(value, Value)
+def _value(value: Any) -> GraphValue:
+    assert isinstance(value, GraphValue)
     return value

@@ -15,7 +15,7 @@ _SETTLINGS = 21
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class EdgeRoute:
     """A line, with the places that it passes: its box, one in each layer between, its other box."""
 
     line: Line
@@ -28,7 +28,7 @@ class Layout:
 
     boxes: Mapping[str, Box]
     layers: Sequence[Sequence[str]]
-    routes: Sequence[Route]
+    routes: Sequence[EdgeRoute]
     center: Mapping[str, int]
     width: Mapping[str, int]
 
@@ -47,7 +47,7 @@ class Layout:
     def _port(self, key: str, index: int, count: int) -> int:
         return self.center[key] - self.width[key] // 2 + (index + 1) * self.width[key] // (count + 1)
 
-    def segments(self, layer: int) -> Iterator[tuple[int, int, Route, int]]:
+    def segments(self, layer: int) -> Iterator[tuple[int, int, EdgeRoute, int]]:
         """From this layer to the next: where a piece of a line begins and ends, its route, and which stop it leaves."""
         there = set(self.layers[layer])
         for route in self.routes:
@@ -106,7 +106,7 @@ def _levels(picture: Picture) -> dict[str, int]:
     return level
 
 
-def _route(number: int, line: Line, level: Mapping[str, int], layers: list[list[str]]) -> Route:
+def _route(number: int, line: Line, level: Mapping[str, int], layers: list[list[str]]) -> EdgeRoute:
     stops = [line.start]
     for between in range(level[line.start] + 1, level[line.end]):
         # Pieces of one signal pass together.
@@ -114,7 +114,7 @@ def _route(number: int, line: Line, level: Mapping[str, int], layers: list[list[
         if key not in layers[between]:
             layers[between].append(key)
         stops.append(key)
-    return Route(line, (*stops, line.end))
+    return EdgeRoute(line, (*stops, line.end))
 
 
 def _untangle(layers: list[list[str]], links: Sequence[tuple[str, str]]) -> None:

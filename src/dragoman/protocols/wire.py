@@ -100,7 +100,7 @@ class Later(msgspec.Struct, frozen=True):
     started: Callable[[str], HttpResponse]
 
 
-class Part(msgspec.Struct, frozen=True):
+class FetchedPart(msgspec.Struct, frozen=True):
     """What there is of an answer that is fetched; `status` is 0 as long as there is nothing.
 
     `following` is the token of what comes after it, "" where nothing does; `broken` tells that the end is missing.
@@ -118,7 +118,7 @@ class Fetch(msgspec.Struct, frozen=True):
 
     token: str
     most: int
-    told: Callable[[Part | None], HttpResponse]
+    told: Callable[[FetchedPart | None], HttpResponse]
 
 
 # What a request becomes. A response alone needs no engine.

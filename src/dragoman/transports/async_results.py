@@ -10,7 +10,7 @@ from msgspec import structs
 
 from dragoman.core.calls import Request, ServerCall
 from dragoman.core.errors import Overloaded
-from dragoman.protocols.wire import Buffer, Fetch, Headers, HttpRequest, HttpResponse, Later, Part
+from dragoman.protocols.wire import Buffer, Fetch, FetchedPart, Headers, HttpRequest, HttpResponse, Later
 
 # How many answers are kept and how many bytes they take together; how long after the last that was heard of each.
 _MOST_KEPT = 1024
@@ -109,7 +109,9 @@ class AsyncResultStore:
         parts = kept.parts[start : start + asked.most]
         stop = start + len(parts)
         following = "" if kept.done and stop == len(kept.parts) else f"{name}.{stop}"
-        return asked.told(Part(kept.status, kept.headers, tuple(parts), following, broken=kept.left and not following))
+        return asked.told(
+            FetchedPart(kept.status, kept.headers, tuple(parts), following, broken=kept.left and not following)
+        )
 
     def _keep(self, token: str) -> None:
         """Keep an answer for a while from now on."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 
-from dragoman.workers.frames import Buffer, Frame, Kind, Parser, encode
+from dragoman.workers.frames import Buffer, Frame, FrameKind, FrameParser, encode
 from dragoman.workers.shared import Arena, View, is_lent
 
 _AT_ONCE = 512  # pieces a system call; IOV_MAX is 1024
@@ -38,7 +38,7 @@ class Channel:
         self._rest = rest
         self._arena = None if memory is None else Arena(memory[0])
         self._unused: deque[int] = deque()  # blocks of shared memory, appended to in any thread
-        self._parser = Parser(None if memory is None else View(memory[1], self._block_unused))
+        self._parser = FrameParser(None if memory is None else View(memory[1], self._block_unused))
         self._out: deque[Buffer] = deque()
         self._soon = False
         self._blocked = False
@@ -67,7 +67,7 @@ class Channel:
                 self._lost()
                 return
             for frame in self._parser.take(count):
-                if frame.kind == Kind.UNUSED and self._arena is not None:
+                if frame.kind == FrameKind.UNUSED and self._arena is not None:
                     for start in frame.value():
                         self._arena.free(start)
                 else:
@@ -75,7 +75,7 @@ class Channel:
             if count < len(room):
                 return
 
-    def encode(self, kind: Kind, job: int = 0, value: object = None) -> list[Buffer]:
+    def encode(self, kind: FrameKind, job: int = 0, value: object = None) -> list[Buffer]:
         """A frame for `send`, which has to be sent: large arrays are in shared memory by now."""
         return encode(kind, job, value, self._arena)
 
@@ -85,7 +85,7 @@ class Channel:
             return
         if self._unused:  # reported with the next frame
             blocks = [self._unused.popleft() for _ in range(len(self._unused))]
-            self._out.extend(encode(Kind.UNUSED, 0, blocks))
+            self._out.extend(encode(FrameKind.UNUSED, 0, blocks))
         self._out.extend(pieces)
         if now or len(pieces) > 1:
             self.flush()
@@ -152,7 +152,7 @@ class Channel:
         self._all_sent()
         self.closed = True
         self._sock.close()
-        self._arena, self._parser = None, Parser()  # shared memory goes with what still refers to it
+        self._arena, self._parser = None, FrameParser()  # shared memory goes with what still refers to it
 
     def _forget(self, sent: int) -> None:
         while sent:
@@ -191,7 +191,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 def receive(sock: socket.socket) -> Frame | None:
     """Return the next frame of a blocking socket, None at EOF. No other frame may follow it."""
-    parser = Parser()
+    parser = FrameParser()
     while True:
         count = sock.recv_into(parser.room())
         if not count:

@@ -32,7 +32,7 @@ _PICKLE = pickle.PROTO[0]  # how a pickle begins, and nothing that `plain` makes
 _PADS = [bytes(n) for n in range(_ALIGN)]
 
 
-class Kind(enum.IntEnum):
+class FrameKind(enum.IntEnum):
     """What a frame says. To the worker: SPEC, CALL, STREAM, CREDIT, CANCEL. To the server: the others.
 
     UNUSED goes both ways: shared memory that the other side may write again. A front end is spawned as a worker is, and
@@ -80,7 +80,7 @@ class Frame(NamedTuple):
         return pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301 (from our own child, or parent, alone)
 
 
-def encode(kind: Kind, job: int = 0, value: object = None, arena: Arena | None = None) -> list[Buffer]:
+def encode(kind: FrameKind, job: int = 0, value: object = None, arena: Arena | None = None) -> list[Buffer]:
     """The bytes of a frame, in pieces that share the memory of the arrays. Raises what pickle raises.
 
     Large arrays are put into the arena, as far as there is one and room in it.
@@ -100,7 +100,7 @@ def encode(kind: Kind, job: int = 0, value: object = None, arena: Arena | None =
     return _framed(kind, job, parts, lengths)
 
 
-def _framed(kind: Kind, job: int, parts: list[Buffer], told: list[int]) -> list[Buffer]:
+def _framed(kind: FrameKind, job: int, parts: list[Buffer], told: list[int]) -> list[Buffer]:
     lengths = [length & _LENGTH for length in told]
     count = len(parts)
     table = struct.pack(f"<{count}Q", *told) + _PADS[-8 * count % _ALIGN]
@@ -114,7 +114,7 @@ def _framed(kind: Kind, job: int, parts: list[Buffer], told: list[int]) -> list[
     return [b"".join(pieces)] if size <= _JOINED else pieces
 
 
-class Parser:
+class FrameParser:
     """Bytes in, frames out: fill `room()`, say with `take` how much came. Knows no socket."""
 
     def __init__(self, shared: View | None = None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dragoman.core.calls import Request
-from dragoman.workers.frames import Kind
+from dragoman.workers.frames import FrameKind
 
 # Takes a chunk, a response or an error, and whether it is the last one; called on the event loop.
 Deliver = Callable[[Any, BaseException | None, bool], None]
@@ -15,13 +15,13 @@ Deliver = Callable[[Any, BaseException | None, bool], None]
 class Job:
     """A call that waits for a worker or is computed by one.
 
-    kind: `Kind.CALL` or `Kind.STREAM`. number: identifies the call in frames. worker: the process that has it.
+    kind: `FrameKind.CALL` or `FrameKind.STREAM`. number: id of the call in frames. worker: the process that has it.
     credits: bounds how far a stream in a thread runs ahead of its reader.
     """
 
     __slots__ = ("credits", "deliver", "kind", "number", "request", "worker")
 
-    def __init__(self, number: int, kind: Kind, request: Request[Any] | None, deliver: Deliver) -> None:
+    def __init__(self, number: int, kind: FrameKind, request: Request[Any] | None, deliver: Deliver) -> None:
         self.number = number
         self.kind = kind
         self.request = request

@@ -19,7 +19,7 @@ from dragoman.core.spec import ModelSpec
 from dragoman.workers.availability import Availability
 from dragoman.workers.cores import keep_to_share
 from dragoman.workers.execute import Executor
-from dragoman.workers.frames import Kind
+from dragoman.workers.frames import FrameKind
 from dragoman.workers.inline import GRACE_S, InlinePool, unloading
 from dragoman.workers.job import Job, settle
 from dragoman.workers.output_copies import copy_outputs
@@ -96,7 +96,7 @@ class ThreadPool:
         if self._inline is not None:
             return await self._inline.call(request)
         future: asyncio.Future[A] = self._loop.create_future()
-        job = Job(0, Kind.CALL, request, partial(settle, future))
+        job = Job(0, FrameKind.CALL, request, partial(settle, future))
         self._put(job)
         try:
             return await future
@@ -111,7 +111,7 @@ class ThreadPool:
             return
         allowance = threading.Semaphore(WINDOW)
         stream = Stream(allowance.release, lambda: self._cancel(job))
-        job = Job(0, Kind.STREAM, request, stream.deliver)
+        job = Job(0, FrameKind.STREAM, request, stream.deliver)
         job.credits = allowance
         self._put(job)
         async with aclosing(stream.chunks()) as chunks:

@@ -14,7 +14,7 @@ from dragoman.core.calls import Request
 from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady
 from dragoman.core.metrics import Family
 from dragoman.core.spec import ModelSpec
-from dragoman.workers.frames import Buffer, Kind
+from dragoman.workers.frames import Buffer, FrameKind
 from dragoman.workers.importable import importable
 from dragoman.workers.job import Job, settle
 from dragoman.workers.pool import CONCURRENT, WINDOW, A, Loaded
@@ -78,7 +78,7 @@ class ProcessPool:
 
     async def call(self, request: Request[A]) -> A:
         future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
-        job = Job(next(self._numbers), Kind.CALL, request, partial(settle, future))
+        job = Job(next(self._numbers), FrameKind.CALL, request, partial(settle, future))
         self._add(job)
         try:
             return await future
@@ -92,7 +92,7 @@ class ProcessPool:
                 job.worker.credit(job, count)
 
         stream = Stream(credit, lambda: self._cancel(job), _CREDIT)
-        job = Job(next(self._numbers), Kind.STREAM, request, stream.deliver)
+        job = Job(next(self._numbers), FrameKind.STREAM, request, stream.deliver)
         self._add(job)
         async with aclosing(stream.chunks()) as chunks:
             async for chunk in chunks:

@@ -13,7 +13,7 @@ from dragoman.core.spec import ModelSpec, Placement
 from dragoman.workers import shared
 from dragoman.workers.channel import Channel
 from dragoman.workers.child_process import ChildProcess
-from dragoman.workers.frames import Buffer, Frame, Kind, encode
+from dragoman.workers.frames import Buffer, Frame, FrameKind, encode
 from dragoman.workers.heartbeat import Heartbeat, is_stopped
 from dragoman.workers.job import Job, ignore
 from dragoman.workers.pool import CONCURRENT, Loaded, WrongPlacement
@@ -63,7 +63,7 @@ class Replica:
         self.exited = child.exited
         self._channel = Channel(child.socket, self._received, child.closed.set, memory=child.memory)
         shared.close(child.memory or ())
-        self.heartbeat = Heartbeat(partial(is_stopped, child.pid), partial(self._channel.send, encode(Kind.PING)))
+        self.heartbeat = Heartbeat(partial(is_stopped, child.pid), partial(self._channel.send, encode(FrameKind.PING)))
         self._waiting = asyncio.create_task(child.wait(self._grace_s, self._has_exited))
         self._channel.send(hello)
         try:
@@ -100,7 +100,7 @@ class Replica:
 
     def take_back(self, job: Job) -> None:
         """Cancel a call that was sent and has not begun, so that another process may have it."""
-        self._channel.send(encode(Kind.CANCEL, job.number))
+        self._channel.send(encode(FrameKind.CANCEL, job.number))
         self.held[job.number] = Job(job.number, job.kind, None, ignore)
 
     def encoded(self, job: Job) -> list[Buffer]:
@@ -118,13 +118,13 @@ class Replica:
 
     def credit(self, job: Job, count: int) -> None:
         """Let a stream run `count` chunks further ahead."""
-        self._channel.send(encode(Kind.CREDIT, job.number, count))
+        self._channel.send(encode(FrameKind.CREDIT, job.number, count))
 
     def cancel(self, job: Job) -> None:
         """Cancel a call; kill the process if it still computes it after `cancel_grace_s`."""
         if job.number in self.held and not job.is_cancelled:
             job.cancel()
-            self._channel.send(encode(Kind.CANCEL, job.number))
+            self._channel.send(encode(FrameKind.CANCEL, job.number))
             if self._spec.cancel_grace_s and not self._concurrent:
                 self._check_later(job)
 
@@ -155,7 +155,7 @@ class Replica:
 
     def _hello(self) -> list[Buffer]:
         try:
-            return encode(Kind.SPEC, 0, self._spec)
+            return encode(FrameKind.SPEC, 0, self._spec)
         except Exception as error:
             raise ModelFailed(
                 f"failed to load '{self._spec.name}', its settings cannot be sent to a process: {error}"
@@ -169,14 +169,14 @@ class Replica:
             value = frame.value()
         except Exception as cause:
             error = ModelFailed(f"model '{self._spec.name}' failed: its response cannot be decoded: {cause}")
-        if frame.kind == Kind.ERROR and error is None:
+        if frame.kind == FrameKind.ERROR and error is None:
             value, error = None, value
-        if frame.kind == Kind.PONG:
+        if frame.kind == FrameKind.PONG:
             self.heartbeat.heard()
             self.unavailable = str(value or "")
         elif job is None:
             self._settle_loaded(value, error)
-        elif frame.kind == Kind.PIECE:
+        elif frame.kind == FrameKind.PIECE:
             job.deliver(value, error, error is not None)
             if error is not None:
                 self.cancel(job)
@@ -198,7 +198,7 @@ class Replica:
 
     def _begin(self, job: Job) -> None:
         self._since_s = time.monotonic()
-        self._has_short_calls = self._has_short_calls and job.kind == Kind.CALL
+        self._has_short_calls = self._has_short_calls and job.kind == FrameKind.CALL
 
     def _finish(self, job: Job) -> None:
         del self.held[job.number]
@@ -206,7 +206,7 @@ class Replica:
         self._has_short_calls = now_s - self._since_s < _SHORT_S
         self._since_s = now_s
         for following in self.held.values():
-            self._has_short_calls = self._has_short_calls and following.kind == Kind.CALL
+            self._has_short_calls = self._has_short_calls and following.kind == FrameKind.CALL
 
     def _grace_s(self) -> float:
         """How long the process may take to exit after its socket was closed."""

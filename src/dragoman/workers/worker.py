@@ -21,7 +21,7 @@ from dragoman.system.coroutines import Pending
 from dragoman.workers import shared
 from dragoman.workers.channel import Channel, receive
 from dragoman.workers.execute import Executor
-from dragoman.workers.frames import Buffer, Frame, Kind, encode
+from dragoman.workers.frames import Buffer, Frame, FrameKind, encode
 from dragoman.workers.group import signal_at_end_of_parent
 from dragoman.workers.output_copies import copy_outputs
 from dragoman.workers.pool import WINDOW, WrongPlacement
@@ -57,10 +57,10 @@ async def _serve(sock: socket.socket, first: Frame, memory: Sequence[int]) -> No
         executor = await Executor.load(first.value(), "process", in_thread=False)
         loaded = _loaded(executor)
     except WrongPlacement as wrong:
-        sock.sendall(b"".join(encode(Kind.ELSEWHERE, 0, wrong.placement)))
+        sock.sendall(b"".join(encode(FrameKind.ELSEWHERE, 0, wrong.placement)))
         return
     except Exception as error:
-        sock.sendall(b"".join(encode(Kind.ERROR, 0, _picklable(error, "failed to load"))))
+        sock.sendall(b"".join(encode(FrameKind.ERROR, 0, _picklable(error, "failed to load"))))
         return
     sock.sendall(loaded)
     await Worker(executor, sock, (memory[1], memory[0]) if memory else None, executor.loaded.concurrent).serve()
@@ -69,7 +69,7 @@ async def _serve(sock: socket.socket, first: Frame, memory: Sequence[int]) -> No
 
 def _loaded(executor: Executor) -> bytes:
     try:
-        return b"".join(encode(Kind.LOADED, 0, executor.loaded))
+        return b"".join(encode(FrameKind.LOADED, 0, executor.loaded))
     except Exception as error:
         reason = f"its description cannot be sent from the worker process: {public_text(error)}"
         raise ModelFailed(f"failed to load '{executor.name}', {reason}") from error
@@ -140,7 +140,7 @@ class Worker:
         self._channel = Channel(sock, self._received, self._lost, self._start_waiting, memory)
         shared.close(memory or ())
 
-    def send(self, kind: Kind, value: object = None) -> None:
+    def send(self, kind: FrameKind, value: object = None) -> None:
         """Send a frame that belongs to no call."""
         self._channel.send(encode(kind, 0, value))
 
@@ -154,19 +154,19 @@ class Worker:
 
     def _received(self, frame: Frame) -> None:
         match frame.kind:
-            case Kind.CALL | Kind.STREAM:
+            case FrameKind.CALL | FrameKind.STREAM:
                 self._jobs[frame.job] = job = _ReceivedCall(frame)
                 self._waiting.append(job)
-            case Kind.CREDIT if frame.job in self._jobs:
+            case FrameKind.CREDIT if frame.job in self._jobs:
                 for _ in range(frame.value()):
                     self._jobs[frame.job].credits.release()
-            case Kind.CANCEL if frame.job in self._jobs:
+            case FrameKind.CANCEL if frame.job in self._jobs:
                 job = self._jobs[frame.job]
                 job.cancelled = True
                 if job.task is not None:
                     job.task.cancel()
-            case Kind.PING:
-                self._channel.send(encode(Kind.PONG, 0, self._executor.unavailable()))
+            case FrameKind.PING:
+                self._channel.send(encode(FrameKind.PONG, 0, self._executor.unavailable()))
             case _ if self._on_frame is not None:
                 self._on_frame(frame)
 
@@ -183,7 +183,7 @@ class Worker:
         if self._concurrent:
             while self._waiting:
                 job = self._waiting.popleft()
-                if self._begin is None or job.frame.kind != Kind.CALL or job.cancelled:
+                if self._begin is None or job.frame.kind != FrameKind.CALL or job.cancelled:
                     job.task = self._loop.create_task(self._run(job))
                 else:
                     self._begin_call(job, self._begin)
@@ -197,7 +197,7 @@ class Worker:
             if type(response) is Pending:
                 job.task = self._loop.create_task(self._run(job, response))
                 return
-            last = self._encode(Kind.ANSWER, job, response)
+            last = self._encode(FrameKind.ANSWER, job, response)
         except Exception as error:
             last = self._error(job, error)
         del self._jobs[job.frame.job]
@@ -211,14 +211,14 @@ class Worker:
     def _compute(self, job: _ReceivedCall) -> None:
         """Compute a call of a model that computes one at a time; a stream runs in a task."""
         self._busy = True
-        if job.frame.kind == Kind.STREAM:
+        if job.frame.kind == FrameKind.STREAM:
             job.task = self._loop.create_task(self._run(job))
             job.task.add_done_callback(lambda _task: self._next())
             return
         try:
-            last = encode(Kind.END, job.frame.job)
+            last = encode(FrameKind.END, job.frame.job)
             if not job.cancelled:
-                last = self._encode(Kind.ANSWER, job, self._executor.one(job.request()))
+                last = self._encode(FrameKind.ANSWER, job, self._executor.one(job.request()))
         except BaseException as error:
             last = self._error(job, error)
         del self._jobs[job.frame.job]
@@ -231,13 +231,13 @@ class Worker:
             self._busy = False
 
     async def _run(self, job: _ReceivedCall, begun: Pending[Any] | None = None) -> None:
-        last = encode(Kind.END, job.frame.job)
+        last = encode(FrameKind.END, job.frame.job)
         try:
             if not job.cancelled:
                 request = job.request()
-                if job.frame.kind == Kind.CALL:
+                if job.frame.kind == FrameKind.CALL:
                     response = await (begun or self._executor.one_async(request))
-                    last = self._encode(Kind.ANSWER, job, copy_outputs(response, request.call))
+                    last = self._encode(FrameKind.ANSWER, job, copy_outputs(response, request.call))
                 else:
                     await self._stream(job, request)
         except BaseException as error:
@@ -251,11 +251,11 @@ class Worker:
             async for chunk in chunks:
                 if self._concurrent:  # other calls may write into it while it waits to be sent
                     chunk = copy_outputs(chunk, request.call)
-                self._channel.send(self._encode(Kind.PIECE, job, chunk))
+                self._channel.send(self._encode(FrameKind.PIECE, job, chunk))
                 await self._channel.drain()  # before the model can write into the same array
                 await job.credits.acquire()
 
-    def _encode(self, kind: Kind, job: _ReceivedCall, response: Any) -> list[Buffer]:
+    def _encode(self, kind: FrameKind, job: _ReceivedCall, response: Any) -> list[Buffer]:
         try:
             return self._channel.encode(kind, job.frame.job, response)
         except Exception as error:
@@ -263,7 +263,7 @@ class Worker:
             raise ModelFailed(f"model '{self._executor.name}' failed: {reason}") from error
 
     def _error(self, job: _ReceivedCall, error: BaseException) -> list[Buffer]:
-        return encode(Kind.ERROR, job.frame.job, _picklable(error, f"model '{self._executor.name}' failed"))
+        return encode(FrameKind.ERROR, job.frame.job, _picklable(error, f"model '{self._executor.name}' failed"))
 
 
 def _picklable(error: BaseException, failure: str) -> DragomanError:

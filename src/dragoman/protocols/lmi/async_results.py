@@ -7,12 +7,12 @@ from dragoman.protocols.lmi.request import attributes
 from dragoman.protocols.wire import (
     Asked,
     Fetch,
+    FetchedPart,
     Headers,
     HttpFault,
     HttpRequest,
     HttpResponse,
     Later,
-    Part,
     json_response,
 )
 
@@ -33,7 +33,7 @@ def fetched(http: HttpRequest, error: Callable[[DragomanError | HttpFault], Http
     if not most.removeprefix("-").isdecimal() or len(most) > 9:
         raise InvalidInput(f"`{_MOST}` must be an integer; got '{most[:64]}'")
 
-    def format_response(part: Part | None) -> HttpResponse:
+    def format_response(part: FetchedPart | None) -> HttpResponse:
         if part is None:
             return error(HttpFault(400, f"Invalid {_STARTING}: {token[:64]}"))
         if part.status == 0:

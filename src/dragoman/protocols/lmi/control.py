@@ -13,7 +13,7 @@ from dragoman.core.calls import (
     Ready,
     Request,
     Response,
-    Scale,
+    ScaleModel,
     States,
     Unload,
 )
@@ -164,7 +164,7 @@ def _scale(http: HttpRequest, policy: Policy) -> Exchange[None, HttpResponse]:
         raise InvalidInput(f"`min_worker` must be <= `max_worker`; got {least} and {count}")
     message = f'Model "{name}" worker scaled. New Worker configuration min workers:{count} max workers:{count}'
     unheeded = _unheeded(query, ("min_worker", "max_worker"), policy)
-    call = Scale(control_token(http.headers), count)
+    call = ScaleModel(control_token(http.headers), count)
     return _controlled(call, name, http.params.get("version", ""), message, unheeded)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dragoman.core.sampling import MOST_STOPS, InvalidValueError, Kind, flag, text, texts
+from dragoman.core.sampling import MOST_STOPS, InvalidValueError, ValueKind, flag, text, texts
 from dragoman.core.text import Sampling
 from dragoman.protocols.text_common.grammar import GRAMMAR, GUIDED, RESPONSE_FORMAT
 from dragoman.protocols.text_common.parameters import GivenParameters, Parameter, given, option, sets
@@ -39,24 +39,24 @@ _SAME = (
 )
 
 
-def _stop() -> Kind:
+def _stop() -> ValueKind:
     """Return the kind of TensorRT-LLM's `stop`: a boolean in LMI's documentation, a list of strings in its code."""
     found = texts(MOST_STOPS)
 
     def read(value: Any) -> Any:
         return () if isinstance(value, bool) else found.read(value)
 
-    return Kind(found.told, read)
+    return ValueKind(found.told, read)
 
 
-def _adapters() -> Kind:
+def _adapters() -> ValueKind:
     def read(value: Any) -> str:
         name = value[0] if isinstance(value, list) and len(value) == 1 else value
         if not isinstance(name, str):
             raise InvalidValueError
         return name
 
-    return Kind("the name of an adapter", read)
+    return ValueKind("the name of an adapter", read)
 
 
 ADAPTERS = _adapters()

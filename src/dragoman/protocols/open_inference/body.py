@@ -14,14 +14,14 @@ from dragoman.protocols.open_inference.extensions import check_counts, classes_w
 from dragoman.protocols.wire import HttpRequest, Policy
 
 
-class Control(msgspec.Struct):
+class ControlBody(msgspec.Struct):
     """What the index and the loading and unloading of models are told."""
 
     ready: bool | None = None
     parameters: JsonParameters | None = None
 
 
-_CONTROL = msgspec.json.Decoder(Control | None)
+_CONTROL = msgspec.json.Decoder(ControlBody | None)
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -80,14 +80,14 @@ def _asked(body: RequestBody, policy: Policy) -> tuple[Infer, Wanted]:
     return call, wanted
 
 
-def read_control(http: HttpRequest, policy: Policy) -> Control:
+def read_control(http: HttpRequest, policy: Policy) -> ControlBody:
     """The body of a request about the repository, which may be left out."""
     if not len(http.body):
-        return Control()
+        return ControlBody()
     body = bytes(http.body)
     check_json(body, policy)
     try:
-        return _CONTROL.decode(body) or Control()
+        return _CONTROL.decode(body) or ControlBody()
     except PARSER_FAULTS as fault:
         raise InvalidInput(f"the request is not valid: {told(fault)}") from fault
 

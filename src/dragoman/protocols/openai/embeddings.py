@@ -9,7 +9,7 @@ import orjson
 
 from dragoman.core.calls import Embed, Embedded, Response
 from dragoman.core.errors import InvalidInput
-from dragoman.core.sampling import InvalidValueError, Kind, integer, shown
+from dragoman.core.sampling import InvalidValueError, ValueKind, integer, shown
 from dragoman.protocols.text_common.openai_format import addressed, anything
 from dragoman.protocols.text_common.parameters import Parameter, given, inquiry, is_token_id, option
 from dragoman.protocols.wire import JSON_TYPE, Asked, Exchange, HttpRequest, HttpResponse, Policy
@@ -17,13 +17,13 @@ from dragoman.protocols.wire import JSON_TYPE, Asked, Exchange, HttpRequest, Htt
 _MOST_INPUTS = 2048
 
 
-def _format() -> Kind:
+def _format() -> ValueKind:
     def read(value: Any) -> str:
         if value not in ("float", "base64"):
             raise InvalidValueError
         return str(value)
 
-    return Kind('"float" or "base64"', read)
+    return ValueKind('"float" or "base64"', read)
 
 
 _PARAMETERS: Mapping[str, Parameter] = {

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dragoman.core.errors import InvalidInput
-from dragoman.core.sampling import InvalidValueError, Kind
+from dragoman.core.sampling import InvalidValueError, ValueKind
 from dragoman.core.text import Grammar
 from dragoman.formats.json_scan import check_json
 from dragoman.formats.policy import Policy
@@ -92,18 +92,20 @@ def _typed(value: Any) -> Grammar | None:
     raise InvalidValueError
 
 
-RESPONSE_FORMAT = Kind(
+RESPONSE_FORMAT = ValueKind(
     'an object: {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": {...}}}',
     _typed,
 )
-GRAMMAR = Kind('an object: {"type": "json", "value": {a JSON schema}} or {"type": "regex", "value": "..."}', _typed)
-_STRUCTURED_OUTPUTS = Kind(f"an object with one of {', '.join(_STRUCTURED)}", _structured)
+GRAMMAR = ValueKind(
+    'an object: {"type": "json", "value": {a JSON schema}} or {"type": "regex", "value": "..."}', _typed
+)
+_STRUCTURED_OUTPUTS = ValueKind(f"an object with one of {', '.join(_STRUCTURED)}", _structured)
 
 # vLLM's parameters, which its users also send to LMI.
 GUIDED: Mapping[str, Parameter] = {
-    "guided_json": sets("grammar", Kind("a JSON schema", _schema)),
-    "guided_regex": sets("grammar", Kind("a regular expression", _regex)),
-    "guided_choice": sets("grammar", Kind("a list of texts", _choice)),
-    "guided_grammar": sets("grammar", Kind("a grammar in the Lark format", _lark)),
+    "guided_json": sets("grammar", ValueKind("a JSON schema", _schema)),
+    "guided_regex": sets("grammar", ValueKind("a regular expression", _regex)),
+    "guided_choice": sets("grammar", ValueKind("a list of texts", _choice)),
+    "guided_grammar": sets("grammar", ValueKind("a grammar in the Lark format", _lark)),
     "structured_outputs": sets("grammar", _STRUCTURED_OUTPUTS),
 }

@@ -21,7 +21,7 @@ from dragoman.core.errors import (
     TooLong,
     Unauthorized,
 )
-from dragoman.core.sampling import InvalidValueError, Kind, flag, integer, number, shown
+from dragoman.core.sampling import InvalidValueError, ValueKind, flag, integer, number, shown
 from dragoman.core.text import FinishReason, Generation, PromptInfo, Text, Token
 from dragoman.protocols.text_common.grammar import GUIDED, RESPONSE_FORMAT
 from dragoman.protocols.text_common.parameters import GivenParameters, Parameter, event, option, refuse_unknown, sets
@@ -66,17 +66,17 @@ _SAME = (
 )
 
 
-def _stream_options() -> Kind:
+def _stream_options() -> ValueKind:
     def read(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict) or not all(isinstance(value.get(name), bool | None) for name in _STREAM_OPTIONS):
             raise InvalidValueError
         return {name: each for name, each in value.items() if each is not None}
 
-    return Kind("an object of options that are true or false", read)
+    return ValueKind("an object of options that are true or false", read)
 
 
-def anything() -> Kind:
-    return Kind("anything", lambda value: value)
+def anything() -> ValueKind:
+    return ValueKind("anything", lambda value: value)
 
 
 # vLLM's extra parameters among them. Of the last ones nothing depends here.
@@ -85,7 +85,7 @@ COMMON: Mapping[str, Parameter] = {
     "temperature": sets("temperature", number(0.0, 2.0)),
     "max_tokens": sets("max_new_tokens"),
     "min_tokens": sets("min_new_tokens"),
-    "seed": sets("seed", Kind(_SEED.told, lambda value: _SEED.read(value) & ((1 << 64) - 1))),
+    "seed": sets("seed", ValueKind(_SEED.told, lambda value: _SEED.read(value) & ((1 << 64) - 1))),
     "include_stop_str_in_output": sets("include_stop"),
     "truncate_prompt_tokens": sets("truncate"),
     "adapter": sets("adapter"),

@@ -10,7 +10,7 @@ import orjson
 
 from dragoman.core.calls import Answer, ModelCall, Request
 from dragoman.core.errors import DragomanError, InvalidInput
-from dragoman.core.sampling import KINDS, Kind, checked, sampling
+from dragoman.core.sampling import KINDS, ValueKind, checked, sampling
 from dragoman.core.text import Grammar, Sampling, Text, Token
 from dragoman.formats.json_document import parse_json
 from dragoman.protocols.wire import Buffer, Headers, HttpRequest, HttpResponse, Policy
@@ -78,16 +78,16 @@ class Parameter:
     """One parameter of a protocol: the field of Sampling, or the option of the protocol, that it sets."""
 
     to: str
-    kind: Kind
+    kind: ValueKind
     own: bool = False
 
 
-def sets(to: str, kind: Kind | None = None) -> Parameter:
+def sets(to: str, kind: ValueKind | None = None) -> Parameter:
     """Return a parameter that sets a field of Sampling, of that field's kind unless one is given."""
     return Parameter(to, kind or KINDS[to])
 
 
-def option(name: str, kind: Kind) -> Parameter:
+def option(name: str, kind: ValueKind) -> Parameter:
     return Parameter(name, kind, own=True)
 
 
