@@ -273,10 +273,10 @@ def test_a_question_of_um_bridge_is_the_same_whichever_way_it_is_read(vectors: l
             mock.patch.object(pieces, "digits", how),
         ):
             try:
-                found = umbridge.read_question(text, Policy())
+                found = umbridge.parse_umbridge_request(text, Policy())
             except DragomanError as fault:
                 return fault.message
-            if isinstance(found, umbridge.Misfit):
+            if isinstance(found, umbridge.InvalidUmBridgeRequest):
                 return found.fault.message
             return found.config, found.outWrt, [np.asarray(v).tobytes() for v in found.input or ()]
 
@@ -296,8 +296,8 @@ def test_a_key_that_is_written_with_escapes_is_the_one_that_counts() -> None:
         f'{{"name":"m","\\u0069nput":[[]],"config":{{"input":[{held}]}}}}',
         f'{{"name":"m","input":[{held}],"\\u0069nput":[[]]}}',
     ):
-        found = umbridge.read_question(text.encode(), Policy())
-        assert isinstance(found, umbridge.Question)
+        found = umbridge.parse_umbridge_request(text.encode(), Policy())
+        assert isinstance(found, umbridge.UmBridgeRequest)
         assert isinstance(found.input, list)
         assert [vector.tolist() for vector in found.input] == [[]]
         assert found.config == json.loads(text).get("config")

@@ -21,7 +21,7 @@ from dragoman.formats.oip_contents import tensor_from_contents
 from dragoman.formats.oip_messages import ModelInferRequest, ModelInferResponse
 from dragoman.formats.policy import Policy
 from dragoman.formats.small_answer import write_answer, write_binary
-from dragoman.formats.umbridge import read_question
+from dragoman.formats.umbridge import parse_umbridge_request
 from dragoman.formats.umbridge_answer import read_output, written_derivative, written_evaluation
 
 NUMBERS = Tensor(np.array([[1.5, np.nan]], np.float32), FP32, {"content_type": "np"})
@@ -329,7 +329,7 @@ def test_errors_of_json_documents() -> None:
 
 def test_too_many_vectors_of_umbridge_name_the_model() -> None:
     vectors = ",".join([*["[1]"] * (1 << 16), '["a"]'])
-    found: Any = read_question(f'{{"name":"m","input":[{vectors}]}}'.encode(), Policy(max_tensors=9))
+    found: Any = parse_umbridge_request(f'{{"name":"m","input":[{vectors}]}}'.encode(), Policy(max_tensors=9))
     assert found.name == "m"
     assert "'input': expected at most 9 vectors, got" in found.fault.message
 
@@ -341,7 +341,7 @@ def test_long_vectors_of_umbridge_are_not_counted_as_json_values(space: str) -> 
     texts = [f"[{space}{join(map(repr, each.tolist()))}{space}]" for each in vectors]
     fields = (f'"input"{space}:{space}[{space}{join(texts)}{space}]', f'"sens"{space}:{space}{texts[0]}', '"outWrt":1')
     text = f'{{"name":"m",{join(fields)}}}'.encode()
-    found: Any = read_question(text, Policy(max_json_values=50))
+    found: Any = parse_umbridge_request(text, Policy(max_json_values=50))
     assert (found.name, found.outWrt) == ("m", 1)
     assert [each.tolist() for each in found.input] == [each.tolist() for each in vectors]
     assert found.sens.tolist() == vectors[0].tolist()
@@ -350,7 +350,7 @@ def test_long_vectors_of_umbridge_are_not_counted_as_json_values(space: str) -> 
 def test_many_lists_in_the_config_of_umbridge() -> None:
     lists = ",".join(["[]"] * (1 << 16))
     text = f'{{"name":"m","input":[[1,2]],"config":{{"a":[{lists}]}}}}'.encode()
-    found: Any = read_question(text, Policy(max_json_values=1 << 18))
+    found: Any = parse_umbridge_request(text, Policy(max_json_values=1 << 18))
     assert (found.name, found.config) == ("m", {"a": [[]] * (1 << 16)})
     assert [each.tolist() for each in found.input] == [[1, 2]]
 

@@ -20,7 +20,7 @@ from dragoman.formats.json_document import NumberArray, parse_document, parse_js
 from dragoman.formats.json_print import json_chunks, nested_text
 from dragoman.formats.json_scan import BLOCK
 from dragoman.formats.policy import Policy
-from dragoman.formats.umbridge import read_question
+from dragoman.formats.umbridge import parse_umbridge_request
 from dragoman.system.shared_memory import LARGE, room_of
 
 quick = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
@@ -371,7 +371,7 @@ def test_a_raw_bool_is_0_or_1(count: int) -> None:
 def test_a_short_request_of_umbridge_that_nests_too_deep_is_rejected() -> None:
     config = b"[" * 100 + b"]" * 100
     with pytest.raises(InvalidInput, match="nests too deep; the limit is 64"):
-        read_question(b'{"name":"v","input":[[1]],"config":{"a":%b}}' % config, Policy())
+        parse_umbridge_request(b'{"name":"v","input":[[1]],"config":{"a":%b}}' % config, Policy())
 
 
 @pytest.mark.parametrize("numbers", [1, 1 << 20], ids=["short", "long"])
@@ -379,4 +379,4 @@ def test_the_config_beside_a_vector_of_umbridge_is_bounded(numbers: int) -> None
     vector, config = b",".join([b"1"] * numbers), b",".join([b"[]"] * 3001)
     text = b'{"name":"v","input":[[%b]],"config":{"a":[%b]}}' % (vector, config)
     with pytest.raises(InvalidInput, match="too many values in JSON"):
-        read_question(text, Policy(max_json_values=3000))
+        parse_umbridge_request(text, Policy(max_json_values=3000))

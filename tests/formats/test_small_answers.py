@@ -17,7 +17,7 @@ from dragoman.core.tensor import Tensor
 from dragoman.formats import small_answer
 from dragoman.formats.policy import Policy
 from dragoman.protocols.open_inference import rest as oip_rest
-from dragoman.protocols.wire import Exchange, HttpRequest, HttpResponse
+from dragoman.protocols.wire import EngineCall, HttpRequest, HttpResponse
 
 KINDS = ["bool", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8"]
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
@@ -27,8 +27,8 @@ def written(answer: Inference, version: str = "", body: bytes = b'{"inputs":[]}'
     """The answer to a request over REST."""
     endpoint = next(r.endpoint for r in oip_rest.protocol(Policy()).routes if r.pattern == "/v2/models/{model}/infer")
     asked: Any = endpoint(HttpRequest("POST", "/", {"model": "m"}, {}, body))
-    assert isinstance(asked, Exchange)
-    response: HttpResponse = asked.reply(Response(answer, "m", version))
+    assert isinstance(asked, EngineCall)
+    response: HttpResponse = asked.format_response(Response(answer, "m", version))
     return response
 
 

@@ -29,7 +29,7 @@ from dragoman.core.errors import ModelNotFound
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.formats import oip_messages as m
 from dragoman.protocols.open_inference import grpc as oip_grpc
-from dragoman.protocols.wire import Exchange, GrpcMethod, GrpcRequest, GrpcStream, GrpcStreamMethod, Policy
+from dragoman.protocols.wire import EngineCall, GrpcMethod, GrpcRequest, GrpcStream, GrpcStreamMethod, Policy
 from dragoman.system.coroutines import begin
 from dragoman.transports.grpc.server import GrpcServer
 from dragoman.transports.limits import Limits
@@ -49,7 +49,7 @@ def method(name: str) -> GrpcMethod | GrpcStreamMethod:
     return next(row for row in TABLE.methods if row.name == name)
 
 
-def ask(name: str, body: bytes, metadata: Mapping[str, str] | None = None) -> Exchange[Any, Any]:
+def ask(name: str, body: bytes, metadata: Mapping[str, str] | None = None) -> EngineCall[Any, Any]:
     row = method(name)
     assert isinstance(row, GrpcMethod)
     return row.endpoint(GrpcRequest(body, metadata or {}))
@@ -72,7 +72,7 @@ def infer_message(model: str = "echo", raw: bool = True, **fields: Any) -> Any:
     return message
 
 
-def call_of(asked: Exchange[Any, Any] | GrpcStream[Any]) -> Any:
+def call_of(asked: EngineCall[Any, Any] | GrpcStream[Any]) -> Any:
     """The call that was read, of whichever kind it is."""
     return asked.request.call
 

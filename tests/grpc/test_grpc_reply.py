@@ -15,7 +15,7 @@ from dragoman.transports.grpc.handlers import whole
 
 def replied(message: Any, answer: Inference) -> Any:
     exchange = ask("ModelInfer", message.SerializeToString())
-    return m.ModelInferResponse.FromString(whole(exchange.reply(Response(answer, "echo", "3"))))
+    return m.ModelInferResponse.FromString(whole(exchange.format_response(Response(answer, "echo", "3"))))
 
 
 def one(tensor: Tensor) -> Inference:

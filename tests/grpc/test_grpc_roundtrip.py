@@ -60,7 +60,9 @@ def same(one: Tensor, other: Tensor, exact: bool) -> bool:
 def passed_through(tensor: Tensor, raw: bool) -> tuple[Tensor, Any]:
     exchange = ask("ModelInfer", asked(tensor, raw).SerializeToString())
     read: Tensor = call_of(exchange).inputs["x"]
-    reply = m.ModelInferResponse.FromString(whole(exchange.reply(Response(Inference({"y": read}), "echo", "1"))))
+    reply = m.ModelInferResponse.FromString(
+        whole(exchange.format_response(Response(Inference({"y": read}), "echo", "1")))
+    )
     return read, reply
 
 

@@ -46,13 +46,13 @@ def test_the_table_is_found_by_name() -> None:
 def test_health(answer: bool) -> None:
     live = ask("ServerLive", b"")
     assert live.request.call == Live()
-    assert m.ServerLiveResponse.FromString(live.reply(Response(answer))).live is answer
+    assert m.ServerLiveResponse.FromString(live.format_response(Response(answer))).live is answer
     ready = ask("ServerReady", b"")
     assert (ready.request.call, ready.request.model) == (Ready(), "")
-    assert m.ServerReadyResponse.FromString(ready.reply(Response(answer))).ready is answer
+    assert m.ServerReadyResponse.FromString(ready.format_response(Response(answer))).ready is answer
     model = ask("ModelReady", m.ModelReadyRequest(name="a", version="2").SerializeToString())
     assert (model.request.call, model.request.model, model.request.version) == (Ready(), "a", "2")
-    assert m.ModelReadyResponse.FromString(model.reply(Response(answer))).ready is answer
+    assert m.ModelReadyResponse.FromString(model.format_response(Response(answer))).ready is answer
 
 
 @pytest.mark.parametrize("name", ["ModelReady", "ModelMetadata"])
@@ -71,7 +71,7 @@ def test_server_metadata() -> None:
     exchange = ask("ServerMetadata", b"")
     assert exchange.request.call == DescribeServer()
     answer = Response(ServerDescription("dragoman", "1.2", ("parameters", "special")))
-    reply = m.ServerMetadataResponse.FromString(exchange.reply(answer))
+    reply = m.ServerMetadataResponse.FromString(exchange.format_response(answer))
     assert (reply.name, reply.version) == ("dragoman", "1.2")
     assert list(reply.extensions) == [*oip.EXTENSIONS, "special"]
 
@@ -80,7 +80,7 @@ def test_model_metadata_lists_the_tensors_that_are_known() -> None:
     exchange = ask("ModelMetadata", m.ModelMetadataRequest(name="a", version="1").SerializeToString())
     assert (exchange.request.call, exchange.request.model, exchange.request.version) == (Describe(), "a", "1")
     answer = Response(ModelDescription("a", ("1", "2"), "onnx_onnxv1", SIGNATURE))
-    reply = m.ModelMetadataResponse.FromString(exchange.reply(answer))
+    reply = m.ModelMetadataResponse.FromString(exchange.format_response(answer))
     assert (reply.name, list(reply.versions), reply.platform) == ("a", ["1", "2"], "onnx_onnxv1")
     assert [(t.name, t.datatype, list(t.shape)) for t in reply.inputs] == [("x", "FP32", [-1, 2])]
     assert [(t.name, t.datatype, list(t.shape)) for t in reply.outputs] == [("y", "INT32", []), ("z", "FP32", [-1])]
@@ -93,14 +93,14 @@ def test_model_metadata_lists_the_tensors_that_are_known() -> None:
 def told(request: GrpcRequest, error: DragomanError) -> bytes | None:
     row = method("ModelStreamInfer")
     assert isinstance(row, GrpcStreamMethod)
-    return row.fault(request, error)
+    return row.format_error(request, error)
 
 
 @pytest.mark.parametrize("raw", [True, False])
 def test_a_piece_of_a_stream(raw: bool) -> None:
     stream = ask_stream(infer_message(raw=raw, id="7").SerializeToString())
     assert stream.end is None
-    reply = m.ModelStreamInferResponse.FromString(stream.piece(PIECE))
+    reply = m.ModelStreamInferResponse.FromString(stream.format_chunk(PIECE))
     assert not reply.error_message
     assert (reply.infer_response.model_version, reply.infer_response.id) == ("3", "7")
     assert not reply.infer_response.parameters
@@ -112,7 +112,7 @@ def test_a_stream_marks_its_end_where_asked() -> None:
     message.parameters[FINAL_WANTED].bool_param = True
     stream = ask_stream(message.SerializeToString())
     assert not call_of(stream).parameters
-    piece = m.ModelStreamInferResponse.FromString(stream.piece(PIECE)).infer_response
+    piece = m.ModelStreamInferResponse.FromString(stream.format_chunk(PIECE)).infer_response
     assert piece.parameters["triton_final_response"].WhichOneof("parameter_choice") == "bool_param"
     assert not piece.parameters["triton_final_response"].bool_param
     assert stream.end is not None
@@ -126,7 +126,7 @@ def test_a_bare_stream() -> None:  # T2
     message.parameters[FINAL_WANTED].bool_param = True
     bare = {"dragoman-stream-shape": "bare"}
     stream = ask_stream(message.SerializeToString(), bare)
-    assert m.ModelInferResponse.FromString(stream.piece(PIECE)).id == "7"
+    assert m.ModelInferResponse.FromString(stream.format_chunk(PIECE)).id == "7"
     assert stream.end is not None
     assert m.ModelInferResponse.FromString(stream.end).parameters["triton_final_response"].bool_param
     assert told(GrpcRequest(b"", bare), InvalidInput("no")) is None
@@ -151,7 +151,9 @@ def test_the_index() -> None:
     body = m.RepositoryIndexRequest(ready=True).SerializeToString()
     exchange = ask("RepositoryIndex", body, {"authorization": "bearer  secret"})
     assert exchange.request.call == Index("secret", ready=True)
-    reply = exchange.reply(Response((IndexEntry("a", "1", "READY", ""), IndexEntry("b", "", "UNAVAILABLE", "why"))))
+    reply = exchange.format_response(
+        Response((IndexEntry("a", "1", "READY", ""), IndexEntry("b", "", "UNAVAILABLE", "why")))
+    )
     rows = [(e.name, e.version, e.state, e.reason) for e in m.RepositoryIndexResponse.FromString(reply).models]
     assert rows == [("a", "1", "READY", ""), ("b", "", "UNAVAILABLE", "why")]  # T73
 
@@ -170,7 +172,7 @@ def test_loading_and_unloading(name: str, kind: Any, call: Any) -> None:
     exchange = ask(name, message.SerializeToString(), {"authorization": "Bearer secret"})
     assert exchange.request.call == call("secret")
     assert (exchange.request.model, exchange.request.version) == ("a", "2")
-    assert exchange.reply(Response(None)) == b""
+    assert exchange.format_response(Response(None)) == b""
     assert ask(name, kind(model_name="a").SerializeToString(), {"authorization": "Basic x"}).request.call == call("")
 
 

@@ -14,7 +14,15 @@ import pytest_asyncio
 from dragoman.core.calls import Infer, Inference, Request, Response
 from dragoman.core.datatypes import FP32
 from dragoman.core.tensor import Tensor
-from dragoman.protocols.wire import Exchange, HttpProtocol, HttpRequest, HttpResponse, Inquiry, Route, json_response
+from dragoman.protocols.wire import (
+    EngineCall,
+    HttpProtocol,
+    HttpRequest,
+    HttpResponse,
+    PreliminaryCall,
+    Route,
+    json_response,
+)
 from dragoman.system.coroutines import begin
 from dragoman.transports.http_server import HttpServer
 from dragoman.transports.limits import Limits
@@ -38,14 +46,14 @@ class Watched:
         self.inputs: Any = None
         self.alive: dict[str, bool] = {}
 
-    def ask(self, request: HttpRequest) -> Inquiry[Any]:
+    def ask(self, request: HttpRequest) -> PreliminaryCall[Any]:
         self.body = weakref.ref(memoryview(request.body).obj)
-        return Inquiry(Request(Infer({})), lambda _: self.parse(request))
+        return PreliminaryCall(Request(Infer({})), lambda _: self.parse(request))
 
-    def parse(self, request: HttpRequest) -> Exchange[Any, HttpResponse]:
+    def parse(self, request: HttpRequest) -> EngineCall[Any, HttpResponse]:
         inputs = np.zeros(len(request.body), np.float32)
         self.inputs = weakref.ref(inputs)
-        return Exchange(Request(Infer({"x": Tensor(inputs, FP32)})), self.write)
+        return EngineCall(Request(Infer({"x": Tensor(inputs, FP32)})), self.write)
 
     def write(self, response: Response[Any]) -> HttpResponse:
         self.alive["inputs while the response is written"] = is_kept(self.inputs)

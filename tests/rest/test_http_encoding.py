@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 import dragoman
 from dragoman import Infer, Tensor, TensorSpec
-from dragoman.protocols.wire import HttpFault
+from dragoman.protocols.wire import HttpError
 from dragoman.transports.encoding import accepted, decoded
 from rest.rest_house import Answer, House, Identity, binary, blobs, encoded, inputs, outputs, serving, tensor
 
@@ -110,7 +110,7 @@ async def test_t61_a_body_that_unpacks_to_more_than_the_limit(name: str) -> None
 
 async def test_gzip_of_countless_members_is_refused_soon() -> None:
     start = time.monotonic()
-    with pytest.raises(HttpFault, match="not valid gzip"):
+    with pytest.raises(HttpError, match="not valid gzip"):
         await decoded(gzip.compress(b"") * 200_000, "gzip", 1 << 26)
     assert time.monotonic() - start < 2
 
@@ -230,5 +230,5 @@ async def test_bodies_of_all_sizes_are_unpacked(size: int) -> None:
     body = bytes(size - 1) + b"x"
     for pack in (gzip.compress, zlib.compress, bare_deflate):
         assert await decoded(pack(body), "gzip" if pack is gzip.compress else "deflate", size) == body
-        with pytest.raises(HttpFault, match=f"larger than the limit of {size - 1} bytes"):
+        with pytest.raises(HttpError, match=f"larger than the limit of {size - 1} bytes"):
             await decoded(pack(body), "gzip" if pack is gzip.compress else "deflate", size - 1)

@@ -243,7 +243,7 @@ async def test_the_bytes_that_are_sent_are_the_models_array() -> None:
     body = json.dumps(inputs(tensor(), parameters={"binary_data_output": True})).encode()
     exchange = OpenInferenceRest(Policy()).infer(HttpRequest("POST", "", {"model": "m"}, {}, body))
     answer: Any = Response(Inference({"y": dragoman.Tensor.of(rows)}), "m")
-    sent = exchange.reply(answer).body[1]
+    sent = exchange.format_response(answer).body[1]
     assert np.shares_memory(np.frombuffer(sent, np.int32), rows)
 
 

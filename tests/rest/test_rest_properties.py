@@ -59,7 +59,7 @@ def answer_to(body: bytes | dict[str, Any], headers: dict[str, str] | None = Non
     exchange = TABLE.infer(HttpRequest("POST", "", {"model": "m"}, lower, encoded(body)))
     call = exchange.request.call
     assert isinstance(call, Infer)
-    response: HttpResponse = exchange.reply(Response(Inference(call.inputs), "m"))
+    response: HttpResponse = exchange.format_response(Response(Inference(call.inputs), "m"))
     assert response.status == 200
     whole = b"".join(response.body)
     length = int(dict(response.headers).get("inference-header-content-length", len(whole)))

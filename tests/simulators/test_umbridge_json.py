@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.formats import simd
 from dragoman.formats.policy import Policy
-from dragoman.formats.umbridge import Misfit, Question, _from_document, read_question
+from dragoman.formats.umbridge import InvalidUmBridgeRequest, UmBridgeRequest, _from_document, parse_umbridge_request
 from dragoman.formats.umbridge_answer import numbers, read_output
 
 POLICY = Policy()
@@ -22,14 +22,14 @@ FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
 
 def read(body: Any, policy: Policy = POLICY) -> Any:
-    found = read_question(body if isinstance(body, bytes) else json.dumps(body).encode(), policy)
-    assert isinstance(found, Question)
+    found = parse_umbridge_request(body if isinstance(body, bytes) else json.dumps(body).encode(), policy)
+    assert isinstance(found, UmBridgeRequest)
     return found
 
 
 def told(body: Any, policy: Policy = POLICY) -> str:
-    found = read_question(body if isinstance(body, bytes) else json.dumps(body).encode(), policy)
-    assert isinstance(found, Misfit)
+    found = parse_umbridge_request(body if isinstance(body, bytes) else json.dumps(body).encode(), policy)
+    assert isinstance(found, InvalidUmBridgeRequest)
     return found.fault.message
 
 
@@ -120,7 +120,7 @@ def test_what_is_wrong_with_very_long_bodies_is_told(changed: str, message: str)
         assert told(body) == message
     else:
         with pytest.raises(InvalidInput, match=message):
-            read_question(body, POLICY)
+            parse_umbridge_request(body, POLICY)
 
 
 def test_a_config_with_inputs_of_its_own_is_not_taken_for_the_request() -> None:
@@ -198,8 +198,8 @@ def test_a_value_that_is_not_a_number_is_rejected_not_converted(value: bytes, co
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
 def test_garbage_never_gets_through(garbage: bytes) -> None:
     try:
-        found = read_question(garbage, POLICY)
+        found = parse_umbridge_request(garbage, POLICY)
     except InvalidInput:
         return
     assert isinstance(json.loads(garbage)["name"], str)
-    assert isinstance(found, Question | Misfit)
+    assert isinstance(found, UmBridgeRequest | InvalidUmBridgeRequest)

@@ -6,7 +6,7 @@ import pytest
 
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.formats.policy import Policy
-from dragoman.formats.umbridge import Misfit, read_question
+from dragoman.formats.umbridge import InvalidUmBridgeRequest, parse_umbridge_request
 from dragoman.formats.umbridge_answer import read_output
 
 
@@ -23,7 +23,7 @@ from dragoman.formats.umbridge_answer import read_output
 )
 def test_a_request_that_names_no_model_is_rejected(body: bytes, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        read_question(body, Policy())
+        parse_umbridge_request(body, Policy())
     assert caught.value.message == message
 
 
@@ -43,14 +43,14 @@ def test_a_request_that_names_no_model_is_rejected(body: bytes, message: str) ->
     ],
 )
 def test_a_field_that_is_wrong_is_named(field: bytes, message: str) -> None:
-    found = read_question(b'{"name": "f", %s}' % field, Policy())
-    assert isinstance(found, Misfit)
+    found = parse_umbridge_request(b'{"name": "f", %s}' % field, Policy())
+    assert isinstance(found, InvalidUmBridgeRequest)
     assert (found.name, found.fault.message) == ("f", message)
 
 
 def test_infinite_numbers_are_named_where_they_are_not_wanted() -> None:
-    found = read_question(b'{"name": "f", "sens": [1, Infinity, NaN]}', Policy(nonfinite="error"))
-    assert isinstance(found, Misfit)
+    found = parse_umbridge_request(b'{"name": "f", "sens": [1, Infinity, NaN]}', Policy(nonfinite="error"))
+    assert isinstance(found, InvalidUmBridgeRequest)
     assert found.fault.message == "sens[1]: expected a finite number, got inf"
 
 
@@ -75,7 +75,7 @@ def test_an_answer_that_is_none_is_shown(text: bytes, several: bool, message: st
 
 
 def test_a_vector_is_read_with_its_place() -> None:
-    found: Any = read_question(
+    found: Any = parse_umbridge_request(
         b'{"name": "f", "input": [[1, 2], []], "sens": [3], "vec": [4], "outWrt": 5, "inWrt": 6, "inWrt1": 7, '
         b'"inWrt2": 8, "config": {"a": [1]}}',
         Policy(),

@@ -24,7 +24,7 @@ _MANY = 1 << 16
 _VERY_LONG = 1 << 20
 
 
-class Question(msgspec.Struct):
+class UmBridgeRequest(msgspec.Struct):
     """A request, with arrays of float64 for its vectors. What is missing is UNSET; no config is None."""
 
     name: str
@@ -38,14 +38,14 @@ class Question(msgspec.Struct):
     vec: Any = msgspec.UNSET
 
 
-class Misfit(msgspec.Struct):
+class InvalidUmBridgeRequest(msgspec.Struct):
     """A request whose name can be read, and what is wrong with the rest of it."""
 
     name: str
     fault: InvalidInput
 
 
-class _Lists(Question):
+class _Lists(UmBridgeRequest):
     input: list[list[float]] | msgspec.UnsetType = msgspec.UNSET
     sens: list[float] | msgspec.UnsetType = msgspec.UNSET
     vec: list[float] | msgspec.UnsetType = msgspec.UNSET
@@ -71,7 +71,7 @@ _KINDS: Mapping[type, str] = {
 # --- reading ------------------------------------------------------------------------------------------------
 
 
-def read_question(text: bytes, policy: Policy) -> Question | Misfit:
+def parse_umbridge_request(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidUmBridgeRequest:
     """The request in a body. Raises InvalidInput where not even its name can be read."""
     if len(text) < simd.LONG:
         if text.count(b"[") + text.count(b"{") > policy.max_json_depth:
@@ -93,7 +93,7 @@ def read_question(text: bytes, policy: Policy) -> Question | Misfit:
     return _too_many(text, policy) or _leniently(text, policy)
 
 
-def _in_pieces(text: bytes, policy: Policy) -> Question | Misfit | None:
+def _in_pieces(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidUmBridgeRequest | None:
     """What a long body asks; None where that is not plain to see.
 
     Raises InvalidInput where there is more JSON beside the vectors than is allowed.
@@ -128,7 +128,9 @@ def _without_vectors(text: bytes) -> tuple[bytes, dict[str, Array | None]]:
     return text, found
 
 
-def _finite(question: Question, vectors: Mapping[str, Array | None], policy: Policy) -> Question | Misfit | None:
+def _finite(
+    question: UmBridgeRequest, vectors: Mapping[str, Array | None], policy: Policy
+) -> UmBridgeRequest | InvalidUmBridgeRequest | None:
     """The question if its vectors are as they should be; None where one holds anything but numbers."""
     try:
         for where, vector in vectors.items():
@@ -136,11 +138,11 @@ def _finite(question: Question, vectors: Mapping[str, Array | None], policy: Pol
                 return None
             check_finite(vector, where, policy)
     except InvalidInput as fault:
-        return Misfit(question.name, fault)
+        return InvalidUmBridgeRequest(question.name, fault)
     return question
 
 
-def _too_many(text: bytes, policy: Policy) -> Misfit | None:
+def _too_many(text: bytes, policy: Policy) -> InvalidUmBridgeRequest | None:
     """What is wrong with more vectors than are allowed, found before memory is taken for each."""
     try:
         outline = msgspec.json.decode(text, type=_Outline)
@@ -148,7 +150,9 @@ def _too_many(text: bytes, policy: Policy) -> Misfit | None:
         return None
     if counted(bytes(outline.input), b"[", policy.max_tensors + 1) <= policy.max_tensors + 1:
         return None
-    return Misfit(outline.name, InvalidInput(f"'input': expected at most {policy.max_tensors} vectors, got more"))
+    return InvalidUmBridgeRequest(
+        outline.name, InvalidInput(f"'input': expected at most {policy.max_tensors} vectors, got more")
+    )
 
 
 def counted(text: bytes, sought: bytes, most: int) -> int:
@@ -160,8 +164,8 @@ def counted(text: bytes, sought: bytes, most: int) -> int:
     return found
 
 
-def _arrays(lists: _Lists) -> Question:
-    found: Question = lists
+def _arrays(lists: _Lists) -> UmBridgeRequest:
+    found: UmBridgeRequest = lists
     if lists.input is not msgspec.UNSET:
         found.input = [np.array(v, np.float64) for v in lists.input]
     if lists.sens is not msgspec.UNSET:
@@ -171,12 +175,12 @@ def _arrays(lists: _Lists) -> Question:
     return found
 
 
-def _from_document(document: Any, text: bytes) -> Question | None:
+def _from_document(document: Any, text: bytes) -> UmBridgeRequest | None:
     """What simdjson has read; None where the other parsers might take it otherwise."""
     keys = list(document.keys())
     if len({*keys}) != len(keys):
         return None
-    given: dict[str, Any] = {key: document[key] for key in keys if key in Question.__struct_fields__}
+    given: dict[str, Any] = {key: document[key] for key in keys if key in UmBridgeRequest.__struct_fields__}
     lists = 0
     for key, value in given.items():
         if key == "input":
@@ -190,7 +194,7 @@ def _from_document(document: Any, text: bytes) -> Question | None:
         elif type(value) is not (str if key == "name" else int):
             return None
     # simdjson flattens: only if there are no more lists than these, none is in the place of a number.
-    return Question(**given) if counted(text, b"[", lists) == lists else None
+    return UmBridgeRequest(**given) if counted(text, b"[", lists) == lists else None
 
 
 def buffer(numbers: Any) -> Array:
@@ -198,7 +202,7 @@ def buffer(numbers: Any) -> Array:
     return np.frombuffer(numbers.as_buffer(of_type="d"), np.float64)
 
 
-def _leniently(text: bytes, policy: Policy) -> Question | Misfit:
+def _leniently(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidUmBridgeRequest:
     """What a parser reads that knows NaN, Infinity and 1e999, and tells what is wrong of anything else."""
     check_json(text, policy)
     try:
@@ -215,11 +219,11 @@ def _leniently(text: bytes, policy: Policy) -> Question | Misfit:
     try:
         return _checked(name, given, policy)
     except InvalidInput as fault:
-        return Misfit(name, fault)
+        return InvalidUmBridgeRequest(name, fault)
 
 
-def _checked(name: str, given: Mapping[str, Any], policy: Policy) -> Question:
-    found = Question(name)
+def _checked(name: str, given: Mapping[str, Any], policy: Policy) -> UmBridgeRequest:
+    found = UmBridgeRequest(name)
     if "input" in given:
         vectors = _a(list, given["input"], "'input'", "an array of vectors")
         if len(vectors) > policy.max_tensors:

@@ -1,10 +1,10 @@
-"""The vocabulary that protocols and transports share: requests, replies and tables, free of any library.
+"""Types that protocols and transports share: requests, responses and route tables, free of any network library.
 
-A protocol is a table. Each row is a pure function from what came on the wire to an exchange: the `Request` for
-the engine and the `reply` that writes its answer back. What a wire must remember in between (which outputs are
-binary, say) is closed over in `reply`.
+A protocol is a table of routes. An endpoint is a pure function from a request on the wire to an `EngineCall`: the
+`Request` for the engine and the function that formats its response. State of the wire that the response depends on
+(which outputs are binary, say) is closed over in that function.
 
-What is made for each request is a struct of msgspec: frozen like a dataclass, and made ten times as fast.
+Objects made per request are `msgspec.Struct`s: frozen like a dataclass and ten times as fast to create.
 """
 
 import math
@@ -26,24 +26,26 @@ from dragoman.formats.policy import Policy as Policy
 A = TypeVar("A")
 Out = TypeVar("Out")
 Headers = tuple[tuple[str, str], ...]
-_MOST_DIGITS = 18
+_MAX_DIGITS = 18
 
 
-class Exchange(msgspec.Struct, Generic[A, Out], frozen=True):
-    """One question and how its one answer is written; `fault` writes what went wrong with it, None leaves that to the
-    protocol's own error table."""
+class EngineCall(msgspec.Struct, Generic[A, Out], frozen=True):
+    """A request for the engine and how its single response is formatted.
+
+    `format_error` formats an error of this request; None uses the protocol's own error format.
+    """
 
     request: Request[A]
-    reply: Callable[[Response[A]], Out]
-    fault: Callable[[DragomanError], Out] | None = None
+    format_response: Callable[[Response[A]], Out]
+    format_error: Callable[[DragomanError], Out] | None = None
 
 
 # --- HTTP ------------------------------------------------------------------------------------------------
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
-    """A whole request: `params` are the pattern's parts, percent-decoded; header names are in lower case; the
-    body is decompressed; `query` is what follows the question mark, still encoded."""
+    """A complete request. `params` are the path parameters, percent-decoded; header names are lower case; `body` is
+    decompressed; `query` is the part after the question mark, still percent-encoded."""
 
     method: str
     path: str
@@ -54,13 +56,13 @@ class HttpRequest(msgspec.Struct, frozen=True):
 
     @property
     def text_size(self) -> int:
-        """Bytes of the body that have to be parsed: all but the tensors that Open Inference has behind the JSON."""
+        """Bytes of the body to parse: all but the binary tensors that follow the JSON in Open Inference."""
         size, header = len(self.body), self.headers.get(HEADER_LENGTH, "")
-        return min(int(header), size) if header.isdecimal() and len(header) <= _MOST_DIGITS else size
+        return min(int(header), size) if header.isdecimal() and len(header) <= _MAX_DIGITS else size
 
 
 class HttpResponse(msgspec.Struct, frozen=True):
-    """A whole response; the buffers of `body` are sent one after the other."""
+    """A complete response. The buffers of `body` are sent one after the other."""
 
     status: int
     body: Sequence[Buffer] = ()
@@ -68,67 +70,74 @@ class HttpResponse(msgspec.Struct, frozen=True):
 
 
 class HttpStream(msgspec.Struct, Generic[A], frozen=True):
-    """One question and how each piece of its answer is written.
+    """A request for the engine and how its streamed response is formatted.
 
-    `closing` writes what follows the last piece where no fault came; `end` follows either. `error` writes a fault that
-    comes after the first piece; one that comes before is written by `fault`, or where that is None by the protocol's
-    own error table, with its status.
+    An error before the first chunk has a status of its own: `format_error` formats it, or the protocol's own error
+    format if that is None. A later one is sent in the stream, formatted by `format_late_error`. A stream without an
+    error ends with `format_last_chunk()`; `end` follows in either case.
     """
 
     request: Request[A]
-    piece: Callable[[Response[A]], bytes]
-    error: Callable[[DragomanError], bytes]
+    format_chunk: Callable[[Response[A]], bytes]
+    format_late_error: Callable[[DragomanError], bytes]
     end: bytes = b""
     headers: Headers = ()
-    fault: Callable[[DragomanError], HttpResponse] | None = None
-    closing: Callable[[], bytes] = bytes
+    format_error: Callable[[DragomanError], HttpResponse] | None = None
+    format_last_chunk: Callable[[], bytes] = bytes
 
 
-class Inquiry(msgspec.Struct, Generic[A], frozen=True):
-    """A question that the protocol has itself before it can put the caller's: what its answer leads to is `then`."""
+class PreliminaryCall(msgspec.Struct, Generic[A], frozen=True):
+    """A request for the engine that a protocol needs before it can serve the client's; `then` goes on from its
+    response."""
 
     request: Request[A]
-    then: "Callable[[Response[A]], Asked]"
+    then: "Callable[[Response[A]], EndpointResult]"
 
 
-class Later(msgspec.Struct, frozen=True):
-    """A question whose caller does not wait: `started` tells the token by which to fetch the answer, into which `error`
-    writes what went wrong."""
+class BackgroundCall(msgspec.Struct, frozen=True):
+    """A call whose response is stored until the client polls for it.
 
-    asked: "Asked"
-    error: "Callable[[DragomanError | HttpFault], HttpResponse]"
-    started: Callable[[str], HttpResponse]
+    `format_accepted` formats the immediate response with the token to poll with; `format_error` formats an error of
+    the call, which is stored in place of its response.
+    """
+
+    call: "EndpointResult"
+    format_error: "Callable[[DragomanError | HttpError], HttpResponse]"
+    format_accepted: Callable[[str], HttpResponse]
 
 
-class FetchedPart(msgspec.Struct, frozen=True):
-    """What there is of an answer that is fetched; `status` is 0 as long as there is nothing.
+class PartialResult(msgspec.Struct, frozen=True):
+    """The chunks of a stored response that a poll returns; `status` is 0 while there are none.
 
-    `following` is the token of what comes after it, "" where nothing does; `broken` tells that the end is missing.
+    `next_token` is the token of the chunks that follow, empty after the last; `is_truncated` is true if the response
+    broke off before its end.
     """
 
     status: int
     headers: Headers
     body: Sequence[Buffer]
-    following: str
-    broken: bool = False
+    next_token: str
+    is_truncated: bool = False
 
 
-class Fetch(msgspec.Struct, frozen=True):
-    """Whoever comes back for an answer, or for `most` parts of one; `told` writes it, None being no such token."""
+class ResultPoll(msgspec.Struct, frozen=True):
+    """A poll for at most `max_chunks` of a stored response; `format_response` gets None for an unknown token."""
 
     token: str
-    most: int
-    told: Callable[[FetchedPart | None], HttpResponse]
+    max_chunks: int
+    format_response: Callable[[PartialResult | None], HttpResponse]
 
 
-# What a request becomes. A response alone needs no engine.
-Asked = Exchange[Any, HttpResponse] | HttpStream[Any] | Inquiry[Any] | HttpResponse | Later | Fetch
-Endpoint = Callable[[HttpRequest], Asked]
+# The result of an endpoint. An HttpResponse needs no engine.
+EndpointResult = (
+    EngineCall[Any, HttpResponse] | HttpStream[Any] | PreliminaryCall[Any] | HttpResponse | BackgroundCall | ResultPoll
+)
+Endpoint = Callable[[HttpRequest], EndpointResult]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`pattern` is a path whose parts in braces are parameters: `/v2/models/{model}/infer`.
+    """`pattern` is a path with parameters in braces, such as `/v2/models/{model}/infer`.
 
     `health` marks a health check, which is answered on connections beyond the limits too.
     """
@@ -139,10 +148,10 @@ class Route:
     health: bool = False
 
 
-class HttpFault(Exception):
-    """A fault of HTTP itself, before any protocol has a say: no such path, body too large and the like.
+class HttpError(Exception):
+    """An error of HTTP itself, outside of any protocol: unknown path, body too large and the like.
 
-    `protocol` is the one whose clients come to such a path, where that is known.
+    `protocol` is the one whose clients use such a path, if that is known.
     """
 
     def __init__(
@@ -157,12 +166,12 @@ class HttpFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HttpProtocol:
-    """A protocol over HTTP: its routes and how it writes an error. `fallback` is asked where no route of any protocol
-    fits a path."""
+    """A protocol over HTTP: its routes and its error format. `fallback` serves paths that match no route of any
+    protocol."""
 
     name: str
     routes: tuple[Route, ...]
-    error: Callable[[DragomanError | HttpFault], HttpResponse]
+    format_error: Callable[[DragomanError | HttpError], HttpResponse]
     fallback: Endpoint | None = None
 
 
@@ -170,25 +179,26 @@ JSON_TYPE = ("content-type", "application/json")
 
 
 def bearer_token(headers: Mapping[str, str]) -> str:
-    """The token of `authorization: Bearer <token>`, "" where there is none."""
+    """Return the token of `authorization: Bearer <token>`, "" without one."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def control_token(headers: Mapping[str, str]) -> str:
-    """The token of a request over HTTP that loads, unloads or lists models.
+    """Return the bearer token of an HTTP request that loads, unloads or lists models.
 
-    Raises Forbidden where a web page asks without one, unless it comes from this very server by an address that is no
-    name: browsers send such requests for any page, to whatever address its name has been bound to (DNS rebinding).
+    Raises Forbidden for a request of a web page without a token, unless the page is served by this very server under
+    an IP address or localhost: browsers send such requests for any page, to any address that its host name is bound
+    to (DNS rebinding).
     """
     token, origin = bearer_token(headers), headers.get("origin")
-    if not token and origin is not None and not _is_own_page(origin, headers.get("host", "")):
+    if not token and origin is not None and not _is_same_origin(origin, headers.get("host", "")):
         raise Forbidden(f"model control from a web page needs a control token, got none and Origin {origin[:256]!r}")
     return token
 
 
-def _is_own_page(origin: str, host: str) -> bool:
-    """Whether a page comes from the host that it asks, and that is an address or this machine itself."""
+def _is_same_origin(origin: str, host: str) -> bool:
+    """Return whether a page comes from the host of the request, and that is an IP address or localhost."""
     try:
         url = urlsplit(origin)
         if url.scheme not in ("http", "https") or url.netloc != host:
@@ -198,18 +208,18 @@ def _is_own_page(origin: str, host: str) -> bool:
         return False
 
 
-def retry_after(fault: DragomanError) -> Headers:
-    """The header that says when to try again, where that is of use."""
-    return () if fault.retry_after_s is None else (("retry-after", str(math.ceil(fault.retry_after_s))),)
+def retry_after(error: DragomanError) -> Headers:
+    """Return the `retry-after` header of an error, if it has one."""
+    return () if error.retry_after_s is None else (("retry-after", str(math.ceil(error.retry_after_s))),)
 
 
-def row_of(fault: DragomanError, table: Iterable[tuple[Any, ...]]) -> tuple[Any, ...] | None:
-    """What a protocol's table says of a fault: the rest of the first row whose class of error it is."""
-    return next((row[1:] for row in table if isinstance(fault, row[0])), None)
+def find_error_row(error: DragomanError, table: Iterable[tuple[Any, ...]]) -> tuple[Any, ...] | None:
+    """Return the rest of the first row of a protocol's error table whose class matches the error."""
+    return next((row[1:] for row in table if isinstance(error, row[0])), None)
 
 
-def sendable(text: str) -> str:
-    """The text as UTF-8 can hold it: a model may quote a file name, say, that it cannot."""
+def replace_surrogates(text: str) -> str:
+    """Return the text with lone surrogates, which UTF-8 cannot encode, replaced: a file name may hold some."""
     return text.encode(errors="replace").decode()
 
 
@@ -221,7 +231,7 @@ def json_response(value: Any, status: int = 200, headers: Headers = ()) -> HttpR
 
 
 class GrpcRequest(msgspec.Struct, frozen=True):
-    """One message; `deadline_s` is the caller's deadline on the monotonic clock."""
+    """One message; `deadline_s` is the client's deadline on the monotonic clock."""
 
     body: Buffer
     metadata: Mapping[str, str] = {}
@@ -229,52 +239,52 @@ class GrpcRequest(msgspec.Struct, frozen=True):
 
 
 class GrpcStream(msgspec.Struct, Generic[A], frozen=True):
-    """One message of a stream and how each piece of its answer is written; `end` follows the last one."""
+    """One message of a stream and how its response messages are formatted; `end` follows the last one."""
 
     request: Request[A]
-    piece: Callable[[Response[A]], bytes]
+    format_chunk: Callable[[Response[A]], bytes]
     end: bytes | None = None
 
 
-class GrpcAnswer(msgspec.Struct, frozen=True):
-    """A message to send, and the metadata that goes after it."""
+class GrpcResponse(msgspec.Struct, frozen=True):
+    """A message to send, with trailing metadata."""
 
     message: bytes | Sequence[Buffer]
     metadata: Headers
 
 
-# A message to send; the parts of a large one follow one another on the wire.
-GrpcReply = bytes | Sequence[Buffer] | GrpcAnswer
+# A message to send; the buffers of a large one are sent one after the other.
+GrpcResult = bytes | Sequence[Buffer] | GrpcResponse
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcMethod:
-    """A unary method: one message in, one out. `health` marks a health check, which no limit on calls stops."""
+    """A unary method. `health` marks a health check, which no limit on calls stops."""
 
     name: str
-    endpoint: Callable[[GrpcRequest], Exchange[Any, bytes] | Exchange[Any, GrpcReply]]
+    endpoint: Callable[[GrpcRequest], EngineCall[Any, bytes] | EngineCall[Any, GrpcResult]]
     health: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcStreamMethod:
-    """A method with streams both ways; each message that comes in is answered by any number, in order.
+    """A bidirectional streaming method: each request message gets any number of response messages, in order.
 
-    `fault` writes into the stream what went wrong with one message, be it with reading or with answering it; the
-    stream then goes on. None in its place ends the stream with a status.
+    `format_error` formats an error of one message, in parsing or in serving it, as a message of the stream, which then
+    goes on; if it returns None, the stream ends with a status.
     """
 
     name: str
     endpoint: Callable[[GrpcRequest], GrpcStream[Any]]
-    fault: Callable[[GrpcRequest, DragomanError], bytes | None]
+    format_error: Callable[[GrpcRequest, DragomanError], bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcProtocol:
-    """A protocol over gRPC: a service, its methods and how it writes an error.
+    """A protocol over gRPC: a service and its methods.
 
-    `status` gives the name of a gRPC status code. `descriptors` is the serialized FileDescriptorSet that server
-    reflection shows.
+    `status` returns the name of the gRPC status code of an error. `descriptors` is the serialized FileDescriptorSet
+    for server reflection.
     """
 
     service: str

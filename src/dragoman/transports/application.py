@@ -22,17 +22,17 @@ from dragoman.core.calls import ModelCall, Response
 from dragoman.core.errors import DragomanError, NotReady
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import (
-    Asked,
+    BackgroundCall,
     Endpoint,
-    Exchange,
-    Fetch,
-    HttpFault,
+    EndpointResult,
+    EngineCall,
+    HttpError,
     HttpProtocol,
     HttpRequest,
     HttpResponse,
     HttpStream,
-    Inquiry,
-    Later,
+    PreliminaryCall,
+    ResultPoll,
 )
 from dragoman.system.coroutines import ensure_task
 from dragoman.transports.async_results import AsyncResult, AsyncResultStore, stored_result_request
@@ -52,7 +52,7 @@ A = TypeVar("A")
 class Begun(msgspec.Struct, frozen=True):
     """A call that has begun, with its response or an awaitable of it."""
 
-    asked: Exchange[Any, HttpResponse] | Inquiry[Any]
+    asked: EngineCall[Any, HttpResponse] | PreliminaryCall[Any]
     response: Response[Any] | Awaitable[Response[Any]]
 
 
@@ -79,16 +79,16 @@ class Application:
         self._shelf = AsyncResultStore()
 
     def match(self, method: str, raw_path: str) -> Match:
-        """What answers a path, still percent-encoded. Raises HttpFault 404 or 405."""
+        """What answers a path, still percent-encoded. Raises HttpError 404 or 405."""
         root = self.limits.root_path
         if root and raw_path.startswith(root) and raw_path[len(root) : len(root) + 1] in ("/", "", "?"):
             raw_path = raw_path[len(root) :] or "/"
         return self._router.match(method, raw_path)
 
-    def refusal(self, fault: DragomanError | HttpFault, protocol: HttpProtocol | None = None) -> HttpResponse:
+    def refusal(self, fault: DragomanError | HttpError, protocol: HttpProtocol | None = None) -> HttpResponse:
         """The answer of a fault, in the shape of the protocol that it is about."""
-        nearest = fault.protocol if isinstance(fault, HttpFault) else None
-        return (protocol or nearest or self._default).error(fault)
+        nearest = fault.protocol if isinstance(fault, HttpError) else None
+        return (protocol or nearest or self._default).format_error(fault)
 
     def plain(self, match: Match | None, headers: Mapping[str, str]) -> bool:
         """Whether a request with this head, and a body that is not long, needs nothing but its endpoint and the engine:
@@ -107,30 +107,30 @@ class Application:
             return _varying(asked.response)
         return self.answer(match, request, caller, asked)
 
-    def _at_once(self, match: Match, request: HttpRequest) -> Asked | Begun | CompressibleResponse:
+    def _at_once(self, match: Match, request: HttpRequest) -> EndpointResult | Begun | CompressibleResponse:
         """How far a `plain` request comes without waiting: to its answer, or to that of its fault, if all goes well."""
         fault_of: Callable[[DragomanError], HttpResponse] | None = None
         try:
             assert match.endpoint is not None
-            asked: Asked = match.endpoint(request)
-            while type(asked) is Inquiry:
+            asked: EndpointResult = match.endpoint(request)
+            while type(asked) is PreliminaryCall:
                 response = self._engine.begin(asked.request)
                 if not isinstance(response, Response):
                     return Begun(asked, response)
                 asked = asked.then(response)
-            if type(asked) is Exchange:
-                fault_of = asked.fault
+            if type(asked) is EngineCall:
+                fault_of = asked.format_error
                 response = self._engine.begin(asked.request)
                 if not isinstance(response, Response) or weight(response.answer) > LARGE:
                     return Begun(asked, response)
-                return self._written(asked.reply(response), isinstance(asked.request.call, ModelCall))
+                return self._written(asked.format_response(response), isinstance(asked.request.call, ModelCall))
             return asked
-        except HttpFault as fault:
-            return match.protocol.error(fault)
+        except HttpError as fault:
+            return match.protocol.format_error(fault)
         except DragomanError as fault:
-            return match.protocol.error(fault) if fault_of is None else fault_of(fault)
+            return match.protocol.format_error(fault) if fault_of is None else fault_of(fault)
         except Exception:
-            return match.protocol.error(_internal())
+            return match.protocol.format_error(_internal())
 
     def _written(self, response: HttpResponse, inferred: bool) -> HttpResponse | CompressibleResponse:
         """A response, which is `CompressibleResponse` where a model made it and it is long enough to be compressed."""
@@ -146,7 +146,7 @@ class Application:
         match: Match,
         request: HttpRequest,
         caller: ResponseWriter,
-        asked: Asked | Begun | CompressibleResponse | None = None,
+        asked: EndpointResult | Begun | CompressibleResponse | None = None,
     ) -> None:
         """Answer one request; it never raises. `asked` is what its endpoint has made of it, if that was run.
 
@@ -171,7 +171,7 @@ class Application:
         match: Match,
         request: HttpRequest,
         caller: ResponseWriter,
-        asked: Asked | Begun | CompressibleResponse | None,
+        asked: EndpointResult | Begun | CompressibleResponse | None,
     ) -> None:
         if match.endpoint is None:
             await caller.send(HttpResponse(204, (), (("allow", match.allow),)))
@@ -184,13 +184,17 @@ class Application:
                 held = len(request.body)
             if asked is None:
                 asked = await self._read(match.endpoint, request)
-            elif isinstance(asked, Begun) and isinstance(asked.asked, Inquiry):
+            elif isinstance(asked, Begun) and isinstance(asked.asked, PreliminaryCall):
                 response = await _finished(asked.response)
                 asked = await self._resolved(await self._in_turn(asked.asked.then, response, request), request)
-            responding = self._kept(asked, request) if isinstance(asked, Fetch | Later) else self._done(asked, caller)
+            responding = (
+                self._kept(asked, request)
+                if isinstance(asked, ResultPoll | BackgroundCall)
+                else self._done(asked, caller)
+            )
             del request, asked
             done = await responding
-        except (DragomanError, HttpFault) as fault:
+        except (DragomanError, HttpError) as fault:
             await self._give_up(match.protocol, caller, fault)
         except Exception:
             await self._give_up(match.protocol, caller, _internal())
@@ -204,16 +208,16 @@ class Application:
         body = await decoded(request.body, request.headers["content-encoding"], self.limits.max_body_bytes)
         return HttpRequest(request.method, request.path, request.params, request.headers, body, request.query)
 
-    async def _read(self, endpoint: Endpoint, request: HttpRequest) -> Asked:
+    async def _read(self, endpoint: Endpoint, request: HttpRequest) -> EndpointResult:
         return await self._resolved(await self._in_turn(endpoint, request, request), request)
 
-    async def _resolved(self, asked: Asked, request: HttpRequest) -> Asked:
+    async def _resolved(self, asked: EndpointResult, request: HttpRequest) -> EndpointResult:
         """What a request asks for, once the engine has answered what its protocol has to know."""
-        while isinstance(asked, Inquiry):
+        while isinstance(asked, PreliminaryCall):
             asked = await self._in_turn(asked.then, await self._engine.call(asked.request), request)
         return asked
 
-    async def _in_turn(self, function: Callable[[A], Asked], given: A, request: HttpRequest) -> Asked:
+    async def _in_turn(self, function: Callable[[A], EndpointResult], given: A, request: HttpRequest) -> EndpointResult:
         """`function(given)`, which parses a request: in a thread if that takes long, else on the loop, with no more
         than one large request in a turn of it."""
         if is_large(request):
@@ -225,7 +229,7 @@ class Application:
         return function(given)
 
     async def _done(
-        self, asked: Asked | Begun | CompressibleResponse, caller: ResponseWriter
+        self, asked: EndpointResult | Begun | CompressibleResponse, caller: ResponseWriter
     ) -> HttpResponse | CompressibleResponse | None:
         """The response, or None where it was a stream and has gone out."""
         begun: Response[Any] | Awaitable[Response[Any]] | None = None
@@ -233,14 +237,14 @@ class Application:
             begun, asked = asked.response, asked.asked
         if isinstance(asked, HttpResponse | CompressibleResponse):
             return asked
-        assert isinstance(asked, Exchange | HttpStream)
-        fault_of = asked.fault
+        assert isinstance(asked, EngineCall | HttpStream)
+        fault_of = asked.format_error
         try:
             if isinstance(asked, HttpStream):
                 await ensure_task()
                 await self._stream(asked, caller)
                 return None
-            request, reply = asked.request, asked.reply
+            request, reply = asked.request, asked.format_response
             del asked
             inferred = isinstance(request.call, ModelCall)
             response = await _finished(self._engine.begin(request) if begun is None else begun)
@@ -258,25 +262,25 @@ class Application:
         match = self.match(request.method, quote(request.path))
         assert match.endpoint is not None
         asked = await self._read(match.endpoint, request)
-        assert isinstance(asked, Fetch | Later)
+        assert isinstance(asked, ResultPoll | BackgroundCall)
         return await self._kept(asked, request)
 
-    async def _kept(self, asked: Fetch | Later, request: HttpRequest) -> HttpResponse:
+    async def _kept(self, asked: ResultPoll | BackgroundCall, request: HttpRequest) -> HttpResponse:
         if not self.limits.keeps_answers:
             return (await self._engine.call(stored_result_request(request))).answer
-        if isinstance(asked, Fetch):
+        if isinstance(asked, ResultPoll):
             return self._shelf.fetch(asked)
         return self._shelf.begin(asked, partial(self._work, asked, request))
 
-    async def _work(self, later: Later, request: HttpRequest, kept: AsyncResult) -> None:
+    async def _work(self, later: BackgroundCall, request: HttpRequest, kept: AsyncResult) -> None:
         """Work out an answer that is fetched later."""
         try:
             try:
-                done = await self._done(await self._resolved(later.asked, request), kept)
-            except (DragomanError, HttpFault) as fault:
-                done = later.error(fault)
+                done = await self._done(await self._resolved(later.call, request), kept)
+            except (DragomanError, HttpError) as fault:
+                done = later.format_error(fault)
             except Exception:
-                done = later.error(_internal())
+                done = later.format_error(_internal())
             if done is not None and not kept.started:
                 await kept.send(done.response if isinstance(done, CompressibleResponse) else done)
         finally:
@@ -289,7 +293,7 @@ class Application:
         """The response, compressed if it is `CompressibleResponse` and the client's `accept-encoding` allows it."""
         response = done.response if isinstance(done, CompressibleResponse) else done
         if self.bodies.over and sum(map(len, response.body)) > LARGE:
-            return protocol.error(self.bodies.unread)
+            return protocol.format_error(self.bodies.unread)
         if not isinstance(done, CompressibleResponse):
             return response
         response = _varying(response)
@@ -306,7 +310,7 @@ class Application:
         ):
             # A fault before the first piece is written still gets its own status.
             first = await anext(pieces, None)
-            text = await self._aside.write(stream.piece, first) if first is not None else b""
+            text = await self._aside.write(stream.format_chunk, first) if first is not None else b""
             await caller.start(200, stream.headers)
             await caller.write(text)
             async for text in texts:
@@ -319,19 +323,19 @@ class Application:
         """Each further piece as it is written, and what closes them; a fault becomes the stream's own error instead."""
         try:
             async for piece in pieces:
-                yield await self._aside.write(stream.piece, piece)
-            yield stream.closing()
+                yield await self._aside.write(stream.format_chunk, piece)
+            yield stream.format_last_chunk()
         except DragomanError as fault:
-            yield stream.error(fault)
+            yield stream.format_late_error(fault)
         except Exception:
-            yield stream.error(DragomanError(_internal().message))
+            yield stream.format_late_error(DragomanError(_internal().message))
 
-    async def _give_up(self, protocol: HttpProtocol, caller: ResponseWriter, fault: DragomanError | HttpFault) -> None:
+    async def _give_up(self, protocol: HttpProtocol, caller: ResponseWriter, fault: DragomanError | HttpError) -> None:
         """Answer with a fault, or hang up where an answer is under way already."""
         if caller.started:
             caller.hang_up()
         else:
-            await caller.send(protocol.error(fault))
+            await caller.send(protocol.format_error(fault))
 
 
 async def _finished(response: Response[A] | Awaitable[Response[A]]) -> Response[A]:
@@ -343,7 +347,7 @@ def _varying(response: HttpResponse) -> HttpResponse:
     return HttpResponse(response.status, response.body, (*response.headers, ("vary", "accept-encoding")))
 
 
-def _internal() -> HttpFault:
+def _internal() -> HttpError:
     number = uuid.uuid4().hex[:12]
     log.exception("unexpected fault, request id %s", number)
-    return HttpFault(500, f"internal error; the log has more under request id {number}")
+    return HttpError(500, f"internal error; the log has more under request id {number}")

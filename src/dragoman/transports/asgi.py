@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from dragoman.core.errors import DragomanError
-from dragoman.protocols.wire import Buffer, Headers, HttpFault, HttpRequest, HttpResponse
+from dragoman.protocols.wire import Buffer, Headers, HttpError, HttpRequest, HttpResponse
 from dragoman.transports.application import Application
 from dragoman.transports.http1.body import GrowingBody, too_large
 from dragoman.transports.limits import Limits
@@ -46,7 +46,7 @@ class AsgiRequest:
     async def read(self, body: GrowingBody) -> None:
         """Receive the whole body.
 
-        Raises HttpFault if it is too large or too slow, CancelledError if the client has disconnected.
+        Raises HttpError if it is too large or too slow, CancelledError if the client has disconnected.
         """
         length, limits = self.headers.get("content-length", ""), self._limits
         if length.isdecimal() and int(length) > limits.max_body_bytes:
@@ -65,7 +65,7 @@ class AsgiRequest:
                     timer.reschedule(started_s + limits.body_timeout_s + body.held / (1 << 16))
         except TimeoutError as error:
             text = f"the body came too slowly: {body.held} bytes in {limits.body_timeout_s} s"
-            raise HttpFault(408, text, (("connection", "close"),)) from error
+            raise HttpError(408, text, (("connection", "close"),)) from error
 
     async def wait_for_disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -148,7 +148,7 @@ async def respond(application: Application, scope: Scope, receive: Receive, send
             await caller.send(response)
         else:
             await _until_disconnect(response, caller)
-    except (DragomanError, HttpFault) as fault:
+    except (DragomanError, HttpError) as fault:
         await caller.send(application.refusal(fault, match.protocol if match else None))
     except asyncio.CancelledError:
         if not caller.left:

@@ -10,7 +10,15 @@ from msgspec import structs
 
 from dragoman.core.calls import Request, ServerCall
 from dragoman.core.errors import Overloaded
-from dragoman.protocols.wire import Buffer, Fetch, FetchedPart, Headers, HttpRequest, HttpResponse, Later
+from dragoman.protocols.wire import (
+    BackgroundCall,
+    Buffer,
+    Headers,
+    HttpRequest,
+    HttpResponse,
+    PartialResult,
+    ResultPoll,
+)
 
 # How many answers are kept and how many bytes they take together; how long after the last that was heard of each.
 _MOST_KEPT = 1024
@@ -87,7 +95,7 @@ class AsyncResultStore:
         self._bytes += size
         return True
 
-    def begin(self, later: Later, work: Callable[[AsyncResult], Coroutine[Any, Any, None]]) -> HttpResponse:
+    def begin(self, later: BackgroundCall, work: Callable[[AsyncResult], Coroutine[Any, Any, None]]) -> HttpResponse:
         """Let an answer be worked out, and tell its token. Raises Overloaded where too many are kept already."""
         if len(self._kept) >= _MOST_KEPT or self._bytes >= _MOST_BYTES:
             raise Overloaded("too many answers wait to be fetched; fetch some, or ask later", 1.0)
@@ -95,22 +103,22 @@ class AsyncResultStore:
         self._kept[token] = kept
         self._work[token] = asyncio.get_running_loop().create_task(work(kept))
         self._keep(token)
-        return later.started(token)
+        return later.format_accepted(token)
 
-    def fetch(self, asked: Fetch) -> HttpResponse:
+    def fetch(self, asked: ResultPoll) -> HttpResponse:
         """So many of the parts of an answer as there are, and are wanted, from where its token points to."""
         name, _, place = asked.token.partition(".")
         kept = self._kept.get(name)
         placed = not place or (place.isdecimal() and len(place) <= _MOST_DIGITS)
         if kept is None or not placed or int(place or 0) > len(kept.parts):
-            return asked.told(None)
+            return asked.format_response(None)
         self._keep(name)
         start = int(place or 0)
-        parts = kept.parts[start : start + asked.most]
+        parts = kept.parts[start : start + asked.max_chunks]
         stop = start + len(parts)
         following = "" if kept.done and stop == len(kept.parts) else f"{name}.{stop}"
-        return asked.told(
-            FetchedPart(kept.status, kept.headers, tuple(parts), following, broken=kept.left and not following)
+        return asked.format_response(
+            PartialResult(kept.status, kept.headers, tuple(parts), following, is_truncated=kept.left and not following)
         )
 
     def _keep(self, token: str) -> None:

@@ -1,7 +1,7 @@
 """Counts the bytes of all bodies that the server holds, with a limit."""
 
 from dragoman.core.errors import Overloaded
-from dragoman.protocols.wire import HttpFault
+from dragoman.protocols.wire import HttpError
 
 
 class Bodies:
@@ -17,10 +17,10 @@ class Bodies:
         self.over = False
 
     def take(self, size: int) -> None:
-        """Count `size` bytes more. Raises HttpFault 503 where they do not fit, and counts none of them then."""
+        """Count `size` bytes more. Raises HttpError 503 where they do not fit, and counts none of them then."""
         if self._limit and self._held + size > self._limit:
             text = f"the requests under way hold all of the {self._limit} bytes that bodies may take together"
-            raise HttpFault(503, text, (("retry-after", "1"), ("connection", "close")))
+            raise HttpError(503, text, (("retry-after", "1"), ("connection", "close")))
         self._held += size
 
     def give_back(self, size: int) -> None:

@@ -5,7 +5,7 @@ import io
 import zlib
 from functools import lru_cache
 
-from dragoman.protocols.wire import Buffer, HttpFault
+from dragoman.protocols.wire import Buffer, HttpError
 
 # Work on bodies above this many bytes goes to a thread; zlib releases the lock there. A packed body grows up to a
 # thousandfold.
@@ -22,13 +22,13 @@ _MAX_ENCODINGS = 2
 
 
 async def decoded(body: Buffer, encodings: str, max_bytes: int) -> Buffer:
-    """The body with its encodings undone. Raises HttpFault: 415 unknown encoding, 400 broken data, 413 too large."""
+    """The body with its encodings undone. Raises HttpError: 415 unknown encoding, 400 broken data, 413 too large."""
     names = [n for n in (e.strip().lower() for e in encodings.split(",")) if n not in ("", "identity")]
     unknown = next((n for n in names if n not in _WINDOW_BITS), None)
     if unknown is not None or len(names) > _MAX_ENCODINGS:
         told = f"'{unknown[:64]}'" if unknown is not None else f"of {len(names)} layers"
         text = f"content-encoding {told} is not supported; expected gzip, deflate or identity"
-        raise HttpFault(415, text, (("accept-encoding", "gzip, deflate"),))
+        raise HttpError(415, text, (("accept-encoding", "gzip, deflate"),))
     for name in reversed(names):
         if len(body) > _LARGE_PACKED:
             body = await asyncio.to_thread(_inflated, body, name, max_bytes)
@@ -46,7 +46,7 @@ def _inflated(body: Buffer, name: str, max_bytes: int) -> bytes:
                 return _unpacked(body, _BARE_DEFLATE, max_bytes)
             except zlib.error:
                 pass
-        raise HttpFault(400, f"the body is not valid {name}: {fault}") from fault
+        raise HttpError(400, f"the body is not valid {name}: {fault}") from fault
 
 
 def _unpacked(body: Buffer, window_bits: int, max_bytes: int) -> bytes:
@@ -68,7 +68,7 @@ def _unpacked(body: Buffer, window_bits: int, max_bytes: int) -> bytes:
             part = stream.decompress(chunk, _MOST_AT_ONCE)
             room -= found.write(part)
             if room < 0:
-                raise HttpFault(413, f"the decompressed body is larger than the limit of {max_bytes} bytes")
+                raise HttpError(413, f"the decompressed body is larger than the limit of {max_bytes} bytes")
             chunk = stream.unconsumed_tail
             if stream.eof or (len(part) < _MOST_AT_ONCE and not chunk):
                 break

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from typing import Any, Protocol
 
-from dragoman.protocols.wire import HttpFault
+from dragoman.protocols.wire import HttpError
 from dragoman.transports.limits import Limits
 from dragoman.transports.warnings import Warnings
 
@@ -17,7 +17,7 @@ _LISTENERS = 4
 
 
 # The error of any other request on such a connection.
-TOO_MANY_CONNECTIONS = HttpFault(
+TOO_MANY_CONNECTIONS = HttpError(
     503,
     "the server has too many connections: this one is for health checks alone",
     (("retry-after", "1"), ("connection", "close")),

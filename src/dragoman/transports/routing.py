@@ -6,7 +6,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from dragoman.protocols.wire import Endpoint, HttpFault, HttpProtocol
+from dragoman.protocols.wire import Endpoint, HttpError, HttpProtocol
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Router:
     def match(self, method: str, raw_path: str) -> Match:
         """The endpoint for a path still percent-encoded; a trailing slash does not matter.
 
-        HEAD is answered as GET. A path where nothing is goes to the fallback, if a protocol has one. Raises HttpFault:
+        HEAD is answered as GET. A path where nothing is goes to the fallback, if a protocol has one. Raises HttpError:
         404 where nothing is, 405 with `Allow` where it is not for that method.
         """
         node, params = self._root, {}
@@ -67,7 +67,7 @@ class Router:
         nearest = None if "//" in raw_path else nearest  # what is between the slashes has no name, so nobody's
         if self._fallback is not None:
             return self._fallback if nearest is None else msgspec.structs.replace(self._fallback, protocol=nearest)
-        raise HttpFault(404, f"no such path: {raw_path[:256]}", (), nearest)
+        raise HttpError(404, f"no such path: {raw_path[:256]}", (), nearest)
 
 
 def _by_method(node: _Node, method: str, params: dict[str, str]) -> Match:
@@ -80,7 +80,7 @@ def _by_method(node: _Node, method: str, params: dict[str, str]) -> Match:
     if method == "OPTIONS":
         return Match(None, protocol, params, allow)
     told = f"method {method[:32]} is not allowed here; expected one of {allow}"
-    raise HttpFault(405, told, (("allow", allow),), protocol)
+    raise HttpError(405, told, (("allow", allow),), protocol)
 
 
 def _segments(path: str) -> list[str]:

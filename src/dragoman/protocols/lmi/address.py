@@ -12,7 +12,7 @@ from dragoman.formats.json_document import without_arrays
 from dragoman.formats.json_scan import check_json
 from dragoman.protocols.lmi.arrays import READERS
 from dragoman.protocols.lmi.request import ANY_MODEL, is_form, is_openais, media_type, model_name
-from dragoman.protocols.wire import Asked, HttpRequest, Inquiry, Policy
+from dragoman.protocols.wire import EndpointResult, HttpRequest, Policy, PreliminaryCall
 
 
 class _Body(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class _Body(msgspec.Struct, frozen=True):
 _BODY = msgspec.json.Decoder(_Body)
 
 
-def addressed(http: HttpRequest, policy: Policy, then: Callable[[str], Asked]) -> Asked:
+def addressed(http: HttpRequest, policy: Policy, then: Callable[[str], EndpointResult]) -> EndpointResult:
     """Call `then` with the name of the model, "" for none.
 
     The field is `model_name`, or `model` in chats and completions of OpenAI. LMI ignores the latter, and its clients
@@ -44,10 +44,10 @@ def addressed(http: HttpRequest, policy: Policy, then: Callable[[str], Asked]) -
     if not named or (heeded and named not in ANY_MODEL):
         return then(named)
 
-    def choose(response: Response[tuple[ModelDescription, ...]]) -> Asked:
+    def choose(response: Response[tuple[ModelDescription, ...]]) -> EndpointResult:
         return then(named if any(found.name == named for found in response.answer) else "")
 
-    return Inquiry(Request(DescribeModels()), choose)
+    return PreliminaryCall(Request(DescribeModels()), choose)
 
 
 def _in_body(http: HttpRequest, policy: Policy) -> tuple[str, bool]:

@@ -18,7 +18,7 @@ from dragoman.protocols.lmi.ndlist import from_ndlist, to_ndlist
 from dragoman.protocols.lmi.numpy import from_npy, from_npz, to_npy, to_npz
 from dragoman.protocols.lmi.request import media_type
 from dragoman.protocols.text_common.parameters import inquiry, json_body, object_in
-from dragoman.protocols.wire import JSON_TYPE, Buffer, Exchange, HttpRequest, HttpResponse, Policy
+from dragoman.protocols.wire import JSON_TYPE, Buffer, EngineCall, HttpRequest, HttpResponse, Policy
 
 _VALUES = ("inputs", "instances", "data")  # the names that clients give to what is asked
 _ANSWERS = "predictions"
@@ -27,7 +27,7 @@ _TENSOR = {"name", "shape", "datatype"}
 
 def parse_arrays_request(
     http: HttpRequest, model: ModelDescription, policy: Policy
-) -> Exchange[Inference, HttpResponse]:
+) -> EngineCall[Inference, HttpResponse]:
     """Parse an inference request for a model. Raises InvalidInput naming the input."""
     kind = media_type(http)
     read = READERS.get(kind, _from_json)
@@ -36,7 +36,7 @@ def parse_arrays_request(
     call = read(http, model, policy)
     write = _writer(http.headers.get("accept", ""), kind)
     request: Request[Inference] = inquiry(call, http, policy, model.name)
-    return Exchange(request, lambda response: write(response, policy))
+    return EngineCall(request, lambda response: write(response, policy))
 
 
 # --- what comes ----------------------------------------------------------------------------------------------

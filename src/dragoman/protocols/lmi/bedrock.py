@@ -9,7 +9,16 @@ from dragoman.core.sampling import checked, flag, shown, text
 from dragoman.core.text import Generation, Text, Token
 from dragoman.protocols.lmi.formats import to_json
 from dragoman.protocols.text_common.parameters import Parameter, given, inquiry, option, sets, spread
-from dragoman.protocols.wire import JSON_TYPE, Asked, Exchange, Headers, HttpRequest, HttpResponse, HttpStream, Policy
+from dragoman.protocols.wire import (
+    JSON_TYPE,
+    EndpointResult,
+    EngineCall,
+    Headers,
+    HttpRequest,
+    HttpResponse,
+    HttpStream,
+    Policy,
+)
 
 _PARAMETERS: Mapping[str, Parameter] = {
     "prompt": option("prompt", text()),
@@ -26,7 +35,7 @@ _STREAMED = "InvokeEndpointWithResponseStream"
 _LINES: Headers = (("content-type", "application/jsonlines"),)
 
 
-def parse_bedrock_request(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> Asked:
+def parse_bedrock_request(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> EndpointResult:
     """Parse a request. Raises InvalidInput naming the field."""
     found = given(body, _PARAMETERS, policy)
     prompt = checked("prompt", found.options.get("prompt"), text())
@@ -36,7 +45,7 @@ def parse_bedrock_request(body: Mapping[str, Any], http: HttpRequest, policy: Po
     sampling = found.sampling(policy, **_DEFAULTS, shorten=True)
     request = inquiry(Generate(prompts=(prompt,), sampling=sampling, stream=stream), http, policy, model)
     if not stream:
-        return Exchange(request, lambda response: _whole(response.answer, found.headers))
+        return EngineCall(request, lambda response: _whole(response.answer, found.headers))
     lines = _Lines()
     return HttpStream(request, lines.piece, lines.error, b"", (*_LINES, *found.headers))
 

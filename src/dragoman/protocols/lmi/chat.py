@@ -11,7 +11,7 @@ from dragoman.protocols.lmi.errors import LmiErrors
 from dragoman.protocols.lmi.model import LmiModel
 from dragoman.protocols.text_common.chat import parse_chat_request
 from dragoman.protocols.text_common.completions import parse_completion_request
-from dragoman.protocols.wire import Asked, Headers, HttpRequest, HttpStream, Inquiry, Policy
+from dragoman.protocols.wire import EndpointResult, Headers, HttpRequest, HttpStream, Policy, PreliminaryCall
 
 _LINES: Headers = (("content-type", "application/jsonlines"),)
 _OF_EVENTS = ("content-type", "cache-control")
@@ -19,21 +19,21 @@ _OF_EVENTS = ("content-type", "cache-control")
 
 def parse_openai_request(
     body: Mapping[str, Any], http: HttpRequest, policy: Policy, errors: LmiErrors, model: LmiModel
-) -> Asked:
+) -> EndpointResult:
     """Parse a body with `messages` or with a `prompt`. Raises InvalidInput naming the field."""
     answers = parse_chat_request if "messages" in body else parse_completion_request
     asked = answers(body, http, policy, errors.write, model.name)
     return _in_lines(asked) if model.formatter == "jsonlines" else asked
 
 
-def _in_lines(asked: Asked) -> Asked:
+def _in_lines(asked: EndpointResult) -> EndpointResult:
     """Return the same exchange with JSON lines instead of events, and without [DONE]."""
-    if isinstance(asked, Inquiry):
-        then: Callable[[Response[Any]], Asked] = asked.then
+    if isinstance(asked, PreliminaryCall):
+        then: Callable[[Response[Any]], EndpointResult] = asked.then
         return structs.replace(asked, then=lambda response: _in_lines(then(response)))
     if not isinstance(asked, HttpStream):
         return asked
-    piece, error, closing = asked.piece, asked.error, asked.closing
+    piece, error, closing = asked.format_chunk, asked.format_late_error, asked.format_last_chunk
 
     def lines_of(response: Response[Any]) -> bytes:
         return _lines(piece(response))

@@ -20,12 +20,12 @@ from dragoman.core.calls import (
 from dragoman.core.errors import InvalidInput, ModelNotFound
 from dragoman.protocols.text_common.parameters import ignored_header, object_body, refuse_unknown
 from dragoman.protocols.wire import (
-    Exchange,
+    EngineCall,
     Headers,
     HttpRequest,
     HttpResponse,
-    Inquiry,
     Policy,
+    PreliminaryCall,
     Route,
     control_token,
     json_response,
@@ -41,10 +41,10 @@ _MOST_WORKERS = 64
 def routes(policy: Policy) -> list[Route]:
     """Return the routes of the management API."""
 
-    def register(http: HttpRequest) -> Exchange[None, HttpResponse]:
+    def register(http: HttpRequest) -> EngineCall[None, HttpResponse]:
         return _register(http, policy)
 
-    def scale(http: HttpRequest) -> Exchange[None, HttpResponse]:
+    def scale(http: HttpRequest) -> EngineCall[None, HttpResponse]:
         return _scale(http, policy)
 
     return [
@@ -61,22 +61,22 @@ def routes(policy: Policy) -> list[Route]:
     ]
 
 
-def _ping(http: HttpRequest) -> Inquiry[bool]:
+def _ping(http: HttpRequest) -> PreliminaryCall[bool]:
     """SageMaker uses only the status: 200 if every model is ready, 500 if one failed, else 503."""
 
-    def then(ready: Response[bool]) -> Exchange[tuple[IndexEntry, ...], HttpResponse]:
+    def then(ready: Response[bool]) -> EngineCall[tuple[IndexEntry, ...], HttpResponse]:
         def reply(response: Response[tuple[IndexEntry, ...]]) -> HttpResponse:
             value = {e.name: {"status": _HEALTH.get(e.state, "FAILED")} for e in response.answer}
             failed = any(e.state == "UNAVAILABLE" for e in response.answer)
             # Without a model, as before the first of several is loaded, the server is well all the same.
             return json_response(value, 200 if ready.answer or not value else 500 if failed else 503)
 
-        return Exchange(Request(States()), reply)
+        return EngineCall(Request(States()), reply)
 
-    return Inquiry(Request(Ready()), then)
+    return PreliminaryCall(Request(Ready()), then)
 
 
-def _models(http: HttpRequest) -> Exchange[tuple[IndexEntry, ...], HttpResponse]:
+def _models(http: HttpRequest) -> EngineCall[tuple[IndexEntry, ...], HttpResponse]:
     query = _query(http)
     start, limit = _count(query, "next_page_token", 0, 1 << 31), _count(query, "limit", 1, _MOST_LISTED)
 
@@ -88,7 +88,7 @@ def _models(http: HttpRequest) -> Exchange[tuple[IndexEntry, ...], HttpResponse]
             value["nextPageToken"] = str(end)
         return json_response(value)
 
-    return Exchange(Request(States()), reply)
+    return EngineCall(Request(States()), reply)
 
 
 def _query(http: HttpRequest) -> dict[str, str]:
@@ -109,7 +109,7 @@ def _entry(entry: IndexEntry) -> dict[str, Any]:
     return {"modelName": entry.name, **version, "modelUrl": entry.url or entry.name, "status": entry.state}
 
 
-def _model(http: HttpRequest) -> Exchange[tuple[IndexEntry, ...], HttpResponse]:
+def _model(http: HttpRequest) -> EngineCall[tuple[IndexEntry, ...], HttpResponse]:
     name, version = http.params["model"], http.params.get("version", "")
 
     def reply(response: Response[tuple[IndexEntry, ...]]) -> HttpResponse:
@@ -118,18 +118,18 @@ def _model(http: HttpRequest) -> Exchange[tuple[IndexEntry, ...], HttpResponse]:
             raise ModelNotFound(f"Model or workflow not found: {name[:256]}")
         return json_response([{**_entry(e), "reason": e.reason} for e in found])
 
-    return Exchange(Request(States()), reply)
+    return EngineCall(Request(States()), reply)
 
 
-def _adapters(http: HttpRequest) -> Exchange[ModelDescription, HttpResponse]:
+def _adapters(http: HttpRequest) -> EngineCall[ModelDescription, HttpResponse]:
     def reply(response: Response[ModelDescription]) -> HttpResponse:
         names = response.answer.details.get("adapters") or ()
         return json_response({"adapters": [{"name": name} for name in names]})
 
-    return Exchange(Request(Describe(), http.params["model"]), reply)
+    return EngineCall(Request(Describe(), http.params["model"]), reply)
 
 
-def _register(http: HttpRequest, policy: Policy) -> Exchange[None, HttpResponse]:
+def _register(http: HttpRequest, policy: Policy) -> EngineCall[None, HttpResponse]:
     """Load a model from a `url` or from the repository. SageMaker sends JSON, LMI a query."""
     query = _query(http)
     given = query if not len(http.body) else {**query, **object_body(http.body, policy)}
@@ -147,13 +147,13 @@ def _last(url: str) -> str:
     return unquote(url.rstrip("/").rpartition("/")[2])
 
 
-def _unregister(http: HttpRequest) -> Exchange[None, HttpResponse]:
+def _unregister(http: HttpRequest) -> EngineCall[None, HttpResponse]:
     name = http.params["model"]
     message = f'Model "{name}" unregistered'
     return _controlled(Unload(control_token(http.headers)), name, http.params.get("version", ""), message)
 
 
-def _scale(http: HttpRequest, policy: Policy) -> Exchange[None, HttpResponse]:
+def _scale(http: HttpRequest, policy: Policy) -> EngineCall[None, HttpResponse]:
     """Set the number of replicas. LMI starts the minimum and adds more under load; here the maximum is started."""
     name, query = http.params["model"], _query(http)
     least, most = (_count(query, f"{bound}_worker", 0, _MOST_WORKERS) for bound in ("min", "max"))
@@ -177,5 +177,5 @@ def _unheeded(given: Mapping[str, Any], known: tuple[str, ...], policy: Policy) 
 
 def _controlled(
     call: Call[None], name: str, version: str, subject: str, headers: Headers = ()
-) -> Exchange[None, HttpResponse]:
-    return Exchange(Request(call, name, version), lambda _: json_response({"status": subject}, 200, headers))
+) -> EngineCall[None, HttpResponse]:
+    return EngineCall(Request(call, name, version), lambda _: json_response({"status": subject}, 200, headers))

@@ -13,7 +13,7 @@ from dragoman.protocols.lmi.errors import LmiErrors
 from dragoman.protocols.lmi.formats import to_json
 from dragoman.protocols.lmi.request import media_type, other_model
 from dragoman.protocols.text_common.parameters import ignored_header, inquiry, json_body, refuse_unknown
-from dragoman.protocols.wire import JSON_TYPE, Asked, Exchange, HttpRequest, HttpResponse, Policy
+from dragoman.protocols.wire import JSON_TYPE, EndpointResult, EngineCall, HttpRequest, HttpResponse, Policy
 
 _MOST_INPUTS = 2048
 _KINDS = ("", "application/json", "application/x-www-form-urlencoded")  # curl calls JSON the last of these
@@ -21,7 +21,7 @@ _KINDS = ("", "application/json", "application/x-www-form-urlencoded")  # curl c
 
 def parse_embeddings_request(
     http: HttpRequest, model: ModelDescription, policy: Policy, errors: LmiErrors
-) -> Asked | None:
+) -> EndpointResult | None:
     """Parse an embeddings request; None if `inputs` is not text."""
     try:
         body = _body(http, policy)
@@ -42,7 +42,7 @@ def parse_embeddings_request(
     def failed(error: DragomanError) -> HttpResponse:
         return _invalid_input(error) if isinstance(error, InvalidInput) else errors.write(error)
 
-    return Exchange(inquiry(Embed(tuple(texts)), http, policy, model.name), reply, failed)
+    return EngineCall(inquiry(Embed(tuple(texts)), http, policy, model.name), reply, failed)
 
 
 def _body(http: HttpRequest, policy: Policy) -> dict[str, Any] | None:

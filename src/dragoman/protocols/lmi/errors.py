@@ -21,7 +21,7 @@ from dragoman.core.errors import (
 )
 from dragoman.protocols.lmi.formats import Formatter, dynamic_error_body, to_json
 from dragoman.protocols.lmi.request import LmiRequest
-from dragoman.protocols.wire import JSON_TYPE, Headers, HttpFault, HttpResponse, retry_after, row_of
+from dragoman.protocols.wire import JSON_TYPE, Headers, HttpError, HttpResponse, find_error_row, retry_after
 
 # The statuses that LMI's operators may choose, by the names of its properties without `_http_code`.
 CODES: Mapping[str, int] = {
@@ -68,14 +68,14 @@ class LmiErrors:
     def __init__(self, chosen: Mapping[str, int]) -> None:
         self._codes = chosen
 
-    def write(self, error: DragomanError | HttpFault) -> HttpResponse:
+    def write(self, error: DragomanError | HttpError) -> HttpResponse:
         """Format an error of a request that reached no model."""
-        if isinstance(error, HttpFault):
+        if isinstance(error, HttpError):
             bad = error.status < 500
             kind = _HTTP_TYPES.get(error.status, "BadRequestException" if bad else "InternalServerException")
             status = {400: self._codes["bad_request"], 500: self._codes["server_error"]}.get(error.status, error.status)
             return _json({"code": status, "type": kind, "message": error.message}, status, error.headers)
-        row = row_of(error, _TYPES)
+        row = find_error_row(error, _TYPES)
         if row is None:
             return _json({"error": error.message, "code": 424}, 424)
         code, name = row

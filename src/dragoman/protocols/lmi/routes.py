@@ -18,14 +18,14 @@ from dragoman.protocols.lmi.model import lmi_model
 from dragoman.protocols.lmi.request import LmiRequest, parse_request, versioned
 from dragoman.protocols.text_common.parameters import inquiry
 from dragoman.protocols.wire import (
-    Asked,
-    Exchange,
+    EndpointResult,
+    EngineCall,
     HttpProtocol,
     HttpRequest,
     HttpResponse,
     HttpStream,
-    Inquiry,
     Policy,
+    PreliminaryCall,
     Route,
 )
 
@@ -45,14 +45,14 @@ class Lmi:
         self._policy = policy
         self._faults = errors
 
-    def invoke(self, http: HttpRequest) -> Asked:
+    def invoke(self, http: HttpRequest) -> EndpointResult:
         """Run an inference, now or later, or return the response of an earlier one."""
         return fetched(http, self._faults.write) or later(http, self._infer(versioned(http)), self._faults.write)
 
-    def _infer(self, http: HttpRequest) -> Asked:
+    def _infer(self, http: HttpRequest) -> EndpointResult:
         """Run an inference. The model is described first: its settings decide how the body is parsed."""
 
-        def then(response: Response[ModelDescription]) -> Asked:
+        def then(response: Response[ModelDescription]) -> EndpointResult:
             described = response.answer
             if Generate not in described.calls and Infer in described.calls:
                 able = Embed in described.calls
@@ -71,13 +71,13 @@ class Lmi:
                 return parse_openai_request(found, http, self._policy, self._faults, model)
             return self._generate(found, http, Formatter(found, model), model.name)
 
-        def meant(name: str) -> Inquiry[ModelDescription]:
+        def meant(name: str) -> PreliminaryCall[ModelDescription]:
             value = inquiry(Generate(prompts=()), http, self._policy, name)
-            return Inquiry(Request(Describe(Generate, Infer), value.model, value.version), then)
+            return PreliminaryCall(Request(Describe(Generate, Infer), value.model, value.version), then)
 
         return addressed(http, self._policy, meant)
 
-    def _generate(self, found: LmiRequest, http: HttpRequest, formatter: Formatter, model: str) -> Asked:
+    def _generate(self, found: LmiRequest, http: HttpRequest, formatter: Formatter, model: str) -> EndpointResult:
         # LMI: of several texts the best is known at the end, so a stream of it holds all back until then.
         stream = formatter.streams and not formatter.ranked
         call = Generate(prompts=found.inputs, sampling=found.sampling, stream=stream)
@@ -88,7 +88,7 @@ class Lmi:
 
         if formatter.streams:
             return HttpStream(request, formatter.piece, formatter.error, b"", formatter.headers, fault)
-        return Exchange(request, formatter.whole, fault)
+        return EngineCall(request, formatter.whole, fault)
 
 
 def protocol(policy: Policy) -> HttpProtocol:

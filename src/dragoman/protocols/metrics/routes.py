@@ -7,7 +7,7 @@ from dragoman.core.calls import Measure, Request, Response
 from dragoman.core.errors import DragomanError, PathNotFound
 from dragoman.core.metrics import Family
 from dragoman.protocols.metrics import tgi_names
-from dragoman.protocols.wire import Exchange, HttpFault, HttpProtocol, HttpRequest, HttpResponse, Policy, Route
+from dragoman.protocols.wire import EngineCall, HttpError, HttpProtocol, HttpRequest, HttpResponse, Policy, Route
 
 _DJL = "/server/metrics"  # where DJL-Serving, which LMI's operators know, tells them
 _TYPE = ("content-type", "text/plain; version=0.0.4; charset=utf-8")
@@ -21,13 +21,13 @@ def protocol(policy: Policy) -> HttpProtocol:
     paths = dict.fromkeys((policy.metrics_path, _DJL)) if policy.metrics_path else ()
     also = _NAMES.get(policy.metrics_as)
 
-    def metrics(http: HttpRequest) -> Exchange[tuple[Family, ...], HttpResponse]:
+    def metrics(http: HttpRequest) -> EngineCall[tuple[Family, ...], HttpResponse]:
         return _metrics(http, also)
 
     return HttpProtocol("metrics", tuple(Route("GET", path, metrics) for path in paths), _error)
 
 
-def _metrics(http: HttpRequest, also: _Families | None) -> Exchange[tuple[Family, ...], HttpResponse]:
+def _metrics(http: HttpRequest, also: _Families | None) -> EngineCall[tuple[Family, ...], HttpResponse]:
     """All that is measured, or as Prometheus' own servers have it, the families whose names the query gives."""
     wanted = parse_qs(http.query).get("name[]", [])
 
@@ -36,7 +36,7 @@ def _metrics(http: HttpRequest, also: _Families | None) -> Exchange[tuple[Family
         found = [family for family in told if not wanted or family.name in wanted]
         return HttpResponse(200, ("".join(_lines(found)).encode(),), (_TYPE,))
 
-    return Exchange(Request(Measure()), write)
+    return EngineCall(Request(Measure()), write)
 
 
 def _lines(families: Iterable[Family]) -> Iterable[str]:
@@ -59,6 +59,6 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(value)
 
 
-def _error(fault: DragomanError | HttpFault) -> HttpResponse:
-    status = fault.status if isinstance(fault, HttpFault) else 404 if isinstance(fault, PathNotFound) else 500
+def _error(fault: DragomanError | HttpError) -> HttpResponse:
+    status = fault.status if isinstance(fault, HttpError) else 404 if isinstance(fault, PathNotFound) else 500
     return HttpResponse(status, (fault.message.encode(),), (("content-type", "text/plain"),))

@@ -5,10 +5,10 @@ from typing import Any
 from dragoman.core.calls import Handle, Handled, Request, Response
 from dragoman.core.errors import InvalidOutput
 from dragoman.protocols.open_inference.headers import checked_headers
-from dragoman.protocols.wire import Exchange, HttpRequest, HttpResponse, Policy
+from dragoman.protocols.wire import EngineCall, HttpRequest, HttpResponse, Policy
 
 
-def handle(http: HttpRequest, policy: Policy) -> Exchange[Handled, HttpResponse]:
+def handle(http: HttpRequest, policy: Policy) -> EngineCall[Handled, HttpResponse]:
     """The call for whichever model has a handler at this path; ModelNotFound where none has."""
     call = Handle(
         method=http.method,
@@ -18,7 +18,7 @@ def handle(http: HttpRequest, policy: Policy) -> Exchange[Handled, HttpResponse]
         content_type=http.headers.get("content-type", ""),
     )
     metadata = policy.forwarded(http.headers) if policy.forward_headers else {}
-    return Exchange(Request(call, metadata=metadata), _write)
+    return EngineCall(Request(call, metadata=metadata), _write)
 
 
 def _write(response: Response[Any]) -> HttpResponse:

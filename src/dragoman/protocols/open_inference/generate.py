@@ -33,19 +33,19 @@ from dragoman.protocols.text_common.parameters import (
     sets,
 )
 from dragoman.protocols.wire import (
-    Asked,
-    Exchange,
-    HttpFault,
+    EndpointResult,
+    EngineCall,
+    HttpError,
     HttpProtocol,
     HttpRequest,
     HttpResponse,
     HttpStream,
     Policy,
     Route,
+    find_error_row,
     json_response,
+    replace_surrogates,
     retry_after,
-    row_of,
-    sendable,
 )
 
 _MOST_NEW = 20  # the extension: unless the request says otherwise
@@ -108,7 +108,7 @@ class OpenGenerate:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
 
-    def generate(self, http: HttpRequest) -> Asked:
+    def generate(self, http: HttpRequest) -> EndpointResult:
         prompt, found, sampling, id_ = self._read(http)
         wanted = not found.options["nothing_new"]
 
@@ -117,9 +117,9 @@ class OpenGenerate:
             return json_response(told, 200, found.headers)
 
         call = Generate(prompts=(prompt,), sampling=sampling)
-        return Exchange(inquiry(call, http, self._policy), reply, found.telling(write_error))
+        return EngineCall(inquiry(call, http, self._policy), reply, found.telling(write_error))
 
-    def generate_stream(self, http: HttpRequest) -> Asked:
+    def generate_stream(self, http: HttpRequest) -> EndpointResult:
         prompt, found, sampling, id_ = self._read(http)
         wanted = not found.options["nothing_new"]
 
@@ -160,7 +160,7 @@ def _head(response: Response[Generation], id_: str) -> dict[str, Any]:
 
 
 def _error_event(fault: DragomanError) -> bytes:
-    return event({"error": sendable(fault.message)})
+    return event({"error": replace_surrogates(fault.message)})
 
 
 def protocol(policy: Policy) -> HttpProtocol:
@@ -173,9 +173,9 @@ def protocol(policy: Policy) -> HttpProtocol:
     return HttpProtocol("Open Inference generate", tuple(routes), write_error)
 
 
-def write_error(fault: DragomanError | HttpFault) -> HttpResponse:
+def write_error(fault: DragomanError | HttpError) -> HttpResponse:
     """OIP: `{"error": message}`; 422 what was asked wrongly, 424 generation, 429 overloaded, 500 anything else."""
-    if isinstance(fault, HttpFault):
+    if isinstance(fault, HttpError):
         return json_response({"error": fault.message}, fault.status, fault.headers)
-    (status,) = row_of(fault, _STATUS) or (500,)
-    return json_response({"error": sendable(fault.message)}, status, retry_after(fault))
+    (status,) = find_error_row(fault, _STATUS) or (500,)
+    return json_response({"error": replace_surrogates(fault.message)}, status, retry_after(fault))

@@ -38,12 +38,12 @@ from dragoman.protocols.open_inference.exchange import exchange
 from dragoman.protocols.open_inference.headers import checked_metadata
 from dragoman.protocols.open_inference.inference import FINAL, Form, named, read_infer, write_infer, write_parts
 from dragoman.protocols.wire import (
-    Exchange,
-    GrpcAnswer,
+    EngineCall,
     GrpcMethod,
     GrpcProtocol,
-    GrpcReply,
     GrpcRequest,
+    GrpcResponse,
+    GrpcResult,
     GrpcStream,
     GrpcStreamMethod,
     Policy,
@@ -101,24 +101,24 @@ def _status(error: DragomanError) -> str:
 # --- health and metadata ---------------------------------------------------------------------------------
 
 
-def _server_live(request: GrpcRequest) -> Exchange[bool, bytes]:
+def _server_live(request: GrpcRequest) -> EngineCall[bool, bytes]:
     m.parsed(m.ServerLiveRequest, request.body)
     return exchange(Request(Live(), deadline_s=request.deadline_s), lambda live: m.ServerLiveResponse(live=live))
 
 
-def _server_ready(request: GrpcRequest) -> Exchange[bool, bytes]:
+def _server_ready(request: GrpcRequest) -> EngineCall[bool, bytes]:
     m.parsed(m.ServerReadyRequest, request.body)
     asked = Request(Ready(), deadline_s=request.deadline_s)
     return exchange(asked, lambda ready: m.ServerReadyResponse(ready=ready))
 
 
-def _model_ready(request: GrpcRequest) -> Exchange[bool, bytes]:
+def _model_ready(request: GrpcRequest) -> EngineCall[bool, bytes]:
     message = m.parsed(m.ModelReadyRequest, request.body)
     asked = Request(Ready(), named(message.name), message.version, deadline_s=request.deadline_s)
     return exchange(asked, lambda ready: m.ModelReadyResponse(ready=ready))
 
 
-def _server_metadata(request: GrpcRequest) -> Exchange[ServerDescription, bytes]:
+def _server_metadata(request: GrpcRequest) -> EngineCall[ServerDescription, bytes]:
     def written(answer: ServerDescription) -> Any:
         extensions = dict.fromkeys((*oip.EXTENSIONS, *answer.extensions))
         return m.ServerMetadataResponse(name=answer.name, version=answer.version, extensions=extensions)
@@ -127,7 +127,7 @@ def _server_metadata(request: GrpcRequest) -> Exchange[ServerDescription, bytes]
     return exchange(Request(DescribeServer(), deadline_s=request.deadline_s), written)
 
 
-def _model_metadata(request: GrpcRequest) -> Exchange[ModelDescription, bytes]:
+def _model_metadata(request: GrpcRequest) -> EngineCall[ModelDescription, bytes]:
     message = m.parsed(m.ModelMetadataRequest, request.body)
     asked = Request(Describe(), named(message.name), message.version, deadline_s=request.deadline_s)
     return exchange(asked, _written_description)
@@ -151,19 +151,19 @@ def _written_specs(specs: tuple[TensorSpec, ...]) -> list[Any]:
 # --- inference -------------------------------------------------------------------------------------------
 
 
-def _infer(policy: Policy, request: GrpcRequest) -> Exchange[Any, bytes] | Exchange[Any, GrpcReply]:
+def _infer(policy: Policy, request: GrpcRequest) -> EngineCall[Any, bytes] | EngineCall[Any, GrpcResult]:
     asked, form = read_infer(request, policy)
     call: Any = asked.call
     derived = derivative(asked) if call.parameters else None
     if derived is not None:
-        return Exchange(derived, lambda response: write_infer(told(asked, response), form))
-    return Exchange(asked, partial(_written, form=form))
+        return EngineCall(derived, lambda response: write_infer(told(asked, response), form))
+    return EngineCall(asked, partial(_written, form=form))
 
 
-def _written(response: Response[Inference], form: Form) -> GrpcReply:
+def _written(response: Response[Inference], form: Form) -> GrpcResult:
     message = write_parts(response, form)
     metadata = response.answer.metadata
-    return GrpcAnswer(message, checked_metadata(metadata)) if metadata else message
+    return GrpcResponse(message, checked_metadata(metadata)) if metadata else message
 
 
 def _stream_infer(policy: Policy, request: GrpcRequest) -> GrpcStream[Inference]:

@@ -7,10 +7,10 @@ from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.spec import check_name
 from dragoman.formats import oip_messages as m
 from dragoman.protocols.open_inference.exchange import exchange
-from dragoman.protocols.wire import Exchange, GrpcRequest, bearer_token
+from dragoman.protocols.wire import EngineCall, GrpcRequest, bearer_token
 
 
-def index(request: GrpcRequest) -> Exchange[tuple[IndexEntry, ...], bytes]:
+def index(request: GrpcRequest) -> EngineCall[tuple[IndexEntry, ...], bytes]:
     def written(answer: tuple[IndexEntry, ...]) -> Any:
         row = m.RepositoryIndexResponse.ModelIndex
         rows = [row(name=e.name, version=e.version, state=e.state, reason=e.reason) for e in answer]
@@ -23,14 +23,14 @@ def index(request: GrpcRequest) -> Exchange[tuple[IndexEntry, ...], bytes]:
     )
 
 
-def load(request: GrpcRequest) -> Exchange[None, bytes]:
+def load(request: GrpcRequest) -> EngineCall[None, bytes]:
     message = m.parsed(m.RepositoryModelLoadRequest, request.body)
     return exchange(
         _asked(Load(bearer_token(request.metadata)), message, request), lambda _: m.RepositoryModelLoadResponse()
     )
 
 
-def unload(request: GrpcRequest) -> Exchange[None, bytes]:
+def unload(request: GrpcRequest) -> EngineCall[None, bytes]:
     message = m.parsed(m.RepositoryModelUnloadRequest, request.body)
     return exchange(
         _asked(Unload(bearer_token(request.metadata)), message, request), lambda _: m.RepositoryModelUnloadResponse()

@@ -40,9 +40,9 @@ from dragoman.protocols.open_inference.extensions import ANY_RANK, classified, m
 from dragoman.protocols.open_inference.headers import checked_headers
 from dragoman.protocols.wire import (
     JSON_TYPE,
-    Exchange,
+    EngineCall,
     Headers,
-    HttpFault,
+    HttpError,
     HttpProtocol,
     HttpRequest,
     HttpResponse,
@@ -50,10 +50,10 @@ from dragoman.protocols.wire import (
     Policy,
     Route,
     control_token,
+    find_error_row,
     json_response,
+    replace_surrogates,
     retry_after,
-    row_of,
-    sendable,
 )
 
 _JSON_HEADERS: Headers = (JSON_TYPE,)
@@ -80,13 +80,13 @@ class OpenInferenceRest:
 
     # --- inference ---------------------------------------------------------------------------------------
 
-    def infer(self, http: HttpRequest) -> Exchange[Any, HttpResponse]:
+    def infer(self, http: HttpRequest) -> EngineCall[Any, HttpResponse]:
         request, wanted, id_ = read_infer(http, self._policy)
         call: Any = request.call
         asked = derivative(request) if call.parameters else None
         if asked is not None:
-            return Exchange(asked, lambda response: self._write(wanted, id_, told(request, response)))
-        return Exchange(request, partial(self._write, wanted, id_))
+            return EngineCall(asked, lambda response: self._write(wanted, id_, told(request, response)))
+        return EngineCall(request, partial(self._write, wanted, id_))
 
     def infer_stream(self, http: HttpRequest) -> HttpStream[Inference]:
         """Not in the specification: the answers of a streaming model as server-sent events."""
@@ -125,33 +125,33 @@ class OpenInferenceRest:
 
     # --- health and metadata -------------------------------------------------------------------------------
 
-    def live(self, http: HttpRequest) -> Exchange[bool, HttpResponse]:
-        return Exchange(Request(Live()), lambda r: self._health(r.answer, {"live": r.answer}))
+    def live(self, http: HttpRequest) -> EngineCall[bool, HttpResponse]:
+        return EngineCall(Request(Live()), lambda r: self._health(r.answer, {"live": r.answer}))
 
-    def ready(self, http: HttpRequest) -> Exchange[bool, HttpResponse]:
+    def ready(self, http: HttpRequest) -> EngineCall[bool, HttpResponse]:
         def reply(response: Response[bool]) -> HttpResponse:
             name = {"name": response.model} if response.model else {}
             return self._health(response.answer, {**name, "ready": response.answer})
 
-        return Exchange(Request(Ready(), *address(http)), reply)
+        return EngineCall(Request(Ready(), *address(http)), reply)
 
     def _health(self, answer: bool, body: object) -> HttpResponse:
         # OIP: 200 is true, 4xx is false, and the body should be empty.
         status = 200 if answer else 400
         return json_response(body, status) if self._policy.health_json else HttpResponse(status)
 
-    def server(self, http: HttpRequest) -> Exchange[Any, HttpResponse]:
-        return Exchange(
+    def server(self, http: HttpRequest) -> EngineCall[Any, HttpResponse]:
+        return EngineCall(
             Request(DescribeServer()),
             lambda r: json_response(
                 {"name": r.answer.name, "version": r.answer.version, "extensions": r.answer.extensions}
             ),
         )
 
-    def models(self, http: HttpRequest) -> Exchange[tuple[str, ...], HttpResponse]:
-        return Exchange(Request(ListModels()), lambda r: json_response({"models": r.answer}))
+    def models(self, http: HttpRequest) -> EngineCall[tuple[str, ...], HttpResponse]:
+        return EngineCall(Request(ListModels()), lambda r: json_response({"models": r.answer}))
 
-    def model(self, http: HttpRequest) -> Exchange[Any, HttpResponse]:
+    def model(self, http: HttpRequest) -> EngineCall[Any, HttpResponse]:
         def reply(response: Response[Any]) -> HttpResponse:
             found = response.answer
             return json_response(
@@ -165,39 +165,39 @@ class OpenInferenceRest:
                 }
             )
 
-        return Exchange(Request(Describe(), *address(http)), reply)
+        return EngineCall(Request(Describe(), *address(http)), reply)
 
     # --- model control ---------------------------------------------------------------------------------------
 
-    def index(self, http: HttpRequest) -> Exchange[Any, HttpResponse]:
+    def index(self, http: HttpRequest) -> EngineCall[Any, HttpResponse]:
         call = Index(control_token(http.headers), bool(read_control(http, self._policy).ready))
-        return Exchange(
+        return EngineCall(
             Request(call),
             lambda r: json_response(
                 [{"name": e.name, "version": e.version, "state": e.state, "reason": e.reason} for e in r.answer]
             ),
         )
 
-    def load(self, http: HttpRequest) -> Exchange[None, HttpResponse]:
+    def load(self, http: HttpRequest) -> EngineCall[None, HttpResponse]:
         parameters = read_control(http, self._policy).parameters or {}
         for key in parameters:
             if key == "config" or key.startswith("file:"):
                 raise NotSupported(f"parameter '{key}': models are loaded from the server's own disk as they lie there")
         return self._control(Load(control_token(http.headers)), http, parameters)
 
-    def unload(self, http: HttpRequest) -> Exchange[None, HttpResponse]:
+    def unload(self, http: HttpRequest) -> EngineCall[None, HttpResponse]:
         return self._control(
             Unload(control_token(http.headers)), http, read_control(http, self._policy).parameters or {}
         )
 
     def _control(
         self, call: Load | Unload, http: HttpRequest, parameters: Mapping[str, Any]
-    ) -> Exchange[None, HttpResponse]:
+    ) -> EngineCall[None, HttpResponse]:
         version = parameters.get("version")
         if isinstance(version, bool | float):
             raise InvalidInput(f"parameter 'version': expected text, got {version!r}")
         version = "" if version is None else str(version)
-        return Exchange(Request(call, http.params["model"], version), lambda r: HttpResponse(200))
+        return EngineCall(Request(call, http.params["model"], version), lambda r: HttpResponse(200))
 
 
 def protocol(policy: Policy) -> HttpProtocol:
@@ -222,13 +222,13 @@ def protocol(policy: Policy) -> HttpProtocol:
     return HttpProtocol("Open Inference (V2)", tuple(routes), write_error, fallback=partial(handle, policy=policy))
 
 
-def write_error(fault: DragomanError | HttpFault) -> HttpResponse:
+def write_error(fault: DragomanError | HttpError) -> HttpResponse:
     """OIP: a 4xx or 5xx status and the body `{"error": message}`, on every path."""
-    if isinstance(fault, HttpFault):
+    if isinstance(fault, HttpError):
         return json_response({"error": fault.message}, fault.status, fault.headers)
-    (status,) = row_of(fault, _STATUS) or (500,)
+    (status,) = find_error_row(fault, _STATUS) or (500,)
     headers = (("www-authenticate", "Bearer"),) if status == 401 else retry_after(fault)
-    return json_response({"error": sendable(fault.message)}, status, headers)
+    return json_response({"error": replace_surrogates(fault.message)}, status, headers)
 
 
 # --- small readers and writers ---------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import InvalidValueError, ValueKind, integer, shown
 from dragoman.protocols.text_common.openai_format import addressed, anything
 from dragoman.protocols.text_common.parameters import Parameter, given, inquiry, is_token_id, option
-from dragoman.protocols.wire import JSON_TYPE, Asked, Exchange, HttpRequest, HttpResponse, Policy
+from dragoman.protocols.wire import JSON_TYPE, EndpointResult, EngineCall, HttpRequest, HttpResponse, Policy
 
 _MOST_INPUTS = 2048
 
@@ -35,12 +35,12 @@ _PARAMETERS: Mapping[str, Parameter] = {
 }
 
 
-def parse_embedding_request(body: Mapping[str, Any], http: HttpRequest, policy: Policy) -> Asked:
+def parse_embedding_request(body: Mapping[str, Any], http: HttpRequest, policy: Policy) -> EndpointResult:
     """Parse an embeddings request."""
     return addressed(body, http, lambda name: _embedding(body, http, policy, name))
 
 
-def _embedding(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> Asked:
+def _embedding(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> EndpointResult:
     found = given(body, _PARAMETERS, policy)
     packed = found.options.get("encoding_format") == "base64"
     size = found.options.get("dimensions")
@@ -56,7 +56,7 @@ def _embedding(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model
         body = orjson.dumps(whole, option=orjson.OPT_SERIALIZE_NUMPY)
         return HttpResponse(200, (body,), (JSON_TYPE, *found.headers))
 
-    return Exchange(inquiry(call, http, policy, model), reply)
+    return EngineCall(inquiry(call, http, policy, model), reply)
 
 
 def _inputs(given: Any) -> tuple[str | tuple[int, ...], ...]:

@@ -22,9 +22,9 @@ from dragoman.protocols.text_common.openai_format import error_body, status_of
 from dragoman.protocols.text_common.parameters import object_body
 from dragoman.protocols.text_common.tokenize import parse_detokenize_request
 from dragoman.protocols.wire import (
-    Asked,
-    Exchange,
-    HttpFault,
+    EndpointResult,
+    EngineCall,
+    HttpError,
     HttpProtocol,
     HttpRequest,
     HttpResponse,
@@ -42,14 +42,14 @@ class OpenAi:
         self._policy = policy
         self._since = int(time.time())
 
-    def models(self, http: HttpRequest) -> Exchange[tuple[ModelDescription, ...], HttpResponse]:
+    def models(self, http: HttpRequest) -> EngineCall[tuple[ModelDescription, ...], HttpResponse]:
         def reply(response: Response[tuple[ModelDescription, ...]]) -> HttpResponse:
             cards = [card for model in response.answer for card in self._cards(model)]
             return json_response({"object": "list", "data": cards})
 
-        return Exchange(Request(DescribeModels()), reply)
+        return EngineCall(Request(DescribeModels()), reply)
 
-    def model(self, http: HttpRequest) -> Exchange[tuple[ModelDescription, ...], HttpResponse]:
+    def model(self, http: HttpRequest) -> EngineCall[tuple[ModelDescription, ...], HttpResponse]:
         name = http.params["name"]
 
         def reply(response: Response[tuple[ModelDescription, ...]]) -> HttpResponse:
@@ -59,7 +59,7 @@ class OpenAi:
                 raise ModelNotFound(f"the model '{name[:256]}' does not exist")
             return json_response(found)
 
-        return Exchange(Request(DescribeModels()), reply)
+        return EngineCall(Request(DescribeModels()), reply)
 
     def _cards(self, model: ModelDescription) -> list[dict[str, Any]]:
         """Return the card of a model and one for each of its adapters, `model:adapter`."""
@@ -78,27 +78,29 @@ class OpenAi:
         named = model.details.get("adapters") or ()
         return [card, *({**card, "id": f"{model.name}:{name}", "parent": model.name} for name in named)]
 
-    def version(self, http: HttpRequest) -> Exchange[ServerDescription, HttpResponse]:
+    def version(self, http: HttpRequest) -> EngineCall[ServerDescription, HttpResponse]:
         """Return the version of the server, as vLLM does."""
-        return Exchange(Request(DescribeServer()), lambda response: json_response({"version": response.answer.version}))
+        return EngineCall(
+            Request(DescribeServer()), lambda response: json_response({"version": response.answer.version})
+        )
 
-    def load(self, http: HttpRequest) -> Exchange[int, HttpResponse]:
+    def load(self, http: HttpRequest) -> EngineCall[int, HttpResponse]:
         """Return the number of text requests in progress, as vLLM does."""
-        return Exchange(
+        return EngineCall(
             Request(InFlight((Generate, Embed))), lambda response: json_response({"server_load": response.answer})
         )
 
-    def chat(self, http: HttpRequest) -> Asked:
+    def chat(self, http: HttpRequest) -> EndpointResult:
         return parse_chat_request(object_body(http.body, self._policy), http, self._policy, write_error)
 
-    def completions(self, http: HttpRequest) -> Asked:
+    def completions(self, http: HttpRequest) -> EndpointResult:
         return parse_completion_request(object_body(http.body, self._policy), http, self._policy, write_error)
 
-    def detokenize(self, http: HttpRequest) -> Asked:
+    def detokenize(self, http: HttpRequest) -> EndpointResult:
         """Return the text of token ids, as vLLM does."""
         return parse_detokenize_request(object_body(http.body, self._policy), http, self._policy, write_error)
 
-    def embeddings(self, http: HttpRequest) -> Asked:
+    def embeddings(self, http: HttpRequest) -> EndpointResult:
         return parse_embedding_request(object_body(http.body, self._policy), http, self._policy)
 
 
@@ -118,9 +120,9 @@ def protocol(policy: Policy) -> HttpProtocol:
     return HttpProtocol("OpenAI", tuple(routes), write_error)
 
 
-def write_error(error: DragomanError | HttpFault) -> HttpResponse:
+def write_error(error: DragomanError | HttpError) -> HttpResponse:
     """Format an error as OpenAI does: `{"error": {message, type, param, code}}`."""
-    if isinstance(error, HttpFault):
+    if isinstance(error, HttpError):
         kind = "invalid_request_error" if error.status < 500 else "server_error"
         value = {"error": {"message": error.message, "type": kind, "param": None, "code": None}}
         return json_response(value, error.status, error.headers)

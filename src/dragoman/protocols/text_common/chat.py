@@ -24,7 +24,7 @@ from dragoman.protocols.text_common.openai_format import (
 )
 from dragoman.protocols.text_common.parameters import GivenParameters, Parameter, inquiry, object_in, option, sets
 from dragoman.protocols.text_common.tools import Tools, tools_of
-from dragoman.protocols.wire import Asked, Exchange, HttpRequest, HttpStream, Policy
+from dragoman.protocols.wire import EndpointResult, EngineCall, HttpRequest, HttpStream, Policy
 
 _MOST_MESSAGES = 4096
 _LONGEST_TEMPLATE = 65_536
@@ -63,7 +63,7 @@ class ChatRequest:
 
 def parse_chat_request(
     body: Mapping[str, Any], http: HttpRequest, policy: Policy, format_error: FormatError, model: str = ""
-) -> Asked:
+) -> EndpointResult:
     """Parse a chat request; `model` is the one that the path names."""
     return addressed(body, http, lambda name: _chat(body, http, policy, format_error, name), model)
 
@@ -131,7 +131,9 @@ def chat_in(body: Mapping[str, Any], policy: Policy) -> ChatRequest:
     return ChatRequest(chat, found.sampling(policy), tools, found)
 
 
-def _chat(body: Mapping[str, Any], http: HttpRequest, policy: Policy, format_error: FormatError, model: str) -> Asked:
+def _chat(
+    body: Mapping[str, Any], http: HttpRequest, policy: Policy, format_error: FormatError, model: str
+) -> EndpointResult:
     asked = chat_in(body, policy)
     found, stream = asked.given, asked.given.options.get("stream", False)
     answer = ChatAnswer(found.options, asked.tools)
@@ -140,7 +142,7 @@ def _chat(body: Mapping[str, Any], http: HttpRequest, policy: Policy, format_err
     if stream:
         headers = answer.stream_headers(found.headers)
         return HttpStream(request, answer.piece, error_event, DONE, headers, fault, answer.closing)
-    return Exchange(request, lambda response: answer.whole(response, found.headers), fault)
+    return EngineCall(request, lambda response: answer.whole(response, found.headers), fault)
 
 
 def _check_alone(found: GivenParameters) -> None:

@@ -25,8 +25,8 @@ from dragoman.protocols.text_common.openai_format import (
 )
 from dragoman.protocols.text_common.parameters import EVENT_STREAM, Parameter, event, inquiry, is_token_id, option, sets
 from dragoman.protocols.wire import (
-    Asked,
-    Exchange,
+    EndpointResult,
+    EngineCall,
     Headers,
     HttpRequest,
     HttpResponse,
@@ -50,14 +50,14 @@ _PARAMETERS: Mapping[str, Parameter] = {
 
 def parse_completion_request(
     body: Mapping[str, Any], http: HttpRequest, policy: Policy, format_error: FormatError, model: str = ""
-) -> Asked:
+) -> EndpointResult:
     """Parse a completion request; `model` is the one that the path names."""
     return addressed(body, http, lambda name: _completion(body, http, policy, format_error, name), model)
 
 
 def _completion(
     body: Mapping[str, Any], http: HttpRequest, policy: Policy, format_error: FormatError, model: str
-) -> Asked:
+) -> EndpointResult:
     found = given(body, _PARAMETERS, policy)
     fields, options = found.fields, found.options
     prompts = _prompts(options.get("prompt"))
@@ -83,7 +83,7 @@ def _completion(
     if stream:
         headers = (*EVENT_STREAM, *found.headers)
         return HttpStream(request, answer.piece, error_event, DONE, headers, fault, answer.closing)
-    return Exchange(request, lambda response: answer.whole(response, found.headers), fault)
+    return EngineCall(request, lambda response: answer.whole(response, found.headers), fault)
 
 
 def _prompts(given: Any) -> tuple[Prompt, ...]:

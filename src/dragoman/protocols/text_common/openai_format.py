@@ -26,10 +26,19 @@ from dragoman.core.text import FinishReason, Generation, PromptInfo, Text, Token
 from dragoman.protocols.text_common.grammar import GUIDED, RESPONSE_FORMAT
 from dragoman.protocols.text_common.parameters import GivenParameters, Parameter, event, option, refuse_unknown, sets
 from dragoman.protocols.text_common.parameters import given as given_in
-from dragoman.protocols.wire import Asked, HttpFault, HttpRequest, HttpResponse, Inquiry, Policy, row_of, sendable
+from dragoman.protocols.wire import (
+    EndpointResult,
+    HttpError,
+    HttpRequest,
+    HttpResponse,
+    Policy,
+    PreliminaryCall,
+    find_error_row,
+    replace_surrogates,
+)
 
 # How the protocol whose path it is tells a fault.
-FormatError = Callable[[DragomanError | HttpFault], HttpResponse]
+FormatError = Callable[[DragomanError | HttpError], HttpResponse]
 
 # Names that clients send where they mean whatever model is there.
 PLACEHOLDERS = frozenset({"", "tgi", "dummy", "default"})
@@ -126,7 +135,9 @@ def settle(fields: dict[str, Any], options: Mapping[str, Any]) -> None:
         raise InvalidInput("`stream_options` must only be given with `stream`: true")
 
 
-def addressed(body: Mapping[str, Any], http: HttpRequest, then: Callable[[str], Asked], model: str = "") -> Asked:
+def addressed(
+    body: Mapping[str, Any], http: HttpRequest, then: Callable[[str], EndpointResult], model: str = ""
+) -> EndpointResult:
     """Call `then` with the name of the model: `model`, or that of the path, or that of the body.
 
     A placeholder is not a name, unless a model is called so. An adapter follows a colon. Only the name of
@@ -137,10 +148,10 @@ def addressed(body: Mapping[str, Any], http: HttpRequest, then: Callable[[str], 
     if not name or name not in PLACEHOLDERS:
         return then(name)
 
-    def choose(response: Response[tuple[ModelDescription, ...]]) -> Asked:
+    def choose(response: Response[tuple[ModelDescription, ...]]) -> EndpointResult:
         return then(name if any(found.name == name for found in response.answer) else "")
 
-    return Inquiry(Request(DescribeModels()), choose)
+    return PreliminaryCall(Request(DescribeModels()), choose)
 
 
 def _named(name: Any) -> str:
@@ -254,7 +265,7 @@ def status_of(error: DragomanError) -> int:
 
 
 def _row(error: DragomanError) -> tuple[int, str, str | None]:
-    status, kind, code = row_of(error, _FAULTS) or (500, "server_error", None)
+    status, kind, code = find_error_row(error, _FAULTS) or (500, "server_error", None)
     return status, kind, code
 
 
@@ -263,7 +274,7 @@ def error_body(error: DragomanError) -> dict[str, Any]:
     _, kind, code = _row(error)
     named = _NAMED.match(error.message)
     param = "model" if code == "model_not_found" else named[1] if named and kind == _CALLERS else None
-    return {"error": {"message": sendable(error.message), "type": kind, "param": param, "code": code}}
+    return {"error": {"message": replace_surrogates(error.message), "type": kind, "param": param, "code": code}}
 
 
 def error_event(error: DragomanError) -> bytes:

@@ -16,7 +16,15 @@ from dragoman.protocols.text_common.parameters import (
     is_token_id,
     refuse_unknown,
 )
-from dragoman.protocols.wire import Asked, Exchange, HttpRequest, HttpResponse, Inquiry, Policy, json_response
+from dragoman.protocols.wire import (
+    EndpointResult,
+    EngineCall,
+    HttpRequest,
+    HttpResponse,
+    Policy,
+    PreliminaryCall,
+    json_response,
+)
 
 _TOKENS = frozenset({"model", "tokens"})
 _TEXT = frozenset({"model", "prompt", "add_special_tokens", "return_token_strs"})
@@ -28,16 +36,16 @@ def is_vllms(body: Mapping[str, Any]) -> bool:
     return "inputs" not in body and ("prompt" in body or "messages" in body)
 
 
-def parse_tokenize_request(body: Mapping[str, Any], http: HttpRequest, policy: Policy) -> Asked:
+def parse_tokenize_request(body: Mapping[str, Any], http: HttpRequest, policy: Policy) -> EndpointResult:
     """Parse a tokenize request. Raises InvalidInput naming the field."""
     return addressed(body, http, lambda name: _tokens(body, http, policy, name))
 
 
-def _tokens(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> Asked:
+def _tokens(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> EndpointResult:
     call, ignored = Tokenize(_prompt(body, policy)), _unknown(body, _CHAT if "messages" in body else _TEXT, policy)
     texts = flag_in(body, "return_token_strs", otherwise=False)
 
-    def then(described: Response[ModelDescription]) -> Asked:
+    def then(described: Response[ModelDescription]) -> EndpointResult:
         context = described.answer.details.get("max_context")
 
         def reply(response: Response[Tokenized]) -> HttpResponse:
@@ -46,10 +54,10 @@ def _tokens(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: s
             strings = [token.text for token in tokens] if texts else None
             return json_response({**value, "token_strs": strings}, 200, ignored_header(ignored))
 
-        return Exchange(inquiry(call, http, policy, described.answer.name), reply)
+        return EngineCall(inquiry(call, http, policy, described.answer.name), reply)
 
     asked = inquiry(call, http, policy, model)
-    return Inquiry(Request(Describe(Tokenize), asked.model, asked.version), then)
+    return PreliminaryCall(Request(Describe(Tokenize), asked.model, asked.version), then)
 
 
 def _prompt(body: Mapping[str, Any], policy: Policy) -> str | Chat:
@@ -70,7 +78,7 @@ def _unknown(body: Mapping[str, Any], known: frozenset[str], policy: Policy) -> 
 
 def parse_detokenize_request(
     body: Mapping[str, Any], http: HttpRequest, policy: Policy, format_error: FormatError
-) -> Asked:
+) -> EndpointResult:
     """Parse a detokenize request. Raises InvalidInput naming the field."""
     tokens = body.get("tokens")
     if not isinstance(tokens, list) or not all(map(is_token_id, tokens)):
@@ -81,7 +89,7 @@ def parse_detokenize_request(
     def reply(response: Response[Tokenized]) -> HttpResponse:
         return json_response({"prompt": response.answer.text}, 200, ignored_header(ignored))
 
-    def then(name: str) -> Asked:
-        return Exchange(inquiry(Tokenize(tuple(tokens)), http, policy, name), reply, fault)
+    def then(name: str) -> EndpointResult:
+        return EngineCall(inquiry(Tokenize(tuple(tokens)), http, policy, name), reply, fault)
 
     return addressed(body, http, then)

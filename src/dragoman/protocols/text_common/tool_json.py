@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-from dragoman.protocols.wire import sendable
+from dragoman.protocols.wire import replace_surrogates
 
 # What counts outside of a string, and inside of one. No JSON has a `<` there: markup begins, and the value is broken.
 _OUTSIDE = re.compile(r'["{}\[\]<]')
@@ -64,7 +64,7 @@ def _call(value: Any) -> tuple[str, str] | None:
     match value:
         case {"name": str(name), "arguments": arguments} | {"name": str(name), "parameters": arguments}:
             written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-            return name, sendable(written)
+            return name, replace_surrogates(written)
         case {"name": str(name)} if len(value) == 1:
             return name, "{}"
     return None

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dragoman.protocols.wire import sendable
+from dragoman.protocols.wire import replace_surrogates
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -100,7 +100,7 @@ def typed(text: str, kinds: frozenset[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return sendable(json.dumps(text, ensure_ascii=False)[1:-1])
+    return replace_surrogates(json.dumps(text, ensure_ascii=False)[1:-1])
 
 
 def _integer(text: str) -> str | None:
@@ -135,7 +135,7 @@ def _structure(text: str) -> str | None:
         try:
             value = read(text)
             if isinstance(value, dict | list):
-                return sendable(json.dumps(value, ensure_ascii=False, allow_nan=False))
+                return replace_surrogates(json.dumps(value, ensure_ascii=False, allow_nan=False))
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             continue
     return None

@@ -8,7 +8,7 @@ from typing import Any
 
 from dragoman.protocols.text_common.tool_formats import SPACE, begun
 from dragoman.protocols.text_common.tool_values import StreamedValue, kinds_of
-from dragoman.protocols.wire import sendable
+from dragoman.protocols.wire import replace_surrogates
 
 _KEY = r"[^<>]{1,256}"
 _NEXT = re.compile(rf"{SPACE}(?:<parameter=(?P<key>{_KEY})>|</function>)")
@@ -61,7 +61,7 @@ class XmlParameters:
             self._close()
         else:
             key = found["key"].strip()
-            self._out.append(f"{self._lead}{sendable(json.dumps(key, ensure_ascii=False))}: ")
+            self._out.append(f"{self._lead}{replace_surrogates(json.dumps(key, ensure_ascii=False))}: ")
             self._lead = ", "
             self._value = StreamedValue(kinds_of(self._named.get(key), self._schema))
         return found.end()

@@ -5,10 +5,12 @@ from typing import Any
 
 from dragoman.core.calls import DescribeModels, ModelDescription, Request, Response
 from dragoman.protocols.text_common.openai_format import PLACEHOLDERS
-from dragoman.protocols.wire import Asked, HttpRequest, Inquiry
+from dragoman.protocols.wire import EndpointResult, HttpRequest, PreliminaryCall
 
 
-def addressed(body: Mapping[str, Any], http: HttpRequest, then: Callable[[str, tuple[str, ...]], Asked]) -> Asked:
+def addressed(
+    body: Mapping[str, Any], http: HttpRequest, then: Callable[[str, tuple[str, ...]], EndpointResult]
+) -> EndpointResult:
     """Call `then` with the name of the model and the names of fields that have no effect.
 
     TGI ignores the field `model` of a body. Here it chooses the model if the path names none and such a model exists.
@@ -21,8 +23,8 @@ def addressed(body: Mapping[str, Any], http: HttpRequest, then: Callable[[str, t
     if path:
         return then(path, passed_over)
 
-    def choose(response: Response[tuple[ModelDescription, ...]]) -> Asked:
+    def choose(response: Response[tuple[ModelDescription, ...]]) -> EndpointResult:
         known = any(found.name == named for found in response.answer)
         return then(named, ()) if known else then("", passed_over)
 
-    return Inquiry(Request(DescribeModels()), choose)
+    return PreliminaryCall(Request(DescribeModels()), choose)

@@ -54,20 +54,20 @@ from dragoman.protocols.tgi.request import (
 from dragoman.protocols.tgi.response import Answer, event
 from dragoman.protocols.tgi.vertex import named, parse_predictions_request
 from dragoman.protocols.wire import (
-    Asked,
-    Exchange,
-    HttpFault,
+    EndpointResult,
+    EngineCall,
+    HttpError,
     HttpProtocol,
     HttpRequest,
     HttpResponse,
     HttpStream,
-    Inquiry,
     Policy,
+    PreliminaryCall,
     Route,
+    find_error_row,
     json_response,
+    replace_surrogates,
     retry_after,
-    row_of,
-    sendable,
 )
 
 _TYPES: Sequence[tuple[type[DragomanError], int, str]] = (
@@ -94,7 +94,7 @@ class Tgi:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
 
-    def either(self, http: HttpRequest) -> Asked:
+    def either(self, http: HttpRequest) -> EndpointResult:
         """`POST /`: stream if the body asks for it; otherwise return a list."""
         since_s = time.monotonic()
         body = object_body(http.body, self._policy)
@@ -102,27 +102,27 @@ class Tgi:
             return self._stream(body, http, since_s)
         return self._whole(body, http, since_s, listed=True)
 
-    def of_hub(self, http: HttpRequest) -> Asked:
+    def of_hub(self, http: HttpRequest) -> EndpointResult:
         """`POST /models/organisation/name`, as Hugging Face Hub clients address models: only the name is used."""
         return self.either(structs.replace(http, params={"model": http.params["version"]}))
 
-    def generate(self, http: HttpRequest) -> Asked:
+    def generate(self, http: HttpRequest) -> EndpointResult:
         return self._whole(object_body(http.body, self._policy), http, time.monotonic(), listed=False)
 
-    def generate_stream(self, http: HttpRequest) -> Asked:
+    def generate_stream(self, http: HttpRequest) -> EndpointResult:
         return self._stream(object_body(http.body, self._policy), http, time.monotonic())
 
-    def _whole(self, body: dict[str, Any], http: HttpRequest, since_s: float, *, listed: bool) -> Asked:
-        def then(model: str, passed_over: tuple[str, ...]) -> Asked:
+    def _whole(self, body: dict[str, Any], http: HttpRequest, since_s: float, *, listed: bool) -> EndpointResult:
+        def then(model: str, passed_over: tuple[str, ...]) -> EndpointResult:
             found = parse_request(body, self._policy, passed_over, stream=False)
             call = Generate(prompts=found.inputs, sampling=found.sampling)
             answer = Answer(found, since_s, always_listed=listed)
-            return Exchange(inquiry(call, http, self._policy, model), answer.whole, found.given.telling(write_error))
+            return EngineCall(inquiry(call, http, self._policy, model), answer.whole, found.given.telling(write_error))
 
         return addressed(body, http, then)
 
-    def _stream(self, body: dict[str, Any], http: HttpRequest, since_s: float) -> Asked:
-        def then(model: str, passed_over: tuple[str, ...]) -> Asked:
+    def _stream(self, body: dict[str, Any], http: HttpRequest, since_s: float) -> EndpointResult:
+        def then(model: str, passed_over: tuple[str, ...]) -> EndpointResult:
             try:
                 found = parse_request(body, self._policy, passed_over, stream=True)
             except InvalidInput as error:
@@ -134,37 +134,37 @@ class Tgi:
 
         return addressed(body, http, then)
 
-    def vertex(self, http: HttpRequest) -> Asked:
+    def vertex(self, http: HttpRequest) -> EndpointResult:
         """Vertex AI: return one prediction per instance."""
         body = object_body(http.body, self._policy)
 
-        def then(model: str, passed_over: tuple[str, ...]) -> Asked:
+        def then(model: str, passed_over: tuple[str, ...]) -> EndpointResult:
             return parse_predictions_request(body, http, self._policy, write_error, model, passed_over)
 
         return addressed(named(body), http, then)
 
     # --- tokens ----------------------------------------------------------------------------------------------
 
-    def tokenize(self, http: HttpRequest) -> Asked:
+    def tokenize(self, http: HttpRequest) -> EndpointResult:
         body = object_body(http.body, self._policy)
         if is_vllms(body):
             return parse_tokenize_request(body, http, self._policy)
 
-        def then(model: str, passed_over: tuple[str, ...]) -> Asked:
+        def then(model: str, passed_over: tuple[str, ...]) -> EndpointResult:
             text, ignored = text_to_cut(body, self._policy, passed_over)
 
             def reply(response: Response[Tokenized]) -> HttpResponse:
                 spans = [_span(token) for token in response.answer.tokens]
                 return json_response(spans, 200, ignored_header(ignored))
 
-            return Exchange(inquiry(Tokenize(text), http, self._policy, model), reply, _telling("inputs"))
+            return EngineCall(inquiry(Tokenize(text), http, self._policy, model), reply, _telling("inputs"))
 
         return addressed(body, http, then)
 
-    def chat_tokenize(self, http: HttpRequest) -> Asked:
+    def chat_tokenize(self, http: HttpRequest) -> EndpointResult:
         body = object_body(http.body, self._policy)
 
-        def then(model: str, passed_over: tuple[str, ...]) -> Asked:
+        def then(model: str, passed_over: tuple[str, ...]) -> EndpointResult:
             chat, ignored = chat_to_cut(body, self._policy, passed_over)
 
             def reply(response: Response[Tokenized]) -> HttpResponse:
@@ -172,26 +172,26 @@ class Tgi:
                 value = {"tokenize_response": spans, "templated_text": response.answer.text}
                 return json_response(value, 200, ignored_header(ignored))
 
-            return Exchange(inquiry(Tokenize(chat), http, self._policy, model), reply, _telling("messages"))
+            return EngineCall(inquiry(Tokenize(chat), http, self._policy, model), reply, _telling("messages"))
 
         return addressed(body, http, then)
 
     # --- health and information ---------------------------------------------------------------------------------------
 
-    def health(self, http: HttpRequest) -> Exchange[bool, HttpResponse]:
+    def health(self, http: HttpRequest) -> EngineCall[bool, HttpResponse]:
         def reply(response: Response[bool]) -> HttpResponse:
             if response.answer:
                 return HttpResponse(200)
             return json_response({"error": "unhealthy", "error_type": "healthcheck"}, 503)
 
-        return Exchange(Request(Ready(), http.params.get("model", "")), reply)
+        return EngineCall(Request(Ready(), http.params.get("model", "")), reply)
 
-    def info(self, http: HttpRequest) -> Inquiry[ServerDescription]:
-        def then(server: Response[ServerDescription]) -> Asked:
+    def info(self, http: HttpRequest) -> PreliminaryCall[ServerDescription]:
+        def then(server: Response[ServerDescription]) -> EndpointResult:
             request = Request(Describe(Generate), http.params.get("model", ""))
-            return Exchange(request, lambda response: _info(response.answer, server.answer.version))
+            return EngineCall(request, lambda response: _info(response.answer, server.answer.version))
 
-        return Inquiry(Request(DescribeServer()), then)
+        return PreliminaryCall(Request(DescribeServer()), then)
 
 
 def _info(model: ModelDescription, version: str) -> HttpResponse:
@@ -248,23 +248,23 @@ def protocol(policy: Policy) -> HttpProtocol:
 # --- errors --------------------------------------------------------------------------------------------------
 
 
-def write_error(error: DragomanError | HttpFault) -> HttpResponse:
+def write_error(error: DragomanError | HttpError) -> HttpResponse:
     """Format an error as TGI does: `{"error": message, "error_type": type}`."""
-    if isinstance(error, HttpFault):
+    if isinstance(error, HttpError):
         kind = "validation" if error.status < 500 else "generation"
         return json_response({"error": error.message, "error_type": kind}, error.status, error.headers)
     return json_response(_error_body(error), _row(error)[0], retry_after(error))
 
 
 def _row(error: DragomanError) -> tuple[int, str]:
-    status, kind = row_of(error, _TYPES) or (500, "generation")
+    status, kind = find_error_row(error, _TYPES) or (500, "generation")
     return status, kind
 
 
 def _error_body(error: DragomanError) -> dict[str, str]:
     kind = _row(error)[1]
     heads = {"validation": "Input validation error: ", "generation": "Request failed during generation: "}
-    return {"error": sendable(heads.get(kind, "") + error.message), "error_type": kind}
+    return {"error": replace_surrogates(heads.get(kind, "") + error.message), "error_type": kind}
 
 
 def _telling(prompt: str) -> Callable[[DragomanError], HttpResponse]:

@@ -20,7 +20,7 @@ from dragoman.protocols.text_common.parameters import (
 )
 from dragoman.protocols.text_common.unused_parameters import refuse_unused
 from dragoman.protocols.tgi.request import parse_request
-from dragoman.protocols.wire import Exchange, HttpRequest, HttpResponse, Policy, json_response
+from dragoman.protocols.wire import EngineCall, HttpRequest, HttpResponse, Policy, json_response
 
 _MOST_INSTANCES = 128  # TGI: so many requests at a time
 _FIELDS = ("instances", "parameters", "model")
@@ -68,7 +68,7 @@ def parse_predictions_request(
     format_error: Callable[[DragomanError], HttpResponse],
     model: str,
     passed_over: Sequence[str],
-) -> Exchange[Any, HttpResponse]:
+) -> EngineCall[Any, HttpResponse]:
     """Parse a predictions request for a model. Raises InvalidInput naming the instance."""
     unknown = [name for name in body if name not in _FIELDS]
     refuse_unknown(unknown, _FIELDS, policy)
@@ -89,7 +89,7 @@ def parse_predictions_request(
         return json_response({"predictions": predictions}, 200, ignored_header(list(ignored)))
 
     together = Together(tuple(inquiry(call, http, policy, model) for call in calls))
-    return Exchange(Request(together), reply, words.telling(format_error))
+    return EngineCall(Request(together), reply, words.telling(format_error))
 
 
 def _best(generation: Generation, place: int, sampling: Sampling) -> Text:

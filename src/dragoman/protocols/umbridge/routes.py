@@ -39,24 +39,24 @@ from dragoman.core.errors import (
 from dragoman.core.signature import Signature
 from dragoman.core.tensor import NONE, Tensor
 from dragoman.core.vector_binding import VectorSignature, vector_signature
-from dragoman.formats.umbridge import Misfit, Question, read_question
+from dragoman.formats.umbridge import InvalidUmBridgeRequest, UmBridgeRequest, parse_umbridge_request
 from dragoman.formats.umbridge_answer import written_derivative, written_evaluation
 from dragoman.protocols.wire import (
     JSON_TYPE,
-    Asked,
-    Exchange,
+    EndpointResult,
+    EngineCall,
     Headers,
-    HttpFault,
+    HttpError,
     HttpProtocol,
     HttpRequest,
     HttpResponse,
-    Inquiry,
     Policy,
+    PreliminaryCall,
     Route,
+    find_error_row,
     json_response,
+    replace_surrogates,
     retry_after,
-    row_of,
-    sendable,
 )
 
 PROTOCOL_VERSION = 1.0
@@ -93,7 +93,7 @@ class UmBridge:
 
     policy: Policy
 
-    def info(self, http: HttpRequest) -> Asked:
+    def info(self, http: HttpRequest) -> EndpointResult:
         """The models, once all have been tried: UM-Bridge's load balancer reads this list when the port opens, and
         never again."""
 
@@ -101,20 +101,20 @@ class UmBridge:
             names = [model.name for model in response.answer if any(support(model).values())]
             return json_response({"protocolVersion": PROTOCOL_VERSION, "models": names})
 
-        return Exchange(Request(DescribeModels(after_start=True)), reply)
+        return EngineCall(Request(DescribeModels(after_start=True)), reply)
 
-    def model_info(self, http: HttpRequest) -> Asked:
+    def model_info(self, http: HttpRequest) -> EndpointResult:
         question = self.question(http, ())
-        if isinstance(question, Inquiry):
+        if isinstance(question, PreliminaryCall):
             return question
-        return Exchange(
+        return EngineCall(
             Request(Describe(), question.name), lambda response: json_response({"support": support(response.answer)})
         )
 
-    def sizes(self, key: str, of: Callable[[VectorSignature], list[int]], http: HttpRequest) -> Asked:
+    def sizes(self, key: str, of: Callable[[VectorSignature], list[int]], http: HttpRequest) -> EndpointResult:
         """The sizes of a model's inputs or outputs under the request's config."""
         question = self.question(http, ())
-        if isinstance(question, Inquiry):
+        if isinstance(question, PreliminaryCall):
             return question
 
         def reply(response: Response[Signature]) -> HttpResponse:
@@ -123,31 +123,33 @@ class UmBridge:
                 raise NotSupported(f"model '{response.model}': not all its tensors are float vectors of known sizes")
             return json_response({key: of(found)})
 
-        return Exchange(Request(SignatureFor(question.config or NONE), question.name), reply)
+        return EngineCall(Request(SignatureFor(question.config or NONE), question.name), reply)
 
-    def evaluate(self, http: HttpRequest) -> Asked:
+    def evaluate(self, http: HttpRequest) -> EndpointResult:
         question = self.question(http, _POINT, "Evaluate")
-        if isinstance(question, Inquiry):
+        if isinstance(question, PreliminaryCall):
             return question
         call = Infer({}, (), NONE, None, positional(question), question.config or NONE)
-        return Exchange(self.request(call, question, http), self._evaluated, _NO_EVALUATE)
+        return EngineCall(self.request(call, question, http), self._evaluated, _NO_EVALUATE)
 
-    def derivative(self, verb: str, http: HttpRequest) -> Asked:
+    def derivative(self, verb: str, http: HttpRequest) -> EndpointResult:
         question = self.question(http, VERBS[verb][1], verb)
-        if isinstance(question, Inquiry):
+        if isinstance(question, PreliminaryCall):
             return question
         request = self.request(derivative_call(verb, question), question, http)
-        return Exchange(request, self._derived, partial(_unsupported, verb))
+        return EngineCall(request, self._derived, partial(_unsupported, verb))
 
     # --- reading -------------------------------------------------------------------------------------------
 
-    def question(self, http: HttpRequest, needed: Sequence[str], verb: str = "") -> Question | Inquiry[Any]:
+    def question(
+        self, http: HttpRequest, needed: Sequence[str], verb: str = ""
+    ) -> UmBridgeRequest | PreliminaryCall[Any]:
         """What the body asks; or, where something is wrong with it besides its name, first whether there is such a
         model that can answer such calls."""
         if not len(http.body):
             raise InvalidInput("the request body is empty; expected a JSON object")
-        question = read_question(bytes(http.body), self.policy)
-        if isinstance(question, Misfit):
+        question = parse_umbridge_request(bytes(http.body), self.policy)
+        if isinstance(question, InvalidUmBridgeRequest):
             return refusal(question.name, verb, question.fault)
         if not question.name:
             raise ModelNotFound("Request for unknown model: '' is not found")
@@ -157,7 +159,7 @@ class UmBridge:
                 return refusal(question.name, verb, fault)
         return question
 
-    def request(self, call: ModelCall[Any], question: Question, http: HttpRequest) -> Request[Any]:
+    def request(self, call: ModelCall[Any], question: UmBridgeRequest, http: HttpRequest) -> Request[Any]:
         if not self.policy.forward_headers:
             return Request(call, question.name)
         return Request(call, question.name, metadata=self.policy.forwarded(http.headers))
@@ -171,11 +173,11 @@ class UmBridge:
         return HttpResponse(200, (written_derivative(response.answer.data, self.policy),), _JSON_HEADERS)
 
 
-def positional(question: Question) -> tuple[Tensor, ...]:
+def positional(question: UmBridgeRequest) -> tuple[Tensor, ...]:
     return tuple([Tensor(vector, FP64) for vector in question.input or ()])
 
 
-def derivative_call(verb: str, question: Question) -> ModelCall[Tensor]:
+def derivative_call(verb: str, question: UmBridgeRequest) -> ModelCall[Tensor]:
     """The call for a derivative whose fields are all there."""
     found: Any = question
     at, config, output = positional(question), found.config or NONE, found.outWrt
@@ -197,17 +199,17 @@ def derivative_call(verb: str, question: Question) -> ModelCall[Tensor]:
     )
 
 
-def refusal(name: str, verb: str, fault: InvalidInput) -> Inquiry[ModelDescription]:
+def refusal(name: str, verb: str, fault: InvalidInput) -> PreliminaryCall[ModelDescription]:
     """The fault, unless there is no such model, or it does not support the verb: UM-Bridge's servers say that first."""
     if not name:
         raise ModelNotFound("Request for unknown model: '' is not found")
 
-    def then(response: Response[ModelDescription]) -> Asked:
+    def then(response: Response[ModelDescription]) -> EndpointResult:
         if verb and not support(response.answer)[verb]:
             return _unsupported(verb, NotSupported(f"model '{name}' does not support {verb}"))
         raise fault
 
-    return Inquiry(Request(Describe(), name), then)
+    return PreliminaryCall(Request(Describe(), name), then)
 
 
 def support(model: ModelDescription) -> dict[str, bool]:
@@ -217,12 +219,12 @@ def support(model: ModelDescription) -> dict[str, bool]:
     return {verb: known and call in model.calls for verb, (call, _) in VERBS.items()}
 
 
-def write_error(fault: DragomanError | HttpFault) -> HttpResponse:
+def write_error(fault: DragomanError | HttpError) -> HttpResponse:
     """UM-Bridge: 400 for the caller's faults and 500 for the model's, with type and message."""
-    if isinstance(fault, HttpFault):
+    if isinstance(fault, HttpError):
         kind = "InvalidInput" if fault.status < 500 else "ServerError"
         return _error(kind, fault.message, fault.status, fault.headers)
-    status, kind = row_of(fault, _FAULTS) or (500, "ServerError")
+    status, kind = find_error_row(fault, _FAULTS) or (500, "ServerError")
     return _error(kind, fault.message, status, retry_after(fault))
 
 
@@ -237,7 +239,7 @@ _NO_EVALUATE = partial(_unsupported, "Evaluate")
 
 
 def _error(kind: str, message: str, status: int, headers: Headers = ()) -> HttpResponse:
-    return json_response({"error": {"type": kind, "message": sendable(message)}}, status, headers)
+    return json_response({"error": {"type": kind, "message": replace_surrogates(message)}}, status, headers)
 
 
 def protocol(policy: Policy) -> HttpProtocol:

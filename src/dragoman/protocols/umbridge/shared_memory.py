@@ -21,16 +21,16 @@ from dragoman.core.datatypes import Array
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import NONE, Tensor
 from dragoman.formats.json_scan import check_json
-from dragoman.formats.umbridge import Question
+from dragoman.formats.umbridge import UmBridgeRequest
 from dragoman.protocols.umbridge.routes import VERBS, UmBridge, derivative_call, positional, refusal, write_error
 from dragoman.protocols.wire import (
-    Asked,
-    Exchange,
+    EndpointResult,
+    EngineCall,
     HttpProtocol,
     HttpRequest,
     HttpResponse,
-    Inquiry,
     Policy,
+    PreliminaryCall,
     Route,
     json_response,
 )
@@ -77,9 +77,9 @@ class Segments:
             write(f"{self.name}_out_{self.tid}_{i}", vector)
 
 
-def _verb(at: UmBridge, verb: str, http: HttpRequest) -> Asked:
+def _verb(at: UmBridge, verb: str, http: HttpRequest) -> EndpointResult:
     question = at.question(http, tuple(key for key in VERBS[verb][1] if key != "input"), verb)
-    if isinstance(question, Inquiry):
+    if isinstance(question, PreliminaryCall):
         return question
     try:
         segments = Segments.of(_fields(http, at.policy), at.policy)
@@ -87,11 +87,11 @@ def _verb(at: UmBridge, verb: str, http: HttpRequest) -> Asked:
     except InvalidInput as fault:
         return refusal(question.name, verb, fault)
     if verb == "Evaluate":
-        return Exchange(at.request(_evaluation(question), question, http), partial(_evaluated, segments))
-    return Exchange(at.request(derivative_call(verb, question), question, http), partial(_derived, segments))
+        return EngineCall(at.request(_evaluation(question), question, http), partial(_evaluated, segments))
+    return EngineCall(at.request(derivative_call(verb, question), question, http), partial(_derived, segments))
 
 
-def _evaluation(question: Question) -> Infer:
+def _evaluation(question: UmBridgeRequest) -> Infer:
     return Infer({}, positional=positional(question), config=question.config or NONE)
 
 
@@ -105,7 +105,7 @@ def _derived(segments: Segments, response: Response[Tensor]) -> HttpResponse:
     return json_response({})
 
 
-def _test(policy: Policy, http: HttpRequest) -> Asked:
+def _test(policy: Policy, http: HttpRequest) -> EndpointResult:
     """Whether client and server see the same segments: one number goes from one to the other."""
     tid = tid_of(_fields(http, policy))
 
@@ -114,7 +114,7 @@ def _test(policy: Policy, http: HttpRequest) -> Asked:
         write(f"umbridge_test_shmem_out_{tid}", value)
         return json_response({"value": float(value[0])})
 
-    return Exchange(Request(DescribeModels()), reply)
+    return EngineCall(Request(DescribeModels()), reply)
 
 
 # --- fields --------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from dragoman.protocols.wire import HttpFault
+from dragoman.protocols.wire import HttpError
 from dragoman.transports.bodies import Bodies
 from dragoman.transports.encoding import decoded
 from dragoman.transports.grpc.call_headers import CallHeaders
@@ -128,7 +128,7 @@ class GrpcCall:
         if counted != self._counted:
             try:
                 self._server.bodies.take(counted - self._counted)
-            except HttpFault as fault:
+            except HttpError as fault:
                 raise GrpcError("RESOURCE_EXHAUSTED", fault.message) from fault
             self._counted = counted
 
@@ -139,7 +139,7 @@ class GrpcCall:
             raise GrpcError("INTERNAL", "a message is marked as compressed, and grpc-encoding names no encoding")
         try:
             return await decoded(message, self.head.encoding, limit)
-        except HttpFault as fault:
+        except HttpError as fault:
             status = "RESOURCE_EXHAUSTED" if fault.status == 413 else "INTERNAL"
             raise GrpcError(status, fault.message.replace("body", "message")) from fault
 

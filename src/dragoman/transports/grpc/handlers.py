@@ -15,11 +15,11 @@ from dragoman.core.errors import DragomanError, NotReady, ServerError
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import (
     Buffer,
-    Exchange,
-    GrpcAnswer,
+    EngineCall,
     GrpcMethod,
     GrpcProtocol,
     GrpcRequest,
+    GrpcResponse,
     GrpcStreamMethod,
 )
 from dragoman.system.coroutines import Start
@@ -32,7 +32,7 @@ log = logging.getLogger("dragoman.grpc")
 Reply = Buffer | Sequence[Buffer]
 
 # What is there at once, or will be.
-Begun = Reply | GrpcAnswer | Coroutine[Any, Any, Reply | GrpcAnswer]
+Begun = Reply | GrpcResponse | Coroutine[Any, Any, Reply | GrpcResponse]
 
 # A status travels in headers, of which clients take about 8 KiB; a byte may become three there.
 _MAX_MESSAGE_BYTES = 2000
@@ -68,7 +68,7 @@ class Peer(Protocol):
 class UnaryHandler:
     """Answers one message with one. Raises GrpcError. `begin`, where there is one, answers at once if it can."""
 
-    answer: Callable[[GrpcRequest], Coroutine[Any, Any, Reply | GrpcAnswer]]
+    answer: Callable[[GrpcRequest], Coroutine[Any, Any, Reply | GrpcResponse]]
     begin: "Callable[[GrpcRequest], Begun] | None" = None
     health: bool = False
 
@@ -113,10 +113,10 @@ class UnaryMethod:
     def handler(self) -> UnaryHandler:
         return UnaryHandler(self.answer, self.begin, self.method.health)
 
-    async def answer(self, request: GrpcRequest) -> Reply | GrpcAnswer:
+    async def answer(self, request: GrpcRequest) -> Reply | GrpcResponse:
         """A client that leaves cancels this coroutine."""
         done: Any = self.begin(request)
-        found: Reply | GrpcAnswer = await done if type(done) is CoroutineType else done
+        found: Reply | GrpcResponse = await done if type(done) is CoroutineType else done
         return found
 
     def begin(self, request: GrpcRequest) -> Begun:
@@ -130,11 +130,11 @@ class UnaryMethod:
             response = self.engine.begin(exchange.request)
             if not isinstance(response, Response) or weight(response.answer) > LARGE:
                 return self._rest(exchange, response)
-            return exchange.reply(response)
+            return exchange.format_response(response)
         except Exception as fault:
             raise refusal(self.protocol, told(fault, request_id)) from fault
 
-    async def _read(self, request: GrpcRequest) -> Reply | GrpcAnswer:
+    async def _read(self, request: GrpcRequest) -> Reply | GrpcResponse:
         """The answer to a long message."""
         try:
             exchange = await self.aside.run(self.method.endpoint, request)
@@ -143,13 +143,13 @@ class UnaryMethod:
         return await self._rest(exchange, self.engine.call(exchange.request))
 
     async def _rest(
-        self, exchange: Exchange[Any, Any], response: Response[Any] | Awaitable[Response[Any]]
-    ) -> Reply | GrpcAnswer:
+        self, exchange: EngineCall[Any, Any], response: Response[Any] | Awaitable[Response[Any]]
+    ) -> Reply | GrpcResponse:
         """Wait for a response and serialize it."""
         try:
             if not isinstance(response, Response):
                 response = await response
-            written: Reply | GrpcAnswer = await self.aside.write(exchange.reply, response)
+            written: Reply | GrpcResponse = await self.aside.write(exchange.format_response, response)
             return written
         except Exception as fault:
             raise refusal(self.protocol, told(fault, exchange.request.id)) from fault
@@ -188,14 +188,14 @@ class StreamMethod:
             request_id = stream.request.id
             async with aclosing(self.engine.stream(stream.request)) as pieces:
                 async for piece in pieces:
-                    yield await self.aside.write(stream.piece, piece)
+                    yield await self.aside.write(stream.format_chunk, piece)
             if stream.end is not None:
                 yield stream.end
         except Exception as fault:
             yield told(fault, request_id)
 
     async def _tell(self, request: GrpcRequest, answer: Any, peer: Peer) -> None:
-        written = self.method.fault(request, answer) if isinstance(answer, DragomanError) else answer
+        written = self.method.format_error(request, answer) if isinstance(answer, DragomanError) else answer
         if written is None:
             raise refusal(self.protocol, answer)
         await peer.write(written)

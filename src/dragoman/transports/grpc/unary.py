@@ -8,7 +8,7 @@ from functools import partial
 from types import CoroutineType
 from typing import Any
 
-from dragoman.protocols.wire import Buffer, GrpcAnswer, GrpcRequest
+from dragoman.protocols.wire import Buffer, GrpcRequest, GrpcResponse
 from dragoman.system.coroutines import Start
 from dragoman.transports.grpc.call import SMALL, CallServer, GrpcCall, unread
 from dragoman.transports.grpc.call_headers import CallHeaders
@@ -108,13 +108,13 @@ class UnaryCall(GrpcCall):
         if not self._gone and message is not None:
             self._start(message)
 
-    async def _answer_packed(self, packed: Buffer) -> Reply | GrpcAnswer:
+    async def _answer_packed(self, packed: Buffer) -> Reply | GrpcResponse:
         handler = self.head.handler
         assert isinstance(handler, UnaryHandler)
         message = await self.unpacked(packed)
         return await handler.answer(GrpcRequest(message, self.head.metadata, self.deadline_s))
 
-    def _begin(self, answering: Coroutine[Any, Any, Reply | GrpcAnswer]) -> None:
+    def _begin(self, answering: Coroutine[Any, Any, Reply | GrpcResponse]) -> None:
         start = Start(answering, self._server.loop)
         if start.task is not None:
             self.run(start.task)
@@ -126,7 +126,7 @@ class UnaryCall(GrpcCall):
         fault = task.exception()
         self._send(None if fault is not None else task.result(), fault)
 
-    def _send(self, reply: Reply | GrpcAnswer | None, fault: BaseException | None) -> None:
+    def _send(self, reply: Reply | GrpcResponse | None, fault: BaseException | None) -> None:
         if fault is not None or reply is None:
             self.refuse(fault if isinstance(fault, GrpcError) else _unexpected(fault))
             return
@@ -137,7 +137,7 @@ class UnaryCall(GrpcCall):
             size = len(reply)
             self._stream.send_response(HEAD, (_pack(0, size), reply), size + 5, OK)
             return
-        message, ending = (reply.message, ok(reply.metadata)) if isinstance(reply, GrpcAnswer) else (reply, OK)
+        message, ending = (reply.message, ok(reply.metadata)) if isinstance(reply, GrpcResponse) else (reply, OK)
         parts = [memoryview(part).cast("B") for part in parts_of(message)]
         size = sum(map(len, parts))
         if self._server.bodies.over and size > SMALL:

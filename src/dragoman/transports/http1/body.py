@@ -1,6 +1,6 @@
 """The body of a request while it comes in, within the limits and counted against what all bodies may take."""
 
-from dragoman.protocols.wire import Buffer, HttpFault
+from dragoman.protocols.wire import Buffer, HttpError
 from dragoman.transports.bodies import Bodies
 from dragoman.transports.receive_buffer import ReceiveBuffer
 
@@ -23,12 +23,12 @@ class Body:
         return self._buffer.size
 
     def came(self, count: int) -> None:
-        """So many bytes were put in `room()`. Raises HttpFault 503 where bodies take too much already."""
+        """So many bytes were put in `room()`. Raises HttpError 503 where bodies take too much already."""
         self._bodies.take(count)
         self._buffer.advance(count)
 
     def put(self, data: bytes) -> None:
-        """Bytes that were read elsewhere. Raises HttpFault 503 where bodies take too much already."""
+        """Bytes that were read elsewhere. Raises HttpError 503 where bodies take too much already."""
         self._bodies.take(len(data))
         self._buffer.put(data)
 
@@ -45,7 +45,7 @@ class GrowingBody:
         self._data = bytearray()
 
     def put(self, data: bytes) -> None:
-        """Raises HttpFault 413 where it is too large, 503 where bodies take too much already."""
+        """Raises HttpError 413 where it is too large, 503 where bodies take too much already."""
         if self.held + len(data) > self._max_bytes:
             raise too_large(self._max_bytes)
         self._bodies.take(len(data))
@@ -57,5 +57,5 @@ class GrowingBody:
         return memoryview(whole).toreadonly()
 
 
-def too_large(max_bytes: int) -> HttpFault:
-    return HttpFault(413, f"the body is larger than the limit of {max_bytes} bytes", (("connection", "close"),))
+def too_large(max_bytes: int) -> HttpError:
+    return HttpError(413, f"the body is larger than the limit of {max_bytes} bytes", (("connection", "close"),))

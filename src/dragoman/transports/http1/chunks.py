@@ -28,7 +28,7 @@ class ChunkedDecoder:
         self._trailer = self._overhead = self._size = 0
 
     def take(self, data: bytes, at: int) -> int:
-        """Use what can be used from `at` on; gives where it stopped. Raises HttpFault 400, or what `put` raises."""
+        """Use what can be used from `at` on; gives where it stopped. Raises HttpError 400, or what `put` raises."""
         while not self.done:
             if self._left:
                 piece = data[at : at + self._left]

@@ -7,7 +7,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
-from dragoman.protocols.wire import HttpFault, HttpRequest, HttpResponse
+from dragoman.protocols.wire import HttpError, HttpRequest, HttpResponse
 from dragoman.system.coroutines import Start
 from dragoman.transports.executor import is_large
 from dragoman.transports.http1.headers import NO_HEAD, Http1Headers
@@ -204,7 +204,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         self._out.begin(head)
         try:
             self._context.bodies.take(head.length)
-        except HttpFault as fault:
+        except HttpError as fault:
             answering.close()
             self._refuse(RejectedRequest(None, fault, fatal=True))
             return

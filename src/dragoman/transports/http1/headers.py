@@ -7,7 +7,7 @@ from urllib.parse import unquote
 import httptools
 import msgspec
 
-from dragoman.protocols.wire import HttpFault
+from dragoman.protocols.wire import HttpError
 from dragoman.transports.application import Application
 from dragoman.transports.host import is_host
 from dragoman.transports.routing import Match
@@ -40,7 +40,7 @@ class Http1Headers(msgspec.Struct, frozen=True):
     http10: bool
     expects_continue: bool
     match: Match | None
-    fault: HttpFault | None
+    fault: HttpError | None
     plain: bool = False
     raw: bytes = b""
     whole: int = -1
@@ -49,8 +49,8 @@ class Http1Headers(msgspec.Struct, frozen=True):
 NO_HEAD = Http1Headers("", "", "", {}, 0, False, False, False, None, None)
 
 
-def not_http(why: str = "") -> HttpFault:
-    return HttpFault(400, f"the request is not valid HTTP/1.1{': ' if why else ''}{why}", _CLOSE)
+def not_http(why: str = "") -> HttpError:
+    return HttpError(400, f"the request is not valid HTTP/1.1{': ' if why else ''}{why}", _CLOSE)
 
 
 class HeaderParser:
@@ -66,7 +66,7 @@ class HeaderParser:
         self._complete = False
 
     def feed(self, data: bytes) -> None:
-        """Some more of the head, and nothing behind it. Raises HttpFault 400 or 431."""
+        """Some more of the head, and nothing behind it. Raises HttpError 400 or 431."""
         if self._line is not None:
             self._check_line(self._line + data)
         try:
@@ -75,7 +75,7 @@ class HeaderParser:
             pass  # an offer to speak something else is passed over
         except httptools.HttpParserError as fault:
             inner = fault.__context__
-            raise inner if isinstance(inner, HttpFault) else not_http() from fault
+            raise inner if isinstance(inner, HttpError) else not_http() from fault
 
     def _check_line(self, data: bytes) -> None:
         """RFC 9112, 3: its parts are separated by one blank each, which the parser does not insist on."""
@@ -89,7 +89,7 @@ class HeaderParser:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if len(self._headers) >= self._max_headers:
-            raise HttpFault(431, f"the request head has more than {self._max_headers} fields", _CLOSE)
+            raise HttpError(431, f"the request head has more than {self._max_headers} fields", _CLOSE)
         self._headers.append((name.decode("latin-1").lower(), value.decode("latin-1").strip(" \t")))
 
     def on_headers_complete(self) -> None:
@@ -97,7 +97,7 @@ class HeaderParser:
         self._complete = True
 
     def head(self, application: Application) -> Http1Headers:
-        """What was read, once all of it is there. Raises HttpFault 400."""
+        """What was read, once all of it is there. Raises HttpError 400."""
         if not self._complete:
             raise not_http()
         method, version = self._parser.get_method().decode("latin-1"), self._parser.get_http_version()
@@ -123,10 +123,10 @@ class HeaderParser:
         return Http1Headers(method, path, query, headers, length, keep_alive, http10, expects, match, fault, plain)
 
 
-def _match(application: Application, method: str, path: str) -> tuple[Match | None, HttpFault | None]:
+def _match(application: Application, method: str, path: str) -> tuple[Match | None, HttpError | None]:
     try:
         return application.match(method, path), None
-    except HttpFault as fault:
+    except HttpError as fault:
         return None, fault
 
 
@@ -184,7 +184,7 @@ class HeaderCache:
     def read(self, raw: bytes) -> tuple[Http1Headers, bool]:
         """The head in these bytes, up to and with its empty line, and whether it is known from now on.
 
-        Raises HttpFault 400 or 431.
+        Raises HttpError 400 or 431.
         """
         if len(raw) > self._limits.max_header_bytes:
             raise self.too_large()
@@ -207,6 +207,6 @@ class HeaderCache:
     def finished(self, reading: HeaderParser) -> Http1Headers:
         return reading.head(self._application)
 
-    def too_large(self) -> HttpFault:
+    def too_large(self) -> HttpError:
         text = f"the request head is larger than the limit of {self._limits.max_header_bytes} bytes"
-        return HttpFault(431, text, _CLOSE)
+        return HttpError(431, text, _CLOSE)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dragoman.protocols.wire import Buffer, HttpFault
+from dragoman.protocols.wire import Buffer, HttpError
 from dragoman.transports.application import Application
 from dragoman.transports.http1.body import Body, GrowingBody, too_large
 from dragoman.transports.http1.chunks import ChunkedDecoder
@@ -27,7 +27,7 @@ class RejectedRequest:
     """A request that is answered with a fault; where it is `fatal`, nothing behind it can be understood."""
 
     head: Http1Headers | None
-    fault: HttpFault
+    fault: HttpError
     fatal: bool
 
 
@@ -84,7 +84,7 @@ class RequestReader:
         self._last: tuple[bytes, Http1Headers] | None = (
             None  # a head with secrets, which this connection alone may know
         )
-        self._fault: HttpFault | None = None
+        self._fault: HttpError | None = None
 
     # --- in ----------------------------------------------------------------------------------------------------
 
@@ -100,7 +100,7 @@ class RequestReader:
             return True
         try:
             body.came(count)
-        except HttpFault as fault:
+        except HttpError as fault:
             self._fault = fault
             return True
         return body.held == body.length
@@ -138,7 +138,7 @@ class RequestReader:
                 return None
             head = self._next_head()
             return None if head is None else self._begun(head)
-        except HttpFault as fault:
+        except HttpError as fault:
             return RejectedRequest(self._head, fault, fatal=True)
 
     def _next_head(self) -> Http1Headers | None:
@@ -240,7 +240,7 @@ class RequestReader:
 
     # --- what nobody wants -----------------------------------------------------------------------------------------
 
-    def _refused(self, head: Http1Headers, fault: HttpFault) -> RejectedRequest:
+    def _refused(self, head: Http1Headers, fault: HttpError) -> RejectedRequest:
         """Nothing answers this path, so its body is passed over where it is not too long for that."""
         if head.length == CHUNKED or head.expects_continue or head.length > _PASSED_OVER:
             return RejectedRequest(head, fault, fatal=True)

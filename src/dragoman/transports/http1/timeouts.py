@@ -2,7 +2,7 @@
 
 from enum import Enum
 
-from dragoman.protocols.wire import HttpFault
+from dragoman.protocols.wire import HttpError
 from dragoman.transports.limits import Limits
 
 # How long a client whose request was refused may go on sending before it is cut off.
@@ -23,14 +23,14 @@ class Stage(Enum):
     LINGER = 4
     GONE = 5
 
-    def fault(self, limits: Limits, received: int) -> HttpFault | None:
+    def fault(self, limits: Limits, received: int) -> HttpError | None:
         """What a client is told that took too long; None where it is hung up on silently."""
         if self is Stage.HEAD:
             text = f"the request head did not come within {limits.header_timeout_s} s"
-            return HttpFault(408, text, _CLOSE)
+            return HttpError(408, text, _CLOSE)
         if self is Stage.BODY:
             text = f"the body came too slowly: {received} bytes in {limits.body_timeout_s} s"
-            return HttpFault(408, text, _CLOSE)
+            return HttpError(408, text, _CLOSE)
         return None
 
 

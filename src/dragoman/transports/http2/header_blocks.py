@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from dragoman.protocols.wire import HttpFault
+from dragoman.protocols.wire import HttpError
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.fields import Decoder, Field
 from dragoman.transports.http2.frames import Http2ConnectionError
@@ -62,7 +62,7 @@ class HeaderBlocks:
         block, self._block, self.is_open = bytes(self._block), bytearray(), False
         return self._ended, block
 
-    def decode(self, block: bytes) -> tuple[list[Field], HttpFault | None]:
+    def decode(self, block: bytes) -> tuple[list[Field], HttpError | None]:
         """Return the fields of a block, as far as they are allowed, and an error where they were more.
 
         Raises Http2ConnectionError.
@@ -73,10 +73,10 @@ class HeaderBlocks:
         if decoder.version != version:
             self._heads.clear()
         if decoder.too_large:
-            return found, HttpFault(431, f"headers: expected at most {self._max_bytes} bytes, got more")
+            return found, HttpError(431, f"headers: expected at most {self._max_bytes} bytes, got more")
         if len(found) > self._max_fields:
             told = f"headers: expected at most {self._max_fields} fields, got {len(found)}"
-            return found[: self._max_fields], HttpFault(431, told)
+            return found[: self._max_fields], HttpError(431, told)
         return found, None
 
     def parse_request(self, block: bytes) -> Http2Headers:

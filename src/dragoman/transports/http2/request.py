@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dragoman.protocols.wire import HttpFault
+from dragoman.protocols.wire import HttpError
 from dragoman.transports.host import is_host
 from dragoman.transports.http2.fields import Field
 from dragoman.transports.http2.frames import PROTOCOL_ERROR, Http2StreamError
@@ -34,11 +34,11 @@ class Http2Headers:
     fields: tuple[tuple[str, str], ...]
     length: int = -1
     is_grpc: bool = False
-    fault: HttpFault | None = None
+    fault: HttpError | None = None
     note: list[Any] = field(default_factory=list)
 
 
-def parse_headers(fields: Iterable[Field], fault: HttpFault | None = None) -> Http2Headers:
+def parse_headers(fields: Iterable[Field], fault: HttpError | None = None) -> Http2Headers:
     """Return the head with these fields; `fault` is an error that is known already.
 
     Values of gRPC's metadata lose blanks around them, as its specification allows; in any other request they are
@@ -89,12 +89,12 @@ def _checked(method: str, scheme: str, path: str, authority: str, plain: list[tu
     return authority
 
 
-def _unfit(path: str, authority: str) -> HttpFault | None:
+def _unfit(path: str, authority: str) -> HttpError | None:
     """The error of a path or an authority that no URI can have."""
     if _PATH.fullmatch(path) is None:
-        return HttpFault(400, f":path: expected no blanks or control characters, got {path[:64]!r}")
+        return HttpError(400, f":path: expected no blanks or control characters, got {path[:64]!r}")
     if not is_host(authority):
-        return HttpFault(400, f":authority: expected a host and perhaps a port, got {authority[:64]!r}")
+        return HttpError(400, f":authority: expected a host and perhaps a port, got {authority[:64]!r}")
     return None
 
 

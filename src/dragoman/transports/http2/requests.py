@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
-from dragoman.protocols.wire import Headers, HttpFault, HttpRequest, HttpResponse
+from dragoman.protocols.wire import Headers, HttpError, HttpRequest, HttpResponse
 from dragoman.system.coroutines import Start
 from dragoman.transports.application import Application
 from dragoman.transports.http1.body import Body, GrowingBody, too_large
@@ -67,7 +67,7 @@ class Http2Request:
             return
         try:
             self._prepare()
-        except HttpFault as fault:
+        except HttpError as fault:
             self._refuse(fault)
 
     @property
@@ -79,7 +79,7 @@ class Http2Request:
         application, length = self._service.application, self._head.length
         self._match = application.match(self._head.method, self._head.path.partition("?")[0])
         if self._stream.connection.reserved and not self._match.health:
-            raise HttpFault(503, TOO_MANY_CONNECTIONS.message, (("retry-after", "1"),))
+            raise HttpError(503, TOO_MANY_CONNECTIONS.message, (("retry-after", "1"),))
         if length > application.limits.max_body_bytes:
             raise too_large(application.limits.max_body_bytes)
         self._body = (
@@ -96,7 +96,7 @@ class Http2Request:
         try:
             if stop > at:
                 self._body.put(bytes(data[at:stop]))
-        except HttpFault as fault:
+        except HttpError as fault:
             self._refuse(fault)
             return
         self._heard(stop - at, ended)
@@ -108,7 +108,7 @@ class Http2Request:
         assert isinstance(self._body, Body)
         try:
             self._body.came(size)
-        except HttpFault as fault:
+        except HttpError as fault:
             self._refuse(fault)
             return
         self._heard(size, ended)
@@ -133,7 +133,7 @@ class Http2Request:
         held = 0 if self._body is None else self._body.held
         if not self._over and now_s - self._began_s > limits.body_timeout_s + held / (1 << 16):
             text = f"the body came too slowly: {held} bytes in {limits.body_timeout_s} s"
-            self._refuse(HttpFault(408, text))
+            self._refuse(HttpError(408, text))
 
     def _ask(self) -> None:
         path, _, query = self._head.path.partition("?")
@@ -162,7 +162,7 @@ class Http2Request:
         if not self._stream.local_ended and not self.started:
             self._stream.reset(frames.INTERNAL_ERROR)
 
-    def _refuse(self, fault: HttpFault) -> None:
+    def _refuse(self, fault: HttpError) -> None:
         """Answer without asking the application."""
         if not self._over and not self.started:
             self._send(self._service.application.refusal(fault, self._match.protocol if self._match else None))
@@ -245,7 +245,7 @@ class Http2Request:
         if self._task is not None:
             self._task.cancel()
         else:
-            self._refuse(HttpFault(503, "the server is shutting down"))
+            self._refuse(HttpError(503, "the server is shutting down"))
 
 
 def _merged(fields: tuple[tuple[str, str], ...]) -> dict[str, str]:
