@@ -10,6 +10,7 @@ from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.placement import first_placement
+from dragoman.system.coroutines import complete
 
 HEAD = """
 import os
@@ -85,7 +86,7 @@ async def test_a_model_is_loaded_once_wherever_it_wants_to_be(name: str, imports
         await deployment.start()
         assert deployment.place == place
         request: Request[Inference] = Request(Infer({"n": Tensor.of(np.array([1]))}), "m")
-        pid = int((await deployment.call(request)).answer.outputs["pid"].data[0])
+        pid = int((await complete(deployment.begin(request))).answer.outputs["pid"].data[0])
         assert (tmp_path / "loads").read_text().split() == [str(pid)]
         assert len((tmp_path / "imports").read_text().split()) == (1 if place == "process" else imports)
     finally:

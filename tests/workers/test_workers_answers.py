@@ -19,6 +19,7 @@ from dragoman.core.errors import (
     ModelFailed,
     NotReady,
 )
+from dragoman.system.coroutines import complete
 
 everywhere = pytest.mark.parametrize("place", PLACES)
 
@@ -41,11 +42,11 @@ async def test_errors_reach_the_caller(
     async with pool_of(place, model) as pool:
         for _ in range(2):
             with pytest.raises(kind) as caught:
-                await pool.call(ask(do=do))
+                await complete(pool.call(ask(do=do)))
             assert caught.value.message == message
             with pytest.raises(kind):
                 await anext(pool.stream(ask(do=do)))
-        assert first(await pool.call(ask(do="pid"))) > 0
+        assert first(await complete(pool.call(ask(do="pid")))) > 0
 
 
 @everywhere
@@ -53,15 +54,15 @@ async def test_errors_reach_the_caller(
 async def test_a_cancellation_of_the_models_own_is_a_fault(place: str, model: str) -> None:
     async with pool_of(place, model) as pool:
         with pytest.raises(ModelFailed, match="CancelledError"):
-            await pool.call(ask(do="cancelled"))
-        assert first(await pool.call(ask(do="pid"))) > 0
+            await complete(pool.call(ask(do="cancelled")))
+        assert first(await complete(pool.call(ask(do="pid")))) > 0
 
 
 @everywhere
 async def test_outputs_are_checked(place: str) -> None:
     async with pool_of(place, "Strict") as pool:
         with pytest.raises(InvalidOutput, match="model 'm' failed: output 'y' is missing"):
-            await pool.call(ask(do="pid"))
+            await complete(pool.call(ask(do="pid")))
 
 
 @everywhere
@@ -70,17 +71,17 @@ async def test_a_call_that_is_too_late_does_not_run(place: str, model: str) -> N
     async with pool_of(place, model) as pool:
         late = ask(1, deadline_s=time.monotonic() - 1)
         with pytest.raises(DeadlineExceeded, match="Request timeout expired"):
-            await pool.call(late)
+            await complete(pool.call(late))
         with pytest.raises(DeadlineExceeded):
             await anext(pool.stream(late))
-        assert first(await pool.call(ask(1, deadline_s=time.monotonic() + 60))) >= 0
+        assert first(await complete(pool.call(ask(1, deadline_s=time.monotonic() + 60)))) >= 0
 
 
 @everywhere
 async def test_many_at_once(place: str) -> None:
     for model in ("Echo", "AsyncEcho"):
         async with pool_of(place, model) as pool:
-            answers = await asyncio.gather(*(pool.call(ask(n)) for n in range(300)))
+            answers = await asyncio.gather(*(complete(pool.call(ask(n))) for n in range(300)))
             assert [first(a) for a in answers] == list(range(300))
 
 
@@ -102,7 +103,7 @@ async def test_a_closed_pool_is_not_ready_and_refuses(place: str, tmp_path: Path
         assert not ready
         assert (tmp_path / "closed").exists()
         with pytest.raises(NotReady, match="unloading"):
-            await pool.call(ask())
+            await complete(pool.call(ask()))
         with pytest.raises(NotReady, match="unloading"):
             await anext(pool.stream(ask()))
 
@@ -110,14 +111,14 @@ async def test_a_closed_pool_is_not_ready_and_refuses(place: str, tmp_path: Path
 @pytest.mark.parametrize("place", ["thread", "process"])
 async def test_a_cancelled_call_keeps_no_tensors_while_the_worker_is_busy(place: str, tmp_path: Path) -> None:
     async with pool_of(place, "Acts") as pool:
-        running = asyncio.create_task(pool.call(ask(do="hold", begun=tmp_path / "begun", go=tmp_path / "go")))
+        running = asyncio.create_task(complete(pool.call(ask(do="hold", begun=tmp_path / "begun", go=tmp_path / "go"))))
         await until((tmp_path / "begun").exists)
         held = []
         waiting = []
         for n in range(3):
             request: Any = ask(n, do="pid")
             held.append(weakref.ref(request.call.inputs["n"].data))
-            waiting.append(asyncio.create_task(pool.call(request)))
+            waiting.append(asyncio.create_task(complete(pool.call(request))))
         del request
         await asyncio.sleep(0.05)
         for call in waiting:
@@ -135,7 +136,7 @@ async def test_an_idle_thread_keeps_no_tensors() -> None:
     async with pool_of("thread", "Acts") as pool:
         request: Any = ask(do="pid")
         held = weakref.ref(request.call.inputs["n"].data)
-        answer = await pool.call(request)
+        answer = await complete(pool.call(request))
         given = weakref.ref(answer.outputs["pid"].data)
         del request, answer
         gc.collect()
@@ -152,7 +153,7 @@ async def test_an_async_model_takes_many_calls_at_a_time(place: str) -> None:
 async def test_an_id_of_several_lines_is_one_line_of_the_log(place: str, caplog: pytest.LogCaptureFixture) -> None:
     async with pool_of(place, "Acts") as pool:
         with pytest.raises(ModelFailed):
-            await pool.call(structs.replace(ask(do="value"), id="a\nERROR forged"))
+            await complete(pool.call(structs.replace(ask(do="value"), id="a\nERROR forged")))
     assert r"failed on request 'a\nERROR forged'" in caplog.messages[-1]
 
 
@@ -162,7 +163,7 @@ async def test_an_id_of_several_lines_is_one_line_of_the_log(place: str, caplog:
 async def test_calls_that_run_and_wait_fail_on_close(place: str, model: str, tmp_path: Path) -> None:
     asked = ask(do="hold", begun=tmp_path / "begun", go=tmp_path / "go", cancelled=tmp_path / "cancelled")
     async with pool_of(place, model) as pool:
-        calls = [asyncio.create_task(pool.call(asked)) for _ in range(4)]
+        calls = [asyncio.create_task(complete(pool.call(asked))) for _ in range(4)]
         await until((tmp_path / "begun").exists)
         began_s = time.monotonic()
         closing = asyncio.create_task(pool.close())
@@ -178,26 +179,26 @@ async def test_calls_that_run_and_wait_fail_on_close(place: str, model: str, tmp
 async def test_a_running_async_call_is_cancelled(place: str, tmp_path: Path) -> None:
     asked = ask(do="hold", begun=tmp_path / "begun", go=tmp_path / "go", cancelled=tmp_path / "cancelled")
     async with pool_of(place, "AsyncActs") as pool:
-        call = asyncio.create_task(pool.call(asked))
+        call = asyncio.create_task(complete(pool.call(asked)))
         await until((tmp_path / "begun").exists)
         call.cancel()
         await asyncio.wait({call})
         assert call.cancelled()
         await until((tmp_path / "cancelled").exists)
-        assert first(await pool.call(ask(do="pid"))) > 0
+        assert first(await complete(pool.call(ask(do="pid")))) > 0
 
 
 @pytest.mark.parametrize("place", ["thread", "process"])
 async def test_cancelled_calls_that_wait_do_not_run(place: str, tmp_path: Path) -> None:
     async with pool_of(place, "Acts") as pool:
-        running = asyncio.create_task(pool.call(ask(do="hold", begun=tmp_path / "begun", go=tmp_path / "go")))
+        running = asyncio.create_task(complete(pool.call(ask(do="hold", begun=tmp_path / "begun", go=tmp_path / "go"))))
         await until((tmp_path / "begun").exists)
         # The first of them already lies in the worker's socket.
         waiting = [
-            asyncio.create_task(pool.call(ask(do="hold", begun=tmp_path / f"b{n}", go=tmp_path / "go")))
+            asyncio.create_task(complete(pool.call(ask(do="hold", begun=tmp_path / f"b{n}", go=tmp_path / "go"))))
             for n in range(3)
         ]
-        last = asyncio.create_task(pool.call(ask(do="pid")))
+        last = asyncio.create_task(complete(pool.call(ask(do="pid"))))
         await asyncio.sleep(0)
         for call in waiting:
             call.cancel()

@@ -3,6 +3,7 @@
 import pytest
 from workers_harness import ask, first, pool_of
 
+from dragoman.system.coroutines import complete
 from dragoman.workers import cores
 
 
@@ -18,6 +19,6 @@ async def test_linear_algebra_keeps_to_it(place: str) -> None:
     before = limits(limits=cores.cores())
     try:
         async with pool_of(place, "Threads", replicas=cores.cores()) as pool:
-            assert first(await pool.call(ask())) == 1
+            assert first(await complete(pool.call(ask()))) == 1
     finally:
         before.restore_original_limits()

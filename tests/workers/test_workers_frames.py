@@ -11,6 +11,7 @@ from dragoman.core.calls import Infer, Request
 from dragoman.core.datatypes import BF16, BYTES, DATATYPES, datatype_of
 from dragoman.core.errors import ModelFailed
 from dragoman.core.tensor import Tensor, object_array
+from dragoman.system.coroutines import complete
 from dragoman.workers.channel import Channel, receive
 from dragoman.workers.frames import Frame, FrameKind, FrameParser, encode
 
@@ -37,7 +38,7 @@ def every_tensor() -> dict[str, Tensor]:
 async def test_what_goes_in_comes_out(place: str, model: str) -> None:
     sent = every_tensor()
     async with pool_of(place, model) as pool:
-        answer = await pool.call(Request(Infer(sent)))
+        answer = await complete(pool.call(Request(Infer(sent))))
     assert list(answer.outputs) == list(sent)
     for name, tensor in sent.items():
         got = answer.outputs[name]

@@ -8,6 +8,7 @@ from workers_harness import PLACES, ask, first, pool_of
 
 from dragoman.core.calls import Infer, Inference
 from dragoman.core.tensor import Tensor
+from dragoman.system.coroutines import complete
 from dragoman.workers.output_copies import copy_outputs
 
 HOWS = ("array", "view", "tensor", "inference", "bytes")
@@ -18,7 +19,7 @@ HOWS = ("array", "view", "tensor", "inference", "bytes")
 @pytest.mark.parametrize("how", HOWS)
 async def test_answers_of_a_model_that_uses_its_array_again(place: str, model: str, how: str) -> None:
     async with pool_of(place, model, parameters={"how": how}) as pool:
-        answers = await asyncio.gather(*(pool.call(ask(n)) for n in range(100)))
+        answers = await asyncio.gather(*(complete(pool.call(ask(n))) for n in range(100)))
         assert [first(answer) for answer in answers] == list(range(100))
 
 

@@ -7,6 +7,7 @@ import pytest
 from workers_harness import PLACES, ask, first, pool_of, until
 
 from dragoman.core.errors import DeadlineExceeded, NotSupported
+from dragoman.system.coroutines import complete
 
 everywhere = pytest.mark.parametrize("place", PLACES)
 
@@ -17,11 +18,11 @@ async def test_streams(place: str, model: str) -> None:
     async with pool_of(place, model) as pool:
         assert [first(piece) async for piece in pool.stream(ask(100))] == list(range(100))
         assert [piece async for piece in pool.stream(ask(0))] == []
-        assert first(await pool.call(ask(1))) == 0
+        assert first(await complete(pool.call(ask(1)))) == 0
         with pytest.raises(NotSupported, match="no answer"):
-            await pool.call(ask(0))
+            await complete(pool.call(ask(0)))
         with pytest.raises(NotSupported, match="several answers"):
-            await pool.call(ask(2))
+            await complete(pool.call(ask(2)))
 
 
 @everywhere
@@ -54,7 +55,7 @@ async def test_a_reader_who_is_too_slow_does_not_keep_the_model_from_others(
     async with pool_of(place, "Count") as pool:
         pieces = pool.stream(ask(1000))
         assert first(await anext(pieces)) == 0
-        assert first(await asyncio.wait_for(pool.call(ask(1)), 10)) == 0
+        assert first(await asyncio.wait_for(complete(pool.call(ask(1))), 10)) == 0
         if place == "inline":  # where the model only goes on when it is asked to, and keeps nobody waiting
             assert [first(piece) async for piece in pieces] == list(range(1, 1000))
         else:

@@ -15,6 +15,7 @@ from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidInput, 
 from dragoman.core.tensor import Parameters, Tensor
 from dragoman.core.vector_binding import config_key
 from dragoman.engine.batch_delay import BatchDelay
+from dragoman.system.coroutines import complete
 from dragoman.workers.pool import Pool
 
 Key = tuple[Any, ...]
@@ -261,7 +262,7 @@ class Batcher:
         """Return the response of the pool. The computation is cancelled when all calls of the batch are."""
         batch.work = asyncio.current_task()
         try:
-            return await self._pool.call(request)
+            return await complete(self._pool.call(request))
         except asyncio.CancelledError:
             if batch.active:
                 raise

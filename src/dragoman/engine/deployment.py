@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
+from types import CoroutineType
 from typing import Any, TypeVar, cast
 
 from msgspec import structs
@@ -21,7 +22,7 @@ from dragoman.engine.binder import Binder
 from dragoman.engine.counters import CallCounters
 from dragoman.engine.generation_counters import GenerationUsage
 from dragoman.engine.placement import first_placement
-from dragoman.system.coroutines import Pending, begin, ensure_task
+from dragoman.system.coroutines import Pending, begin, complete, ensure_task
 from dragoman.workers.pool import Loaded, Pool, WrongPlacement
 
 A = TypeVar("A")
@@ -46,7 +47,6 @@ class Deployment:
         self._batcher: Batcher | None = None
         self._model_batch_size = 0  # rows per batch if only the model asks for batching
         self._binder: Binder
-        self._compute: Callable[[Request[Any]], Coroutine[Any, Any, Any]]
         self._in_flight = 0
         self._drained: asyncio.Event | None = None  # set once no call is in flight, while draining
 
@@ -66,7 +66,6 @@ class Deployment:
             raise
         self._batcher = self._made_batcher(self._pool, self._loaded)
         self._binder = Binder(self._loaded, self.spec.name)
-        self._compute = self._pool.call if self._batcher is None else self._compute_batched
         self.state, self.reason = "READY", ""
         self._changed()
 
@@ -198,27 +197,36 @@ class Deployment:
 
     # --- calls -------------------------------------------------------------------------------------------------
 
-    async def call(self, request: Request[A], *, nested: bool = False) -> Response[A]:
-        """Return the one response to a call, checked against the signature.
+    def begin(self, request: Request[A], *, nested: bool = False) -> Response[A] | Coroutine[Any, Any, Response[A]]:
+        """Start a call: return its response, checked against the signature, or a coroutine if something has to wait.
 
         A `nested` call, made by another model during a call of its own, is accepted while the server drains too.
         """
         start_s = time.monotonic()
         try:
-            request, pool = self._admit(request, start_s, nested=nested)
-            self._in_flight += 1
-            try:
-                if self._binder.needs_config_signature(request.call):
-                    computing = self._call_with_config(request, pool)
-                else:
-                    computing = self._compute(request)
-                answer = await (computing if request.deadline_s is None else _before(request.deadline_s, computing))
-            finally:
-                self._leave()
+            request = self._admit(request, start_s, nested=nested)
+            answer = self._compute(request)
         except BaseException as error:
             self.counters.count(request.call, start_s, error)
             raise
-        usage = GenerationUsage.of(answer) if isinstance(answer, Generation) else None
+        if type(answer) is CoroutineType:
+            return begin(self._complete(answer, request, start_s))
+        return self._response(answer, request, start_s)
+
+    async def _complete(self, computing: Coroutine[Any, Any, A], request: Request[A], start_s: float) -> Response[A]:
+        """Return the response once the pool has computed the answer."""
+        self._in_flight += 1
+        try:
+            answer = await (computing if request.deadline_s is None else _before(request.deadline_s, computing))
+        except BaseException as error:
+            self.counters.count(request.call, start_s, error)
+            raise
+        finally:
+            self._leave()
+        return self._response(answer, request, start_s)
+
+    def _response(self, answer: A, request: Request[A], start_s: float) -> Response[A]:
+        usage = GenerationUsage.of(cast("Generation", answer)) if type(answer) is Generation else None
         self.counters.count(request.call, start_s, None, usage)
         return Response(answer, self.spec.name, self.spec.version)
 
@@ -227,8 +235,8 @@ class Deployment:
         start_s, error = time.monotonic(), None
         usage = GenerationUsage() if type(request.call) is Generate else None
         try:
-            request, pool = self._admit(request, start_s)
-            async with aclosing(self._chunks(request, pool)) as chunks:
+            request = self._admit(request, start_s)
+            async with aclosing(self._chunks(request)) as chunks:
                 async for chunk in chunks:
                     if usage is not None:
                         usage.add(chunk)
@@ -239,13 +247,13 @@ class Deployment:
         finally:
             self.counters.count(request.call, start_s, error, usage)
 
-    def _admit(self, request: Request[A], now_s: float, *, nested: bool = False) -> tuple[Request[A], Pool]:
-        """Return the request bound to the signature and with its deadline, and the pool for it.
+    def _admit(self, request: Request[A], now_s: float, *, nested: bool = False) -> Request[A]:
+        """Return the request bound to the signature and with its deadline.
 
         Raises NotReady, Overloaded, NotSupported, DeadlineExceeded, InvalidInput.
         """
-        loaded, pool, call = self._loaded, self._pool, request.call
-        if loaded is None or pool is None or (self.state != "READY" and not (nested and self.state == "UNLOADING")):
+        loaded, call = self._loaded, request.call
+        if loaded is None or (self.state != "READY" and not (nested and self.state == "UNLOADING")):
             raise self._not_ready()
         if 0 < self.spec.max_queue <= self._in_flight:
             raise Overloaded(f"Exceeds maximum queue size of {self.spec.max_queue} for model '{self.spec.name}'")
@@ -259,22 +267,32 @@ class Deployment:
             raise DeadlineExceeded("Request timeout expired")
         bound = self._binder.bind(call)
         if bound is call and deadline_s is request.deadline_s:
-            return request, pool
-        return Request(bound, request.model, request.version, request.id, deadline_s, request.metadata), pool
+            return request
+        return Request(bound, request.model, request.version, request.id, deadline_s, request.metadata)
 
-    def _compute_batched(self, request: Request[Any]) -> Coroutine[Any, Any, Any]:
-        """Return the coroutine that computes the answer of a model with a batcher."""
-        assert self._batcher is not None
+    def _compute(self, request: Request[Any]) -> Any:
+        """Return the answer to an admitted request, or a coroutine that computes it."""
+        if self._binder.needs_config_signature(request.call):
+            return self._compute_with_config(request)
+        return self._compute_bound(request)
+
+    def _compute_bound(self, request: Request[Any]) -> Any:
         assert self._pool is not None
-        return self._batcher.call(request) if self._is_batched(request) else self._pool.call(request)
+        if self._batcher is not None and self._is_batched(request):
+            return self._batcher.call(request)
+        return self._pool.call(request)
 
-    async def _call_with_config(self, request: Request[A], pool: Pool) -> A:
+    async def _call_pool(self, request: Request[Any]) -> Any:
+        assert self._pool is not None
+        return await complete(self._pool.call(request))
+
+    async def _compute_with_config(self, request: Request[A]) -> A:
         """Return the answer of a model whose sizes depend on the config of the call, checked against those."""
-        configured = await self._binder.signature_for(request, pool.call)
+        configured = await self._binder.signature_for(request, self._call_pool)
         if isinstance(request.call, SignatureFor):
             return cast("A", configured.signature)
         bound = self._binder.bind(request.call, configured)
-        answer = await self._compute(structs.replace(request, call=bound))
+        answer = await complete(self._compute_bound(structs.replace(request, call=bound)))
         configured.check(answer, bound)
         return cast("A", answer)
 
@@ -285,14 +303,15 @@ class Deployment:
             return False
         return not self._model_batch_size or rows(call) <= self._model_batch_size
 
-    async def _chunks(self, request: Request[A], pool: Pool) -> AsyncGenerator[A, None]:
+    async def _chunks(self, request: Request[A]) -> AsyncGenerator[A, None]:
         """Yield the chunks of a stream, each before the deadline."""
+        assert self._pool is not None
         self._in_flight += 1
         try:
             if self._binder.needs_config_signature(request.call):
-                configured = await self._binder.signature_for(request, pool.call)
+                configured = await self._binder.signature_for(request, self._call_pool)
                 request = structs.replace(request, call=self._binder.bind(request.call, configured))
-            async with aclosing(pool.stream(request)) as chunks:
+            async with aclosing(self._pool.stream(request)) as chunks:
                 while True:
                     try:
                         async with asyncio.timeout(_remaining_s(request.deadline_s)):

@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
@@ -46,7 +46,7 @@ from dragoman.engine.registry import ModelRegistry
 from dragoman.engine.repository import Repository, Source
 from dragoman.engine.search import Skipped
 from dragoman.engine.siblings import SiblingRegistry
-from dragoman.system.coroutines import begin, ensure_task
+from dragoman.system.coroutines import begin, complete, ensure_task
 
 A = TypeVar("A")
 log = logging.getLogger("dragoman.engine")
@@ -164,28 +164,24 @@ class Engine:
 
     # --- calls -------------------------------------------------------------------------------------------------
 
-    def begin(self, request: Request[A]) -> Response[A] | Awaitable[Response[A]]:
+    def begin(self, request: Request[A]) -> Response[A] | Coroutine[Any, Any, Response[A]]:
         """Start a call: return its response, or an awaitable of it if something has to wait.
 
         Raises the errors of `dragoman.core.errors`, as awaiting does. Await it in the task that called `begin`.
         """
-        return begin(self._respond(request))
+        if not isinstance(request.call, ModelCall):
+            return begin(self._server_response(request))
+        if type(request.call) is Handle:
+            request = self._registry.addressed(request)
+        return self._find(request).begin(request)
 
     async def call(self, request: Request[A]) -> Response[A]:
         """Return the one response to a call. Cancelling it cancels the call."""
-        return await self._respond(request)
+        return await complete(self.begin(request))
 
     def stream(self, request: Request[A]) -> AsyncGenerator[Response[A], None]:
         """Return the responses to a model call as they come. Closing the generator cancels the call."""
         return self._find(request).stream(request)
-
-    def _respond(self, request: Request[A]) -> Coroutine[Any, Any, Response[A]]:
-        call = request.call
-        if not isinstance(call, ModelCall):
-            return self._server_response(request)
-        if type(call) is Handle:
-            request = self._registry.addressed(request)
-        return self._find(request).call(request)
 
     async def infer(
         self,

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from dragoman.core.calls import ModelDescription, Request
 from dragoman.core.errors import InvalidInput, ModelFailed, ModelNotFound, NotReady
 from dragoman.engine.registry import ModelRegistry
+from dragoman.system.coroutines import complete
 
 A = TypeVar("A")
 
@@ -84,7 +85,7 @@ class SiblingRegistry:
 
     async def call(self, request: Request[A]) -> A:
         deployment = self._registry.find(request.model, request.version)
-        return (await deployment.call(request, nested=True)).answer
+        return (await complete(deployment.begin(request, nested=True))).answer
 
 
 class SiblingClient:

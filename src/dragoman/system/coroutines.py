@@ -56,6 +56,11 @@ def begin(coroutine: Coroutine[Any, Any, T]) -> T | Pending[T]:
         return result
 
 
+async def complete(begun: T | Coroutine[Any, Any, T]) -> T:
+    """Return a result, or await the coroutine that computes it."""
+    return await begun if isinstance(begun, Coroutine) else begun
+
+
 class Start(Generic[T]):
     """A coroutine begun in a context of its own: `task` is None if its `result` or `error` is known already."""
 

@@ -1,7 +1,7 @@
 """A pool on the event loop of this process."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
@@ -61,17 +61,20 @@ class InlinePool:
     def measurements(self) -> Sequence[Family]:
         return () if self._executor is None else self._executor.measurements()
 
-    async def call(self, request: Request[A]) -> A:
-        if self._executor is None:
+    def call(self, request: Request[A]) -> A | Coroutine[Any, Any, A]:
+        executor = self._executor
+        if executor is None:
             raise unloading(self._spec)
-        if not self._executor.loaded.concurrent:
-            answer = self._executor.one(request)
-        else:
-            await ensure_task()  # the model's own code may count on a task
-            with self._interrupted_by_close():
-                answer = await self._executor.one_async(request)
-        mine: A = copy_outputs(answer, request.call)
-        return mine
+        if executor.loaded.concurrent:
+            return self._call_async(executor, request)
+        answer: A = copy_outputs(executor.one(request), request.call)
+        return answer
+
+    async def _call_async(self, executor: Executor, request: Request[A]) -> A:
+        await ensure_task()  # the model's own code may count on a task
+        with self._interrupted_by_close():
+            answer: A = copy_outputs(await executor.one_async(request), request.call)
+        return answer
 
     async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
         if self._executor is None:

@@ -16,6 +16,7 @@ from dragoman.core.error_text import public_text
 from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.core.metrics import Family
 from dragoman.core.spec import ModelSpec
+from dragoman.system.coroutines import complete
 from dragoman.workers.availability import Availability
 from dragoman.workers.cores import keep_to_share
 from dragoman.workers.execute import Executor
@@ -94,7 +95,7 @@ class ThreadPool:
 
     async def call(self, request: Request[A]) -> A:
         if self._inline is not None:
-            return await self._inline.call(request)
+            return await complete(self._inline.call(request))
         future: asyncio.Future[A] = self._loop.create_future()
         job = Job(0, FrameKind.CALL, request, partial(settle, future))
         self._put(job)

@@ -1,6 +1,6 @@
 """The interface of worker pools."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -77,10 +77,11 @@ class Pool(Protocol):
     def measurements(self) -> Sequence[Family]:
         """Return the metrics of the replicas in this process; those of other processes are not available."""
 
-    async def call(self, request: Request[A]) -> A:
-        """Return the response. Raises NotSupported if the model yields none or several chunks.
+    def call(self, request: Request[A]) -> A | Coroutine[Any, Any, A]:
+        """Return the response, or a coroutine that computes it if something has to wait.
 
-        Cancelling removes the call from the queue, or cancels it in the worker if it runs.
+        Raises NotSupported if the model yields none or several chunks. Cancelling removes the call from the queue, or
+        cancels it in the worker if it runs.
         """
 
     def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
