@@ -81,7 +81,7 @@ def _by_priority(found: Mapping[str, Runtime]) -> Mapping[str, Runtime]:
 
 def _placement_of(loader: Any) -> Any:
     """Return the placement that a plain loader declares: `placement_for(spec)`, or an attribute."""
-    return getattr(loader, "placement_for", None) or getattr(loader, "placement", "process")
+    return getattr(loader, "placement_for", None) or getattr(loader, "placement", "") or "process"
 
 
 def _entry(group: str, name: str) -> EntryPoint | None:

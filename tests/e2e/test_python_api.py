@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 import dragoman
 from e2e.models.batched import Rows
-from e2e.models.script import Squares
+from e2e.models.script import IsolatedSquares, Squares, isolated
 from e2e.served import MODELS, Served
 
 
@@ -176,6 +177,24 @@ async def test_an_engine_alone() -> None:
             await engine.infer("double", {"z": x})
 
 
+@pytest.mark.parametrize(("target", "model"), [(IsolatedSquares, "IsolatedSquares"), (isolated, "isolated")])
+async def test_an_object_runs_in_the_process_that_it_declares(target: Any, model: str) -> None:
+    async with dragoman.open_engine(target) as engine:
+        inputs = {"x": np.array([3.0])} if target is IsolatedSquares else {}
+        answer = await engine.infer(model, inputs)
+        assert [*answer.values()][-1] != os.getpid()
+
+
+async def test_an_object_that_no_process_can_import_is_an_error_if_it_declares_one() -> None:
+    class Local(Squares):
+        placement = "process"
+
+    for target in (Local, IsolatedSquares(dragoman.ModelSpec(name="IsolatedSquares"))):
+        async with dragoman.open_engine(target) as engine:
+            with pytest.raises(dragoman.errors.NotReady, match=r"placement 'process' needs .* otherwise set placement"):
+                await engine.infer(getattr(target, "__name__", "IsolatedSquares"), {"x": np.array([3.0])})
+
+
 async def test_asynchronous_functions_run_side_by_side() -> None:
     async with dragoman.open_engine(slow) as engine, asyncio.timeout(5):
         answers = await asyncio.gather(*(engine.infer("slow", {"x": np.array([float(i)])}) for i in range(100)))
@@ -238,6 +257,17 @@ def test_a_program_whose_instance_cannot_leave_the_process() -> None:
     try:
         served.until_live().until_logged("placement 'process' needs")
         assert served.status("/v2/health/ready") == 400
+    finally:
+        served.reap()
+
+
+def test_a_class_of_a_program_runs_in_the_process_that_it_declares() -> None:
+    served = Served.listening(command=(str(MODELS / "script.py"), "isolated"))
+    try:
+        status, body = served.until_ready().infer("IsolatedSquares", [3.0])
+        squares, pid = (output["data"] for output in body["outputs"])
+        assert (status, squares) == (200, [9.0])
+        assert pid[0] != served.process.pid
     finally:
         served.reap()
 

@@ -1,4 +1,4 @@
-"""A model that nobody has placed: where it goes, and that it is loaded once."""
+"""Models of files without a configured placement: they run where they declare, and are loaded once."""
 
 from pathlib import Path
 
@@ -9,7 +9,6 @@ from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
 from dragoman.engine.deployment import Deployment
-from dragoman.engine.placement import first_placement
 from dragoman.system.coroutines import complete
 
 HEAD = """
@@ -32,62 +31,45 @@ LOAD = """
         return {"pid": np.array([os.getpid()])}
 """
 CLASS = HEAD + "class M(dragoman.Model):\n"
-SEEN = {
+MODELS = {
     "class": (CLASS + '    placement = "thread"\n' + LOAD, "thread"),
     "annotated": (CLASS + '    placement: str = "inline"\n' + LOAD, "inline"),
-    "function": (HEAD + '@dragoman.model(placement="inline")\ndef M(x: float) -> float:\n    return x\n', "inline"),
-}
-HIDDEN = {
-    "by an expression": (CLASS + '    placement = "thread" + ""\n' + LOAD, "thread"),
-    "by __init__": (
+    "expression": (CLASS + '    placement = "thread" + ""\n' + LOAD, "thread"),
+    "set by __init__": (
         CLASS + '    placement = "thread"\n    def __init__(self, spec):\n'
         '        super().__init__(spec)\n        self.placement = "process"\n' + LOAD,
         "process",
     ),
-    "by a parent": (
+    "set afterwards": (CLASS + LOAD + '\nM.placement = "inline"\n', "inline"),
+    "inherited": (
         HEAD + 'class _Parent(dragoman.Model):\n    placement = "inline"\n\nclass M(_Parent):\n' + LOAD,
         "inline",
     ),
-    "nowhere": (CLASS + LOAD, "process"),
+    "default": (CLASS + LOAD, "process"),
 }
 
 
-def written(folder: Path, text: str) -> ModelSpec:
-    (folder / "model.py").write_text(text)
-    return ModelSpec(name="m", runtime="python", uri=str(folder))
-
-
-@pytest.mark.parametrize("name", SEEN)
-def test_what_a_file_says_is_seen_without_running_it(name: str, tmp_path: Path) -> None:
-    text, place = SEEN[name]
-    written(tmp_path, text)
-    for uri in (f"{tmp_path}", f"{tmp_path}/model.py", f"{tmp_path}/model.py:M"):
-        assert first_placement(ModelSpec(name="m", uri=uri)) == place
-    assert not (tmp_path / "imports").exists()
-
-
-@pytest.mark.parametrize("name", HIDDEN)
-def test_what_is_not_plain_to_see_is_left_to_the_model(name: str, tmp_path: Path) -> None:
-    assert first_placement(written(tmp_path, HIDDEN[name][0])) == "process"
-
-
-@pytest.mark.parametrize("text", ["class (", "", "class M: placement = 'thread'", "\0"])
-def test_strange_files_are_left_to_whoever_loads_them(text: str, tmp_path: Path) -> None:
-    assert first_placement(written(tmp_path, text)) == "process"
-    assert first_placement(ModelSpec(name="m", uri=str(tmp_path / "none.py"))) == "process"
-    assert first_placement(ModelSpec(name="m", uri="module:M")) == "process"
-
-
-@pytest.mark.parametrize(("name", "imports"), [("class", 1), *((name, 2) for name in HIDDEN)])
-async def test_a_model_is_loaded_once_wherever_it_wants_to_be(name: str, imports: int, tmp_path: Path) -> None:
-    text, place = (SEEN | HIDDEN)[name]
-    deployment = Deployment(written(tmp_path, text), lambda: None)
+@pytest.mark.parametrize("name", MODELS)
+async def test_a_model_is_loaded_once_where_it_declares(name: str, tmp_path: Path) -> None:
+    text, placement = MODELS[name]
+    (tmp_path / "model.py").write_text(text)
+    deployment = Deployment(ModelSpec(name="m", runtime="python", uri=str(tmp_path)), lambda: None)
     try:
         await deployment.start()
-        assert deployment.place == place
+        assert deployment.place == placement
         request: Request[Inference] = Request(Infer({"n": Tensor.of(np.array([1]))}), "m")
         pid = int((await complete(deployment.begin(request))).answer.outputs["pid"].data[0])
         assert (tmp_path / "loads").read_text().split() == [str(pid)]
-        assert len((tmp_path / "imports").read_text().split()) == (1 if place == "process" else imports)
+        assert len((tmp_path / "imports").read_text().split()) == (1 if placement == "process" else 2)
+    finally:
+        await deployment.close()
+
+
+async def test_a_decorated_function_runs_where_it_declares(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(HEAD + '@dragoman.model(placement="inline")\ndef M() -> int:\n    return 1\n')
+    deployment = Deployment(ModelSpec(name="m", uri=f"{tmp_path}/model.py:M"), lambda: None)
+    try:
+        await deployment.start()
+        assert deployment.place == "inline"
     finally:
         await deployment.close()

@@ -40,7 +40,7 @@ def test_a_plain_function() -> None:
     made.load()
     assert made.signature().inputs == (TensorSpec("x", FP32),)
     assert made.signature().outputs == (TensorSpec("output-0", FP32),)
-    assert (made.placement, made.platform, made.spec.name) == ("process", "python", "m")
+    assert (made.placement, made.platform, made.spec.name) == ("", "python", "m")
     assert _answer(made, np.ones(2, np.float32)) == [2, 2]
 
 

@@ -35,9 +35,10 @@ class Model:
     - `batched`: the first axis of every tensor counts independent rows, so that calls may be merged into batches.
     - `merges`: default of `max_batch_size`.
     - `platform`: the framework, for metadata.
-    - `placement`: where the model runs by default. "process" protects the server from models that hold the GIL or
-      may crash. "thread" suits native code that releases the GIL. "inline", on the event loop, suits `async`
-      methods and models that take less than about 0.1 ms.
+    - `placement`: where the model runs unless the operator says otherwise. "process" protects the server from models
+      that hold the GIL or may crash. "thread" suits native code that releases the GIL. "inline", on the event loop,
+      suits `async` methods and models that take less than about 0.1 ms. By default the runtime decides; for Python
+      models that is "process", and "thread" for objects that are passed to `dragoman.serve`.
     - `handlers`: paths that `handle` answers, e.g. "POST /scores/{name}".
     - `takes_request`: methods get the whole `Request`, with request id and metadata, instead of the call.
 
@@ -49,7 +50,7 @@ class Model:
     batched: bool = False
     merges: int = 0
     platform: str = "python"
-    placement: Placement = "process"
+    placement: Placement = ""
     handlers: tuple[str, ...] = ()
     takes_request: bool = False
 

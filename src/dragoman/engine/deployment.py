@@ -21,7 +21,6 @@ from dragoman.engine.batching import Batcher, mergeable, rows
 from dragoman.engine.binder import Binder
 from dragoman.engine.counters import CallCounters
 from dragoman.engine.generation_counters import GenerationUsage
-from dragoman.engine.placement import first_placement
 from dragoman.system.coroutines import Pending, begin, complete, ensure_task
 from dragoman.workers.pool import Loaded, Pool, WrongPlacement
 
@@ -84,7 +83,7 @@ class Deployment:
     async def _placed(self) -> tuple[Pool, Loaded]:
         if self.spec.working_directory == "own":
             return await self._pooled(self._separated(), replace(self.spec, placement="process"))
-        self.place = first_placement(self.spec)
+        self.place = _first_placement(self.spec)
         try:
             return await self._pooled(self.place, self.spec)
         except WrongPlacement as wish:
@@ -328,6 +327,13 @@ class Deployment:
         self._in_flight -= 1
         if not self._in_flight and self._drained is not None:
             self._drained.set()
+
+
+def _first_placement(spec: ModelSpec) -> Placement:
+    """Return where a model is created first; it may then raise WrongPlacement before it is loaded."""
+    if spec.placement:
+        return spec.placement
+    return "thread" if spec.target is not None else plugins.runtime(spec.runtime or "python").placement_for(spec)
 
 
 def _check_protocols(spec: ModelSpec) -> None:

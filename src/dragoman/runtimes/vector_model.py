@@ -41,7 +41,7 @@ def vector_model(target: Any, spec: ModelSpec) -> "VectorModel":
         return VectorModel(spec, Theirs(_instance(target, spec)))
     function = carried_by(target)
     placement: Placement = function.options.placement if isinstance(function, LazyVectorFunction) else ""
-    return VectorModel(spec, build_vector_function(target), placement or "process")
+    return VectorModel(spec, build_vector_function(target), placement)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class VectorModel(Model):
     A vectorised one takes many points in a call, one per row.
     """
 
-    def __init__(self, spec: ModelSpec, function: VectorFunction, placement: Placement = "process") -> None:
+    def __init__(self, spec: ModelSpec, function: VectorFunction, placement: Placement = "") -> None:
         super().__init__(spec)
         self.placement = placement
         self.function = function

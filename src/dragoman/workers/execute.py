@@ -282,7 +282,7 @@ def _close(made: Executor | Model) -> None:
 
 def _settle(model: Model, spec: ModelSpec, place: Placement) -> None:
     """Raise WrongPlacement if a model without a configured placement prefers another one."""
-    if not spec.placement and model.placement in ("inline", "thread") and model.placement != place:
+    if not spec.placement and model.placement not in ("", place):
         raise WrongPlacement(model.placement)
 
 

@@ -1,5 +1,6 @@
 """A program that serves a model from Python: `script.py function --http-port N --grpc-port N [setting=value ...]`."""
 
+import os
 import sys
 from typing import Annotated
 
@@ -29,8 +30,22 @@ class Squares(dragoman.Model):
         return squares
 
 
+class IsolatedSquares(Squares):
+    placement = "process"
+    outputs = (*Squares.outputs, dragoman.TensorSpec("pid", dragoman.INT64, (1,)))  # type: ignore[assignment]
+
+    def infer(self, call: dragoman.Infer) -> tuple[NDArray[np.float64], NDArray[np.int64]]:  # type: ignore[override]
+        return super().infer(call), np.array([os.getpid()])
+
+
+@dragoman.model(placement="process")
+def isolated() -> int:
+    return os.getpid()
+
+
 if __name__ == "__main__":
     what, _, http_port, _, grpc_port, *further = sys.argv[1:]
     settings = dict(text.split("=") for text in further)
-    models = {"function": function, "class": Squares, "instance": Squares(dragoman.ModelSpec(name="Squares"))}
+    instance = Squares(dragoman.ModelSpec(name="Squares"))
+    models = {"function": function, "class": Squares, "isolated": IsolatedSquares, "instance": instance}
     dragoman.serve(models[what], http_port=int(http_port), grpc_port=int(grpc_port), **settings)

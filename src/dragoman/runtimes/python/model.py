@@ -52,7 +52,7 @@ def model(function: Any = None, **options: Any) -> Any:
     name: what clients call it, unless the operator says otherwise; the function's own name by default.
     inputs, outputs: its tensors, instead of what its annotations tell.
     batched: the first axis of every array counts independent rows, so that calls may be merged.
-    placement: "inline", "thread" or "process"; "process" by default.
+    placement: "inline", "thread" or "process"; by default "process", or "thread" for an object passed to `serve`.
     platform: what metadata says of the framework; "python" by default.
     """
     options |= {key: tuple(options[key]) for key in ("inputs", "outputs") if key in options}
@@ -106,7 +106,7 @@ class FunctionModel(Model):
     def __init__(self, spec: ModelSpec, function: Callable[..., Any], declared: ModelDeclaration) -> None:
         super().__init__(spec)
         self.platform = declared.platform or type(self).platform
-        self.placement = declared.placement or type(self).placement
+        self.placement = declared.placement
         typed = TypedFunction(function, batched=declared.batched, defaults=Defaults.of(spec, declared.inputs))
         _adopt(self, typed, declared.inputs, declared.outputs)
 
