@@ -116,7 +116,24 @@ def test_a_page_works_as_written(page: Path, shell: Shell) -> None:
                 shell.run(command)
 
 
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+def test_links_lead_to_a_file_and_a_heading(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", page.read_text()):
+        file = page.parent / target if target else page
+        assert file.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(file), f"{page.name} links to {target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_page_is_in_the_index(page: Path) -> None:
+    """The index, or the index of the page's folder, links to it."""
+    docs = ROOT / "docs"
+    if page not in (ROOT / "README.md", docs / "README.md"):
+        index = docs / "README.md" if page.name == "README.md" or page.parent == docs else page.parent / "README.md"
+        assert f"({page.relative_to(index.parent)})" in index.read_text()

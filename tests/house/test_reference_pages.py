@@ -1,0 +1,83 @@
+"""The reference pages list exactly the endpoints, errors, datatypes and metrics that exist."""
+
+import re
+from pathlib import Path
+
+from dragoman.core import errors
+from dragoman.core.datatypes import DATATYPES
+from dragoman.server_transports import tables
+from dragoman.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+HTTP, GRPC = tables(Settings(umbridge_shared_memory=True))
+COLUMNS = {  # of the table in errors.md
+    "Open Inference, REST": "Open Inference (V2)",
+    "generate": "Open Inference generate",
+    "OpenAI": "OpenAI",
+    "TGI": "TGI",
+    "LMI": "LMI",
+    "UM-Bridge": "UM-Bridge",
+}
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text()
+
+
+def rows(text: str) -> list[list[str]]:
+    """Return the cells of all table rows, without the lines below headings."""
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|") and "---" not in line]
+    return [[cell.strip() for cell in line] for line in lines]
+
+
+def expand(path: str) -> list[str]:
+    """Return the path with and without its optional part in brackets."""
+    if "[" not in path:
+        return [path]
+    return [re.sub(r"\[.*?\]", "", path), re.sub(r"[\[\]]", "", path)]
+
+
+def test_endpoints() -> None:
+    listed = [
+        (row[0], path)
+        for row in rows(page("endpoints.md"))
+        if row[0].isupper()
+        for quoted in re.findall(r"`(.+?)`", row[1])
+        for path in expand(quoted)
+    ]
+    routes = [(route.method, route.pattern) for protocol in HTTP for route in protocol.routes]
+    assert sorted(listed) == sorted(routes)
+
+
+def test_grpc_methods() -> None:
+    section = page("endpoints.md").split("GRPCInferenceService")[1].split("\n## ")[0]
+    listed = [name for row in rows(section) for name in re.findall(r"`(\w+)`", row[0])]
+    assert listed == [method.name for protocol in GRPC for method in protocol.methods]
+
+
+def test_error_statuses() -> None:
+    heading, *lines = (row for row in rows(page("errors.md")) if len(row) == 9)
+    named = {protocol.name: protocol for protocol in HTTP}
+    for line in lines:
+        error = getattr(errors, line[0].strip("`"))("x")
+        assert line[2] == GRPC[0].status(error)
+        for column, name in COLUMNS.items():
+            assert (line[0], column, line[heading.index(column)]) == (
+                line[0],
+                column,
+                str(named[name].format_error(error).status),
+            )
+    kinds = {name for name in vars(errors) if isinstance(getattr(errors, name), type)}
+    bases = {"DragomanError", "CallerError", "ServerError", "PathNotFound"}
+    assert {line[0].strip("`") for line in lines} == kinds - bases
+
+
+def test_datatypes() -> None:
+    found = {row[0].strip("`"): row[1:3] for row in rows(page("datatypes.md"))[1:]}
+    assert found == {d.name: [f"`{d.dtype}`", str(d.size or "")] for d in DATATYPES.values()}
+
+
+def test_metrics() -> None:
+    metric = re.compile(r"\bdragoman_(?:calls?|model|front_end|text)_\w+")
+    source = "".join(path.read_text() for path in sorted((ROOT / "src").rglob("*.py")))
+    assert {*metric.findall(page("metrics.md"))} == {*metric.findall(source)}
