@@ -19,11 +19,10 @@ from dragoman.core.errors import InvalidInput, ModelFailed, Overloaded, WorkerLo
 from dragoman.core.spec import ModelSpec
 from dragoman.core.text import Grammar, Sampling
 from dragoman.generation.completion_writer import EndConditions
-from dragoman.generation.engine_limits import EngineLimits
 from dragoman.generation.external_engine import ExternalEngine, ExternalRequest, TokenChunk, end_tokens
-from dragoman.generation.input_processor import InputProcessor
+from dragoman.generation.input_processor import EngineLimits, InputProcessor
 from dragoman.generation.job import PromptRequest
-from dragoman.generation.token_choice import TokenChoice
+from dragoman.generation.token_sampler import TokenChoice
 from dragoman.generation.vocabulary import Vocabulary
 from dragoman.runtimes.openvino_genai import sampling as openvino_sampling
 from dragoman.runtimes.openvino_genai.model import OpenVinoModel

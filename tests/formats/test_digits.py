@@ -27,7 +27,7 @@ from dragoman.formats.policy import Policy
 def supported() -> bool:
     if importlib.util.find_spec("llvmlite") is None:
         return False
-    from dragoman.native.compiled import instructions
+    from dragoman.native.code import instructions
 
     return "avx2" in instructions()
 

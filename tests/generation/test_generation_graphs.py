@@ -15,11 +15,11 @@ from hypothesis import strategies as some
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dragoman.generation.batch_row import BatchRow
 from dragoman.generation.cache import KeyValueCache
 from dragoman.generation.cuda_graphs import Capture, Compute
 from dragoman.generation.fused import UnpackedLinear
 from dragoman.generation.runner import Runner
+from dragoman.generation.sequence import BatchRow
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SMALL = {

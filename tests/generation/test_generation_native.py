@@ -15,15 +15,12 @@ import torch
 import transformers
 
 from dragoman.generation.adaptive_threads import MAX_THREADS, fastest_thread_count
-from dragoman.generation.batch_row import BatchRow
 from dragoman.generation.cache import KeyValueCache
-from dragoman.generation.native.kernels import COLUMNS, KernelConfig, product
-from dragoman.generation.native.power import power
-from dragoman.generation.native.team import ThreadTeam
+from dragoman.generation.native.kernels import COLUMNS, KernelConfig, power, product
+from dragoman.generation.native.step import ThreadTeam
 from dragoman.generation.runner import Runner
-from dragoman.native.code import Code
-from dragoman.native.compiled import Compiled, instructions, new_module
-from dragoman.native.kinds import INT, LANES, POINTER
+from dragoman.generation.sequence import BatchRow
+from dragoman.native.code import INT, LANES, POINTER, Code, Compiled, instructions, new_module
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),

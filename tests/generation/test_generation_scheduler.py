@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from dragoman.generation.prefix_cache import BLOCK, PrefixCache
+from dragoman.generation.cache_manager import BLOCK, PrefixCache
 from dragoman.generation.scheduler import Scheduler
 from dragoman.generation.sequence import Sequence
 

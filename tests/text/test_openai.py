@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 import dragoman
 from dragoman import Generate, errors
 from dragoman.core.text import Bare, Generation, Grammar, PromptInfo, Text, Token, joined
-from dragoman.protocols.text_common.offsets import Offsets
+from dragoman.protocols.text_common.completions import Offsets
 from dragoman.protocols.text_common.openai_format import counted, read_tokens
-from dragoman.protocols.text_common.tool_parts import ToolChunk, gathered
 from dragoman.protocols.text_common.tool_stream import reader
-from dragoman.protocols.text_common.tools import tools_of
+from dragoman.protocols.text_common.tools import ToolChunk, gathered, tools_of
 
 from .text_house import House, Speaker, events, speaking
 

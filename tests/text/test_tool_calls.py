@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.protocols.text_common.tool_parts import ToolChunk, gathered
 from dragoman.protocols.text_common.tool_stream import reader
-from dragoman.protocols.text_common.tools import tools_of
+from dragoman.protocols.text_common.tools import ToolChunk, gathered, tools_of
 
 from .text_house import House, events, speaking
 

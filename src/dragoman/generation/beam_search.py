@@ -12,8 +12,7 @@ from dragoman.core.text import Text
 from dragoman.generation.completion_writer import CompletionWriter, EndConditions
 from dragoman.generation.job import PromptRequest
 from dragoman.generation.sampler import top_tokens
-from dragoman.generation.token_choice import TokenChoice
-from dragoman.generation.token_sampler import TokenSampler
+from dragoman.generation.token_sampler import TokenChoice, TokenSampler
 from dragoman.generation.vocabulary import Vocabulary
 
 # Score of forbidden candidates.

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from dragoman.generation.attention import AttentionForm, CacheBlocks
-from dragoman.generation.batch_row import BatchRow
 from dragoman.generation.cache import KeyValueCache
 from dragoman.generation.fused import FusedModel
+from dragoman.generation.sequence import BatchRow
 
 log = logging.getLogger("dragoman.generation")
 

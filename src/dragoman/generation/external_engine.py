@@ -15,8 +15,7 @@ from dragoman.core.text import Generation, Prompt, PromptInfo, Sampling, Text, T
 from dragoman.generation.completion_writer import CompletionWriter, EndConditions
 from dragoman.generation.input_processor import InputProcessor
 from dragoman.generation.job import PromptRequest
-from dragoman.generation.token_choice import TokenChoice
-from dragoman.generation.token_sampler import TokenSampler
+from dragoman.generation.token_sampler import TokenChoice, TokenSampler
 from dragoman.generation.vocabulary import Vocabulary
 
 Item = TypeVar("Item")

@@ -10,7 +10,7 @@ from dragoman.core.text import PromptInfo, Sampling, Text, Token
 from dragoman.generation.completion_writer import CompletionWriter
 from dragoman.generation.grammar import GrammarGuide
 from dragoman.generation.sequence import Sequence
-from dragoman.generation.token_choice import TokenChoice
+from dragoman.generation.token_sampler import TokenChoice
 
 
 class ResultSink(Protocol):

@@ -18,13 +18,12 @@ from dragoman.generation.async_engine import AsyncEngine
 from dragoman.generation.cache_manager import CacheManager
 from dragoman.generation.cuda_graphs import cuda_graph
 from dragoman.generation.engine import GenerationEngine
-from dragoman.generation.engine_limits import EngineLimits
 from dragoman.generation.grammar_compiler import LEAST as LEAST_OF_GRAMMARS
 from dragoman.generation.grammar_compiler import GrammarLimits
-from dragoman.generation.input_processor import InputProcessor
+from dragoman.generation.input_processor import EngineLimits, InputProcessor
 from dragoman.generation.job import PromptRequest
-from dragoman.generation.options import check_options
 from dragoman.generation.runner import DTYPES, Runner
+from dragoman.generation.text_engine import check_options
 from dragoman.generation.vocabulary import Vocabulary
 
 

@@ -22,11 +22,11 @@ from dragoman.generation.attention import (
     SlotSpan,
     attention,
 )
-from dragoman.generation.batch_row import BatchRow
 from dragoman.generation.cache import KeyValueCache
 from dragoman.generation.cuda_graphs import Capture, CudaGraphs
 from dragoman.generation.fused import FusedModel, is_supported
 from dragoman.generation.packing import can_pack, pack
+from dragoman.generation.sequence import BatchRow
 
 log = logging.getLogger("dragoman.generation")
 

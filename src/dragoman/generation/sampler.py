@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dragoman.generation.token_choice import TokenChoice
-from dragoman.generation.token_sampler import TokenSampler
+from dragoman.generation.token_sampler import TokenChoice, TokenSampler
 
 
 def choose(logits: torch.Tensor, samplers: Sequence[TokenSampler]) -> list[TokenChoice]:

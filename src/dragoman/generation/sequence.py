@@ -1,6 +1,22 @@
-"""A sequence of tokens, a prompt and its completion, with its slot in the cache."""
+"""A sequence in the engine, and its input in one step."""
 
+from collections import abc
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class BatchRow(NamedTuple):
+    """Tokens of one sequence in a step.
+
+    start: position of the first token in the sequence. wanted: number of last tokens whose logits are returned.
+    adapter: name of the LoRA adapter, "" for none.
+    """
+
+    slot: int
+    start: int
+    tokens: abc.Sequence[int]
+    wanted: int = 1
+    adapter: str = ""
 
 
 @dataclass(eq=False, slots=True)

@@ -1,12 +1,43 @@
 """Interface of text engines, implemented by our engine and by adapters of external ones."""
 
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from dragoman.core.calls import Generate
+from dragoman.core.errors import ModelFailed
 from dragoman.core.metrics import Family
 from dragoman.core.text import Generation, Prompt, TokenSpan
 from dragoman.generation.job import PromptRequest
+
+Options = TypeVar("Options")
+Choices = Mapping[str, tuple[str, ...]]
+
+
+def check_options(
+    kind: type[Options], given: Mapping[str, Any], least: Mapping[str, float], choices: Choices, what: str
+) -> Options:
+    """Build options of a class whose fields all have defaults; a value must have the type of its default.
+
+    least: minimum of numbers. choices: allowed strings. what: the engine, for messages. Raises ModelFailed for an
+    unknown name or an invalid value.
+    """
+    defaults: Any = kind()
+    known = list(defaults.__dataclass_fields__)
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in known:
+            raise ModelFailed(f"unknown parameter '{name}'; {what} knows {', '.join(known)}")
+        wanted: Any = type(getattr(defaults, name))
+        if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if type(value) is not wanted:
+            raise ModelFailed(f"parameter '{name}': expected {wanted.__name__}, got {value!r}")
+        if name in least and value < least[name]:
+            raise ModelFailed(f"parameter '{name}': expected at least {least[name]}, got {value!r}")
+        if name in choices and value not in choices[name]:
+            raise ModelFailed(f"parameter '{name}': expected one of {', '.join(choices[name])}, got {value!r}")
+        values[name] = value
+    return kind(**values)
 
 
 class TextEngine(Protocol):

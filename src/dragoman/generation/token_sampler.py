@@ -2,12 +2,24 @@
 
 from collections.abc import Sequence
 from copy import copy, deepcopy
+from dataclasses import dataclass
 
 import numpy as np
 
 from dragoman.core.text import Sampling
 from dragoman.generation import rules
 from dragoman.generation.grammar import GrammarGuide
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChoice:
+    """A token, its log-probability under the model and the top tokens with theirs; or `error` instead of a token."""
+
+    token: int
+    logprob: float = 0.0
+    top: tuple[tuple[int, float], ...] = ()
+    error: Exception | None = None
+
 
 # Below this temperature logits would be divided by a number that FP32 rounds to 0.
 _COLD = 1e-30

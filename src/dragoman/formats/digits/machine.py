@@ -34,7 +34,7 @@ class Digits:
         """Takes a good part of a second. Raises ImportError where llvmlite is not installed, NotImplementedError where
         this machine cannot do what pays."""
         from dragoman.formats.digits import floats, printing, reading
-        from dragoman.native.compiled import Compiled, instructions, new_module
+        from dragoman.native.code import Compiled, instructions, new_module
 
         if "avx2" not in instructions():
             raise NotImplementedError("it needs vectors of four integers")

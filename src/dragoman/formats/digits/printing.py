@@ -13,8 +13,7 @@ from llvmlite import ir
 
 from dragoman.formats.digits.floats import Float
 from dragoman.formats.digits.powers import ENTRY_BYTES, EXACT, EXACT_HALF, LEAST, ROUNDED_UP
-from dragoman.native.code import Code, Value, Variable
-from dragoman.native.kinds import EIGHT, INT, POINTER, WORD
+from dragoman.native.code import EIGHT, INT, POINTER, WORD, Code, Value, Variable
 
 AT_ONCE = EIGHT.count
 # The most that a number takes, with the comma behind it; so much more is written to behind the last one.

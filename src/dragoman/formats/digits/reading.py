@@ -9,8 +9,7 @@ from llvmlite import ir
 
 from dragoman.formats.digits.floats import Float
 from dragoman.formats.digits.powers import ENTRY_BYTES, LEAST
-from dragoman.native.code import Code, Value, Variable
-from dragoman.native.kinds import FLOAT, INT, POINTER, WORD
+from dragoman.native.code import FLOAT, INT, POINTER, WORD, Code, Value, Variable
 
 FAILED = -1
 # What has to follow a text: the array's end, and as much as is looked at beyond.

@@ -13,14 +13,12 @@ from dragoman.generation.native.kernels import (
     hold,
     norm,
     padded,
+    power,
     product,
     read,
     write,
 )
-from dragoman.generation.native.power import power
-from dragoman.native.code import Code, Value, Variable
-from dragoman.native.compiled import new_module
-from dragoman.native.kinds import LANES, POINTER
+from dragoman.native.code import LANES, POINTER, Code, Value, Variable, new_module
 
 # A product of more rows than these is made of several, whose sums stay in the nearest cache.
 PANEL = 96

@@ -7,8 +7,7 @@ from typing import Any
 from dragoman.core.sampling import MOST_STOPS, InvalidValueError, ValueKind, flag, text, texts
 from dragoman.core.text import Sampling
 from dragoman.protocols.text_common.grammar import GRAMMAR, GUIDED, RESPONSE_FORMAT
-from dragoman.protocols.text_common.parameters import GivenParameters, Parameter, given, option, sets
-from dragoman.protocols.text_common.unused_parameters import refuse_unused
+from dragoman.protocols.text_common.parameters import GivenParameters, Parameter, given, option, refuse_unused, sets
 from dragoman.protocols.wire import Policy
 
 # Names that are also the field's.

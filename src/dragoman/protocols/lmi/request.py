@@ -17,8 +17,13 @@ from dragoman.core.text import Sampling
 from dragoman.protocols.lmi.model import LmiModel
 from dragoman.protocols.lmi.parameters import ADAPTERS, parameters
 from dragoman.protocols.text_common.openai_format import PLACEHOLDERS
-from dragoman.protocols.text_common.parameters import GivenParameters, object_body, object_in, refuse_unknown
-from dragoman.protocols.text_common.unused_parameters import refuse_unused
+from dragoman.protocols.text_common.parameters import (
+    GivenParameters,
+    object_body,
+    object_in,
+    refuse_unknown,
+    refuse_unused,
+)
 from dragoman.protocols.wire import HttpRequest, Policy
 
 _FIELDS = ("inputs", "parameters", "stream", "adapters", "model_name")

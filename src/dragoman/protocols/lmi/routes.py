@@ -1,33 +1,154 @@
 """Endpoints of LMI's inference API and of the SageMaker contract."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from dragoman.core.calls import Describe, Embed, Generate, Infer, ModelDescription, Request, Response
+import msgspec
+
+from dragoman.core.calls import Describe, DescribeModels, Embed, Generate, Infer, ModelDescription, Request, Response
 from dragoman.core.errors import DragomanError, InvalidInput, ServerError
 from dragoman.core.text import Generation
+from dragoman.formats.json_data import PARSER_FAULTS
+from dragoman.formats.json_document import without_arrays
+from dragoman.formats.json_scan import check_json
 from dragoman.protocols.lmi import control
-from dragoman.protocols.lmi.address import addressed
-from dragoman.protocols.lmi.arrays import parse_arrays_request
-from dragoman.protocols.lmi.async_results import fetched, later
-from dragoman.protocols.lmi.bedrock import parse_bedrock_request
-from dragoman.protocols.lmi.chat import parse_openai_request
+from dragoman.protocols.lmi.arrays import READERS, parse_arrays_request
 from dragoman.protocols.lmi.embeddings import parse_embeddings_request
 from dragoman.protocols.lmi.errors import LmiErrors, codes, dynamic
 from dragoman.protocols.lmi.formats import Formatter
 from dragoman.protocols.lmi.model import lmi_model
-from dragoman.protocols.lmi.request import LmiRequest, parse_request, versioned
+from dragoman.protocols.lmi.request import (
+    ANY_MODEL,
+    LmiRequest,
+    attributes,
+    is_form,
+    is_openais,
+    media_type,
+    model_name,
+    parse_request,
+    versioned,
+)
+from dragoman.protocols.lmi.schemas import parse_bedrock_request, parse_openai_request
 from dragoman.protocols.text_common.parameters import inquiry
 from dragoman.protocols.wire import (
+    BackgroundCall,
     EndpointResult,
     EngineCall,
+    Headers,
+    HttpError,
     HttpProtocol,
     HttpRequest,
     HttpResponse,
     HttpStream,
+    PartialResult,
     Policy,
     PreliminaryCall,
+    ResultPoll,
     Route,
+    json_response,
 )
+
+_SYNCHRONOUS = "x-synchronous"
+_STARTING = "x-starting-token"
+_NEXT = "x-next-token"
+_MOST = "x-max-items"
+_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
+_ALL = 1 << 31
+
+
+def fetched(http: HttpRequest, error: Callable[[DragomanError | HttpError], HttpResponse]) -> ResultPoll | None:
+    """Return the fetch of an earlier response; None for a new request. Raises InvalidInput for an invalid number."""
+    token = _header(http, _STARTING)
+    if not token:
+        return None
+    most = _header(http, _MOST) or "-1"
+    if not most.removeprefix("-").isdecimal() or len(most) > 9:
+        raise InvalidInput(f"`{_MOST}` must be an integer; got '{most[:64]}'")
+
+    def format_response(part: PartialResult | None) -> HttpResponse:
+        if part is None:
+            return error(HttpError(400, f"Invalid {_STARTING}: {token[:64]}"))
+        if part.status == 0:
+            pending = {"code": 202, "message": "The model result is not yet available"}
+            return json_response(pending, 202, _next(part.next_token))
+        if part.is_truncated:
+            return error(HttpError(500, "the answer was cut off before its end"))
+        return HttpResponse(part.status, part.body, (*part.headers, *_next(part.next_token)))
+
+    return ResultPoll(token, int(most) if int(most) > 0 else _ALL, format_response)
+
+
+def later(
+    http: HttpRequest, asked: EndpointResult, error: Callable[[DragomanError | HttpError], HttpResponse]
+) -> EndpointResult:
+    """Return the request as it is, or one that is answered later if its headers ask for that."""
+    if _header(http, _SYNCHRONOUS).lower() != "false":
+        return asked
+    return BackgroundCall(asked, error, lambda token: HttpResponse(200, (), _next(token)))
+
+
+def _header(http: HttpRequest, name: str) -> str:
+    """Return a header, or the same property in SageMaker's custom attributes."""
+    return http.headers.get(name) or attributes(http).get(name, "")
+
+
+def _next(token: str) -> Headers:
+    return ((_NEXT, token), (_ATTRIBUTES, f"{_NEXT}={token}")) if token else ()
+
+
+class _Body(msgspec.Struct, frozen=True):
+    """The fields of a body that name a model; the others are not parsed here."""
+
+    model: Any = None
+    model_name: Any = None
+    messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    prompt: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    inputs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+    def fields(self) -> list[str]:
+        return [name for name in ("messages", "prompt", "inputs") if getattr(self, name) is not msgspec.UNSET]
+
+
+_BODY = msgspec.json.Decoder(_Body)
+
+
+def addressed(http: HttpRequest, policy: Policy, then: Callable[[str], EndpointResult]) -> EndpointResult:
+    """Call `then` with the name of the model, "" for none.
+
+    The field is `model_name`, or `model` in chats and completions of OpenAI. LMI ignores the latter, and its clients
+    send any value: it counts only if such a model exists, or if it is a placeholder.
+    """
+    name = http.params.get("model", "") or model_name(http)
+    if name:
+        return then(name)
+    named, heeded = _in_body(http, policy)
+    if not named or (heeded and named not in ANY_MODEL):
+        return then(named)
+
+    def choose(response: Response[tuple[ModelDescription, ...]]) -> EndpointResult:
+        return then(named if any(found.name == named for found in response.answer) else "")
+
+    return PreliminaryCall(Request(DescribeModels()), choose)
+
+
+def _in_body(http: HttpRequest, policy: Policy) -> tuple[str, bool]:
+    """Return the name in a body, "" for none, and whether LMI itself uses it."""
+    # The body of a large array is not gone through for a name that it does not have.
+    if media_type(http) in READERS or is_form(http) or b'"model' not in bytes(http.body):
+        return "", True
+    try:
+        text, _ = without_arrays(bytes(http.body), policy)
+        check_json(text, policy)
+        body = _BODY.decode(text)
+    except (InvalidInput, *PARSER_FAULTS):  # told in the words of whichever model reads it
+        return "", True
+    openais = is_openais(body.fields())
+    found = body.model if openais else body.model_name
+    if not isinstance(found, str):
+        return "", True
+    # As at OpenAI's paths: behind a colon stands an adapter, and of `organisation/name` the name counts.
+    return (found.partition(":")[0].rpartition("/")[2], False) if openais else (found, True)
+
 
 _PATHS = (
     "/invocations",

@@ -7,9 +7,8 @@ from dragoman.core.calls import Response
 from dragoman.core.text import Generation, Text, Token
 from dragoman.protocols.text_common.openai_format import REASONS, Envelope, Usage, counted, read_tokens, stop_reason
 from dragoman.protocols.text_common.parameters import EVENT_STREAM, event
-from dragoman.protocols.text_common.tool_parts import ToolChunk, gathered, merged
 from dragoman.protocols.text_common.tool_stream import Reader, reader
-from dragoman.protocols.text_common.tools import Tools
+from dragoman.protocols.text_common.tools import ToolChunk, Tools, gathered, merged
 from dragoman.protocols.wire import Headers, HttpResponse, json_response
 
 

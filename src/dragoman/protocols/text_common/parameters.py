@@ -15,6 +15,14 @@ from dragoman.core.text import Grammar, Sampling, Text, Token
 from dragoman.formats.json_document import parse_json
 from dragoman.protocols.wire import Buffer, Headers, HttpRequest, HttpResponse, Policy
 
+
+def refuse_unused(names: Sequence[str], policy: Policy) -> None:
+    """Raise InvalidInput in strict mode if there are such names."""
+    if names and policy.strict_parameters:
+        value = ", ".join(f"`{name}`" for name in names)
+        raise InvalidInput(f"parameters that have no effect here: {value}; expected none of them")
+
+
 IGNORED = "x-ignored-parameters"
 EVENT_STREAM: Headers = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
 _MOST_NAMED = 32

@@ -3,10 +3,8 @@
 import re
 from collections.abc import Iterator
 
-from dragoman.protocols.text_common.tool_free import FreeCalls
-from dragoman.protocols.text_common.tool_json import Extent
-from dragoman.protocols.text_common.tool_parts import ToolCallDelta, ToolChunk
-from dragoman.protocols.text_common.tools import ToolCall, Tools, call
+from dragoman.protocols.text_common.tool_free import Extent, FreeCalls
+from dragoman.protocols.text_common.tools import ToolCall, ToolCallDelta, ToolChunk, Tools, call
 
 # Where a call is required: `[{"name": ..., "arguments": {...}}, ...]`, the names in this order.
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*"([A-Za-z0-9_.\-]+)"\s*,\s*"arguments"\s*:\s*(?=\{)')

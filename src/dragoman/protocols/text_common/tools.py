@@ -4,7 +4,7 @@ import json
 import re
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dragoman.core.errors import InvalidInput
@@ -85,6 +85,45 @@ def _moved(schema: Any, place: str) -> Any:
 def call(name: str, arguments: str = "") -> ToolCall:
     """Return a call with a new id of nine letters and digits: Mistral's templates accept no other."""
     return ToolCall(name, arguments, uuid.uuid4().hex[:9])
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A chunk of the arguments of the call at `index`; `opens` is that call, in its first chunk."""
+
+    index: int
+    arguments: str
+    opens: ToolCall | None = None
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Format as OpenAI does: the name of a call first, with empty arguments, then the arguments."""
+        opened = [{"index": self.index, **replace(self.opens, arguments="").to_json()}] if self.opens else []
+        return [
+            *opened,
+            *([{"index": self.index, "function": {"arguments": self.arguments}}] if self.arguments else []),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChunk:
+    """Text for the user, and chunks of tool calls."""
+
+    content: str = ""
+    deltas: Sequence[ToolCallDelta] = ()
+
+
+def merged(deltas: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
+    """Join the chunks of each call."""
+    found: dict[int, ToolCallDelta] = {}
+    for new in deltas:
+        old = found.get(new.index)
+        found[new.index] = new if old is None else replace(old, arguments=old.arguments + new.arguments)
+    return list(found.values())
+
+
+def gathered(part: ToolChunk) -> list[ToolCall]:
+    """Return the calls that begin in a chunk, with their arguments so far."""
+    return [replace(delta.opens, arguments=delta.arguments) for delta in merged(part.deltas) if delta.opens]
 
 
 def tools_of(given: Any, choice: Any) -> Tools:

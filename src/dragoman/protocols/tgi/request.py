@@ -1,15 +1,17 @@
 """Parse TGI requests: inputs, and parameters within TGI's limits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dragoman.core.calls import DescribeModels, ModelDescription, Request, Response
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import checked, flag, integer, number, shown, text, texts
 from dragoman.core.text import Bare, Chat, Sampling
 from dragoman.protocols.text_common.chat import PARAMETERS as PARAMETERS_OF_CHAT
 from dragoman.protocols.text_common.chat import conversation, flag_in
 from dragoman.protocols.text_common.grammar import GRAMMAR
+from dragoman.protocols.text_common.openai_format import PLACEHOLDERS
 from dragoman.protocols.text_common.parameters import (
     GivenParameters,
     Parameter,
@@ -17,10 +19,33 @@ from dragoman.protocols.text_common.parameters import (
     object_in,
     option,
     refuse_unknown,
+    refuse_unused,
     sets,
 )
-from dragoman.protocols.text_common.unused_parameters import refuse_unused
-from dragoman.protocols.wire import Headers, Policy
+from dragoman.protocols.wire import EndpointResult, Headers, HttpRequest, Policy, PreliminaryCall
+
+
+def addressed(
+    body: Mapping[str, Any], http: HttpRequest, then: Callable[[str, tuple[str, ...]], EndpointResult]
+) -> EndpointResult:
+    """Call `then` with the name of the model and the names of fields that have no effect.
+
+    TGI ignores the field `model` of a body. Here it chooses the model if the path names none and such a model exists.
+    """
+    named, path = body.get("model"), http.params.get("model", "")
+    named = named.rpartition("/")[2] if isinstance(named, str) else ""
+    if not named or named == path:
+        return then(path, ())
+    passed_over = () if named in PLACEHOLDERS else ("model",)
+    if path:
+        return then(path, passed_over)
+
+    def choose(response: Response[tuple[ModelDescription, ...]]) -> EndpointResult:
+        known = any(found.name == named for found in response.answer)
+        return then(named, ()) if known else then("", passed_over)
+
+    return PreliminaryCall(Request(DescribeModels()), choose)
+
 
 # TGI: what its launcher allows by default.
 MOST_BEST_OF = 2

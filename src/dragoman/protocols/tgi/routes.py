@@ -41,11 +41,11 @@ from dragoman.protocols.text_common.parameters import (
     object_body,
 )
 from dragoman.protocols.text_common.tokenize import is_vllms, parse_tokenize_request
-from dragoman.protocols.tgi.address import addressed
 from dragoman.protocols.tgi.request import (
     MOST_BEST_OF,
     MOST_INPUTS,
     MOST_STOP_SEQUENCES,
+    addressed,
     chat_to_cut,
     parse_request,
     text_to_cut,

@@ -17,8 +17,8 @@ from dragoman.protocols.text_common.parameters import (
     most_likely_first,
     object_in,
     refuse_unknown,
+    refuse_unused,
 )
-from dragoman.protocols.text_common.unused_parameters import refuse_unused
 from dragoman.protocols.tgi.request import parse_request
 from dragoman.protocols.wire import EngineCall, HttpRequest, HttpResponse, Policy, json_response
 

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.core.errors import ModelFailed
-from dragoman.generation.engine_limits import EngineLimits
 from dragoman.generation.external_engine import ExternalEngine, end_tokens
-from dragoman.generation.input_processor import InputProcessor
-from dragoman.generation.options import check_options
+from dragoman.generation.input_processor import EngineLimits, InputProcessor
+from dragoman.generation.text_engine import check_options
 from dragoman.generation.vocabulary import Vocabulary
 from dragoman.runtimes.openvino_genai import RUNTIME
 from dragoman.runtimes.openvino_genai.tokens import OpenVinoTokens

@@ -14,7 +14,7 @@ from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, Worke
 from dragoman.core.text import Sampling
 from dragoman.generation.engine_thread import notify, start_thread
 from dragoman.generation.external_engine import ExternalRequest, TokenChunk
-from dragoman.generation.token_choice import TokenChoice
+from dragoman.generation.token_sampler import TokenChoice
 from dragoman.runtimes.openvino_genai import sampling as openvino_sampling
 
 log = logging.getLogger("dragoman.generation")

@@ -13,15 +13,13 @@ from typing import Any
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, WorkerLost
 from dragoman.core.text import Sampling
 from dragoman.generation import folder as folders
-from dragoman.generation.checks import MAX_TOP_LOGPROBS
-from dragoman.generation.engine_limits import EngineLimits
 from dragoman.generation.external_engine import ExternalEngine, ExternalRequest, TokenChunk, end_tokens
 from dragoman.generation.grammar_compiler import LEAST as LEAST_OF_GRAMMARS
 from dragoman.generation.grammar_compiler import GrammarLimits
-from dragoman.generation.input_processor import InputProcessor
+from dragoman.generation.input_processor import MAX_TOP_LOGPROBS, EngineLimits, InputProcessor
 from dragoman.generation.job import PromptRequest
-from dragoman.generation.options import check_options
-from dragoman.generation.token_choice import TokenChoice
+from dragoman.generation.text_engine import check_options
+from dragoman.generation.token_sampler import TokenChoice
 from dragoman.generation.vocabulary import Vocabulary
 from dragoman.runtimes.text_model import TextModel
 from dragoman.runtimes.vllm import RUNTIME

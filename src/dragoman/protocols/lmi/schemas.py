@@ -1,13 +1,19 @@
-"""Bedrock's schema as LMI has it with `bedrock_compat`: `prompt` and `max_gen_len` in, `generation` out."""
+"""OpenAI and Bedrock schemas at the LMI paths; streams may be JSON lines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from msgspec import structs
 
 from dragoman.core.calls import Generate, Response
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import checked, flag, shown, text
 from dragoman.core.text import Generation, Text, Token
+from dragoman.protocols.lmi.errors import LmiErrors
 from dragoman.protocols.lmi.formats import to_json
+from dragoman.protocols.lmi.model import LmiModel
+from dragoman.protocols.text_common.chat import parse_chat_request
+from dragoman.protocols.text_common.completions import parse_completion_request
 from dragoman.protocols.text_common.parameters import Parameter, given, inquiry, option, sets, spread
 from dragoman.protocols.wire import (
     JSON_TYPE,
@@ -18,7 +24,43 @@ from dragoman.protocols.wire import (
     HttpResponse,
     HttpStream,
     Policy,
+    PreliminaryCall,
 )
+
+_LINES: Headers = (("content-type", "application/jsonlines"),)
+_EVENT_HEADERS = ("content-type", "cache-control")
+
+
+def parse_openai_request(
+    body: Mapping[str, Any], http: HttpRequest, policy: Policy, errors: LmiErrors, model: LmiModel
+) -> EndpointResult:
+    """Parse a body with `messages` or with a `prompt`. Raises InvalidInput naming the field."""
+    parse = parse_chat_request if "messages" in body else parse_completion_request
+    result = parse(body, http, policy, errors.write, model.name)
+    return _in_lines(result) if model.formatter == "jsonlines" else result
+
+
+def _in_lines(result: EndpointResult) -> EndpointResult:
+    """Return the same result with JSON lines instead of server-sent events, and without [DONE]."""
+    if isinstance(result, PreliminaryCall):
+        then: Callable[[Response[Any]], EndpointResult] = result.then
+        return structs.replace(result, then=lambda response: _in_lines(then(response)))
+    if not isinstance(result, HttpStream):
+        return result
+    chunk, late_error, last_chunk = result.format_chunk, result.format_late_error, result.format_last_chunk
+    return structs.replace(
+        result,
+        format_chunk=lambda response: _lines(chunk(response)),
+        format_late_error=lambda error: _lines(late_error(error)),
+        format_last_chunk=lambda: _lines(last_chunk()),
+        end=b"",
+        headers=(*_LINES, *(pair for pair in result.headers if pair[0] not in _EVENT_HEADERS)),
+    )
+
+
+def _lines(events: bytes) -> bytes:
+    return b"".join(event.removeprefix(b"data: ") + b"\n" for event in events.split(b"\n\n") if event)
+
 
 _PARAMETERS: Mapping[str, Parameter] = {
     "prompt": option("prompt", text()),
@@ -32,7 +74,6 @@ _PARAMETERS: Mapping[str, Parameter] = {
 _DEFAULTS: Mapping[str, Any] = {"max_new_tokens": 512, "temperature": 0.5, "top_p": 0.9, "do_sample": True}
 _FORWARDED = "x-amzn-sagemaker-forwarded-api"
 _STREAMED = "InvokeEndpointWithResponseStream"
-_LINES: Headers = (("content-type", "application/jsonlines"),)
 
 
 def parse_bedrock_request(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> EndpointResult:
