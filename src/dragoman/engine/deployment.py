@@ -46,6 +46,7 @@ class Deployment:
         self._batcher: Batcher | None = None
         self._model_batch_size = 0  # rows per batch if only the model asks for batching
         self._binder: Binder
+        self._compute: Callable[[Request[Any]], Any]  # the pool's own function if nothing has to be done before
         self._in_flight = 0
         self._drained: asyncio.Event | None = None  # set once no call is in flight, while draining
 
@@ -65,6 +66,8 @@ class Deployment:
             raise
         self._batcher = self._made_batcher(self._pool, self._loaded)
         self._binder = Binder(self._loaded, self.spec.name)
+        is_plain = self._batcher is None and SignatureFor not in self._loaded.calls
+        self._compute = self._pool.call if is_plain else self._compute_any
         self.state, self.reason = "READY", ""
         self._changed()
 
@@ -204,7 +207,8 @@ class Deployment:
         start_s = time.monotonic()
         try:
             request = self._admit(request, start_s, nested=nested)
-            answer = self._compute(request)
+            compute = self._compute if type(request.call) is not SignatureFor else self._compute_any
+            answer = compute(request)
         except BaseException as error:
             self.counters.count(request.call, start_s, error)
             raise
@@ -269,7 +273,7 @@ class Deployment:
             return request
         return Request(bound, request.model, request.version, request.id, deadline_s, request.metadata)
 
-    def _compute(self, request: Request[Any]) -> Any:
+    def _compute_any(self, request: Request[Any]) -> Any:
         """Return the answer to an admitted request, or a coroutine that computes it."""
         if self._binder.needs_config_signature(request.call):
             return self._compute_with_config(request)
