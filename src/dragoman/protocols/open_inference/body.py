@@ -99,7 +99,11 @@ def _wanted(binary: object, outputs: Sequence[Requested]) -> Wanted:
     for output in outputs:
         if not output.parameters:
             continue
-        name, parameters = output.name, told_parameters(output.parameters)
+        name, flag = output.name, output.parameters.get("binary_data")
+        if len(output.parameters) == 1 and type(flag) is bool:  # as in most requests
+            forms[name] = flag
+            continue
+        parameters = told_parameters(output.parameters)
         if "binary_data" in parameters:
             forms[name] = _flag(parameters["binary_data"], f"output '{name}': parameter 'binary_data'")
         if count := classes_wanted(parameters, name):
