@@ -50,6 +50,62 @@ def test_help_imports_neither_numpy_nor_the_engine(arguments: tuple[str, ...]) -
     assert not imported & {"numpy", "asyncio", "msgspec", "dragoman.engine", "dragoman.server", "dragoman.transports"}
 
 
+@pytest.fixture(scope="module")
+def completion_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    script = tmp_path_factory.mktemp("completion") / "dragoman.bash"
+    script.write_text(run("completion", "bash").stdout)
+    return script
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("dragoman ser", "serve"),
+        ("dragoman ", "serve doctor graph check completion"),
+        ("dragoman serve --http-p", "--http-port"),
+        ("dragoman serve --no-keep-m", "--no-keep-memory"),
+        ("dragoman serve --http-port 8000 --log-format ", "text json"),
+        ("dragoman serve net", "net.onnx"),
+        ("dragoman serve other.onnx net", "net.onnx"),
+        ("dragoman serve --tls-cert net", "net.onnx"),
+        ("dragoman check ", "derivatives"),
+        ("dragoman completion z", "zsh"),
+        ("dragoman nonsense", ""),
+    ],
+)
+def test_completion_in_bash(completion_script: Path, tmp_path: Path, line: str, expected: str) -> None:
+    (tmp_path / "net.onnx").touch()
+    # `complete -p` prints the installed function; `-o bashdefault` falls back to file names, as compgen -f does.
+    program = """
+        source "$1"
+        [[ "$(complete -p dragoman)" =~ "-o bashdefault -F "([^ ]+) ]]
+        COMP_WORDS=("${@:2}") COMP_CWORD=$(($# - 2))
+        "${BASH_REMATCH[1]}" dragoman "${!#}" "${@: -2:1}"
+        [ ${#COMPREPLY[@]} -gt 0 ] || mapfile -t COMPREPLY < <(compgen -f -- "${!#}")
+        echo "${COMPREPLY[@]}"
+    """
+    words = line.split(" ")
+    command = ["bash", "-c", program, "bash", completion_script, *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert (sorted(done.stdout.split()), done.stderr) == (sorted(expected.split()), "")
+
+
+@pytest.mark.parametrize(("shell", "first"), [("zsh", "#compdef dragoman"), ("fish", "# AUTOMATICALLY GENERATED")])
+def test_completion_for_other_shells(shell: str, first: str) -> None:
+    done = run("completion", shell)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(first)
+    assert "http-port" in done.stdout
+
+
+def test_completion_without_shtab(tmp_path: Path) -> None:
+    (tmp_path / "shtab.py").write_text("raise ImportError")
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    done = run("completion", "bash", environment={"PYTHONPATH": path})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "dragoman: shell completion needs shtab: pip install 'dragoman[completion]'\n"
+
+
 def test_the_installed_command() -> None:
     command = Path(sys.executable).parent / "dragoman"
     done = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=60, check=True)

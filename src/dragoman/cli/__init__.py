@@ -17,11 +17,26 @@ _COMMANDS = {
     "doctor": "report what will differ for a folder of MLServer or LMI",
     "graph": "draw and check a graph of models",
     "check": "check the derivatives of a model",
+    "completion": "print a completion script for bash, zsh or fish",
 }
+
+# Metavariables of arguments that name files or folders.
+_FILES = ("PATH", "FILE", "FOLDER", "MODEL", "OUT")
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that suggests the closest option or choice for a misspelled one."""
+    """A parser that suggests the closest option or choice for a misspelled one.
+
+    `file_type` is the type that shtab completes as file names.
+    """
+
+    file_type: Any = None
+
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        action = super().add_argument(*names, **options)
+        if self.file_type is not None and action.metavar in _FILES:
+            action.complete = self.file_type  # type: ignore[attr-defined]
+        return action
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, unknown = self.parse_known_args(args, namespace)
@@ -40,8 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status: 0 success, 1 failure, 2 wrong arguments or settings."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] not in _COMMANDS:
-        _overview().parse_args(given)
-    command: Any = importlib.import_module(f"dragoman.cli.{given[0]}")
+        main_parser().parse_args(given)
+    command = _command(given[0])
     parser = CommandParser(
         prog=f"dragoman {given[0]}", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -57,8 +72,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _overview() -> CommandParser:
-    """Return a parser for `--help`, `--version` and misspelled commands."""
+def _command(name: str) -> Any:
+    return importlib.import_module(f"dragoman.cli.{name}")
+
+
+def main_parser(file_type: Any = None) -> CommandParser:
+    """Return the parser of `dragoman`, without the arguments of its commands unless `file_type` is given.
+
+    Their modules import NumPy, which `--help` and `--version` must not wait for.
+    """
     parser = CommandParser(
         prog="dragoman",
         description="Serve models over Open Inference, UM-Bridge and the OpenAI, TGI and LMI text APIs.",
@@ -68,5 +90,8 @@ def _overview() -> CommandParser:
     parser.add_argument("--version", action="version", version=f"dragoman {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, summary in _COMMANDS.items():
-        commands.add_parser(name, help=summary)
+        subparser = commands.add_parser(name, help=summary)
+        if file_type is not None:
+            subparser.file_type = file_type
+            _command(name).add_arguments(subparser)
     return parser
