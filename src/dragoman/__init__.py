@@ -26,6 +26,7 @@ _HOME = {
     "TensorSpec": "core.signature",
     "Signature": "core.signature",
     "ModelSpec": "core.spec",
+    "Runtime": "core.runtime",
     "Datatype": "core.datatypes",
     "BOOL": "core.datatypes",
     "UINT8": "core.datatypes",

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Self
@@ -132,21 +132,28 @@ class Server:
         await self._front.stop(left_s)
         await self.engine.close()
 
-    async def run(self, started: Callable[["Server"], Any] | None = None) -> None:
-        """Serve until SIGTERM or SIGINT, then drain and stop. `started` is awaited once the ports are open."""
-        with StopSignals() as signals:
+    async def run(self, started: Callable[["Server"], Any] | None = None, *, handle_signals: bool = True) -> None:
+        """Serve until SIGTERM or SIGINT, then drain and stop. `started` is awaited once the ports are open.
+
+        The process has its previous signal handlers again on return. With `handle_signals=False` they stay as they
+        are, and cancellation of this coroutine, as by Ctrl-C under `asyncio.run`, drains and stops the server.
+        """
+        with StopSignals() if handle_signals else nullcontext() as signals:
             await self.listen()
             loading = asyncio.ensure_future(self.engine.start())
             reporting = asyncio.ensure_future(started(self)) if started is not None else None
-            waiting = asyncio.ensure_future(signals.stop.wait())
+            stop = signals.stop if signals else asyncio.Event()
+            waiting = asyncio.ensure_future(stop.wait())
             try:
                 await asyncio.wait({waiting, loading}, return_when=asyncio.FIRST_COMPLETED)
                 if loading.done():
                     await loading
                     await waiting
-                await self._wait_until_unrouted(signals)
+                if signals is not None:
+                    await self._wait_until_unrouted(signals)
             finally:
-                signals.release()  # a further signal ends the process at once
+                if signals is not None:
+                    signals.release()  # a further signal ends the process at once
                 for task in (loading, reporting, waiting):
                     if task is not None:
                         task.cancel()
@@ -167,11 +174,15 @@ class Server:
                     await signals.hurry.wait()
 
 
-def serve(*models: Any, **settings: Any) -> None:
-    """Serve models until the process gets SIGTERM or SIGINT; see `Server` for the arguments.
+def serve(*models: Any, handle_signals: bool = True, **settings: Any) -> None:
+    """Serve models until the process gets SIGTERM or SIGINT; see `Server` for the other arguments.
 
-    Where the program has set up no logging of its own, the log goes to standard error. Raises RuntimeError inside a
-    running event loop, which `Server` is for.
+    Requests in flight are finished first, for at most `drain_s` seconds, so that a program in a container stops
+    cleanly. On return the process has its previous signal handlers again. With `handle_signals=False` they stay as they
+    are: Ctrl-C then drains likewise and raises KeyboardInterrupt, and SIGTERM does what the program has set up.
+
+    If the program has set up no logging of its own, the log goes to standard error. Raises RuntimeError inside a
+    running event loop, which `Server` is for, and in other threads than the main one unless `handle_signals=False`.
     """
     if plugins.importing():
         raise ModelFailed(
@@ -195,13 +206,13 @@ def serve(*models: Any, **settings: Any) -> None:
             name = f"{deployment.spec.name} {deployment.spec.version}".rstrip()
             log.info("model %s: %s %s", name, deployment.reported_state.lower(), deployment.reason)
 
-    run(server, started)
+    run(server, started, handle_signals)
 
 
-def run(server: Server, started: Callable[[Server], Any] | None = None) -> None:
+def run(server: Server, started: Callable[[Server], Any] | None = None, handle_signals: bool = True) -> None:
     """Run a server in a new event loop: uvloop if it is installed."""
     with _measuring(server.settings):
-        event_loop.run(server.run(started))
+        event_loop.run(server.run(started, handle_signals=handle_signals))
 
 
 @contextmanager

@@ -4,7 +4,9 @@ import asyncio
 import http.client
 import json
 import os
+import signal
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 import dragoman
 from e2e.models.batched import Rows
 from e2e.models.script import IsolatedSquares, Squares, isolated
-from e2e.served import MODELS, Served
+from e2e.served import MODELS, Served, serving, until
 
 
 def double(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -284,3 +286,65 @@ def test_a_program_without_a_guard(tmp_path: Path) -> None:
         assert "Traceback" not in served.log()
     finally:
         served.reap()
+
+
+# --- signals -----------------------------------------------------------------------------------------------
+
+
+PROGRAM = """
+import signal, sys, time
+from pathlib import Path
+import dragoman
+
+def on_signal(number: int, frame: object) -> None:
+    print("own handler:", signal.Signals(number).name, file=sys.stderr, flush=True)
+    if number == signal.SIGTERM:
+        signal.raise_signal(signal.SIGINT)
+
+def wait(x: list[str]) -> float:
+    folder = x[0]
+    Path(folder, "begun").touch()
+    while not Path(folder, "go").exists():
+        time.sleep(0.01)
+    return 1.0
+
+signal.signal(signal.SIGTERM, on_signal)
+signal.signal(signal.SIGHUP, on_signal)
+http_port, grpc_port = (int(sys.argv[i]) for i in (2, 4))
+try:
+    dragoman.serve(wait, http_port=http_port, grpc_port=grpc_port, placement="thread", HANDLE)
+    print("returned", file=sys.stderr, flush=True)
+except KeyboardInterrupt:
+    print("KeyboardInterrupt", file=sys.stderr, flush=True)
+print("restored:", signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGHUP) is on_signal,
+      signal.getsignal(signal.SIGINT) is signal.default_int_handler, file=sys.stderr, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("handle_signals", "number", "expected"),
+    [
+        (True, signal.SIGTERM, ["returned"]),
+        (True, signal.SIGINT, ["returned"]),
+        (False, signal.SIGINT, ["KeyboardInterrupt"]),
+        (False, signal.SIGTERM, ["own handler: SIGTERM", "KeyboardInterrupt"]),
+    ],
+)
+def test_signals_of_a_program(tmp_path: Path, handle_signals: bool, number: int, expected: list[str]) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM.replace("HANDLE", f"handle_signals={handle_signals}"))
+    with serving(command=(str(tmp_path / "program.py"),)) as served, ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(served.infer, "wait", [str(tmp_path)], "BYTES")
+        until((tmp_path / "begun").exists, "the request")
+        served.process.send_signal(number)
+        served.until_logged("stopping")
+        (tmp_path / "go").touch()
+        assert answer.result()[1]["outputs"][0]["data"] == [1.0]  # a request in flight is finished
+        assert served.ended() == 0
+        lines = served.log().splitlines()
+        assert [line for line in lines if line in expected] == expected
+        assert lines[-1] == "restored: True True"
+
+
+def test_signals_are_handled_in_the_main_thread_only() -> None:
+    with ThreadPoolExecutor(1) as thread, pytest.raises(RuntimeError, match="expected handle_signals=False"):
+        thread.submit(dragoman.serve, double, http_port=0, grpc_port=-1).result()

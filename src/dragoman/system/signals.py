@@ -4,43 +4,45 @@ import asyncio
 import logging
 import os
 import signal
+import threading
 from typing import Self
 
 log = logging.getLogger("dragoman.server")
-
-_STOP = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
     """SIGTERM and SIGINT stop a server: the first sets `stop`, the second `hurry`.
 
-    After `release` another one ends the process at once. SIGHUP is logged and ignored, unless the terminal of the
-    server was
-    closed: then it stops the server like SIGTERM.
+    After `release` another one ends the process at once. SIGHUP is logged and ignored, unless the server's terminal was
+    closed: then it stops the server like SIGTERM. On exit of the context the process has its previous handlers again.
+    Raises RuntimeError outside of the main thread, which alone can handle signals.
     """
 
     def __init__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("signals can be handled in the main thread only: expected handle_signals=False")
         self.stop = asyncio.Event()
         self.hurry = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._has_terminal = _is_terminal()
-        self._hears_hangup = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN  # `nohup` has it ignored
+        self._previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        if (hangup := signal.getsignal(signal.SIGHUP)) is not signal.SIG_IGN:  # `nohup` ignores it
+            self._previous[signal.SIGHUP] = hangup
 
     def __enter__(self) -> Self:
-        for number in _STOP:
-            self._loop.add_signal_handler(number, self._stop)
-        if self._hears_hangup:
-            self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        for number in self._previous:
+            self._loop.add_signal_handler(number, self._hang_up if number == signal.SIGHUP else self._stop)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.release()
-        if self._hears_hangup:
-            self._loop.remove_signal_handler(signal.SIGHUP)
+        for number, handler in self._previous.items():
+            self._loop.remove_signal_handler(number)
+            if handler is not None:  # None: not set by Python
+                signal.signal(number, handler)
 
     def release(self) -> None:
-        """Restore the default handling of SIGTERM and SIGINT."""
-        for number in _STOP:
+        """Restore the system's handling of SIGTERM and SIGINT: another one ends the process."""
+        for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.remove_signal_handler(number)
 
     def _stop(self) -> None:
