@@ -85,7 +85,7 @@ def test_completion_in_bash(completion_script: Path, tmp_path: Path, line: str, 
         echo "${COMPREPLY[@]}"
     """
     words = line.split(" ")
-    command = ["bash", "-c", program, "bash", completion_script, *words]
+    command = ["bash", "-c", program, "bash", str(completion_script), *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     assert (sorted(done.stdout.split()), done.stderr) == (sorted(expected.split()), "")
 

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,7 @@ def isolated() -> int:
 
 if __name__ == "__main__":
     what, _, http_port, _, grpc_port, *further = sys.argv[1:]
-    settings = dict(text.split("=") for text in further)
+    settings: dict[str, Any] = dict(text.split("=") for text in further)
     instance = Squares(dragoman.ModelSpec(name="Squares"))
     models = {"function": function, "class": Squares, "isolated": IsolatedSquares, "instance": instance}
     dragoman.serve(models[what], http_port=int(http_port), grpc_port=int(grpc_port), **settings)
