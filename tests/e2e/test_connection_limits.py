@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 
@@ -93,6 +95,46 @@ async def test_connections_that_ask_nothing_make_way_for_health(crowded: dragoma
     assert await asyncio.wait_for(_ended(idle[0][0]), 20)
     for _, writer in idle:
         writer.transport.abort()
+
+
+async def test_idle_connections_of_one_client_leave_room_for_health_checks_of_another(crowded: dragoman.Server) -> None:
+    port = crowded.http_ports[0]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    idle = [await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.9", 0)) for _ in range(30)]
+    assert await asyncio.wait_for(_ended(idle[0][0]), 20)
+    writer.write(b"GET /v2/health/live HTTP/1.1\r\nhost: a\r\n\r\n")
+    assert (await asyncio.wait_for(reader.read(), 20)).startswith(b"HTTP/1.1 200 ")
+    for _, each in [*idle, (reader, writer)]:
+        each.transport.abort()
+
+
+# More connections wait than the process may have files; the last one, of another address, asks for health.
+_FLOOD = """
+import asyncio, resource, socket
+import dragoman, uvloop
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (160, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+def double(x: float) -> float:
+    return 2 * x
+
+async def main():
+    async with dragoman.Server(double, http_port=0, grpc_port=-1, placement="inline") as server:
+        address = ("127.0.0.1", server.http_ports[0])
+        idle = [socket.create_connection(address, source_address=("127.0.0.9", 0)) for _ in range(90)]
+        health = socket.create_connection(address)
+        health.sendall(b"GET /v2/health/live HTTP/1.1\\r\\nhost: a\\r\\n\\r\\n")
+        health.setblocking(False)
+        print((await asyncio.wait_for(asyncio.get_running_loop().sock_recv(health, 4096), 60))[:12].decode())
+
+with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    runner.run(main())
+"""
+
+
+def test_more_connections_at_once_than_there_are_files_leave_room_for_health_checks() -> None:
+    ended = subprocess.run([sys.executable, "-c", _FLOOD], capture_output=True, text=True, timeout=100)
+    assert ended.stdout == "HTTP/1.1 200\n", ended.stderr
 
 
 async def _ended(reader: asyncio.StreamReader) -> bool:

@@ -155,6 +155,8 @@ class Listener:
                 task = self.loop.create_task(self._connect(accepted, options))
                 self._connecting.add(task)
                 task.add_done_callback(self._connecting.discard)
+                if self._reserve.is_out_of_files(accepted.fileno()):
+                    break  # without a free descriptor, uvloop resets every connection that waits
 
     async def _connect(self, accepted: socket.socket, options: Mapping[str, Any]) -> None:
         with suppress(OSError):  # the client has left, or failed to agree on TLS

@@ -1,13 +1,15 @@
 """Room for health checks when a server has as many connections, or open files, as it may have."""
 
-from collections import OrderedDict
+from collections import Counter
 from typing import Any, Protocol
 
 from dragoman.protocols.wire import HttpError
+from dragoman.transports.client_address import client_address
 from dragoman.transports.limits import Limits
 from dragoman.transports.warnings import Warnings
 
-# Connections beyond the limits that are open for health checks at a time; a further one replaces the oldest.
+# Connections beyond the limits that are open for health checks at a time; a further one replaces the oldest of the
+# client that has most of them.
 RESERVED_CONNECTIONS = 32
 # File descriptors that other connections leave: the last of them, but no more than this part of all.
 _RESERVED_FILES = 64
@@ -45,7 +47,7 @@ class Reserve:
         if self._max_files:
             self._most = max(1, min(self._most, self._reserved_files // _LISTENERS))
         self._warnings = warnings
-        self._connections: OrderedDict[Abortable, None] = OrderedDict()
+        self._addresses: dict[Abortable, str] = {}  # of the client, the oldest connection first
 
     def admits(self, connection: Abortable, transport: Any, open_connections: int) -> bool:
         """Return whether a new connection may send any request. If not, it is for health checks alone.
@@ -56,22 +58,28 @@ class Reserve:
             self._warnings.log(
                 "too many connections: new ones are for health checks alone, max_connections=%d", self._max_connections
             )
-        elif self._max_files and _descriptor(transport) >= self._max_files - self._reserved_files:
+        elif self.is_out_of_files(_descriptor(transport)):
             self._warnings.log(
                 "running out of file descriptors: new connections are for health checks alone, limit=%d (ulimit -n)",
                 self._max_files,
             )
         else:
             return True
-        self._connections[connection] = None
-        if len(self._connections) > self._most:
-            oldest, _ = self._connections.popitem(last=False)
-            oldest.abort()
+        self._addresses[connection] = client_address(transport)
+        if len(self._addresses) > self._most:
+            counts = Counter(self._addresses.values())
+            replaced = max(self._addresses, key=lambda each: counts[self._addresses[each]])  # the first of equals
+            del self._addresses[replaced]
+            replaced.abort()
         return False
+
+    def is_out_of_files(self, descriptor: int) -> bool:
+        """Return whether a descriptor is among those that ordinary connections leave."""
+        return 0 < self._max_files <= descriptor + self._reserved_files
 
     def forget(self, connection: Abortable) -> None:
         """This connection is gone."""
-        self._connections.pop(connection, None)
+        self._addresses.pop(connection, None)
 
 
 def _descriptor(transport: Any) -> int:
