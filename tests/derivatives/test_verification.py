@@ -298,6 +298,20 @@ def test_jax_arrays_converted_to_numbers_are_an_error() -> None:
     assert gradient(build(lambda x: x[0] * x[1] ** 2, inputs=[2], derivatives="jax"), [2, 3]).tolist() == [9.0, 12.0]
 
 
+@pytest.mark.parametrize("verb", ["apply_jacobian", "apply_hessian"])
+def test_the_first_action_of_jax_arrays_converted_to_numbers_is_an_error(verb: str) -> None:
+    def leaking(x: Any) -> Any:
+        return x[0].item() ** 2 * x[1] ** 2
+
+    found = build(leaking, inputs=[2], outputs=[1], derivatives="jax", evaluate_at_load=False)
+    x = [np.array([2.0, 3.0])]
+    with pytest.raises(ModelFailed, match=r"by jax is not confirmed .* is 0 where .* give 36,"):
+        if verb == "apply_jacobian":
+            found.apply_jacobian(0, 0, x, np.array([1.0, 0.0]), {})
+        else:
+            found.apply_hessian(0, 0, 0, x, ONE, np.ones(2), {})
+
+
 # --- settings and costs -----------------------------------------------------------------------------------
 
 

@@ -108,6 +108,15 @@ async def test_t61_a_body_that_unpacks_to_more_than_the_limit(name: str) -> None
         assert (await house.infer("Identity", fine, {"Content-Encoding": name})).status == 200
 
 
+async def test_a_body_packed_more_than_twice_is_rejected(house: House) -> None:
+    body = encoded(BIG)
+    for _ in range(3):
+        body = gzip.compress(body)
+    answer = await house.infer("Identity", body, {"Content-Encoding": "gzip, gzip, gzip"})
+    assert answer.status == 415
+    assert "of 3 layers is not supported" in answer.error
+
+
 async def test_gzip_of_countless_members_is_refused_soon() -> None:
     start = time.monotonic()
     with pytest.raises(HttpError, match="not valid gzip"):
