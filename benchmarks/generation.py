@@ -248,7 +248,8 @@ def _signal(child: subprocess.Popen[str], what: signal.Signals) -> None:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Medians of the rounds, and how many times the tokens of each other side ours are, by time and by CPU time."""
     lines = [
-        "| model | clients | side | tokens/s | by CPU s | first token ms | gap ms | peak MiB | ours / it (by CPU) |",
+        "| model | clients | engine | tokens/s | tokens/CPU s | first token ms | ms between tokens | peak MiB "
+        "| dragoman / engine (by CPU) |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     keys = dict.fromkeys((row["model"], row["dtype"], row["clients"]) for row in rows)
@@ -269,9 +270,7 @@ def filled(text: str, found: dict[str, Any]) -> str:
     m = found["machine"]
     line = f"{m['processor']}, {m['cores']} cores, {m['when'][:16].replace('T', ' ')} UTC; prompts of 64 tokens, "
     engines = "".join(f"{name} {found['versions'][name]}; " for name in ENGINES if name in found["versions"])
-    line += (
-        f"{found['new']} new ones; {engines}cores busy with something else before: {found['others_busy_cores']:.1f}."
-    )
+    line += f"{found['new']} new tokens; {engines}other load before: {found['others_busy_cores']:.1f} cores."
     return _MARKED.sub(lambda part: f"{part[1]}\n{line}\n\n{table(found['rows'])}\n\n{part[2]}", text)
 
 

@@ -1,4 +1,4 @@
-"""Writes the tables and pictures of docs/performance.md from the results of the suite.
+"""Write the tables and pictures of docs/performance.md from the results of the suite.
 
 usage: python -m benchmarks.page [--results FOLDER] [--page FILE]
 """
@@ -10,31 +10,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.aims import AIMS, Most, Ratio
+from benchmarks.aims import AIMS, Maximum, MinRatio
 from benchmarks.plots import Bar, Group, chart
 from benchmarks.processes import RESULTS, ROOT
 from benchmarks.subjects import ECHOES, OURS
 
 Result = Mapping[str, Any]
-_QUIET_CORES = 0.2  # above it rates tell of others, too
+_QUIET_CORES = 0.2  # with more other load, CPU time is more reliable than throughput
 PAGE = ROOT / "docs" / "performance.md"
 _MARKED = re.compile(r"(<!-- from results: ([\w ]+) -->\n).*?(<!-- end -->)", re.S)
 
-# Of a row: its key, the heading of its column, and how it is written.
+# Key of a row, heading of its column, number format.
 _COLUMNS = (
-    ("workload", "question", "{}"),
+    ("workload", "workload", "{}"),
     ("models", "models", "{:,}"),
-    ("connections", "c", "{}"),
+    ("connections", "connections", "{}"),
     ("server", "server", "{}"),
-    ("rate", "answers/s", "{:,.0f}"),
+    ("rate", "requests/s", "{:,.0f}"),
     ("p50_ms", "p50 ms", "{:.2f}"),
     ("p99_ms", "p99 ms", "{:.2f}"),
-    ("cpu_us", "CPU us each", "{:,.0f}"),
-    ("p50_beside_ms", "p50 ms beside", "{:.2f}"),
-    ("p99_beside_ms", "p99 ms beside", "{:.2f}"),
+    ("cpu_us", "CPU us/request", "{:,.0f}"),
+    ("p50_beside_ms", "p50 ms with idle", "{:.2f}"),
+    ("p99_beside_ms", "p99 ms with idle", "{:.2f}"),
     ("ratio", "ratio of p50", "{:.2f}"),
-    ("kib_each", "KiB each", "{:.1f}"),
-    ("ready_s", "ready after s", "{:.2f}"),
+    ("kib_each", "KiB/connection", "{:.1f}"),
+    ("ready_s", "start s", "{:.2f}"),
     ("processes", "processes", "{:.0f}"),
     ("pss_mib", "PSS MiB", "{:,.0f}"),
     ("rss_mib", "RSS MiB", "{:,.0f}"),
@@ -43,59 +43,66 @@ _COLUMNS = (
     ("failed", "failed", "{}"),
 )
 _PICTURED = {"w7": ("ready_s", "s until ready"), "w10": ("p50_beside_ms", "ms, median")}
+_OVERVIEW = (  # result, workload, connections, heading
+    ("w1", "rest-json-small", 16, "W1: REST JSON, 16 numbers"),
+    ("w2", "rest-json-large", 16, "W2: REST JSON, 150,528 numbers"),
+    ("w3", "rest-binary-large", 16, "W3: REST binary, 600 KB"),
+    ("w4", "grpc-raw-small", 16, "W4: gRPC, 16 numbers"),
+    ("w5", "sklearn", 64, "W5: scikit-learn, with batching"),
+    ("w6", "evaluate-4", 16, "W6: UM-Bridge, 4 numbers"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=PAGE)
-    given = parser.parse_args(arguments)
-    results = read(given.results)
-    given.page.write_text(filled(given.page.read_text(), results))
-    pictures = given.page.with_suffix("")
-    pictures.mkdir(exist_ok=True)
-    for name, found in results.items():
-        if drawn := picture(found):
-            (pictures / f"{name}.svg").write_text(drawn)
+    options = parser.parse_args(arguments)
+    results = load_results(options.results)
+    options.page.write_text(fill(options.page.read_text(), results))
+    folder = options.page.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    for name, svg in pictures(results).items():
+        (folder / f"{name}.svg").write_text(svg)
 
 
-def read(folder: Path) -> dict[str, Result]:
-    """The results that there are, by the name of the workload."""
+def load_results(folder: Path) -> dict[str, Result]:
+    """Return the results in the folder by name of their workload."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("w*.json"))}
 
 
-def filled(text: str, results: Mapping[str, Result]) -> str:
-    """The page with each marked part written anew; what has no results is left as it is."""
+def fill(text: str, results: Mapping[str, Result]) -> str:
+    """Return the page with its marked sections replaced; sections without results are unchanged."""
 
-    def part(found: re.Match[str]) -> str:
-        what = found[2]
-        if what == "aims":
-            body = aims(results)
-        elif what in results:
-            body = f"{circumstances(results[what])}\n\n{table(results[what])}"
+    def section(match: re.Match[str]) -> str:
+        name = match[2]
+        if name == "aims":
+            body = targets(results)
+        elif name in results:
+            body = f"{conditions(results[name])}\n\n{table(results[name])}"
         else:
-            return found[0]
-        return f"{found[1]}\n{body}\n\n{found[3]}"
+            return match[0]
+        return f"{match[1]}\n{body}\n\n{match[3]}"
 
-    return _MARKED.sub(part, text)
+    return _MARKED.sub(section, text)
 
 
-def circumstances(found: Result) -> str:
-    """When, on what, and how busy that was."""
-    m, plan = found["machine"], found["plan"]
+def conditions(result: Result) -> str:
+    """Return the machine, date, rounds and other load of a measurement."""
+    m, plan = result["machine"], result["plan"]
     line = f"{m['processor']}, {m['cores']} cores, Python {m['python']}, {m['when'][:16].replace('T', ' ')} UTC; "
-    line += f"{plan['rounds']} x {plan['seconds']:g} s" + (", quick" if plan["quick"] else "")
-    line += f"; cores busy with something else before: {found['others_busy_cores']:.1f}"
-    return line + ("" if found["pinned"] else "; not pinned") + "."
+    line += f"{plan['rounds']} rounds of {plan['seconds']:g} s" + (", quick" if plan["quick"] else "")
+    line += f"; other load before: {result['others_busy_cores']:.1f} cores"
+    return line + ("" if result["pinned"] else "; not pinned") + "."
 
 
-def table(found: Result) -> str:
-    """All rows; `of X` is the median of the rounds' own ratios of answers to those of X, `by CPU` that of CPU time."""
-    rows = found["rows"]
+def table(result: Result) -> str:
+    """Return all rows; `times X` is the median over the rounds of the ratio to X, in brackets that by CPU time."""
+    rows = result["rows"]
     columns = [c for c in _COLUMNS if any(c[0] in row for row in rows)]
     bases = list(dict.fromkeys(b for row in rows if _ours(row) for b in row.get("ratios", ()) if not _is_ours(b)))
-    heads = [head for _, head, _ in columns] + [f"of {b} (by CPU)" for b in bases]
-    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    headings = [heading for _, heading, _ in columns] + [f"times {b} (by CPU)" for b in bases]
+    lines = [f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
     for row in rows:
         cells = [form.format(row[key]) if key in row else "" for key, _, form in columns]
         cells += [_ratio(row, base) if _ours(row) else "" for base in bases]
@@ -118,35 +125,60 @@ def _ratio(row: Mapping[str, Any], base: str) -> str:
     return f"{row['ratios'][base]:.2f}" + ("" if by_cpu is None else f" ({by_cpu:.2f})")
 
 
-def aims(results: Mapping[str, Result]) -> str:
-    """Each aim with what was reached: by answers a second, or by CPU time where the machine did something else too."""
-    lines = ["| | question | aim | reached | by CPU | |", "|---|---|---|---:|---:|---|"]
+def targets(results: Mapping[str, Result]) -> str:
+    """Return a table of targets, judged by throughput, or by CPU time if the machine had other load."""
+    lines = ["| | workload | target | measured | by CPU | met |", "|---|---|---|---:|---:|---|"]
     for aim in AIMS:
-        found = results.get(aim.bench, {"rows": [], "others_busy_cores": 0.0})
-        rate, cpu = aim.reached(found["rows"]), aim.reached_by_cpu(found["rows"])
-        busy = found["others_busy_cores"] > _QUIET_CORES
-        counts = cpu if busy and cpu is not None else rate
-        told = "not measured" if rate is None else f"{rate:.2f}"
-        verdict = "" if counts is None else ("yes" if aim.met(counts) else "missed") + (", busy" if busy else "")
+        result = results.get(aim.bench, {"rows": [], "others_busy_cores": 0.0})
+        rate, cpu = aim.measured(result["rows"]), aim.measured_by_cpu(result["rows"])
+        busy = result["others_busy_cores"] > _QUIET_CORES
+        value = cpu if busy and cpu is not None else rate
+        measured = "not measured" if rate is None else f"{rate:.2f}"
+        met = "" if value is None else ("yes" if aim.is_met(value) else "no") + (", other load" if busy else "")
         by_cpu = "" if cpu is None else f"{cpu:.2f}"
-        lines.append(f"| {aim.bench.upper()} | {_question(aim)} | {aim.told()} | {told} | {by_cpu} | {verdict} |")
+        lines.append(f"| {aim.bench.upper()} | {_workload(aim)} | {aim.describe()} | {measured} | {by_cpu} | {met} |")
     return "\n".join(lines)
 
 
-def _question(aim: Ratio | Most) -> str:
-    return f"{aim.workload}, c = {aim.connections}" if isinstance(aim, Ratio) else f"{aim.workload}, {aim.key}"
+def _workload(aim: MinRatio | Maximum) -> str:
+    if isinstance(aim, Maximum):
+        return f"{aim.workload}, {aim.key}"
+    return f"{aim.workload}, {aim.connections} connections"
 
 
-def picture(found: Result) -> str:
-    """Answers a second of each server, or what else the workload is about; empty where it has no picture."""
-    key, unit = _PICTURED.get(found["name"], ("rate", "answers a second"))
-    rows = [row for row in found["rows"] if key in row and row.get("connections", 16) in (16, 64)]
+def pictures(results: Mapping[str, Result]) -> dict[str, str]:
+    """Return the SVG charts by name: one for each workload that has one, and `overview`."""
+    charts = {name: picture(result) for name, result in results.items()} | {"overview": overview(results)}
+    return {name: svg for name, svg in charts.items() if svg}
+
+
+def overview(results: Mapping[str, Result]) -> str:
+    """Return a chart of the throughput of other servers relative to ours; empty if no other server was measured."""
+    groups = []
+    for bench, workload, connections, heading in _OVERVIEW:
+        rows = results.get(bench, {"rows": []})["rows"]
+        ours = [r for r in rows if (r["workload"], r.get("connections"), r["server"]) == (workload, connections, OURS)]
+        ratios = {n: r for row in ours for n, r in row["ratios"].items() if n not in ECHOES and "," not in n}
+        if ratios:
+            bars = [Bar(name, 1 / ratio, f"{1 / ratio:.2g}", "peer") for name, ratio in ratios.items()]
+            groups.append(Group(heading, [Bar(OURS, 1.0, "1", "own"), *sorted(bars, key=lambda bar: -bar.length)]))
+    return (
+        chart("Throughput relative to Dragoman", "requests per second on one core, higher is better", groups)
+        if groups
+        else ""
+    )
+
+
+def picture(result: Result) -> str:
+    """Return a chart of throughput, or of the main value of the workload; empty if it has none."""
+    key, unit = _PICTURED.get(result["name"], ("rate", "requests per second"))
+    rows = [row for row in result["rows"] if key in row and row.get("connections", 16) in (16, 64)]
     groups = [
         Group(heading, [_bar(row, key) for row in rows if _heading(row) == heading])
         for heading in dict.fromkeys(map(_heading, rows))
     ]
-    title = f"{found['name'].upper()}: {found['title']}"
-    return chart(title, f"{unit}; {found['machine']['when'][:10]}", groups) if groups else ""
+    title = f"{result['name'].upper()}: {result['title']}"
+    return chart(title, f"{unit}; {result['machine']['when'][:10]}", groups) if groups else ""
 
 
 def _heading(row: Mapping[str, Any]) -> str:
