@@ -56,7 +56,7 @@ async def test_a_model_is_loaded_once_where_it_declares(name: str, tmp_path: Pat
     deployment = Deployment(ModelSpec(name="m", runtime="python", uri=str(tmp_path)), lambda: None)
     try:
         await deployment.start()
-        assert deployment.place == placement
+        assert deployment.placement == placement
         request: Request[Inference] = Request(Infer({"n": Tensor.of(np.array([1]))}), "m")
         pid = int((await complete(deployment.begin(request))).answer.outputs["pid"].data[0])
         assert (tmp_path / "loads").read_text().split() == [str(pid)]
@@ -70,6 +70,6 @@ async def test_a_decorated_function_runs_where_it_declares(tmp_path: Path) -> No
     deployment = Deployment(ModelSpec(name="m", uri=f"{tmp_path}/model.py:M"), lambda: None)
     try:
         await deployment.start()
-        assert deployment.place == "inline"
+        assert deployment.placement == "inline"
     finally:
         await deployment.close()

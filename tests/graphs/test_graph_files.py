@@ -274,7 +274,7 @@ def vector(*values: float) -> Tensor:
 async def test_a_graph_of_built_in_nodes_runs_in_the_server(tmp_path: Path) -> None:
     (tmp_path / "g.graph.toml").write_text(TOML)
     async with dragoman.open_engine(tmp_path / "g.graph.toml") as engine:
-        assert [d.place for d in engine.deployments()] == ["inline"]
+        assert [d.placement for d in engine.deployments()] == ["inline"]
         told = (await engine.call(Request(Describe(), "g"))).answer
         assert told.details["graph"]["nodes"]["e"]["gradient"] == "built in"
         rows = await engine.infer("g", {"x": np.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])})

@@ -58,7 +58,7 @@ async def values(engine: Engine, *x: float, config: Any = None, model: str = "po
 
 async def test_a_model_is_asked_where_it_is(folder: Path) -> None:
     async with dragoman.open_engine(folder) as engine:
-        assert {d.spec.name: d.place for d in engine.deployments()} == {"posterior": "inline", "squares": "thread"}
+        assert {d.spec.name: d.placement for d in engine.deployments()} == {"posterior": "inline", "squares": "thread"}
         told = await answer(engine, Describe())
         assert told.details["graph"]["nodes"]["s"]["gradient"] == "served by 'squares'"
         assert await values(engine, 0.5, 1.0) == [[np.exp(0.25), np.e], [2.25]]

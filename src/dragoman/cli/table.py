@@ -49,7 +49,7 @@ def startup_table(server: Server, took_s: float) -> None:
     for deployment in server.engine.deployments():
         spec = deployment.spec
         state = deployment.reported_state
-        rows.append((spec.name, spec.version or "-", deployment.platform or "-", deployment.place, state.lower()))
+        rows.append((spec.name, spec.version or "-", deployment.platform or "-", deployment.placement, state.lower()))
         if deployment.reason:
             again = "; it is loaded again until that works" if deployment.retries else ""
             errors.append(f"  {spec.name}: {deployment.reason}{again}")

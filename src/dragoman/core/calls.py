@@ -37,7 +37,7 @@ class ServerCall(Call[Answer]):
     __slots__ = ()
 
 
-# --- asked of a model ------------------------------------------------------------------------------------
+# --- calls to a model ------------------------------------------------------------------------------------
 
 
 class Inference(msgspec.Struct, frozen=True):
@@ -171,14 +171,14 @@ class Handle(msgspec.Struct, ModelCall[Handled], frozen=True, kw_only=True):
     params: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-# --- asked of the server ---------------------------------------------------------------------------------
+# --- calls to the server ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
     """Metadata of a model: its served versions, platform, signature, supported calls and further details.
 
-    `protocols` are settings for protocols, by their names. `place` is the model's file or folder, or "".
+    `protocols` are settings for protocols, by their names. `path` is the model's file or folder, or "".
     """
 
     name: str
@@ -188,7 +188,7 @@ class ModelDescription:
     calls: frozenset[type[Call[Any]]] = frozenset()
     details: Mapping[str, Any] = field(default_factory=dict)
     protocols: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    place: str = ""
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +334,7 @@ class Response(msgspec.Struct, Generic[Answer], frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Together(ServerCall[tuple[Response[Any], ...]]):
+class ConcurrentCalls(ServerCall[tuple[Response[Any], ...]]):
     """Several model calls that run concurrently. The first error cancels the others."""
 
     requests: tuple[Request[Any], ...]

@@ -37,7 +37,7 @@ class Deployment:
         self.state = "LOADING"
         self.reason = ""
         self.retries = False  # whether it could not be loaded yet, and is loaded again later
-        self.place: Placement = ""
+        self.placement: Placement = ""
         self.counters = CallCounters()
         self._changed = changed
         self._siblings = siblings
@@ -50,7 +50,7 @@ class Deployment:
         self._in_flight = 0
         self._drained: asyncio.Event | None = None  # set once no call is in flight, while draining
 
-    # --- its life ------------------------------------------------------------------------------------------
+    # --- start and stop ------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Load the model. Raises ModelFailed, or NotReady if it may load later; it is UNAVAILABLE then."""
@@ -58,52 +58,49 @@ class Deployment:
         try:
             if self.spec.protocols:
                 await asyncio.to_thread(_check_protocols, self.spec)
-            self._pool, self._loaded = await self._placed()
+            self._pool, self._loaded = await self._load()
         except BaseException as error:
             self.state, self.reason = "UNAVAILABLE", str(error) or type(error).__name__
             self.retries = isinstance(error, NotReady)
             self._changed()
             raise
-        self._batcher = self._made_batcher(self._pool, self._loaded)
+        self._batcher = self._make_batcher(self._pool, self._loaded)
         self._binder = Binder(self._loaded, self.spec.name)
         is_plain = self._batcher is None and SignatureFor not in self._loaded.calls
         self._compute = self._pool.call if is_plain else self._compute_any
         self.state, self.reason = "READY", ""
         self._changed()
 
-    def _made_batcher(self, pool: Pool, loaded: Loaded) -> Batcher | None:
+    def _make_batcher(self, pool: Pool, loaded: Loaded) -> Batcher | None:
         """Return the batcher by the operator's settings, else by the model's; none for inline models without
         settings.
         """
         spec = self.spec
         if spec.max_batch_size > 1 and loaded.signature.batched:
             return Batcher(pool, spec.max_batch_size, spec.max_batch_wait_s, spec.batch_linger)
-        self._model_batch_size = 0 if spec.max_batch_size or self.place == "inline" else loaded.merges
+        self._model_batch_size = 0 if spec.max_batch_size or self.placement == "inline" else loaded.merges
         if self._model_batch_size > 1 and loaded.signature.batched:
             return Batcher(pool, self._model_batch_size, 0.0)
         return None
 
-    async def _placed(self) -> tuple[Pool, Loaded]:
+    async def _load(self) -> tuple[Pool, Loaded]:
+        """Load the model where it is configured to run, else where its runtime or the model itself prefers."""
         if self.spec.working_directory == "own":
-            return await self._pooled(self._separated(), replace(self.spec, placement="process"))
-        self.place = _first_placement(self.spec)
+            if self.spec.placement not in ("", "process"):
+                raise ModelFailed(
+                    f"failed to load '{self.spec.name}', working_directory 'own': expected placement 'process', got "
+                    f"'{self.spec.placement}'; threads of one process share its working directory"
+                )
+            self.placement = "process"
+            return await self._start_pool(self.placement, replace(self.spec, placement="process"))
+        self.placement = _first_placement(self.spec)
         try:
-            return await self._pooled(self.place, self.spec)
-        except WrongPlacement as wish:
-            self.place = wish.placement
-        return await self._pooled(self.place, replace(self.spec, placement=self.place))
+            return await self._start_pool(self.placement, self.spec)
+        except WrongPlacement as error:
+            self.placement = error.placement
+        return await self._start_pool(self.placement, replace(self.spec, placement=self.placement))
 
-    def _separated(self) -> Placement:
-        """Return the placement of a model whose replicas have separate working directories. Raises ModelFailed."""
-        if self.spec.placement not in ("", "process"):
-            raise ModelFailed(
-                f"failed to load '{self.spec.name}', working_directory 'own': expected placement 'process', got "
-                f"'{self.spec.placement}'; threads of one process share its working directory"
-            )
-        self.place = "process"
-        return self.place
-
-    async def _pooled(self, placement: Placement, spec: ModelSpec) -> tuple[Pool, Loaded]:
+    async def _start_pool(self, placement: Placement, spec: ModelSpec) -> tuple[Pool, Loaded]:
         if self._siblings is not None and placement in ("inline", "thread"):
             spec = replace(spec, siblings=self._siblings(spec.name))
         pool: Pool = plugins.find("pools", placement)(spec, self._changed)
@@ -132,7 +129,7 @@ class Deployment:
             await self._pool.close()
         self._changed()
 
-    # --- what it tells ---------------------------------------------------------------------------------------
+    # --- state -----------------------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:

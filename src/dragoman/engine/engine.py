@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from dragoman._version import __version__
 from dragoman.core.calls import (
     Call,
+    ConcurrentCalls,
     Describe,
     DescribeModels,
     DescribeServer,
@@ -31,7 +32,6 @@ from dragoman.core.calls import (
     ScaleModel,
     ServerDescription,
     States,
-    Together,
     Unload,
 )
 from dragoman.core.errors import Forbidden, NotReady, Unaddressed, Unauthorized
@@ -92,7 +92,7 @@ class Engine:
         self.started = False
         self._change: asyncio.Event = asyncio.Event()
 
-    # --- its life ------------------------------------------------------------------------------------------
+    # --- start and stop ------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -130,7 +130,7 @@ class Engine:
         await self._control.close()
         self._changed()
 
-    # --- what it tells ---------------------------------------------------------------------------------------
+    # --- state -----------------------------------------------------------------------------------------------
 
     def ready(self) -> bool:
         """Return True if every model is ready, and there is one unless the server starts without."""
@@ -201,16 +201,16 @@ class Engine:
     def _find(self, request: Request[Any]) -> Deployment:
         if self._draining:
             raise NotReady("the server is shutting down")
-        return self._registry.find(request.model or self._unnamed(type(request.call)), request.version)
+        return self._registry.find(request.model or self._only_model(type(request.call)), request.version)
 
-    def _preferred(self, able: type[Call[Any]], otherwise: type[Call[Any]]) -> type[Call[Any]]:
+    def _choose_call_type(self, able: type[Call[Any]], otherwise: type[Call[Any]]) -> type[Call[Any]]:
         """Return which of two call types a request without a model name means."""
         default = self._identity.default_model
         if default and self._registry.find(default).is_loaded:
             return able if self._registry.find(default).answers(able) else otherwise
         return able if any(d.answers(able) for d in self._registry.all()) else otherwise
 
-    def _unnamed(self, able: type[Call[Any]]) -> str:
+    def _only_model(self, able: type[Call[Any]]) -> str:
         """Return the model of calls without a model name: the default, or the only one that answers them."""
         names = sorted({d.spec.name for d in self._registry.all() if d.answers(able)})
         default = self._identity.default_model
@@ -228,10 +228,10 @@ class Engine:
             case Index() | Load() | ScaleModel() | Unload() as call:
                 self._authorize(call.token)
                 answer = await self._control_call(request)
-            case Together(requests):
-                answer = await self._together(requests)
+            case ConcurrentCalls(requests):
+                answer = await self._call_all(requests)
             case DescribeModels(after_start):
-                while after_start and not self._settled:
+                while after_start and not self._start_is_over:
                     await self.changed()
                 answer = self._descriptions()
             case _:
@@ -248,8 +248,8 @@ class Engine:
             case Describe(able, otherwise):
                 wanted: type[Call[Any]] = able or Call
                 if otherwise is not None and not request.model:
-                    wanted = self._preferred(wanted, otherwise)
-                model = request.model or self._unnamed(wanted)
+                    wanted = self._choose_call_type(wanted, otherwise)
+                model = request.model or self._only_model(wanted)
                 return self._description(self._registry.find(model, request.version))
             case ListModels():
                 return tuple(self._registry.names())
@@ -257,7 +257,7 @@ class Engine:
                 identity = self._identity
                 return ServerDescription(identity.name, identity.version, identity.extensions)
             case InFlight() | Measure() as call:
-                return self._measured(call)
+                return self._measurements(call)
             case States():
                 return self._control.states()
         raise NotImplementedError(type(request.call).__name__)
@@ -274,7 +274,7 @@ class Engine:
                 await self._control.unload(check_name(request.model), request.version)
         return None
 
-    async def _together(self, requests: Sequence[Request[Any]]) -> tuple[Response[Any], ...]:
+    async def _call_all(self, requests: Sequence[Request[Any]]) -> tuple[Response[Any], ...]:
         await ensure_task()
         tasks = [asyncio.ensure_future(self.call(request)) for request in requests]
         try:
@@ -292,26 +292,34 @@ class Engine:
     def _description(self, deployment: Deployment) -> ModelDescription:
         loaded, spec = deployment.loaded, deployment.spec
         versions = tuple(v for v in self._registry.versions(spec.name) if v)
-        told = ModelDescription(spec.name, versions, loaded.platform, loaded.signature, loaded.calls, loaded.details)
-        return replace(told, protocols=spec.protocols, place=spec.uri)
+        return ModelDescription(
+            spec.name,
+            versions,
+            loaded.platform,
+            loaded.signature,
+            loaded.calls,
+            loaded.details,
+            protocols=spec.protocols,
+            path=spec.uri,
+        )
 
     @property
-    def _settled(self) -> bool:
+    def _start_is_over(self) -> bool:
         """True if every model has been tried at the start, or the server is shutting down."""
         return self.started or self._draining
 
     def _descriptions(self) -> tuple[ModelDescription, ...]:
         return tuple(self._description(d) for d in self._registry.served() if d.is_loaded)
 
-    def _measured(self, call: InFlight | Measure) -> int | tuple[Family, ...]:
+    def _measurements(self, call: InFlight | Measure) -> int | tuple[Family, ...]:
         if isinstance(call, InFlight):
             return sum(d.in_flight for d in self._registry.all() if any(map(d.answers, call.able)))
-        told = [
+        counted = [
             ({"model": d.spec.name, "version": d.spec.version}, d.counters, d.in_flight, d.ready)
             for d in self._registry.all()
         ]
-        own = [(labels, d.measurements()) for (labels, *_), d in zip(told, self._registry.all(), strict=True)]
-        return (*counters.families(told), *model_metrics.gathered(own), *model_metrics.families())
+        own = [(labels, d.measurements()) for (labels, *_), d in zip(counted, self._registry.all(), strict=True)]
+        return (*counters.families(counted), *model_metrics.gathered(own), *model_metrics.families())
 
     def _authorize(self, token: str) -> None:
         wanted = self._identity.control_token

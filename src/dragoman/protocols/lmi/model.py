@@ -60,7 +60,7 @@ class LmiModel:
 
 def lmi_model(model: ModelDescription) -> LmiModel:
     """Parse a model's `protocols.lmi`. Raises ModelFailed naming an invalid setting."""
-    return _read(model.name, model.protocols.get("lmi", {}), model.place)
+    return _read(model.name, model.protocols.get("lmi", {}), model.path)
 
 
 def check(spec: ModelSpec) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dragoman.core.calls import Generate, Request, Response, Together
+from dragoman.core.calls import ConcurrentCalls, Generate, Request, Response
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import shown
 from dragoman.core.text import Generation, Prompt, Sampling, Text
@@ -88,8 +88,8 @@ def parse_predictions_request(
         predictions = [texts[at] for at in range(len(instances))]
         return json_response({"predictions": predictions}, 200, ignored_header(list(ignored)))
 
-    together = Together(tuple(inquiry(call, http, policy, model) for call in calls))
-    return EngineCall(Request(together), reply, words.telling(format_error))
+    concurrent = ConcurrentCalls(tuple(inquiry(call, http, policy, model) for call in calls))
+    return EngineCall(Request(concurrent), reply, words.telling(format_error))
 
 
 def _best(generation: Generation, place: int, sampling: Sampling) -> Text:
