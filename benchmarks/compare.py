@@ -1,0 +1,120 @@
+"""This checkout beside another one of Dragoman: CPU per request of both, measured by turns in one run.
+
+usage: python -m benchmarks.compare OTHER_CHECKOUT [--only NAME] [--connections 16] [--rounds 20] [--seconds 0.5]
+
+The other checkout runs with the same interpreter and the same versions of its dependencies. Turns are short and ratios
+are taken within a round, so the result is usable on a machine that also does other work; the quartiles say how far.
+"""
+
+import argparse
+import contextlib
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from benchmarks import load, umbridge, workloads
+from benchmarks.ask import ask
+from benchmarks.identity import Cores
+from benchmarks.processes import ROOT, Process, dragoman, family, free_port, http_ready, started
+from benchmarks.workloads import Workload
+
+MODELS = ROOT / "benchmarks" / "models.py"
+Ports = dict[str, int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
+    parser.add_argument("checkout", type=Path, help="folder of the other checkout, the `before` of the table")
+    parser.add_argument("--only", default="", metavar="NAME", help="workloads with this in their name")
+    parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=20, help="turns of each server for each workload")
+    parser.add_argument("--seconds", type=float, default=0.5, help="duration of one turn")
+    options = parser.parse_args(arguments)
+    cores = Cores.of_this_machine()
+    selected = [w for w in (*workloads.identity(), *umbridge.workloads("Double")) if options.only in w.name]
+    print("| workload | CPU us before | CPU us now | now / before | quartiles |\n|---|---:|---:|---:|---:|")
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
+        servers = [
+            _start(running, source, Path(folder) / name, cores)
+            for name, source in (("before", options.checkout.resolve()), ("now", ROOT))
+        ]
+        for workload in selected:
+            print(_row(workload, servers, cores, Path(folder), options), flush=True)
+    return 0
+
+
+def _start(running: contextlib.ExitStack, source: Path, folder: Path, cores: Cores) -> tuple[Process, Ports]:
+    """Serve the models of the identity and UM-Bridge benchmarks from the source of one checkout."""
+    double = folder / "models" / "Double"
+    double.mkdir(parents=True)
+    (double / "dragoman.toml").write_text(
+        f'[model]\nruntime = "python"\nuri = "{umbridge.MODELS}:Double"\nplacement = "inline"\n'
+    )
+    ports = {"http": free_port(), "grpc": free_port()}
+    models = [str(double.parent), f"{MODELS}:Identity", f"{MODELS}:IdentityImage"]
+    with _python_path(source / "src"):
+        command = dragoman(models, ports["http"], ports["grpc"])
+        process = running.enter_context(started(command, folder / "log", cores.server, source))
+    process.until(partial(http_ready, ports["http"]))
+    return process, ports
+
+
+@contextlib.contextmanager
+def _python_path(source: Path) -> Iterator[None]:
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(source)
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+
+
+def _row(
+    workload: Workload,
+    servers: Sequence[tuple[Process, Ports]],
+    cores: Cores,
+    folder: Path,
+    options: argparse.Namespace,
+) -> str:
+    run = load.choose(workload.wire, "auto")
+    intervals = [
+        load.Load(
+            ask(workload, ports[workload.wire], echo=False), options.connections, options.seconds, cores.load, folder
+        )
+        for _, ports in servers
+    ]
+    for interval in intervals:  # warm up
+        run(interval)
+    rounds = [
+        [_cpu_us(process, run, i) for (process, _), i in zip(servers, intervals, strict=True)]
+        for _ in range(options.rounds)
+    ]
+    before, now = (statistics.median(side) for side in zip(*rounds, strict=True))
+    ratios = [after / first for first, after in rounds]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return f"| {workload.name} | {before:.1f} | {now:.1f} | {middle:.2f} | {low:.2f} to {high:.2f} |"
+
+
+def _cpu_us(process: Process, run: Callable[[load.Load], load.Measured], interval: load.Load) -> float:
+    """Return the CPU time that one request takes, in us. Raises RuntimeError if a response is not the checked one."""
+    before_ns = _cpu_ns(process)
+    measured = run(interval)
+    if measured.faults or not measured.answers:
+        raise RuntimeError(f"{measured.faults} of {measured.answers} responses were wrong")
+    return (_cpu_ns(process) - before_ns) / measured.answers / 1e3
+
+
+def _cpu_ns(process: Process) -> int:
+    """Return the CPU time of a server and its children: the scheduler's own count, which is exact to the nanosecond."""
+    tasks = (task for pid in family(process.child.pid) for task in Path(f"/proc/{pid}/task").iterdir())
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
