@@ -6,7 +6,7 @@ from dragoman.core.tensor import Tensor
 from dragoman.formats.message import InferenceRequest, RequestInput
 from dragoman.formats.oip_messages import ModelInferRequest, write_parameters
 from dragoman.formats.raw import raw_from_tensor
-from dragoman.protocols.open_inference.inference import read_infer
+from dragoman.protocols.open_inference.grpc_inference import parse_infer_request
 from dragoman.protocols.wire import GrpcRequest, Policy
 
 
@@ -34,7 +34,7 @@ def as_grpc(request: InferenceRequest) -> InferenceRequest:
         added = message.inputs.add(name=one.name, datatype=one.datatype, shape=one.shape)
         write_parameters(one.parameters, added.parameters)
         message.raw_input_contents.append(bytes(raw_from_tensor(one.tensor)))
-    read, _ = read_infer(GrpcRequest(message.SerializeToString()), Policy())
+    read, _ = parse_infer_request(GrpcRequest(message.SerializeToString()), Policy())
     call = read.call
     return of_tensors(call.inputs, call.parameters)  # type: ignore[attr-defined]
 

@@ -15,7 +15,7 @@ import tritonclient.http as triton_http
 from prometheus_client.parser import text_string_to_metric_families
 
 from dragoman.core.errors import InvalidInput, InvalidOutput
-from dragoman.protocols.open_inference.headers import checked_headers
+from dragoman.protocols.open_inference.extensions import check_headers
 from dragoman.server import settings_for
 from dragoman.server_transports import policy
 from e2e.served import Served, serving
@@ -420,4 +420,4 @@ def test_headers_of_a_response_reach_its_client(tmp_path: Path) -> None:
 )
 def test_headers_of_a_model_are_checked(name: str, value: str) -> None:
     with pytest.raises(InvalidOutput, match="the model set the header"):
-        checked_headers({name: value})
+        check_headers({name: value})

@@ -12,7 +12,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.formats.oip_messages import ModelInferRequest
 from dragoman.formats.oip_raw import LARGE, contents_apart
 from dragoman.formats.policy import Policy
-from dragoman.protocols.open_inference.inference import read_infer
+from dragoman.protocols.open_inference.grpc_inference import parse_infer_request
 from dragoman.protocols.wire import GrpcRequest
 
 
@@ -68,7 +68,7 @@ def test_well_made_messages_are_cut() -> None:
 def test_large_contents_are_read_in_place() -> None:
     numbers = np.arange(LARGE, dtype=np.uint8)
     body = message(numbers.tobytes())
-    request, form = read_infer(GrpcRequest(body), Policy())
+    request, form = parse_infer_request(GrpcRequest(body), Policy())
     call: Any = request.call
     assert form.raw
     assert np.shares_memory(call.inputs["x0"].data, np.frombuffer(body, np.uint8))
@@ -78,13 +78,13 @@ def test_large_contents_are_read_in_place() -> None:
 @pytest.mark.parametrize("body", [message(b"a" * LARGE)[:-1], message(b"a" * LARGE) + b"\x3a", b"\xff" * LARGE])
 def test_large_messages_that_are_broken_are_refused(body: bytes) -> None:
     with pytest.raises(InvalidInput, match=r"the message is no inference\.ModelInferRequest"):
-        read_infer(GrpcRequest(body), Policy())
+        parse_infer_request(GrpcRequest(body), Policy())
 
 
 def test_messages_of_very_many_fields_are_left_to_the_parser() -> None:
     body = b"\x38\x05" * LARGE + message(b"abc")
     assert contents_apart(body) is None
-    request, _ = read_infer(GrpcRequest(body), Policy())
+    request, _ = parse_infer_request(GrpcRequest(body), Policy())
     call: Any = request.call
     assert bytes(call.inputs["x0"].data) == b"abc"
 

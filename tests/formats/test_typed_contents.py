@@ -11,7 +11,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.formats import oip_typed
 from dragoman.formats.oip_messages import ModelInferRequest, length_delimited
 from dragoman.formats.policy import Policy
-from dragoman.protocols.open_inference import inference as oip_inference
+from dragoman.protocols.open_inference import grpc_inference as oip_inference
 from dragoman.protocols.wire import GrpcRequest
 
 POLICY = Policy()
@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[str, st.SearchStrategy[Any]]] = {
 
 def read(body: bytes, policy: Policy = POLICY) -> Any:
     try:
-        request, _ = oip_inference.read_infer(GrpcRequest(body), policy)
+        request, _ = oip_inference.parse_infer_request(GrpcRequest(body), policy)
     except InvalidInput as fault:
         return fault.message
     call: Any = request.call

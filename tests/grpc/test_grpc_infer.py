@@ -114,8 +114,8 @@ def _datatype(name: str) -> Change:
 
 RAW: list[tuple[Change, str]] = [
     (_mixed, "input 'x': expected no 'contents' beside 'raw_input_contents'"),  # T64
-    (_more_raw, "expected 1 'raw_input_contents', one an input, got 2"),  # T65
-    (_less_raw, "expected 2 'raw_input_contents', one an input, got 1"),
+    (_more_raw, "expected 1 'raw_input_contents', one for each input, got 2"),  # T65
+    (_less_raw, "expected 2 'raw_input_contents', one for each input, got 1"),
     (_short, "input 'x': shape [2] of INT32 needs 8 bytes, got 7"),
     (_overflow, "input 'x': shape [1099511627776, 1099511627776] has more elements"),  # T67b
     (_negative, "input 'x': expected a shape of integers"),

@@ -181,7 +181,7 @@ def test_what_loading_refuses(name: str, kind: Any, call: Any) -> None:
     for parameter in ("config", "file:1/model.onnx"):
         message = kind(model_name="a")
         message.parameters[parameter].bytes_param = b"{}"
-        with pytest.raises(NotSupported, match=f"parameter '{parameter}': models are loaded as they lie"):
+        with pytest.raises(NotSupported, match=f"parameter '{parameter}': a model is loaded as it is"):
             ask(name, message.SerializeToString())
     for bad in ("../x", "", "/etc"):  # T63
         with pytest.raises(InvalidInput, match="is not allowed"):

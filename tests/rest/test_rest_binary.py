@@ -12,8 +12,8 @@ import pytest_asyncio
 import dragoman
 from dragoman import Infer, Inference
 from dragoman.core.calls import Response
-from dragoman.protocols.open_inference.body import read_infer
 from dragoman.protocols.open_inference.rest import OpenInferenceRest
+from dragoman.protocols.open_inference.rest_request import parse_infer_request
 from dragoman.protocols.wire import HttpRequest, Policy
 from rest.rest_house import MODELS, Answer, House, binary, blobs, inputs, outputs, serving, tensor
 
@@ -229,7 +229,7 @@ async def test_the_array_that_a_model_sees_is_the_body_where_it_is_aligned(space
     head += b" " * (-len(head) % 4 + spaces)
     body = head + rows.tobytes()
     http = HttpRequest("POST", "", {"model": "m"}, {HEADER.lower(): str(len(head))}, body)
-    request, _, _ = read_infer(http, Policy())
+    request, _, _ = parse_infer_request(http, Policy())
     assert isinstance(request.call, Infer)
     seen = request.call.inputs["x"].data
     assert np.shares_memory(seen, np.frombuffer(body, np.uint8)) == (spaces == 0)

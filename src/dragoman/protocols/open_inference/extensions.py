@@ -1,5 +1,6 @@
-"""What the Open Inference Protocol says the same over REST and gRPC: its extensions and their parameters."""
+"""Parts of the Open Inference Protocol that REST and gRPC share: extensions, their parameters, response headers."""
 
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -7,120 +8,162 @@ import numpy as np
 
 from dragoman.core.calls import Infer, Inference
 from dragoman.core.datatypes import BYTES, Array
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import InvalidInput, InvalidOutput, NotSupported
 from dragoman.core.signature import Shape, TensorSpec
 from dragoman.core.tensor import Parameters, Tensor, numpy_numbers, object_array
-from dragoman.protocols.wire import Policy
+from dragoman.protocols.wire import Headers, Policy
 
 # Triton's parameter is an unsigned 64-bit number; half of that is 292,000 years.
-_MOST_US = 1 << 63
-# Classes are told as text, one by one; nobody reads more of them.
-MOST_CLASSES = 1000
-# Rows from here on are not sorted as a whole for their best few.
-_WIDE = 4096
+_MAX_US = 1 << 63
+MAX_CLASSES = 1000
+# Rows of at least this length are partitioned before their top classes are sorted.
+_LONG_ROW = 4096
 
 EXTENSIONS = ("binary_tensor_data", "classification", "model_repository", "parameters", "schedule_policy")
 
 
-# OIP has no form for a tensor of any rank. Its shape in the metadata is one that fits, for clients that know no better;
-# over REST this parameter of the tensor tells it from a tensor of one axis.
+# OIP cannot describe a tensor of any rank. Its shape in the metadata is (-1,); over REST this parameter marks it.
 ANY_RANK = "any_rank"
 _ONE_AXIS = (-1,)
 
 
 def metadata_tensors(specs: Iterable[TensorSpec]) -> Iterator[tuple[str, str, Shape, bool]]:
-    """Yield name, datatype, shape and whether any rank fits, of each tensor whose datatype is known.
+    """Yield name, datatype, shape and whether any rank is accepted, for each tensor of known datatype.
 
-    A tensor of unknown datatype has no form in the metadata. Its name is checked all the same.
+    OIP cannot describe a tensor of unknown datatype.
     """
     for spec in specs:
         if spec.datatype is not None:
             yield spec.name, spec.datatype.name, _ONE_AXIS if spec.shape is None else spec.shape, spec.shape is None
 
 
-def deadline_s(parameters: Parameters, deadline: float | None = None) -> float | None:
-    """The earlier of a transport's deadline and that of the parameter `timeout`, which counts microseconds.
+def parse_deadline(parameters: Parameters, deadline_s: float | None = None) -> float | None:
+    """Return the earlier of a transport's deadline and that of the parameter `timeout`, in microseconds from now.
 
-    The parameter is that of Triton's schedule policy extension. Raises InvalidInput where it is no such number.
+    Triton, schedule policy extension. Raises InvalidInput for an invalid timeout.
     """
     timeout_us = parameters.get("timeout")
     if timeout_us is None:
-        return deadline
-    if isinstance(timeout_us, bool) or not isinstance(timeout_us, int) or not 0 <= timeout_us < _MOST_US:
-        told = str(timeout_us)[:32] if isinstance(timeout_us, int | float) else repr(timeout_us)
-        raise InvalidInput(f"parameter 'timeout': expected a number of microseconds below 2^63, got {told}")
+        return deadline_s
+    if isinstance(timeout_us, bool) or not isinstance(timeout_us, int) or not 0 <= timeout_us < _MAX_US:
+        shown = str(timeout_us)[:32] if isinstance(timeout_us, int | float) else repr(timeout_us)
+        raise InvalidInput(f"parameter 'timeout': expected a number of microseconds below 2^63, got {shown}")
     if timeout_us == 0:
-        return deadline
-    own = time.monotonic() + timeout_us / 1e6
-    return own if deadline is None else min(own, deadline)
+        return deadline_s
+    own_s = time.monotonic() + timeout_us / 1e6
+    return own_s if deadline_s is None else min(own_s, deadline_s)
 
 
-def check_counts(call: Infer, policy: Policy) -> Infer:
-    """The call, if it has no more inputs and outputs than the operator allows."""
+def check_counts(call: Infer, policy: Policy) -> None:
+    """Raise InvalidInput if a call has more inputs or outputs than `max_tensors`."""
     most = policy.max_tensors
     if len(call.inputs) > most:
         raise InvalidInput(f"'inputs': expected at most {most}, got {len(call.inputs)}")
     if len(call.outputs) > most:
         raise InvalidInput(f"'outputs': expected at most {most}, got {len(call.outputs)}")
-    return call
 
 
-def content_type_wanted(parameters: Parameters, name: str) -> str:
-    """The content type of a requested output, "" where it names none; InvalidInput where that is no text."""
-    wanted = parameters.get("content_type", "")
-    if not isinstance(wanted, str):
-        raise InvalidInput(f"output '{name}': parameter 'content_type' expects a name, got {wanted!r}")
-    return wanted
+def check_load_parameters(parameters: Iterable[str]) -> None:
+    """Raise NotSupported for the parameters of a load request that change a model's files or its configuration."""
+    for key in parameters:
+        if key == "config" or key.startswith("file:"):
+            raise NotSupported(
+                f"parameter '{key}': a model is loaded as it is in the repository; change its files there and load it"
+            )
 
 
-def classes_wanted(parameters: Parameters, name: str) -> int:
-    """The `classification` parameter of a requested output: how many of its best classes to tell; 0 for none.
+def parse_content_type(parameters: Parameters, name: str) -> str:
+    """Return the content type of a requested output, "" without one. Raises InvalidInput unless it is a string."""
+    content_type = parameters.get("content_type", "")
+    if not isinstance(content_type, str):
+        raise InvalidInput(f"output '{name}': parameter 'content_type' expects a name, got {content_type!r}")
+    return content_type
 
-    Raises InvalidInput where it is no such number, or above `MOST_CLASSES`.
+
+def parse_class_count(parameters: Parameters, name: str) -> int:
+    """Return the parameter `classification` of a requested output: how many top classes to return; 0 for raw values.
+
+    Raises InvalidInput unless it is an integer from 0 to `MAX_CLASSES`.
     """
-    wanted = parameters.get("classification", 0)
-    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 0:
-        raise InvalidInput(f"output '{name}': parameter 'classification' expects a number of classes, got {wanted!r}")
-    if wanted > MOST_CLASSES:
-        raise InvalidInput(f"output '{name}': parameter 'classification' expects at most {MOST_CLASSES} classes")
-    return wanted
+    count = parameters.get("classification", 0)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise InvalidInput(f"output '{name}': parameter 'classification' expects a number of classes, got {count!r}")
+    if count > MAX_CLASSES:
+        raise InvalidInput(f"output '{name}': parameter 'classification' expects at most {MAX_CLASSES} classes")
+    return count
 
 
-def classified(answer: Inference, wanted: Mapping[str, int]) -> Inference:
-    """The answer with each wanted output replaced by its best classes, as BYTES `value:index`.
+def classify_outputs(inference: Inference, counts: Mapping[str, int]) -> Inference:
+    """Replace each output named in `counts` by its top classes, as BYTES `value:index`.
 
-    OIP, classification extension: the classes lie on the last axis, best first. A vector is one row.
+    OIP, classification extension: classes are on the last axis, the highest value first. A vector is one row.
     """
-    if not wanted:
-        return answer
-    outputs = {name: _best(t, wanted[name]) if wanted.get(name) else t for name, t in answer.outputs.items()}
-    return Inference(outputs, answer.parameters, answer.metadata)
+    if not counts:
+        return inference
+    outputs = {name: _top_classes(t, counts[name]) if counts.get(name) else t for name, t in inference.outputs.items()}
+    return Inference(outputs, inference.parameters, inference.metadata)
 
 
-def _best(tensor: Tensor, count: int) -> Tensor:
+def _top_classes(tensor: Tensor, count: int) -> Tensor:
     values = numpy_numbers(tensor)
     kind = tensor.datatype.kind
     if kind in ("bytes", "bool") or not values.ndim:
         return tensor
-    # To invert integers turns their order round as to negate does, and overflows nowhere.
-    falling = np.negative(values) if kind == "float" else np.invert(values)
-    order = _first(falling, count)
-    best = np.take_along_axis(values, order, axis=-1)
-    form = "{:f}:{}" if kind == "float" else "{}:{}"
-    texts = [form.format(v, i).encode() for v, i in zip(best.flat, order.flat, strict=True)]
+    # Bitwise inversion reverses the order of integers without overflow.
+    reversed_values = np.negative(values) if kind == "float" else np.invert(values)
+    order = _smallest(reversed_values, count)
+    top = np.take_along_axis(values, order, axis=-1)
+    template = "{:f}:{}" if kind == "float" else "{}:{}"
+    texts = [template.format(v, i).encode() for v, i in zip(top.flat, order.flat, strict=True)]
     return Tensor(object_array(texts, order.shape), BYTES)
 
 
-def _first(values: Array, count: int) -> Array:
-    """Where the `count` smallest on the last axis are, the smallest first; of equal ones the earlier goes first."""
+def _smallest(values: Array, count: int) -> Array:
+    """Return the indices of the `count` smallest values on the last axis, in ascending order; ties by index."""
     size = values.shape[-1]
-    if count * 8 >= size or size < _WIDE or not values.size:
+    if count * 8 >= size or size < _LONG_ROW or not values.size:
         order: Array = np.argsort(values, axis=-1, kind="stable")[..., :count]
         return order
-    last = np.partition(values, count - 1, axis=-1)[..., count - 1]
+    bounds = np.partition(values, count - 1, axis=-1)[..., count - 1]
     rows = values.reshape(-1, size)
-    found = np.empty((len(rows), count), np.intp)
-    for at, (row, bound) in enumerate(zip(rows, last.reshape(-1), strict=True)):
-        near = np.arange(size) if np.isnan(bound) else np.flatnonzero(row <= bound)
-        found[at] = near[np.argsort(row[near], kind="stable")[:count]]
-    return found.reshape(*values.shape[:-1], count)
+    indices = np.empty((len(rows), count), np.intp)
+    for i, (row, bound) in enumerate(zip(rows, bounds.reshape(-1), strict=True)):
+        candidates = np.arange(size) if np.isnan(bound) else np.flatnonzero(row <= bound)
+        indices[i] = candidates[np.argsort(row[candidates], kind="stable")[:count]]
+    return indices.reshape(*values.shape[:-1], count)
+
+
+# --- headers that a model sets -------------------------------------------------------------------------------
+
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)  # RFC 9110, 5.1: a token
+_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")  # no line break, which would start another header
+_RESERVED = re.compile(
+    r"(connection|keep-alive|te|trailer|upgrade|transfer-encoding|date|server|content-.*|inference-header-.*|vary)",
+    re.ASCII,
+)
+# gRPC: names that end in -bin have binary values, names that begin with grpc- are reserved.
+_METADATA_NAME = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)", re.ASCII)
+_METADATA_VALUE = re.compile(r"[\x20-\x7e]*")
+
+
+def check_headers(metadata: Mapping[str, str]) -> Headers:
+    """Return a model's headers with names in lower case. Raises InvalidOutput for one that is invalid or reserved."""
+    return tuple(_check_header(name, value) for name, value in metadata.items())
+
+
+def check_metadata(metadata: Mapping[str, str]) -> Headers:
+    """Return a model's headers as gRPC metadata, whose names and values are more limited."""
+    found = check_headers(metadata)
+    for name, value in found:
+        if _METADATA_NAME.fullmatch(name) is None or _METADATA_VALUE.fullmatch(value) is None:
+            raise InvalidOutput(f"the model set the header {name[:64]!r}, which is not valid as gRPC metadata")
+    return found
+
+
+def _check_header(name: str, value: str) -> tuple[str, str]:
+    lower = name.lower()
+    if _NAME.fullmatch(lower) is None or _RESERVED.fullmatch(lower) is not None:
+        raise InvalidOutput(f"the model set the header {name[:64]!r}, which is not one that a model may set")
+    if _VALUE.fullmatch(value) is None:
+        raise InvalidOutput(f"the model set the header {name!r} to a value with control characters")
+    return lower, value.strip()

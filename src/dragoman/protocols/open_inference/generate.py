@@ -48,8 +48,9 @@ from dragoman.protocols.wire import (
     retry_after,
 )
 
-_MOST_NEW = 20  # the extension: unless the request says otherwise
+_DEFAULT_MAX_TOKENS = 20  # by the extension
 _FIELDS = ("text_input", "parameters", "id")
+# Parameters named like the fields of Sampling that they set.
 _SAME = (
     "do_sample",
     "seed",
@@ -102,41 +103,40 @@ _STATUS: Sequence[tuple[type[DragomanError], int]] = (
 )
 
 
-class OpenGenerate:
+class OpenInferenceGenerate:
     """The endpoints."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
 
     def generate(self, http: HttpRequest) -> EndpointResult:
-        prompt, found, sampling, id_ = self._read(http)
-        wanted = not found.options["nothing_new"]
+        prompt, found, sampling, id_ = self._parse(http)
+        is_shown = not found.options["nothing_new"]
 
-        def reply(response: Response[Generation]) -> HttpResponse:
-            told = {**_head(response, id_), "text_output": response.answer.texts[0].whole * wanted}
-            return json_response(told, 200, found.headers)
+        def format_response(response: Response[Generation]) -> HttpResponse:
+            body = {**_metadata(response, id_), "text_output": response.answer.texts[0].whole * is_shown}
+            return json_response(body, 200, found.headers)
 
         call = Generate(prompts=(prompt,), sampling=sampling)
-        return EngineCall(inquiry(call, http, self._policy), reply, found.telling(write_error))
+        return EngineCall(inquiry(call, http, self._policy), format_response, found.telling(format_error))
 
     def generate_stream(self, http: HttpRequest) -> EndpointResult:
-        prompt, found, sampling, id_ = self._read(http)
-        wanted = not found.options["nothing_new"]
+        prompt, found, sampling, id_ = self._parse(http)
+        is_shown = not found.options["nothing_new"]
 
-        def piece(response: Response[Generation]) -> bytes:
+        def format_chunk(response: Response[Generation]) -> bytes:
             return b"".join(
-                event({**_head(response, id_), "text_output": each.text * wanted, "done": bool(each.finish)})
+                event({**_metadata(response, id_), "text_output": each.text * is_shown, "done": bool(each.finish)})
                 for each in response.answer.texts
-                if each.text * wanted or each.finish
+                if each.text * is_shown or each.finish
             )
 
         call = Generate(prompts=(prompt,), sampling=sampling, stream=sampling.best_of <= 1 and sampling.num_beams == 1)
         headers = (*EVENT_STREAM, *found.headers)
-        return HttpStream(
-            inquiry(call, http, self._policy), piece, _error_event, b"", headers, found.telling(write_error)
-        )
+        request = inquiry(call, http, self._policy)
+        return HttpStream(request, format_chunk, _format_error_event, b"", headers, found.telling(format_error))
 
-    def _read(self, http: HttpRequest) -> tuple[str, GivenParameters, Sampling, str]:
+    def _parse(self, http: HttpRequest) -> tuple[str, GivenParameters, Sampling, str]:
         body = object_body(http.body, self._policy)
         prompt = body.get("text_input")
         if not isinstance(prompt, str) or not prompt:
@@ -148,34 +148,36 @@ class OpenGenerate:
         if "do_sample" not in fields and "num_beams" not in fields:
             fields["do_sample"] = any(fields.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
         found.options["nothing_new"] = found.nothing_new()  # OIP: 0 to 512 tokens
-        sampling = found.sampling(self._policy, max_new_tokens=_MOST_NEW, shorten="max_new_tokens" not in fields)
+        sampling = found.sampling(
+            self._policy, max_new_tokens=_DEFAULT_MAX_TOKENS, shorten="max_new_tokens" not in fields
+        )
         id_ = checked("id", body.get("id") or "", text())
         names = {**found.names, "prompt": "text_input"}
         return prompt, GivenParameters(fields, found.options, names, (*unknown, *found.ignored)), sampling, id_
 
 
-def _head(response: Response[Generation], id_: str) -> dict[str, Any]:
+def _metadata(response: Response[Generation], id_: str) -> dict[str, Any]:
     version = {"model_version": response.version} if response.version else {}
     return {**({"id": id_} if id_ else {}), "model_name": response.model, **version}
 
 
-def _error_event(fault: DragomanError) -> bytes:
-    return event({"error": replace_surrogates(fault.message)})
+def _format_error_event(error: DragomanError) -> bytes:
+    return event({"error": replace_surrogates(error.message)})
 
 
 def protocol(policy: Policy) -> HttpProtocol:
-    """The protocol's table."""
-    at = OpenGenerate(policy)
+    """Return the routes of the protocol."""
+    endpoints = OpenInferenceGenerate(policy)
     routes = []
     for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
-        routes.append(Route("POST", f"{model}/generate", at.generate))
-        routes.append(Route("POST", f"{model}/generate_stream", at.generate_stream))
-    return HttpProtocol("Open Inference generate", tuple(routes), write_error)
+        routes.append(Route("POST", f"{model}/generate", endpoints.generate))
+        routes.append(Route("POST", f"{model}/generate_stream", endpoints.generate_stream))
+    return HttpProtocol("Open Inference generate", tuple(routes), format_error)
 
 
-def write_error(fault: DragomanError | HttpError) -> HttpResponse:
-    """OIP: `{"error": message}`; 422 what was asked wrongly, 424 generation, 429 overloaded, 500 anything else."""
-    if isinstance(fault, HttpError):
-        return json_response({"error": fault.message}, fault.status, fault.headers)
-    (status,) = find_error_row(fault, _STATUS) or (500,)
-    return json_response({"error": replace_surrogates(fault.message)}, status, retry_after(fault))
+def format_error(error: DragomanError | HttpError) -> HttpResponse:
+    """OIP: `{"error": message}`; 422 invalid request, 424 failed generation, 429 overloaded, 500 anything else."""
+    if isinstance(error, HttpError):
+        return json_response({"error": error.message}, error.status, error.headers)
+    (status,) = find_error_row(error, _STATUS) or (500,)
+    return json_response({"error": replace_surrogates(error.message)}, status, retry_after(error))

@@ -1,19 +1,24 @@
-"""The Open Inference Protocol over gRPC: the table of its methods."""
+"""Open Inference Protocol over gRPC."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from dragoman.core.calls import (
+    Call,
     Describe,
     DescribeServer,
+    Index,
+    IndexEntry,
     Inference,
     Live,
+    Load,
     ModelDescription,
     Ready,
     Request,
     Response,
     ServerDescription,
+    Unload,
 )
 from dragoman.core.errors import (
     CallerError,
@@ -30,13 +35,18 @@ from dragoman.core.errors import (
     WorkerLost,
 )
 from dragoman.core.signature import TensorSpec
+from dragoman.core.spec import check_name
 from dragoman.formats import oip_messages as m
 from dragoman.protocols.open_inference import extensions as oip
-from dragoman.protocols.open_inference import repository as oip_repository
-from dragoman.protocols.open_inference.derivatives import derivative, told
-from dragoman.protocols.open_inference.exchange import exchange
-from dragoman.protocols.open_inference.headers import checked_metadata
-from dragoman.protocols.open_inference.inference import FINAL, Form, named, read_infer, write_infer, write_parts
+from dragoman.protocols.open_inference.derivatives import derivative_request, inference_response
+from dragoman.protocols.open_inference.grpc_inference import (
+    FINAL,
+    GrpcOutputOptions,
+    format_infer_buffers,
+    format_infer_response,
+    parse_infer_request,
+    require_model_name,
+)
 from dragoman.protocols.wire import (
     EngineCall,
     GrpcMethod,
@@ -47,9 +57,12 @@ from dragoman.protocols.wire import (
     GrpcStream,
     GrpcStreamMethod,
     Policy,
+    bearer_token,
 )
 
-# The nearest class of an error decides. NotSupported is UNIMPLEMENTED: no other request of this kind would do.
+A = TypeVar("A")
+
+# The nearest base class of an error decides.
 STATUS: Mapping[type[DragomanError], str] = {
     InvalidInput: "INVALID_ARGUMENT",
     ModelNotFound: "NOT_FOUND",
@@ -65,16 +78,16 @@ STATUS: Mapping[type[DragomanError], str] = {
     DragomanError: "INTERNAL",
 }
 
-# Metadata of a stream: `bare` answers with ModelInferResponse itself, as some servers and their clients do.
+# Metadata of a stream: with `bare` the messages are ModelInferResponse, as some servers and their clients have it.
 SHAPE = "dragoman-stream-shape"
-# Triton's: a fault ends the stream with a status instead of being told in it.
+# Triton: with `true`, an error ends the stream with a status instead of being a message of it.
 TRUE_STATUS = "triton_grpc_error"
 
 _INFER_RESPONSE: int = m.ModelStreamInferResponse.DESCRIPTOR.fields_by_name["infer_response"].number
 
 
 def protocol(policy: Policy) -> GrpcProtocol:
-    """The table, under the operator's policy."""
+    """Return the methods of the service."""
     return GrpcProtocol(
         service=m.SERVICE,
         methods=(
@@ -84,10 +97,10 @@ def protocol(policy: Policy) -> GrpcProtocol:
             GrpcMethod("ServerMetadata", _server_metadata),
             GrpcMethod("ModelMetadata", _model_metadata),
             GrpcMethod("ModelInfer", partial(_infer, policy)),
-            GrpcStreamMethod("ModelStreamInfer", partial(_stream_infer, policy), _stream_fault),
-            GrpcMethod("RepositoryIndex", oip_repository.index),
-            GrpcMethod("RepositoryModelLoad", oip_repository.load),
-            GrpcMethod("RepositoryModelUnload", oip_repository.unload),
+            GrpcStreamMethod("ModelStreamInfer", partial(_stream_infer, policy), _format_stream_error),
+            GrpcMethod("RepositoryIndex", _repository_index),
+            GrpcMethod("RepositoryModelLoad", _repository_load),
+            GrpcMethod("RepositoryModelUnload", _repository_unload),
         ),
         status=_status,
         descriptors=m.DESCRIPTORS,
@@ -98,111 +111,162 @@ def _status(error: DragomanError) -> str:
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
 
 
+def _message_call(request: Request[A], to_message: Callable[[A], Any]) -> EngineCall[A, bytes]:
+    """Return a call whose response is formatted as the protobuf message that `to_message` makes of it."""
+
+    def format_response(response: Response[A]) -> bytes:
+        return bytes(to_message(response.answer).SerializeToString())
+
+    return EngineCall(request, format_response)
+
+
 # --- health and metadata ---------------------------------------------------------------------------------
 
 
 def _server_live(request: GrpcRequest) -> EngineCall[bool, bytes]:
     m.parsed(m.ServerLiveRequest, request.body)
-    return exchange(Request(Live(), deadline_s=request.deadline_s), lambda live: m.ServerLiveResponse(live=live))
+    return _message_call(Request(Live(), deadline_s=request.deadline_s), lambda live: m.ServerLiveResponse(live=live))
 
 
 def _server_ready(request: GrpcRequest) -> EngineCall[bool, bytes]:
     m.parsed(m.ServerReadyRequest, request.body)
-    asked = Request(Ready(), deadline_s=request.deadline_s)
-    return exchange(asked, lambda ready: m.ServerReadyResponse(ready=ready))
+    ready = Request(Ready(), deadline_s=request.deadline_s)
+    return _message_call(ready, lambda ready: m.ServerReadyResponse(ready=ready))
 
 
 def _model_ready(request: GrpcRequest) -> EngineCall[bool, bytes]:
     message = m.parsed(m.ModelReadyRequest, request.body)
-    asked = Request(Ready(), named(message.name), message.version, deadline_s=request.deadline_s)
-    return exchange(asked, lambda ready: m.ModelReadyResponse(ready=ready))
+    ready = Request(Ready(), require_model_name(message.name), message.version, deadline_s=request.deadline_s)
+    return _message_call(ready, lambda ready: m.ModelReadyResponse(ready=ready))
 
 
 def _server_metadata(request: GrpcRequest) -> EngineCall[ServerDescription, bytes]:
-    def written(answer: ServerDescription) -> Any:
-        extensions = dict.fromkeys((*oip.EXTENSIONS, *answer.extensions))
-        return m.ServerMetadataResponse(name=answer.name, version=answer.version, extensions=extensions)
+    def to_message(server: ServerDescription) -> Any:
+        extensions = dict.fromkeys((*oip.EXTENSIONS, *server.extensions))
+        return m.ServerMetadataResponse(name=server.name, version=server.version, extensions=extensions)
 
     m.parsed(m.ServerMetadataRequest, request.body)
-    return exchange(Request(DescribeServer(), deadline_s=request.deadline_s), written)
+    return _message_call(Request(DescribeServer(), deadline_s=request.deadline_s), to_message)
 
 
 def _model_metadata(request: GrpcRequest) -> EngineCall[ModelDescription, bytes]:
+    def to_message(model: ModelDescription) -> Any:
+        return m.ModelMetadataResponse(
+            name=model.name,
+            versions=model.versions,
+            platform=model.platform,
+            inputs=_tensor_metadata(model.signature.inputs),
+            outputs=_tensor_metadata(model.signature.outputs),
+        )
+
     message = m.parsed(m.ModelMetadataRequest, request.body)
-    asked = Request(Describe(), named(message.name), message.version, deadline_s=request.deadline_s)
-    return exchange(asked, _written_description)
+    describe = Request(Describe(), require_model_name(message.name), message.version, deadline_s=request.deadline_s)
+    return _message_call(describe, to_message)
 
 
-def _written_description(answer: ModelDescription) -> Any:
-    return m.ModelMetadataResponse(
-        name=answer.name,
-        versions=answer.versions,
-        platform=answer.platform,
-        inputs=_written_specs(answer.signature.inputs),
-        outputs=_written_specs(answer.signature.outputs),
-    )
-
-
-def _written_specs(specs: tuple[TensorSpec, ...]) -> list[Any]:
-    made = m.ModelMetadataResponse.TensorMetadata
-    return [made(name=n, datatype=datatype, shape=shape) for n, datatype, shape, _ in oip.metadata_tensors(specs)]
+def _tensor_metadata(specs: tuple[TensorSpec, ...]) -> list[Any]:
+    message = m.ModelMetadataResponse.TensorMetadata
+    return [message(name=n, datatype=datatype, shape=shape) for n, datatype, shape, _ in oip.metadata_tensors(specs)]
 
 
 # --- inference -------------------------------------------------------------------------------------------
 
 
 def _infer(policy: Policy, request: GrpcRequest) -> EngineCall[Any, bytes] | EngineCall[Any, GrpcResult]:
-    asked, form = read_infer(request, policy)
-    call: Any = asked.call
-    derived = derivative(asked) if call.parameters else None
-    if derived is not None:
-        return EngineCall(derived, lambda response: write_infer(told(asked, response), form))
-    return EngineCall(asked, partial(_written, form=form))
+    infer, options = parse_infer_request(request, policy)
+    call: Any = infer.call
+    derivative = derivative_request(infer) if call.parameters else None
+    if derivative is not None:
+        return EngineCall(
+            derivative, lambda response: format_infer_response(inference_response(infer, response), options)
+        )
+    return EngineCall(infer, partial(_format_infer, options=options))
 
 
-def _written(response: Response[Inference], form: Form) -> GrpcResult:
-    message = write_parts(response, form)
+def _format_infer(response: Response[Inference], options: GrpcOutputOptions) -> GrpcResult:
+    message = format_infer_buffers(response, options)
     metadata = response.answer.metadata
-    return GrpcResponse(message, checked_metadata(metadata)) if metadata else message
+    return GrpcResponse(message, oip.check_metadata(metadata)) if metadata else message
 
 
 def _stream_infer(policy: Policy, request: GrpcRequest) -> GrpcStream[Inference]:
-    asked, form = read_infer(request, policy)
-    bare = _is_bare(request)
+    infer, options = parse_infer_request(request, policy)
+    wrap: Callable[[bytes], bytes] = bytes if _is_bare(request) else _wrap_in_stream_response
 
-    def piece(response: Response[Inference]) -> bytes:
-        written = write_infer(response, form)
-        return written if bare else _in_stream(written)
+    def format_chunk(response: Response[Inference]) -> bytes:
+        return wrap(format_infer_response(response, options))
 
-    end = _end(form)
-    return GrpcStream(asked, piece, end if bare or end is None else _in_stream(end))
+    return GrpcStream(infer, format_chunk, wrap(_final_response(options)) if options.final else None)
 
 
-def _end(form: Form) -> bytes | None:
-    """The response without outputs that says that no further one follows, where the client wants it."""
-    if not form.final:
-        return None
-    message = m.ModelInferResponse(model_name=form.model, model_version=form.version, id=form.id)
+def _final_response(options: GrpcOutputOptions) -> bytes:
+    """Return a response without outputs that marks the end of a stream."""
+    message = m.ModelInferResponse(model_name=options.model, model_version=options.version, id=options.id)
     message.parameters[FINAL].bool_param = True
     return bytes(message.SerializeToString())
 
 
-def _in_stream(response: bytes) -> bytes:
+def _wrap_in_stream_response(response: bytes) -> bytes:
     return b"".join(m.length_delimited(_INFER_RESPONSE, response))
 
 
-def _stream_fault(request: GrpcRequest, error: DragomanError) -> bytes | None:
-    """The fault as a message that names the request by its id; None where only a status can tell it."""
+def _format_stream_error(request: GrpcRequest, error: DragomanError) -> bytes | None:
+    """Return a message with the error and the id of the request; None if the client expects a status."""
     if _is_bare(request) or request.metadata.get(TRUE_STATUS, "").lower() == "true":
         return None
     try:
-        failed = m.ModelInferResponse(id=m.parsed(m.ModelInferRequest, request.body).id)
+        response = m.ModelInferResponse(id=m.parsed(m.ModelInferRequest, request.body).id)
     except InvalidInput:
-        failed = m.ModelInferResponse()
+        response = m.ModelInferResponse()
     # Clients take an empty error_message for a success.
     message = error.message or type(error).__name__
-    return bytes(m.ModelStreamInferResponse(error_message=message, infer_response=failed).SerializeToString())
+    return bytes(m.ModelStreamInferResponse(error_message=message, infer_response=response).SerializeToString())
 
 
 def _is_bare(request: GrpcRequest) -> bool:
     return request.metadata.get(SHAPE, "").lower() == "bare"
+
+
+# --- model repository ------------------------------------------------------------------------------------
+
+
+def _repository_index(request: GrpcRequest) -> EngineCall[tuple[IndexEntry, ...], bytes]:
+    def to_message(entries: tuple[IndexEntry, ...]) -> Any:
+        row = m.RepositoryIndexResponse.ModelIndex
+        rows = [row(name=e.name, version=e.version, state=e.state, reason=e.reason) for e in entries]
+        return m.RepositoryIndexResponse(models=rows)
+
+    message = m.parsed(m.RepositoryIndexRequest, request.body)
+    _check_repository(message)
+    call = Index(bearer_token(request.metadata), message.ready)
+    return _message_call(Request(call, deadline_s=request.deadline_s), to_message)
+
+
+def _repository_load(request: GrpcRequest) -> EngineCall[None, bytes]:
+    message = m.parsed(m.RepositoryModelLoadRequest, request.body)
+    load = _control_request(Load(bearer_token(request.metadata)), message, request)
+    return _message_call(load, lambda _: m.RepositoryModelLoadResponse())
+
+
+def _repository_unload(request: GrpcRequest) -> EngineCall[None, bytes]:
+    message = m.parsed(m.RepositoryModelUnloadRequest, request.body)
+    unload = _control_request(Unload(bearer_token(request.metadata)), message, request)
+    return _message_call(unload, lambda _: m.RepositoryModelUnloadResponse())
+
+
+def _control_request(call: Call[None], message: Any, request: GrpcRequest) -> Request[None]:
+    """Return the request to load or unload the model of a message, and the version if a parameter names one."""
+    _check_repository(message)
+    parameters = m.read_parameters(message.parameters, "")
+    oip.check_load_parameters(parameters)
+    version = parameters.get("version", "")
+    if not isinstance(version, str):
+        raise InvalidInput(f"parameter 'version': expected text, got {version!r}")
+    if version:
+        check_name(version, "version")
+    return Request(call, check_name(message.model_name), version, deadline_s=request.deadline_s)
+
+
+def _check_repository(message: Any) -> None:
+    if message.repository_name:
+        raise NotSupported(f"there is one repository; expected no repository_name, got '{message.repository_name}'")

@@ -7,11 +7,14 @@ from typing import Any
 from dragoman.core.calls import (
     Describe,
     DescribeServer,
+    Handle,
+    Handled,
     Index,
     Inference,
     ListModels,
     Live,
     Load,
+    ModelDescription,
     Ready,
     Request,
     Response,
@@ -22,6 +25,7 @@ from dragoman.core.errors import (
     DragomanError,
     Forbidden,
     InvalidInput,
+    InvalidOutput,
     ModelNotFound,
     NotReady,
     NotSupported,
@@ -33,11 +37,20 @@ from dragoman.core.signature import TensorSpec
 from dragoman.formats.body import HEADER_LENGTH, write_tensors
 from dragoman.formats.json_print import json_chunks
 from dragoman.formats.small_answer import write_answer, write_binary
-from dragoman.protocols.open_inference.body import Wanted, address, read_control, read_infer
-from dragoman.protocols.open_inference.custom_paths import handle
-from dragoman.protocols.open_inference.derivatives import derivative, told
-from dragoman.protocols.open_inference.extensions import ANY_RANK, classified, metadata_tensors
-from dragoman.protocols.open_inference.headers import checked_headers
+from dragoman.protocols.open_inference.derivatives import derivative_request, inference_response
+from dragoman.protocols.open_inference.extensions import (
+    ANY_RANK,
+    check_headers,
+    check_load_parameters,
+    classify_outputs,
+    metadata_tensors,
+)
+from dragoman.protocols.open_inference.rest_request import (
+    RestOutputOptions,
+    parse_control_request,
+    parse_infer_request,
+    path_model,
+)
 from dragoman.protocols.wire import (
     JSON_TYPE,
     EngineCall,
@@ -81,47 +94,55 @@ class OpenInferenceRest:
     # --- inference ---------------------------------------------------------------------------------------
 
     def infer(self, http: HttpRequest) -> EngineCall[Any, HttpResponse]:
-        request, wanted, id_ = read_infer(http, self._policy)
+        request, options, id_ = parse_infer_request(http, self._policy)
         call: Any = request.call
-        asked = derivative(request) if call.parameters else None
-        if asked is not None:
-            return EngineCall(asked, lambda response: self._write(wanted, id_, told(request, response)))
-        return EngineCall(request, partial(self._write, wanted, id_))
+        derivative = derivative_request(request) if call.parameters else None
+        if derivative is not None:
+            return EngineCall(
+                derivative, lambda response: self._format_infer(options, id_, inference_response(request, response))
+            )
+        return EngineCall(request, partial(self._format_infer, options, id_))
 
     def infer_stream(self, http: HttpRequest) -> HttpStream[Inference]:
-        """Not in the specification: the answers of a streaming model as server-sent events."""
-        request, wanted, id_ = read_infer(http, self._policy)
-        if wanted.binary or any(wanted.outputs.values()):
+        """Not in the specification: the responses of a streaming model as server-sent events."""
+        request, options, id_ = parse_infer_request(http, self._policy)
+        if options.binary or any(options.outputs.values()):
             raise InvalidInput("a stream of events carries JSON; expected no binary outputs")
 
-        def piece(response: Response[Inference]) -> bytes:
-            return b"data: " + b"".join(self._write(wanted, id_, response).body) + b"\n\n"
-
-        def error(fault: DragomanError) -> bytes:
-            return b"data: " + b"".join(write_error(fault).body) + b"\n\n"
+        def format_chunk(response: Response[Inference]) -> bytes:
+            return _format_event(self._format_infer(options, id_, response))
 
         headers = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
-        return HttpStream(request, piece, error, headers=headers)
+        return HttpStream(request, format_chunk, lambda error: _format_event(format_error(error)), headers=headers)
 
-    def _write(self, wanted: Wanted, id_: str | None, response: Response[Inference]) -> HttpResponse:
-        if not (wanted.binary or wanted.outputs or wanted.classes):
+    def _format_infer(self, options: RestOutputOptions, id_: str | None, response: Response[Inference]) -> HttpResponse:
+        if not (options.binary or options.outputs or options.classes):
             text = write_answer(response.answer, response.model, response.version, id_)
             if text is not None:
                 return HttpResponse(200, (text,), _JSON_HEADERS)
-        elif not wanted.classes:
-            written = write_binary(response.answer, response.model, response.version, id_, wanted.is_binary)
-            if written is not None:
-                return HttpResponse(200, written[0], _binary_headers(written[1]))
-        return self._written(wanted, id_, response)
+        elif not options.classes:
+            binary = write_binary(response.answer, response.model, response.version, id_, options.is_binary)
+            if binary is not None:
+                return HttpResponse(200, binary[0], _binary_headers(binary[1]))
+        inference = classify_outputs(response.answer, options.classes)
+        outputs, blobs = write_tensors(inference.outputs, options.is_binary, self._policy)
+        chunks = json_chunks(_envelope(response, id_, outputs))
+        headers = _binary_headers(sum(map(len, chunks))) if blobs else _JSON_HEADERS
+        if inference.metadata:
+            headers += check_headers(inference.metadata)
+        return HttpResponse(200, (*chunks, *blobs), headers)
 
-    def _written(self, wanted: Wanted, id_: str | None, response: Response[Inference]) -> HttpResponse:
-        answer = classified(response.answer, wanted.classes)
-        outputs, blobs = write_tensors(answer.outputs, wanted.is_binary, self._policy)
-        text = json_chunks(_envelope(response, id_, outputs))
-        headers = _binary_headers(sum(map(len, text))) if blobs else _JSON_HEADERS
-        if answer.metadata:
-            headers += checked_headers(answer.metadata)
-        return HttpResponse(200, (*text, *blobs), headers)
+    def handle(self, http: HttpRequest) -> EngineCall[Handled, HttpResponse]:
+        """A path that the model itself handles. Raises ModelNotFound if no model has a handler for it."""
+        call = Handle(
+            method=http.method,
+            path=http.path,
+            query=http.query,
+            content=bytes(http.body),
+            content_type=http.headers.get("content-type", ""),
+        )
+        metadata = self._policy.forwarded(http.headers) if self._policy.forward_headers else {}
+        return EngineCall(Request(call, metadata=metadata), _format_handled)
 
     # --- health and metadata -------------------------------------------------------------------------------
 
@@ -129,15 +150,15 @@ class OpenInferenceRest:
         return EngineCall(Request(Live()), lambda r: self._health(r.answer, {"live": r.answer}))
 
     def ready(self, http: HttpRequest) -> EngineCall[bool, HttpResponse]:
-        def reply(response: Response[bool]) -> HttpResponse:
+        def format_response(response: Response[bool]) -> HttpResponse:
             name = {"name": response.model} if response.model else {}
             return self._health(response.answer, {**name, "ready": response.answer})
 
-        return EngineCall(Request(Ready(), *address(http)), reply)
+        return EngineCall(Request(Ready(), *path_model(http)), format_response)
 
-    def _health(self, answer: bool, body: object) -> HttpResponse:
+    def _health(self, is_healthy: bool, body: object) -> HttpResponse:
         # OIP: 200 is true, 4xx is false, and the body should be empty.
-        status = 200 if answer else 400
+        status = 200 if is_healthy else 400
         return json_response(body, status) if self._policy.health_json else HttpResponse(status)
 
     def server(self, http: HttpRequest) -> EngineCall[Any, HttpResponse]:
@@ -152,25 +173,25 @@ class OpenInferenceRest:
         return EngineCall(Request(ListModels()), lambda r: json_response({"models": r.answer}))
 
     def model(self, http: HttpRequest) -> EngineCall[Any, HttpResponse]:
-        def reply(response: Response[Any]) -> HttpResponse:
-            found = response.answer
+        def format_response(response: Response[ModelDescription]) -> HttpResponse:
+            model = response.answer
             return json_response(
                 {
-                    "name": found.name,
-                    **({"versions": found.versions} if found.versions else {}),
-                    "platform": found.platform,
-                    "inputs": _metadata(found.signature.inputs),
-                    "outputs": _metadata(found.signature.outputs),
-                    **({"details": found.details} if found.details else {}),
+                    "name": model.name,
+                    **({"versions": model.versions} if model.versions else {}),
+                    "platform": model.platform,
+                    "inputs": _metadata(model.signature.inputs),
+                    "outputs": _metadata(model.signature.outputs),
+                    **({"details": model.details} if model.details else {}),
                 }
             )
 
-        return EngineCall(Request(Describe(), *address(http)), reply)
+        return EngineCall(Request(Describe(), *path_model(http)), format_response)
 
     # --- model control ---------------------------------------------------------------------------------------
 
     def index(self, http: HttpRequest) -> EngineCall[Any, HttpResponse]:
-        call = Index(control_token(http.headers), bool(read_control(http, self._policy).ready))
+        call = Index(control_token(http.headers), bool(parse_control_request(http, self._policy).ready))
         return EngineCall(
             Request(call),
             lambda r: json_response(
@@ -179,16 +200,13 @@ class OpenInferenceRest:
         )
 
     def load(self, http: HttpRequest) -> EngineCall[None, HttpResponse]:
-        parameters = read_control(http, self._policy).parameters or {}
-        for key in parameters:
-            if key == "config" or key.startswith("file:"):
-                raise NotSupported(f"parameter '{key}': models are loaded from the server's own disk as they lie there")
+        parameters = parse_control_request(http, self._policy).parameters or {}
+        check_load_parameters(parameters)
         return self._control(Load(control_token(http.headers)), http, parameters)
 
     def unload(self, http: HttpRequest) -> EngineCall[None, HttpResponse]:
-        return self._control(
-            Unload(control_token(http.headers)), http, read_control(http, self._policy).parameters or {}
-        )
+        parameters = parse_control_request(http, self._policy).parameters or {}
+        return self._control(Unload(control_token(http.headers)), http, parameters)
 
     def _control(
         self, call: Load | Unload, http: HttpRequest, parameters: Mapping[str, Any]
@@ -201,43 +219,52 @@ class OpenInferenceRest:
 
 
 def protocol(policy: Policy) -> HttpProtocol:
-    """The protocol's table."""
-    at = OpenInferenceRest(policy)
+    """Return the routes of the protocol."""
+    endpoints = OpenInferenceRest(policy)
     routes = [
-        Route("GET", "/v2", at.server),
-        Route("GET", "/v2/health/live", at.live, health=True),
-        Route("GET", "/v2/health/ready", at.ready, health=True),
-        Route("GET", "/v2/models", at.models),
-        Route("POST", "/v2/repository/index", at.index),
-        Route("POST", "/v2/repository/models/{model}/load", at.load),
-        Route("POST", "/v2/repository/models/{model}/unload", at.unload),
+        Route("GET", "/v2", endpoints.server),
+        Route("GET", "/v2/health/live", endpoints.live, health=True),
+        Route("GET", "/v2/health/ready", endpoints.ready, health=True),
+        Route("GET", "/v2/models", endpoints.models),
+        Route("POST", "/v2/repository/index", endpoints.index),
+        Route("POST", "/v2/repository/models/{model}/load", endpoints.load),
+        Route("POST", "/v2/repository/models/{model}/unload", endpoints.unload),
     ]
     for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         routes += [
-            Route("GET", model, at.model),
-            Route("GET", f"{model}/ready", at.ready, health=True),
-            Route("POST", f"{model}/infer", at.infer),
-            Route("POST", f"{model}/infer_stream", at.infer_stream),
+            Route("GET", model, endpoints.model),
+            Route("GET", f"{model}/ready", endpoints.ready, health=True),
+            Route("POST", f"{model}/infer", endpoints.infer),
+            Route("POST", f"{model}/infer_stream", endpoints.infer_stream),
         ]
-    return HttpProtocol("Open Inference (V2)", tuple(routes), write_error, fallback=partial(handle, policy=policy))
+    return HttpProtocol("Open Inference (V2)", tuple(routes), format_error, fallback=endpoints.handle)
 
 
-def write_error(fault: DragomanError | HttpError) -> HttpResponse:
+def format_error(error: DragomanError | HttpError) -> HttpResponse:
     """OIP: a 4xx or 5xx status and the body `{"error": message}`, on every path."""
-    if isinstance(fault, HttpError):
-        return json_response({"error": fault.message}, fault.status, fault.headers)
-    (status,) = find_error_row(fault, _STATUS) or (500,)
-    headers = (("www-authenticate", "Bearer"),) if status == 401 else retry_after(fault)
-    return json_response({"error": replace_surrogates(fault.message)}, status, headers)
+    if isinstance(error, HttpError):
+        return json_response({"error": error.message}, error.status, error.headers)
+    (status,) = find_error_row(error, _STATUS) or (500,)
+    headers = (("www-authenticate", "Bearer"),) if status == 401 else retry_after(error)
+    return json_response({"error": replace_surrogates(error.message)}, status, headers)
 
 
-# --- small readers and writers ---------------------------------------------------------------------------------
+def _format_event(response: HttpResponse) -> bytes:
+    return b"data: " + b"".join(response.body) + b"\n\n"
+
+
+def _format_handled(response: Response[Handled]) -> HttpResponse:
+    handled = response.answer
+    if not 200 <= handled.status <= 599:
+        raise InvalidOutput(f"the model returned the status {handled.status}; expected 200 to 599")
+    content_type = handled.content_type.replace("\r", "").replace("\n", "")
+    headers = (("content-type", content_type),) if content_type else ()
+    return HttpResponse(handled.status, (handled.content,), headers + check_headers(handled.metadata))
 
 
 @lru_cache(maxsize=512)
-def _binary_headers(length: int) -> Headers:
-    """Those of an answer with so many bytes of JSON before its binary data."""
-    return _BINARY_TYPE, (HEADER_LENGTH, str(length))
+def _binary_headers(json_size: int) -> Headers:
+    return _BINARY_TYPE, (HEADER_LENGTH, str(json_size))
 
 
 def _envelope(response: Response[Inference], id_: str | None, outputs: list[Any]) -> dict[str, Any]:

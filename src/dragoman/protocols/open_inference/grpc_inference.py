@@ -1,4 +1,4 @@
-"""Inference over gRPC: a ModelInferRequest becomes an Infer call, and its answer a ModelInferResponse."""
+"""Parse ModelInferRequest and format ModelInferResponse."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,14 +26,17 @@ from dragoman.formats.small import plain_raw
 from dragoman.protocols.open_inference import extensions as oip
 from dragoman.protocols.wire import Buffer, GrpcRequest, Policy
 
-# Triton: asks a stream to mark its last response, and the mark.
+# Triton: the request parameter that asks a stream to mark its last response, and the mark.
 WANTS_FINAL = "triton_enable_empty_final_response"
 FINAL = "triton_final_response"
 
 
-class Form(msgspec.Struct, frozen=True):
-    """What an answer needs to know of its question: `raw` elements or typed ones, how many `classes` of which
-    output, and whether the stream marks its `final` response."""
+class GrpcOutputOptions(msgspec.Struct, frozen=True):
+    """What the response takes from the request.
+
+    `raw` selects raw contents, `classes` the outputs to replace by how many of their top classes, and `final` marks
+    the last response of a stream.
+    """
 
     id: str
     model: str
@@ -43,25 +46,25 @@ class Form(msgspec.Struct, frozen=True):
     final: bool
 
 
-def read_infer(request: GrpcRequest, policy: Policy) -> tuple[Request[Inference], Form]:
-    """The call in a ModelInferRequest and the form of its answer; InvalidInput naming what does not fit."""
+def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[Inference], GrpcOutputOptions]:
+    """Return the inference request and the options of its response. Raises InvalidInput naming the invalid field."""
     apart = contents_apart(request.body) if len(request.body) >= LARGE else None
     rest = request.body if apart is None else apart[0]
     typed = typed_apart(rest, policy) if len(rest) >= TYPED_LARGE else None
     message = parsed(ModelInferRequest, rest if typed is None else typed[0])
     packed = {} if typed is None else typed[1]
     raw = message.raw_input_contents if apart is None else apart[1]
-    model = named(message.model_name)
-    if message.parameters or message.outputs:
+    model = require_model_name(message.model_name)
+    if message.parameters or message.outputs:  # most requests have neither
         parameters = read_parameters(message.parameters, "")
-        final = _wants_final(parameters)
-        names, classes, types = _outputs(message.outputs)
-        call = Infer(_inputs(message, raw, packed, policy), names, parameters, content_types=types)
-        deadline_s = oip.deadline_s(parameters, request.deadline_s)
-    else:  # as most are
-        call, final, classes = Infer(_inputs(message, raw, packed, policy)), False, {}
+        final = _pop_wants_final(parameters)
+        names, classes, types = _parse_outputs(message.outputs)
+        call = Infer(_parse_inputs(message, raw, packed, policy), names, parameters, content_types=types)
+        deadline_s = oip.parse_deadline(parameters, request.deadline_s)
+    else:
+        call, final, classes = Infer(_parse_inputs(message, raw, packed, policy)), False, {}
         deadline_s = request.deadline_s
-    form = Form(
+    options = GrpcOutputOptions(
         id=message.id,
         model=model,
         version=message.model_version,
@@ -72,60 +75,61 @@ def read_infer(request: GrpcRequest, policy: Policy) -> tuple[Request[Inference]
     metadata = policy.forwarded(request.metadata) if policy.forward_headers else {}
     if len(call.inputs) + len(call.outputs) > 1:
         oip.check_counts(call, policy)
-    return Request(call, model, message.model_version, message.id, deadline_s, metadata), form
+    return Request(call, model, message.model_version, message.id, deadline_s, metadata), options
 
 
-def write_infer(response: Response[Inference], form: Form) -> bytes:
-    """The ModelInferResponse of an answer; raw elements are copied once, straight from their arrays."""
-    written = write_parts(response, form)
-    return written if isinstance(written, bytes) else b"".join(written)
+def format_infer_response(response: Response[Inference], options: GrpcOutputOptions) -> bytes:
+    """Return the serialized ModelInferResponse."""
+    message = format_infer_buffers(response, options)
+    return message if isinstance(message, bytes) else b"".join(message)
 
 
-def write_parts(response: Response[Inference], form: Form) -> bytes | Sequence[Buffer]:
-    """The same; where its raw elements are many, in parts, of which they are views."""
-    plain = None if form.final or form.classes or not form.raw else write_raw(response, form.id)
-    return _written(response, form) if plain is None else plain
+def format_infer_buffers(response: Response[Inference], options: GrpcOutputOptions) -> bytes | Sequence[Buffer]:
+    """Return the serialized ModelInferResponse; large raw contents are not copied but follow as views."""
+    is_plain = options.raw and not options.final and not options.classes
+    plain = write_raw(response, options.id) if is_plain else None
+    return _format_message(response, options) if plain is None else plain
 
 
-def _written(response: Response[Inference], form: Form) -> bytes | Sequence[Buffer]:
-    answer = oip.classified(response.answer, form.classes)
-    outputs = answer.outputs
-    message = ModelInferResponse(model_name=response.model, model_version=response.version, id=form.id)
-    if answer.parameters:
-        write_parameters(answer.parameters, message.parameters)
-    if form.final:
+def _format_message(response: Response[Inference], options: GrpcOutputOptions) -> bytes | Sequence[Buffer]:
+    inference = oip.classify_outputs(response.answer, options.classes)
+    outputs = inference.outputs
+    message = ModelInferResponse(model_name=response.model, model_version=response.version, id=options.id)
+    if inference.parameters:
+        write_parameters(inference.parameters, message.parameters)
+    if options.final:
         message.parameters[FINAL].bool_param = False
     for name, tensor in outputs.items():
         output = message.outputs.add(name=name, datatype=tensor.datatype.name, shape=tensor.shape)
         if tensor.parameters:
             write_parameters(tensor.parameters, output.parameters)
-    if not form.raw and all(t.datatype in FIELDS for t in outputs.values()):
+    if not options.raw and all(t.datatype in FIELDS for t in outputs.values()):
         for tensor, output in zip(outputs.values(), message.outputs, strict=True):
             write_contents(tensor, output.contents)
         return bytes(message.SerializeToString())
     return with_elements([message.SerializeToString()], outputs)
 
 
-def named(model: str) -> str:
-    """The name of a model, if there is one."""
+def require_model_name(model: str) -> str:
+    """Return the name of a model. Raises InvalidInput if it is empty."""
     if not model:
         raise InvalidInput("expected the name of a model, got none")
     return model
 
 
-def _wants_final(parameters: dict[str, Scalar]) -> bool:
-    """Whether the stream is to mark its end; the parameter is about the wire, so the model does not see it."""
+def _pop_wants_final(parameters: dict[str, Scalar]) -> bool:
+    """Remove and return the parameter that marks the last response of a stream; models must not see it."""
     wanted = parameters.pop(WANTS_FINAL, False) if parameters else False
     if not isinstance(wanted, bool):
         raise InvalidInput(f"parameter '{WANTS_FINAL}': expected a bool, got {wanted!r}")
     return wanted
 
 
-def _outputs(outputs: Sequence[Any]) -> tuple[tuple[str, ...], dict[str, int], dict[str, str]]:
-    """The names of the requested outputs, how many of their best classes are wanted, and of which content types."""
+def _parse_outputs(outputs: Sequence[Any]) -> tuple[tuple[str, ...], dict[str, int], dict[str, str]]:
+    """Return the names of the requested outputs, and by name their class counts and content types."""
     names: dict[str, None] = {}
     classes: dict[str, int] = {}
-    types: dict[str, str] = {}
+    content_types: dict[str, str] = {}
     for output in outputs:
         name = output.name
         if name in names:
@@ -133,16 +137,18 @@ def _outputs(outputs: Sequence[Any]) -> tuple[tuple[str, ...], dict[str, int], d
         names[name] = None
         parameters = read_parameters(output.parameters, f"output '{name}': ")
         if parameters:
-            if count := oip.classes_wanted(parameters, name):
+            if count := oip.parse_class_count(parameters, name):
                 classes[name] = count
-            if content_type := oip.content_type_wanted(parameters, name):
-                types[name] = content_type
-    return tuple(names), classes, types
+            if content_type := oip.parse_content_type(parameters, name):
+                content_types[name] = content_type
+    return tuple(names), classes, content_types
 
 
-def _inputs(message: Any, raw: Sequence[Buffer], packed: Mapping[int, Packed], policy: Policy) -> dict[str, Tensor]:
+def _parse_inputs(
+    message: Any, raw: Sequence[Buffer], packed: Mapping[int, Packed], policy: Policy
+) -> dict[str, Tensor]:
     if raw and len(raw) != len(message.inputs):
-        raise InvalidInput(f"expected {len(message.inputs)} 'raw_input_contents', one an input, got {len(raw)}")
+        raise InvalidInput(f"expected {len(message.inputs)} 'raw_input_contents', one for each input, got {len(raw)}")
     found: dict[str, Tensor] = {}
     for at, tensor in enumerate(message.inputs):
         name = tensor.name
@@ -157,7 +163,7 @@ def _inputs(message: Any, raw: Sequence[Buffer], packed: Mapping[int, Packed], p
         if raw and (at in packed or tensor.HasField("contents")):
             raise InvalidInput(f"{where}: expected no 'contents' beside 'raw_input_contents'")
         parameters = read_parameters(tensor.parameters, f"{where}: ")
-        kind, shape = _datatype(tensor.datatype, where), list(tensor.shape)
+        kind, shape = _parse_datatype(tensor.datatype, where), list(tensor.shape)
         if at in packed:
             found[name] = tensor_from_packed(where, kind, shape, packed[at], policy, parameters)
         elif raw:
@@ -167,8 +173,8 @@ def _inputs(message: Any, raw: Sequence[Buffer], packed: Mapping[int, Packed], p
     return found
 
 
-def _datatype(name: str, where: str) -> Datatype:
+def _parse_datatype(name: str, where: str) -> Datatype:
     try:
         return datatype(name)
-    except InvalidInput as fault:
-        raise InvalidInput(f"{where}: {fault.message}") from fault
+    except InvalidInput as error:
+        raise InvalidInput(f"{where}: {error.message}") from error

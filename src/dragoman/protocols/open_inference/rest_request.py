@@ -1,0 +1,131 @@
+"""Parse REST requests of the Open Inference Protocol."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from dragoman.core.calls import Infer, Inference, Request
+from dragoman.core.errors import InvalidInput
+from dragoman.formats.body import HEADER_LENGTH, divide, read_request
+from dragoman.formats.json_data import PARSER_FAULTS, told
+from dragoman.formats.json_scan import check_json
+from dragoman.formats.request import JsonParameters, RequestBody, Requested, told_parameters
+from dragoman.protocols.open_inference.extensions import (
+    check_counts,
+    parse_class_count,
+    parse_content_type,
+    parse_deadline,
+)
+from dragoman.protocols.wire import HttpRequest, Policy
+
+
+class ControlBody(msgspec.Struct):
+    """Body of a request to list, load or unload models."""
+
+    ready: bool | None = None
+    parameters: JsonParameters | None = None
+
+
+_CONTROL = msgspec.json.Decoder(ControlBody | None)
+
+
+class RestOutputOptions(msgspec.Struct, frozen=True):
+    """How a client wants its outputs.
+
+    `names` are the requested outputs. Of these, `outputs` says which are binary instead of `binary`, `classes` how many
+    top classes to return, and `content_types` the content type to encode.
+    """
+
+    binary: bool
+    names: tuple[str, ...] = ()
+    outputs: Mapping[str, bool] = {}
+    classes: Mapping[str, int] = {}
+    content_types: Mapping[str, str] = {}
+
+    def is_binary(self, name: str) -> bool:
+        return self.outputs.get(name, self.binary)
+
+
+_JSON_OUTPUTS = RestOutputOptions(False)
+
+
+def path_model(http: HttpRequest) -> tuple[str, str]:
+    """Return the model and version in the path, "" if it has none."""
+    return http.params.get("model", ""), http.params.get("version", "")
+
+
+def parse_infer_request(http: HttpRequest, policy: Policy) -> tuple[Request[Inference], RestOutputOptions, str | None]:
+    """Return the inference request, the options of its outputs and its id.
+
+    Raises InvalidInput or NotSupported naming the field that is wrong.
+    """
+    header, head, rest = http.headers.get(HEADER_LENGTH), http.body, None
+    if header is not None:
+        head, rest = divide(head, header)
+        if not len(head) and rest is not None:  # OIP, binary extension: the body is the one input's bytes
+            return Request(Infer({}, raw=bytes(rest)), *path_model(http)), RestOutputOptions(True), None
+    elif not len(head):
+        raise InvalidInput("the request body is empty; expected an inference request")
+    try:
+        body = read_request(head, rest, policy)
+    except InvalidInput as error:
+        if header is None and "octet-stream" in http.headers.get("content-type", ""):
+            hint = "binary tensor data needs the header Inference-Header-Content-Length"
+            raise InvalidInput(f"{error.message}; {hint}") from error
+        raise
+    metadata = policy.forwarded(http.headers) if policy.forward_headers else {}
+    call, options, deadline = Infer(body.inputs), _JSON_OUTPUTS, None
+    if body.parameters or body.outputs or len(body.inputs) != 1:
+        call, options = _parse_call(body, policy)
+        deadline = parse_deadline(body.parameters) if body.parameters else None
+    return Request(call, *path_model(http), body.id or "", deadline, metadata), options, body.id
+
+
+def _parse_call(body: RequestBody, policy: Policy) -> tuple[Infer, RestOutputOptions]:
+    binary = body.parameters.pop("binary_data_output", False) if body.parameters else False
+    options = _parse_outputs(binary, body.outputs)
+    call = Infer(body.inputs, options.names, body.parameters, content_types=options.content_types)
+    check_counts(call, policy)
+    return call, options
+
+
+def parse_control_request(http: HttpRequest, policy: Policy) -> ControlBody:
+    """Return the body of a request to list, load or unload models, which may be empty."""
+    if not len(http.body):
+        return ControlBody()
+    body = bytes(http.body)
+    check_json(body, policy)
+    try:
+        return _CONTROL.decode(body) or ControlBody()
+    except PARSER_FAULTS as error:
+        raise InvalidInput(f"the request is not valid: {told(error)}") from error
+
+
+def _parse_outputs(binary: object, outputs: Sequence[Requested]) -> RestOutputOptions:
+    binary_outputs: dict[str, bool] = {}
+    classes: dict[str, int] = {}
+    content_types: dict[str, str] = {}
+    for output in outputs:
+        if not output.parameters:
+            continue
+        name, flag = output.name, output.parameters.get("binary_data")
+        if len(output.parameters) == 1 and type(flag) is bool:  # as in most requests
+            binary_outputs[name] = flag
+            continue
+        parameters = told_parameters(output.parameters)
+        if "binary_data" in parameters:
+            binary_outputs[name] = _parse_flag(parameters["binary_data"], f"output '{name}': parameter 'binary_data'")
+        if count := parse_class_count(parameters, name):
+            classes[name] = count
+        if content_type := parse_content_type(parameters, name):
+            content_types[name] = content_type
+    names = tuple([output.name for output in outputs])
+    default = _parse_flag(binary, "parameter 'binary_data_output'")
+    has_binary = default or True in binary_outputs.values()
+    return RestOutputOptions(default, names, binary_outputs if has_binary else {}, classes, content_types)
+
+
+def _parse_flag(value: object, field: str) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{field}: expected true or false, got {value!r}")
+    return value
