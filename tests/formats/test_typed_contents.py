@@ -1,18 +1,24 @@
-"""Typed contents of large gRPC messages are read as protobuf reads them."""
+"""Typed contents of large gRPC messages are read and written as protobuf does."""
 
+import tracemalloc
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dragoman.core.calls import Inference, Response
+from dragoman.core.datatypes import FP32, datatype
 from dragoman.core.errors import InvalidInput
-from dragoman.formats import oip_typed
-from dragoman.formats.oip_messages import ModelInferRequest, length_delimited
+from dragoman.core.tensor import NONE, Tensor
+from dragoman.formats import oip_contents, oip_typed
+from dragoman.formats.oip_messages import InferTensorContents, ModelInferRequest, ModelInferResponse, length_delimited
 from dragoman.formats.policy import Policy
 from dragoman.protocols.open_inference import grpc_inference as oip_inference
 from dragoman.protocols.wire import GrpcRequest
+from dragoman.transports.grpc.handlers import whole
 
 POLICY = Policy()
 KINDS: dict[str, tuple[str, st.SearchStrategy[Any]]] = {
@@ -76,7 +82,69 @@ def test_more_elements_than_may_be_parsed_are_rejected_first() -> None:
         assert "too many fields: expected at most 500" in read(many, Policy(max_json_values=500))
 
 
+def test_elements_are_counted_without_an_object_for_each() -> None:
+    message = ModelInferRequest(model_name="m")
+    message.inputs.add(name="x", datatype="BYTES", shape=[20_000]).contents.bytes_contents.extend([b""] * 20_000)
+    body = message.SerializeToString()
+    tracemalloc.start()
+    try:
+        assert oip_typed.typed_apart(body, POLICY) == (body, {})
+        taken = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert taken < 4 * len(body)
+
+
 @pytest.mark.parametrize("wire", [b"\x80", b"\x01\x80\x80", b"\xff" * 11 + b"\x01"])
 def test_varints_that_are_broken_are_rejected(wire: bytes) -> None:
     with pytest.raises(InvalidInput):
         oip_typed.Packed("int64_contents", memoryview(wire)).array()
+
+
+def test_contents_that_are_there_twice_are_merged() -> None:
+    message = ModelInferRequest(model_name="m")
+    tensor = message.inputs.add(name="x", datatype="FP32", shape=[3])
+    tensor.contents.fp32_contents.extend([1.0, 2.0])
+    again = InferTensorContents(fp32_contents=[3.0]).SerializeToString()
+    for contents in (again, b""):
+        tensor.shape[0] = 2 + len(contents) // 6
+        field = b"".join((tensor.SerializeToString(), *length_delimited(5, contents)))
+        body = b"".join((b"\x0a\x01m", *length_delimited(5, field)))
+        with mock.patch.object(oip_inference, "TYPED_LARGE", 0), mock.patch.object(oip_typed, "_CONTENTS_LARGE", 1):
+            assert read(body)["x"][3] == [1.0, 2.0, 3.0][: tensor.shape[0]]
+
+
+# --- responses -------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3), st.data(), st.sampled_from([1, 3, 1 << 16]))
+def test_many_elements_are_written_as_protobuf_writes_them(kinds: list[str], data: st.DataObject, portion: int) -> None:
+    tensors = {}
+    for at, kind in enumerate(kinds):
+        dtype = datatype(kind).dtype
+        least, most = (np.iinfo(dtype).min, np.iinfo(dtype).max) if dtype.kind in "iu" else (0, 0)
+        elements = st.integers(int(least), int(most)) if dtype.kind in "iu" else KINDS[kind][1]
+        values = data.draw(st.lists(elements, max_size=6))
+        array = np.array(values, dtype)[::-1] if values else np.empty(0, dtype)
+        tensors[f"y{at}"] = Tensor(array, datatype(kind), {"p": 1} if at else NONE)
+    response = Response(Inference(tensors), "m", "1")
+    options = oip_inference.GrpcOutputOptions("7", "m", "1", raw=False, classes={}, final=False)
+    expected = oip_inference.format_infer_response(response, options)
+    with mock.patch.object(oip_contents, "_MANY", 0), mock.patch.object(oip_contents, "_PORTION", portion):
+        assert oip_inference.format_infer_response(response, options) == expected
+    assert ModelInferResponse.FromString(expected).outputs[0].HasField("contents")
+
+
+def test_many_elements_are_written_without_an_object_for_each() -> None:
+    tensor = Tensor(np.arange(1 << 18, dtype="<f4"), FP32)
+    response = Response(Inference({"y": tensor}), "m", "1")
+    options = oip_inference.GrpcOutputOptions("", "m", "1", raw=False, classes={}, final=False)
+    tracemalloc.start()
+    try:
+        parts = oip_inference.format_infer_buffers(response, options)
+        taken = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert taken < tensor.data.nbytes // 4
+    assert list(ModelInferResponse.FromString(whole(parts)).outputs[0].contents.fp32_contents) == [*range(1 << 18)]

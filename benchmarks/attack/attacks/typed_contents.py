@@ -5,6 +5,7 @@ import time
 import grpc
 
 from benchmarks.attack.attack import Attack, Target
+from dragoman.core.datatypes import datatype as datatype_named
 from dragoman.formats.oip_messages import ModelInferRequest, length_delimited
 
 _SIZE = 60 << 20
@@ -44,7 +45,15 @@ def _packed(kind: str) -> Attack:
         return _call(target, _message(datatype, count, b"".join(length_delimited(field, element * count))))
 
     about = f"60 MiB of `{kind}_contents` of {len(element)} byte each"
-    return Attack(name=f"grpc-{kind}", about=about, run=run, body_bytes=2 * _SIZE, models=("doubled", "Rows"))
+    tensor_bytes = _SIZE + count * datatype_named(datatype).size  # both are there while elements are decoded
+    return Attack(
+        name=f"grpc-{kind}",
+        about=about,
+        run=run,
+        body_bytes=_SIZE,
+        tensor_bytes=tensor_bytes,
+        models=("doubled", "Rows"),
+    )
 
 
 def _many_bytes(target: Target) -> str:

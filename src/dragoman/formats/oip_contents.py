@@ -1,6 +1,7 @@
 """The typed contents of tensors: arrays to and from the repeated field that fits their datatype."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,9 @@ from dragoman.core.datatypes import (
 )
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import NONE, Parameters, Tensor
-from dragoman.formats.oip_typed import Packed
-from dragoman.formats.policy import Policy
+from dragoman.formats.oip_messages import InferTensorContents, ModelInferResponse, delimiter, length_delimited
+from dragoman.formats.oip_typed import FIXED, Packed, varints
+from dragoman.formats.policy import Buffer, Policy
 from dragoman.formats.raw import check_shape, shaped
 
 # OIP: FP16 and BF16 have no field; they travel raw.
@@ -42,6 +44,11 @@ FIELDS: Mapping[Datatype, str] = {
     FP64: "fp64_contents",
     BYTES: "bytes_contents",
 }
+
+_MANY = 1 << 10  # performance only: elements from which on protobuf takes longer
+_PORTION = 1 << 16  # performance only: elements encoded at a time
+_OUTPUTS: int = ModelInferResponse.DESCRIPTOR.fields_by_name["outputs"].number
+_CONTENTS: int = ModelInferResponse.InferOutputTensor.DESCRIPTOR.fields_by_name["contents"].number
 
 # What holds the elements of a field whose datatypes may be narrower than it.
 _WIDE: Mapping[str, np.dtype[Any]] = {"int_contents": np.dtype("<i4"), "uint_contents": np.dtype("<u4")}
@@ -76,10 +83,37 @@ def tensor_from_contents(
     return Tensor(shaped(_array(where, datatype, values), shape, where), datatype, parameters)
 
 
-def write_contents(tensor: Tensor, contents: Any) -> None:
-    """Puts the elements of a tensor into an InferTensorContents; its datatype has a field."""
-    contents.SetInParent()  # a tensor without elements is marked as typed, too
-    getattr(contents, FIELDS[tensor.datatype]).extend(tensor.data.reshape(-1).tolist())
+def with_contents(message: Any, tensors: Collection[Tensor]) -> bytes | list[Buffer]:
+    """Return the wire form of a ModelInferResponse with these tensors as the typed contents of its outputs.
+
+    Many elements are encoded here, in parts: protobuf needs an object for each and holds the interpreter lock
+    meanwhile. Changes the message.
+    """
+    if sum(tensor.data.size for tensor in tensors) < _MANY:
+        for tensor, output in zip(tensors, message.outputs, strict=True):
+            output.contents.SetInParent()  # a tensor without elements is marked as typed, too
+            getattr(output.contents, FIELDS[tensor.datatype]).extend(tensor.data.reshape(-1).tolist())
+        return bytes(message.SerializeToString())
+    outputs: list[bytes] = [output.SerializeToString() for output in message.outputs]
+    del message.outputs[:]
+    parts: list[Buffer] = [message.SerializeToString()]
+    for output, tensor in zip(outputs, tensors, strict=True):
+        contents = _encoded(tensor)
+        size = sum(map(len, contents))
+        start = delimiter(_CONTENTS, size)
+        parts += (delimiter(_OUTPUTS, len(output) + len(start) + size), output, start, *contents)
+    return parts
+
+
+def _encoded(tensor: Tensor) -> list[Buffer]:
+    """The wire form of an InferTensorContents with the elements of a tensor."""
+    flat, field = tensor.data.reshape(-1), FIELDS[tensor.datatype]
+    number: int = InferTensorContents.DESCRIPTOR.fields_by_name[field].number
+    portions = (flat[at : at + _PORTION] for at in range(0, flat.size, _PORTION))
+    if tensor.datatype is BYTES:
+        return [b"".join(chain.from_iterable(length_delimited(number, each) for each in part)) for part in portions]
+    packed = [np.ascontiguousarray(flat).data.cast("B")] if field in FIXED else [varints(part) for part in portions]
+    return [delimiter(number, sum(map(len, packed))), *packed] if flat.size else []
 
 
 def _values(where: str, datatype: Datatype, contents: Any) -> Sequence[Any]:

@@ -104,10 +104,14 @@ def write_parameters(parameters: Parameters, message: Any) -> None:
 
 def length_delimited(field: int, value: Buffer) -> tuple[Buffer, Buffer]:
     """A field of type bytes or message in its wire form: tag and length, and the value itself."""
-    size = len(value)
+    return delimiter(field, len(value)), value
+
+
+def delimiter(field: int, size: int) -> bytes:
+    """Tag and length of a field of type bytes or message, or of packed numbers."""
     if field < 16 and size < 0x80:  # a byte each
-        return bytes((field << 3 | 2, size)), value
-    return bytes(_varint(field << 3 | 2) + _varint(size)), value
+        return bytes((field << 3 | 2, size))
+    return bytes(_varint(field << 3 | 2) + _varint(size))
 
 
 def _varint(number: int) -> bytearray:

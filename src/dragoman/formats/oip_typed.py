@@ -25,7 +25,7 @@ _CONTENTS: int = _INPUTS.message_type.fields_by_name["contents"].number
 _DELIMITED = 2
 
 # By the number of a field of InferTensorContents: its name, and the dtype of elements of fixed size or None.
-_FIXED: Mapping[str, Any] = {"fp32_contents": np.dtype("<f4"), "fp64_contents": np.dtype("<f8")}
+FIXED: Mapping[str, Any] = {"fp32_contents": np.dtype("<f4"), "fp64_contents": np.dtype("<f8")}
 _VARINTS: Mapping[str, Any] = {
     "bool_contents": np.dtype(np.bool_),
     "int_contents": np.dtype("<i4"),
@@ -44,17 +44,17 @@ class Packed:
     wire: memoryview
 
     def __len__(self) -> int:
-        if self.field in _FIXED:
-            return len(self.wire) // int(_FIXED[self.field].itemsize)
+        if self.field in FIXED:
+            return len(self.wire) // int(FIXED[self.field].itemsize)
         view = np.frombuffer(self.wire, np.uint8)
         return sum(int(np.count_nonzero(view[at : at + _PORTION] < 0x80)) for at in range(0, view.size, _PORTION))
 
     def array(self) -> Array:
         """The elements. Raises InvalidInput if their bytes are broken off."""
-        if self.field in _FIXED:
-            if len(self.wire) % _FIXED[self.field].itemsize:
+        if self.field in FIXED:
+            if len(self.wire) % FIXED[self.field].itemsize:
                 raise InvalidInput(f"'{self.field}' ends within an element")
-            return np.frombuffer(self.wire, _FIXED[self.field])
+            return np.frombuffer(self.wire, FIXED[self.field])
         found = np.empty(len(self), _VARINTS[self.field])
         view, at, done = np.frombuffer(self.wire, np.uint8), 0, 0
         while at < view.size:
@@ -80,6 +80,21 @@ def _decoded(view: Array, ends: Array) -> Array:
         longer = sizes > at
         values[longer] |= (view[starts[longer] + at] & 0x7F).astype(np.uint64) << np.uint64(7 * at)
     return values
+
+
+def varints(integers: Array) -> bytes:
+    """The integers as varints. Negative ones take ten bytes, as if they had 64 bits."""
+    values = integers.astype(np.uint64 if integers.dtype.kind in "ub" else np.int64).view(np.uint64)
+    sizes = np.ones(values.size, np.intp)
+    for bits in range(7, 64, 7):
+        sizes += values >> np.uint64(bits) > 0
+    starts = np.cumsum(sizes) - sizes
+    found = np.empty(int(sizes.sum()), np.uint8)
+    for at in range(int(sizes.max(initial=0))):
+        longer = sizes > at
+        low = values[longer] >> np.uint64(7 * at) & np.uint64(0x7F)
+        found[starts[longer] + at] = low | np.where(sizes[longer] > at + 1, np.uint64(0x80), np.uint64(0))
+    return found.tobytes()
 
 
 def typed_apart(body: Buffer, policy: Policy) -> tuple[bytes, Mapping[int, Packed]] | None:
@@ -130,22 +145,21 @@ class _Budget:
 
 def _without_contents(tensor: memoryview, budget: _Budget) -> tuple[Packed | None, bytes]:
     """The contents of an input, if they are one large packed field of numbers, and the rest of it."""
-    found: list[tuple[int, int, memoryview]] = []
+    packed, count, cut = None, 0, (0, 0)
     for number, wire_type, tag, start, end in _fields(tensor, budget.field):
-        if number == _CONTENTS and wire_type == _DELIMITED:
-            found.append((tag, end, tensor[start:end]))
-    packed = [
-        (_NAMES.get(number, ""), contents[start:end], wire_type)
-        for _, _, contents in found
-        for number, wire_type, _, start, end in _fields(contents, budget.element)
-    ]
-    if len(found) != 1 or len(packed) != 1 or len(packed[0][1]) < _CONTENTS_LARGE:
+        if number != _CONTENTS or wire_type != _DELIMITED:
+            continue
+        if cut[1]:
+            count += 1  # contents may be there twice
+        cut, contents = (tag, end), tensor[start:end]
+        for field, kind, _, first, last in _fields(contents, budget.element):
+            count += 1
+            name = _NAMES.get(field, "")
+            if kind == _DELIMITED and (name in FIXED or name in _VARINTS):
+                packed = Packed(name, contents[first:last])
+    if packed is None or count != 1 or len(packed.wire) < _CONTENTS_LARGE:
         return None, b""
-    name, wire, wire_type = packed[0]
-    if wire_type != _DELIMITED or (name not in _FIXED and name not in _VARINTS):
-        return None, b""
-    tag, end, _ = found[0]
-    return Packed(name, wire), b"".join((tensor[:tag], tensor[end:]))
+    return packed, b"".join((tensor[: cut[0]], tensor[cut[1] :]))
 
 
 def _fields(view: memoryview, counted: Any) -> Iterator[tuple[int, int, int, int, int]]:

@@ -10,7 +10,7 @@ from dragoman.core.datatypes import Datatype, datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Scalar, Tensor
 from dragoman.formats.oip_answer import with_elements, write_raw
-from dragoman.formats.oip_contents import FIELDS, tensor_from_contents, tensor_from_packed, write_contents
+from dragoman.formats.oip_contents import FIELDS, tensor_from_contents, tensor_from_packed, with_contents
 from dragoman.formats.oip_messages import (
     ModelInferRequest,
     ModelInferResponse,
@@ -104,9 +104,7 @@ def _format_message(response: Response[Inference], options: GrpcOutputOptions) -
         if tensor.parameters:
             write_parameters(tensor.parameters, output.parameters)
     if not options.raw and all(t.datatype in FIELDS for t in outputs.values()):
-        for tensor, output in zip(outputs.values(), message.outputs, strict=True):
-            write_contents(tensor, output.contents)
-        return bytes(message.SerializeToString())
+        return with_contents(message, outputs.values())
     return with_elements([message.SerializeToString()], outputs)
 
 
