@@ -15,7 +15,7 @@ from typing import Any, Self
 from dragoman import plugins
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed
 from dragoman.core.spec import ModelSpec, check_name
-from dragoman.core.vectors import carried_by
+from dragoman.core.vectors import find_vector_function
 from dragoman.engine.engine import Engine, ServerIdentity
 from dragoman.engine.model_files import server_tables
 from dragoman.engine.model_metrics import FOLDER as METRICS_FOLDER
@@ -329,7 +329,7 @@ def _front_of(engine: Engine, settings: Settings) -> ServerTransports:
 
 
 def live_spec(target: Any, settings: Settings) -> ModelSpec:
-    declared = getattr(target, "__dragoman__", None) or getattr(carried_by(target), "options", None)
+    declared = getattr(target, "__dragoman__", None) or getattr(find_vector_function(target), "options", None)
     name = getattr(declared, "name", "") or getattr(target, "name", "") or getattr(target, "__name__", "")
     if not isinstance(name, str) or not name:
         name = type(target).__name__

@@ -23,8 +23,15 @@ from dragoman.core.secrets import child_environment, forget_secrets
 from dragoman.core.spec import check_name
 from dragoman.core.tensor import NONE, Tensor
 from dragoman.core.text import Generation, PromptInfo, Text, Token, joined
-from dragoman.core.vector_answers import as_vector, as_vectors, parts
-from dragoman.core.vectors import MARK, VectorFunction, carried_by, put
+from dragoman.core.vectors import (
+    MARK,
+    VectorFunction,
+    as_vector,
+    as_vectors,
+    find_vector_function,
+    replace_item,
+    split_outputs,
+)
 from dragoman.system import logs
 from dragoman.system.cancellation import cancellation_check, run_cancellable
 from dragoman.system.shared_memory import SharedBuffer
@@ -237,11 +244,11 @@ def test_a_ragged_list_is_no_vector() -> None:
 def test_a_vector_that_fits_is_not_copied() -> None:
     vector = np.zeros(3)
     assert as_vector(vector, 3, "here") is vector
-    assert parts(vector) == (vector,)
-    (member,) = parts([vector])
+    assert split_outputs(vector) == (vector,)
+    (member,) = split_outputs([vector])
     assert member is vector
-    assert parts([]) == ([],)
-    assert parts([[1], 2]) == ([[1], 2],)
+    assert split_outputs([]) == ([],)
+    assert split_outputs([[1], 2]) == ([[1], 2],)
 
 
 class Twice(VectorFunction):
@@ -265,13 +272,13 @@ def test_functions_carry_their_declaration() -> None:
 
     def plain() -> None: ...
 
-    assert carried_by(function) is function
-    assert carried_by(plain) is None
+    assert find_vector_function(function) is function
+    assert find_vector_function(plain) is None
     setattr(plain, MARK, function)
-    assert carried_by(plain) is function
+    assert find_vector_function(plain) is function
     setattr(plain, MARK, "something else")
-    assert carried_by(plain) is None
-    assert carried_by(3) is None
+    assert find_vector_function(plain) is None
+    assert find_vector_function(3) is None
 
 
 def test_functions_of_vectors_have_defaults() -> None:
@@ -290,8 +297,8 @@ def test_answers_may_be_pytorch_tensors() -> None:
 
 
 def test_one_input_is_put_in_place_of_another() -> None:
-    assert put([1, 2, 3], 0, 9) == (9, 2, 3)
-    assert put([1, 2, 3], 2, 9) == (1, 2, 9)
+    assert replace_item([1, 2, 3], 0, 9) == (9, 2, 3)
+    assert replace_item([1, 2, 3], 2, 9) == (1, 2, 9)
 
 
 # --- text ------------------------------------------------------------------------------------------------

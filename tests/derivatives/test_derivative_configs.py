@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from derivatives.derivative_models import build, vector_function
-from dragoman.core.vector_answers import as_vector, as_vectors
-from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, carried_by
+from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, as_vector, as_vectors, find_vector_function
 from dragoman.derivatives.decorator import build_vector_function
 
 # Relative tolerances of first and of second derivatives: analytic methods are exact to rounding, 8 evaluations of a
@@ -112,7 +111,7 @@ def sized(**options: Any) -> VectorFunction:
 
 def lazily() -> VectorFunction:
     """As a graph or a server holds it before it is loaded."""
-    function = carried_by(vector_function(inputs=input_sizes, outputs=input_sizes)(model))
+    function = find_vector_function(vector_function(inputs=input_sizes, outputs=input_sizes)(model))
     assert function is not None
     return function
 

@@ -10,7 +10,7 @@ import pytest
 import dragoman
 from derivatives.derivative_models import ONE, X, build, error_message, vector_function
 from dragoman.core.errors import InvalidOutput, ModelFailed
-from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, carried_by
+from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, find_vector_function
 from dragoman.derivatives.decorator import build_vector_function
 
 UNKNOWN = (
@@ -86,7 +86,7 @@ def cube(x: Any) -> Any:
 
 def test_a_marked_function_can_be_used_without_a_server() -> None:
     marked = vector_function(inputs={"x": 2}, outputs={"y": 2})(cube)
-    function = carried_by(marked)
+    function = find_vector_function(marked)
     assert function is not None
     assert (function.input_names, function.output_names, function.vectorised) == (("x",), ("y",), False)
     assert (list(function.input_sizes({})), list(function.output_sizes({}))) == ([2], [2])
@@ -101,7 +101,7 @@ def test_a_marked_function_can_be_used_without_a_server() -> None:
     assert set(function.sources()) == {"evaluate", "gradient", "apply_jacobian", "apply_hessian"}
     assert isinstance(function.notes(), dict)
     function.close()
-    carried_by(vector_function(inputs=[2])(cube)).close()  # type: ignore[union-attr]
+    find_vector_function(vector_function(inputs=[2])(cube)).close()  # type: ignore[union-attr]
 
 
 class CompleteClass(VectorFunction):

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from derivatives.derivative_models import build
-from dragoman.core.vector_answers import as_vector, as_vectors
-from dragoman.core.vectors import Vector, VectorFunction
+from dragoman.core.vectors import Vector, VectorFunction, as_vector, as_vectors
 
 EPS = float(np.finfo(np.float64).eps)
 QUICK = settings(max_examples=10, deadline=None)

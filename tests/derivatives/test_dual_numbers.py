@@ -10,8 +10,7 @@ import torch
 
 from derivatives.derivative_models import ONE, build
 from dragoman.core.errors import ModelFailed
-from dragoman.core.vector_answers import as_vector
-from dragoman.core.vectors import VectorFunction
+from dragoman.core.vectors import VectorFunction, as_vector
 from dragoman.derivatives.dual_number import _FUNCTIONS
 
 A = np.array([[2.0, 1.0], [-1.0, 3.0]])

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from dragoman.core.errors import InvalidInput, NotSupported
-from dragoman.core.vector_answers import as_vectors
-from dragoman.core.vectors import Config, Vector, VectorFunction
+from dragoman.core.vectors import Config, Vector, VectorFunction, as_vectors
 from dragoman.derivatives.decorator import build_vector_function
 from dragoman.plugins import import_file
 

@@ -15,8 +15,7 @@ import torch
 import dragoman
 from derivatives.derivative_models import ONE, X, build, vector_function
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
-from dragoman.core.vector_answers import as_vector, as_vectors
-from dragoman.core.vectors import VectorFunction, carried_by
+from dragoman.core.vectors import VectorFunction, as_vector, as_vectors, find_vector_function
 from dragoman.derivatives.decorator import build_vector_function, is_vector_function
 
 
@@ -36,7 +35,7 @@ def test_the_decorator_returns_the_function() -> None:
     assert double(X).tolist() == [0.6, 1.4]
     assert double.__name__ == "double"
     assert is_vector_function(double)
-    assert isinstance(carried_by(double), VectorFunction)
+    assert isinstance(find_vector_function(double), VectorFunction)
     assert not is_vector_function(lambda x: x)
 
 

@@ -307,9 +307,7 @@ def test_config_reaches_the_nodes_that_it_is_passed_to() -> None:
         "some": {"size": 3},
         "none": {"size": 2},
     }
-    with pytest.raises(
-        InvalidInput, match=r"node 'select': indices: expected less than 1, the size of its input, got 1"
-    ):
+    with pytest.raises(InvalidInput, match=r"node 'select': indices: expected indices below 1, got 1"):
         graph.input_sizes({"size": 1})
 
 

@@ -182,13 +182,13 @@ def test_a_graph_can_do_what_it_can_do_for_all_inputs_and_outputs(drawn: Drawn, 
     def asked(ability: Ability) -> bool:
         match ability:
             case "evaluate":
-                plans = [plan.evaluation(made.wiring)]
+                plans = [plan.plan_evaluation(made.wiring)]
             case "gradient":
-                plans = [plan.gradient(made.wiring, o, i) for o in outputs for i in inputs]
+                plans = [plan.plan_gradient(made.wiring, o, i) for o in outputs for i in inputs]
             case "apply_jacobian":
-                plans = [plan.apply_jacobian(made.wiring, o, i) for o in outputs for i in inputs]
+                plans = [plan.plan_jacobian(made.wiring, o, i) for o in outputs for i in inputs]
             case _:
-                plans = [plan.apply_hessian(made.wiring, o, i, j) for o in outputs for i in inputs for j in inputs]
+                plans = [plan.plan_hessian(made.wiring, o, i, j) for o in outputs for i in inputs for j in inputs]
         nodes = made.wiring.nodes
         return any(nodes[s.node].function is ridge and s.ability == lost for p in plans for s in p.steps)
 

@@ -9,17 +9,14 @@ import pytest
 
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.vectors import Config, VectorFunction, Vectors
-from dragoman.graphs.builtin import BUILT_IN, built_in
-from dragoman.graphs.builtin_elementwise import Elementwise
-from dragoman.graphs.draw_svg import svg
-from dragoman.graphs.draw_text import text
+from dragoman.graphs.builtin import BUILT_IN, Elementwise, built_in
+from dragoman.graphs.draw import draw_svg, draw_text
 from dragoman.graphs.function import GraphFunction
-from dragoman.graphs.graph import Graph, made_node
-from dragoman.graphs.picture import picture, summary
-from dragoman.graphs.plan import evaluation
-from dragoman.graphs.results import node_error, output_vectors
-from dragoman.graphs.run import Order
-from dragoman.graphs.wiring import Bound, GraphInput, Node, Port, told, wire
+from dragoman.graphs.graph import Graph, make_node
+from dragoman.graphs.picture import make_picture, summarize
+from dragoman.graphs.plan import plan_evaluation
+from dragoman.graphs.run import Schedule
+from dragoman.graphs.wiring import BoundValue, GraphInput, Node, Port, describe_source, wire
 from dragoman.graphs.wrappers import ConcurrencyLimit, EvaluationCache
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -31,48 +28,48 @@ GOLDEN = Path(__file__).parent / "golden"
         ("linear", {"matrix": [[[1]]]}, "matrix: expected at most 2 axes, got shape [1, 1, 1]"),
         ("linear", {"matrix": [[1]], "shift": [[1]]}, "shift: expected at most 1 axes, got shape [1, 1]"),
         ("linear", {"matrix": [[1]], "shift": "x"}, "shift: expected numbers, got 'x'"),
-        ("linear", {"matrix": [[1], [2]], "shift": [1]}, "shift: expected 2 numbers, as the matrix has rows, got 1"),
+        ("linear", {"matrix": [[1], [2]], "shift": [1]}, "shift: expected 2 numbers, one per row, got 1"),
         ("scale", {"factor": "x"}, "factor: expected numbers, got 'x'"),
         ("scale", {"shift": "x"}, "shift: expected numbers, got 'x'"),
         ("scale", {"shift": float("inf")}, "shift: expected finite numbers, got NaN or infinity"),
-        ("scale", {"dim": 0}, "dim: expected a whole number from 1, got 0"),
+        ("scale", {"dim": 0}, "dim: expected an integer from 1, got 0"),
         (
             "scale",
             {"factor": [1, 2], "shift": [1], "dim": 3},
             "factor, shift and dim: expected one size, got 1 and 2 and 3",
         ),
-        ("identity", {"dim": 1.5}, "dim: expected a whole number from 1, got 1.5"),
-        ("sum", {"dim": 0}, "dim: expected a whole number from 1, got 0"),
+        ("identity", {"dim": 1.5}, "dim: expected an integer from 1, got 1.5"),
+        ("sum", {"dim": 0}, "dim: expected an integer from 1, got 0"),
         ("sum", {"weights": "x"}, "weights: expected numbers, got 'x'"),
-        ("sum", {"n": "x" * 99}, f"n: expected a whole number from 1, got '{'x' * 79} ..."),
-        ("product", {"n": 0}, "n: expected a whole number from 1, got 0"),
-        ("product", {"dim": 0}, "dim: expected a whole number from 1, got 0"),
-        ("concatenate", {"n": 0}, "n: expected a whole number from 1, got 0"),
-        ("concatenate", {"sizes": [1, "x"]}, "sizes: expected a whole number from 0, got 'x'"),
-        ("concatenate", {"sizes": 3}, "sizes: expected a list of whole numbers, got 3"),
-        ("concatenate", {"sizes": "12"}, "sizes: expected a list of whole numbers, got '12'"),
-        ("split", {"sizes": b"12"}, "sizes: expected a list of whole numbers, got b'12'"),
-        ("select", {"indices": []}, "indices: expected a list of whole numbers, got []"),
-        ("select", {"indices": [0], "dim": 0}, "dim: expected a whole number from 1, got 0"),
+        ("sum", {"n": "x" * 99}, f"n: expected an integer from 1, got '{'x' * 79} ..."),
+        ("product", {"n": 0}, "n: expected an integer from 1, got 0"),
+        ("product", {"dim": 0}, "dim: expected an integer from 1, got 0"),
+        ("concatenate", {"n": 0}, "n: expected an integer from 1, got 0"),
+        ("concatenate", {"sizes": [1, "x"]}, "sizes: expected an integer from 0, got 'x'"),
+        ("concatenate", {"sizes": 3}, "sizes: expected a list of integers, got 3"),
+        ("concatenate", {"sizes": "12"}, "sizes: expected a list of integers, got '12'"),
+        ("split", {"sizes": b"12"}, "sizes: expected a list of integers, got b'12'"),
+        ("select", {"indices": []}, "indices: expected a list of integers, got []"),
+        ("select", {"indices": [0], "dim": 0}, "dim: expected an integer from 1, got 0"),
         ("constant", {"value": None}, "value: expected finite numbers, got NaN or infinity"),
         ("constant", {"value": "x"}, "value: expected numbers, got 'x'"),
-        ("constant", {}, "'constant' needs the option 'value'"),
-        ("exp", {"dim": 0}, "dim: expected a whole number from 1, got 0"),
+        ("constant", {}, "missing option 'value' of 'constant'"),
+        ("exp", {"dim": 0}, "dim: expected an integer from 1, got 0"),
         ("gaussian_logpdf", {"mean": "x"}, "mean: expected numbers, got 'x'"),
         ("gaussian_logpdf", {"cov": "x"}, "cov: expected numbers, got 'x'"),
         ("gaussian_logpdf", {"mean": [[1]]}, "mean: expected at most 1 axes, got shape [1, 1]"),
         ("gaussian_logpdf", {"cov": [[[1]]]}, "cov: expected at most 2 axes, got shape [1, 1, 1]"),
         ("gaussian_logpdf", {"cov": [1, 0]}, "cov: expected variances above 0, got 0.0"),
         ("gaussian_logpdf", {"cov": [[1, 2, 3]]}, "cov: expected a symmetric matrix, got one of shape [1, 3]"),
-        ("gaussian_logpdf", {"dim": 0}, "dim: expected a whole number from 1, got 0"),
+        ("gaussian_logpdf", {"dim": 0}, "dim: expected an integer from 1, got 0"),
         (
             "gaussian_logpdf",
             {"mean": [1], "cov": [1, 2], "dim": 3},
             "expected one size, got mean of 1, cov of 2, dim of 3",
         ),
-        ("gaussian_loglik", {"data": [1], "mean": [1]}, "data: expected the vector that was measured, once"),
-        ("sine", {}, f"there is no built-in node 'sine'; there are {', '.join(BUILT_IN)}"),
-        ("split", {"size": 1}, "'split' has no option 'size'; it has sizes"),
+        ("gaussian_loglik", {"data": [1], "mean": [1]}, "data: expected a vector of measurements"),
+        ("sine", {}, f"unknown built-in node 'sine': expected one of {', '.join(BUILT_IN)}"),
+        ("split", {"size": 1}, "unknown option 'size' of 'split': expected one of sizes"),
     ],
 )
 def test_wrong_options_are_named(name: str, options: dict[str, Any], message: str) -> None:
@@ -119,7 +116,7 @@ def test_options_are_copied() -> None:
 def graph(
     edges: Sequence[tuple[tuple[str, str], tuple[str, str]]] = (), nodes: Any = None, **more: Any
 ) -> GraphFunction:
-    made = [made_node(name, function) for name, function in nodes.items()]
+    made = [make_node(name, function) for name, function in nodes.items()]
     return GraphFunction(wire(made, edges, **more))
 
 
@@ -134,7 +131,7 @@ def graph(
         (
             {"c": built_in("concatenate", {}), "d": built_in("exp", {"dim": 4})},
             {"x": 5},
-            "node 'c': output 0: expected a vector of 4, got 5 of some of its inputs alone",
+            "node 'c': output 0: expected a vector of 4, got 5 from some of its inputs",
         ),
         (
             {"c": built_in("concatenate", {}), "d": built_in("exp", {"dim": 4})},
@@ -161,21 +158,21 @@ def test_sizes_that_do_not_fit_are_named(nodes: dict[str, Any], sizes: dict[str,
 
 def test_sizes_that_a_built_in_node_cannot_have_are_named() -> None:
     node: Any = built_in("concatenate", {})
-    assert node.fit([1, 2], [None]) == ([1, 2], [3])
-    assert node.fit([1, 2], [3]) == ([1, 2], [3])
-    assert node.fit([None, 3], [3]) == ([0, 3], [3])
-    assert node.fit([None, None], [3]) == ([None, None], [3])
-    assert node.fit([None, 3], [None]) == ([None, 3], [None])
+    assert node.fit_sizes([1, 2], [None]) == ([1, 2], [3])
+    assert node.fit_sizes([1, 2], [3]) == ([1, 2], [3])
+    assert node.fit_sizes([None, 3], [3]) == ([0, 3], [3])
+    assert node.fit_sizes([None, None], [3]) == ([None, None], [3])
+    assert node.fit_sizes([None, 3], [None]) == ([None, 3], [None])
     for inputs, message in (
-        ([1, 1], "output 0: expected a vector of 4, got 2, its inputs together"),
-        ([5, None], "output 0: expected a vector of 4, got 5 of some of its inputs alone"),
+        ([1, 1], "output 0: expected a vector of 4, got 2 from its inputs"),
+        ([5, None], "output 0: expected a vector of 4, got 5 from some of its inputs"),
     ):
         with pytest.raises(InvalidInput) as caught:
-            node.fit(inputs, [4])
+            node.fit_sizes(inputs, [4])
         assert caught.value.message == message
     with pytest.raises(InvalidInput) as caught:
         node = built_in("sum", {})
-        node.fit([5, 3], [4])
+        node.fit_sizes([5, 3], [4])
     assert caught.value.message == "expected vectors of one size, got 3 and 4 and 5"
 
 
@@ -184,13 +181,13 @@ def test_sizes_follow_through_concatenations_and_selections() -> None:
     ends = {"x": [("c", "0")], "y": [("c", "1")]}
     assert graph([(("c", ""), ("d", ""))], nodes, inputs=ends, sizes={"x": 1}).input_sizes({}) == (1, 3)
     assert graph([(("c", ""), ("d", ""))], nodes, inputs=ends, sizes={"y": 4}).input_sizes({}) == (0, 4)
-    with pytest.raises(InvalidInput, match="its size follows from nothing"):
+    with pytest.raises(InvalidInput, match="unknown size"):
         graph([(("c", ""), ("d", ""))], nodes, inputs=ends)
     chosen = {"s": built_in("select", {"indices": [0, 2]})}
     assert graph(nodes=chosen, sizes={"s": 3}).output_sizes({}) == (2,)
     with pytest.raises(InvalidInput) as caught:
         graph(nodes=chosen, sizes={"s": 2})
-    assert caught.value.message == "node 's': indices: expected less than 2, the size of its input, got 2"
+    assert caught.value.message == "node 's': indices: expected indices below 2, got 2"
 
 
 class Told(VectorFunction):
@@ -220,8 +217,7 @@ class Told(VectorFunction):
         (
             [1],
             [-1],
-            "node 'n', output 0: its size follows from nothing; say the size of the node, or of the graph's "
-            "input that feeds it",
+            "node 'n', output 0: unknown size; declare the size of the node, or of the graph's input that feeds it",
         ),
     ],
 )
@@ -243,27 +239,27 @@ def test_the_number_of_vectors_does_not_depend_on_a_config() -> None:
 def test_ports_that_are_not_plain_are_named() -> None:
     nodes = {"p": built_in("sum", {}), "q": built_in("split", {"sizes": [1, 1]})}
     for edge, message in (
-        ((("q", "0"), ("p", "")), "node 'p' has 2 inputs; say which, as 'p.0'"),
-        ((("q", ""), ("p", "0")), "node 'q' has 2 outputs; say which, as 'q.0'"),
-        ((("q", "0"), ("p", "2")), "node 'p' has no input '2'; it has 2, counted from 0"),
+        ((("q", "0"), ("p", "")), "node 'p': expected one of its 2 inputs, such as 'p.0'"),
+        ((("q", ""), ("p", "0")), "node 'q': expected one of its 2 outputs, such as 'q.0'"),
+        ((("q", "0"), ("p", "2")), "node 'p': expected the index of an input below 2, got '2'"),
     ):
         with pytest.raises(InvalidInput) as caught:
             graph([edge], nodes)
         assert caught.value.message == message
     with pytest.raises(InvalidInput) as caught:
         graph(nodes={"v": VectorFunction()})
-    assert caught.value.message == "node 'v': VectorFunction does not tell its sizes"
+    assert caught.value.message == "node 'v': VectorFunction does not implement input_sizes and output_sizes"
 
 
-def test_sources_are_told_in_words() -> None:
-    assert [told(each) for each in (Port("a", 1), GraphInput(2), Bound(np.zeros(1)))] == [
+def test_sources_are_described() -> None:
+    assert [describe_source(each) for each in (Port("a", 1), GraphInput(2), BoundValue(np.zeros(1)))] == [
         "'a.1'",
         "the graph's input 2",
         "a bound value",
     ]
-    with pytest.raises(InvalidInput, match="it is fed by the graph's input 0 already, and by the graph's input 0 too"):
+    with pytest.raises(InvalidInput, match="expected one source, got the graph's input 0 and the graph's input 0"):
         graph(nodes={"e": built_in("exp", {})}, inputs={"x": [("e", ""), ("e", "")]})
-    with pytest.raises(InvalidInput, match=r"it is fed by 'e\.0' already, and by a bound value too"):
+    with pytest.raises(InvalidInput, match=r"expected one source, got 'e\.0' and a bound value"):
         nodes = {"e": built_in("exp", {}), "f": built_in("exp", {})}
         graph([(("e", ""), ("f", ""))], nodes, bound={("f", ""): np.zeros(1)})
 
@@ -281,38 +277,65 @@ def test_a_node_is_called_after_its_function() -> None:
 
 def test_a_node_gets_its_part_of_the_config() -> None:
     plain = VectorFunction()
-    assert Node(name="n", function=plain).configured({"a": 1}) == {"a": 1}
-    assert Node(name="n", function=plain, config={"b": 2}).configured({}) == {"b": 2}
-    assert Node(name="n", function=plain, config={"b": 2}).configured({"a": 1, "b": 3}) == {"a": 1, "b": 2}
-    assert Node(name="n", function=plain, passes=("a",)).configured({"a": 1, "c": 3}) == {"a": 1}
-    assert Node(name="n", function=plain, config={"b": 2}, passes=()).configured({"a": 1}) == {"b": 2}
+    assert Node(name="n", function=plain).merge_config({"a": 1}) == {"a": 1}
+    assert Node(name="n", function=plain, config={"b": 2}).merge_config({}) == {"b": 2}
+    assert Node(name="n", function=plain, config={"b": 2}).merge_config({"a": 1, "b": 3}) == {"a": 1, "b": 2}
+    assert Node(name="n", function=plain, passes=("a",)).merge_config({"a": 1, "c": 3}) == {"a": 1}
+    assert Node(name="n", function=plain, config={"b": 2}, passes=()).merge_config({"a": 1}) == {"b": 2}
 
 
 # --- what nodes return -------------------------------------------------------------------------------------
 
 
+class Returns(VectorFunction):
+    """Returns or raises the same whatever the inputs are."""
+
+    vectorised = True
+
+    def __init__(self, result: Any, sizes: Sequence[int] = (1,)) -> None:
+        self.result, self.sizes = result, sizes
+
+    def input_sizes(self, config: Config) -> Sequence[int]:
+        return (1,)
+
+    def output_sizes(self, config: Config) -> Sequence[int]:
+        return self.sizes
+
+    def evaluate(self, inputs: Vectors, config: Config) -> Any:
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+def evaluate_two_rows(result: Any, sizes: Sequence[int] = (1,)) -> list[Any]:
+    return graph(nodes={"n": Returns(result, sizes)}).evaluate([np.zeros((2, 1))], {})
+
+
 def test_rows_of_outputs_are_checked() -> None:
-    rows = output_vectors(([1, 2], [[1, 2], [3, 4]]), (1, 2), 2)
+    rows = evaluate_two_rows(([1, 2], [[1, 2], [3, 4]]), (1, 2))
     assert [each.tolist() for each in rows] == [[[1], [2]], [[1, 2], [3, 4]]]
     assert not any(each.flags.writeable for each in rows)
-    assert output_vectors(np.array([[1.0], [2.0]]), (1,), 2)[0].tolist() == [[1], [2]]
+    assert evaluate_two_rows(np.array([[1.0], [2.0]]))[0].tolist() == [[1], [2]]
     for answer, sizes, message in (
         (np.zeros((3, 1)), (1,), "output 0: expected shape [2, 1], got [3, 1]"),
         ((np.zeros((2, 1)), np.zeros(2)), (1, 2), "output 1: expected shape [2, 2], got [2]"),
-        ((1, 2, 3), (1, 1), "expected 2 outputs, got 1"),
+        ((1, 2, 3), (1, 1), "expected 2 outputs, got 3"),
     ):
         with pytest.raises(InvalidOutput) as caught:
-            output_vectors(answer, sizes, 2)
-        assert caught.value.message == message
+            evaluate_two_rows(answer, sizes)
+        assert caught.value.message == f"node 'n': {message}"
 
 
 def test_errors_of_nodes_keep_their_kind_and_get_the_name() -> None:
-    found = node_error(InvalidInput("no"), "n")
-    assert (type(found), found.message) == (InvalidInput, "node 'n': no")
-    found = node_error(ZeroDivisionError("by zero"), "n")
-    assert (type(found), found.message) == (ModelFailed, "node 'n' failed: ZeroDivisionError: by zero")
-    assert isinstance(found, DragomanError)
-    assert len(node_error(ValueError("x" * 2000), "n").message) == 1000
+    errors = (
+        (InvalidInput("no"), InvalidInput, "node 'n': no"),
+        (ZeroDivisionError("by zero"), ModelFailed, "node 'n' failed: ZeroDivisionError: by zero"),
+        (ValueError("x" * 2000), ModelFailed, f"node 'n' failed: ValueError: {'x' * 1000}"[:1000]),
+    )
+    for error, kind, message in errors:
+        with pytest.raises(DragomanError) as caught:
+            evaluate_two_rows(error)
+        assert (type(caught.value), caught.value.message) == (kind, message)
 
 
 class Counted(VectorFunction):
@@ -378,21 +401,21 @@ def test_a_function_with_something_around_it_is_the_same_function(make: Any) -> 
 
 
 def test_nodes_that_prove_quick_get_no_thread() -> None:
-    two = [made_node(name, Told([1], [1])) for name in ("a", "b")]
-    order = Order(evaluation(wire(two, [])), [False, False])
-    assert order.parallel
-    assert (order.waits, order.followers) == ([0, 0], [[], []])
-    order.took(0, 1e-6)
-    assert (order.cheap, order.parallel) == ([True, False], False)
-    order.took(1, 1.0)
-    assert (order.cheap, order.parallel) == ([True, False], False)
-    order.took(0, 1.0)
-    assert (order.cheap, order.parallel) == ([False, False], True)
+    two = [make_node(name, Told([1], [1])) for name in ("a", "b")]
+    schedule = Schedule(plan_evaluation(wire(two, [])), [False, False])
+    assert schedule.parallel
+    assert (schedule.dependency_counts, schedule.dependents) == ([0, 0], [[], []])
+    schedule.record(0, 1e-6)
+    assert (schedule.cheap, schedule.parallel) == ([True, False], False)
+    schedule.record(1, 1.0)
+    assert (schedule.cheap, schedule.parallel) == ([True, False], False)
+    schedule.record(0, 1.0)
+    assert (schedule.cheap, schedule.parallel) == ([False, False], True)
     for _ in range(200):
-        order.took(0, 1e-6)
-    assert (order.cheap, order.parallel) == ([True, False], False)
-    chain = Order(evaluation(wire(two, [(("a", ""), ("b", ""))])), [False, False])
-    assert (chain.waits, chain.followers, chain.parallel) == ([0, 1], [[1], []], False)
+        schedule.record(0, 1e-6)
+    assert (schedule.cheap, schedule.parallel) == ([True, False], False)
+    chain = Schedule(plan_evaluation(wire(two, [(("a", ""), ("b", ""))])), [False, False])
+    assert (chain.dependency_counts, chain.dependents, chain.parallel) == ([0, 1], [[1], []], False)
 
 
 # --- drawings ----------------------------------------------------------------------------------------------
@@ -428,12 +451,12 @@ def crossing() -> GraphFunction:
 
 def test_a_drawing_is_the_same_to_the_letter() -> None:
     made = crossing()
-    drawn = text(picture(made)) + "\n\n" + "\n".join(summary(made)) + "\n"
+    drawn = draw_text(make_picture(made)) + "\n\n" + "\n".join(summarize(made)) + "\n"
     assert drawn == (GOLDEN / "crossing.txt").read_text()
-    assert svg(picture(made), "a < b") == (GOLDEN / "crossing.svg").read_text()
+    assert draw_svg(make_picture(made), "a < b") == (GOLDEN / "crossing.svg").read_text()
 
 
 def test_few_bound_numbers_are_shown_whole() -> None:
     made = graph(nodes={"s": built_in("sum", {})}, bound={("s", "1"): np.array([1, 2, 1e-7])})
-    (box,) = (box for box in picture(made).boxes if box.kind == "bound")
+    (box,) = (box for box in make_picture(made).boxes if box.kind == "bound")
     assert (box.key, box.texts, box.inputs, box.outputs) == ("bound s.1", ("= 1, 2, 1e-07",), 0, 1)

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from dragoman.core.errors import InvalidInput
-from dragoman.graphs.document import Document, NodeText, document
+from dragoman.graphs.document import GraphDocument, NodeEntry, parse_document
 
 KINDS = "expected one of fn, model, umbridge, served, builtin, linear"
 
 
 def test_every_key_has_a_meaning() -> None:
-    found = document(
+    found = parse_document(
         {
             "name": "g",
             "threads": 0,
@@ -37,16 +37,16 @@ def test_every_key_has_a_meaning() -> None:
             "bind": {"e.2": [1, 2]},
         }
     )
-    assert found == Document(
+    assert found == GraphDocument(
         name="g",
         threads=0,
         nodes=(
-            NodeText("a", "fn", "f.py:f", {"c": 1}, ("k",), True, 2, 3, {"derivatives": "jax"}),
-            NodeText("b", "umbridge", "http://h", options={"model": "m"}),
-            NodeText("c", "served", "s"),
-            NodeText("d", "builtin", "sum"),
-            NodeText("e", "linear", [[1]], options={"shift": 2}),
-            NodeText("f", "model", "m", passes=()),
+            NodeEntry("a", "fn", "f.py:f", {"c": 1}, ("k",), True, 2, 3, {"derivatives": "jax"}),
+            NodeEntry("b", "umbridge", "http://h", options={"model": "m"}),
+            NodeEntry("c", "served", "s"),
+            NodeEntry("d", "builtin", "sum"),
+            NodeEntry("e", "linear", [[1]], options={"shift": 2}),
+            NodeEntry("f", "model", "m", passes=()),
         ),
         edges=((("a", "0"), ("b", "x")), (("b", ""), ("c", "")), (("c", ""), ("d", "1"))),
         inputs={
@@ -63,8 +63,8 @@ def test_every_key_has_a_meaning() -> None:
 
 
 def test_what_is_left_out_has_a_default() -> None:
-    assert document({}) == Document(nodes=())
-    made = Document(nodes=())
+    assert parse_document({}) == GraphDocument(nodes=())
+    made = GraphDocument(nodes=())
     assert (made.name, made.threads, made.edges, made.inputs, made.outputs, made.bound, made.sizes) == (
         "",
         8,
@@ -74,7 +74,7 @@ def test_what_is_left_out_has_a_default() -> None:
         {},
         {},
     )
-    node = NodeText("n", "fn", "f")
+    node = NodeEntry("n", "fn", "f")
     assert (node.config, node.passes, node.linear, node.concurrency, node.cache, node.options) == (
         {},
         None,
@@ -83,17 +83,21 @@ def test_what_is_left_out_has_a_default() -> None:
         0,
         {},
     )
-    assert document({"nodes": {"n": {"fn": "f"}}}).nodes == (node,)
-    assert document({"threads": 1024}).threads == 1024
-    assert document({"inputs": {}}).inputs == {}
+    assert parse_document({"nodes": {"n": {"fn": "f"}}}).nodes == (node,)
+    assert parse_document({"threads": 1024}).threads == 1024
+    assert parse_document({"inputs": {}}).inputs == {}
 
 
 def test_outputs_in_a_list_are_called_after_their_nodes() -> None:
-    assert document({"outputs": ["a", "b.2"]}).outputs == {"a": ("a", ""), "b": ("b", "2")}
-    assert document({"outputs": ["a", "b.2", "a.x"]}).outputs == {"a.0": ("a", ""), "b": ("b", "2"), "a.x": ("a", "x")}
+    assert parse_document({"outputs": ["a", "b.2"]}).outputs == {"a": ("a", ""), "b": ("b", "2")}
+    assert parse_document({"outputs": ["a", "b.2", "a.x"]}).outputs == {
+        "a.0": ("a", ""),
+        "b": ("b", "2"),
+        "a.x": ("a", "x"),
+    }
 
 
-END = "expected a node, or a node and its port as 'beam.0'"
+END = "expected a node, or a node and its port such as 'beam.0'"
 
 
 @pytest.mark.parametrize(
@@ -103,13 +107,13 @@ END = "expected a node, or a node and its port as 'beam.0'"
         ({1: 2}, "a graph: expected a table, got {1: 2}"),
         (
             {"node": 1},
-            "there is no key 'node' in a graph; there are name, threads, nodes, edges, inputs, outputs, bind",
+            "unknown key 'node' in a graph: expected one of name, threads, nodes, edges, inputs, outputs, bind",
         ),
-        ({"threads": 1025}, "threads: expected a whole number from 0 to 1024, got 1025"),
-        ({"threads": -1}, "threads: expected a whole number from 0 to 1024, got -1"),
-        ({"threads": True}, "threads: expected a whole number from 0 to 1024, got True"),
-        ({"threads": 1.0}, "threads: expected a whole number from 0 to 1024, got 1.0"),
-        ({"name": None}, "name: expected text, got None"),
+        ({"threads": 1025}, "threads: expected an integer from 0 to 1024, got 1025"),
+        ({"threads": -1}, "threads: expected an integer from 0 to 1024, got -1"),
+        ({"threads": True}, "threads: expected an integer from 0 to 1024, got True"),
+        ({"threads": 1.0}, "threads: expected an integer from 0 to 1024, got 1.0"),
+        ({"name": None}, "name: expected a string, got None"),
         ({"nodes": 3}, "nodes: expected a table, got 3"),
         ({"nodes": "x" * 200}, f"nodes: expected a table, got '{'x' * 99}"),
         ({"nodes": {"a": 3}}, "node 'a': expected a table, got 3"),
@@ -128,26 +132,26 @@ END = "expected a node, or a node and its port as 'beam.0'"
         ({"nodes": {"a": {"fn": "f", "config": 1}}}, "node 'a': config: expected a table, got 1"),
         (
             {"nodes": {"a": {"fn": "f", "concurrency": "8"}}},
-            "node 'a': concurrency: expected a whole number from 0, got '8'",
+            "node 'a': concurrency: expected an integer from 0, got '8'",
         ),
-        ({"nodes": {"a": {"fn": "f", "cache": -1}}}, "node 'a': cache: expected a whole number from 0, got -1"),
-        ({"nodes": {"a": {"fn": "f", "cache": True}}}, "node 'a': cache: expected a whole number from 0, got True"),
-        ({"edges": "a -> b"}, "edges: expected a list of texts as 'a.0 -> b.1', got 'a -> b'"),
-        ({"edges": ["a"]}, "edges: expected a text as 'a.0 -> b.1', got 'a'"),
-        ({"edges": [1]}, "edges: expected a text as 'a.0 -> b.1', got 1"),
+        ({"nodes": {"a": {"fn": "f", "cache": -1}}}, "node 'a': cache: expected an integer from 0, got -1"),
+        ({"nodes": {"a": {"fn": "f", "cache": True}}}, "node 'a': cache: expected an integer from 0, got True"),
+        ({"edges": "a -> b"}, "edges: expected a list of strings such as 'a.0 -> b.1', got 'a -> b'"),
+        ({"edges": ["a"]}, "edges: expected a string such as 'a.0 -> b.1', got 'a'"),
+        ({"edges": [1]}, "edges: expected a string such as 'a.0 -> b.1', got 1"),
         ({"edges": ["a -> "]}, f"edge 'a -> ': {END}, got ' '"),
         (
             {"edges": ["a -> b.1 -> c"]},
-            "edge 'a -> b.1 -> c': in the middle of a chain stand nodes of one input and output, by name alone",
+            "edge 'a -> b.1 -> c': expected names of nodes with one input and one output in the middle of a chain",
         ),
         ({"inputs": []}, "inputs: expected a table, got []"),
-        ({"inputs": {"x": 1}}, "inputs: 'x': expected a text or a list of them, got 1"),
+        ({"inputs": {"x": 1}}, "inputs: 'x': expected a string or a list of strings, got 1"),
         ({"inputs": {"x": [1]}}, f"inputs: 'x': {END}, got 1"),
         ({"inputs": {"x": {}}}, "inputs: 'x': expected the keys to and size, got none"),
         ({"inputs": {"x": {"size": 1}}}, "inputs: 'x': expected the keys to and size, got size"),
         ({"inputs": {"x": {"to": "a", "b": 1}}}, "inputs: 'x': expected the keys to and size, got to, b"),
-        ({"inputs": {"x": {"to": "a", "size": -1}}}, "inputs: 'x': expected a whole number from 0, got -1"),
-        ({"outputs": 1}, "outputs: expected a text or a list of them, got 1"),
+        ({"inputs": {"x": {"to": "a", "size": -1}}}, "inputs: 'x': expected an integer from 0, got -1"),
+        ({"outputs": 1}, "outputs: expected a string or a list of strings, got 1"),
         ({"outputs": [""]}, f"outputs: {END}, got ''"),
         ({"outputs": {"y": 1}}, f"outputs: 'y': {END}, got 1"),
         ({"bind": [1]}, "bind: expected a table, got [1]"),
@@ -156,5 +160,5 @@ END = "expected a node, or a node and its port as 'beam.0'"
 )
 def test_what_is_wrong_is_named(table: Any, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        document(table)
+        parse_document(table)
     assert caught.value.message == message

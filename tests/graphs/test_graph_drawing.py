@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.cli import main
-from dragoman.graphs.draw_svg import svg
-from dragoman.graphs.draw_text import text
+from dragoman.graphs.draw import draw_svg, draw_text
 from dragoman.graphs.graph import Graph
 from dragoman.graphs.layout import layout
-from dragoman.graphs.picture import Box, Line, Picture, picture
+from dragoman.graphs.picture import Box, Line, Picture, make_picture
 from graphs.test_graph_asks import Doubles
 
 TEXT = """\
@@ -78,15 +77,15 @@ def test_it_draws_what_python_built(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["graph", f"{tmp_path / 'made.py'}:made"]) == 0
     assert "│   exp   │" in capsys.readouterr().out
     assert main(["graph", f"{tmp_path / 'made.py'}:other"]) == 2
-    assert "int is no function of vectors" in capsys.readouterr().err
+    assert "int is not a vector function" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("edges = ['a -> b']\n[nodes]\na = { builtin = 'exp' }", "there is no node 'b'; there are 'a'"),
+        ("edges = ['a -> b']\n[nodes]\na = { builtin = 'exp' }", "unknown node 'b': expected one of 'a'"),
         ("nodes = 3", "graph.toml: nodes: expected a table, got 3"),
-        ("[nodes]\na = { served = 'm' }", "node 'a': served: 'm' can be asked in the server's process alone"),
+        ("[nodes]\na = { served = 'm' }", "node 'a': served: 'm' is available only in the server's process"),
     ],
 )
 def test_the_command_tells_what_is_wrong(
@@ -116,7 +115,7 @@ def test_models_that_a_graph_names_are_told(
 def test_what_is_missing_is_shown() -> None:
     g = Graph()
     g.output(g.exp(g.add(Doubles(), "twice")(g.input("x"))))
-    drawn = text(picture(g.build()))
+    drawn = draw_text(make_picture(g.build()))
     assert "│  twice  │" in drawn
     assert "│ E G J - │" in drawn
 
@@ -156,8 +155,8 @@ def test_boxes_never_overlap_and_lines_lead_downwards(drawn: Picture) -> None:
             assert right + 3 <= found.center[b] - found.width[b] // 2
     for route in found.routes:
         assert [level[b] - level[a] for a, b in itertools.pairwise(route.stops)] == [1] * (len(route.stops) - 1)
-    canvas = text(drawn)
+    canvas = draw_text(drawn)
     for box in drawn.boxes:
         assert f"│{box.texts[0].center(found.width[box.key] - 2)}│" in canvas or box.texts[0] in canvas
     assert canvas.count("▼") >= len({(line.end, line.input) for line in drawn.lines})
-    ET.fromstring(svg(drawn, "a < b"))
+    ET.fromstring(draw_svg(drawn, "a < b"))

@@ -21,7 +21,7 @@ from dragoman.core.calls import Describe, Request
 from dragoman.core.errors import InvalidInput
 from dragoman.core.vectors import Config, VectorFunction, Vectors
 from dragoman.engine.repository import DiskRepository
-from dragoman.graphs.document import document
+from dragoman.graphs.document import parse_document
 from dragoman.graphs.function import GraphFunction
 from dragoman.runtimes.graph.files import read_graph
 from dragoman.runtimes.graph.model import GraphModel, load_graph
@@ -89,9 +89,9 @@ def test_yaml_without_its_package_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     ("table", "message"),
     [
         ([], "a graph: expected a table, got []"),
-        ({"node": {}}, "there is no key 'node' in a graph; there are name, threads, nodes, "),
-        ({"threads": -1}, "threads: expected a whole number from 0 to 1024, got -1"),
-        ({"name": 3}, "name: expected text, got 3"),
+        ({"node": {}}, "unknown key 'node' in a graph: expected one of name, threads, nodes, "),
+        ({"threads": -1}, "threads: expected an integer from 0 to 1024, got -1"),
+        ({"name": 3}, "name: expected a string, got 3"),
         ({"nodes": {"a": 3}}, "node 'a': expected a table, got 3"),
         ({"nodes": {"a": {}}}, "node 'a': expected one of fn, model, umbridge, served, builtin, linear, got nothing"),
         (
@@ -105,24 +105,24 @@ def test_yaml_without_its_package_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         ({"nodes": {"a": {"builtin": "sum", "config": 1}}}, "node 'a': config: expected a table, got 1"),
         (
             {"nodes": {"a": {"builtin": "sum", "concurrency": "8"}}},
-            "concurrency: expected a whole number from 0, got '8'",
+            "concurrency: expected an integer from 0, got '8'",
         ),
-        ({"nodes": {"a": {"builtin": "sum", "cache": -1}}}, "node 'a': cache: expected a whole number from 0, got -1"),
-        ({"edges": "a -> b"}, "edges: expected a list of texts as 'a.0 -> b.1', got 'a -> b'"),
-        ({"edges": ["a"]}, "edges: expected a text as 'a.0 -> b.1', got 'a'"),
-        ({"edges": [1]}, "edges: expected a text as 'a.0 -> b.1', got 1"),
-        ({"edges": ["a -> "]}, "edge 'a -> ': expected a node, or a node and its port as 'beam.0', got ' '"),
-        ({"edges": ["a -> b.1 -> c"]}, "edge 'a -> b.1 -> c': in the middle of a chain stand nodes of one input"),
-        ({"inputs": {"x": 1}}, "inputs: 'x': expected a text or a list of them, got 1"),
+        ({"nodes": {"a": {"builtin": "sum", "cache": -1}}}, "node 'a': cache: expected an integer from 0, got -1"),
+        ({"edges": "a -> b"}, "edges: expected a list of strings such as 'a.0 -> b.1', got 'a -> b'"),
+        ({"edges": ["a"]}, "edges: expected a string such as 'a.0 -> b.1', got 'a'"),
+        ({"edges": [1]}, "edges: expected a string such as 'a.0 -> b.1', got 1"),
+        ({"edges": ["a -> "]}, "edge 'a -> ': expected a node, or a node and its port such as 'beam.0', got ' '"),
+        ({"edges": ["a -> b.1 -> c"]}, "edge 'a -> b.1 -> c': expected names of nodes with one input"),
+        ({"inputs": {"x": 1}}, "inputs: 'x': expected a string or a list of strings, got 1"),
         ({"inputs": {"x": {"size": 1}}}, "inputs: 'x': expected the keys to and size, got size"),
-        ({"inputs": {"x": {"to": "a", "size": -1}}}, "inputs: 'x': expected a whole number from 0, got -1"),
-        ({"outputs": 1}, "outputs: expected a text or a list of them, got 1"),
+        ({"inputs": {"x": {"to": "a", "size": -1}}}, "inputs: 'x': expected an integer from 0, got -1"),
+        ({"outputs": 1}, "outputs: expected a string or a list of strings, got 1"),
         ({"bind": [1]}, "bind: expected a table, got [1]"),
     ],
 )
 def test_what_a_file_may_not_say(table: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=re.escape(message)):
-        document(table)
+        parse_document(table)
 
 
 _JSON = st.recursive(
@@ -139,21 +139,21 @@ _KEYS = st.sampled_from(
 @given(st.dictionaries(_KEYS, _JSON | st.dictionaries(_KEYS, _JSON | st.dictionaries(_KEYS, _JSON))))
 def test_whatever_a_file_says_it_is_a_graph_or_told_why_not(table: Any) -> None:
     with suppress(InvalidInput):
-        assert isinstance(document(table).nodes, tuple)
+        assert isinstance(parse_document(table).nodes, tuple)
 
 
 @pytest.mark.parametrize(
     ("node", "message"),
     [
-        ('{ builtin = "summ" }', "node 'a': there is no built-in node 'summ'"),
-        ("{ builtin = 3 }", "node 'a': builtin: expected text, got 3"),
+        ('{ builtin = "summ" }', "node 'a': unknown built-in node 'summ'"),
+        ("{ builtin = 3 }", "node 'a': builtin: expected a string, got 3"),
         ('{ linear = "B.npy" }', "node 'a': matrix: '{folder}/B.npy' cannot be read: "),
         ('{ linear = "B.csv" }', "node 'a': matrix: expected numbers or the name of a .npy file, got 'B.csv'"),
-        ("{ linear = [[1.0]], shif = 3 }", "node 'a': there is no option 'shif' beside 'linear'; there are shift"),
+        ("{ linear = [[1.0]], shif = 3 }", "node 'a': unknown option 'shif' of a 'linear' node: expected shift"),
         ('{ fn = "fields.py" }', "node 'a': fn: expected 'file.py:name' or 'module:name', got 'fields.py'"),
         ('{ fn = "fields.py:nothing" }', "node 'a': cannot import '{folder}/fields.py:nothing'"),
         ('{ fn = "none.py:field" }', "node 'a': cannot import '{folder}/none.py:field': FileNotFoundError"),
-        ('{ fn = "fields.py:field", derivates = "jax" }', "node 'a': there is no option 'derivates' beside 'fn'"),
+        ('{ fn = "fields.py:field", derivates = "jax" }', "node 'a': unknown option 'derivates' of a 'fn' node"),
         ('{ fn = "fields.py:field", derivatives = "jaxx" }', "node 'a': derivatives: expected one of auto, jax, torch"),
         ('{ fn = "fields.py:np.float64" }', "node 'a': class float64 is no model"),
         ('{ umbridge = "http://127.0.0.1:9" }', "node 'a': no server of http://127.0.0.1:9 answers"),
@@ -169,7 +169,7 @@ def test_a_node_that_cannot_be_made(tmp_path: Path, node: str, message: str) -> 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"graph\.toml cannot be read: Expected '=' after a key"):
         loaded(tmp_path, "nodes")
-    with pytest.raises(InvalidInput, match=r"is no graph; expected a file, or a folder with a file, graph\.toml"):
+    with pytest.raises(InvalidInput, match=r"is not a graph: expected a file graph\.toml"):
         read_graph(tmp_path / "graph.txt")
 
 
@@ -214,7 +214,7 @@ def test_a_file_may_say_how_a_function_is_differentiated(tmp_path: Path) -> None
 def test_a_whole_model_is_no_node(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text(CODE)
     with pytest.raises(
-        InvalidInput, match=r"'code.py:Whole' is no function of vectors; serve it as a model and name it"
+        InvalidInput, match=r"'code.py:Whole' is not a vector function; serve it as a model and refer to it"
     ):
         loaded(tmp_path, '[nodes]\na = { model = "code.py:Whole" }')
 
@@ -310,7 +310,7 @@ async def test_a_graph_that_makes_no_sense_is_unavailable(tmp_path: Path) -> Non
     (tmp_path / "g.graph.toml").write_text("edges = ['a -> b']\n[nodes]\na = { builtin = 'exp' }")
     async with dragoman.open_engine(tmp_path / "g.graph.toml") as engine:
         (deployment,) = engine.deployments()
-        assert deployment.reason == "failed to load 'g', there is no node 'b'; there are 'a'"
+        assert deployment.reason == "failed to load 'g', unknown node 'b': expected one of 'a'"
 
 
 async def test_a_server_that_is_gone_is_named(tmp_path: Path) -> None:
@@ -389,8 +389,8 @@ async def test_parameters_of_a_graph(tmp_path: Path) -> None:
     path = tmp_path / "g.graph.toml"
     path.write_text(TOML)
     for parameters, message in [
-        ({"concurency": 3}, "there is no parameter 'concurency' of a graph; there is concurrency"),
-        ({"concurrency": 0}, "parameter 'concurrency': expected a whole number from 1, got 0"),
+        ({"concurency": 3}, "unknown parameter 'concurency' of a graph: expected concurrency"),
+        ({"concurrency": 0}, "parameter 'concurrency': expected an integer from 1, got 0"),
     ]:
         with pytest.raises(errors.ModelFailed, match=re.escape(message)):
             GraphModel(ModelSpec(name="g", uri=str(path), parameters=parameters))

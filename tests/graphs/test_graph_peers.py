@@ -96,9 +96,9 @@ async def test_models_that_wait_for_each_other_are_told(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("served", "message"),
     [
-        ("nobody", "node 's': served: there is no model 'nobody' on this server; serve it beside the graph"),
+        ("nobody", "node 's': served: model 'nobody' not found on this server; serve it beside the graph"),
         ("broken", "node 's': model 'broken' is not there: failed to load 'broken'"),
-        ("words", "node 's': model 'words' is no function of vectors: not all its tensors are float vectors"),
+        ("words", "node 's': model 'words' is not a vector function: expected only float vectors"),
         ("wrong", "node 's': models wait for each other: wrong -> wrong"),
     ],
 )
@@ -134,7 +134,7 @@ async def test_nobody_asks_on_the_event_loop(folder: Path) -> None:
 async def test_a_graph_in_a_process_of_its_own_asks_nobody(folder: Path) -> None:
     async with dragoman.open_engine(folder / "posterior.graph.toml", placement="process") as engine:
         (deployment,) = engine.deployments()
-        assert "served: 'squares' can be asked in the server's process alone" in deployment.reason
+        assert "served: 'squares' is available only in the server's process" in deployment.reason
 
 
 async def test_calls_under_way_are_finished_when_the_server_drains(tmp_path: Path) -> None:

@@ -8,11 +8,10 @@ from pathlib import Path
 from dragoman import plugins
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sibling_models import SiblingModels
-from dragoman.graphs.draw_svg import svg
-from dragoman.graphs.draw_text import text
+from dragoman.graphs.draw import draw_svg, draw_text
 from dragoman.graphs.function import GraphFunction
 from dragoman.graphs.graph import vector_function
-from dragoman.graphs.picture import picture, summary
+from dragoman.graphs.picture import make_picture, summarize
 from dragoman.runtimes.graph.files import read_graph
 from dragoman.runtimes.graph.model import load_graph
 from dragoman.server import open_engine
@@ -52,13 +51,13 @@ async def _show_with_models(given: argparse.Namespace) -> int:
 
 def _show(graph: GraphFunction, given: argparse.Namespace) -> int:
     try:
-        shown = picture(graph)
-        print(text(shown))
+        picture = make_picture(graph)
+        print(draw_text(picture))
         print()
-        print("\n".join(summary(graph)))
+        print("\n".join(summarize(graph)))
         if given.svg:
             try:
-                Path(given.svg).write_text(svg(shown, graph.name or given.file), encoding="utf-8")
+                Path(given.svg).write_text(draw_svg(picture, graph.name or given.file), encoding="utf-8")
             except OSError as error:
                 raise InvalidInput(f"'{given.svg}' cannot be written: {error}") from error
     finally:

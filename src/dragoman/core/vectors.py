@@ -1,4 +1,4 @@
-"""Functions of vectors, such as simulators: several float vectors in and out, with derivatives.
+"""Functions of vectors, such as simulators: several float vectors in and out, with derivatives; checks of results.
 
 `derivatives` and `graphs` work on this interface; a runtime makes a `Model` of it.
 """
@@ -8,6 +8,8 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from dragoman.core.errors import InvalidOutput
 
 Vector = npt.NDArray[np.float64]
 Vectors = Sequence[Vector]
@@ -90,12 +92,90 @@ class VectorFunction:
         """Free connections and threads."""
 
 
-def carried_by(target: Any) -> VectorFunction | None:
-    """Return the VectorFunction that an object is, or was declared to be; else None."""
+def find_vector_function(target: Any) -> VectorFunction | None:
+    """Return the VectorFunction that an object is or carries; None if there is none."""
     found = target if isinstance(target, VectorFunction) else getattr(target, "__dict__", {}).get(MARK)
     return found if isinstance(found, VectorFunction) else None
 
 
-def put(inputs: Sequence[T], index: int, value: T) -> tuple[T, ...]:
-    """The inputs with another value in one place."""
+def replace_item(inputs: Sequence[T], index: int, value: T) -> tuple[T, ...]:
+    """Return the inputs with another value at an index."""
     return (*inputs[:index], value, *inputs[index + 1 :])
+
+
+# --- results of functions --------------------------------------------------------------------------------
+
+
+def as_vectors(result: Any, sizes: Sequence[int]) -> tuple[Vector, ...]:
+    """Return the outputs of `evaluate`, a float64 vector for each size. Raises InvalidOutput naming the output.
+
+    A tuple has one item per output, and so has a list or a matrix whose items are vectors. Anything else is the only
+    output: an array of one axis, a list of numbers, or one number.
+    """
+    outputs = split_outputs(result)
+    if len(outputs) != len(sizes):
+        raise InvalidOutput(f"expected {len(sizes)} output vectors, got {len(outputs)}")
+    return tuple(as_vector(y, size, f"output {i}") for i, (y, size) in enumerate(zip(outputs, sizes, strict=True)))
+
+
+def as_vector(result: Any, size: int, name: str) -> Vector:
+    """Return an array of one axis, a list of numbers, or one number as a vector of `size` numbers. `name` is for the
+    message of InvalidOutput."""
+    if type(result) is np.ndarray and result.dtype == np.float64 and result.shape == (size,):  # the usual case
+        return result
+    vector = number_array(result, name)
+    if vector.ndim == 0:
+        vector = vector.reshape(1)
+    if vector.ndim != 1:
+        raise InvalidOutput(f"{name}: expected a vector of {size} numbers, got shape {list(vector.shape)}")
+    if len(vector) != size:
+        raise InvalidOutput(f"{name}: expected {size} numbers, got {len(vector)}")
+    return vector
+
+
+def as_matrices(result: Any, rows: int, sizes: Sequence[int]) -> list[Vector]:
+    """Return the outputs of a vectorised `evaluate`, a matrix [rows, size] each. Raises InvalidOutput.
+
+    An output of size one may be a vector with one number per row; a single row may be a vector.
+    """
+    several = isinstance(result, tuple | list) and len(result) == len(sizes)
+    outputs = list(result) if several else [result]
+    if len(outputs) != len(sizes):
+        got = len(result) if isinstance(result, tuple) else 1
+        raise InvalidOutput(f"expected {len(sizes)} outputs, got {got}")
+    return [_as_matrix(y, rows, size, f"output {i}") for i, (y, size) in enumerate(zip(outputs, sizes, strict=True))]
+
+
+def _as_matrix(result: Any, rows: int, size: int, name: str) -> Vector:
+    array = number_array(result, name)
+    if array.shape != (rows, size) and not (array.size == rows * size and array.ndim <= 1 and 1 in (rows, size)):
+        raise InvalidOutput(f"{name}: expected shape {[rows, size]}, got {list(array.shape)}")
+    return array.reshape(rows, size)
+
+
+def number_array(result: Any, name: str) -> Vector:
+    """Return an array of NumPy, PyTorch or JAX, a list or a scalar as a float64 array. Raises InvalidOutput."""
+    if hasattr(result, "detach"):  # a PyTorch tensor, which may require gradients
+        result = result.detach().cpu().numpy()
+    try:
+        array = np.asarray(result)
+    except (TypeError, ValueError) as error:
+        raise InvalidOutput(f"{name}: expected numbers, got {type(result).__name__}: {error}") from error
+    if array.dtype.kind not in "fiu":
+        if array.size == 0:
+            return np.zeros(array.shape)
+        raise InvalidOutput(f"{name}: expected real numbers, got {type(result).__name__} of {array.dtype.name}")
+    return np.asarray(array, np.float64)
+
+
+def split_outputs(result: Any) -> tuple[Any, ...]:
+    """Return the result of `evaluate` as a tuple with one item per output."""
+    if isinstance(result, tuple):
+        return result
+    if isinstance(result, list) and result and all(_is_vector(item) for item in result):
+        return tuple(result)
+    return tuple(result) if getattr(result, "ndim", 0) == 2 else (result,)
+
+
+def _is_vector(value: Any) -> bool:
+    return isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.core.errors import DragomanError
-from dragoman.core.vector_answers import as_vector, as_vectors
-from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, put
+from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, as_vector, as_vectors, replace_item
 from dragoman.derivatives.scales import component_scales
 from dragoman.derivatives.verification import NotConfirmedError, confirm_gradient
 
@@ -201,7 +200,7 @@ class _PointChecks:
     # --- the function --------------------------------------------------------------------------------------
 
     def _value(self, output: int, i: int, x: Vector) -> Vector:
-        return as_vectors(self.function.evaluate(put(self.point, i, x), self.config), self.sizes)[output]
+        return as_vectors(self.function.evaluate(replace_item(self.point, i, x), self.config), self.sizes)[output]
 
     def _jacobian(self, output: int, i: int, vec: Vector) -> Vector:
         result = self.function.apply_jacobian(output, i, self.point, vec, self.config)
@@ -209,7 +208,7 @@ class _PointChecks:
 
     def _gradient(self, output: int, i: int, moved: int, x: Vector, sens: Vector) -> Vector:
         """Return the gradient by input i where input `moved` is x."""
-        result = self.function.gradient(output, i, put(self.point, moved, x), sens, self.config)
+        result = self.function.gradient(output, i, replace_item(self.point, moved, x), sens, self.config)
         return as_vector(result, len(self.point[i]), "gradient")
 
     def _hessian(self, output: int, i: int, j: int, sens: Vector, vec: Vector) -> Vector:

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed
-from dragoman.core.vector_answers import as_vectors, parts
-from dragoman.core.vectors import Ability, Config, Vector, Vectors, put
+from dragoman.core.vectors import Ability, Config, Vector, Vectors, as_vectors, replace_item, split_outputs
 from dragoman.derivatives.analytic_array import NotAnalyticError, as_analytic
 from dragoman.derivatives.derived import DerivedFunction, GradientHessian, check_evaluations, unit_vectors
 from dragoman.derivatives.finite_differences import directional_derivative
@@ -63,7 +62,7 @@ class ComplexStep(DerivedFunction):
         self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
     ) -> Any:
         def gradient(x: Vector) -> Any:
-            return self.gradient(output, input1, put(inputs, input2, x), sens, config)
+            return self.gradient(output, input1, replace_item(inputs, input2, x), sens, config)
 
         return directional_derivative(gradient, inputs[input2], vec)[0]
 
@@ -82,7 +81,7 @@ class ComplexStep(DerivedFunction):
         for index, x in enumerate(point):
 
             def values(x: Vector, index: int = index) -> Vector:
-                outputs = as_vectors(function.evaluate(put(point, index, x), config), sizes)
+                outputs = as_vectors(function.evaluate(replace_item(point, index, x), config), sizes)
                 return np.concatenate([np.zeros(0), *outputs])
 
             def slopes(vec: Vector, index: int = index) -> Vector:
@@ -143,7 +142,7 @@ class ComplexStepHessian(GradientHessian):
         size = len(point[input1])
 
         def gradient(x: Vector) -> Vector:
-            result = function.gradient(output, input1, put(point, input2, x), sens, config)
+            result = function.gradient(output, input1, replace_item(point, input2, x), sens, config)
             return as_vectors((result,), (size,))[0]
 
         def slopes(vec: Vector) -> Any:
@@ -176,14 +175,14 @@ def _complex_derivatives(
     step = max(_STEP * max_step(component_scales(arguments[index]), vec), _MIN_STEP)
     moved = as_analytic(arguments[index] + 1j * (step * vec))
     try:
-        result = function(*put(arguments, index, moved))
+        result = function(*replace_item(arguments, index, moved))
     except NotAnalyticError as error:
         raise _not_applicable(name, str(error)) from error
     except DragomanError:
         raise
     except Exception as error:  # compiled libraries raise errors of every kind for complex numbers
         raise _not_applicable(name, f"with complex numbers it raises {type(error).__name__}: {error}") from error
-    return tuple(np.atleast_1d(np.imag(_number_array(each))) / step for each in parts(result))
+    return tuple(np.atleast_1d(np.imag(_number_array(each))) / step for each in split_outputs(result))
 
 
 def _not_applicable(name: str, reason: str) -> ModelFailed:

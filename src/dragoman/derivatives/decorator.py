@@ -5,7 +5,7 @@ from threading import Lock
 from typing import Any, Literal, TypeVar, overload
 
 from dragoman.core.errors import ModelFailed
-from dragoman.core.vectors import MARK, Ability, Config, Vector, VectorFunction, Vectors, carried_by
+from dragoman.core.vectors import MARK, Ability, Config, Vector, VectorFunction, Vectors, find_vector_function
 from dragoman.derivatives.selection import METHODS, add_derivatives
 from dragoman.derivatives.user_function import FunctionOptions, UserClassFunction, UserFunction
 
@@ -149,7 +149,7 @@ def is_vector_function(target: Any) -> bool:
     """Return whether an object is a marked function, or a VectorFunction instance or subclass."""
     if isinstance(target, type):
         return issubclass(target, VectorFunction) and target is not VectorFunction
-    return carried_by(target) is not None
+    return find_vector_function(target) is not None
 
 
 def build_vector_function(target: Any) -> VectorFunction:
@@ -157,7 +157,7 @@ def build_vector_function(target: Any) -> VectorFunction:
 
     Evaluates the function where sizes or derivatives are not declared. Raises ModelFailed if the options do not fit.
     """
-    function = carried_by(target() if is_vector_function(target) and isinstance(target, type) else target)
+    function = find_vector_function(target() if is_vector_function(target) and isinstance(target, type) else target)
     if function is None:
         raise ModelFailed(
             f"{type(target).__name__} is not a function of vectors: expected a function marked with @vector_function"

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.core.errors import NotSupported
-from dragoman.core.vector_answers import as_vector, as_vectors
-from dragoman.core.vectors import ABILITIES, Ability, Config, Vector, VectorFunction, Vectors
+from dragoman.core.vectors import ABILITIES, Ability, Config, Vector, VectorFunction, Vectors, as_vector, as_vectors
 
 # Forward-mode derivative of function(*arguments) by the argument at an index, applied to a vector.
 JacobianVectorProduct = Callable[[Callable[..., Any], Vectors, int, Vector], Any]

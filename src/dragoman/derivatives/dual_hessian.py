@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.core.errors import InvalidOutput, ModelFailed
-from dragoman.core.vector_answers import as_vectors, parts
-from dragoman.core.vectors import Ability, Config, Vector, Vectors, put
+from dragoman.core.vectors import Ability, Config, Vector, Vectors, as_vectors, replace_item, split_outputs
 from dragoman.derivatives.analytic_array import NotAnalyticError
 from dragoman.derivatives.complex_step import ComplexStep
 from dragoman.derivatives.derived import DerivedFunction
@@ -87,7 +86,7 @@ class DualHessian(DerivedFunction):
                 result = self._function.evaluate(arguments, config)
         except NotAnalyticError as error:
             raise self._not_applicable(str(error)) from error
-        return [_elements(each) for each in parts(result)]
+        return [_elements(each) for each in split_outputs(result)]
 
     def _check_input(self, point: Vectors, index: int, config: Config) -> None:
         x = point[index]
@@ -95,7 +94,7 @@ class DualHessian(DerivedFunction):
         elements = [each for output in self._evaluate(point, index, index, vec, config) for each in output]
 
         def slope(x: Vector) -> Vector:
-            derivatives = self._complex_step.directional_derivatives(put(point, index, x), index, u, config)
+            derivatives = self._complex_step.directional_derivatives(replace_item(point, index, x), index, u, config)
             return np.concatenate([np.zeros(0), *derivatives])
 
         value = np.concatenate(self._function.sample_outputs(config))

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.core.vector_answers import as_vector, as_vectors
-from dragoman.core.vectors import Ability, Config, Vector, Vectors, put
+from dragoman.core.vectors import Ability, Config, Vector, Vectors, as_vector, as_vectors, replace_item
 from dragoman.derivatives.derived import DerivedFunction, check_evaluations, unit_vectors
 from dragoman.derivatives.scales import component_scales, max_step, raised_scales, split_by_scale
 from dragoman.derivatives.user_function import UserFunction
@@ -127,14 +126,14 @@ class FiniteDifferences(DerivedFunction):
         if "gradient" in self._function.sources():
 
             def gradient(y: Vector) -> Vector:
-                result = self._function.gradient(output, input1, put(inputs, input2, y), sens, config)
+                result = self._function.gradient(output, input1, replace_item(inputs, input2, y), sens, config)
                 return as_vector(result, len(x), "gradient")
 
             return directional_derivative(gradient, y, vec)[0]
         used = sens != 0
 
         def weighted_output(s: Vector, t: Vector) -> float:
-            moved = put(put(inputs, input1, x + s), input2, (x + s if input1 == input2 else y) + t)
+            moved = replace_item(replace_item(inputs, input1, x + s), input2, (x + s if input1 == input2 else y) + t)
             return float(sens[used] @ self._outputs(moved, config)[output][used])
 
         check_evaluations(8 * len(x), self._max_evaluations, "ApplyHessian", NAME)
@@ -165,7 +164,7 @@ class FiniteDifferences(DerivedFunction):
         for i, x in enumerate(inputs):
 
             def values(x: Vector, i: int = i) -> Vector:
-                return np.concatenate([np.zeros(0), *self._outputs(put(inputs, i, x), config)])
+                return np.concatenate([np.zeros(0), *self._outputs(replace_item(inputs, i, x), config)])
 
             derivative, error = directional_derivative(values, x, np.ones(len(x)))
             largest = float(np.max(np.abs(derivative), initial=0.0))
@@ -176,7 +175,7 @@ class FiniteDifferences(DerivedFunction):
         check_finite(self._outputs(inputs, config)[output], output, inputs, sens)
 
     def _of_input(self, output: int, index: int, inputs: Vectors, config: Config) -> Callable[[Vector], Vector]:
-        return lambda x: self._outputs(put(inputs, index, x), config)[output]
+        return lambda x: self._outputs(replace_item(inputs, index, x), config)[output]
 
     def _outputs(self, inputs: Vectors, config: Config) -> tuple[Vector, ...]:
         return as_vectors(self.base.evaluate(inputs, config), self.output_sizes(config))

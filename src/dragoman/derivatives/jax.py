@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dragoman.core.vector_answers import parts
-from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, put
+from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, replace_item, split_outputs
 from dragoman.derivatives.config_cache import ConfigCache
 from dragoman.derivatives.framework import FrameworkFunction, WrittenDerivatives, select_output
 from dragoman.derivatives.user_function import UserFunction
@@ -90,7 +89,7 @@ def jacobian_vector_product(function: Callable[..., Any], arguments: Vectors, in
     with _float64():
         arrays = tuple(map(jnp.asarray, arguments))
         _, result = jax.jvp(
-            lambda x: jnp.atleast_1d(function(*put(arrays, index, x))), (arrays[index],), (jnp.asarray(vec),)
+            lambda x: jnp.atleast_1d(function(*replace_item(arrays, index, x))), (arrays[index],), (jnp.asarray(vec),)
         )
         return np.asarray(result)
 
@@ -148,7 +147,7 @@ class _CompiledDerivatives:
 
 def _vectors(result: Any) -> tuple[Any, ...]:
     """Convert the outputs (arrays, lists of numbers, or numbers) to float64 vectors."""
-    return tuple(jnp.atleast_1d(jnp.asarray(each)).astype(jnp.float64) for each in parts(result))
+    return tuple(jnp.atleast_1d(jnp.asarray(each)).astype(jnp.float64) for each in split_outputs(result))
 
 
 def _with_zeros(vector: Vector, index: int, sizes: Sequence[int]) -> tuple[Vector, ...]:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed
-from dragoman.core.vector_answers import parts
-from dragoman.core.vectors import VectorFunction
+from dragoman.core.vectors import VectorFunction, split_outputs
 from dragoman.derivatives.complex_step import ComplexStep, ComplexStepHessian
 from dragoman.derivatives.derived import CombinedFunction, GradientHessian, LinearDerivatives, UnitVectorProducts
 from dragoman.derivatives.dual_hessian import DualHessian
@@ -137,7 +136,7 @@ def _framework(function: UserFunction) -> str:
             result = function.evaluate([torch.tensor(x) for x in function.sample_point({})], {})
         except Exception:
             raise error from None
-    return next((name for each in parts(result) if (name := _library(each)) in ("jax", "torch")), "")
+    return next((name for each in split_outputs(result) if (name := _library(each)) in ("jax", "torch")), "")
 
 
 def _library(value: Any) -> str:

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from dragoman.core.vector_answers import parts
-from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, put
+from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, replace_item, split_outputs
 from dragoman.derivatives import torch_reverse
 from dragoman.derivatives.framework import FrameworkFunction, WrittenDerivatives, select_output
 from dragoman.derivatives.user_function import UserFunction
@@ -52,7 +51,7 @@ class TorchFunction(FrameworkFunction):
         x, function = _tensors(inputs), self._with_config(config)
 
         def selected(moved: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = select_output(function(*put(x, input, moved)), output)
+            result: torch.Tensor = select_output(function(*replace_item(x, input, moved)), output)
             return result
 
         return jvp(selected, x[input], _tensor(vec)).detach().numpy()
@@ -63,7 +62,7 @@ class TorchFunction(FrameworkFunction):
         x, weights, function = _tensors(inputs), _tensor(sens), self._with_config(config)
 
         def gradient(moved: torch.Tensor) -> torch.Tensor:
-            return vjp(function, output, input1, put(x, input2, moved), weights)
+            return vjp(function, output, input1, replace_item(x, input2, moved), weights)
 
         return jvp(gradient, x[input2], _tensor(vec)).detach().numpy()
 
@@ -79,7 +78,7 @@ def jacobian_vector_product(function: Callable[..., Any], arguments: Vectors, in
     x = _tensors(arguments)
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
-        return _at_least_1d(_joined(function(*put(x, index, tensor))))
+        return _at_least_1d(_joined(function(*replace_item(x, index, tensor))))
 
     return jvp(moved, x[index], _tensor(vec)).detach().numpy()
 
@@ -100,7 +99,9 @@ def vjp(
     sens: torch.Tensor,
 ) -> torch.Tensor:
     """Return Jᵀ sens."""
-    pullback = torch.func.vjp(lambda x: select_output(function(*put(inputs, input, x)), output), inputs[input])[1]
+    pullback = torch.func.vjp(
+        lambda x: select_output(function(*replace_item(inputs, input, x)), output), inputs[input]
+    )[1]
     result: torch.Tensor = pullback(sens)[0]
     return result
 
@@ -119,7 +120,7 @@ def jvp(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, vec: 
 
 def _vectors(result: Any) -> tuple[torch.Tensor, ...]:
     """Convert the outputs (tensors, lists of numbers, or numbers) to float64 vectors."""
-    return tuple(_at_least_1d(_joined(each)).to(torch.float64) for each in parts(result))
+    return tuple(_at_least_1d(_joined(each)).to(torch.float64) for each in split_outputs(result))
 
 
 def _joined(value: Any) -> torch.Tensor:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from dragoman.core.vectors import Vector, Vectors, put
+from dragoman.core.vectors import Vector, Vectors, replace_item
 from dragoman.derivatives import torch_reverse
 from dragoman.derivatives.torch import initialize_forward_mode, jvp, vjp
 
@@ -32,7 +32,7 @@ class ModuleDerivatives:
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector) -> Vector:  # noqa: A002
         x = _tensors(inputs)
         return _array(
-            self._jvp(lambda moved: self._vectors(*put(x, input, moved))[output], x[input], torch.tensor(vec))
+            self._jvp(lambda moved: self._vectors(*replace_item(x, input, moved))[output], x[input], torch.tensor(vec))
         )
 
     def apply_hessian(
@@ -41,7 +41,7 @@ class ModuleDerivatives:
         x, weights = _tensors(inputs), torch.tensor(sens)
 
         def gradient(moved: torch.Tensor) -> torch.Tensor:
-            return self._vjp(self._vectors, output, input1, put(x, input2, moved), weights)
+            return self._vjp(self._vectors, output, input1, replace_item(x, input2, moved), weights)
 
         return _array(self._jvp(gradient, x[input2], torch.tensor(vec)))
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from dragoman.core.vectors import put
+from dragoman.core.vectors import replace_item
 from dragoman.derivatives.framework import select_output
 
 Tensors = tuple[torch.Tensor, ...]
@@ -20,7 +20,7 @@ def vjp(
 ) -> torch.Tensor:
     """Return Jᵀ sens, differentiable with `create_graph`."""
     x = inputs[input] if inputs[input].requires_grad else inputs[input].detach().requires_grad_()
-    return _gradient(select_output(function(*put(inputs, input, x)), output), x, sens, create_graph)
+    return _gradient(select_output(function(*replace_item(inputs, input, x)), output), x, sens, create_graph)
 
 
 def jvp(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, vec: torch.Tensor) -> torch.Tensor:

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.core.errors import InvalidOutput, ModelFailed
-from dragoman.core.vector_answers import number_array
-from dragoman.core.vectors import ABILITIES, Vector
+from dragoman.core.vectors import ABILITIES, Vector, number_array
 from dragoman.derivatives.vector_callable import VectorCallable, inspect_derivative
 
 # The arguments of a call by name: inputs, config, sens, vec, output, input, input1, input2.

@@ -8,8 +8,17 @@ import numpy as np
 
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.spec import Placement
-from dragoman.core.vector_answers import as_vectors, number_array, parts
-from dragoman.core.vectors import ABILITIES, Ability, Config, Vector, VectorFunction, Vectors
+from dragoman.core.vectors import (
+    ABILITIES,
+    Ability,
+    Config,
+    Vector,
+    VectorFunction,
+    Vectors,
+    as_vectors,
+    number_array,
+    split_outputs,
+)
 from dragoman.derivatives.annotations import annotated_inputs, annotated_outputs
 from dragoman.derivatives.config_cache import ConfigCache
 from dragoman.derivatives.user_derivatives import derivative_methods, inspect_derivatives
@@ -88,7 +97,7 @@ class UserFunction(VectorFunction):
                 f"function '{self.name}' raised {type(error).__name__} when it was evaluated to infer the sizes of its "
                 f"outputs: {error}; declare outputs=[...], or a point where it can be evaluated, at=[...]"
             ) from error
-        arrays = [number_array(each, f"output {i}") for i, each in enumerate(parts(result))]
+        arrays = [number_array(each, f"output {i}") for i, each in enumerate(split_outputs(result))]
         if any(each.ndim > 1 for each in arrays):
             raise InvalidOutput(f"expected output vectors, got shapes {[list(each.shape) for each in arrays]}")
         return tuple(each.size for each in arrays)

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.core.errors import DragomanError, ModelFailed
-from dragoman.core.vector_answers import as_vectors, number_array
-from dragoman.core.vectors import Vector, VectorFunction, Vectors
+from dragoman.core.vectors import Vector, VectorFunction, Vectors, as_vectors, number_array
 
 log = logging.getLogger("dragoman.derivatives")
 

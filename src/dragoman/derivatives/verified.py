@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.core.errors import ModelFailed
-from dragoman.core.vector_answers import as_vector, as_vectors
-from dragoman.core.vectors import Ability, Config, Vector, VectorFunction, Vectors, put
+from dragoman.core.vectors import Ability, Config, Vector, VectorFunction, Vectors, as_vector, as_vectors, replace_item
 from dragoman.derivatives.derived import DerivedFunction
 from dragoman.derivatives.scales import split_by_scale
 from dragoman.derivatives.verification import (
@@ -78,7 +77,7 @@ class VerifiedDerivatives(DerivedFunction):
             return as_vector(result, self.output_sizes(config)[output], "apply_jacobian")
 
         def values(x: Vector) -> Vector:
-            return self._values(put(inputs, input, x), config)[output]
+            return self._values(replace_item(inputs, input, x), config)[output]
 
         if value is None:
             result = act(vec)
@@ -98,7 +97,7 @@ class VerifiedDerivatives(DerivedFunction):
 
         def gradient(x: Vector) -> Vector:
             function = self.base if self._has_written_gradient else self._derivatives
-            result = function.gradient(output, input1, put(inputs, input2, x), sens, config)
+            result = function.gradient(output, input1, replace_item(inputs, input2, x), sens, config)
             return as_vector(result, size, "gradient")
 
         if value is None:
@@ -139,7 +138,7 @@ class VerifiedDerivatives(DerivedFunction):
         self, output: int, index: int, inputs: Vectors, sens: Vector, config: Config, value: Vector, gradient: Vector
     ) -> None:
         def values(x: Vector) -> Vector:
-            return self._values(put(inputs, index, x), config)[output]
+            return self._values(replace_item(inputs, index, x), config)[output]
 
         try:
             confirm_gradient(values, inputs[index], value, sens, gradient)

@@ -7,10 +7,10 @@ import numpy as np
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.vectors import Ability, Config, Vector
-from dragoman.graphs.sizes import Fitting, Size
+from dragoman.graphs.sizes import FlexibleFunction, Size
 
 
-class BuiltInNode(Fitting):
+class BuiltInNode(FlexibleFunction):
     """A built-in node. `affine`: its second derivatives are zero."""
 
     affine: bool = False
@@ -24,7 +24,7 @@ class BuiltInNode(Fitting):
     def output_sizes(self, config: Config) -> Sequence[int]:
         return [-1 if n is None else n for n in self.known_outputs]
 
-    def fit(self, inputs: Sequence[Size], outputs: Sequence[Size]) -> tuple[Sequence[Size], Sequence[Size]]:
+    def fit_sizes(self, inputs: Sequence[Size], outputs: Sequence[Size]) -> tuple[Sequence[Size], Sequence[Size]]:
         return inputs, outputs
 
     def sources(self) -> Mapping[Ability, str]:
@@ -38,7 +38,7 @@ class SameSize(BuiltInNode):
         self.known_inputs = (size,) * inputs
         self.known_outputs = (size,)
 
-    def fit(self, inputs: Sequence[Size], outputs: Sequence[Size]) -> tuple[Sequence[Size], Sequence[Size]]:
+    def fit_sizes(self, inputs: Sequence[Size], outputs: Sequence[Size]) -> tuple[Sequence[Size], Sequence[Size]]:
         known = {n for n in (*inputs, *outputs) if n is not None}
         if len(known) > 1:
             raise InvalidInput(f"expected vectors of one size, got {' and '.join(map(str, sorted(known)))}")
@@ -63,7 +63,7 @@ def parse_numbers(value: Any, name: str, *, max_axes: int = 1) -> Vector:
 def parse_integer(value: Any, name: str, minimum: int = 1) -> int:
     """Return an integer. Raises InvalidInput naming the option."""
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-        raise InvalidInput(f"{name}: expected a whole number from {minimum}, got {_short(value)}")
+        raise InvalidInput(f"{name}: expected an integer from {minimum}, got {_short(value)}")
     return value
 
 
@@ -75,7 +75,7 @@ def parse_size(dim: Size) -> Size:
 def parse_integers(values: Any, name: str, minimum: int = 0) -> tuple[int, ...]:
     """Return a non-empty list of integers. Raises InvalidInput naming the option."""
     if not isinstance(values, Iterable) or isinstance(values, str | bytes) or not (result := [*values]):
-        raise InvalidInput(f"{name}: expected a list of whole numbers, got {_short(values)}")
+        raise InvalidInput(f"{name}: expected a list of integers, got {_short(values)}")
     return tuple(parse_integer(int(v) if isinstance(v, np.integer) else v, name, minimum) for v in result)
 
 

@@ -1,4 +1,4 @@
-"""A graph as a file tells it: nodes, edges, inputs and outputs, read and checked, with nothing loaded yet."""
+"""Parse and validate the tables of a graph file; nodes are not loaded."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,21 +9,20 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import NONE
 from dragoman.core.vectors import Config
 
-Ends = tuple[str, str]  # the name of a node, and the name or number of its input or output; "" is the only one
+PortName = tuple[str, str]  # node, and name or number of its input or output; "" for the only one
 
-# What a node may be; each is a key that says which.
+# The kinds of nodes; each is the key that holds what to load.
 KINDS = ("fn", "model", "umbridge", "served", "builtin", "linear")
-_TOP = ("name", "threads", "nodes", "edges", "inputs", "outputs", "bind")
+_KEYS = ("name", "threads", "nodes", "edges", "inputs", "outputs", "bind")
 
 
 @dataclass(frozen=True, slots=True)
-class NodeText:
-    """A node as it is written. `kind` is one of KINDS (`linear`, beside `fn` and the like, says that it is linear);
-    `what` is its value, `options` are its further keys."""
+class NodeEntry:
+    """A node of a graph file. `source` is the value of the key `kind`; `linear` declares another kind as linear."""
 
     name: str
     kind: str
-    what: Any
+    source: Any
     config: Config = NONE
     passes: tuple[str, ...] | None = None
     linear: bool = False
@@ -33,135 +32,134 @@ class NodeText:
 
     @property
     def label(self) -> str:
-        """What a picture says of it."""
-        if self.kind in ("builtin", "served"):
-            return str(self.what)
-        return "linear" if self.kind == "linear" else self.kind
+        """The kind of the node, for drawings."""
+        return str(self.source) if self.kind in ("builtin", "served") else self.kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
-    """A whole graph as it is written; None where nothing is said of its inputs or outputs."""
+class GraphDocument:
+    """A graph file. `inputs` and `outputs` are None if the file does not declare them."""
 
     name: str = ""
     threads: int = 8
-    nodes: tuple[NodeText, ...]
-    edges: tuple[tuple[Ends, Ends], ...] = ()
-    inputs: Mapping[str, tuple[Ends, ...]] | None = None
-    outputs: Mapping[str, Ends] | None = None
-    bound: Mapping[Ends, Any] = field(default_factory=dict)
+    nodes: tuple[NodeEntry, ...]
+    edges: tuple[tuple[PortName, PortName], ...] = ()
+    inputs: Mapping[str, tuple[PortName, ...]] | None = None
+    outputs: Mapping[str, PortName] | None = None
+    bound: Mapping[PortName, Any] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
 
 
-def document(given: Any) -> Document:
-    """A graph from the tables of a TOML, JSON or YAML file. Raises InvalidInput naming key, expected and got."""
-    table = _table(given, "a graph")
+def parse_document(value: Any) -> GraphDocument:
+    """Parse the content of a TOML, JSON or YAML file. Raises InvalidInput naming the key, what was expected, and what
+    it is."""
+    table = _table(value, "a graph")
     for key in table:
-        if key not in _TOP:
-            raise InvalidInput(f"there is no key '{key}' in a graph; there are {', '.join(_TOP)}")
-    inputs, sizes = _inputs(table.get("inputs"))
+        if key not in _KEYS:
+            raise InvalidInput(f"unknown key '{key}' in a graph: expected one of {', '.join(_KEYS)}")
+    inputs, sizes = _parse_inputs(table.get("inputs"))
     threads = table.get("threads", 8)
     if not isinstance(threads, int) or isinstance(threads, bool) or not 0 <= threads <= 1024:
-        raise InvalidInput(f"threads: expected a whole number from 0 to 1024, got {threads!r}")
+        raise InvalidInput(f"threads: expected an integer from 0 to 1024, got {threads!r}")
     name = table.get("name", "")
     if not isinstance(name, str):
-        raise InvalidInput(f"name: expected text, got {name!r}")
-    return Document(
+        raise InvalidInput(f"name: expected a string, got {name!r}")
+    return GraphDocument(
         name=name,
         threads=threads,
-        nodes=tuple(_node(n, t) for n, t in _table(table.get("nodes", {}), "nodes").items()),
-        edges=tuple(_edges(table.get("edges", []))),
+        nodes=tuple(_parse_node(n, t) for n, t in _table(table.get("nodes", {}), "nodes").items()),
+        edges=tuple(_parse_edges(table.get("edges", []))),
         inputs=inputs,
-        outputs=_outputs(table.get("outputs")),
-        bound={_end(port, "bind"): value for port, value in _table(table.get("bind", {}), "bind").items()},
+        outputs=_parse_outputs(table.get("outputs")),
+        bound={_parse_port(port, "bind"): v for port, v in _table(table.get("bind", {}), "bind").items()},
         sizes=sizes,
     )
 
 
-def _node(name: str, given: Any) -> NodeText:
+def _parse_node(name: str, value: Any) -> NodeEntry:
     where = f"node '{name}'"
-    table = dict(_table(given, where))
-    is_linear = isinstance(table.get("linear"), bool) and table.pop("linear")
+    table = dict(_table(value, where))
+    linear = isinstance(table.get("linear"), bool) and table.pop("linear")
     kinds = [kind for kind in KINDS if kind in table and not (kind == "model" and "umbridge" in table)]
     if len(kinds) != 1:
         got = " and ".join(kinds) or f"{', '.join(table) or 'nothing'}"
         raise InvalidInput(f"{where}: expected one of {', '.join(KINDS)}, got {got}")
-    kind = kinds[0]
-    what = table.pop(kind)
+    source = table.pop(kinds[0])
     passes = table.pop("passes", None)
-    if passes is not None and (not isinstance(passes, list) or not all(isinstance(p, str) for p in passes)):
+    if passes is not None and (not isinstance(passes, list) or not all(isinstance(key, str) for key in passes)):
         raise InvalidInput(f"{where}: passes: expected a list of keys of the config, got {passes!r}")
-    bounds = {key: _size(table.pop(key, 0), f"{where}: {key}") for key in ("concurrency", "cache")}
+    limits = {key: _size(table.pop(key, 0), f"{where}: {key}") for key in ("concurrency", "cache")}
     config = _table(table.pop("config", {}), f"{where}: config")
-    kept = None if passes is None else tuple(passes)
-    return NodeText(name, kind, what, config, kept, is_linear, **bounds, options=table)
+    passed = None if passes is None else tuple(passes)
+    return NodeEntry(name, kinds[0], source, config, passed, linear, **limits, options=table)
 
 
-def _edges(given: Any) -> Iterator[tuple[Ends, Ends]]:
-    """`a.0 -> b.1`, or a chain of several."""
-    if not isinstance(given, list):
-        raise InvalidInput(f"edges: expected a list of texts as 'a.0 -> b.1', got {given!r}")
-    for text in given:
-        ends = [_end(end, f"edge {text!r}") for end in text.split("->")] if isinstance(text, str) else []
-        if len(ends) < 2:
-            raise InvalidInput(f"edges: expected a text as 'a.0 -> b.1', got {text!r}")
-        if any(port for _, port in ends[1:-1]):
+def _parse_edges(value: Any) -> Iterator[tuple[PortName, PortName]]:
+    """Yield the edges of `a.0 -> b.1` and of chains such as `a -> b -> c`."""
+    if not isinstance(value, list):
+        raise InvalidInput(f"edges: expected a list of strings such as 'a.0 -> b.1', got {value!r}")
+    for edge in value:
+        ports = [_parse_port(port, f"edge {edge!r}") for port in edge.split("->")] if isinstance(edge, str) else []
+        if len(ports) < 2:
+            raise InvalidInput(f"edges: expected a string such as 'a.0 -> b.1', got {edge!r}")
+        if any(port for _, port in ports[1:-1]):
             raise InvalidInput(
-                f"edge {text!r}: in the middle of a chain stand nodes of one input and output, by name alone"
+                f"edge {edge!r}: expected names of nodes with one input and one output in the middle of a chain"
             )
-        yield from itertools.pairwise(ends)
+        yield from itertools.pairwise(ports)
 
 
-def _inputs(given: Any) -> tuple[dict[str, tuple[Ends, ...]] | None, dict[str, int]]:
-    """`x = "a.0"`, `x = ["a.0", "b.0"]`, or `x = { to = [...], size = 3 }`."""
-    if given is None:
+def _parse_inputs(value: Any) -> tuple[dict[str, tuple[PortName, ...]] | None, dict[str, int]]:
+    """Parse `x = "a.0"`, `x = ["a.0", "b.0"]`, or `x = { to = [...], size = 3 }`."""
+    if value is None:
         return None, {}
-    found: dict[str, tuple[Ends, ...]] = {}
+    inputs: dict[str, tuple[PortName, ...]] = {}
     sizes: dict[str, int] = {}
-    for name, told in _table(given, "inputs").items():
+    for name, entry in _table(value, "inputs").items():
         where = f"inputs: '{name}'"
-        ends = told
-        if isinstance(told, Mapping):
-            if set(told) - {"to", "size"} or "to" not in told:
-                raise InvalidInput(f"{where}: expected the keys to and size, got {', '.join(told) or 'none'}")
-            ends = told["to"]
-            if "size" in told:
-                sizes[name] = _size(told["size"], where)
-        found[name] = tuple(_end(end, where) for end in ([ends] if isinstance(ends, str) else _list(ends, where)))
-    return found, sizes
+        ports = entry
+        if isinstance(entry, Mapping):
+            if set(entry) - {"to", "size"} or "to" not in entry:
+                raise InvalidInput(f"{where}: expected the keys to and size, got {', '.join(entry) or 'none'}")
+            ports = entry["to"]
+            if "size" in entry:
+                sizes[name] = _size(entry["size"], where)
+        listed = [ports] if isinstance(ports, str) else _list(ports, where)
+        inputs[name] = tuple(_parse_port(port, where) for port in listed)
+    return inputs, sizes
 
 
-def _outputs(given: Any) -> dict[str, Ends] | None:
-    """A list of ports, or a table of names and ports."""
-    if given is None:
+def _parse_outputs(value: Any) -> dict[str, PortName] | None:
+    """Parse a list of ports, or a table of names and ports."""
+    if value is None:
         return None
-    if isinstance(given, Mapping):
-        return {name: _end(port, f"outputs: '{name}'") for name, port in given.items()}
-    ends = [_end(port, "outputs") for port in _list(given, "outputs")]
-    several = {node for i, (node, _) in enumerate(ends) if node in [other for other, _ in ends[:i]]}
-    return {f"{node}.{port or 0}" if node in several else node: (node, port) for node, port in ends}
+    if isinstance(value, Mapping):
+        return {name: _parse_port(port, f"outputs: '{name}'") for name, port in value.items()}
+    ports = [_parse_port(port, "outputs") for port in _list(value, "outputs")]
+    several = {node for i, (node, _) in enumerate(ports) if node in [other for other, _ in ports[:i]]}
+    return {f"{node}.{port or 0}" if node in several else node: (node, port) for node, port in ports}
 
 
-def _end(given: Any, where: str) -> Ends:
-    if not isinstance(given, str) or not given.strip():
-        raise InvalidInput(f"{where}: expected a node, or a node and its port as 'beam.0', got {given!r}")
-    node, _, port = given.strip().partition(".")
+def _parse_port(value: Any, where: str) -> PortName:
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidInput(f"{where}: expected a node, or a node and its port such as 'beam.0', got {value!r}")
+    node, _, port = value.strip().partition(".")
     return node, port
 
 
-def _size(given: Any, where: str) -> int:
-    if not isinstance(given, int) or isinstance(given, bool) or given < 0:
-        raise InvalidInput(f"{where}: expected a whole number from 0, got {given!r}")
-    return given
+def _size(value: Any, where: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise InvalidInput(f"{where}: expected an integer from 0, got {value!r}")
+    return value
 
 
-def _list(given: Any, where: str) -> Sequence[Any]:
-    if not isinstance(given, list):
-        raise InvalidInput(f"{where}: expected a text or a list of them, got {given!r}")
-    return given
+def _list(value: Any, where: str) -> Sequence[Any]:
+    if not isinstance(value, list):
+        raise InvalidInput(f"{where}: expected a string or a list of strings, got {value!r}")
+    return value
 
 
-def _table(given: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
-        raise InvalidInput(f"{where}: expected a table, got {given!r:.100}")
-    return given
+def _table(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise InvalidInput(f"{where}: expected a table, got {value!r:.100}")
+    return value

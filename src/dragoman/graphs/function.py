@@ -1,36 +1,48 @@
 """A graph of functions as one function of vectors, with derivatives by the chain rule."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
-from dragoman.core.errors import InvalidInput, NotSupported
-from dragoman.core.vectors import ABILITIES, Ability, Config, Vector, VectorFunction, Vectors
-from dragoman.graphs import plan
-from dragoman.graphs.plan import SENS, Plan, Step, Terms
-from dragoman.graphs.results import derivative_vector, node_error, output_vectors
-from dragoman.graphs.run import Order, take
-from dragoman.graphs.sizes import Sizes, infer
-from dragoman.graphs.wiring import Bound, GraphInput, Node, Port, Source, Wiring
+from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, NotSupported
+from dragoman.core.vectors import (
+    ABILITIES,
+    Ability,
+    Config,
+    Vector,
+    VectorFunction,
+    Vectors,
+    as_matrices,
+    as_vector,
+    as_vectors,
+)
+from dragoman.graphs.plan import PLANNERS, SENS, Plan, Step, Terms, plan_all
+from dragoman.graphs.run import Schedule, run_steps
+from dragoman.graphs.sizes import Sizes, infer_sizes
+from dragoman.graphs.wiring import BoundValue, GraphInput, Port, Source, Wiring
 from dragoman.system.threads import DaemonThreads
 
-_CONFIGS = 64  # for so many configs sizes are kept
-# How many calls of a graph are under way at a time, unless somebody says otherwise.
+log = logging.getLogger("dragoman.model")
+
+_CACHED_CONFIGS = 64  # configs whose sizes are cached
+# Default number of concurrent calls of a graph.
 CONCURRENCY = 16
+
+Seeds = tuple[Vector | None, Vector | None]  # sens and vec of a call
 
 
 class GraphFunction(VectorFunction):
     """The function that a graph computes.
 
-    Each call asks every node that is needed to evaluate once, and no other. Nodes that are independent of each other
-    are asked at the same time, by at most `threads` threads (0: one after another). What the graph can do follows from
-    what its nodes can: `gradient`, for one, needs a gradient of every node that lies between an input and an output.
-    A call for one input and output works where the nodes between them can do it.
+    A call evaluates each node that it needs once, and no other. Independent nodes run concurrently, in at most
+    `threads` threads (0: one after another). An ability of the graph needs that ability of every node between its
+    inputs and outputs; a call for one input and output needs it only of the nodes between these.
 
-    Raises InvalidInput, when made, where sizes do not fit. An error of a node keeps its kind and gets its name.
+    The constructor raises InvalidInput if sizes do not match. An error of a node keeps its type and names the node.
     """
 
     def __init__(self, wiring: Wiring, *, name: str = "", threads: int = 8) -> None:
@@ -38,11 +50,11 @@ class GraphFunction(VectorFunction):
         self.name = name
         self.input_names = wiring.input_names
         self.output_names = wiring.output_names
-        self._sizes = lru_cache(_CONFIGS)(self._inferred)
-        self._plan = lru_cache(None)(self._planned)
-        self._lacking = lru_cache(None)(lambda ability: self._missing(plan.everything(wiring, ability)))
+        self._sizes = lru_cache(_CACHED_CONFIGS)(lambda key: infer_sizes(wiring, json.loads(key)))
+        self._plan = lru_cache(None)(self._make_plan)
         self.sizes({})
         self._abilities = {n: frozenset(node.function.sources()) for n, node in wiring.nodes.items()}
+        self._missing = {ability: self._missing_step(plan_all(wiring, ability)) for ability in ABILITIES}
         self._evaluation = self._plan("evaluate")
         nodes = [wiring.nodes[step.node] for step in self._evaluation[0].steps]
         self.vectorised = bool(wiring.input_names) and all(node.function.vectorised for node in nodes)
@@ -50,8 +62,8 @@ class GraphFunction(VectorFunction):
         self._pool = DaemonThreads(threads, "graph") if threads else None
 
     def sizes(self, config: Config) -> Sizes:
-        """The sizes of the whole and of each node under a config. Raises InvalidInput where they do not fit."""
-        return self._sizes(_key(config))
+        """Return the sizes of the graph and of each node. Raises InvalidInput if they do not match."""
+        return self._sizes(_cache_key(config))
 
     def input_sizes(self, config: Config) -> Sequence[int]:
         return self.sizes(config).inputs
@@ -61,44 +73,42 @@ class GraphFunction(VectorFunction):
 
     def evaluate(self, inputs: Vectors, config: Config) -> list[Vector]:
         rows = next((len(x) for x in inputs if np.ndim(x) == 2), None)
-        point = self._point(inputs, config, rows)
-        plan, order = self._evaluation
-        results = take(order, partial(point.step, plan, (None, None)), self._pool)
-        found = [results[plan.evaluations[p.node]][p.index] for p in self.wiring.outputs]
-        return found if rows is None else [np.broadcast_to(y, (rows, y.shape[-1])) for y in found]
+        plan, schedule = self._evaluation
+        point = _Point(self.wiring, self.sizes(config), inputs, config, rows)
+        results = run_steps(schedule, partial(point.run_step, plan, (None, None)), self._pool)
+        outputs = [results[plan.evaluations[p.node]][p.index] for p in self.wiring.outputs]
+        return outputs if rows is None else [np.broadcast_to(y, (rows, y.shape[-1])) for y in outputs]
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Vector:  # noqa: A002
-        asked = self._plan("gradient", output, input)
-        return self._derivative(asked, inputs, (sens, None), config, self.sizes(config).inputs[input])
+        plan = self._plan("gradient", output, input)
+        return self._derivative(plan, inputs, (sens, None), config, self.sizes(config).inputs[input])
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Vector:  # noqa: A002
-        asked = self._plan("apply_jacobian", output, input)
-        return self._derivative(asked, inputs, (None, vec), config, self.sizes(config).outputs[output])
+        plan = self._plan("apply_jacobian", output, input)
+        return self._derivative(plan, inputs, (None, vec), config, self.sizes(config).outputs[output])
 
     def apply_hessian(
         self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
     ) -> Vector:
-        asked = self._plan("apply_hessian", output, input1, input2)
-        return self._derivative(asked, inputs, (sens, vec), config, self.sizes(config).inputs[input1])
+        plan = self._plan("apply_hessian", output, input1, input2)
+        return self._derivative(plan, inputs, (sens, vec), config, self.sizes(config).inputs[input1])
 
     def sources(self) -> Mapping[Ability, str]:
-        return {ability: "graph" for ability in ABILITIES if self.lacking(ability) is None}
+        return {ability: "graph" for ability in ABILITIES if self._missing[ability] is None}
 
-    def lacking(self, ability: Ability) -> Step | None:
-        """The first question that the graph would have to ask for this, of all inputs and outputs, and cannot."""
-        return self._lacking(ability)
+    def missing_step(self, ability: Ability) -> Step | None:
+        """Return the first step that an ability needs, over all inputs and outputs, and that its node cannot do."""
+        return self._missing[ability]
 
     def notes(self) -> Mapping[str, Any]:
-        """The nodes, what each can do and where that comes from, and what keeps the whole from doing more."""
+        """Return the abilities of each node and their sources, and what prevents abilities of the graph."""
         nodes = {name: {**node.function.sources(), **node.function.notes()} for name, node in self.wiring.nodes.items()}
-        lacking = {ability: self.lacking(ability) for ability in ABILITIES}
-        missing = {name: f"'{s.node}' has no {s.ability}" for name, s in lacking.items() if s is not None}
+        missing = {name: f"'{s.node}' has no {s.ability}" for name, s in self._missing.items() if s is not None}
         return {"graph": {"nodes": nodes, **({"missing": missing} if missing else {})}}
 
     def unavailable(self) -> str:
-        """Why the first node that cannot answer cannot, with its name."""
-        found = ((name, node.function.unavailable()) for name, node in self.wiring.nodes.items())
-        return next((f"node '{name}': {reason}" for name, reason in found if reason), "")
+        reasons = ((name, node.function.unavailable()) for name, node in self.wiring.nodes.items())
+        return next((f"node '{name}': {reason}" for name, reason in reasons if reason), "")
 
     def close(self) -> None:
         if self._pool is not None:
@@ -106,49 +116,28 @@ class GraphFunction(VectorFunction):
         for function in {id(n.function): n.function for n in self.wiring.nodes.values()}.values():
             function.close()
 
-    # ------------------------------------------------------------------------------------------------------
+    def _missing_step(self, plan: Plan) -> Step | None:
+        return next((s for s in plan.steps if s.ability not in self._abilities[s.node]), None)
 
-    def _inferred(self, key: str) -> Sizes:
-        return infer(self.wiring, json.loads(key))
-
-    def _missing(self, asked: Plan) -> Step | None:
-        return next((s for s in asked.steps if s.ability not in self._abilities[s.node]), None)
-
-    def _planned(self, ability: Ability, *place: int) -> tuple[Plan, Order]:
-        asked = _PLANS[ability](self.wiring, *place)
-        missing = self._missing(asked)
+    def _make_plan(self, ability: Ability, *ports: int) -> tuple[Plan, Schedule]:
+        plan = PLANNERS[ability](self.wiring, *ports)
+        missing = self._missing_step(plan)
         if missing is not None:
             raise NotSupported(f"{ability}: node '{missing.node}' does not support {missing.ability}")
-        return asked, Order(asked, [self.wiring.nodes[s.node].cheap for s in asked.steps])
-
-    def _point(self, inputs: Vectors, config: Config, rows: int | None) -> "_Point":
-        return _Point(self.wiring, self.sizes(config), inputs, config, rows)
+        return plan, Schedule(plan, [self.wiring.nodes[s.node].cheap for s in plan.steps])
 
     def _derivative(
-        self,
-        asked: tuple[Plan, Order],
-        inputs: Vectors,
-        seeds: tuple[Vector | None, Vector | None],
-        config: Config,
-        size: int,
+        self, planned: tuple[Plan, Schedule], inputs: Vectors, seeds: Seeds, config: Config, size: int
     ) -> Vector:
-        plan, order = asked
-        point = self._point(inputs, config, None)
-        results = take(order, partial(point.step, plan, seeds), self._pool)
-        found = _sum(plan.answer, seeds, results)
-        return np.zeros(size) if found is None else found
-
-
-_PLANS: Mapping[Ability, Callable[..., Plan]] = {
-    "evaluate": plan.evaluation,
-    "gradient": plan.gradient,
-    "apply_jacobian": plan.apply_jacobian,
-    "apply_hessian": plan.apply_hessian,
-}
+        plan, schedule = planned
+        point = _Point(self.wiring, self.sizes(config), inputs, config, None)
+        results = run_steps(schedule, partial(point.run_step, plan, seeds), self._pool)
+        result = _sum_terms(plan.result, seeds, results)
+        return np.zeros(size) if result is None else result
 
 
 class _Point:
-    """Where a graph is evaluated or differentiated: its inputs, and what follows from them."""
+    """The inputs at which a graph is evaluated or differentiated. `rows`: their number of points, None for one."""
 
     def __init__(self, wiring: Wiring, sizes: Sizes, inputs: Vectors, config: Config, rows: int | None) -> None:
         self._wiring = wiring
@@ -157,104 +146,94 @@ class _Point:
         self._config = config
         self._rows = rows
 
-    def step(self, plan: Plan, seeds: tuple[Vector | None, Vector | None], step: Step, results: Sequence[Any]) -> Any:
-        """The result of one step: all outputs of an evaluation, or a vector; None where that is zero anyway."""
-        node = self._wiring.nodes[step.node]
-        if step.ability == "evaluate":
-            return self._evaluated(plan, step, results)
-        found = self._differentiated(plan, step, seeds, results)
-        if found is None:
-            return None
-        forward = step.ability == "apply_jacobian"
-        sizes = self._sizes.node_outputs if forward else self._sizes.node_inputs
-        size = sizes[step.node][step.output if forward else step.input1]
-        return self._for(node, derivative_vector, found, size, step.ability)
+    def run_step(self, plan: Plan, seeds: Seeds, step: Step, results: Sequence[Any]) -> Any:
+        """Return all outputs of an evaluation, or a derivative; None if that is zero. Raises errors that name the
+        node."""
+        try:
+            if step.ability == "evaluate":
+                return self._evaluate(plan, step, results)
+            return self._differentiate(plan, step, seeds, results)
+        except DragomanError as error:
+            raise type(error)(f"node '{step.node}': {error.message}") from error
+        except Exception as error:
+            log.error("node '%s' failed", step.node, exc_info=error)
+            raise ModelFailed(f"node '{step.node}' failed: {type(error).__name__}: {error}"[:1000]) from error
 
-    def _evaluated(self, plan: Plan, step: Step, results: Sequence[Any]) -> tuple[Vector, ...]:
+    def _evaluate(self, plan: Plan, step: Step, results: Sequence[Any]) -> tuple[Vector, ...]:
         node = self._wiring.nodes[step.node]
-        inputs = [self._value(s, plan, results) for s in self._wiring.sources[step.node]]
+        inputs = self._node_inputs(plan, step, results)
         rows = self._rows if any(x.ndim == 2 for x in inputs) else None
         if rows is not None:
             inputs = [np.broadcast_to(x, (rows, x.shape[-1])) for x in inputs]
         sizes = self._sizes.node_outputs[step.node]
-        found = self._ask(node, node.function.evaluate, inputs)
-        given: tuple[Vector, ...] = self._for(node, output_vectors, found, sizes, rows)
-        return given
+        result = node.function.evaluate(inputs, node.merge_config(self._config))
+        return tuple(map(_read_only, as_vectors(result, sizes) if rows is None else as_matrices(result, rows, sizes)))
 
-    def _differentiated(
-        self,
-        plan: Plan,
-        step: Step,
-        seeds: tuple[Vector | None, Vector | None],
-        results: Sequence[Any],
-    ) -> Any:
+    def _differentiate(self, plan: Plan, step: Step, seeds: Seeds, results: Sequence[Any]) -> Vector | None:
         node = self._wiring.nodes[step.node]
-        sens, vec = _sum(step.sens, seeds, results), _sum(step.vec, seeds, results)
+        sens, vec = _sum_terms(step.sens, seeds, results), _sum_terms(step.vec, seeds, results)
         if (step.sens and sens is None) or (step.vec and vec is None):
             return None
-        if node.affine:  # wherever one asks
-            inputs: Sequence[Vector] = [_zeros(n) for n in self._sizes.node_inputs[step.node]]
+        inputs = self._node_inputs(plan, step, results)
+        function, config = node.function, node.merge_config(self._config)
+        size = self._sizes.node_inputs[step.node][step.input1]
+        if step.ability == "gradient":
+            assert sens is not None
+            result = function.gradient(step.output, step.input1, inputs, sens, config)
+        elif step.ability == "apply_jacobian":
+            assert vec is not None
+            result = function.apply_jacobian(step.output, step.input1, inputs, vec, config)
+            size = self._sizes.node_outputs[step.node][step.output]
         else:
-            inputs = [self._value(s, plan, results) for s in self._wiring.sources[step.node]]
-        function = node.function
-        match step.ability:
-            case "gradient":
-                return self._ask(node, function.gradient, step.output, step.input1, inputs, sens)
-            case "apply_jacobian":
-                return self._ask(node, function.apply_jacobian, step.output, step.input1, inputs, vec)
-            case _:
-                places = (step.output, step.input1, step.input2)
-                return self._ask(node, function.apply_hessian, *places, inputs, sens, vec)
+            assert sens is not None
+            assert vec is not None
+            result = function.apply_hessian(step.output, step.input1, step.input2, inputs, sens, vec, config)
+        return _read_only(as_vector(result, size, step.ability))
 
-    def _ask(self, node: Node, method: Callable[..., Any], *arguments: Any) -> Any:
-        return self._for(node, method, *arguments, node.configured(self._config))
-
-    @staticmethod
-    def _for(node: Node, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What a function gives; its errors get the name of the node."""
-        try:
-            return function(*arguments)
-        except Exception as fault:
-            raise node_error(fault, node.name) from fault
+    def _node_inputs(self, plan: Plan, step: Step, results: Sequence[Any]) -> list[Vector]:
+        node = self._wiring.nodes[step.node]
+        if node.affine and step.ability != "evaluate":  # its derivatives are the same everywhere
+            return [_zeros(size) for size in self._sizes.node_inputs[step.node]]
+        return [self._value(source, plan, results) for source in self._wiring.sources[step.node]]
 
     def _value(self, source: Source, plan: Plan, results: Sequence[Any]) -> Vector:
         match source:
             case Port():
-                found: Vector = results[plan.evaluations[source.node]][source.index]
-                return found
+                value: Vector = results[plan.evaluations[source.node]][source.index]
+                return value
             case GraphInput():
                 return self._inputs[source.index]
-            case Bound():
+            case BoundValue():
                 return source.value
 
 
-def _sum(terms: Terms, seeds: tuple[Vector | None, Vector | None], results: Sequence[Any]) -> Vector | None:
-    """The terms, added up in the plan's order; None where that is zero: nobody need be asked then."""
+def _sum_terms(terms: Terms, seeds: Seeds, results: Sequence[Any]) -> Vector | None:
+    """Return the sum of the terms, in the order of the plan; None if it is zero, so that no node need be called."""
     total: Vector | None = None
     for term in terms:
         value = results[term] if term >= 0 else seeds[term != SENS]
         if value is not None:
             total = value if total is None else total + value
-    if total is None or not total.any():
-        return None
-    if total.flags.writeable:
-        total = total.view()
-        total.flags.writeable = False
-    return total
+    return None if total is None or not total.any() else _read_only(total)
+
+
+def _read_only(array: Vector) -> Vector:
+    if array.flags.writeable:
+        array = array.view()
+        array.flags.writeable = False
+    return array
 
 
 @lru_cache(256)
 def _zeros(size: int) -> Vector:
-    found = np.zeros(size)
-    found.flags.writeable = False
-    return found
+    return _read_only(np.zeros(size))
 
 
-def _key(config: Config) -> str:
-    """A config as text that is the same for equal ones."""
+def _cache_key(config: Config) -> str:
+    """Return JSON that is the same for equal configs."""
     if not config:
         return "{}"
     try:
         return json.dumps(config, sort_keys=True)
-    except (TypeError, ValueError) as fault:
-        raise InvalidInput(f"config: expected JSON values, got {fault}") from fault
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"config: expected JSON values, got {error}") from error

@@ -1,4 +1,4 @@
-"""Graphs as one writes them in Python: functions are applied to values, and what comes of it is one function."""
+"""Build graphs in Python: apply functions to symbolic values, and get one function."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -9,18 +9,18 @@ import numpy as np
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import NONE
-from dragoman.core.vectors import Config, Vector, VectorFunction, carried_by
+from dragoman.core.vectors import Config, Vector, VectorFunction, find_vector_function
 from dragoman.graphs.builtin import BUILT_IN, built_in
 from dragoman.graphs.builtin_base import BuiltInNode, parse_numbers
 from dragoman.graphs.function import GraphFunction
-from dragoman.graphs.wiring import Bound, GraphInput, Node, Port, Source, wire
+from dragoman.graphs.wiring import BoundValue, GraphInput, Node, Port, Source, wire
 from dragoman.graphs.wrappers import ConcurrencyLimit, EvaluationCache
 
 _NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 
 
 class Graph:
-    """Functions of vectors, coupled.
+    """A graph of functions of vectors.
 
         g = Graph("posterior")
         m = g.input("m")
@@ -29,7 +29,7 @@ class Graph:
         g.output(g.gaussian_loglik(u, data=measured, cov=0.05) + g.gaussian_logpdf(m, dim=3))
         posterior = g.build()
 
-    `g.NAME(values..., options...)` applies the built-in node of that name. `threads`: see `GraphFunction`.
+    `g.NAME(values..., options...)` applies the built-in node NAME. `threads`: see `GraphFunction`.
     """
 
     def __init__(self, name: str = "graph", *, threads: int = 8) -> None:
@@ -41,9 +41,9 @@ class Graph:
         self._outputs: dict[str, Port] = {}
 
     def input(self, name: str, size: int | None = None) -> "GraphValue":
-        """A vector that the caller gives. Its size follows from what it feeds, unless it is said."""
+        """Add an input of the graph. Without a size, it is inferred from the nodes that the input feeds."""
         if name in self._inputs:
-            raise InvalidInput(f"the graph has an input '{name}' already")
+            raise InvalidInput(f"duplicate input '{name}'")
         self._inputs[name] = size
         return GraphValue(self, GraphInput(len(self._inputs) - 1))
 
@@ -58,29 +58,38 @@ class Graph:
         concurrency: int = 0,
         cache: int = 0,
     ) -> "BoundFunction":
-        """A function that can be applied to values of this graph; each time it is, it becomes a node.
+        """Return a function that can be applied to values of this graph; every application is a node.
 
-        function: a VectorFunction, or a function marked `@dragoman.vector_function`. config: is fixed, and goes before
-        the caller's, of which `passes` names the keys that reach the node (None: all). linear: its second derivatives
-        are zero, and its first ones the same everywhere, whether or not it tells so itself. concurrency: how many calls
-        it gets at a time (0: any number). cache: how many of its last evaluations are kept (0: none).
+        Parameters
+        ----------
+        function : a VectorFunction, or a function marked with `@dragoman.vector_function`.
+        config : fixed entries, which override those of the caller.
+        passes : the keys of the caller's config that the node gets; None for all.
+        linear : declares that second derivatives are zero and first ones the same everywhere.
+        concurrency : maximum number of concurrent calls; 0 for no limit.
+        cache : number of evaluations to cache; 0 for none.
         """
-        known = vector_function(function)
-        called = name or _called(function)
-        told: dict[str, Any] = {"linear": linear, "concurrency": concurrency, "cache": cache}
-        node = made_node(called, known, config=config, passes=passes, **told)
+        node = make_node(
+            name or _default_name(function),
+            vector_function(function),
+            config=config,
+            passes=passes,
+            linear=linear,
+            concurrency=concurrency,
+            cache=cache,
+        )
         return BoundFunction(self, node)
 
     def output(self, value: "GraphValue", name: str = "") -> None:
         """Make a value an output of the graph."""
         port = self._port(value)
-        called = name or port.node
-        if called in self._outputs:
-            raise InvalidInput(f"the graph has an output '{called}' already; give this one another name")
-        self._outputs[called] = port
+        name = name or port.node
+        if name in self._outputs:
+            raise InvalidInput(f"duplicate output '{name}'")
+        self._outputs[name] = port
 
     def build(self) -> GraphFunction:
-        """The function that the graph computes. Raises InvalidInput where it makes no sense, naming node and port."""
+        """Return the function that the graph computes. Raises InvalidInput naming node and port."""
         edges, bound = [], {}
         inputs: dict[str, list[tuple[str, str]]] = {name: [] for name in self._inputs}
         names = [*self._inputs]
@@ -90,7 +99,7 @@ class Graph:
                     edges.append(((source.node, str(source.index)), end))
                 case GraphInput():
                     inputs[names[source.index]].append(end)
-                case Bound():
+                case BoundValue():
                     bound[end] = source.value
         outputs = {name: (port.node, str(port.index)) for name, port in self._outputs.items()}
         sizes = {name: size for name, size in self._inputs.items() if size is not None}
@@ -99,17 +108,17 @@ class Graph:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name not in BUILT_IN:
-            raise AttributeError(f"a graph has no '{name}'; built-in nodes are {', '.join(BUILT_IN)}")
+            raise AttributeError(f"unknown built-in node '{name}': expected one of {', '.join(BUILT_IN)}")
 
         def apply(*values: Any, **options: Any) -> Any:
             if name in ("sum", "product", "concatenate") and not options:
                 options["n"] = len(values)
-            return BoundFunction(self, made_node(name, built_in(name, options), label=name))(*values)
+            return BoundFunction(self, make_node(name, built_in(name, options), label=name))(*values)
 
         return apply
 
-    def _place(self, node: Node, sources: Sequence[Source]) -> "list[GraphValue]":
-        """A new node, fed by these sources: its outputs."""
+    def _add_node(self, node: Node, sources: Sequence[Source]) -> "list[GraphValue]":
+        """Add a node with these sources; return its outputs."""
         name, count = node.name, 1
         while name in self._nodes:
             count += 1
@@ -127,47 +136,46 @@ class Graph:
 
 
 class BoundFunction:
-    """A function that a graph may hold: apply it to values, vectors or numbers, one for each input."""
+    """A function that becomes a node of a graph when it is applied to values, vectors or numbers, one per input."""
 
     def __init__(self, graph: Graph, node: Node) -> None:
         self._graph = graph
         self._node = node
 
     def __call__(self, *values: Any) -> Any:
-        """Its output, or a tuple of them where it has several. Raises InvalidInput where inputs are missing."""
+        """Return the output, or a tuple of several. Raises InvalidInput if the number of inputs is wrong."""
         node = self._node
-        wanted = len(node.function.input_sizes(node.config))
-        if len(values) != wanted:
-            raise InvalidInput(f"node '{node.name}': expected {wanted} inputs, got {len(values)}")
-        sources = [self._source(value, i) for i, value in enumerate(values)]
-        found = self._graph._place(node, sources)
-        return found[0] if len(found) == 1 else tuple(found)
+        expected = len(node.function.input_sizes(node.config))
+        if len(values) != expected:
+            raise InvalidInput(f"node '{node.name}': expected {expected} inputs, got {len(values)}")
+        outputs = self._graph._add_node(node, [self._source(value, i) for i, value in enumerate(values)])
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def _source(self, value: Any, i: int) -> Source:
         if isinstance(value, GraphValue):
             if value.graph is not self._graph:
                 raise InvalidInput(f"node '{self._node.name}', input {i}: this value belongs to another graph")
             return value.source
-        return Bound(parse_numbers(value, f"node '{self._node.name}', input {i}").reshape(-1))
+        return BoundValue(parse_numbers(value, f"node '{self._node.name}', input {i}").reshape(-1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphValue:
-    """A vector of a graph that is not computed yet: an input, or an output of a node."""
+    """A symbolic vector of a graph: an input, or an output of a node."""
 
     graph: Graph
     source: Source
 
-    # NumPy leaves operators to us.
+    # NumPy arrays leave binary operators to this class.
     __array_ufunc__ = None
 
     def __add__(self, other: Any) -> "GraphValue":
-        return self._affine(shift=other) if _plain(other) else _value(self.graph.sum(self, other))
+        return self._affine(shift=other) if _is_constant(other) else _value(self.graph.sum(self, other))
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> "GraphValue":
-        if _plain(other):
+        if _is_constant(other):
             return self._affine(shift=-np.asarray(other, np.float64))
         return _value(self.graph.sum(self, other, weights=[1.0, -1.0]))
 
@@ -178,30 +186,30 @@ class GraphValue:
         return self._affine(-1.0)
 
     def __mul__(self, other: Any) -> "GraphValue":
-        return self._affine(other) if _plain(other) else _value(self.graph.product(self, other))
+        return self._affine(other) if _is_constant(other) else _value(self.graph.product(self, other))
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> "GraphValue":
-        if _plain(other):
+        if _is_constant(other):
             return self._affine(1 / np.asarray(other, np.float64))
         return self * _value(self.graph.reciprocal(other))
 
     def __rmatmul__(self, matrix: Any) -> "GraphValue":
         return _value(self.graph.linear(self, matrix=matrix))
 
-    def __getitem__(self, places: Sequence[int] | Vector) -> "GraphValue":
-        """The elements at these places, a list of whole numbers from 0."""
-        return _value(self.graph.select(self, indices=[places] if isinstance(places, int) else places))
+    def __getitem__(self, indices: int | Sequence[int] | Vector) -> "GraphValue":
+        """Select elements by their indices, integers from 0."""
+        return _value(self.graph.select(self, indices=[indices] if isinstance(indices, int) else indices))
 
     def __iter__(self) -> Any:
-        raise TypeError("a value of a graph has no members yet; value[[0, 2]] takes those at places, split cuts it")
+        raise TypeError("a graph value cannot be iterated: select elements with value[[0, 2]], or use split")
 
     def _affine(self, factor: Any = 1.0, shift: Any = 0.0) -> "GraphValue":
         return _value(self.graph.scale(self, factor=factor, shift=shift))
 
 
-def made_node(
+def make_node(
     name: str,
     function: VectorFunction,
     *,
@@ -212,13 +220,10 @@ def made_node(
     cache: int = 0,
     label: str = "",
 ) -> Node:
-    """A node, with what its function tells of itself and what `Graph.add` says of the rest.
-
-    Raises InvalidInput where its name may not be one.
-    """
+    """Return a node; the parameters are those of `Graph.add`. Raises InvalidInput if the name is invalid."""
     if not _NAME.fullmatch(name):
         raise InvalidInput(
-            f"node name {name!r} is not allowed; expected letters, digits, '_' and '-', beginning with no digit"
+            f"invalid node name {name!r}: expected letters, digits, '_' and '-', beginning with a letter or '_'"
         )
     affine = linear or getattr(function, "affine", False) or function.sources().get("apply_hessian") == "linear"
     is_built_in = isinstance(function, BuiltInNode)
@@ -239,32 +244,31 @@ def made_node(
 
 
 def vector_function(function: Any) -> VectorFunction:
-    """The VectorFunction that an object is, carries, or makes. Raises InvalidInput where there is none."""
+    """Return the VectorFunction that an object is, carries or builds. Raises InvalidInput if there is none."""
     if isinstance(function, Graph):
         return function.build()
     if isinstance(function, type) and issubclass(function, VectorFunction):
         function = function()
-    found = carried_by(function)
-    if found is None:
+    result = find_vector_function(function)
+    if result is None:
         raise InvalidInput(
-            f"{type(function).__name__} is no function of vectors; expected one marked @dragoman.vector_function, or a "
-            "VectorFunction"
+            f"{type(function).__name__} is not a vector function: expected a VectorFunction, or a function marked with "
+            "@dragoman.vector_function"
         )
-    if found.derivatives is None:
-        return found
-    from dragoman.derivatives.decorator import build_vector_function  # only where derivatives are added
+    if result.derivatives is None:
+        return result
+    from dragoman.derivatives.decorator import build_vector_function  # imported only if derivatives are added
 
-    return build_vector_function(found)
+    return build_vector_function(result)
 
 
-def _called(function: Any) -> str:
+def _default_name(function: Any) -> str:
     name = getattr(function, "name", "") or getattr(function, "__name__", "") or type(function).__name__
     name = re.sub(r"[^\w-]", "_", str(name), flags=re.ASCII)
     return name if _NAME.fullmatch(name) else "node"
 
 
-def _plain(value: Any) -> bool:
-    """Whether it is a vector or number, not a value of a graph."""
+def _is_constant(value: Any) -> bool:
     return not isinstance(value, GraphValue)
 
 

@@ -1,4 +1,4 @@
-"""What a drawing of a graph shows: boxes for its nodes, inputs and outputs, and the lines between them."""
+"""The content of a drawing of a graph: boxes for nodes, inputs and outputs, lines between them, and a summary."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from dragoman.graphs.wiring import GraphInput, Node, Port, Source, Wiring
 
 Kind = Literal["input", "node", "output", "bound"]
 
-# What stands for each ability.
+# The letter of each ability.
 LETTERS: Mapping[Ability, str] = dict(zip(ABILITIES, "EGJH", strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A node, or an end of the graph; `texts` are what stands in it, its name first."""
+    """A node, or an input or output of the graph; `texts` are its lines, the name first."""
 
     key: str
     kind: Kind
@@ -28,7 +28,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """From an output of a box to an input of another; `size` is how long the vector is."""
+    """From an output of a box to an input of another; `size` is the size of the vector."""
 
     start: str
     output: int
@@ -43,8 +43,8 @@ class Picture:
     lines: tuple[Line, ...]
 
 
-def picture(graph: GraphFunction) -> Picture:
-    """The boxes and lines of a graph, in an order in which each box comes after those that lead to it."""
+def make_picture(graph: GraphFunction) -> Picture:
+    """Return the boxes and lines of a graph, boxes in topological order."""
     wiring, sizes = graph.wiring, graph.sizes({})
     boxes = [Box(f"in {name}", "input", (name,), 0, 1) for name in wiring.input_names]
     lines: list[Line] = []
@@ -61,17 +61,16 @@ def picture(graph: GraphFunction) -> Picture:
     return Picture(tuple(boxes), tuple(lines))
 
 
-def summary(graph: GraphFunction) -> list[str]:
-    """The graph in words: what goes in and out, what it can do, and what keeps it from more."""
+def summarize(graph: GraphFunction) -> list[str]:
+    """Return lines about inputs, outputs, abilities, and the nodes that prevent further abilities."""
     sizes: Sizes = graph.sizes({})
-    told = graph.sources()
     lines = [
-        f"inputs   {_listed(graph.input_names, sizes.inputs)}",
-        f"outputs  {_listed(graph.output_names, sizes.outputs)}",
-        f"can do   {', '.join(told)}" + ("; many points in one call" if graph.vectorised else ""),
+        f"inputs   {_join_sizes(graph.input_names, sizes.inputs)}",
+        f"outputs  {_join_sizes(graph.output_names, sizes.outputs)}",
+        f"can do   {', '.join(graph.sources())}" + ("; many points in one call" if graph.vectorised else ""),
     ]
     for ability in ABILITIES:
-        step = graph.lacking(ability)
+        step = graph.missing_step(ability)
         if step is not None:
             lines.append(f"no {ability}: node '{step.node}' has no {step.ability}")
     letters = ", ".join(f"{letter} {ability}" for ability, letter in LETTERS.items())
@@ -79,7 +78,7 @@ def summary(graph: GraphFunction) -> list[str]:
 
 
 def _origin(source: Source, end: Port, wiring: Wiring) -> tuple[str, int, Box | None]:
-    """Where a line begins; a bound value is a box of its own."""
+    """Return the box and output where a line starts, and a new box if it is a bound value."""
     match source:
         case Port():
             return source.node, source.index, None
@@ -92,14 +91,14 @@ def _origin(source: Source, end: Port, wiring: Wiring) -> tuple[str, int, Box | 
 
 
 def _texts(node: Node) -> tuple[str, ...]:
-    able = node.function.sources()
+    sources = node.function.sources()
     letters = " ".join(
-        letter if ability in able or (node.affine and ability == "apply_hessian") else "-"
+        letter if ability in sources or (node.affine and ability == "apply_hessian") else "-"
         for ability, letter in LETTERS.items()
     )
     label = (node.label,) if node.label and node.label != node.name else ()
     return (node.name, *label, letters)
 
 
-def _listed(names: tuple[str, ...], sizes: tuple[int, ...]) -> str:
+def _join_sizes(names: tuple[str, ...], sizes: tuple[int, ...]) -> str:
     return ", ".join(f"{name} [{size}]" for name, size in zip(names, sizes, strict=True)) or "none"

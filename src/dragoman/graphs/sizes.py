@@ -1,26 +1,26 @@
-"""How long every vector in a graph is: what the nodes tell, and what follows along the edges."""
+"""Infer the size of every vector in a graph from the sizes that nodes declare."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.vectors import Config, VectorFunction
-from dragoman.graphs.wiring import Bound, GraphInput, Node, Port, Wiring
+from dragoman.graphs.wiring import BoundValue, GraphInput, Node, Port, Wiring
 
 Size = int | None  # None: not known (yet)
 
 
-class Fitting(VectorFunction):
-    """A function whose sizes follow, in part, from what it is connected to; what it does not know, it tells as -1."""
+class FlexibleFunction(VectorFunction):
+    """A function whose sizes depend on what it is connected to. Unknown sizes are declared as -1."""
 
-    def fit(self, inputs: Sequence[Size], outputs: Sequence[Size]) -> tuple[Sequence[Size], Sequence[Size]]:
-        """The sizes that follow from those known. Raises InvalidInput where they cannot be."""
+    def fit_sizes(self, inputs: Sequence[Size], outputs: Sequence[Size]) -> tuple[Sequence[Size], Sequence[Size]]:
+        """Return the sizes that follow from the known ones. Raises InvalidInput if they are inconsistent."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes of a graph under one config: its inputs and outputs, and those of each node."""
+    """The sizes of a graph for one config: its inputs and outputs, and those of each node."""
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -28,19 +28,17 @@ class Sizes:
     node_outputs: dict[str, tuple[int, ...]]
 
 
-def infer(wiring: Wiring, config: Config) -> Sizes:
-    """All sizes. Raises InvalidInput naming node and port where two do not fit, or one does not follow from others."""
-    table = _Table(wiring, config)
-    while table.changed:
-        table.changed = False
-        for name in wiring.nodes:
-            table.visit(name)
-        for name in reversed(wiring.nodes):
-            table.visit(name)
-    return table.whole()
+def infer_sizes(wiring: Wiring, config: Config) -> Sizes:
+    """Return all sizes. Raises InvalidInput naming node and port if two differ or one cannot be inferred."""
+    inference = _SizeInference(wiring, config)
+    while inference.changed:
+        inference.changed = False
+        for name in (*wiring.nodes, *reversed(wiring.nodes)):
+            inference.visit(name)
+    return inference.result()
 
 
-class _Table:
+class _SizeInference:
     """The sizes known so far."""
 
     def __init__(self, wiring: Wiring, config: Config) -> None:
@@ -50,53 +48,53 @@ class _Table:
         self.inputs: dict[str, list[Size]] = {}
         self.outputs: dict[str, list[Size]] = {}
         for name, node in wiring.nodes.items():
-            given = node.configured(config)
-            self.inputs[name] = [*_told(node, node.function.input_sizes(given), len(wiring.sources[name]), "inputs")]
-            counts = wiring.output_counts[name]
-            self.outputs[name] = [*_told(node, node.function.output_sizes(given), counts, "outputs")]
+            merged = node.merge_config(config)
+            inputs, outputs = node.function.input_sizes(merged), node.function.output_sizes(merged)
+            self.inputs[name] = [*_check_declared(node, inputs, len(wiring.sources[name]), "inputs")]
+            self.outputs[name] = [*_check_declared(node, outputs, wiring.output_counts[name], "outputs")]
 
     def visit(self, name: str) -> None:
-        """Let sizes through one node and the edges that lead to it."""
+        """Propagate sizes through one node and its incoming edges."""
         for i, source in enumerate(self.wiring.sources[name]):
             match source:
                 case Port():
-                    there = self.outputs[source.node]
-                    self._join(self.inputs[name], i, there, source.index, f"from '{source}'", Port(name, i))
+                    sizes = self.outputs[source.node]
+                    self._unify(Port(name, i), sizes, source.index, f"from '{source}'")
                 case GraphInput():
-                    called = f"from the graph's input '{self.wiring.input_names[source.index]}'"
-                    self._join(self.inputs[name], i, self.graph, source.index, called, Port(name, i))
-                case Bound():
-                    self._join(self.inputs[name], i, [len(source.value)], 0, "bound to it", Port(name, i))
+                    origin = f"from the graph's input '{self.wiring.input_names[source.index]}'"
+                    self._unify(Port(name, i), self.graph, source.index, origin)
+                case BoundValue():
+                    self._unify(Port(name, i), [len(source.value)], 0, "bound to it")
         function = self.wiring.nodes[name].function
-        if isinstance(function, Fitting):
+        if isinstance(function, FlexibleFunction):
             self._fit(name, function)
 
-    def _join(self, here: list[Size], i: int, there: list[Size], j: int, origin: str, end: Port) -> None:
-        if here[i] == there[j]:
+    def _unify(self, end: Port, source_sizes: list[Size], j: int, origin: str) -> None:
+        sizes, i = self.inputs[end.node], end.index
+        size, source_size = sizes[i], source_sizes[j]
+        if size == source_size:
             return
-        if here[i] is not None and there[j] is not None:
-            raise InvalidInput(
-                f"node '{end.node}', input {end.index}: expected a vector of {here[i]}, got {there[j]} {origin}"
-            )
-        here[i] = there[j] = here[i] if there[j] is None else there[j]
+        if size is not None and source_size is not None:
+            raise InvalidInput(f"node '{end.node}', input {i}: expected a vector of {size}, got {source_size} {origin}")
+        sizes[i] = source_sizes[j] = size if source_size is None else source_size
         self.changed = True
 
-    def _fit(self, name: str, function: Fitting) -> None:
+    def _fit(self, name: str, function: FlexibleFunction) -> None:
         try:
-            inputs, outputs = function.fit(tuple(self.inputs[name]), tuple(self.outputs[name]))
-        except InvalidInput as fault:
-            raise InvalidInput(f"node '{name}': {fault.message}") from fault
+            inputs, outputs = function.fit_sizes(tuple(self.inputs[name]), tuple(self.outputs[name]))
+        except InvalidInput as error:
+            raise InvalidInput(f"node '{name}': {error.message}") from error
         if [*inputs] != self.inputs[name] or [*outputs] != self.outputs[name]:
             self.inputs[name], self.outputs[name] = [*inputs], [*outputs]
             self.changed = True
 
-    def whole(self) -> Sizes:
+    def result(self) -> Sizes:
         for name in self.wiring.nodes:
-            for what, sizes in (("input", self.inputs[name]), ("output", self.outputs[name])):
+            for side, sizes in (("input", self.inputs[name]), ("output", self.outputs[name])):
                 if None in sizes:
                     raise InvalidInput(
-                        f"node '{name}', {what} {sizes.index(None)}: its size follows from nothing; say the size of "
-                        "the node, or of the graph's input that feeds it"
+                        f"node '{name}', {side} {sizes.index(None)}: unknown size; declare the size of the node, or of "
+                        "the graph's input that feeds it"
                     )
         outputs = tuple(self.outputs[p.node][p.index] or 0 for p in self.wiring.outputs)
         return Sizes(
@@ -107,11 +105,11 @@ class _Table:
         )
 
 
-def _told(node: Node, sizes: Sequence[int], count: int, what: str) -> Iterator[Size]:
-    """What a node tells of its sizes, which may depend on its config; their number may not."""
+def _check_declared(node: Node, sizes: Sequence[int], count: int, side: str) -> Iterator[Size]:
+    """Yield the sizes that a node declares. They may depend on the config; their number may not."""
     if len(sizes) != count:
-        raise InvalidInput(f"node '{node.name}': expected {count} {what} under this config, got {len(sizes)}")
+        raise InvalidInput(f"node '{node.name}': expected {count} {side} under this config, got {len(sizes)}")
     for i, size in enumerate(sizes):
         if not isinstance(size, int) or isinstance(size, bool) or size < -1:
-            raise InvalidInput(f"node '{node.name}', {what[:-1]} {i}: expected a size of 0 or more, got {size!r}")
+            raise InvalidInput(f"node '{node.name}', {side[:-1]} {i}: expected a size of 0 or more, got {size!r}")
         yield None if size == -1 else size

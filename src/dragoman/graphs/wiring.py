@@ -1,4 +1,4 @@
-"""How the nodes of a graph hang together: every input of every node has one source, and there is no circle."""
+"""Connect the nodes of a graph: every input of every node has exactly one source, and there is no cycle."""
 
 import graphlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,11 +9,12 @@ import numpy as np
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import NONE
 from dragoman.core.vectors import Config, Vector, VectorFunction
+from dragoman.graphs.document import PortName
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """An output, or an input, of a node."""
+    """An output or an input of a node."""
 
     node: str
     index: int
@@ -24,28 +25,32 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class GraphInput:
-    """The source of an input that the caller of the graph fills."""
+    """An input of the graph, as the source of an input of a node."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bound:
-    """The source of an input that never changes."""
+class BoundValue:
+    """A constant, as the source of an input of a node."""
 
     value: Vector
 
 
-Source = Port | GraphInput | Bound
+Source = Port | GraphInput | BoundValue
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Node:
-    """A function at its place in a graph.
+    """A function in a graph.
 
-    `config` is fixed and goes before the caller's; of the caller's, `passes` names the keys that reach the node (None:
-    all). `affine`: its second derivatives are zero and its first ones are the same everywhere. `cheap`: not worth a
-    thread. `label` is what pictures say of its kind.
+    Parameters
+    ----------
+    config : fixed entries, which override those of the caller.
+    passes : the keys of the caller's config that the node gets; None for all.
+    affine : the second derivatives are zero, and the first ones the same everywhere.
+    cheap : too fast to be worth a thread.
+    label : the kind of the node, for drawings.
     """
 
     name: str
@@ -56,17 +61,17 @@ class Node:
     cheap: bool = False
     label: str = ""
 
-    def configured(self, config: Config) -> Config:
-        """What the node gets of the caller's config."""
+    def merge_config(self, config: Config) -> Config:
+        """Return the config of this node for the config of a call."""
         if not config:
             return self.config
-        given = config if self.passes is None else {k: v for k, v in config.items() if k in self.passes}
-        return {**given, **self.config} if self.config else given
+        passed = config if self.passes is None else {k: v for k, v in config.items() if k in self.passes}
+        return {**passed, **self.config} if self.config else passed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wiring:
-    """A graph that makes sense: its nodes in an order in which each comes after those that it needs."""
+    """A valid graph: its nodes in topological order, and the source of each of their inputs."""
 
     nodes: dict[str, Node]
     sources: Mapping[str, tuple[Source, ...]]
@@ -74,20 +79,20 @@ class Wiring:
     output_names: tuple[str, ...]
     outputs: tuple[Port, ...]
     output_counts: Mapping[str, int]
-    sizes: Mapping[str, int] = field(default_factory=dict)  # of graph inputs, where somebody said them
+    sizes: Mapping[str, int] = field(default_factory=dict)  # of inputs of the graph, if declared
 
     consumers: Mapping[Port, tuple[Port, ...]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        found: dict[Port, list[Port]] = {}
+        consumers: dict[Port, list[Port]] = {}
         for name, sources in self.sources.items():
             for i, source in enumerate(sources):
                 if isinstance(source, Port):
-                    found.setdefault(source, []).append(Port(name, i))
-        object.__setattr__(self, "consumers", {port: tuple(fed) for port, fed in found.items()})
+                    consumers.setdefault(source, []).append(Port(name, i))
+        object.__setattr__(self, "consumers", {port: tuple(ends) for port, ends in consumers.items()})
 
-    def fed_by(self, index: int) -> list[Port]:
-        """The inputs of nodes that the graph's input `index` fills."""
+    def input_consumers(self, index: int) -> list[Port]:
+        """Return the inputs of nodes that an input of the graph feeds."""
         return [
             Port(name, i)
             for name, sources in self.sources.items()
@@ -98,146 +103,149 @@ class Wiring:
 
 def wire(
     nodes: Iterable[Node],
-    edges: Iterable[tuple[tuple[str, str], tuple[str, str]]],
-    inputs: Mapping[str, Sequence[tuple[str, str]]] | None = None,
-    outputs: Mapping[str, tuple[str, str]] | None = None,
-    bound: Mapping[tuple[str, str], Vector] | None = None,
+    edges: Iterable[tuple[PortName, PortName]],
+    inputs: Mapping[str, Sequence[PortName]] | None = None,
+    outputs: Mapping[str, PortName] | None = None,
+    bound: Mapping[PortName, Vector] | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> Wiring:
-    """The graph of these parts. A port is a pair of a node's name and the name or number of an input or output; "" is
-    the only one.
+    """Connect nodes. Raises InvalidInput naming node and port if one is unknown, an input has two sources or none, or
+    there is a cycle.
 
-    edges: from outputs to inputs. inputs: the graph's own, with all that each feeds; None: every input that nothing
-    else feeds, called `node` or `node.input`. outputs: the graph's own; None: every output that feeds nothing. bound:
-    values of inputs. sizes: of the graph's inputs. Raises InvalidInput naming node and port: unknown ones, inputs fed
-    twice or not at all, circles.
+    Parameters
+    ----------
+    edges : from outputs to inputs.
+    inputs : the inputs of the graph, each with the ports that it feeds. None: every input of a node without another
+        source, called `node` or `node.input`.
+    outputs : the outputs of the graph. None: every output of a node that feeds nothing.
+    bound : constant values of inputs of nodes.
+    sizes : declared sizes of inputs of the graph.
     """
-    return _Wirer(nodes).wired(edges, inputs, outputs, bound or {}, sizes or {})
+    return _WiringBuilder(nodes).build(edges, inputs, outputs, bound or {}, sizes or {})
 
 
-class _Wirer:
-    """Puts the sources of a graph's inputs together, one after another."""
+class _WiringBuilder:
+    """Collects the sources of the inputs of nodes."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes: dict[str, Node] = {}
         for node in nodes:
             if node.name in self.nodes:
-                raise InvalidInput(f"two nodes are called '{node.name}'; give one of them another name")
+                raise InvalidInput(f"duplicate node name '{node.name}'")
             self.nodes[node.name] = node
         if not self.nodes:
             raise InvalidInput("a graph needs at least one node, got none")
-        self.counts = {n: _counts(node) for n, node in self.nodes.items()}
+        self.counts = {name: _port_counts(node) for name, node in self.nodes.items()}
         self.sources: dict[str, list[Source | None]] = {n: [None] * c[0] for n, c in self.counts.items()}
 
-    def wired(
+    def build(
         self,
-        edges: Iterable[tuple[tuple[str, str], tuple[str, str]]],
-        inputs: Mapping[str, Sequence[tuple[str, str]]] | None,
-        outputs: Mapping[str, tuple[str, str]] | None,
-        bound: Mapping[tuple[str, str], Vector],
+        edges: Iterable[tuple[PortName, PortName]],
+        inputs: Mapping[str, Sequence[PortName]] | None,
+        outputs: Mapping[str, PortName] | None,
+        bound: Mapping[PortName, Vector],
         sizes: Mapping[str, int],
     ) -> Wiring:
         for start, end in edges:
-            self._feed(self._port(end, "input"), self._port(start, "output"))
+            self._connect(self._find_port(end, "input"), self._find_port(start, "output"))
         for end, value in bound.items():
-            self._feed(self._port(end, "input"), Bound(frozen(value)))
+            self._connect(self._find_port(end, "input"), BoundValue(_read_only_copy(value)))
         for index, (name, ends) in enumerate((inputs or {}).items()):
             if not ends:
-                raise InvalidInput(f"input '{name}' of the graph feeds nothing; name the inputs of nodes that it feeds")
+                raise InvalidInput(f"input '{name}' of the graph: expected at least one input of a node, got none")
             for end in ends:
-                self._feed(self._port(end, "input"), GraphInput(index))
-        input_names = tuple(inputs) if inputs is not None else self._open_inputs()
-        whole = {name: self._complete(name) for name in self._order()}
+                self._connect(self._find_port(end, "input"), GraphInput(index))
+        input_names = tuple(inputs) if inputs is not None else self._add_open_inputs()
+        sources = {name: self._complete_sources(name) for name in self._sort()}
         for name in sizes:
             if name not in input_names:
-                raise InvalidInput(f"the graph has no input '{name}'; it has {_listed(input_names)}")
-        named = self._outputs(outputs, whole)
-        counts = {n: c[1] for n, c in self.counts.items()}
-        ordered = {n: self.nodes[n] for n in whole}
-        return Wiring(ordered, whole, input_names, tuple(named), tuple(named.values()), counts, sizes)
+                raise InvalidInput(f"unknown input '{name}' of the graph: expected one of {_quote_all(input_names)}")
+        ports = self._find_outputs(outputs, sources)
+        counts = {name: c[1] for name, c in self.counts.items()}
+        ordered = {name: self.nodes[name] for name in sources}
+        return Wiring(ordered, sources, input_names, tuple(ports), tuple(ports.values()), counts, sizes)
 
-    def _feed(self, end: Port, source: Source) -> None:
-        there = self.sources[end.node][end.index]
-        if there is not None:
+    def _connect(self, end: Port, source: Source) -> None:
+        present = self.sources[end.node][end.index]
+        if present is not None:
             raise InvalidInput(
-                f"node '{end.node}', input {end.index}: it is fed by {told(there)} already, and by {told(source)} too; "
-                "a node `sum` adds them up"
+                f"node '{end.node}', input {end.index}: expected one source, got {describe_source(present)} and "
+                f"{describe_source(source)}; a `sum` node adds them"
             )
         self.sources[end.node][end.index] = source
 
-    def _port(self, given: tuple[str, str], what: str) -> Port:
-        name, port = given
+    def _find_port(self, port_name: PortName, side: str) -> Port:
+        name, port = port_name
         node = self.nodes.get(name)
         if node is None:
-            raise InvalidInput(f"there is no node '{name}'; there are {_listed(self.nodes)}")
-        count = self.counts[name][what == "output"]
-        names = node.function.input_names if what == "input" else node.function.output_names
+            raise InvalidInput(f"unknown node '{name}': expected one of {_quote_all(self.nodes)}")
+        count = self.counts[name][side == "output"]
+        names = node.function.input_names if side == "input" else node.function.output_names
         if not port and count == 1:
             return Port(name, 0)
         if port in names:
             return Port(name, names.index(port))
         if port.isdecimal() and int(port) < count:
             return Port(name, int(port))
-        known = f": {_listed(names)}" if names else ""
+        known = f"; its {side}s are {_quote_all(names)}" if names else ""
         if not port:
-            raise InvalidInput(f"node '{name}' has {count} {what}s{known}; say which, as '{name}.0'")
-        raise InvalidInput(f"node '{name}' has no {what} '{port}'; it has {count}{known}, counted from 0")
+            raise InvalidInput(f"node '{name}': expected one of its {count} {side}s, such as '{name}.0'{known}")
+        raise InvalidInput(f"node '{name}': expected the index of an {side} below {count}, got '{port}'{known}")
 
-    def _open_inputs(self) -> tuple[str, ...]:
+    def _add_open_inputs(self) -> tuple[str, ...]:
         names: list[str] = []
         for name, sources in self.sources.items():
             for i, source in enumerate(sources):
                 if source is None:
                     sources[i] = GraphInput(len(names))
-                    named = self.nodes[name].function.input_names or range(len(sources))
-                    names.append(name if len(sources) == 1 else f"{name}.{named[i]}")
+                    input_names = self.nodes[name].function.input_names or range(len(sources))
+                    names.append(name if len(sources) == 1 else f"{name}.{input_names[i]}")
         return tuple(names)
 
-    def _complete(self, name: str) -> tuple[Source, ...]:
+    def _complete_sources(self, name: str) -> tuple[Source, ...]:
         sources = tuple(s for s in self.sources[name] if s is not None)
         if len(sources) < len(self.sources[name]):
             index = self.sources[name].index(None)
             raise InvalidInput(
-                f"node '{name}', input {index}: nothing feeds it; lead an edge, an input of the graph or a bound value "
-                "there"
+                f"node '{name}', input {index}: expected an edge, an input of the graph or a bound value, got no source"
             )
         return sources
 
-    def _order(self) -> list[str]:
-        needs = {
+    def _sort(self) -> list[str]:
+        predecessors = {
             name: dict.fromkeys(s.node for s in sources if isinstance(s, Port))
             for name, sources in self.sources.items()
         }
         try:
-            return list(graphlib.TopologicalSorter(needs).static_order())
-        except graphlib.CycleError as fault:
-            raise InvalidInput(f"the graph has a circle: {' -> '.join(fault.args[1])}") from fault
+            return list(graphlib.TopologicalSorter(predecessors).static_order())
+        except graphlib.CycleError as error:
+            raise InvalidInput(f"the graph has a cycle: {' -> '.join(error.args[1])}") from error
 
-    def _outputs(
-        self, outputs: Mapping[str, tuple[str, str]] | None, whole: Mapping[str, tuple[Source, ...]]
+    def _find_outputs(
+        self, outputs: Mapping[str, PortName] | None, sources: Mapping[str, tuple[Source, ...]]
     ) -> dict[str, Port]:
         if outputs is not None:
-            found = {name: self._port(port, "output") for name, port in outputs.items()}
+            ports = {name: self._find_port(port, "output") for name, port in outputs.items()}
         else:
-            used = {s for sources in whole.values() for s in sources if isinstance(s, Port)}
+            used = {s for each in sources.values() for s in each if isinstance(s, Port)}
             free = [Port(n, o) for n in self.nodes for o in range(self.counts[n][1]) if Port(n, o) not in used]
-            found = {p.node if self.counts[p.node][1] == 1 else str(p): p for p in free}
-        if not found:
+            ports = {p.node if self.counts[p.node][1] == 1 else str(p): p for p in free}
+        if not ports:
             raise InvalidInput("a graph needs at least one output, got none")
-        return found
+        return ports
 
 
-def _counts(node: Node) -> tuple[int, int]:
-    """How many inputs and outputs a node has."""
+def _port_counts(node: Node) -> tuple[int, int]:
+    """Return the numbers of inputs and outputs of a node."""
     function, config = node.function, node.config
     try:
         return len(function.input_sizes(config)), len(function.output_sizes(config))
-    except NotImplementedError as fault:
-        raise InvalidInput(f"node '{node.name}': {type(function).__name__} does not tell its sizes") from fault
+    except NotImplementedError as error:
+        kind = type(function).__name__
+        raise InvalidInput(f"node '{node.name}': {kind} does not implement input_sizes and output_sizes") from error
 
 
-def told(source: Source) -> str:
-    """A source in words."""
+def describe_source(source: Source) -> str:
     match source:
         case Port():
             return f"'{source}'"
@@ -247,12 +255,11 @@ def told(source: Source) -> str:
             return "a bound value"
 
 
-def frozen(value: Vector) -> Vector:
-    """A copy of a vector that nobody can change."""
+def _read_only_copy(value: Vector) -> Vector:
     copy = np.array(value, np.float64).reshape(-1)
     copy.flags.writeable = False
     return copy
 
 
-def _listed(names: Iterable[str]) -> str:
+def _quote_all(names: Iterable[str]) -> str:
     return ", ".join(f"'{n}'" for n in names) or "none"

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.core.vector_answers import as_vectors
 from dragoman.core.vector_binding import config_key
-from dragoman.core.vectors import ABILITIES, Config, Vector, VectorFunction, Vectors
+from dragoman.core.vectors import ABILITIES, Config, Vector, VectorFunction, Vectors, as_vectors
 
 _Key = tuple[str | bytes, ...]
 

@@ -16,9 +16,19 @@ from dragoman.core.model import Model
 from dragoman.core.signature import OPEN, Signature, TensorSpec
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.tensor import NONE, Tensor
-from dragoman.core.vector_answers import as_vector, as_vectors, number_array
 from dragoman.core.vector_binding import config_key
-from dragoman.core.vectors import ABILITIES, Ability, Config, Vector, VectorFunction, Vectors, carried_by
+from dragoman.core.vectors import (
+    ABILITIES,
+    Ability,
+    Config,
+    Vector,
+    VectorFunction,
+    Vectors,
+    as_matrices,
+    as_vector,
+    as_vectors,
+    find_vector_function,
+)
 from dragoman.derivatives.decorator import LazyVectorFunction, build_vector_function, is_vector_function
 
 log = logging.getLogger("dragoman.model")
@@ -39,7 +49,7 @@ def vector_model(target: Any, spec: ModelSpec) -> "VectorModel":
     """Return the model of a function of vectors. Raises ModelFailed if it cannot be built."""
     if is_umbridge(target):
         return VectorModel(spec, Theirs(_instance(target, spec)))
-    function = carried_by(target)
+    function = find_vector_function(target)
     placement: Placement = function.options.placement if isinstance(function, LazyVectorFunction) else ""
     return VectorModel(spec, build_vector_function(target), placement)
 
@@ -190,28 +200,6 @@ def _specs(sizes: Sequence[int], names: Sequence[str], noun: str, vectorised: bo
     named = names or [f"{noun}_{i}" for i in range(len(sizes))]
     rows = (-1,) if vectorised else ()
     return tuple(TensorSpec(name, FP64, (*rows, int(size))) for name, size in zip(named, sizes, strict=True))
-
-
-def as_matrices(answer: Any, rows: int, sizes: Sequence[int]) -> list[Vector]:
-    """Return the outputs of a vectorised `evaluate`, a matrix [rows, size] each. Raises InvalidOutput naming the
-    output.
-
-    An output of size one may be a vector with one number per row; a single row may be a vector.
-    """
-    several = isinstance(answer, tuple | list) and len(answer) == len(sizes)
-    found = list(answer) if several else [answer]
-    if len(found) != len(sizes):
-        got = len(answer) if isinstance(answer, tuple) else 1
-        raise InvalidOutput(f"expected {len(sizes)} outputs, got {got}")
-    return [_matrix(each, rows, size, f"output {i}") for i, (each, size) in enumerate(zip(found, sizes, strict=True))]
-
-
-def _matrix(answer: Any, rows: int, size: int, what: str) -> Vector:
-    array = number_array(answer, what)
-    fits = array.shape == (rows, size) or (array.size == rows * size and array.ndim <= 1 and 1 in (rows, size))
-    if not fits:
-        raise InvalidOutput(f"{what}: expected shape {[rows, size]}, got {list(array.shape)}")
-    return array.reshape(rows, size)
 
 
 # --- models written for the umbridge package ---------------------------------------------------------------

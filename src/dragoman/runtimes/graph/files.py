@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 
 from dragoman.core.errors import InvalidInput
-from dragoman.graphs.document import Document, document
+from dragoman.graphs.document import GraphDocument, parse_document
 from dragoman.runtimes.graph import GRAPH_FILES, graph_file
 
 
-def read_graph(path: Path) -> Document:
+def read_graph(path: Path) -> GraphDocument:
     """Read the graph in a file, or in a folder with a `graph.toml`. Raises InvalidInput naming the file and the
     error."""
     file = graph_file(path)
     if file is None:
-        raise InvalidInput(f"'{path}' is no graph; expected a file, or a folder with a file, {', '.join(GRAPH_FILES)}")
+        raise InvalidInput(f"'{path}' is not a graph: expected a file {', '.join(GRAPH_FILES)}, or a folder with one")
     try:
-        return document(_READERS[file.suffix](file.read_text()))
+        return parse_document(_READERS[file.suffix](file.read_text()))
     except (OSError, ValueError) as error:
         raise InvalidInput(f"{file} cannot be read: {error}") from error
     except InvalidInput as error:
@@ -35,10 +35,10 @@ def graph_name(path: Path) -> str:
     try:
         return read_graph(path).name or default
     except InvalidInput:
-        return default  # whoever loads it says what is wrong
+        return default  # loading it reports the error
 
 
-def array(folder: Path, value: Any, where: str) -> Any:
+def read_array(folder: Path, value: Any, where: str) -> Any:
     """Return a value of a graph file: numbers, or the contents of the `.npy` file that it names."""
     if not isinstance(value, str):
         return value
@@ -59,7 +59,7 @@ def _yaml(text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise InvalidInput(f"this is no YAML: {error}") from error
+        raise InvalidInput(f"invalid YAML: {error}") from error
 
 
 _READERS: Mapping[str, Callable[[str], Any]] = {

@@ -6,22 +6,21 @@ from typing import Any
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.sibling_models import SiblingModels
 from dragoman.core.spec import ModelSpec, Placement
-from dragoman.core.vectors import VectorFunction
+from dragoman.core.vectors import Vector, VectorFunction
 from dragoman.graphs.builtin_base import parse_numbers
-from dragoman.graphs.document import Document
+from dragoman.graphs.document import GraphDocument
 from dragoman.graphs.function import CONCURRENCY, GraphFunction
 from dragoman.graphs.wiring import Node, wire
-from dragoman.runtimes.graph.files import array, read_graph
-from dragoman.runtimes.graph.nodes import Place, load_node
+from dragoman.runtimes.graph.files import read_array, read_graph
+from dragoman.runtimes.graph.nodes import NodeContext, load_node
 from dragoman.runtimes.waiting_model import WaitingModel
 
 
 class GraphModel(WaitingModel):
-    """A graph in a file, or in a folder with `graph.toml`. Its parameter `concurrency` says how many calls it works on
-    at a time (16), each in a thread.
+    """A graph in a file, or in a folder with `graph.toml`.
 
-    It runs in the server's process where it asks other models there, or where it only waits for servers; else, where
-    some node is Python code, in one of its own.
+    The parameter `concurrency` (16) is the number of calls at a time, each in a thread. A graph with Python nodes runs
+    in a process of its own, unless it calls other models of the server.
     """
 
     platform = "graph"
@@ -44,16 +43,13 @@ def placement_for(spec: ModelSpec) -> Placement:
         return "process"
 
 
-def load_graph(document: Document, path: Path, siblings: SiblingModels | None = None) -> GraphFunction:
-    """The function of a graph, with all its nodes loaded. Raises a DragomanError that names node and port."""
+def load_graph(document: GraphDocument, path: Path, siblings: SiblingModels | None = None) -> GraphFunction:
+    """Load all nodes of a graph. Raises a DragomanError that names node and port."""
     folder = path if path.is_dir() else path.parent
     nodes: list[Node] = []
     try:
-        nodes.extend(load_node(text, Place(folder, siblings)) for text in document.nodes)
-        bound = {
-            end: parse_numbers(array(folder, value, f"bind: '{'.'.join(end)}'"), f"bind: '{'.'.join(end)}'").reshape(-1)
-            for end, value in document.bound.items()
-        }
+        nodes.extend(load_node(entry, NodeContext(folder, siblings)) for entry in document.nodes)
+        bound = {end: _parse_bound(folder, ".".join(end), value) for end, value in document.bound.items()}
         wiring = wire(nodes, document.edges, document.inputs, document.outputs, bound, document.sizes)
         return GraphFunction(wiring, name=document.name, threads=document.threads)
     except BaseException:
@@ -62,7 +58,12 @@ def load_graph(document: Document, path: Path, siblings: SiblingModels | None = 
         raise
 
 
-def _placement(document: Document) -> Placement:
+def _parse_bound(folder: Path, port: str, value: Any) -> Vector:
+    where = f"bind: '{port}'"
+    return parse_numbers(read_array(folder, value, where), where).reshape(-1)
+
+
+def _placement(document: GraphDocument) -> Placement:
     kinds = {node.kind for node in document.nodes}
     return "process" if kinds & {"fn", "model"} and "served" not in kinds else "inline"
 
@@ -70,8 +71,8 @@ def _placement(document: Document) -> Placement:
 def _concurrency(spec: ModelSpec) -> int:
     for key in spec.parameters:
         if key != "concurrency":
-            raise ModelFailed(f"there is no parameter '{key}' of a graph; there is concurrency")
-    found = spec.parameters.get("concurrency", CONCURRENCY)
-    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-        raise ModelFailed(f"parameter 'concurrency': expected a whole number from 1, got {found!r}")
-    return found
+            raise ModelFailed(f"unknown parameter '{key}' of a graph: expected concurrency")
+    value = spec.parameters.get("concurrency", CONCURRENCY)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelFailed(f"parameter 'concurrency': expected an integer from 1, got {value!r}")
+    return value

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from dragoman import plugins
 from dragoman.core.errors import DragomanError, InvalidInput
@@ -14,51 +14,51 @@ from dragoman.derivatives.decorator import LazyVectorFunction, build_vector_func
 from dragoman.derivatives.selection import METHODS
 from dragoman.derivatives.user_function import FunctionOptions
 from dragoman.graphs.builtin import built_in
-from dragoman.graphs.document import NodeText
-from dragoman.graphs.graph import made_node
+from dragoman.graphs.document import NodeEntry
+from dragoman.graphs.graph import make_node
 from dragoman.graphs.wiring import Node
-from dragoman.runtimes.graph.files import array
-from dragoman.runtimes.graph.siblings import Served
+from dragoman.runtimes.graph.files import read_array
+from dragoman.runtimes.graph.siblings import SiblingFunction
 from dragoman.runtimes.vector_model import VectorModel
 
-# What a node in Python may say of its function, as `@vector_function` does.
-_DECLARED = ("inputs", "outputs", "at", "derivatives", "vectorised")
+# Options of a Python function in a graph file; the same as of `@vector_function`.
+_FUNCTION_OPTIONS = ("inputs", "outputs", "at", "derivatives", "vectorised")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a graph's nodes are looked for: the folder of its file, and the server's other models, if there is one."""
+class NodeContext:
+    """What nodes are loaded from: the folder of the graph file, and the other models of the server, if there is one."""
 
     folder: Path
     siblings: SiblingModels | None = None
 
 
-def load_node(text: NodeText, place: Place) -> Node:
-    """The node, ready to be asked. Raises a DragomanError that names it."""
+def load_node(entry: NodeEntry, context: NodeContext) -> Node:
+    """Load a node. Raises a DragomanError that names it."""
     try:
-        function = _MAKERS[text.kind](text, place)
-    except DragomanError as fault:
-        raise type(fault)(f"node '{text.name}': {fault.message}") from fault
-    return made_node(
-        text.name,
+        function = _LOADERS[entry.kind](entry, context)
+    except DragomanError as error:
+        raise type(error)(f"node '{entry.name}': {error.message}") from error
+    return make_node(
+        entry.name,
         function,
-        config=text.config,
-        passes=text.passes,
-        linear=text.linear,
-        concurrency=text.concurrency,
-        cache=text.cache,
-        label=text.label,
+        config=entry.config,
+        passes=entry.passes,
+        linear=entry.linear,
+        concurrency=entry.concurrency,
+        cache=entry.cache,
+        label=entry.label,
     )
 
 
-def _python(text: NodeText, place: Place) -> VectorFunction:
-    """`file.py:name` beside the graph's file, or `module:name`."""
-    path = _text(text)
+def _python(entry: NodeEntry, context: NodeContext) -> VectorFunction:
+    """Load `file.py:name` relative to the graph file, or `module:name`."""
+    path = _source(entry)
     if ":" not in path:
-        raise InvalidInput(f"{text.kind}: expected 'file.py:name' or 'module:name', got '{path}'")
+        raise InvalidInput(f"{entry.kind}: expected 'file.py:name' or 'module:name', got '{path}'")
     file, _, name = path.rpartition(":")
-    target = plugins.resolve(f"{place.folder / file}:{name}" if file.endswith(".py") else path)
-    options = dict(_options(text, _DECLARED))
+    target = plugins.resolve(f"{context.folder / file}:{name}" if file.endswith(".py") else path)
+    options = dict(_options(entry, _FUNCTION_OPTIONS))
     if options.get("derivatives", "auto") not in METHODS:
         if options["derivatives"] != "none":
             known = ", ".join((*METHODS, "none"))
@@ -66,55 +66,54 @@ def _python(text: NodeText, place: Place) -> VectorFunction:
         options["derivatives"] = None
     if not is_vector_function(target) and callable(target) and not isinstance(target, type):
         return LazyVectorFunction(target, FunctionOptions(**options)).build()
-    if options and isinstance(found := getattr(target, "__vector_function__", None), LazyVectorFunction):
-        return LazyVectorFunction(found.function, replace(found.options, **options)).build()
+    if options and isinstance(lazy := getattr(target, "__vector_function__", None), LazyVectorFunction):
+        return LazyVectorFunction(lazy.function, replace(lazy.options, **options)).build()
     if options:
-        raise InvalidInput(f"'{path}' says itself what it can do; expected no {', '.join(options)}")
+        raise InvalidInput(f"'{path}' declares its own abilities: expected no options, got {', '.join(options)}")
     if is_vector_function(target):
         return build_vector_function(target)
-    made = plugins.runtime("python").load(ModelSpec(name=text.name, runtime="python", target=target))
-    if not isinstance(made, VectorModel):
-        raise InvalidInput(f"'{path}' is no function of vectors; serve it as a model and name it by `served`")
-    return made.function
+    model = plugins.runtime("python").load(ModelSpec(name=entry.name, runtime="python", target=target))
+    if not isinstance(model, VectorModel):
+        raise InvalidInput(f"'{path}' is not a vector function; serve it as a model and refer to it with `served`")
+    return model.function
 
 
-def _remote(text: NodeText, place: Place) -> VectorFunction:
-    """A UM-Bridge server, or several that hold the same model; the further keys are those of `runtime: umbridge`."""
-    parameters = {"urls": text.what, **text.options}
-    spec = ModelSpec(name=text.name, runtime="umbridge", parameters=parameters)
+def _remote(entry: NodeEntry, context: NodeContext) -> VectorFunction:
+    """Connect to a UM-Bridge server, or to several with the same model; options are those of the runtime `umbridge`."""
+    parameters = {"urls": entry.source, **entry.options}
+    spec = ModelSpec(name=entry.name, runtime="umbridge", parameters=parameters)
     model = plugins.runtime("umbridge").load(spec)
     assert isinstance(model, VectorModel)
-    found: Any = model.function
+    function: Any = model.function
     try:
-        found.connect()
+        function.connect()
     except BaseException:
-        found.close()
+        function.close()
         raise
-    function: VectorFunction = found
-    return function
+    return cast("VectorFunction", function)
 
 
-def _built_in(text: NodeText, place: Place) -> VectorFunction:
-    return built_in(_text(text), {k: array(place.folder, v, k) for k, v in text.options.items()})
+def _built_in(entry: NodeEntry, context: NodeContext) -> VectorFunction:
+    return built_in(_source(entry), {k: read_array(context.folder, v, k) for k, v in entry.options.items()})
 
 
-def _linear(text: NodeText, place: Place) -> VectorFunction:
-    given = {"matrix": text.what, **_options(text, ("shift",))}
-    return built_in("linear", {k: array(place.folder, v, k) for k, v in given.items()})
+def _linear(entry: NodeEntry, context: NodeContext) -> VectorFunction:
+    options = {"matrix": entry.source, **_options(entry, ("shift",))}
+    return built_in("linear", {k: read_array(context.folder, v, k) for k, v in options.items()})
 
 
-def _served(text: NodeText, place: Place) -> VectorFunction:
-    """Another model of the same server."""
-    _options(text, ())
-    if place.siblings is None:
+def _served(entry: NodeEntry, context: NodeContext) -> VectorFunction:
+    """Use another model of the same server."""
+    _options(entry, ())
+    if context.siblings is None:
         raise InvalidInput(
-            f"served: '{_text(text)}' can be asked in the server's process alone; expected the graph there, not in a "
-            "process of its own, nor drawn without the models that it names (dragoman graph FILE --with PATH)"
+            f"served: '{_source(entry)}' is available only in the server's process; run the graph there, or draw it "
+            "with its models (dragoman graph FILE --with PATH)"
         )
-    return Served(_text(text), place.siblings)
+    return SiblingFunction(_source(entry), context.siblings)
 
 
-_MAKERS: Mapping[str, Callable[[NodeText, Place], VectorFunction]] = {
+_LOADERS: Mapping[str, Callable[[NodeEntry, NodeContext], VectorFunction]] = {
     "fn": _python,
     "model": _python,
     "umbridge": _remote,
@@ -124,14 +123,16 @@ _MAKERS: Mapping[str, Callable[[NodeText, Place], VectorFunction]] = {
 }
 
 
-def _text(text: NodeText) -> str:
-    if not isinstance(text.what, str) or not text.what:
-        raise InvalidInput(f"{text.kind}: expected text, got {text.what!r}")
-    return text.what
+def _source(entry: NodeEntry) -> str:
+    if not isinstance(entry.source, str) or not entry.source:
+        raise InvalidInput(f"{entry.kind}: expected a string, got {entry.source!r}")
+    return entry.source
 
 
-def _options(text: NodeText, known: tuple[str, ...]) -> Config:
-    for option in text.options:
+def _options(entry: NodeEntry, known: tuple[str, ...]) -> Config:
+    for option in entry.options:
         if option not in known:
-            raise InvalidInput(f"there is no option '{option}' beside '{text.kind}'; there are {', '.join(known)}")
-    return text.options
+            raise InvalidInput(
+                f"unknown option '{option}' of a '{entry.kind}' node: expected {', '.join(known) or 'none'}"
+            )
+    return entry.options

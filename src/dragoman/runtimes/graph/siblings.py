@@ -1,4 +1,4 @@
-"""A node of a graph that is another model of the same server, held once and asked as any caller asks it."""
+"""A node of a graph that calls another model of the same server."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,31 +31,36 @@ _CALLS: Mapping[type[Call[Any]], Ability] = {
 }
 
 
-class Served(VectorFunction):
-    """The model of that name; waits until it is loaded. Raises InvalidInput where it is no function of vectors."""
+class SiblingFunction(VectorFunction):
+    """The vector function of a model. The constructor waits until the model is loaded, and raises InvalidInput if it is
+    not a vector function."""
 
     def __init__(self, name: str, siblings: SiblingModels) -> None:
         self._name = name
         self._siblings = siblings
         try:
-            told = siblings.describe(name)
-        except ModelNotFound as fault:
+            description = siblings.describe(name)
+        except ModelNotFound as error:
             raise InvalidInput(
-                f"served: there is no model '{name}' on this server; serve it beside the graph, as in "
+                f"served: model '{name}' not found on this server; serve it beside the graph, as in "
                 "dragoman serve GRAPH PATH"
-            ) from fault
-        self._vector_signature = _vector_signature(told.signature, name)
-        self._configurable = SignatureFor in told.calls
-        self._sources = {ability: f"served by '{name}'" for call, ability in _CALLS.items() if call in told.calls}
-        self.vectorised = told.signature.batched and all(len(s.shape) == 2 for s in self._vector_signature.inputs)
+            ) from error
+        self._vector_signature = _vector_signature(description.signature, name)
+        self._configurable = SignatureFor in description.calls
+        self._sources = {
+            ability: f"served by '{name}'" for call, ability in _CALLS.items() if call in description.calls
+        }
+        self.vectorised = description.signature.batched and all(
+            len(s.shape) == 2 for s in self._vector_signature.inputs
+        )
         self.input_names = tuple(spec.name for spec in self._vector_signature.inputs)
         self.output_names = tuple(spec.name for spec in self._vector_signature.outputs)
 
     def input_sizes(self, config: Config) -> Sequence[int]:
-        return [spec.size for spec in self._under(config).inputs]
+        return [spec.size for spec in self._signature(config).inputs]
 
     def output_sizes(self, config: Config) -> Sequence[int]:
-        return [spec.size for spec in self._under(config).outputs]
+        return [spec.size for spec in self._signature(config).outputs]
 
     def evaluate(self, inputs: Vectors, config: Config) -> tuple[Vector, ...]:
         rows = inputs[0].shape[0] if inputs and inputs[0].ndim == 2 else None
@@ -64,25 +69,31 @@ class Served(VectorFunction):
         else:
             specs = zip(self._vector_signature.inputs, inputs, strict=True)
             call = Infer({spec.name: Tensor.of(np.array(x), spec.datatype) for spec, x in specs}, config=config)
-        answer = self._siblings.call(Request(call, self._name)).outputs
+        outputs = self._siblings.call(Request(call, self._name)).outputs
         shape = (-1,) if rows is None else (rows, -1)
-        return tuple(answer[name].data.astype(np.float64).reshape(shape) for name in self.output_names)
+        return tuple(outputs[name].data.astype(np.float64).reshape(shape) for name in self.output_names)
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Vector:  # noqa: A002
-        at = _tensors(inputs)
-        return self._asked(Gradient(positional=at, output=output, input=input, sens=_tensor(sens), config=config))
+        point, weights = _tensors(inputs), Tensor(sens, FP64)
+        return self._call(Gradient(positional=point, output=output, input=input, sens=weights, config=config))
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Vector:  # noqa: A002
-        at = _tensors(inputs)
-        return self._asked(ApplyJacobian(positional=at, output=output, input=input, vec=_tensor(vec), config=config))
+        point, direction = _tensors(inputs), Tensor(vec, FP64)
+        return self._call(ApplyJacobian(positional=point, output=output, input=input, vec=direction, config=config))
 
     def apply_hessian(
         self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
     ) -> Vector:
-        at, along, by = _tensors(inputs), _tensor(sens), _tensor(vec)
-        return self._asked(
-            ApplyHessian(positional=at, output=output, input1=input1, input2=input2, sens=along, vec=by, config=config)
+        call = ApplyHessian(
+            positional=_tensors(inputs),
+            output=output,
+            input1=input1,
+            input2=input2,
+            sens=Tensor(sens, FP64),
+            vec=Tensor(vec, FP64),
+            config=config,
         )
+        return self._call(call)
 
     def sources(self) -> Mapping[Ability, str]:
         return self._sources
@@ -90,27 +101,21 @@ class Served(VectorFunction):
     def unavailable(self) -> str:
         return self._siblings.unavailable(self._name)
 
-    def _asked(self, call: DerivativeCall) -> Vector:
+    def _call(self, call: DerivativeCall) -> Vector:
         return self._siblings.call(Request(call, self._name)).data
 
-    def _under(self, config: Config) -> VectorSignature:
+    def _signature(self, config: Config) -> VectorSignature:
         if not config or not self._configurable:
             return self._vector_signature
         return _vector_signature(self._siblings.call(Request(SignatureFor(config), self._name)), self._name)
 
 
 def _vector_signature(signature: Signature, name: str) -> VectorSignature:
-    found = vector_signature(signature)
-    if found is None:
-        raise InvalidInput(
-            f"model '{name}' is no function of vectors: not all its tensors are float vectors of known sizes"
-        )
-    return found
-
-
-def _tensor(values: Vector) -> Tensor:
-    return Tensor(values, FP64)
+    vectors = vector_signature(signature)
+    if vectors is None:
+        raise InvalidInput(f"model '{name}' is not a vector function: expected only float vectors of known sizes")
+    return vectors
 
 
 def _tensors(inputs: Vectors) -> tuple[Tensor, ...]:
-    return tuple(_tensor(x) for x in inputs)
+    return tuple(Tensor(x, FP64) for x in inputs)

@@ -1,4 +1,4 @@
-"""Nodes that are affine: their Jacobian is the same everywhere, their Hessian zero."""
+"""Built-in affine nodes: their Jacobian is constant, their Hessian zero."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from dragoman.graphs.sizes import Size
 
 
 class _Affine(BuiltInNode):
-    """Affine; asked for its Hessian all the same, the answer is zeros."""
+    """An affine node."""
 
     affine = True
 
@@ -23,7 +23,7 @@ class _Affine(BuiltInNode):
 
 
 class Scale(SameSize, _Affine):
-    """y = factor x + shift, element by element; both are numbers or vectors."""
+    """y = factor x + shift, element by element; `factor` and `shift` are numbers or vectors."""
 
     def __init__(self, factor: Any = 1.0, shift: Any = 0.0, dim: Size = None) -> None:
         self._factor = parse_numbers(factor, "factor")
@@ -65,8 +65,7 @@ class Linear(_Affine):
             raise InvalidInput(f"matrix: expected two axes, got shape {list(self._matrix.shape)}")
         self.known_outputs, self.known_inputs = (self._matrix.shape[0],), (self._matrix.shape[1],)
         if self._shift.ndim and self._shift.size != self._matrix.shape[0]:
-            raise InvalidInput(f"shift: expected {self._matrix.shape[0]} numbers, as the matrix has rows, got "
-                               f"{self._shift.size}")  # fmt: skip
+            raise InvalidInput(f"shift: expected {self._matrix.shape[0]} numbers, one per row, got {self._shift.size}")
 
     def evaluate(self, inputs: Vectors, config: Config) -> Any:
         return inputs[0] @ self._matrix.T + self._shift
@@ -79,12 +78,12 @@ class Linear(_Affine):
 
 
 class Sum(SameSize, _Affine):
-    """y = x_0 + x_1 + ..., each times its weight where there are weights."""
+    """y = x_0 + x_1 + ..., each times its weight if `weights` are given."""
 
     def __init__(self, n: int = 2, weights: Any = None, dim: Size = None) -> None:
         count = parse_integer(n, "n") if weights is None else len(parse_numbers(weights, "weights").reshape(-1))
         if weights is not None and n not in (2, count):
-            raise InvalidInput(f"weights: expected {n} numbers, as n says, got {count}")
+            raise InvalidInput(f"weights: expected {n} numbers, one per input, got {count}")
         self._weights = np.ones(count) if weights is None else parse_numbers(weights, "weights").reshape(-1)
         super().__init__(parse_size(dim), count)
 
@@ -99,78 +98,77 @@ class Sum(SameSize, _Affine):
 
 
 class Concatenate(_Affine):
-    """y = (x_0, x_1, ...), one behind the other."""
+    """y = (x_0, x_1, ...)."""
 
     def __init__(self, n: int = 2, sizes: Any = None) -> None:
         self.known_inputs = (None,) * parse_integer(n, "n") if sizes is None else parse_integers(sizes, "sizes")
 
-    def fit(self, inputs: Sequence[Size], outputs: Sequence[Size]) -> tuple[Sequence[Size], Sequence[Size]]:
+    def fit_sizes(self, inputs: Sequence[Size], outputs: Sequence[Size]) -> tuple[Sequence[Size], Sequence[Size]]:
         total, known = outputs[0], sum(n for n in inputs if n is not None)
         if None not in inputs:
             if total not in (None, known):
-                raise InvalidInput(f"output 0: expected a vector of {total}, got {known}, its inputs together")
+                raise InvalidInput(f"output 0: expected a vector of {total}, got {known} from its inputs")
             return inputs, [known]
         if total is None or inputs.count(None) > 1:
             return inputs, outputs
         if total < known:
-            raise InvalidInput(f"output 0: expected a vector of {total}, got {known} of some of its inputs alone")
+            raise InvalidInput(f"output 0: expected a vector of {total}, got {known} from some of its inputs")
         return [total - known if n is None else n for n in inputs], outputs
 
     def evaluate(self, inputs: Vectors, config: Config) -> Vector:
         return np.concatenate([*inputs], axis=-1)
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Vector:  # noqa: A002
-        return sens[_part([len(x) for x in inputs], input)]
+        return sens[_slice([len(x) for x in inputs], input)]
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Vector:  # noqa: A002
         sizes = [len(x) for x in inputs]
-        return _placed(vec, _part(sizes, input), sum(sizes))
+        return _embed(vec, _slice(sizes, input), sum(sizes))
 
 
 class Split(_Affine):
-    """y_0, y_1, ... = the parts of x, of the given sizes."""
+    """y_0, y_1, ... = consecutive slices of x, of the given sizes."""
 
     def __init__(self, sizes: Any) -> None:
-        self._parts = parse_integers(sizes, "sizes")
-        self.known_inputs, self.known_outputs = (sum(self._parts),), self._parts
+        self._sizes = parse_integers(sizes, "sizes")
+        self.known_inputs, self.known_outputs = (sum(self._sizes),), self._sizes
 
     def evaluate(self, inputs: Vectors, config: Config) -> list[Vector]:
-        return [inputs[0][..., _part(self._parts, o)] for o in range(len(self._parts))]
+        return [inputs[0][..., _slice(self._sizes, o)] for o in range(len(self._sizes))]
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Vector:  # noqa: A002
-        return _placed(sens, _part(self._parts, output), len(inputs[0]))
+        return _embed(sens, _slice(self._sizes, output), len(inputs[0]))
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Vector:  # noqa: A002
-        return vec[_part(self._parts, output)]
+        return vec[_slice(self._sizes, output)]
 
 
 class Select(_Affine):
-    """y = the elements of x at some places, counted from 0, in that order; a place may come more than once."""
+    """y = x[indices]; an index may occur several times."""
 
     def __init__(self, indices: Any, dim: Size = None) -> None:
         self._indices = np.array(parse_integers(indices, "indices"))
         self.known_inputs, self.known_outputs = (parse_size(dim),), (len(self._indices),)
 
-    def fit(self, inputs: Sequence[Size], outputs: Sequence[Size]) -> tuple[Sequence[Size], Sequence[Size]]:
+    def fit_sizes(self, inputs: Sequence[Size], outputs: Sequence[Size]) -> tuple[Sequence[Size], Sequence[Size]]:
         if inputs[0] is not None and inputs[0] <= self._indices.max():
-            raise InvalidInput(f"indices: expected less than {inputs[0]}, the size of its input, got "
-                               f"{self._indices.max()}")  # fmt: skip
+            raise InvalidInput(f"indices: expected indices below {inputs[0]}, got {self._indices.max()}")
         return inputs, outputs
 
     def evaluate(self, inputs: Vectors, config: Config) -> Vector:
         return inputs[0][..., self._indices]
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Vector:  # noqa: A002
-        found = np.zeros(len(inputs[0]))
-        np.add.at(found, self._indices, sens)
-        return found
+        result = np.zeros(len(inputs[0]))
+        np.add.at(result, self._indices, sens)
+        return result
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
         return vec[self._indices]
 
 
 class Constant(_Affine):
-    """y = value; it has no input."""
+    """y = value; no input."""
 
     known_inputs = ()
 
@@ -188,13 +186,13 @@ class Constant(_Affine):
         raise AssertionError("a constant has no input")
 
 
-def _part(sizes: Sequence[int], index: int) -> slice:
+def _slice(sizes: Sequence[int], index: int) -> slice:
     start = sum(sizes[:index])
     return slice(start, start + sizes[index])
 
 
-def _placed(values: Vector, part: slice, size: int) -> Vector:
-    """The values at their place among zeros."""
-    found = np.zeros(size)
-    found[part] = values
-    return found
+def _embed(values: Vector, where: slice, size: int) -> Vector:
+    """Return zeros with the values in a slice."""
+    result = np.zeros(size)
+    result[where] = values
+    return result
