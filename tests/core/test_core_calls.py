@@ -178,7 +178,7 @@ def test_calls_have_defaults() -> None:
         "metadata": {},
     }
     described = values(ModelDescription("m", (), "p", OPEN))
-    assert {"calls": frozenset(), "details": {}, "protocols": {}, "place": ""}.items() <= described.items()
+    assert {"calls": frozenset(), "details": {}, "protocols": {}, "placement": ""}.items() <= described.items()
     assert (Index().ready, Load().url, ScaleModel().replicas) == (False, "", 1)
 
 
@@ -230,7 +230,7 @@ def test_a_model_declares_by_overriding() -> None:
         (),
         0,
         "python",
-        "process",
+        "",
     )
     assert model.unavailable() == ""
     assert (model.batched, model.handlers, model.takes_request) == (False, (), False)
