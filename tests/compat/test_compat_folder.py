@@ -362,7 +362,7 @@ class Callers(MLModel):
     async def predict(self, payload):
         headers = (payload.parameters.headers or {}) if payload.parameters else {}
         seen = [payload.id, *(f"{k}={v}" for k, v in sorted(headers.items()))]
-        return InferenceResponse(model_name=self.name, outputs=[StringCodec.encode_output("told", seen)])
+        return InferenceResponse(model_name=self.name, outputs=[StringCodec.encode_output("seen", seen)])
 """
 
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from dragoman.compat.survey import Remark, survey
+from dragoman.compat.fields import Remark
+from dragoman.compat.survey import survey
 from dragoman.core.errors import InvalidInput
 from dragoman.server import refusals
 from dragoman.settings import from_environment

@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from dragoman.compat.mlserver import types as ours
-from dragoman.compat.mlserver.types.data import elements, tensor_of
+from dragoman.compat.mlserver.types.data import elements, output_tensor
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed, ModelNotFound
 from dragoman.core.tensor import NONE, Parameters, Tensor
@@ -70,11 +70,7 @@ def _request_output(name: str, content_type: str | None, types: ModuleType) -> A
 def _tensor_of(output: Any) -> Tensor:
     """Return an output of the installed package, whose data are lists, as a tensor."""
     data, datatype = getattr(output.data, "root", output.data), getattr(output.datatype, "value", output.datatype)
-    try:
-        return tensor_of(data, datatype, output.shape, _parameters(output.parameters))
-    except (TypeError, ValueError, OverflowError, InvalidInput) as error:
-        text = f"output '{output.name}': expected {datatype} of shape {output.shape}: {error}"
-        raise InvalidOutput(text) from error
+    return output_tensor(f"output '{output.name}'", data, datatype, output.shape, _parameters(output.parameters))
 
 
 def _parameters(parameters: Any) -> Parameters:

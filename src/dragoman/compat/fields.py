@@ -27,16 +27,17 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """Support of a field that is set."""
+class Remark:
+    """Support of one field or import: the file, its name, the effect, and a note with the alternative."""
 
+    place: str
+    subject: str
     effect: Effect
-    field: str
     note: str
 
 
 _METRICS = "metrics are exported on the HTTP port; listen on further addresses with --http-also"
-_METRIC_NAMES = "the metrics of the server have other names: see the page on operations"
+_METRIC_NAMES = "the metrics of the server have other names: see the page on metrics"
 _KAFKA = "Kafka is not supported: consume the topic with a client that sends each message to /v2/models/NAME/infer"
 _ENVIRONMENT = (
     "models have no Python environment of their own: install the packages in Dragoman's environment, or run a second "
@@ -45,6 +46,7 @@ _ENVIRONMENT = (
 _POOL = "each model has its own worker processes; there are no shared pools"
 _LOGGING = "configure the log with --log-format and --log-level"
 _CACHE = "responses are not cached"
+_TENSORS = "returned as metadata and used to select codecs; enforced by Dragoman's runtimes only"
 
 SERVER: Mapping[str, Field] = {
     "host": Field("different", "the default is 127.0.0.1 instead of 0.0.0.0", "host"),
@@ -83,27 +85,16 @@ SERVER: Mapping[str, Field] = {
     "model_repository_implementation": Field("rejected", "only folders are supported: copy the models to one"),
     "model_repository_implementation_args": Field("unused", "used only with model_repository_implementation", "", {}),
     "kafka_enabled": Field("rejected", _KAFKA, "", False),
-    "kafka_servers": Field("unused", _KAFKA),
-    "kafka_topic_input": Field("unused", _KAFKA),
-    "kafka_topic_output": Field("unused", _KAFKA),
+    **dict.fromkeys(("kafka_servers", "kafka_topic_input", "kafka_topic_output"), Field("unused", _KAFKA)),
 }
 
 MODEL: Mapping[str, Field] = {
-    "name": Field("same"),
-    "implementation": Field("same"),
-    "platform": Field("same"),
-    "inputs": Field(
-        "different", "returned as metadata and used to select codecs; enforced by Dragoman's runtimes only"
-    ),
-    "outputs": Field(
-        "different", "returned as metadata and used to select codecs; enforced by Dragoman's runtimes only"
-    ),
+    **dict.fromkeys(("name", "implementation", "platform", "max_batch_time", "parameters"), Field("same")),
+    **dict.fromkeys(("inputs", "outputs"), Field("different", _TENSORS)),
     "max_batch_size": Field(
         "different",
         "only requests of equal shapes and parameters are merged; a request with more rows is a 400",
     ),
-    "max_batch_time": Field("same"),
-    "parameters": Field("same"),
     "versions": Field("unused", "versions are found in the folder; see parameters.version", "", []),
     "parallel_workers": Field(
         "different", "the number of this model's worker processes; 0 runs it in the server process"
@@ -113,37 +104,33 @@ MODEL: Mapping[str, Field] = {
 }
 
 PARAMETERS: Mapping[str, Field] = {
-    "uri": Field("same"),
-    "version": Field("same"),
-    "content_type": Field("same"),
-    "extra": Field("same"),
+    **dict.fromkeys(("uri", "version", "content_type", "extra"), Field("same")),
     "format": Field("unused", "the format is recognized from the file"),
     "inference_pool_gid": Field("unused", _POOL),
     "autogenerate_inference_pool_gid": Field("unused", _POOL, "", False),
-    "environment_path": Field("rejected", _ENVIRONMENT),
-    "environment_tarball": Field("rejected", _ENVIRONMENT),
+    **dict.fromkeys(("environment_path", "environment_tarball"), Field("rejected", _ENVIRONMENT)),
 }
 
 
-def findings(given: Mapping[str, Any], table: Mapping[str, Field], prefix: str = "") -> Iterator[Finding]:
+def remarks_on(
+    given: Mapping[str, Any], table: Mapping[str, Field], place: str | Path, prefix: str = ""
+) -> Iterator[Remark]:
     """Return the support of each field, except unsupported ones that have their default value."""
+    unknown = Field("same", "passed to the model's code") if table is PARAMETERS else Field("unused", "unknown field")
     for name, value in given.items():
-        field = table.get(name)
-        if field is None:
-            custom = Finding("same", prefix + name, "passed to the model's code")
-            yield custom if table is PARAMETERS else Finding("unused", prefix + name, "unknown field")
-        elif field.effect in ("same", "different") or not _is_default(value, field.default):
-            yield Finding(field.effect, prefix + name, field.note)
+        field = table.get(name, unknown)
+        if name not in table or field.effect in ("same", "different") or not _is_default(value, field.default):
+            yield Remark(str(place), prefix + name, field.effect, field.note)
 
 
-def report(found: Iterable[Finding], path: Path) -> None:
-    """Log the fields of a file that are ignored. Raises InvalidInput for a rejected one."""
-    for each in found:
+def report(remarks: Iterable[Remark]) -> None:
+    """Log the fields that are ignored. Raises InvalidInput for a rejected one."""
+    for each in remarks:
         if each.effect == "rejected":
-            raise InvalidInput(f"{path}: '{each.field}' is not supported: {each.note}")
+            raise InvalidInput(f"{each.place}: '{each.subject}' is not supported: {each.note}")
         if each.effect in ("unused", "missing"):
             level = logging.WARNING if each.effect == "missing" else logging.INFO
-            log.log(level, "%s: '%s' is ignored: %s", path, each.field, each.note)
+            log.log(level, "%s: '%s' is ignored: %s", each.place, each.subject, each.note)
 
 
 def _is_default(value: Any, default: Any) -> bool:

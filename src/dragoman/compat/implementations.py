@@ -31,25 +31,11 @@ RUNTIMES: Mapping[str, KnownImplementation] = {
     "mlserver_huggingface.HuggingFaceRuntime": KnownImplementation("huggingface"),
 }
 
-# The same classes by the modules that define them.
-_LONG_NAMES = {
-    "mlserver_sklearn.sklearn.SKLearnModel": "mlserver_sklearn.SKLearnModel",
-    "mlserver_xgboost.xgboost.XGBoostModel": "mlserver_xgboost.XGBoostModel",
-    "mlserver_lightgbm.lightgbm.LightGBMModel": "mlserver_lightgbm.LightGBMModel",
-    "mlserver_catboost.catboost.CatboostModel": "mlserver_catboost.CatboostModel",
-    "mlserver_mlflow.runtime.MLflowRuntime": "mlserver_mlflow.MLflowRuntime",
-    "mlserver_huggingface.runtime.HuggingFaceRuntime": "mlserver_huggingface.HuggingFaceRuntime",
-}
-
 # Packages whose runtimes are not supported, with the alternative.
 UNSUPPORTED: Mapping[str, str] = {
-    "mlserver_alibi_explain": (
-        "explainers are not supported: wrap the explainer in a class derived from mlserver.MLModel"
-    ),
-    "mlserver_alibi_detect": (
-        "drift detectors are not supported: wrap the detector in a class derived from mlserver.MLModel"
-    ),
-    "mlserver_mllib": ("Spark MLlib models are not supported: convert the model to ONNX with onnxmltools"),
+    "mlserver_alibi_explain": "explainers are not supported: wrap the explainer in a subclass of mlserver.MLModel",
+    "mlserver_alibi_detect": "drift detectors are not supported: wrap the detector in a subclass of mlserver.MLModel",
+    "mlserver_mllib": "Spark MLlib models are not supported: convert the model to ONNX with onnxmltools",
 }
 
 
@@ -78,8 +64,8 @@ def implementation(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def known_implementation(named: str) -> KnownImplementation | None:
-    """Return our runtime for an implementation of MLServer; None for any other class."""
-    return RUNTIMES.get(_LONG_NAMES.get(named, named))
+    """Return our runtime for an implementation of MLServer, also by its full module path; None for any other class."""
+    return RUNTIMES.get(f"{named.partition('.')[0]}.{named.rpartition('.')[2]}")
 
 
 def unsupported(named: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from dragoman.compat.fields import Field, Finding, findings, report
+from dragoman.compat.fields import Field, Remark, remarks_on, report
 from dragoman.core.errors import InvalidInput
 
 FILE = "serving.properties"
@@ -24,23 +24,18 @@ _ENGINES = "Dragoman has its own engine; choose another one with `runtime`: see 
 _ONE_DEVICE = "a model runs on one device: choose it with parameters.device"
 _STATIC = "requests with lists of inputs are not merged into batches"
 
+_LMI_FLAGS = ("bedrock_compat", "enable_streaming", "infer_do_sample", "tgi_compat")
+_SAME = ("dtype", "input_formatter", "max_model_len", "max_rolling_batch_size", "output_formatter", "predict_timeout")
+
 # Support of each property. `_CONVERTERS` converts those that are supported.
 PROPERTIES: Mapping[str, Field] = {
+    **{f"option.{name}": Field("same") for name in (*_LMI_FLAGS, *_SAME)},
+    "job_queue_size": Field("same"),
     "option.model_id": Field("different", "a folder on this machine; models are not downloaded", "uri"),
-    "option.dtype": Field("same"),
-    "option.max_rolling_batch_size": Field("same"),
-    "option.max_model_len": Field("same"),
-    "option.output_formatter": Field("same"),
-    "option.input_formatter": Field("same"),
-    "option.tgi_compat": Field("same"),
-    "option.enable_streaming": Field("same"),
-    "option.infer_do_sample": Field("same"),
     "option.rolling_batch": Field(
         "different",
         "'disable' selects the dynamic-batch schema, 'vllm' uses vLLM if it is installed, others use Dragoman's engine",
     ),
-    "option.predict_timeout": Field("same"),
-    "job_queue_size": Field("same"),
     "engine": Field("unused", _ENGINES),
     "option.entrypoint": Field("unused", _ENGINES),
     "option.task": Field("missing", "the task is recognized from the files of the model", "", "text-generation"),
@@ -50,7 +45,6 @@ PROPERTIES: Mapping[str, Field] = {
     "option.pipeline_parallel_degree": Field("missing", _ONE_DEVICE, "", "1"),
     "option.device_map": Field("unused", _ONE_DEVICE),
     "option.quantize": Field("missing", "weights are not quantized at load"),
-    "option.bedrock_compat": Field("same"),
     "option.enable_lora": Field("unused", "adapters are found in the folder of the model"),
     "option.model_loading_timeout": Field("unused", "models may take ten minutes to load"),
     "option.parallel_loading": Field("unused", "models are loaded concurrently"),
@@ -88,21 +82,13 @@ def _formatter(name: str) -> Callable[[str, Path], dict[str, Any]]:
     return convert
 
 
-def _flag(value: str, _: Path) -> bool:
+def _flag(name: str) -> Callable[[str, Path], dict[str, Any]]:
     words = {"true": True, "false": False, "1": True, "0": False}
-    return words[value.strip().lower()]
+    return lambda value, _: {"protocols": {"lmi": {name: words[value.strip().lower()]}}}
 
 
-def _protocol(name: str, read: Callable[[str, Path], Any]) -> Callable[[str, Path], dict[str, Any]]:
-    return lambda value, folder: {"protocols": {"lmi": {name: read(value, folder)}}}
-
-
-def _parameter(name: str, read: Callable[[str], Any]) -> Callable[[str, Path], dict[str, Any]]:
-    return lambda value, _: {"parameters": {name: read(value)}}
-
-
-def _text(value: str, _: Path) -> str:
-    return value
+def _parameter(name: str, parse: Callable[[str], Any]) -> Callable[[str, Path], dict[str, Any]]:
+    return lambda value, _: {"parameters": {name: parse(value)}}
 
 
 def _rolling_batch(value: str, _: Path) -> dict[str, Any]:
@@ -120,10 +106,7 @@ _CONVERTERS: Mapping[str, Callable[[str, Path], dict[str, Any]]] = {
     "option.output_formatter": _formatter("output_formatter"),
     "option.input_formatter": _formatter("input_formatter"),
     "option.rolling_batch": _rolling_batch,
-    "option.tgi_compat": _protocol("tgi_compat", _flag),
-    "option.enable_streaming": _protocol("enable_streaming", _flag),
-    "option.infer_do_sample": _protocol("infer_do_sample", _flag),
-    "option.bedrock_compat": _protocol("bedrock_compat", _flag),
+    **{f"option.{name}": _flag(name) for name in _LMI_FLAGS},
     "option.predict_timeout": lambda value, _: {"timeout_s": float(value)},
     "job_queue_size": lambda value, _: {"max_queue": int(value)},
 }
@@ -189,9 +172,9 @@ def _add(found: dict[str, Any], more: Mapping[str, Any]) -> None:
 # --- parsing -------------------------------------------------------------------------------------------------
 
 
-def property_findings(path: Path) -> list[Finding]:
-    """Return the support of each property in a serving.properties."""
-    return list(findings(_parse(path), PROPERTIES))
+def property_remarks(path: Path, place: str) -> list[Remark]:
+    """Return the support of each property in a serving.properties. Raises InvalidInput."""
+    return list(remarks_on(_parse(path), PROPERTIES, place))
 
 
 def _options(environment: Mapping[str, str]) -> dict[str, str]:
@@ -217,7 +200,7 @@ def _parse(path: Path) -> dict[str, str]:
 
 
 def _table(given: Mapping[str, str], folder: Path) -> dict[str, Any]:
-    report(findings(given, PROPERTIES), folder / FILE)
+    report(remarks_on(given, PROPERTIES, folder / FILE))
     result: dict[str, Any] = {}
     for name, value in given.items():
         if value and name in _CONVERTERS:

@@ -2,15 +2,21 @@
 
 import ast
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dragoman.compat import serving
-from dragoman.compat.environment import MODEL_PREFIX, PREFIX, model_variables, server_variables, variables
-from dragoman.compat.fields import MODEL, PARAMETERS, SERVER, Effect, Field, findings
-from dragoman.compat.files import with_environment
+from dragoman.compat.fields import MODEL, PARAMETERS, SERVER, Remark, remarks_on
+from dragoman.compat.files import (
+    MODEL_PREFIX,
+    PREFIX,
+    model_variables,
+    server_variables,
+    variables,
+    with_environment,
+)
 from dragoman.compat.implementations import file_of, known_implementation, unsupported
 from dragoman.core.errors import InvalidInput
 
@@ -25,16 +31,6 @@ _HEADERS = (
 _MODULE = Path(__file__).parent / "mlserver"
 
 
-@dataclass(frozen=True, slots=True)
-class Remark:
-    """Support of one field or import: the file, its name, the effect, and a note with the alternative."""
-
-    place: str
-    subject: str
-    effect: Effect
-    note: str
-
-
 def survey(folder: Path) -> list[Remark]:
     """Return all remarks on a folder: on the environment, its settings, its models and their code."""
     remarks = [*_environment(folder), *_server(folder)]
@@ -45,7 +41,7 @@ def survey(folder: Path) -> list[Remark]:
     for path in properties:
         place = str(path.relative_to(folder))
         try:
-            remarks += [Remark(place, f.field, f.effect, f.note) for f in serving.property_findings(path)]
+            remarks += serving.property_remarks(path, place)
         except InvalidInput as error:
             remarks.append(Remark(place, "properties", "rejected", error.message))
     for path in sorted(folder.rglob("*.py")):
@@ -66,14 +62,14 @@ def _environment(folder: Path) -> Iterator[Remark]:
         (MODEL_PREFIX, model.get("parameters") or {}, PARAMETERS),
     )
     for prefix, values, table in tables:
-        for found in findings(values, table):
-            yield Remark("environment", prefix + found.field.upper(), found.effect, found.note)
+        for remark in remarks_on(values, table, "environment"):
+            yield replace(remark, subject=prefix + remark.subject.upper())
 
 
 def _server(folder: Path) -> Iterator[Remark]:
     path = folder / "settings.json"
     if path.is_file():
-        yield from _fields(_read(path), SERVER, "settings.json")
+        yield from remarks_on(_read(path), SERVER, "settings.json")
     if "host" not in (_read(path) if path.is_file() else {}):
         yield Remark("settings.json" if path.is_file() else ".", "host", "different", SERVER["host"].note)
 
@@ -81,8 +77,8 @@ def _server(folder: Path) -> Iterator[Remark]:
 def _model(path: Path, root: Path) -> Iterator[Remark]:
     place = str(path.relative_to(root))
     given = _read(path)
-    yield from _fields(given, MODEL, place)
-    yield from _fields(given.get("parameters") or {}, PARAMETERS, place, "parameters.")
+    yield from remarks_on(given, MODEL, place)
+    yield from remarks_on(given.get("parameters") or {}, PARAMETERS, place, "parameters.")
     merged = with_environment(given, path.parent)
     named = str(merged.get("implementation") or "")
     yield from _implementation(named, place, path.parent)
@@ -103,11 +99,6 @@ def _implementation(named: str, place: str, folder: Path) -> Iterator[Remark]:
     elif named and file_of(named, folder) is None:
         note = f"'{named}' is not in a file beside its settings: it must be importable by the server"
         yield Remark(place, "implementation", "different", note)
-
-
-def _fields(given: Mapping[str, Any], table: Mapping[str, Field], place: str, prefix: str = "") -> Iterator[Remark]:
-    for found in findings(given, table, prefix):
-        yield Remark(place, found.field, found.effect, found.note)
 
 
 def _read(path: Path) -> dict[str, Any]:

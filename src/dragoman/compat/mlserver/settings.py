@@ -1,10 +1,9 @@
 """Settings of models and of the server for custom code."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self
+from collections.abc import Mapping
+from typing import Any, Self
 
 from dragoman.compat.mlserver.types import BaseModel, MetadataTensor
-from dragoman.compat.mlserver.types.base import list_of
 
 
 class ModelParameters(BaseModel):
@@ -38,11 +37,6 @@ class ModelSettings(BaseModel):
     parameters: ModelParameters | None = None
     cache_enabled: bool = False
     _source: str | None = None
-    _converters: ClassVar[Mapping[str, Callable[[Any], Any]]] = {
-        "inputs": list_of(MetadataTensor),
-        "outputs": list_of(MetadataTensor),
-        "parameters": ModelParameters.of,
-    }
 
     @classmethod
     def from_fields(cls, given: Mapping[str, Any], source: str) -> Self:

@@ -1,11 +1,12 @@
 """Base class of the types: mutable objects with named fields, as with pydantic."""
 
 import copy
-import inspect
 import json
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Any, ClassVar, Self
+from functools import cache
+from types import UnionType
+from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 _Dict = dict[str, Any]  # the class has a method of that name
 
@@ -13,18 +14,16 @@ _Dict = dict[str, Any]  # the class has a method of that name
 class BaseModel:
     """Base class whose annotations are fields and whose class attributes are their defaults.
 
-    _converters: functions that convert the values of fields in the constructor.
-    _allows_extra: keep keyword arguments that are not fields.
+    Dicts are converted to the annotated BaseModel, also in lists. `_allows_extra`: keep keyword arguments that are not
+    fields.
     """
 
-    _converters: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
     _allows_extra: ClassVar[bool] = False
 
     def __init__(self, **given: Any) -> None:
-        for name in self._fields():
+        for name, convert in self._fields().items():
             if name in given:
                 value = given.pop(name)
-                convert = self._converters.get(name)
                 setattr(self, name, convert(value) if convert is not None and value is not None else value)
             elif hasattr(type(self), name):
                 setattr(self, name, copy.copy(getattr(type(self), name)))
@@ -34,9 +33,11 @@ class BaseModel:
             setattr(self, name, value)
 
     @classmethod
-    def _fields(cls) -> list[str]:
-        kinds = [inspect.get_annotations(k) for k in reversed(cls.__mro__) if issubclass(k, BaseModel)]
-        return [name for found in kinds for name in found if not name.startswith("_")]
+    @cache
+    def _fields(cls) -> _Dict:
+        """Return the converter of each field, or None, by name."""
+        hints = {name: hint for name, hint in get_type_hints(cls).items() if not name.startswith("_")}
+        return {name: _converter(hint) for name, hint in hints.items()}
 
     @classmethod
     def of(cls, value: Any) -> Self:
@@ -46,8 +47,7 @@ class BaseModel:
     @property
     def model_extra(self) -> _Dict:
         """Keyword arguments that are not fields."""
-        fields = {*self._fields()}
-        return {k: v for k, v in vars(self).items() if k not in fields and not k.startswith("_")}
+        return {k: v for k, v in vars(self).items() if k not in self._fields() and not k.startswith("_")}
 
     # --- conversion ------------------------------------------------------------------------------------------
 
@@ -68,12 +68,12 @@ class BaseModel:
         return self.model_dump_json(**options)
 
     @classmethod
-    def model_validate(cls, value: Any) -> Self:
-        return cls.of(value)
-
-    @classmethod
     def model_validate_json(cls, text: str | bytes) -> Self:
         return cls.of(json.loads(text))
+
+    @classmethod
+    def model_validate(cls, value: Any) -> Self:
+        return cls.of(value)
 
     @classmethod
     def parse_obj(cls, value: Any) -> Self:
@@ -81,7 +81,7 @@ class BaseModel:
 
     @classmethod
     def parse_raw(cls, text: str | bytes) -> Self:
-        return cls.of(json.loads(text))
+        return cls.model_validate_json(text)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         copied = copy.deepcopy(self) if deep else copy.copy(self)
@@ -101,9 +101,30 @@ class BaseModel:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in fields.items())})"
 
 
-def list_of(kind: type[BaseModel]) -> Callable[[Any], list[Any]]:
-    """Return a converter for a list of objects."""
-    return lambda values: [kind.of(value) for value in values]
+class ErrorResponse(BaseModel):
+    """The body of an error."""
+
+    error: str | None = None
+
+
+def _converter(hint: Any) -> Callable[[Any], Any] | None:
+    """Return the function that converts a value to an annotation; None if there is nothing to convert."""
+    if isinstance(hint, UnionType):
+        return next(filter(None, map(_converter, get_args(hint))), None)
+    if get_origin(hint) is list:
+        convert = _converter(get_args(hint)[0])
+        return list if convert is None else lambda values: [convert(value) for value in values]
+    if hint is str:
+        return lambda value: value.value if isinstance(value, Enum) else value
+    return hint if isinstance(hint, type) and issubclass(hint, Enum) else getattr(hint, "of", None)
+
+
+def plain_text(value: Any) -> Any:
+    """Return bytes that are UTF-8 as text, and any other value unchanged."""
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        return value
 
 
 def _plain(value: Any, exclude_none: bool) -> Any:
@@ -116,13 +137,4 @@ def _plain(value: Any, exclude_none: bool) -> Any:
             return [_plain(each, exclude_none) for each in value]
         case dict():
             return {k: _plain(v, exclude_none) for k, v in value.items()}
-        case bytes():
-            return _text(value)
-    return value.plain() if hasattr(value, "plain") else value
-
-
-def _text(value: bytes) -> str | bytes:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value
+    return value.plain() if hasattr(value, "plain") else plain_text(value)

@@ -8,6 +8,7 @@ import numpy as np
 
 from dragoman.core.bytes_tensor import came_as_text, texts_of
 from dragoman.core.datatypes import BYTES, Array, Datatype, datatype, rounded
+from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.core.tensor import Parameters, Tensor, object_array
 from dragoman.formats import message
 
@@ -38,6 +39,14 @@ def tensor_of(data: Any, name: str, shape: Sequence[int], parameters: Parameters
         return Tensor(object_array(map(_bytes, flat), size), kind, parameters)
     numbers = _floats(flat, kind) if kind.kind == "float" else _exact(flat, kind)
     return Tensor(numbers.reshape(size), kind, parameters)
+
+
+def output_tensor(where: str, data: Any, name: str, shape: Sequence[int], parameters: Parameters) -> Tensor:
+    """Return the data of an output as `tensor_of` does. Raises InvalidOutput naming where it is."""
+    try:
+        return tensor_of(data, name, shape, parameters)
+    except (TypeError, ValueError, OverflowError, InvalidInput) as error:
+        raise InvalidOutput(f"{where}: expected {name} data of shape {list(shape)}: {error}") from error
 
 
 def _floats(flat: Any, kind: Datatype) -> Array:

@@ -1,12 +1,11 @@
 """Requests and responses. Their tensors stay arrays until the elements are read as a list."""
 
-from collections.abc import Callable, Iterator, Mapping
-from enum import Enum, StrEnum
-from typing import Any, ClassVar, Self
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any, Self
 
-from dragoman.compat.mlserver.types.base import BaseModel, list_of
-from dragoman.compat.mlserver.types.data import elements, tensor_of
-from dragoman.core.errors import InvalidInput, InvalidOutput
+from dragoman.compat.mlserver.types.base import BaseModel, ErrorResponse, plain_text
+from dragoman.compat.mlserver.types.data import elements, output_tensor
 from dragoman.core.tensor import NONE, Tensor
 
 
@@ -49,7 +48,7 @@ class TensorData:
     def plain(self) -> Any:
         found = elements(self.tensor) if self.tensor is not None else self._root
         found = found.tolist() if hasattr(found, "tolist") else found
-        return [_utf8(e) for e in found] if isinstance(found, list | tuple) else found
+        return [plain_text(e) for e in found] if isinstance(found, list | tuple) else found
 
     def __len__(self) -> int:
         return self.tensor.data.size if self.tensor is not None else len(self._root)
@@ -78,9 +77,6 @@ class Parameters(BaseModel):
     headers: dict[str, Any] | None = None
 
 
-_Converters = Mapping[str, Callable[[Any], Any]]
-
-
 class _NamedTensor(BaseModel):
     """A named tensor. Codecs store its codec in `_decoder` and its value in `_decoded`."""
 
@@ -89,12 +85,6 @@ class _NamedTensor(BaseModel):
     datatype: str
     parameters: Parameters | None = None
     data: TensorData
-    _converters: ClassVar[_Converters] = {
-        "shape": list,
-        "datatype": lambda d: d.value if isinstance(d, Enum) else str(d),
-        "parameters": Parameters.of,
-        "data": TensorData.of,
-    }
 
     @classmethod
     def from_tensor(cls, name: str, tensor: Tensor) -> Self:
@@ -116,11 +106,7 @@ class _NamedTensor(BaseModel):
         if tensor is not None and list(tensor.shape) == list(self.shape) and tensor.datatype.name == self.datatype:
             return Tensor(tensor.data, tensor.datatype, parameters or NONE)
         found = data.root if isinstance(data, TensorData) else data
-        try:
-            return tensor_of(found, str(self.datatype), self.shape, parameters or NONE)
-        except (TypeError, ValueError, OverflowError, InvalidInput) as error:
-            text = f"'{self.name}': expected {self.datatype} data of shape {self.shape}: {error}"
-            raise InvalidOutput(text) from error
+        return output_tensor(f"'{self.name}'", found, str(self.datatype), self.shape, parameters or NONE)
 
 
 class RequestInput(_NamedTensor):
@@ -136,7 +122,6 @@ class RequestOutput(BaseModel):
 
     name: str
     parameters: Parameters | None = None
-    _converters: ClassVar[_Converters] = {"parameters": Parameters.of}
 
 
 class InferenceRequest(BaseModel):
@@ -146,11 +131,6 @@ class InferenceRequest(BaseModel):
     parameters: Parameters | None = None
     inputs: list[RequestInput]
     outputs: list[RequestOutput] | None = None
-    _converters: ClassVar[_Converters] = {
-        "parameters": Parameters.of,
-        "inputs": list_of(RequestInput),
-        "outputs": list_of(RequestOutput),
-    }
 
 
 class InferenceResponse(BaseModel):
@@ -161,7 +141,6 @@ class InferenceResponse(BaseModel):
     id: str | None = None
     parameters: Parameters | None = None
     outputs: list[ResponseOutput]
-    _converters: ClassVar[_Converters] = {"parameters": Parameters.of, "outputs": list_of(ResponseOutput)}
 
 
 class MetadataTensor(BaseModel):
@@ -171,7 +150,6 @@ class MetadataTensor(BaseModel):
     datatype: str
     shape: list[int]
     parameters: Parameters | None = None
-    _converters: ClassVar[_Converters] = {"datatype": _NamedTensor._converters["datatype"], "parameters": Parameters.of}
 
 
 class MetadataModelResponse(BaseModel):
@@ -183,11 +161,6 @@ class MetadataModelResponse(BaseModel):
     inputs: list[MetadataTensor] | None = None
     outputs: list[MetadataTensor] | None = None
     parameters: Parameters | None = None
-    _converters: ClassVar[_Converters] = {
-        "parameters": Parameters.of,
-        "inputs": list_of(MetadataTensor),
-        "outputs": list_of(MetadataTensor),
-    }
 
 
 class MetadataServerResponse(BaseModel):
@@ -198,26 +171,13 @@ class MetadataServerResponse(BaseModel):
     extensions: list[str]
 
 
-class _Error(BaseModel):
-    error: str | None = None
-
-
-class MetadataServerErrorResponse(_Error):
+class MetadataServerErrorResponse(ErrorResponse):
     """Error of a request for the metadata of the server."""
 
 
-class MetadataModelErrorResponse(_Error):
+class MetadataModelErrorResponse(ErrorResponse):
     """Error of a request for the metadata of a model."""
 
 
-class InferenceErrorResponse(_Error):
+class InferenceErrorResponse(ErrorResponse):
     """Error of an inference request."""
-
-
-def _utf8(element: Any) -> Any:
-    if not isinstance(element, bytes):
-        return element
-    try:
-        return element.decode()
-    except UnicodeDecodeError:
-        return element

@@ -1,9 +1,8 @@
 """Types of the model repository."""
 
 from enum import StrEnum
-from typing import ClassVar
 
-from dragoman.compat.mlserver.types.base import BaseModel
+from dragoman.compat.mlserver.types.base import BaseModel, ErrorResponse
 
 
 class State(StrEnum):
@@ -29,20 +28,15 @@ class RepositoryIndexResponseItem(BaseModel):
     version: str | None = None
     state: State
     reason: str
-    _converters: ClassVar = {"state": State}
 
 
 class RepositoryIndexResponse(list[RepositoryIndexResponseItem]):
     """The index."""
 
 
-class RepositoryLoadErrorResponse(BaseModel):
+class RepositoryLoadErrorResponse(ErrorResponse):
     """Error of a load request."""
 
-    error: str | None = None
 
-
-class RepositoryUnloadErrorResponse(BaseModel):
+class RepositoryUnloadErrorResponse(ErrorResponse):
     """Error of an unload request."""
-
-    error: str | None = None
