@@ -398,13 +398,13 @@ def test_datatypes_have_their_sizes() -> None:
     assert all(found.dtype.itemsize == found.size for name, found in DATATYPES.items() if name != "BYTES")
 
 
-def test_a_system_without_files_in_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_buffers_without_memory_files_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)
-    with pytest.raises(OSError, match=r"^files in memory are Linux's$"):
-        SharedBuffer.made(1)
+    with pytest.raises(OSError, match=r"^memory files need Linux$"):
+        SharedBuffer.create(1)
 
 
-def test_a_room_that_cannot_be_made_keeps_no_file_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_buffer_that_cannot_be_created_leaves_no_file_open(monkeypatch: pytest.MonkeyPatch) -> None:
     before = os.listdir("/proc/self/fd")
 
     def refuse(*_: Any) -> None:
@@ -412,7 +412,7 @@ def test_a_room_that_cannot_be_made_keeps_no_file_open(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(fcntl, "fcntl", refuse)
     with pytest.raises(OSError, match=r"^no seals$"):
-        SharedBuffer.made(1)
+        SharedBuffer.create(1)
     assert os.listdir("/proc/self/fd") == before
 
 

@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import dragoman
 from dragoman.core.errors import InvalidInput
-from dragoman.front_ends.ports import bind_all
+from dragoman.front_ends.front_ends import bind_all
 from e2e.served import MODELS, PATIENCE_S, Served, free_ports, serving, started, until
 
 FRONTS = MODELS / "fronts.py"

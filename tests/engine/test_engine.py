@@ -130,7 +130,7 @@ async def test_a_stream_gives_pieces_and_then_its_fault() -> None:
                 assert isinstance(piece.answer, Inference)
                 seen.append(int(piece.answer.outputs["i"].data[0]))
         assert seen == [0, 1, 2]
-        with pytest.raises(errors.NotSupported, match="several answers"):
+        with pytest.raises(errors.NotSupported, match="several responses"):
             await engine.infer("Counter", {"n": [2]})
         assert int((await engine.infer("Counter", {"n": [1]}))["i"][0]) == 0
 

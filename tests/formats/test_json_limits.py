@@ -21,7 +21,7 @@ from dragoman.formats.json_print import json_chunks, nested_text
 from dragoman.formats.json_scan import BLOCK
 from dragoman.formats.policy import Policy
 from dragoman.formats.umbridge import parse_umbridge_request
-from dragoman.system.shared_memory import LARGE, room_of
+from dragoman.system.shared_memory import LARGE, find_buffer
 
 quick = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 POLICY = Policy()
@@ -277,7 +277,7 @@ def test_documents_with_long_texts_are_written_in_chunks() -> None:
 def test_large_arrays_are_read_into_memory_that_workers_can_map() -> None:
     count = LARGE // 8
     array = NumberArray(memoryview(b"[" + b"1," * (count - 1) + b"2]")).array("x", FP64)
-    assert room_of(array.data) is not None
+    assert find_buffer(array.data) is not None
     assert (array.size, float(array.sum()), array[-1]) == (count, count + 1, 2.0)
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 import pytest
 from workers_harness import ask, first, processes, until
 
-from dragoman.workers.channel import Channel, pair
+from dragoman.workers.channel import Channel, socket_pair
 from dragoman.workers.frames import FrameKind, encode
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is left over is counted as Linux counts it")
@@ -43,9 +43,9 @@ def files(limit: int, held: int) -> Iterator[Callable[[], None]]:
 
 async def test_a_long_frame_waits_for_room_whatever_number_its_socket_has() -> None:
     with files(4096, held=1100):
-        ours, theirs = pair()
+        ours, theirs = socket_pair()
         assert theirs.fileno() > 1024
-        pieces = encode(FrameKind.ANSWER, 1, b"x" * (64 << 20))
+        pieces = encode(FrameKind.RESPONSE, 1, b"x" * (64 << 20))
         left = sum(map(len, pieces))
 
         def read() -> int:

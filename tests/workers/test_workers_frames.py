@@ -72,8 +72,8 @@ SAID: dict[str, Any] = {
 def test_all_that_a_call_says_arrives(field: str) -> None:
     text = b"".join(encode(FrameKind.CALL, 1, (Infer({"x": Tensor.of(np.zeros(2))}, **{field: SAID[field]}), "m")))
     parser = FrameParser()
-    parser.room()[: len(text)] = text
-    (frame,) = parser.take(len(text))
+    parser.buffer()[: len(text)] = text
+    (frame,) = parser.feed(len(text))
     call, model = frame.value()
     assert model == "m"
     assert getattr(call, field) == SAID[field]
@@ -110,21 +110,21 @@ async def test_an_input_that_cannot_be_pickled_costs_that_call_alone() -> None:
 @pytest.mark.parametrize("step", [1, 7, 24, 1000, 1_000_000])
 def test_frames_come_in_any_pieces(step: int) -> None:
     values: list[Any] = [b"a", None, b"b" * 30_000, np.arange(20_000.0), {"k": 1}, b"c" * 65_000, b""]
-    sent = memoryview(b"".join(b"".join(encode(FrameKind.PIECE, n, value)) for n, value in enumerate(values)))
+    sent = memoryview(b"".join(b"".join(encode(FrameKind.CHUNK, n, value)) for n, value in enumerate(values)))
     parser, got = FrameParser(), []
     while sent:
-        room = parser.room()
+        room = parser.buffer()
         count = min(step, len(room), len(sent))
         room[:count] = sent[:count]
-        got += parser.take(count)
+        got += parser.feed(count)
         sent = sent[count:]
-    assert [(f.kind, f.job) for f in got] == [(FrameKind.PIECE, n) for n in range(len(values))]
+    assert [(f.kind, f.job) for f in got] == [(FrameKind.CHUNK, n) for n in range(len(values))]
     assert all(np.array_equal(f.value(), value) for f, value in zip(got, values, strict=True))
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
 async def test_half_a_frame_is_an_end(size: int) -> None:
-    whole = b"".join(encode(FrameKind.PIECE, 1, bytes(size)))
+    whole = b"".join(encode(FrameKind.CHUNK, 1, bytes(size)))
     ours, theirs = socket.socketpair()
     theirs.sendall(whole[: len(whole) // 2])
     theirs.close()

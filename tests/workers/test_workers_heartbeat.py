@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from workers_harness import ask, children, first, forget_children, processes, until  # noqa: F401 - a fixture
 
-from dragoman.workers.heartbeat import BEATS, Heartbeat, is_stopped
+from dragoman.workers.supervisor import MAX_MISSED, Heartbeat, is_stopped
 
 
 class Process:
@@ -26,7 +26,7 @@ class Process:
 
     def beat(self, times: int = 1, *, busy: bool = False) -> bool:
         for _ in range(times):
-            self.heartbeat.beat(busy=busy)
+            self.heartbeat.check(busy=busy)
         return self.heartbeat.is_hung
 
 
@@ -39,7 +39,7 @@ def test_a_busy_process_never_hangs_and_is_not_pinged() -> None:
 def test_a_stopped_process_hangs_though_it_is_busy_and_no_longer_once_it_goes_on() -> None:
     process = Process()
     process.stopped = True
-    assert not process.beat(BEATS - 1, busy=True)
+    assert not process.beat(MAX_MISSED - 1, busy=True)
     assert process.beat(busy=True)
     assert process.heartbeat.reason == "it is stopped"
     process.stopped = False
@@ -48,19 +48,19 @@ def test_a_stopped_process_hangs_though_it_is_busy_and_no_longer_once_it_goes_on
 
 def test_an_idle_process_hangs_while_it_answers_no_ping() -> None:
     process = Process()
-    assert not process.beat(BEATS)
+    assert not process.beat(MAX_MISSED)
     assert process.beat()
     assert process.pings == 1
     assert process.beat(3, busy=True)  # to be given a call is no sign of life
-    process.heartbeat.heard()
-    assert not process.beat(BEATS - 1)
+    process.heartbeat.record_response()
+    assert not process.beat(MAX_MISSED - 1)
 
 
 def test_a_call_that_comes_after_a_ping_is_time_to_compute() -> None:
     process = Process()
-    process.beat(BEATS - 1)
+    process.beat(MAX_MISSED - 1)
     assert not process.beat(1000, busy=True)
-    assert not process.beat(BEATS - 1)  # its answer to the ping may still be on its way
+    assert not process.beat(MAX_MISSED - 1)  # its answer to the ping may still be on its way
 
 
 @given(st.lists(st.booleans()))
@@ -70,7 +70,7 @@ def test_a_process_that_answers_never_hangs(busy: list[bool]) -> None:
         pings = process.pings
         assert not process.beat(busy=each)
         if process.pings > pings:
-            process.heartbeat.heard()
+            process.heartbeat.record_response()
 
 
 def test_a_process_that_runs_or_is_gone_is_not_stopped() -> None:

@@ -1,4 +1,4 @@
-"""Live classes and functions reach a worker process by name, or are refused."""
+"""Live classes and functions reach a worker process by their import path, or are rejected."""
 
 import pytest
 from worker_models import Echo
@@ -7,11 +7,10 @@ from workers_harness import MODELS, ask, first
 from dragoman import plugins
 from dragoman.core.errors import ModelFailed
 from dragoman.core.spec import ModelSpec
-from dragoman.workers.importable import importable
-from dragoman.workers.process import ProcessPool
+from dragoman.workers.process import ProcessPool, importable
 
 
-def test_what_another_process_can_import() -> None:
+def test_importable_replaces_live_objects_by_their_import_path() -> None:
     assert importable(ModelSpec(name="m", uri="a:b")).uri == "a:b"
     live = importable(ModelSpec(name="m", target=Echo))
     assert live.target is None
@@ -24,7 +23,7 @@ def test_what_another_process_can_import() -> None:
             importable(ModelSpec(name="m", target=target))
 
 
-async def test_a_live_class_runs_in_a_process() -> None:
+async def test_a_live_class_runs_in_a_worker_process() -> None:
     pool = ProcessPool(ModelSpec(name="m", target=Echo), lambda: None)
     try:
         await pool.start()

@@ -9,7 +9,7 @@ from workers_harness import PLACES, ask, first, pool_of
 from dragoman.core.calls import Infer, Inference
 from dragoman.core.tensor import Tensor
 from dragoman.system.coroutines import complete
-from dragoman.workers.output_copies import copy_outputs
+from dragoman.workers.results import copy_outputs
 
 HOWS = ("array", "view", "tensor", "inference", "bytes")
 

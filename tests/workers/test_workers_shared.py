@@ -14,23 +14,23 @@ from workers_harness import ask, first, processes
 
 from dragoman.core.calls import Infer, Request
 from dragoman.core.tensor import Tensor
-from dragoman.workers import shared
+from dragoman.workers import child_process, shared_blocks
 from dragoman.workers.frames import FrameKind, FrameParser, encode
-from dragoman.workers.shared import LEAST, Arena, View
+from dragoman.workers.shared_blocks import MIN_SIZE, BlockReader, BlockWriter
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no files in memory")
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Arena, View, list[int]]]:
-    made = shared.files()
+def ends() -> Iterator[tuple[BlockWriter, BlockReader, list[int]]]:
+    made = shared_blocks.create_arena_files()
     assert made is not None
     unused: list[int] = []
-    yield Arena(made[0]), View(made[0], unused.append), unused
-    shared.close(made)
+    yield BlockWriter(made[0]), BlockReader(made[0], unused.append), unused
+    shared_blocks.close_files(made)
 
 
-Ends = tuple[Arena, View, list[int]]
+Ends = tuple[BlockWriter, BlockReader, list[int]]
 
 
 def test_a_block_is_read_where_it_was_written(ends: Ends) -> None:
@@ -65,7 +65,7 @@ def test_whatever_is_made_of_a_block_keeps_it(ends: Ends, keep: Any) -> None:
 
 def test_a_full_arena_takes_nothing_until_something_is_freed(ends: Ends) -> None:
     arena, _, _ = ends
-    half = bytes(shared._SIZE // 2)
+    half = bytes(shared_blocks.ARENA_SIZE // 2)
     assert arena.put(half) == 0
     assert arena.put(half) == len(half)
     assert arena.put(b"a") is None
@@ -77,10 +77,10 @@ def test_a_full_arena_takes_nothing_until_something_is_freed(ends: Ends) -> None
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 300)), max_size=40))
 def test_blocks_never_overlap(steps: list[tuple[bool, int]]) -> None:
-    made = shared.files()
+    made = shared_blocks.create_arena_files()
     assert made is not None
-    arena = Arena(made[0])
-    shared.close(made)
+    arena = BlockWriter(made[0])
+    shared_blocks.close_files(made)
     taken: dict[int, int] = {}
     for puts, n in steps:
         if puts or not taken:
@@ -93,18 +93,18 @@ def test_blocks_never_overlap(steps: list[tuple[bool, int]]) -> None:
             gone = sorted(taken)[n % len(taken)]
             del taken[gone]
             arena.free(gone)
-    assert arena.taken >= sum(taken.values())
-    assert bool(arena.taken) == bool(taken)
+    assert arena.used >= sum(taken.values())
+    assert bool(arena.used) == bool(taken)
 
 
 def test_a_frame_holds_its_blocks_whether_it_is_unpacked_or_not(ends: Ends) -> None:
     arena, view, unused = ends
-    large, small = np.arange(LEAST, dtype=np.uint8), np.arange(9)
-    text = b"".join(encode(FrameKind.PIECE, 1, [large, small], arena))
-    assert len(text) < LEAST
+    large, small = np.arange(MIN_SIZE, dtype=np.uint8), np.arange(9)
+    text = b"".join(encode(FrameKind.CHUNK, 1, [large, small], arena))
+    assert len(text) < MIN_SIZE
     parser = FrameParser(view)
-    parser.room()[: len(text)] = text
-    (frame,) = parser.take(len(text))
+    parser.buffer()[: len(text)] = text
+    (frame,) = parser.feed(len(text))
     found = frame.value()
     assert np.array_equal(found[0], large)
     assert np.array_equal(found[1], small)
@@ -119,7 +119,7 @@ def big(n: int, size: int = 100_000) -> Request[Any]:
 
 
 def taken(pool: Any) -> int:
-    return int(pool._supervisors.running[0]._channel._arena.taken)
+    return int(pool._supervisor.running[0]._channel.arena.used)
 
 
 async def test_calls_go_through_shared_memory_and_leave_it() -> None:
@@ -147,13 +147,13 @@ async def test_many_calls_at_a_time() -> None:
 
 async def test_what_is_too_large_for_an_arena_takes_none_of_it() -> None:
     async with processes("Echo") as pool:
-        answer = await pool.call(big(7, shared._SIZE // 8 + 1))
+        answer = await pool.call(big(7, shared_blocks.ARENA_SIZE // 8 + 1))
         assert first(answer) == 7
         assert taken(pool) == 0
 
 
 async def test_without_shared_memory_all_goes_through_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "files", lambda: None)
+    monkeypatch.setattr(child_process, "create_arena_files", lambda: None)
     async with processes("Echo") as pool:
         assert first(await pool.call(big(3))) == 3
         assert first(await pool.call(ask(4))) == 4

@@ -19,9 +19,9 @@ async def test_streams(place: str, model: str) -> None:
         assert [first(piece) async for piece in pool.stream(ask(100))] == list(range(100))
         assert [piece async for piece in pool.stream(ask(0))] == []
         assert first(await complete(pool.call(ask(1)))) == 0
-        with pytest.raises(NotSupported, match="no answer"):
+        with pytest.raises(NotSupported, match="no response"):
             await complete(pool.call(ask(0)))
-        with pytest.raises(NotSupported, match="several answers"):
+        with pytest.raises(NotSupported, match="several responses"):
             await complete(pool.call(ask(2)))
 
 
@@ -59,7 +59,7 @@ async def test_a_reader_who_is_too_slow_does_not_keep_the_model_from_others(
         if place == "inline":  # where the model only goes on when it is asked to, and keeps nobody waiting
             assert [first(piece) async for piece in pieces] == list(range(1, 1000))
         else:
-            with pytest.raises(DeadlineExceeded, match=r"reader of this stream is too slow: it took nothing for 0.2 s"):
+            with pytest.raises(DeadlineExceeded, match=r"reader of this stream is too slow: it read nothing for 0.2 s"):
                 async for _ in pieces:
                     pass
         await pieces.aclose()

@@ -94,7 +94,7 @@ def _is_worker(pid: int) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-    return b"dragoman.workers.group" in command or not command  # empty for one that has ended or not begun yet
+    return b"dragoman.workers.process_group" in command or not command  # empty for one that has ended or not begun yet
 
 
 def descriptors() -> set[str]:

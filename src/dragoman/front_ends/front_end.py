@@ -1,20 +1,90 @@
-"""A front end as the server sees it: its start, the calls that come from it, and its exit."""
+"""Server-side handle of a front end: its start, the calls that it sends to the engine, and its exit."""
 
 import asyncio
-from typing import Any
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from typing import Any, NoReturn
 
+from dragoman.core.calls import Measure, Ready, Request, Response
 from dragoman.core.errors import DragomanError, ServerError
-from dragoman.front_ends.service import FrontEndService
-from dragoman.server_transports import Ports
+from dragoman.core.metrics import Family, Sample
+from dragoman.engine.call_handler import CallHandler
+from dragoman.server_transports import Ports, StoredResultCall
 from dragoman.settings import Settings
+from dragoman.system.coroutines import begin
 from dragoman.workers.child_process import ChildProcess
 from dragoman.workers.frames import Frame, FrameKind
-from dragoman.workers.heartbeat import Heartbeat, is_stopped
+from dragoman.workers.supervisor import Heartbeat, is_stopped
 from dragoman.workers.worker import Worker
+
+log = logging.getLogger("dragoman.front_end")
 
 # How long a process may take to exit after its socket is closed, and to close its connections after its grace period.
 _EXIT_S = 0.5
 _CLOSING_S = 3.0
+
+
+class FrontEndService:
+    """The engine, for the calls of one front end and of the processes that replace it after restarts.
+
+    is_complete: whether every front end runs. metrics: the metrics of all front ends. fetch: answers a request to the
+    async result store. calls, restarts: counters of this front end.
+    """
+
+    name = "server"
+
+    def __init__(
+        self,
+        engine: CallHandler,
+        is_complete: Callable[[], bool],
+        metrics: Callable[[], tuple[Family, ...]],
+        fetch: Callable[[StoredResultCall], Awaitable[Any]],
+    ) -> None:
+        self._engine = engine
+        self._is_complete = is_complete
+        self._metrics = metrics
+        self._fetch = fetch
+        self.calls = 0
+        self.restarts = 0
+
+    def unavailable(self) -> str:
+        return ""
+
+    def call(self, request: Request[Any]) -> NoReturn:
+        raise AssertionError("front ends send concurrent calls")
+
+    def begin(self, request: Request[Any]) -> Response[Any] | Awaitable[Response[Any]]:
+        """Start a call: return its response, or an awaitable of it if something has to wait."""
+        return begin(self.call_async(request))
+
+    async def call_async(self, request: Request[Any]) -> Response[Any]:
+        self.calls += 1
+        try:
+            if isinstance(request.call, StoredResultCall):
+                return Response(await self._fetch(request.call))
+            return self._complete(await self._engine.call(request), request)
+        except Exception as error:
+            raise _public_error(error, request) from error
+
+    def _complete(self, response: Response[Any], request: Request[Any]) -> Response[Any]:
+        """Add the state of the front ends to a response of the engine."""
+        match request.call:
+            case Ready() if not request.model:
+                return Response(response.answer and self._is_complete(), response.model, response.version)
+            case Measure():
+                return Response((*response.answer, *self._metrics()), response.model, response.version)
+        return response
+
+    async def stream_async(self, request: Request[Any]) -> AsyncGenerator[Response[Any], None]:
+        self.calls += 1
+        try:
+            async with aclosing(self._engine.stream(request)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except Exception as error:
+            raise _public_error(error, request) from error
 
 
 class FrontEnd:
@@ -22,7 +92,7 @@ class FrontEnd:
 
     def __init__(self, service: FrontEndService, settings: Settings, ports: Ports) -> None:
         self.service = service
-        self._start_message = settings, ports
+        self._settings = settings, ports
         self._child: ChildProcess | None = None
         self.exited = asyncio.Event()
         self.has_responded = False
@@ -36,8 +106,8 @@ class FrontEnd:
         return self._child.pid if self._child is not None else 0
 
     async def start(self) -> None:
-        """Return when it listens. Raises ServerError or InvalidInput, and then leaves nothing behind."""
-        self._listens: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Return when it listens. Raises ServerError or InvalidInput, then nothing is left running."""
+        self._listening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             child = self._child = ChildProcess("dragoman.front_ends.process")
         except OSError as error:
@@ -48,10 +118,10 @@ class FrontEnd:
         )
         self._serving = asyncio.create_task(self._worker.serve())
         self._serving.add_done_callback(lambda _task: child.closed.set())
-        self._waiting = asyncio.create_task(child.wait(lambda: _EXIT_S, self._has_exited))
-        self._worker.send(FrameKind.SPEC, self._start_message)
+        self._waiting = asyncio.create_task(child.wait(lambda: _EXIT_S, self._process_exited))
+        self._worker.send(FrameKind.SPEC, self._settings)
         try:
-            await self._listens
+            await self._listening
         except BaseException:
             await self.stop()
             raise
@@ -62,14 +132,11 @@ class FrontEnd:
         self._worker.send(FrameKind.DRAIN)
 
     def set_ready(self, ready: bool) -> None:
-        """Tell the process whether the server is ready."""
+        """Send whether the server is ready."""
         self._worker.send(FrameKind.READY, ready)
 
-    def beat(self) -> bool:
-        """Look whether the process is stopped; return whether that has changed."""
-        hung = self.heartbeat.is_hung
-        self.heartbeat.beat(busy=True)  # it computes nothing, so it needs no ping
-        return self.heartbeat.is_hung != hung
+    def check_heartbeat(self) -> bool:
+        return self.heartbeat.check(busy=True)  # no ping: only a stopped front end counts as hung
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Accept nothing new and finish the requests in flight, for at most `grace_s` seconds; then end the process."""
@@ -81,20 +148,49 @@ class FrontEnd:
         await asyncio.wait({self._serving})
 
     def _received(self, frame: Frame) -> None:
-        if self._listens.done():
+        if self._listening.done():
             return
         value: Any = frame.value()
         if frame.kind == FrameKind.LOADED:
-            self._listens.set_result(None)
+            self._listening.set_result(None)
         elif isinstance(value, DragomanError):
-            self._listens.set_exception(value)
+            self._listening.set_exception(value)
         else:
-            self._listens.set_exception(ServerError(f"a front end cannot start: {value}"))
+            self._listening.set_exception(ServerError(f"a front end cannot start: {value}"))
 
-    def _has_exited(self) -> None:
-        assert self._child is not None, "it has been started"
+    def _process_exited(self) -> None:
+        assert self._child is not None, "the process has been started"
         self._worker.close()
         self.exit_reason = self._child.exit_reason
-        if not self._listens.done():
-            self._listens.set_exception(ServerError(f"a front end died ({self.exit_reason}) while it started"))
-            self._listens.exception()  # mark as retrieved: `start` may have been cancelled
+        if not self._listening.done():
+            self._listening.set_exception(ServerError(f"a front end died ({self.exit_reason}) while it started"))
+            self._listening.exception()  # mark as retrieved: `start` may have been cancelled
+
+
+def front_end_metrics(services: Iterable[FrontEndService]) -> tuple[Family, ...]:
+    """Return the metrics of front ends, labelled with their numbers."""
+    labelled = [({"front_end": str(number)}, service) for number, service in enumerate(services)]
+    calls, restarts = "dragoman_front_end_calls_total", "dragoman_front_end_restarts_total"
+    return (
+        Family(
+            calls,
+            "counter",
+            "Calls that each front end sent to the engine.",
+            tuple(Sample(calls, labels, service.calls) for labels, service in labelled),
+        ),
+        Family(
+            restarts,
+            "counter",
+            "Restarts of each front end.",
+            tuple(Sample(restarts, labels, service.restarts) for labels, service in labelled),
+        ),
+    )
+
+
+def _public_error(error: Exception, request: Request[Any]) -> DragomanError:
+    """Return the error for the client; log an unexpected one with the request id that the client gets."""
+    if isinstance(error, DragomanError):
+        return error
+    request_id = request.id or uuid.uuid4().hex[:12]
+    log.error("unexpected error, request id %r", request_id, exc_info=error)
+    return ServerError(f"internal error; the log has more under request id {request_id}")

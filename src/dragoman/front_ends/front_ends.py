@@ -1,7 +1,9 @@
 """Several front ends: processes that listen on the same ports, around one engine."""
 
 import asyncio
+import errno
 import logging
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -11,13 +13,20 @@ from typing import Any
 from dragoman.core.errors import InvalidInput
 from dragoman.core.metrics import Family
 from dragoman.engine.call_handler import CallHandler
-from dragoman.front_ends.front_end import FrontEnd
-from dragoman.front_ends.ports import bind_all
-from dragoman.front_ends.service import FrontEndService, families
-from dragoman.server_transports import Ports, ServerTransports, StoredResultCall, limits, ports_of, tables, tls_context
+from dragoman.front_ends.front_end import FrontEnd, FrontEndService, front_end_metrics
+from dragoman.server_transports import (
+    Address,
+    Ports,
+    ServerTransports,
+    StoredResultCall,
+    limits,
+    ports_of,
+    tables,
+    tls_context,
+)
 from dragoman.settings import Settings
-from dragoman.workers.cores import cores
-from dragoman.workers.supervisor import Supervisors
+from dragoman.system.threads import cores
+from dragoman.workers.supervisor import Supervisor
 
 log = logging.getLogger("dragoman.front_end")
 
@@ -40,58 +49,58 @@ class FrontEnds(ServerTransports):
         self._services = [FrontEndService(engine, self._is_complete, self._metrics, self._fetch) for _ in range(count)]
         self._application: Any = None
         self._bound: list[socket.socket] = []
-        self._where = Ports((), ())
+        self._ports = Ports((), ())
         self._reporting: asyncio.Task[None] | None = None
-        self._supervisors = Supervisors(
+        self._supervisor = Supervisor(
             count,
             # Front ends do not check the token; the engine does.
-            lambda number: FrontEnd(self._services[number], replace(settings, control_token=""), self._where),
-            on_exit=self._exited,
+            lambda number: FrontEnd(self._services[number], replace(settings, control_token=""), self._ports),
+            on_exit=self._front_end_exited,
             on_restart=lambda _front_end: self._report_readiness(),
-            on_heartbeats=self._heartbeats,
+            on_heartbeats=self._heartbeats_changed,
             heartbeat_s=settings.heartbeat_s,
         )
 
-    async def start(self, where: Ports | None = None) -> None:
+    async def start(self, ports: Ports | None = None) -> None:
         settings, (http, grpc) = self._settings, tables(self._settings)
         self.http_protocols = [t.name for t in http]
         self.grpc_protocols = [t.service for t in grpc]
         self._application = self.application(http, limits(settings))
         tls_context(settings)  # report invalid files once, not from each process
-        self._bind(where or ports_of(settings, http, grpc))
-        await self._supervisors.start()
+        self._bind(ports or ports_of(settings, http, grpc))
+        await self._supervisor.start()
         self._reporting = asyncio.create_task(self._follow_readiness())
         log.info("%d front ends listen", len(self._services))
 
-    def _bind(self, where: Ports) -> None:
-        """Bind the ports, which are the same for all processes, also where the system chooses them."""
-        self._bound = bind_all((*where.http, *where.grpc))
-        ports = [each.getsockname()[1] for each in self._bound]
-        bound = [(host, port) for (host, _), port in zip((*where.http, *where.grpc), ports, strict=True)]
-        count = len(where.http)
-        self._where = Ports(tuple(bound[:count]), tuple(bound[count:]), shared=True)
-        self.http_ports, self.grpc_port = ports[:count], (ports[count:] or [-1])[0]
+    def _bind(self, addresses: Ports) -> None:
+        """Bind the ports, which are the same for all processes, also if the system chooses them."""
+        self._bound = bind_all((*addresses.http, *addresses.grpc))
+        numbers = [each.getsockname()[1] for each in self._bound]
+        bound = [(host, port) for (host, _), port in zip((*addresses.http, *addresses.grpc), numbers, strict=True)]
+        count = len(addresses.http)
+        self._ports = Ports(tuple(bound[:count]), tuple(bound[count:]), shared=True)
+        self.http_ports, self.grpc_port = numbers[:count], (numbers[count:] or [-1])[0]
 
     def begin_drain(self) -> None:
-        for each in self._supervisors.running:
+        for each in self._supervisor.running:
             each.begin_drain()
 
     async def stop(self, grace_s: float) -> None:
         if self._reporting is not None:
             self._reporting.cancel()
             await asyncio.wait({self._reporting})
-        running = await self._supervisors.close()
+        running = await self._supervisor.close()
         await asyncio.gather(*(each.stop(grace_s) for each in running))
         for each in self._bound:
             each.close()
         self._bound = []
 
-    def _exited(self, front_end: FrontEnd) -> None:
+    def _front_end_exited(self, front_end: FrontEnd) -> None:
         log.error("a front end died (%s) and its connections are lost; restarting it", front_end.exit_reason)
         front_end.service.restarts += 1
         self._report_readiness()
 
-    def _heartbeats(self, changed: Sequence[FrontEnd]) -> None:
+    def _heartbeats_changed(self, changed: Sequence[FrontEnd]) -> None:
         """Report not ready while a front end is stopped: its connections wait, and it still gets new ones."""
         for each in changed:
             if each.heartbeat.is_hung:
@@ -99,23 +108,23 @@ class FrontEnds(ServerTransports):
         if changed:
             self._report_readiness()
 
-    # --- state that all front ends share -----------------------------------------------------------------------
+    # --- state of all front ends -----------------------------------------------------------------------
 
     def _is_complete(self) -> bool:
         """Whether every front end runs and responds."""
-        supervisors = self._supervisors
-        return supervisors.is_complete and not any(each.heartbeat.is_hung for each in supervisors.running)
+        supervisor = self._supervisor
+        return supervisor.is_complete and not any(each.heartbeat.is_hung for each in supervisor.running)
 
     async def _fetch(self, call: StoredResultCall) -> Any:
-        """Answer a request about responses that are fetched later; they are kept here for all front ends."""
+        """Answer a request to the async result store, which is here for all front ends."""
         return await self._application.stored_result_request(call.http)
 
     def _metrics(self) -> tuple[Family, ...]:
-        return families(self._services)
+        return front_end_metrics(self._services)
 
     def _report_readiness(self) -> None:
         ready = self._engine.ready() and self._is_complete()
-        for each in self._supervisors.running:
+        for each in self._supervisor.running:
             each.set_ready(ready)
 
     async def _follow_readiness(self) -> None:
@@ -128,3 +137,42 @@ class FrontEnds(ServerTransports):
                 await changing
             finally:
                 changing.cancel()
+
+
+def bind_all(addresses: Sequence[Address]) -> list[socket.socket]:
+    """Return a socket bound to each address, not listening; the system chooses a port for 0.
+
+    The parent keeps them open, so that the ports stay taken while front ends restart. Raises OSError, with nothing
+    bound, if a port is in use, also by another server with SO_REUSEPORT, which would get some of our clients.
+    """
+    sockets: list[socket.socket] = []
+    try:
+        for address in addresses:
+            if address[1] and address in addresses[: len(sockets)]:
+                raise _in_use(address, errno.EADDRINUSE)
+            _bind_one(address, shared=False).close()
+            sockets.append(_bind_one(address, shared=True))
+    except OSError:
+        for each in sockets:
+            each.close()
+        raise
+    return sockets
+
+
+def _bind_one(address: Address, *, shared: bool) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier server may remain
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if sock.family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # as in `socket.create_server`
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise _in_use(address, error.errno or errno.EADDRINUSE) from error
+    return sock
+
+
+def _in_use(address: Address, number: int) -> OSError:
+    return OSError(number, f"{os.strerror(number)} (while attempting to bind on address {address!r})")

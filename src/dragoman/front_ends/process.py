@@ -1,22 +1,29 @@
-"""The process of a front end: the transports, around the engine of the parent process."""
+"""The process of a front end: the transports, around a client of the engine in the parent process."""
 
+import asyncio
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
-from dragoman.front_ends.engine_client import EngineClient
+from dragoman.core.calls import Request, Response
+from dragoman.core.errors import DragomanError, ServerError, WorkerLost
 from dragoman.server_transports import Ports, ServerTransports
 from dragoman.settings import Settings
 from dragoman.system import event_loop
-from dragoman.workers.channel import receive
-from dragoman.workers.frames import FrameKind
-from dragoman.workers.worker import set_up_child
+from dragoman.system.coroutines import begin
+from dragoman.workers.channel import Channel, receive
+from dragoman.workers.child_process import set_up_child
+from dragoman.workers.frames import Frame, FrameKind, encode
+from dragoman.workers.jobs import Job, JobRunner, JobSender
+from dragoman.workers.shared_blocks import close_files
 
+A = TypeVar("A")
 log = logging.getLogger("dragoman.front_end")
 
 
 def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
-    """Listen where the parent says and forward calls to it, until it stops this process or exits."""
+    """Listen on the ports that the parent sends and forward calls to it, until it stops this process or exits."""
     set_up_child(parent, (fd, *memory))
     event_loop.shorten_switch_interval()
     with socket.socket(fileno=fd) as sock:
@@ -25,15 +32,81 @@ def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
             event_loop.run(_serve(sock, (memory[1], memory[0]) if memory else None, *first.value()))
 
 
-async def _serve(sock: socket.socket, memory: tuple[int, int] | None, settings: Settings, where: Ports) -> None:
+async def _serve(sock: socket.socket, memory: tuple[int, int] | None, settings: Settings, ports: Ports) -> None:
     engine = EngineClient(sock, memory)
-    front = ServerTransports(engine, settings)
-    engine.begin_drain = front.begin_drain
+    transports = ServerTransports(engine, settings)
+    engine.begin_drain = transports.begin_drain
     try:
-        await front.start(where)
+        await transports.start(ports)
     except Exception as error:
         log.debug("a front end could not start", exc_info=True)
-        engine.send(FrameKind.ERROR, error)
+        engine.send_control(FrameKind.ERROR, error)
         return
-    engine.send(FrameKind.LOADED)
-    await front.stop(await engine.stopping)
+    engine.send_control(FrameKind.LOADED)
+    await transports.stop(await engine.stopping)
+
+
+class EngineClient(JobSender, JobRunner):
+    """The interface of the engine, in another process.
+
+    begin_drain: called when the server begins to drain. stopping: set to the seconds that requests in flight may take
+    when the front end is to stop; 0 if the engine's process has exited.
+    """
+
+    limits_readers = False  # the engine and the transport do
+
+    def __init__(self, sock: socket.socket, memory: tuple[int, int] | None) -> None:
+        JobSender.__init__(self)
+        JobRunner.__init__(self)
+        self._ready = False
+        self._change = asyncio.Event()
+        self.begin_drain: Callable[[], None] = lambda: None
+        self.stopping: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._channel = Channel(sock, self._received, self._channel_closed, memory=memory)
+        close_files(memory or ())
+
+    def send_control(self, kind: FrameKind, value: object = None) -> None:
+        """Send a frame that belongs to no call, at once."""
+        self._channel.send(encode(kind, 0, value), now=True)
+        self._channel.flush_all()
+
+    def ready(self) -> bool:
+        return self._ready
+
+    async def changed(self) -> None:
+        await self._change.wait()
+
+    def begin(self, request: Request[A]) -> Response[A] | Awaitable[Response[A]]:
+        response: Response[A] | Awaitable[Response[A]] = begin(self.call(request))
+        return response
+
+    def submit(self, job: Job) -> None:
+        if self._channel.closed:
+            raise _engine_lost()
+        self.send(job, self.encode(job))
+
+    def undecodable(self, error: Exception) -> DragomanError:
+        return ServerError(f"a response of the engine cannot be decoded: {error}")
+
+    def _received(self, frame: Frame) -> None:
+        if frame.job in self.held:
+            self.deliver(frame)
+        elif frame.kind == FrameKind.READY:
+            self._ready = frame.value()
+            self._change.set()
+            self._change = asyncio.Event()
+        elif frame.kind == FrameKind.DRAIN:
+            self.begin_drain()
+        elif frame.kind == FrameKind.STOP and not self.stopping.done():
+            self.stopping.set_result(frame.value())
+
+    def _channel_closed(self) -> None:
+        held, self.held = self.held, {}
+        for job in held.values():
+            job.deliver(None, _engine_lost(), True)
+        if not self.stopping.done():
+            self.stopping.set_result(0.0)
+
+
+def _engine_lost() -> WorkerLost:
+    return WorkerLost("the process of the engine has exited")

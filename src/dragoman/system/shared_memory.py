@@ -1,89 +1,98 @@
-"""Memory for large arrays into which processes of ours let each other, so that nothing is copied between them."""
+"""Shared memory buffers: large arrays that several processes map instead of copying them."""
 
 import fcntl
 import mmap
 import os
+from contextlib import suppress
 from typing import Any, Self
 
 import numpy as np
 
-LARGE = 32 << 20  # bytes from which on memory is worth a file of its own; below, malloc keeps it for the next
-_ALIGN = 64
+# Size in bytes from which on an array gets a buffer of its own; malloc reuses smaller blocks.
+LARGE = 32 << 20
+_ALIGNMENT = 64
 
 
 class SharedBuffer(mmap.mmap):
-    """A file in memory that has no name. It lasts as long as an array that lies in it, in any process.
+    """An anonymous memory file. It is freed with the last array in it, in any process.
 
-    `place` is where other processes of the same user find it, while this one keeps it.
+    path: where other processes of the same user can open it, as long as the process that created it keeps it.
     """
 
-    place = ""
+    path = ""
     _descriptor = -1
 
     @classmethod
-    def made(cls, size: int) -> Self:
-        """A new one, all zeros. Raises OSError where the system has no such thing, or no memory."""
-        if not hasattr(os, "memfd_create"):
-            raise OSError("files in memory are Linux's")
-        descriptor = os.memfd_create("dragoman-room", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    def create(cls, size: int) -> Self:
+        """Return a new buffer, filled with zeros. Raises OSError if the system has no memory files, or no memory."""
+        descriptor = create_memory_file("dragoman-buffer", size)
         try:
-            os.ftruncate(descriptor, size)
-            # Nobody can cut it off, which would kill whoever reads there.
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            room = cls(descriptor, size)
+            buffer = cls(descriptor, size)
         except OSError:
             os.close(descriptor)
             raise
-        room._descriptor, room.place = descriptor, f"/proc/{os.getpid()}/fd/{descriptor}"
-        return room
+        buffer._descriptor, buffer.path = descriptor, f"/proc/{os.getpid()}/fd/{descriptor}"
+        return buffer
 
     @classmethod
-    def entered(cls, place: str) -> Self:
-        """That of another process, to read in. Raises OSError where it is gone."""
-        descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+    def open(cls, path: str) -> Self:
+        """Map the buffer of another process, read-only. Raises OSError if it was freed."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            room = cls(descriptor, 0, prot=mmap.PROT_READ)
+            buffer = cls(descriptor, 0, prot=mmap.PROT_READ)
         finally:
             os.close(descriptor)
-        room.place = place
-        return room
+        buffer.path = path
+        return buffer
 
     def __del__(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
 
 
-def space(size: int) -> memoryview:
-    """Memory of that size which nobody has cleared, whose end is where the processor wants a number.
+def create_memory_file(name: str, size: int) -> int:
+    """Return the descriptor of a new memory file of fixed size. Raises OSError if that is not possible.
 
-    What comes last in a message are numbers; they then need no copy. The system gives pages as they are filled.
+    It is sealed: a process that truncated it would kill those that read from it.
     """
-    memory = _memory(size + _ALIGN)
-    begin = -(memory.ctypes.data + size) % _ALIGN
-    return memory[begin : begin + size].data
+    if not hasattr(os, "memfd_create"):
+        raise OSError("memory files need Linux")
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, size)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def allocate(size: int) -> memoryview:
+    """Return uninitialized memory whose end is aligned: arrays at the end of a message then need no copy."""
+    memory = _allocate(size + _ALIGNMENT)
+    start = -(memory.ctypes.data + size) % _ALIGNMENT
+    return memory[start : start + size].data
 
 
 def empty_array(count: int, dtype: "np.dtype[Any]") -> "np.ndarray[Any, np.dtype[Any]]":
-    """Return an uninitialized array; a large one lies in memory that worker processes can map, so it is not copied."""
+    """Return an uninitialized array; a large one lies in a shared buffer, so it is not copied for worker processes."""
     size = count * dtype.itemsize
-    return np.empty(count, dtype) if size < LARGE else np.frombuffer(space(size), dtype)
+    return np.empty(count, dtype) if size < LARGE else np.frombuffer(allocate(size), dtype)
 
 
-def _memory(size: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+def _allocate(size: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
     if size >= LARGE:
-        try:
-            return np.frombuffer(SharedBuffer.made(size), np.uint8)
-        except OSError:  # too many files, say
-            pass
+        with suppress(OSError):  # too many open files, for example
+            return np.frombuffer(SharedBuffer.create(size), np.uint8)
     return np.empty(size, np.uint8)
 
 
-def room_of(part: memoryview) -> tuple[SharedBuffer, int] | None:
-    """The room that a piece of memory lies in, and where in it."""
-    found: Any = part
-    while found is not None and not isinstance(found, SharedBuffer):
-        found = found.obj if isinstance(found, memoryview) else getattr(found, "base", None)
-    return None if found is None else (found, _address(part) - _address(found))
+def find_buffer(memory: memoryview) -> tuple[SharedBuffer, int] | None:
+    """Return the shared buffer that contains this memory and the offset in it; None if there is none."""
+    owner: Any = memory
+    while owner is not None and not isinstance(owner, SharedBuffer):
+        owner = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None)
+    return None if owner is None else (owner, _address(memory) - _address(owner))
 
 
 def _address(memory: "memoryview | SharedBuffer") -> int:

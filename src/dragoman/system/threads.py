@@ -1,34 +1,39 @@
-"""A thread pool that does not keep its process from exiting."""
+"""Threads that do not keep their process from exiting, and the number of threads that libraries may start."""
 
+import asyncio
+import os
 import queue
+import sys
 import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 _Job = tuple["Future[Any]", Callable[[], Any]]
+Discard = Callable[[Any], None]
 
 
 class DaemonThreads(Executor):
-    """An executor with a maximum number of threads, each started when first needed.
+    """An executor with a maximum number of threads, each started when it is first needed.
 
-    Unlike those of ThreadPoolExecutor its threads end with the process: a server that stops does not wait for a
-    simulator elsewhere that takes an hour or never answers.
+    Unlike those of ThreadPoolExecutor its threads end with the process: a server that stops does not wait for a call
+    to another server that takes an hour or never returns.
     """
 
-    def __init__(self, most: int, name: str) -> None:
-        self._most = most
+    def __init__(self, max_threads: int, name: str) -> None:
+        self._max_threads = max_threads
         self._name = name
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._idle = threading.Semaphore(0)  # threads that wait for a job nobody was given
+        self._idle = threading.Semaphore(0)  # idle threads for which no job is queued
         self._lock = threading.Lock()
         self._started = 0
         self._closed = False
-        weakref.finalize(self, _end, self._jobs, most).atexit = False
+        weakref.finalize(self, _stop_threads, self._jobs, max_threads).atexit = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         """See `Executor.submit`. Raises RuntimeError after `shutdown`."""
@@ -37,22 +42,27 @@ class DaemonThreads(Executor):
             if self._closed:
                 raise RuntimeError("cannot schedule new futures after shutdown")
             self._jobs.put((future, lambda: fn(*args, **kwargs)))
-            if not self._idle.acquire(blocking=False) and self._started < self._most:
+            if not self._idle.acquire(blocking=False) and self._started < self._max_threads:
                 self._started += 1
                 name = f"{self._name}-{self._started}"
-                threading.Thread(target=_work, args=(self._jobs, self._idle), name=name, daemon=True).start()
+                threading.Thread(target=_run_jobs, args=(self._jobs, self._idle), name=name, daemon=True).start()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Accept no more jobs. Running jobs continue and are not waited for."""
         with self._lock:
             self._closed = True
-            if cancel_futures:
-                _cancel(self._jobs)
-            _end(self._jobs, self._started)
+            while cancel_futures:
+                try:
+                    job = self._jobs.get_nowait()
+                except queue.Empty:
+                    break
+                if job is not None:
+                    job[0].cancel()
+            _stop_threads(self._jobs, self._started)
 
 
-def _work(jobs: "queue.SimpleQueue[_Job | None]", idle: threading.Semaphore) -> None:
+def _run_jobs(jobs: "queue.SimpleQueue[_Job | None]", idle: threading.Semaphore) -> None:
     while True:
         try:
             job = jobs.get_nowait()
@@ -61,28 +71,83 @@ def _work(jobs: "queue.SimpleQueue[_Job | None]", idle: threading.Semaphore) -> 
             job = jobs.get()
         if job is None:
             return
-        future, call = job
+        future, function = job
         if future.set_running_or_notify_cancel():
             try:
-                result = call()
-            except BaseException as error:  # whoever waits raises it
+                result = function()
+            except BaseException as error:
                 future.set_exception(error)
             else:
                 future.set_result(result)
                 del result
-        del job, future, call  # an idle thread keeps nobody's arrays
+        del job, future, function  # an idle thread must not keep arrays alive
 
 
-def _cancel(jobs: "queue.SimpleQueue[_Job | None]") -> None:
-    while True:
-        try:
-            job = jobs.get_nowait()
-        except queue.Empty:
-            return
-        if job is not None:
-            job[0].cancel()
-
-
-def _end(jobs: "queue.SimpleQueue[_Job | None]", count: int) -> None:
+def _stop_threads(jobs: "queue.SimpleQueue[_Job | None]", count: int) -> None:
     for _ in range(count):
         jobs.put(None)
+
+
+# --- one function in a thread of its own -----------------------------------------------------------------
+
+
+async def run_here(function: Callable[..., Any], *arguments: Any, discard: Discard) -> Any:
+    """Run a function in this thread, with the interface of `run_in_thread`."""
+    return function(*arguments)
+
+
+async def run_in_thread(function: Callable[..., Any], *arguments: Any, discard: Discard) -> Any:
+    """Run a function in a daemon thread and return its result.
+
+    A thread cannot be stopped: if this coroutine is cancelled, `discard` is called with the result, in a thread.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def run() -> None:
+        with suppress(RuntimeError):  # the event loop is closed
+            try:
+                result = function(*arguments)
+            except StopIteration as error:  # a future cannot carry it
+                loop.call_soon_threadsafe(future.set_exception, RuntimeError(f"StopIteration: {error}"))
+            except BaseException as error:
+                loop.call_soon_threadsafe(future.set_exception, error)
+            else:
+                loop.call_soon_threadsafe(future.set_result, result)
+
+    def discard_result(done: asyncio.Future[Any]) -> None:
+        if done.exception() is None:
+            threading.Thread(target=discard, args=(done.result(),), name="discard", daemon=True).start()
+
+    threading.Thread(target=run, name="load", daemon=True).start()
+    try:
+        await asyncio.wait({future})  # does not cancel the future when the caller is cancelled
+    except asyncio.CancelledError:
+        future.add_done_callback(discard_result)
+        raise
+    return future.result()
+
+
+# --- threads of libraries --------------------------------------------------------------------------------
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def threads_per_replica(replicas: int) -> int:
+    """Return the number of threads for each of several replicas of a model: its share of the cores."""
+    return max(1, cores() // replicas)
+
+
+def limit_library_threads(replicas: int, *, of_thread: bool = False) -> None:
+    """Limit linear algebra libraries of this process to one replica's share of the cores, if threadpoolctl is there.
+
+    OpenMP counts by thread, so each thread that computes limits itself (`of_thread`); OpenBLAS has one limit for all.
+    """
+    if replicas > 1:
+        with suppress(ImportError):  # scikit-learn installs it
+            from threadpoolctl import threadpool_limits
+
+            threadpool_limits(limits=threads_per_replica(replicas), user_api="openmp" if of_thread else None)

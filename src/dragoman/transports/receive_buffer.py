@@ -1,7 +1,7 @@
 """Memory for bytes whose number was announced, which grows as they arrive."""
 
 from dragoman.protocols.wire import Buffer
-from dragoman.system.shared_memory import space
+from dragoman.system.shared_memory import allocate
 
 # What is set aside at first: a length is easily claimed. Memory that no byte has come into is not used.
 _FIRST = 1 << 20
@@ -16,13 +16,13 @@ class ReceiveBuffer:
     def __init__(self, length: int) -> None:
         self.length = length
         self.size = 0  # bytes received
-        self._space = space(min(length, _FIRST))
+        self._space = allocate(min(length, _FIRST))
 
     def room(self) -> memoryview:
         """Return where the next bytes go; empty once all have been received."""
         if self.size == len(self._space) < self.length:
             size = self.size * _GROWTH
-            larger = space(self.length if size + size // 2 > self.length else size)
+            larger = allocate(self.length if size + size // 2 > self.length else size)
             larger[: self.size] = self._space
             self._space = larger
         return self._space[self.size :]

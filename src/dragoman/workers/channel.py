@@ -8,172 +8,174 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 
-from dragoman.workers.frames import Buffer, Frame, FrameKind, FrameParser, encode
-from dragoman.workers.shared import Arena, View, is_lent
+from dragoman.workers.frames import Frame, FrameKind, FrameParser, encode
+from dragoman.workers.serialization import Buffer
+from dragoman.workers.shared_blocks import BlockReader, BlockWriter, is_buffer
 
-_AT_ONCE = 512  # pieces a system call; IOV_MAX is 1024
+_BUFFERS_PER_CALL = 512  # IOV_MAX is 1024
 
 
 class Channel:
     """A socket that carries frames, on the running event loop.
 
-    `received` gets each frame. `rest` is called when all that one turn of the loop brought has been received.
-    `lost` is called once, when the other end is gone; a frame cut off by that is dropped. Asyncio's own transports
-    would copy what does not fit into the socket at once. `memory` are the files of memory that both ends share: the one
-    to write, and the one to read.
+    on_frame: called with each frame. on_close: called once when the other end has closed; a truncated frame is dropped.
+    on_idle: called when all frames that one turn of the loop brought have been received.
+    memory: the memory files that both ends share, the one to write and the one to read.
+
+    It is not an asyncio transport, because those copy what the socket does not accept at once.
     """
 
     def __init__(
         self,
         sock: socket.socket,
-        received: Callable[[Frame], None],
-        lost: Callable[[], None],
-        rest: Callable[[], None] | None = None,
+        on_frame: Callable[[Frame], None],
+        on_close: Callable[[], None],
+        on_idle: Callable[[], None] | None = None,
         memory: tuple[int, int] | None = None,
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self._received = received
-        self._lost = lost
-        self._rest = rest
-        self._arena = None if memory is None else Arena(memory[0])
-        self._unused: deque[int] = deque()  # blocks of shared memory, appended to in any thread
-        self._parser = FrameParser(None if memory is None else View(memory[1], self._block_unused))
-        self._out: deque[Buffer] = deque()
-        self._soon = False
-        self._blocked = False
+        self._on_frame = on_frame
+        self._on_close = on_close
+        self._on_idle = on_idle
+        self.arena = None if memory is None else BlockWriter(memory[0])
+        self._unused: deque[int] = deque()  # blocks of shared memory; appended to in any thread
+        self._parser = FrameParser(None if memory is None else BlockReader(memory[1], self._block_unused))
+        self._unsent: deque[Buffer] = deque()
+        self._is_flush_scheduled = False
+        self._is_blocked = False
         self._drained: asyncio.Future[None] | None = None
         self.closed = False
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(sock.fileno(), self._turn)
+        self._loop.add_reader(sock.fileno(), self._readable)
 
-    def _turn(self) -> None:
+    def _readable(self) -> None:
         self.read()
-        if self._rest is not None:
-            self._rest()
+        if self._on_idle is not None:
+            self._on_idle()
 
     def read(self) -> None:
         """Receive what has arrived, without waiting."""
         while not self.closed:
-            room = self._parser.room()
+            buffer = self._parser.buffer()
             try:
-                count = self._sock.recv_into(room)
+                count = self._sock.recv_into(buffer)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
                 count = 0
             if not count:
                 self.close()
-                self._lost()
+                self._on_close()
                 return
-            for frame in self._parser.take(count):
-                if frame.kind == FrameKind.UNUSED and self._arena is not None:
-                    for start in frame.value():
-                        self._arena.free(start)
+            for frame in self._parser.feed(count):
+                if frame.kind == FrameKind.UNUSED and self.arena is not None:
+                    for number in frame.value():
+                        self.arena.free(number)
                 else:
-                    self._received(frame)
-            if count < len(room):
+                    self._on_frame(frame)
+            if count < len(buffer):
                 return
 
     def encode(self, kind: FrameKind, job: int = 0, value: object = None) -> list[Buffer]:
-        """A frame for `send`, which has to be sent: large arrays are in shared memory by now."""
-        return encode(kind, job, value, self._arena)
+        """Return a frame that must be sent, because its large arrays are in shared memory now."""
+        return encode(kind, job, value, self.arena)
 
-    def send(self, pieces: list[Buffer], *, now: bool = False) -> None:
-        """Send a frame. Small ones gather until the loop's next turn; a large one shares memory, so it goes now."""
+    def send(self, frame: list[Buffer], *, now: bool = False) -> None:
+        """Send a frame. A small one is sent at the next turn of the loop; one that refers to memory of arrays, now."""
         if self.closed:
             return
-        if self._unused:  # reported with the next frame
+        if self._unused:
             blocks = [self._unused.popleft() for _ in range(len(self._unused))]
-            self._out.extend(encode(FrameKind.UNUSED, 0, blocks))
-        self._out.extend(pieces)
-        if now or len(pieces) > 1:
+            self._unsent.extend(encode(FrameKind.UNUSED, 0, blocks))
+        self._unsent.extend(frame)
+        if now or len(frame) > 1:
             self.flush()
-        elif not self._soon:
-            self._soon = True
+        elif not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
             self._loop.call_soon(self.flush)
 
-    def _block_unused(self, start: int) -> None:
-        """Remember a block of shared memory that nothing refers to any more; runs in any thread.
+    def _block_unused(self, number: int) -> None:
+        """Record a block of shared memory that is no longer referenced; runs in any thread.
 
-        The other end is told with the next frame, since it has no use for an arena's block before. A large array in
-        memory of its own is freed by that, so it is told at once.
+        A block of the arena is reported with the next frame, because the other end has no use for it before. A shared
+        buffer is reported at once, because that frees its memory.
         """
-        self._unused.append(start)
-        if is_lent(start):
-            with suppress(RuntimeError):  # the loop is closed, and the memory goes with the process
-                self._loop.call_soon_threadsafe(self._send_unused)
+        self._unused.append(number)
+        if is_buffer(number):
+            with suppress(RuntimeError):  # the loop is closed, and the memory is freed with the process
+                self._loop.call_soon_threadsafe(self._report_unused)
 
-    def _send_unused(self) -> None:
+    def _report_unused(self) -> None:
         if self._unused:
             self.send([])
 
     def flush(self) -> None:
-        """Send as much as the system accepts."""
-        self._soon = False
-        while self._out:
-            if not self._sent_some():
-                if not self._blocked:
-                    self._blocked = True
+        """Send as much as the system accepts, and the rest later."""
+        self._is_flush_scheduled = False
+        while self._unsent:
+            if not self._send_some():
+                if not self._is_blocked:
+                    self._is_blocked = True
                     self._loop.add_writer(self._sock.fileno(), self.flush)
                 return
         self._all_sent()
 
     def flush_all(self) -> None:
         """Send everything, and block while the system accepts nothing."""
-        while self._out:
-            if not self._sent_some():
-                _wait_for_room(self._sock)
+        while self._unsent:
+            if not self._send_some():
+                _wait_until_writable(self._sock)
         self._all_sent()
 
-    def _sent_some(self) -> bool:
+    def _send_some(self) -> bool:
+        """Return False if the system accepts nothing now."""
         try:
-            self._forget(self._sock.sendmsg(list(islice(self._out, _AT_ONCE))))
+            sent = self._sock.sendmsg(list(islice(self._unsent, _BUFFERS_PER_CALL)))
         except (BlockingIOError, InterruptedError):
             return False
-        except OSError:  # the other end is closed; what it has sent before can still be read
-            self._out.clear()
+        except OSError:  # the other end is closed; data that it has sent before can still be received
+            self._unsent.clear()
+            return True
+        while sent:
+            first = self._unsent[0]
+            if sent < len(first):
+                self._unsent[0] = memoryview(first)[sent:]
+                break
+            sent -= len(first)
+            self._unsent.popleft()
         return True
 
     async def drain(self) -> None:
         """Wait until everything is sent."""
         self.flush()
-        while self._out:
+        while self._unsent:
             if self._drained is None:
                 self._drained = self._loop.create_future()
             await asyncio.shield(self._drained)
 
     def close(self) -> None:
-        """Close the socket; `lost` is not called."""
+        """Close the socket; `on_close` is not called."""
         if self.closed:
             return
         self._loop.remove_reader(self._sock.fileno())
-        self._out.clear()
+        self._unsent.clear()
         self._all_sent()
         self.closed = True
         self._sock.close()
-        self._arena, self._parser = None, FrameParser()  # shared memory goes with what still refers to it
-
-    def _forget(self, sent: int) -> None:
-        while sent:
-            first = self._out[0]
-            if sent < len(first):
-                self._out[0] = memoryview(first)[sent:]
-                return
-            sent -= len(first)
-            self._out.popleft()
+        self.arena, self._parser = None, FrameParser()  # shared memory is freed with the last array in it
 
     def _all_sent(self) -> None:
-        if self._blocked:
-            self._blocked = False
+        if self._is_blocked:
+            self._is_blocked = False
             self._loop.remove_writer(self._sock.fileno())
         if self._drained is not None:
             self._drained.set_result(None)
             self._drained = None
 
 
-def _wait_for_room(sock: socket.socket) -> None:
-    if hasattr(select, "poll"):  # `select` knows no file beyond the first 1024, and a server with many clients has more
+def _wait_until_writable(sock: socket.socket) -> None:
+    if hasattr(select, "poll"):  # `select` supports only the first 1024 file descriptors
         poll = select.poll()
         poll.register(sock, select.POLLOUT)
         poll.poll()
@@ -181,7 +183,7 @@ def _wait_for_room(sock: socket.socket) -> None:
         select.select([], [sock], [])
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
+def socket_pair() -> tuple[socket.socket, socket.socket]:
     """Return the two ends of a channel, with large send buffers."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     for end in ends:
@@ -193,8 +195,8 @@ def receive(sock: socket.socket) -> Frame | None:
     """Return the next frame of a blocking socket, None at EOF. No other frame may follow it."""
     parser = FrameParser()
     while True:
-        count = sock.recv_into(parser.room())
+        count = sock.recv_into(parser.buffer())
         if not count:
             return None
-        for frame in parser.take(count):
+        for frame in parser.feed(count):
             return frame

@@ -1,7 +1,8 @@
-"""Child processes: started with a socket and shared memory, watched until they exit, killed with their descendants."""
+"""Child processes: start them with a socket and shared memory, wait for their exit, kill their descendants."""
 
 import asyncio
 import contextlib
+import faulthandler
 import os
 import signal
 import subprocess
@@ -9,15 +10,17 @@ import sys
 from collections.abc import Callable, Sequence
 
 from dragoman.core.secrets import child_environment
-from dragoman.workers import shared
-from dragoman.workers.channel import pair
-from dragoman.workers.cores import share
+from dragoman.system import logs
+from dragoman.system.threads import threads_per_replica
+from dragoman.workers.channel import socket_pair
+from dragoman.workers.process_group import signal_on_parent_exit
+from dragoman.workers.shared_blocks import close_files, create_arena_files
 
-# How long a process may take to exit once it is killed, and how long data that it has sent may take to arrive.
+# How long data that a process has sent may take to arrive after its exit.
 _EXIT_S = 0.5
 
-# The path is taken from the parent, so that the child finds the parent's modules, and no module that lies in the
-# working directory under the name of one that we import.
+# The child uses the path of its parent, so that it finds the same modules: in the working directory a file may have
+# the name of one that we import.
 _START = (
     "import sys, importlib; sys.path[:] = sys.argv[5:]; "
     "importlib.import_module(sys.argv[1]).main(*map(int, sys.argv[2:4]), [int(n) for n in sys.argv[4].split(',') if n])"
@@ -25,7 +28,7 @@ _START = (
 
 
 class ChildProcess:
-    """A child process that runs `main` of a module. Raises OSError where it cannot be started.
+    """A child process that runs `main` of a module. Raises OSError if it cannot be started.
 
     socket, memory: this process's end of the connection, and the files of the memory that both map; for one `Channel`.
     closed: set by the owner when the child has closed its end. exited: set when the child has exited and was reaped.
@@ -34,14 +37,14 @@ class ChildProcess:
     def __init__(self, module: str, replicas: int = 1, folder: str | None = None) -> None:
         self.closed = asyncio.Event()
         self.exited = asyncio.Event()
-        self.socket, theirs = pair()
-        self.memory = shared.files()
+        self.socket, theirs = socket_pair()
+        self.memory = create_arena_files()
         try:
             with theirs:
                 self._process = spawn(theirs.fileno(), replicas, self.memory or (), module, folder)
         except OSError:
             self.socket.close()
-            shared.close(self.memory or ())
+            close_files(self.memory or ())
             raise
 
     @property
@@ -55,7 +58,7 @@ class ChildProcess:
 
     @property
     def exit_reason(self) -> str:
-        """How the process has ended, for a message."""
+        """How the process has exited, for a message."""
         return describe_exit(self._process.returncode)
 
     def kill(self) -> None:
@@ -67,7 +70,7 @@ class ChildProcess:
 
         `cleanup` is called when it has exited, before `exited` is set, also if this task is cancelled.
         """
-        exited = asyncio.create_task(_exit_of(self._process, self.closed))
+        exited = asyncio.create_task(_wait_for_exit(self._process, self.closed))
         closed = asyncio.create_task(self.closed.wait())
         try:
             await asyncio.wait({exited, closed}, return_when=asyncio.FIRST_COMPLETED)
@@ -93,7 +96,7 @@ def spawn(
     fd: int,
     replicas: int,
     memory: Sequence[int] = (),
-    module: str = "dragoman.workers.group",
+    module: str = "dragoman.workers.process_group",
     folder: str | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a Python process that runs `main` of a module, with its end of a socket and shared memory. Raises OSError.
@@ -115,39 +118,39 @@ def spawn(
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its descendants, unless it was reaped: then its number may be another process's."""
+    """Kill a process and its descendants, unless it was reaped: its process id may have been reused."""
     if process.returncode is None:
         _kill_group(process.pid)
 
 
 def _kill_group(group: int) -> None:
-    with contextlib.suppress(OSError):  # no process is left
+    with contextlib.suppress(OSError):  # the group is empty
         os.killpg(group, signal.SIGKILL)
 
 
 def _environment(replicas: int) -> dict[str, str]:
     environment = child_environment()
-    if replicas > 1:  # otherwise each starts a thread for every core
+    if replicas > 1:  # by default each would start a thread for every core
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-            environment.setdefault(name, str(share(replicas)))
+            environment.setdefault(name, str(threads_per_replica(replicas)))
     return environment
 
 
-async def _exit_of(process: subprocess.Popen[bytes], closed: asyncio.Event) -> None:
+async def _wait_for_exit(process: subprocess.Popen[bytes], closed: asyncio.Event) -> None:
     """Wait until a process has exited; kill and reap its descendants. `closed` is set when its socket is closed."""
     fd = _pidfd(process.pid)
     if fd is None:  # only the socket shows its exit
         await closed.wait()
     else:
         loop = asyncio.get_running_loop()
-        ended = asyncio.Event()
-        loop.add_reader(fd, ended.set)
+        readable = asyncio.Event()
+        loop.add_reader(fd, readable.set)
         try:
-            await ended.wait()
+            await readable.wait()
         finally:
             loop.remove_reader(fd)
             os.close(fd)
-    while not _has_ended(process):  # noqa: ASYNC110 (there is no event for it, and it takes milliseconds)
+    while not _has_exited(process):  # noqa: ASYNC110 (there is no event for it, and it takes milliseconds)
         await asyncio.sleep(0.02)
     _kill_group(process.pid)
     process.poll()
@@ -155,8 +158,8 @@ async def _exit_of(process: subprocess.Popen[bytes], closed: asyncio.Event) -> N
         await asyncio.sleep(0.02)
 
 
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a process has exited. On Linux it is not reaped, so that its number remains that of its group."""
+def _has_exited(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether a process has exited. On Linux it is not reaped, so that its id remains that of its group."""
     if sys.platform == "linux" and process.returncode is None:
         with contextlib.suppress(ChildProcessError):  # it was reaped elsewhere
             return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
@@ -166,7 +169,7 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
 def _has_orphans(group: int) -> bool:
     """Reap killed processes of a group; return whether some remain.
 
-    The server reaps orphans where it is the first process of a container.
+    The server is the parent of orphans if it is the first process of a container.
     """
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-group, os.WNOHANG)[0]:
@@ -189,3 +192,39 @@ def describe_exit(code: int) -> str:
     with contextlib.suppress(ValueError):
         return f"signal {signal.Signals(-code).name}"
     return f"signal {-code}"
+
+
+# --- in the child ----------------------------------------------------------------------------------------
+
+
+def set_up_child(parent: int, descriptors: Sequence[int]) -> None:
+    """Prepare this process, a child of `parent` that has inherited these file descriptors.
+
+    On Linux the kernel kills it when its parent exits; elsewhere EOF of the socket ends it.
+    """
+    if sys.platform == "linux":
+        signal_on_parent_exit(signal.SIGKILL)
+        if os.getppid() != parent:  # it has exited already
+            os._exit(0)
+    del sys.argv[1:]  # a model may parse the arguments of its process
+    _ignore_signals()
+    faulthandler.enable()
+    with contextlib.suppress(AttributeError):  # stdout may have been replaced
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    logs.set_up_from_environment()
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+
+
+def _ignore_signals() -> None:
+    """Ignore signals that a service manager sends to all processes: the parent drains first, then ends this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    os.register_at_fork(after_in_child=_restore_signals)
+
+
+def _restore_signals() -> None:
+    """Restore the default handlers, for programs that the model forks."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)

@@ -1,47 +1,42 @@
-"""Messages between the server and the workers that it started itself, as bytes.
+"""Frames: messages between the server and its child processes, as bytes.
 
-A frame is a head (kind, number of parts, job, bytes that follow), the lengths of its parts, and the parts: plain
-words or a pickle, then the arrays of its value, out of band, so that they are read straight into the buffer that
-backs them. Of a large array that lies in memory which both sides share, only the place is sent.
-
-Pickle is safe here because only our own child holds the other end; nothing of this listens on a port.
+A frame has a header (kind, number of parts, job, bytes that follow), the lengths of its parts, and the parts: a
+serialized value, then its arrays. They are received straight into the buffer that the arrays refer to. For a large
+array in shared memory only its location is sent.
 """
 
 import enum
-import pickle
 import struct
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dragoman.workers import plain
-from dragoman.workers.shared import LEAST, Arena, View
+from dragoman.workers.serialization import Buffer, deserialize, serialize
+from dragoman.workers.shared_blocks import MIN_SIZE, BlockReader, BlockWriter
 
-Buffer = bytes | memoryview
-
-_HEAD = struct.Struct("<IIQQ")
-_PLACE = struct.Struct("<QQ")  # where a part in shared memory begins, and its length
-_SHARED = 1 << 63  # marks the length of a part that is such a place
-_LENT = struct.Struct("<QQQ")  # number, beginning and length of a part in a room, whose place follows
-_ROOM = 1 << 62  # marks the length of a part that is so lent
-_LENGTH = _ROOM - 1
-_ALIGN = 16  # arrays begin where any SIMD-free C code may read them
-_SMALL = 64 * 1024  # frames up to this are gathered in one buffer that is used again
-_JOINED = 32 * 1024  # frames up to this are sent as one piece, which is cheaper than many
-_PICKLE = pickle.PROTO[0]  # how a pickle begins, and nothing that `plain` makes
-_PADS = [bytes(n) for n in range(_ALIGN)]
+_HEADER = struct.Struct("<IIQQ")
+# A part in the arena: offset and length. A part in a shared buffer: block number, offset and length; the path follows.
+_IN_ARENA = struct.Struct("<QQ")
+_IN_BUFFER = struct.Struct("<QQQ")
+# Bits in the length of a part that mark such locations.
+_ARENA_BIT = 1 << 63
+_BUFFER_BIT = 1 << 62
+_LENGTH = _BUFFER_BIT - 1
+_ALIGNMENT = 16  # of arrays, for SIMD code
+_SMALL = 64 * 1024  # frames up to this size are received in one buffer that is reused
+_JOINED = 32 * 1024  # frames up to this size are sent as one buffer, which is cheaper than several
+_PADDING = [bytes(n) for n in range(_ALIGNMENT)]
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame says. To the worker: SPEC, CALL, STREAM, CREDIT, CANCEL. To the server: the others.
+    """The kind of a frame.
 
-    UNUSED goes both ways: shared memory that the other side may write again. A front end is spawned as a worker is, and
-    asks as the server does: CALL and so on go from it to the server, which tells it READY (or not), DRAIN and
-    STOP.
-    PING is answered by PONG, at once where the process is idle, with the reason why its model cannot answer, or "".
+    To a worker: SPEC, CALL, STREAM, CREDIT, CANCEL, PING. From it: the others. SPEC is answered by LOADED,
+    WRONG_PLACEMENT or ERROR, and PING by PONG with the reason why the model cannot answer, or "". Each CALL and STREAM
+    ends with exactly one RESPONSE, END or ERROR, also if it was cancelled. CREDIT allows a stream further chunks.
 
-    SPEC is answered by LOADED, by ELSEWHERE (the model would be in another place), or by ERROR.
-    Every CALL and STREAM is ended by exactly one ANSWER, END or ERROR, also where it was cancelled.
+    A front end is started with SPEC too. It sends CALL, STREAM, CREDIT and CANCEL to the server, which sends it the
+    responses, READY, DRAIN and STOP. UNUSED goes both ways: shared memory that the other side may write again.
     """
 
     SPEC = 0
@@ -50,11 +45,11 @@ class FrameKind(enum.IntEnum):
     CREDIT = 3
     CANCEL = 4
     LOADED = 5
-    ANSWER = 6
-    PIECE = 7
+    RESPONSE = 6
+    CHUNK = 7
     END = 8
     ERROR = 9
-    ELSEWHERE = 10
+    WRONG_PLACEMENT = 10
     UNUSED = 11
     READY = 12
     STOP = 13
@@ -64,136 +59,122 @@ class FrameKind(enum.IntEnum):
 
 
 class Frame(NamedTuple):
-    """One received message, decoded by `value`, which may raise."""
+    """A received frame."""
 
     kind: int
     job: int
     parts: list[memoryview]
 
     def value(self) -> Any:
-        """What was sent. Its arrays are views of this frame's buffer, or of shared memory, and read-only."""
-        parts = self.parts
-        if not parts:
-            return None
-        if parts[0][0] != _PICKLE:
-            return plain.loads(parts[0], parts[1:])
-        return pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301 (from our own child, or parent, alone)
+        """Return the value, None if it has none; arrays are read-only. Raises what `pickle.loads` raises."""
+        return deserialize(self.parts) if self.parts else None
 
 
-def encode(kind: FrameKind, job: int = 0, value: object = None, arena: Arena | None = None) -> list[Buffer]:
-    """The bytes of a frame, in pieces that share the memory of the arrays. Raises what pickle raises.
+def encode(kind: FrameKind, job: int = 0, value: object = None, arena: BlockWriter | None = None) -> list[Buffer]:
+    """Return the bytes of a frame, as buffers that refer to the memory of arrays. Raises what pickle raises.
 
-    Large arrays are put into the arena, as far as there is one and room in it.
+    Large arrays are put into shared memory if there is an arena.
     """
     if value is None:
-        return [_HEAD.pack(kind, 0, job, 0)]
-    parts = _plain(value) or _pickled(value)
+        return [_HEADER.pack(kind, 0, job, 0)]
+    parts = serialize(value)
     lengths = [len(part) for part in parts]
-    for at in range(1, len(parts)):
-        if arena is None or lengths[at] < LEAST:
+    for i in range(1, len(parts)):
+        if arena is None or lengths[i] < MIN_SIZE:
             continue
-        if (lent := arena.lend(parts[at])) is not None:
-            parts[at] = _LENT.pack(*lent[:2], lengths[at]) + lent[2].encode()
-            lengths[at] = len(parts[at]) | _ROOM
-        elif (start := arena.put(parts[at])) is not None:
-            parts[at], lengths[at] = _PLACE.pack(start, lengths[at]), _PLACE.size | _SHARED
-    return _framed(kind, job, parts, lengths)
+        if (shared := arena.share(parts[i])) is not None:
+            number, offset, path = shared
+            parts[i] = _IN_BUFFER.pack(number, offset, lengths[i]) + path.encode()
+            lengths[i] = len(parts[i]) | _BUFFER_BIT
+        elif (start := arena.put(parts[i])) is not None:
+            parts[i], lengths[i] = _IN_ARENA.pack(start, lengths[i]), _IN_ARENA.size | _ARENA_BIT
+    return _join(kind, job, parts, lengths)
 
 
-def _framed(kind: FrameKind, job: int, parts: list[Buffer], told: list[int]) -> list[Buffer]:
-    lengths = [length & _LENGTH for length in told]
+def _join(kind: FrameKind, job: int, parts: list[Buffer], marked_lengths: list[int]) -> list[Buffer]:
+    lengths = [length & _LENGTH for length in marked_lengths]
     count = len(parts)
-    table = struct.pack(f"<{count}Q", *told) + _PADS[-8 * count % _ALIGN]
+    table = struct.pack(f"<{count}Q", *marked_lengths) + _PADDING[-8 * count % _ALIGNMENT]
     size = len(table) + sum(map(_padded, lengths))
-    pieces: list[Buffer] = [_HEAD.pack(kind, count, job, size) + table]
+    buffers: list[Buffer] = [_HEADER.pack(kind, count, job, size) + table]
     for part, length in zip(parts, lengths, strict=True):
         if length:
-            pieces.append(part)
-        if length % _ALIGN:
-            pieces.append(_PADS[-length % _ALIGN])
-    return [b"".join(pieces)] if size <= _JOINED else pieces
+            buffers.append(part)
+        if length % _ALIGNMENT:
+            buffers.append(_PADDING[-length % _ALIGNMENT])
+    return [b"".join(buffers)] if size <= _JOINED else buffers
 
 
 class FrameParser:
-    """Bytes in, frames out: fill `room()`, say with `take` how much came. Knows no socket."""
+    """Parses received bytes into frames: fill `buffer()`, then call `feed` with the number of bytes. Does no I/O."""
 
-    def __init__(self, shared: View | None = None) -> None:
+    def __init__(self, shared: BlockReader | None = None) -> None:
         self._shared = shared
         self._small = memoryview(bytearray(_SMALL))
         self._end = 0
         self._large: memoryview | None = None
-        self._head = (0, 0, 0)
+        self._header = (0, 0, 0)
         self._filled = 0
 
-    def room(self) -> memoryview:
+    def buffer(self) -> memoryview:
         """Return the buffer for the next bytes; it is never empty."""
         return self._small[self._end :] if self._large is None else self._large[self._filled :]
 
-    def take(self, count: int) -> list[Frame]:
-        """The frames that the `count` bytes put into `room()` complete."""
+    def feed(self, count: int) -> list[Frame]:
+        """Return the frames that `count` further bytes in `buffer()` complete."""
         if self._large is None:
             self._end += count
-            return self._cut()
+            return self._parse_small()
         self._filled += count
         if self._filled < len(self._large):
             return []
         body, self._large = self._large, None
-        return [self._frame(*self._head, body.toreadonly())]
+        return [self._frame(*self._header, body.toreadonly())]
 
-    def _cut(self) -> list[Frame]:
+    def _parse_small(self) -> list[Frame]:
         frames: list[Frame] = []
         start = 0
-        while self._end - start >= _HEAD.size:
-            kind, parts, job, size = _HEAD.unpack_from(self._small, start)
-            body, end = start + _HEAD.size, start + _HEAD.size + size
+        while self._end - start >= _HEADER.size:
+            kind, parts, job, size = _HEADER.unpack_from(self._small, start)
+            body, end = start + _HEADER.size, start + _HEADER.size + size
             if end > self._end:
-                if _HEAD.size + size > _SMALL:
-                    return [*frames, *self._grow((kind, job, parts), size, body)]
+                if _HEADER.size + size > _SMALL:
+                    self._begin_large((kind, job, parts), size, body)
+                    return frames
                 break
             frames.append(self._frame(kind, job, parts, memoryview(bytes(self._small[body:end]))))
             start = end
-        left = self._end - start
-        if start and left:
-            self._small[:left] = bytes(self._small[start : self._end])
-        self._end = left
+        rest = self._end - start
+        if start and rest:
+            self._small[:rest] = bytes(self._small[start : self._end])
+        self._end = rest
         return frames
 
-    def _frame(self, kind: int, job: int, count: int, body: memoryview) -> Frame:
-        """The frame with its parts. Those in shared memory are taken hold of now, whatever becomes of the frame."""
-        start = _padded(8 * count)
-        parts: list[memoryview] = []
-        for told in struct.unpack_from(f"<{count}Q", body):
-            length = told & _LENGTH
-            part = body[start : start + length]
-            if told & _SHARED:
-                assert self._shared is not None, "who shares no memory is sent no place in it"
-                part = self._shared.block(*_PLACE.unpack(part))
-            elif told & _ROOM:
-                assert self._shared is not None, "who shares no memory is lent none"
-                number, begin, size = _LENT.unpack_from(part)
-                part = self._shared.entered(number, begin, size, str(part[_LENT.size :], "ascii"))
-            parts.append(part)
-            start = _padded(start + length)
-        return Frame(kind, job, parts)
-
-    def _grow(self, head: tuple[int, int, int], size: int, body: int) -> list[Frame]:
-        self._head = head
+    def _begin_large(self, header: tuple[int, int, int], size: int, body: int) -> None:
+        self._header = header
         self._large = np.empty(size, np.uint8).data  # a bytearray would be filled with zeros first
         self._filled = self._end - body
         self._large[: self._filled] = self._small[body : self._end]
         self._end = 0
-        return []
 
-
-def _plain(value: object) -> list[Buffer] | None:
-    found = plain.dumps(value)
-    return None if found is None else [found[0], *found[1]]
-
-
-def _pickled(value: object) -> list[Buffer]:
-    arrays: list[pickle.PickleBuffer] = []
-    return [pickle.dumps(value, 5, buffer_callback=arrays.append), *(array.raw() for array in arrays)]
+    def _frame(self, kind: int, job: int, count: int, body: memoryview) -> Frame:
+        """Return the frame. Its blocks of shared memory are referenced from now on, even if it is never decoded."""
+        start = _padded(8 * count)
+        parts: list[memoryview] = []
+        for marked_length in struct.unpack_from(f"<{count}Q", body):
+            length = marked_length & _LENGTH
+            part = body[start : start + length]
+            if marked_length != length:
+                assert self._shared is not None, "a peer without shared memory is sent no location in it"
+                if marked_length & _ARENA_BIT:
+                    part = self._shared.block(*_IN_ARENA.unpack(part))
+                else:
+                    number, offset, size = _IN_BUFFER.unpack_from(part)
+                    part = self._shared.shared(number, offset, size, str(part[_IN_BUFFER.size :], "ascii"))
+            parts.append(part)
+            start = _padded(start + length)
+        return Frame(kind, job, parts)
 
 
 def _padded(length: int) -> int:
-    return -(-length // _ALIGN) * _ALIGN
+    return -(-length // _ALIGNMENT) * _ALIGNMENT

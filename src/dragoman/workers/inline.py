@@ -1,4 +1,4 @@
-"""A pool on the event loop of this process."""
+"""A worker pool on the event loop of this process."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
@@ -8,17 +8,19 @@ from typing import Any
 from dragoman.core.calls import Request
 from dragoman.core.errors import NotReady
 from dragoman.core.metrics import Family
+from dragoman.core.model import Model
 from dragoman.core.spec import ModelSpec
 from dragoman.system.coroutines import ensure_task
-from dragoman.workers.availability import Availability
-from dragoman.workers.execute import Executor
-from dragoman.workers.output_copies import copy_outputs
+from dragoman.workers.executor import Executor
 from dragoman.workers.pool import CONCURRENT, A, Loaded
+from dragoman.workers.results import copy_outputs
 
 # Seconds that calls may take to end when their pool is closed.
 GRACE_S = 1.0
 # Chunks after which other tasks of the event loop get a turn, even if an `async` model never waits.
-_TURN = 16
+_CHUNKS_PER_TURN = 16
+# Interval at which a model is asked whether it is available, in seconds.
+_AVAILABILITY_INTERVAL_S = 1.0
 
 
 class InlinePool:
@@ -49,9 +51,9 @@ class InlinePool:
         return CONCURRENT * max(1, self._spec.replicas)
 
     async def start(self) -> Loaded:
-        return self.hold(await Executor.load(self._spec, "inline"))
+        return self.use(await Executor.load(self._spec, "inline"))
 
-    def hold(self, executor: Executor) -> Loaded:
+    def use(self, executor: Executor) -> Loaded:
         """Use a model that is already loaded."""
         self._executor = executor
         self._availability.watch([executor])
@@ -67,30 +69,30 @@ class InlinePool:
             raise unloading(self._spec)
         if executor.loaded.concurrent:
             return self._call_async(executor, request)
-        answer: A = copy_outputs(executor.one(request), request.call)
-        return answer
+        response: A = copy_outputs(executor.call(request), request.call)
+        return response
 
     async def _call_async(self, executor: Executor, request: Request[A]) -> A:
-        await ensure_task()  # the model's own code may count on a task
-        with self._interrupted_by_close():
-            answer: A = copy_outputs(await executor.one_async(request), request.call)
-        return answer
+        await ensure_task()  # code of the model may need a task
+        with self._interruptible():
+            response: A = copy_outputs(await executor.call_async(request), request.call)
+        return response
 
     async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
         if self._executor is None:
             raise unloading(self._spec)
-        given = 0
-        async with aclosing(self._executor.pieces_async(request)) as pieces:
+        count = 0
+        async with aclosing(self._executor.stream_async(request)) as chunks:
             while self._executor is not None:
-                given += 1
-                if not given % _TURN:
+                count += 1
+                if not count % _CHUNKS_PER_TURN:
                     await asyncio.sleep(0)
                 try:
-                    with self._interrupted_by_close():
-                        piece = await anext(pieces)
+                    with self._interruptible():
+                        chunk = await anext(chunks)
                 except StopAsyncIteration:
                     return
-                yield copy_outputs(piece, request.call)
+                yield copy_outputs(chunk, request.call)
         raise unloading(self._spec)
 
     async def close(self) -> None:
@@ -107,8 +109,8 @@ class InlinePool:
         await executor.close()
 
     @contextmanager
-    def _interrupted_by_close(self) -> Iterator[None]:
-        """Let `close` cancel what this task awaits, as `asyncio.timeout` does: the caller sees NotReady."""
+    def _interruptible(self) -> Iterator[None]:
+        """Let `close` cancel what this task awaits, as `asyncio.timeout` does: the caller gets NotReady."""
         task = asyncio.current_task()
         assert task is not None, "a pool is called from a task"
         self._running.add(task)
@@ -127,3 +129,32 @@ class InlinePool:
 def unloading(spec: ModelSpec) -> NotReady:
     """Return the error of a call to a pool that is closed."""
     return NotReady(f"model '{spec.name}' is unloading")
+
+
+class Availability:
+    """Whether a model in this process, with one or more replicas, can answer calls.
+
+    reason: why no replica can answer, "" while one can. changed: called when it becomes empty or not empty.
+    """
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self.reason = ""
+        self._changed = changed
+        self._task: asyncio.Task[None] | None = None
+
+    def watch(self, executors: Sequence[Executor]) -> None:
+        """Start to ask the model at intervals, unless it is always available."""
+        if any(type(executor.model).unavailable is not Model.unavailable for executor in executors):
+            self._task = asyncio.get_running_loop().create_task(self._poll(executors))
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _poll(self, executors: Sequence[Executor]) -> None:
+        while True:
+            reasons = [executor.unavailable() for executor in executors]
+            before, self.reason = self.reason, "" if "" in reasons else reasons[0]
+            if bool(before) != bool(self.reason):
+                self._changed()
+            await asyncio.sleep(_AVAILABILITY_INTERVAL_S)

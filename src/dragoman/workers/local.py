@@ -1,4 +1,4 @@
-"""A pool of threads, each with a replica of the model."""
+"""A worker pool of threads, each with a replica of the model."""
 
 import asyncio
 import logging
@@ -6,9 +6,8 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, closing
-from functools import partial
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import closing
 from typing import Any
 
 from dragoman.core.calls import Request
@@ -16,34 +15,32 @@ from dragoman.core.error_text import public_text
 from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.core.metrics import Family
 from dragoman.core.spec import ModelSpec
-from dragoman.system.coroutines import complete
-from dragoman.workers.availability import Availability
-from dragoman.workers.cores import keep_to_share
-from dragoman.workers.execute import Executor
+from dragoman.system.threads import limit_library_threads
+from dragoman.workers.executor import Executor
 from dragoman.workers.frames import FrameKind
-from dragoman.workers.inline import GRACE_S, InlinePool, unloading
-from dragoman.workers.job import Job, settle
-from dragoman.workers.output_copies import copy_outputs
+from dragoman.workers.inline import GRACE_S, Availability, InlinePool, unloading
+from dragoman.workers.jobs import Job, JobRunner
 from dragoman.workers.pool import WINDOW, A, Loaded
-from dragoman.workers.streams import Stream
+from dragoman.workers.results import copy_outputs
 
 __all__ = ["InlinePool", "ThreadPool"]  # the entry points of both pools name this module
 
 log = logging.getLogger("dragoman.worker")
 
 
-class ThreadPool:
+class ThreadPool(JobRunner):
     """Each replica of the model has a thread of its own; all take calls from one queue.
 
     An `async` model runs on the event loop instead.
     """
 
     def __init__(self, spec: ModelSpec, changed: Callable[[], None]) -> None:
+        super().__init__()
         self._spec = spec
         self._changed = changed
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._outcomes: deque[tuple[Job, Any, BaseException | None, bool]] = deque()
-        self._woken = False
+        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._results: deque[tuple[Job, Any, BaseException | None, bool]] = deque()
+        self._is_flush_scheduled = False
         self._replicas: list[tuple[Executor, threading.Thread]] = []
         self._inline: InlinePool | None = None
         self._availability = Availability(changed)
@@ -70,7 +67,7 @@ class ThreadPool:
         executors = [await Executor.load(self._spec, "thread")]
         if executors[0].loaded.concurrent:
             self._inline = InlinePool(self._spec, self._changed)
-            return self._inline.hold(executors[0])
+            return self._inline.use(executors[0])
         try:
             while self._spec.target is None and len(executors) < self._spec.replicas:
                 executors.append(await Executor.load(self._spec, "thread"))
@@ -78,7 +75,7 @@ class ThreadPool:
             for executor in executors:
                 await executor.close()
             raise
-        keep_to_share(self._spec.replicas)
+        limit_library_threads(self._spec.replicas)
         for number, executor in enumerate(executors):
             name = f"{self._spec.name}-{number}"
             thread = threading.Thread(target=self._work, args=(executor,), name=name, daemon=True)
@@ -93,31 +90,27 @@ class ThreadPool:
             return self._inline.measurements()
         return [family for executor, _ in self._replicas for family in executor.measurements()]
 
-    async def call(self, request: Request[A]) -> A:
-        if self._inline is not None:
-            return await complete(self._inline.call(request))
-        future: asyncio.Future[A] = self._loop.create_future()
-        job = Job(0, FrameKind.CALL, request, partial(settle, future))
-        self._put(job)
-        try:
-            return await future
-        finally:
-            self._cancel(job)
+    def call(self, request: Request[A]) -> A | Coroutine[Any, Any, A]:
+        return super().call(request) if self._inline is None else self._inline.call(request)
 
-    async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
-        if self._inline is not None:
-            async with aclosing(self._inline.stream(request)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-            return
-        allowance = threading.Semaphore(WINDOW)
-        stream = Stream(allowance.release, lambda: self._cancel(job))
-        job = Job(0, FrameKind.STREAM, request, stream.deliver)
-        job.credits = allowance
-        self._put(job)
-        async with aclosing(stream.chunks()) as chunks:
-            async for chunk in chunks:
-                yield chunk
+    def stream(self, request: Request[Any]) -> AsyncGenerator[Any, None]:
+        return super().stream(request) if self._inline is None else self._inline.stream(request)
+
+    def submit(self, job: Job) -> None:
+        if not self._replicas:
+            raise unloading(self._spec)
+        if job.kind == FrameKind.STREAM:
+            job.credits = threading.Semaphore(WINDOW)
+        self._pending.add(job)
+        self._queue.put(job)
+
+    def cancel(self, job: Job) -> None:
+        job.cancel()
+        self._pending.discard(job)
+
+    def credit(self, job: Job, count: int) -> None:
+        assert job.credits is not None, "a stream has credits"
+        job.credits.release(count)
 
     async def close(self) -> None:
         if self._inline is not None:
@@ -129,9 +122,9 @@ class ThreadPool:
         self._changed()
         for job in list(self._pending):
             job.deliver(None, unloading(self._spec), True)
-            job.cancel()
+            self.cancel(job)
         for _ in replicas:
-            self._jobs.put(None)
+            self._queue.put(None)
         await asyncio.to_thread(_join, [thread for _, thread in replicas])
         for executor, thread in replicas:
             if thread.is_alive():  # a thread cannot be stopped, and a model in use cannot be closed
@@ -139,21 +132,11 @@ class ThreadPool:
             else:
                 await executor.close()
 
-    def _put(self, job: Job) -> None:
-        if not self._replicas:
-            raise unloading(self._spec)
-        self._pending.add(job)
-        self._jobs.put(job)
-
-    def _cancel(self, job: Job) -> None:
-        job.cancel()
-        self._pending.discard(job)
-
     # --- in the model's thread ---------------------------------------------------------------------------
 
     def _work(self, executor: Executor) -> None:
-        keep_to_share(self._spec.replicas, of_thread=True)
-        while (job := self._jobs.get()) is not None:
+        limit_library_threads(self._spec.replicas, of_thread=True)
+        while (job := self._queue.get()) is not None:
             self._compute(executor, job)
             del job  # an idle thread must not keep tensors alive
 
@@ -163,37 +146,39 @@ class ThreadPool:
             return
         try:
             if job.credits is None:
-                self._post(job, copy_outputs(executor.one(request), request.call), None, True)
+                self._post(job, copy_outputs(executor.call(request), request.call), None, True)
             else:
-                self._stream(job, executor, request, job.credits)
+                self._compute_stream(executor, job, request, job.credits)
         except DragomanError as error:
             self._post(job, None, error, True)
         except BaseException as error:
             self._post(job, None, ModelFailed(public_text(error)), True)
 
-    def _stream(self, job: Job, executor: Executor, request: Request[Any], allowance: threading.Semaphore) -> None:
-        with closing(executor.pieces(request)) as chunks:
+    def _compute_stream(self, executor: Executor, job: Job, request: Request[Any], credit: threading.Semaphore) -> None:
+        with closing(executor.stream(request)) as chunks:
             for chunk in chunks:
                 self._post(job, copy_outputs(chunk, request.call), None, False)
-                allowance.acquire()
+                credit.acquire()
                 if job.is_cancelled:
                     break
         self._post(job, None, None, True)
 
     def _post(self, job: Job, value: Any, error: BaseException | None, last: bool) -> None:
-        # One wake-up of the event loop delivers all outcomes that have gathered until it runs.
-        self._outcomes.append((job, value, error, last))
-        if not self._woken:
-            self._woken = True
+        # One wake-up of the event loop delivers all results that are queued until it runs.
+        self._results.append((job, value, error, last))
+        if not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
             try:
                 self._loop.call_soon_threadsafe(self._flush)
             except RuntimeError:  # the event loop is closed
-                self._outcomes.clear()
+                self._results.clear()
 
     def _flush(self) -> None:
-        self._woken = False
-        while self._outcomes:
-            job, value, error, last = self._outcomes.popleft()
+        self._is_flush_scheduled = False
+        while self._results:
+            job, value, error, last = self._results.popleft()
+            if last:
+                self._pending.discard(job)
             job.deliver(value, error, last)
 
 

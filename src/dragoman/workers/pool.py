@@ -1,10 +1,13 @@
 """The interface of worker pools."""
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+import errno
+import re
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from dragoman.core.calls import Call, Request
+from dragoman.core.errors import ModelFailed, OutOfMemory
 from dragoman.core.metrics import Family
 from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
@@ -18,14 +21,20 @@ STALL_S = 30.0
 # Concurrent calls of one replica of an `async` model.
 CONCURRENT = 64
 
+# Messages of C++, PyTorch, ONNX Runtime, TensorFlow and JAX, which share no exception class for lack of memory.
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|bad.?alloc|RESOURCE_EXHAUSTED|(can't|cannot|could not|unable to|failed to) allocate memory",
+    re.IGNORECASE,
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Description of a loaded model. calls: the types of call that it supports.
+    """Description of a loaded model.
 
-    streams: its response to Infer is a stream of chunks. concurrent: one replica computes many calls concurrently,
-    because its methods are `async`. merges: the default of `max_batch_size`. details: further metadata.
-    handlers: URL paths that the model serves itself.
+    calls: the types of call that it supports. streams: its response to Infer is a stream of chunks.
+    concurrent: one replica computes many calls concurrently, because its methods are `async`.
+    merges: the default of `max_batch_size`. details: further metadata. handlers: URL paths that the model serves.
     """
 
     signature: Signature
@@ -46,10 +55,30 @@ class WrongPlacement(Exception):
         self.placement = placement
 
 
+def load_failed(name: str, reason: str, cause: BaseException | None = None) -> ModelFailed:
+    """Return the error of a model that cannot be loaded: OutOfMemory if `cause` or one of its causes is that."""
+    error_type = OutOfMemory if any(map(_is_out_of_memory, _with_causes(cause))) else ModelFailed
+    return error_type(f"failed to load '{name}', {reason}")
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError | OutOfMemory):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return _OUT_OF_MEMORY.search(str(error)) is not None
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
 class Pool(Protocol):
     """A model in one or more replicas. All methods run on the event loop.
 
-    A pool is made with the spec of its model and a function that it calls whenever `ready` changes.
+    A pool is created with the spec of its model and a function that it calls whenever `ready` changes.
     """
 
     def __init__(self, spec: ModelSpec, changed: Callable[[], None]) -> None: ...

@@ -1,4 +1,4 @@
-"""Run one function in a process of its own: for code that the server's process must not run."""
+"""Run one function in a process of its own: for code that must not run in the server's process."""
 
 import json
 import os
@@ -8,8 +8,7 @@ from typing import Any
 
 from dragoman import plugins
 from dragoman.core.errors import ModelFailed
-from dragoman.workers.child_process import kill, spawn
-from dragoman.workers.worker import set_up_child
+from dragoman.workers.child_process import kill, set_up_child, spawn
 
 
 def probe(function: Callable[..., Any], arguments: Sequence[Any], timeout_s: float) -> Any:
@@ -26,30 +25,34 @@ def probe(function: Callable[..., Any], arguments: Sequence[Any], timeout_s: flo
             ours.settimeout(timeout_s)
             ours.sendall(json.dumps([path, *arguments]).encode())
             ours.shutdown(socket.SHUT_WR)
-            result = b"".join(iter(lambda: ours.recv(1 << 16), b""))
+            response = _receive_all(ours)
         except OSError as error:
             raise ModelFailed(f"{type(error).__name__}: {error}") from error
         finally:
             kill(process)
             process.wait()
-    if not result:
+    if not response:
         raise ModelFailed("the process ended without a result")
-    found: dict[str, Any] = json.loads(result)
-    if "error" in found:
-        raise ModelFailed(found["error"])
-    return found["result"]
+    outcome: dict[str, Any] = json.loads(response)
+    if "error" in outcome:
+        raise ModelFailed(outcome["error"])
+    return outcome["result"]
 
 
 def main(fd: int, parent: int, _memory: Sequence[int] = ()) -> None:
-    """Answer the one request that comes through the socket."""
+    """Call the function that the parent sends, and send its result."""
     set_up_child(parent, (fd,))
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-        os.dup2(nowhere.fileno(), 2)
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), 1)
+        os.dup2(null.fileno(), 2)
     with socket.socket(fileno=fd) as sock:
-        function, *arguments = json.loads(b"".join(iter(lambda: sock.recv(1 << 16), b"")))
+        function, *arguments = json.loads(_receive_all(sock))
         try:
-            answer = {"result": plugins.resolve(function)(*arguments)}
-        except BaseException as error:  # SystemExit of a model's file too
-            answer = {"error": f"{type(error).__name__}: {error}"[:1000]}
-        sock.sendall(json.dumps(answer).encode())
+            outcome = {"result": plugins.resolve(function)(*arguments)}
+        except BaseException as error:  # a model file may call sys.exit
+            outcome = {"error": f"{type(error).__name__}: {error}"[:1000]}
+        sock.sendall(json.dumps(outcome).encode())
+
+
+def _receive_all(sock: socket.socket) -> bytes:
+    return b"".join(iter(lambda: sock.recv(1 << 16), b""))

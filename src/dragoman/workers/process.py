@@ -1,108 +1,82 @@
 """A pool of worker processes: one queue of calls for all replicas of a model, each restarted when it exits."""
 
 import asyncio
-import itertools
+import inspect
 import logging
+import sys
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from operator import attrgetter
+from typing import Any
 
-from dragoman.core.calls import Request
 from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady
 from dragoman.core.metrics import Family
 from dragoman.core.spec import ModelSpec
-from dragoman.workers.frames import Buffer, FrameKind
-from dragoman.workers.importable import importable
-from dragoman.workers.job import Job, settle
-from dragoman.workers.pool import CONCURRENT, WINDOW, A, Loaded
+from dragoman.workers.inline import unloading
+from dragoman.workers.jobs import Job, JobRunner
+from dragoman.workers.pool import CONCURRENT, Loaded
 from dragoman.workers.replica import Replica
-from dragoman.workers.streams import Stream
-from dragoman.workers.supervisor import Supervisors
+from dragoman.workers.serialization import Buffer
+from dragoman.workers.supervisor import Supervisor
 
 log = logging.getLogger("dragoman.worker")
 
-# The reader of a stream gives credit for this many chunks at a time.
-_CREDIT = WINDOW // 2
 
-
-class ProcessPool:
+class ProcessPool(JobRunner):
     """Each replica of the model has a process of its own. If one exits, only the calls that it computed fail."""
 
     replicated = True
 
     def __init__(self, spec: ModelSpec, changed: Callable[[], None]) -> None:
+        super().__init__()
         self._spec = spec
         self._changed = changed
-        self._numbers = itertools.count(1)
         self._queue: deque[Job] = deque()
         self._was_ready = False
         self._concurrent = False
         self._open = False
-        self._supervisors = Supervisors(
+        self._supervisor = Supervisor(
             max(1, spec.replicas),
-            lambda _number: Replica(self._spec, self._finished),
-            on_exit=self._exited,
-            on_restart=self._restarted,
+            lambda _number: Replica(self._spec, self._dispatch),
+            on_exit=self._replica_exited,
+            on_restart=self._replica_restarted,
             on_restart_failed=self._reject_if_given_up,
-            on_heartbeats=self._heartbeats,
+            on_heartbeats=self._heartbeats_changed,
             heartbeat_s=spec.heartbeat_s,
         )
 
     @property
     def ready(self) -> bool:
-        return any(not replica.heartbeat.is_hung and not replica.unavailable for replica in self._supervisors.running)
+        return any(not replica.heartbeat.is_hung and not replica.unavailable for replica in self._supervisor.running)
 
     @property
     def unavailable(self) -> str:
-        reasons = [replica.unavailable for replica in self._supervisors.running]
+        reasons = [replica.unavailable for replica in self._supervisor.running]
         return "" if "" in reasons or not reasons else reasons[0]
 
     @property
     def capacity(self) -> int:
-        return max(1, len(self._supervisors.running)) * (CONCURRENT if self._concurrent else 1)
+        return max(1, len(self._supervisor.running)) * (CONCURRENT if self._concurrent else 1)
 
     async def start(self) -> Loaded:
         self._spec = await asyncio.to_thread(importable, self._spec)
-        loaded: list[Loaded] = await self._supervisors.start()
+        loaded: list[Loaded] = await self._supervisor.start()
         self._concurrent = loaded[0].concurrent
         self._open = True
-        self._spec = replace(self._spec, placement="process")  # decided, also if the model's file changes
+        self._spec = replace(self._spec, placement="process")  # also after a restart with a changed model file
         self._report_readiness()
         return loaded[0]
 
     def measurements(self) -> Sequence[Family]:
         return ()
 
-    async def call(self, request: Request[A]) -> A:
-        future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
-        job = Job(next(self._numbers), FrameKind.CALL, request, partial(settle, future))
-        self._add(job)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._cancel(job)
-            raise
-
-    async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
-        def credit(count: int) -> None:
-            if job.worker is not None:
-                job.worker.credit(job, count)
-
-        stream = Stream(credit, lambda: self._cancel(job), _CREDIT)
-        job = Job(next(self._numbers), FrameKind.STREAM, request, stream.deliver)
-        self._add(job)
-        async with aclosing(stream.chunks()) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
     async def close(self) -> None:
         self._open = False
-        replicas = await self._supervisors.close()
+        replicas = await self._supervisor.close()
         for job in [*self._queue, *(job for replica in replicas for job in replica.held.values())]:
-            job.deliver(None, self._unloading(), True)
+            job.deliver(None, unloading(self._spec), True)
         self._queue.clear()
         await asyncio.gather(*(replica.stop() for replica in replicas))
         self._report_readiness()
@@ -113,27 +87,31 @@ class ProcessPool:
             self._was_ready = self.ready
             self._changed()
 
-    # --- calls -----------------------------------------------------------------------------------------------
+    # --- jobs ------------------------------------------------------------------------------------------------
 
-    def _add(self, job: Job) -> None:
+    def submit(self, job: Job) -> None:
         if not self._open:
-            raise self._unloading()
-        if self._supervisors.has_given_up:
+            raise unloading(self._spec)
+        if self._supervisor.has_given_up:
             raise self._not_ready()
         self._queue.append(job)
         self._dispatch()
 
-    def _cancel(self, job: Job) -> None:
+    def cancel(self, job: Job) -> None:
         if job.worker is not None:
             job.worker.cancel(job)
         elif job in self._queue:
             self._queue.remove(job)
 
+    def credit(self, job: Job, count: int) -> None:
+        if job.worker is not None:
+            job.worker.credit(job, count)
+
     def _dispatch(self) -> None:
-        """Send queued calls to the workers that have capacity."""
-        running = self._supervisors.running
+        """Send queued jobs to the replicas that have capacity."""
+        running = self._supervisor.running
         while self._queue:
-            # If all hang, calls wait in the processes, where their deadline kills one that hangs for good.
+            # If all hang, jobs wait in the processes, where their deadline kills one that hangs for good.
             responsive = [r for r in running if not r.heartbeat.is_hung] or running
             replica = min((r for r in responsive if r.has_capacity), key=lambda r: len(r.held), default=None)
             if replica is None:
@@ -144,23 +122,20 @@ class ProcessPool:
                 replica.send(job, frame)
 
     def _encode(self, job: Job, replica: Replica) -> list[Buffer] | None:
-        """Return the frame of a call; None if its deadline has passed or it cannot be encoded, which is delivered."""
+        """Return the frame of a job. If its deadline has passed or it cannot be encoded, deliver that; return None."""
         deadline_s = job.request.deadline_s if job.request is not None else None
         if deadline_s is not None and deadline_s <= time.monotonic():
             job.deliver(None, DeadlineExceeded("Request timeout expired"), True)
             return None
         try:
-            return replica.encoded(job)
+            return replica.encode(job)
         except Exception as error:
             message = f"model '{self._spec.name}' failed: its input cannot be sent to a process: {error}"
             job.deliver(None, ModelFailed(message), True)
             return None
 
-    def _finished(self, _replica: Replica) -> None:
-        self._dispatch()
-
     def _requeue(self, jobs: Sequence[Job]) -> None:
-        """Put calls that have not begun back at the head of the queue."""
+        """Put jobs that have not begun back at the head of the queue."""
         for job in reversed(jobs):
             if not job.is_cancelled:
                 job.worker = None
@@ -168,7 +143,7 @@ class ProcessPool:
 
     # --- processes -------------------------------------------------------------------------------------------
 
-    def _heartbeats(self, changed: Sequence[Replica]) -> None:
+    def _heartbeats_changed(self, changed: Sequence[Replica]) -> None:
         for replica in changed:
             if not replica.heartbeat.is_hung:
                 log.info("model '%s': worker process %d responds again", self._spec.name, replica.pid)
@@ -180,23 +155,23 @@ class ProcessPool:
                 replica.heartbeat.reason,
             )
             if self.ready and not self._concurrent:
-                self._take_back(replica)
+                self._requeue_waiting(replica)
         self._dispatch()
         self._report_readiness()
 
-    def _take_back(self, replica: Replica) -> None:
-        """Requeue all calls of a worker but the first, which it may have begun."""
+    def _requeue_waiting(self, replica: Replica) -> None:
+        """Requeue all jobs of a replica but the first, which it may have begun."""
         waiting = [job for job in [*replica.held.values()][1:] if not job.is_cancelled]
         for job in waiting:
             replica.take_back(job)
-            job.number = next(self._numbers)
+            job.number = next(self.numbers)
         self._requeue(waiting)
 
-    def _restarted(self, _replica: Replica) -> None:
+    def _replica_restarted(self, _replica: Replica) -> None:
         self._report_readiness()
         self._dispatch()
 
-    def _exited(self, replica: Replica) -> None:
+    def _replica_exited(self, replica: Replica) -> None:
         if replica.was_killed:
             log.warning(
                 "model '%s': killed a worker process that still computed a call %g s after its cancellation",
@@ -216,7 +191,7 @@ class ProcessPool:
         self._dispatch()
 
     def _reject_if_given_up(self) -> None:
-        if self._supervisors.has_given_up:
+        if self._supervisor.has_given_up:
             queued, self._queue = self._queue, deque()
             for job in queued:
                 job.deliver(None, self._not_ready(), True)
@@ -224,5 +199,35 @@ class ProcessPool:
     def _not_ready(self) -> NotReady:
         return NotReady(f"model '{self._spec.name}' is not ready: its worker process keeps exiting")
 
-    def _unloading(self) -> NotReady:
-        return NotReady(f"model '{self._spec.name}' is unloading")
+
+def importable(spec: ModelSpec) -> ModelSpec:
+    """Return the spec with a path instead of a live object. Raises ModelFailed if the object has no such path."""
+    if spec.target is None:
+        return spec
+    path = _import_path(spec.target)
+    if path is None:
+        raise ModelFailed(
+            f"model '{spec.name}': placement 'process' needs 'module:object', 'file.py:object', or a class or function "
+            f"at the top level of a module or script; got {spec.target!r}; otherwise set placement 'thread'"
+        )
+    return replace(spec, target=None, uri=path, runtime="python")
+
+
+def _import_path(target: Any) -> str | None:
+    """Return `module:object` or `file.py:object`; None if another process would not find this very object there."""
+    module = sys.modules.get(getattr(target, "__module__", ""))
+    if module is None or not (inspect.isclass(target) or inspect.isfunction(target)):
+        return None
+    try:
+        if attrgetter(target.__qualname__)(module) is not target:
+            return None
+    except AttributeError:  # defined in a function
+        return None
+    path = module.__name__
+    if path == "__main__" and module.__spec__ is not None:
+        path = module.__spec__.name  # `python -m`: its imports may be relative
+    elif path == "__main__" or path.startswith("dragoman_file_"):  # other processes do not know these names
+        path = getattr(module, "__file__", None) or ""
+        if not path.endswith(".py"):
+            return None
+    return f"{path}:{target.__qualname__}"

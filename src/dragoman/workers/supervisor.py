@@ -1,26 +1,31 @@
-"""Supervision of child processes: start them, restart those that exit, watch their heartbeats."""
+"""Supervision of child processes: start them, restart those that exit, detect those that hang."""
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from dragoman.core.errors import DragomanError
-from dragoman.workers.heartbeat import BEATS
 
 log = logging.getLogger("dragoman.worker")
 
 # Delay before a restart: 0.1 s, then 0.2 s, ... up to 30 s; back to 0.1 s once a process has run for 10 s.
 _FIRST_DELAY_S = 0.1
-_LONGEST_DELAY_S = 30.0
+_MAX_DELAY_S = 30.0
 _HEALTHY_S = 10.0
-# A process that exits this many times in a row without a response is given up: calls fail at once.
-_MOST_FAILURES = 3
+# If a process exits this many times in a row without a response, calls fail at once.
+_MAX_FAILURES = 3
+# Missed heartbeats after which a process counts as hung. They are counted, not timed: if the server itself was stopped
+# or busy for a long time, only one is missed.
+MAX_MISSED = 5
 
 
 class SupervisedProcess(Protocol):
-    """A process that a supervisor can start and watch."""
+    """A process that can be supervised."""
 
     exited: asyncio.Event  # set when the process has exited
     has_responded: bool  # it has answered at least one call
@@ -32,17 +37,17 @@ class SupervisedProcess(Protocol):
     async def stop(self) -> None:
         """End the process."""
 
-    def beat(self) -> bool:
-        """Look at the heartbeat; return whether the process has begun or ceased to hang."""
+    def check_heartbeat(self) -> bool:
+        """Check the process, at equal intervals; return whether it has begun or ceased to hang."""
 
 
 P = TypeVar("P", bound=SupervisedProcess)
 
 
-class Supervisors(Generic[P]):
+class Supervisor(Generic[P]):
     """Keep `count` processes running.
 
-    make: return a new process that has not been started, given its number from 0.
+    create: return a new process that has not been started, given its number from 0.
     on_exit: called with each process that has exited. on_restart: called with each new one that takes its place.
     on_restart_failed: called after each failed attempt.
     on_heartbeats: called at each heartbeat interval with the processes that have begun or ceased to hang.
@@ -51,7 +56,7 @@ class Supervisors(Generic[P]):
     def __init__(
         self,
         count: int,
-        make: Callable[[int], P],
+        create: Callable[[int], P],
         *,
         on_exit: Callable[[P], None],
         on_restart: Callable[[P], None],
@@ -60,7 +65,7 @@ class Supervisors(Generic[P]):
         heartbeat_s: float,
     ) -> None:
         self.running: list[P] = []
-        self._make = make
+        self._create = create
         self._on_exit = on_exit
         self._on_restart = on_restart
         self._on_restart_failed = on_restart_failed
@@ -78,26 +83,26 @@ class Supervisors(Generic[P]):
     @property
     def has_given_up(self) -> bool:
         """Whether no process runs and each one cannot be started or has exited three times without a response."""
-        failing = (failures >= _MOST_FAILURES for failures in self._failures)
+        failing = (failures >= _MAX_FAILURES for failures in self._failures)
         return not self.running and all(a or b for a, b in zip(failing, self._cannot_start, strict=True))
 
     async def start(self) -> list[Any]:
         """Start all processes; return what their `start` returns. If one cannot start, raise its error and end all."""
-        processes = [self._make(number) for number in range(len(self._failures))]
+        processes = [self._create(number) for number in range(len(self._failures))]
         starting = [asyncio.create_task(process.start()) for process in processes]
         try:
             results = await asyncio.gather(*starting)
         except BaseException:
             for task in starting:
                 task.cancel()
-            done = await asyncio.gather(*starting, return_exceptions=True)
-            started = (p for p, result in zip(processes, done, strict=True) if not isinstance(result, BaseException))
+            outcomes = await asyncio.gather(*starting, return_exceptions=True)
+            started = (p for p, outcome in zip(processes, outcomes, strict=True) if not _is_error(outcome))
             await asyncio.gather(*(process.stop() for process in started))
             raise
         self.running = list(processes)
         self._tasks = [asyncio.create_task(self._supervise(number, each)) for number, each in enumerate(processes)]
         if self._heartbeat_s:
-            self._tasks.append(asyncio.create_task(self._watch_heartbeats(self._heartbeat_s / BEATS)))
+            self._tasks.append(asyncio.create_task(self._check_heartbeats(self._heartbeat_s / MAX_MISSED)))
         return results
 
     async def close(self) -> list[P]:
@@ -128,8 +133,8 @@ class Supervisors(Generic[P]):
         """Start a new process, however long it takes; return it with the next delay."""
         while True:
             await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
-            process = self._make(number)
+            delay_s = min(2 * delay_s, _MAX_DELAY_S)
+            process = self._create(number)
             try:
                 await process.start()
             except DragomanError as error:
@@ -140,7 +145,69 @@ class Supervisors(Generic[P]):
                 self._cannot_start[number] = False
                 return process, delay_s
 
-    async def _watch_heartbeats(self, interval_s: float) -> None:
+    async def _check_heartbeats(self, interval_s: float) -> None:
         while True:
             await asyncio.sleep(interval_s)
-            self._on_heartbeats([process for process in self.running if process.beat()])
+            self._on_heartbeats([process for process in self.running if process.check_heartbeat()])
+
+
+def _is_error(outcome: object) -> bool:
+    return isinstance(outcome, BaseException)
+
+
+class Heartbeat:
+    """Detect whether a worker process hangs.
+
+    A process hangs if it is stopped, or if it is idle and does not respond to pings. No ping is sent to a process that
+    computes a call: it may hold the interpreter lock for minutes, during which none of its threads could respond.
+
+    is_stopped: returns whether the process is stopped. ping: sends it a ping.
+    """
+
+    def __init__(self, is_stopped: Callable[[], bool], ping: Callable[[], None]) -> None:
+        self._is_stopped = is_stopped
+        self._ping = ping
+        self._stopped_count = 0
+        self._silent_count = 0
+        self._was_pinged = False
+
+    @property
+    def is_hung(self) -> bool:
+        return self._stopped_count >= MAX_MISSED or self._silent_count >= MAX_MISSED
+
+    @property
+    def reason(self) -> str:
+        return "it is stopped" if self._stopped_count else "it does not respond"
+
+    def record_response(self) -> None:
+        """Record a response of the process to a ping."""
+        self._was_pinged = False
+        self._silent_count = 0
+
+    def check(self, *, busy: bool) -> bool:
+        """Check the process, which computes a call if it is busy; return whether `is_hung` has changed."""
+        was_hung = self.is_hung
+        if self._is_stopped():
+            self._stopped_count += 1
+        else:
+            self._stopped_count = 0
+            self._check_responses(busy)
+        return self.is_hung != was_hung
+
+    def _check_responses(self, busy: bool) -> None:
+        if busy and self._silent_count < MAX_MISSED:
+            self._silent_count = 0
+        elif self._was_pinged:
+            self._silent_count += 1
+        if not (busy or self._was_pinged):
+            self._was_pinged = True
+            self._ping()
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped by SIGSTOP or a debugger; False if the system does not report it."""
+    if sys.platform == "linux":
+        with suppress(OSError, IndexError):
+            # proc(5): the state follows the name of the command, which may contain blanks and parentheses.
+            return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in b"Tt"
+    return False

@@ -1,8 +1,8 @@
-"""Entry point of a worker process: end its whole process group when it ends, however that happens.
+"""Entry point of a worker process: a guard kills the whole process group when the worker ends, however that happens.
 
-A model may start programs of its own, a simulator for example. They are in the worker's process group, which the
-server kills as a whole. Where the server cannot (it was killed itself), a guard does: a process that only waits for
-the end of the worker. It is forked before anything large is imported, so that it costs about 5 MiB.
+A model may start programs of its own, a simulator for example. They belong to the worker's process group, which the
+server kills as a whole. If the server itself was killed, the guard does it: a process that only waits for the end of
+the worker. It is forked before anything large is imported, so that it takes about 5 MiB.
 """
 
 import ctypes
@@ -26,8 +26,8 @@ def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
     worker.main(fd, parent, memory)
 
 
-def signal_at_end_of_parent(number: signal.Signals) -> None:
-    """Have the kernel send this process a signal when its parent ends. Linux alone."""
+def signal_on_parent_exit(number: signal.Signals) -> None:
+    """Have the kernel send this process a signal when its parent exits. Linux only."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
@@ -38,10 +38,10 @@ def _start_guard(descriptors: Sequence[int]) -> None:
 
 
 def _guard(worker: int, descriptors: Sequence[int]) -> NoReturn:
-    """Wait until the worker has ended, then kill what is left of its group, this process included."""
+    """Wait until the worker has exited, then kill the rest of its group, this process included."""
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        signal_at_end_of_parent(signal.SIGUSR1)
+        signal_on_parent_exit(signal.SIGUSR1)
         ctypes.CDLL(None).prctl(_PR_SET_NAME, b"dragoman-guard", 0, 0, 0)
         for descriptor in (0, 1, 2, *descriptors):  # so that readers at the other ends see EOF when the worker exits
             os.close(descriptor)

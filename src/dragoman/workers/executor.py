@@ -1,0 +1,331 @@
+"""Run calls on one loaded model, whose methods are functions, generators or `async`."""
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import aclosing, closing
+from dataclasses import replace
+from itertools import islice
+from typing import Any, Literal
+
+from dragoman import plugins
+from dragoman.core.calls import (
+    ApplyHessian,
+    ApplyJacobian,
+    Call,
+    Embed,
+    Generate,
+    Gradient,
+    Handle,
+    Infer,
+    Request,
+    SignatureFor,
+    Tokenize,
+)
+from dragoman.core.error_text import MAX_CHARACTERS, public_message, public_text
+from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidOutput, ModelFailed, NotReady, NotSupported
+from dragoman.core.metrics import Family
+from dragoman.core.model import Model
+from dragoman.core.signature import Signature
+from dragoman.core.spec import ModelSpec, Placement
+from dragoman.system.threads import run_here, run_in_thread
+from dragoman.workers.pool import Loaded, WrongPlacement, load_failed
+from dragoman.workers.results import derivative, embeddings, generation, inference, unchanged
+
+log = logging.getLogger("dragoman.model")
+
+MethodKind = Literal["value", "generator", "coroutine", "async generator"]
+
+# The method for each call, and the function that converts its result to the response.
+_METHODS: Mapping[type[Call[Any]], tuple[str, Callable[[Any, Any, Signature], Any]]] = {
+    Infer: ("infer", inference),
+    SignatureFor: ("signature_for", unchanged),
+    Gradient: ("gradient", derivative),
+    ApplyJacobian: ("apply_jacobian", derivative),
+    ApplyHessian: ("apply_hessian", derivative),
+    Generate: ("generate", generation),
+    Tokenize: ("tokenize", unchanged),
+    Embed: ("embed", embeddings),
+    Handle: ("handle", unchanged),
+}
+
+# Exceptions of a model that must not end its thread or the event loop, such as sys.exit() in a request.
+_MODEL_ERRORS = (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError)
+
+
+def _method_kind(method: Callable[..., Any]) -> MethodKind:
+    if inspect.isasyncgenfunction(method):
+        return "async generator"
+    if inspect.iscoroutinefunction(method):
+        return "coroutine"
+    return "generator" if inspect.isgeneratorfunction(method) else "value"
+
+
+class Executor:
+    """One loaded model. The kind of each method (function, generator, `async`) is determined once."""
+
+    def __init__(self, model: Model, spec: ModelSpec) -> None:
+        self.model = model
+        self.name = spec.name
+        self.loaded = _describe(model, spec)
+        # The engine checks sizes that depend on the config of a call; here everything but the shapes is checked then.
+        self._unsized = _without_shapes(self.loaded.signature) if SignatureFor in self.loaded.calls else None
+        self._kinds = {call: _method_kind(getattr(model, method)) for call, (method, _) in _METHODS.items()}
+        plain = [call for call in self.loaded.calls if self._kinds[call] == "value"]
+        self._functions = {call: self._function(call) for call in plain}
+
+    @classmethod
+    async def load(cls, spec: ModelSpec, placement: Placement, *, in_thread: bool = True) -> "Executor":
+        """Create and load the model.
+
+        With `in_thread` the event loop stays free; without, the model is loaded in the thread that it will run in. If
+        this is cancelled, the model is closed once it is loaded.
+
+        Raises ModelFailed, NotReady if it may load later, or WrongPlacement before it is loaded.
+        """
+        run: Callable[..., Awaitable[Any]] = run_in_thread if in_thread else run_here
+        try:
+            result: Executor | Model = await run(_load, cls, spec, placement, discard=_close)
+            if isinstance(result, Model):
+                await result.load()  # a coroutine
+                result = await run(cls, result, spec, discard=_close)
+            assert isinstance(result, Executor)
+            return result
+        except WrongPlacement:
+            raise
+        except NotReady as error:
+            raise NotReady(f"failed to load '{spec.name}', {error.message}") from error
+        except DragomanError as error:
+            raise load_failed(spec.name, error.message, error) from error
+        except _MODEL_ERRORS as error:
+            _reraise_cancellation(error)
+            log.exception("model '%s' could not be loaded", spec.name)
+            raise load_failed(spec.name, _describe_error(error), error) from error
+
+    def measurements(self) -> Sequence[Family]:
+        """Return the metrics of the model; none if it raises."""
+        try:
+            return tuple(self.model.measurements())
+        except Exception:
+            log.exception("model '%s': measurements() raised", self.name)
+            return ()
+
+    def unavailable(self) -> str:
+        """Return why the model cannot answer now; "" while it can, or if it raises."""
+        try:
+            return self.model.unavailable()
+        except Exception:
+            log.exception("model '%s': unavailable() raised", self.name)
+            return ""
+
+    async def close(self) -> None:
+        try:
+            result = self.model.close()
+            if inspect.isawaitable(result):
+                await result
+        except _MODEL_ERRORS as error:
+            _reraise_cancellation(error)
+            log.exception("model '%s': close() raised", self.name)
+
+    # --- for functions and generators, in any thread -----------------------------------------------------
+
+    def call(self, request: Request[Any]) -> Any:
+        """Return the response. Raises NotSupported if a generator yields none or several chunks."""
+        function = self._functions.get(type(request.call))
+        if function is not None:
+            if request.deadline_s is not None:
+                _check_deadline(request)
+            return function(request)
+        with closing(self.stream(request)) as chunks:
+            return self._single(list(islice(chunks, 2)))
+
+    def stream(self, request: Request[Any]) -> Generator[Any, None, None]:
+        """Yield the chunks of the response. Closing it closes the model's generator."""
+        if self._kind(request) == "value":
+            yield self.call(request)
+            return
+        try:
+            with closing(self._method(request)(self._argument(request))) as results:
+                for result in results:
+                    yield self._response(result, request)
+        except _MODEL_ERRORS as error:
+            raise self._public_error(error, request) from error
+
+    # --- for every kind of method, on the event loop -----------------------------------------------------
+
+    async def call_async(self, request: Request[Any]) -> Any:
+        """As `call`, for any kind of method."""
+        kind = self._kind(request)
+        if kind == "value":
+            return self.call(request)
+        if kind == "coroutine":
+            try:
+                return self._response(await self._method(request)(self._argument(request)), request)
+            except _MODEL_ERRORS as error:
+                _reraise_cancellation(error)
+                raise self._public_error(error, request) from error
+        first_two = []
+        async with aclosing(self.stream_async(request)) as chunks:
+            async for chunk in chunks:
+                first_two.append(chunk)
+                if len(first_two) > 1:
+                    break
+        return self._single(first_two)
+
+    async def stream_async(self, request: Request[Any]) -> AsyncGenerator[Any, None]:
+        """As `stream`, for any kind of method. Other tasks get a turn between two chunks."""
+        kind = self._kind(request)
+        stream_method = _stream_method(self.model) if isinstance(request.call, Infer) else None
+        if kind == "coroutine" and stream_method is None:
+            yield await self.call_async(request)
+        elif kind in ("coroutine", "async generator"):
+            try:
+                async with aclosing((stream_method or self._method(request))(self._argument(request))) as results:
+                    async for result in results:
+                        yield self._response(result, request)
+            except _MODEL_ERRORS as error:
+                _reraise_cancellation(error)
+                raise self._public_error(error, request) from error
+        else:
+            with closing(self.stream(request)) as chunks:
+                for chunk in chunks:
+                    yield chunk
+                    await asyncio.sleep(0)
+
+    # ------------------------------------------------------------------------------------------------------
+
+    def _kind(self, request: Request[Any]) -> MethodKind:
+        _check_deadline(request)
+        call = type(request.call)
+        if call not in self.loaded.calls:
+            raise NotSupported(f"model '{self.name}' does not support {call.__name__}")
+        return self._kinds[call]
+
+    def _function(self, call_type: type[Call[Any]]) -> Callable[[Request[Any]], Any]:
+        """Return a function that computes the response to calls of one type, with all lookups done."""
+        name, convert = _METHODS[call_type]
+        method, takes_request = getattr(self.model, name), self.model.takes_request
+        signature, unsized = self.loaded.signature, self._unsized
+
+        def compute(request: Request[Any]) -> Any:
+            call = request.call
+            try:
+                result = method(request if takes_request else call)
+                return convert(result, call, unsized if unsized and getattr(call, "config", None) else signature)
+            except _MODEL_ERRORS as error:
+                raise self._public_error(error, request) from error
+
+        return compute
+
+    def _method(self, request: Request[Any]) -> Callable[[Any], Any]:
+        method: Callable[[Any], Any] = getattr(self.model, _METHODS[type(request.call)][0])
+        return method
+
+    def _argument(self, request: Request[Any]) -> Any:
+        return request if self.model.takes_request else request.call
+
+    def _response(self, result: Any, request: Request[Any]) -> Any:
+        signature = self.loaded.signature
+        if self._unsized is not None and getattr(request.call, "config", None):
+            signature = self._unsized
+        return _METHODS[type(request.call)][1](result, request.call, signature)
+
+    def _single(self, chunks: list[Any]) -> Any:
+        if len(chunks) != 1:
+            count = "no response" if not chunks else "several responses"
+            raise NotSupported(f"model '{self.name}' gives {count} to this call; request a stream")
+        return chunks[0]
+
+    def _public_error(self, error: BaseException, request: Request[Any]) -> DragomanError:
+        """Log an exception of the model; return the error for the client, without server paths and tracebacks."""
+        if isinstance(error, InvalidOutput):
+            log.error("model '%s' failed on request %r: %s", self.name, request.id, error.message)
+            return InvalidOutput(f"model '{self.name}' failed: {public_message(error.message)}")
+        if isinstance(error, DragomanError):
+            message = public_message(error.message)
+            if message != error.message:
+                log.warning("model '%s': error message was shortened for the client: %s", self.name, error.message)
+                error.args = (message, *error.args[1:])
+            return error
+        log.error("model '%s' failed on request %r", self.name, request.id, exc_info=error)
+        return ModelFailed(f"model '{self.name}' failed: {public_text(error)}")
+
+
+def _check_deadline(request: Request[Any]) -> None:
+    if request.deadline_s is not None and request.deadline_s <= time.monotonic():
+        raise DeadlineExceeded("Request timeout expired")
+
+
+def _load(executor_type: type[Executor], spec: ModelSpec, placement: Placement) -> Executor | Model:
+    """Create, load and wrap the model in one thread; return the bare model if its `load` must be awaited.
+
+    Raises WrongPlacement if a model without a configured placement prefers another one.
+    """
+    model = plugins.runtime(spec.runtime or "python").load(spec)
+    if not isinstance(model, Model):
+        raise ModelFailed(f"runtime '{spec.runtime}' returned {type(model).__name__}, expected a dragoman.Model")
+    if not spec.placement and model.placement not in ("", placement):
+        raise WrongPlacement(model.placement)
+    if inspect.iscoroutinefunction(model.load):
+        return model
+    model.load()
+    return executor_type(model, spec)
+
+
+def _close(loaded: Executor | Model) -> None:
+    """Close a model whose caller was cancelled while it loaded."""
+    if isinstance(loaded, Executor):
+        asyncio.run(loaded.close())
+
+
+def _describe(model: Model, spec: ModelSpec) -> Loaded:
+    signature = model.signature()
+    if spec.inputs:
+        signature = replace(signature, inputs=spec.inputs, open_inputs=False)
+    if spec.outputs:
+        signature = replace(signature, outputs=spec.outputs, open_outputs=False)
+    calls = frozenset(
+        call
+        for call, (method, _) in _METHODS.items()
+        if getattr(type(model), method) is not getattr(Model, method) or method in vars(model)
+    )
+    if not calls:
+        methods = ", ".join(method for method, _ in _METHODS.values())
+        raise ModelFailed(f"{type(model).__name__} has no method that answers calls: expected predict, {methods}")
+    kinds = {_method_kind(getattr(model, _METHODS[call][0])) for call in calls}
+    infer_kind = _method_kind(model.infer) if Infer in calls else "value"
+    return Loaded(
+        signature=signature,
+        platform=spec.platform or model.platform,
+        calls=calls,
+        streams=infer_kind in ("generator", "async generator") or _stream_method(model) is not None,
+        concurrent=bool(kinds & {"coroutine", "async generator"}),
+        merges=model.merges,
+        details=dict(model.details()),
+        handlers=tuple(model.handlers),
+    )
+
+
+def _without_shapes(signature: Signature) -> Signature:
+    inputs, outputs = (tuple(replace(s, shape=None) for s in side) for side in (signature.inputs, signature.outputs))
+    return replace(signature, inputs=inputs, outputs=outputs)
+
+
+def _stream_method(model: Model) -> Callable[[Any], Any] | None:
+    """Return the async generator `infer_stream` that an `async` model may have for streaming clients."""
+    return getattr(model, "infer_stream", None)
+
+
+def _reraise_cancellation(error: BaseException) -> None:
+    """Re-raise a cancellation of this task; a CancelledError that the model raised itself is an ordinary error."""
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
+        raise error
+
+
+def _describe_error(error: BaseException) -> str:
+    """Return the type and the message of an error, shortened."""
+    text = f"{type(error).__name__}: {error}"
+    return text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS] + " ..."

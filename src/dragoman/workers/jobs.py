@@ -1,0 +1,234 @@
+"""Jobs: calls on their way to a worker and back, in the process that sends them."""
+
+import asyncio
+import itertools
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from dragoman.core.calls import Request
+from dragoman.core.errors import DeadlineExceeded, DragomanError
+from dragoman.workers import pool
+from dragoman.workers.channel import Channel
+from dragoman.workers.frames import Frame, FrameKind, encode
+from dragoman.workers.serialization import Buffer
+
+# Called on the event loop with a chunk, a response or an error, and whether it is the last one.
+Deliver = Callable[[Any, BaseException | None, bool], None]
+
+# The reader of a stream grants its worker this many further chunks at a time.
+_CREDIT = pool.WINDOW // 2
+
+
+class Job:
+    """A call that waits for a worker or is computed by one.
+
+    kind: `FrameKind.CALL` or `FrameKind.STREAM`. number: id of the call in frames. worker: the process that has it.
+    credits: chunks that a stream in a thread may still send.
+    """
+
+    __slots__ = ("credits", "deliver", "kind", "number", "request", "worker")
+
+    def __init__(self, number: int, kind: FrameKind, request: Request[Any] | None, deliver: Deliver) -> None:
+        self.number = number
+        self.kind = kind
+        self.request = request
+        self.deliver = deliver
+        self.worker: Any = None
+        self.credits: threading.Semaphore | None = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self.deliver is _ignore
+
+    def cancel(self) -> None:
+        """Ignore further results, and release the request: a worker may come to this job late."""
+        self.deliver = _ignore
+        self.request = None
+        if self.credits is not None:
+            self.credits.release()
+
+    def placeholder(self) -> "Job":
+        """Return a cancelled job of the same number."""
+        return Job(self.number, self.kind, None, _ignore)
+
+    def fields(self) -> tuple[Any, ...]:
+        """Return the fields of the request, from which the other process recreates it."""
+        request = self.request
+        assert request is not None, "a job that is sent is not cancelled"
+        fields = (request.call, request.model, request.version, request.id, request.deadline_s)
+        return (*fields, request.metadata) if request.metadata else fields
+
+
+def _ignore(_value: Any, _error: BaseException | None, _last: bool) -> None:
+    """Receive the response of a cancelled job."""
+
+
+def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None, _last: bool) -> None:
+    """Set the result or the error of a future, unless it is done or cancelled."""
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(value)
+
+
+class JobRunner:
+    """Calls and streams as jobs. A subclass implements `submit`, `cancel` and `credit`.
+
+    limits_readers: whether a stream fails if its reader blocks the worker for too long.
+    """
+
+    limits_readers = True
+
+    def __init__(self) -> None:
+        self.numbers = itertools.count(1)
+
+    def submit(self, job: Job) -> None:
+        """Give a job to a worker or queue it. Raises NotReady and similar errors."""
+        raise NotImplementedError
+
+    def cancel(self, job: Job) -> None:
+        """Cancel a job, whose caller does not wait any more. Does nothing for one that has ended."""
+        raise NotImplementedError
+
+    def credit(self, job: Job, count: int) -> None:
+        """Let a stream send `count` further chunks."""
+        raise NotImplementedError
+
+    async def call(self, request: Request[Any]) -> Any:
+        """Return the response. Cancelling it cancels the job."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        job = Job(next(self.numbers), FrameKind.CALL, request, partial(_settle, future))
+        self.submit(job)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.cancel(job)
+            raise
+
+    async def stream(self, request: Request[Any]) -> AsyncGenerator[Any, None]:
+        """Yield the chunks. Closing the generator cancels the job."""
+        stream = _Stream(lambda count: self.credit(job, count), lambda: self.cancel(job), self.limits_readers)
+        job = Job(next(self.numbers), FrameKind.STREAM, request, stream.deliver)
+        self.submit(job)
+        async with aclosing(stream.chunks()) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+class _Stream:
+    """The chunks of a stream that have arrived and are not read yet.
+
+    credit: called with the number of further chunks that the worker may send. cancel: called when the reader has closed
+    the stream or, if `is_limited`, has read nothing for `pool.STALL_S` while the worker waited for it.
+    """
+
+    def __init__(self, credit: Callable[[int], None], cancel: Callable[[], None], is_limited: bool) -> None:
+        self._credit = credit
+        self._cancel = cancel
+        self._is_limited = is_limited
+        self._allowed = pool.WINDOW
+        self._received = 0
+        self._ended = False
+        # Bounded by the window: the worker waits for credit before each chunk beyond it.
+        self._queue: asyncio.Queue[tuple[Any, BaseException | None, bool]] = asyncio.Queue()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def deliver(self, value: Any, error: BaseException | None, last: bool) -> None:
+        """Add a chunk, an error or the end."""
+        self._queue.put_nowait((value, error, last))
+        self._received += 1
+        self._ended = self._ended or last or error is not None
+        self._restart_timer()
+
+    async def chunks(self) -> AsyncGenerator[Any, None]:
+        """Yield the chunks as they arrive; raise the error that ends them."""
+        count = 0
+        try:
+            while True:
+                value, error, last = await self._queue.get()
+                if error is not None:
+                    raise error
+                if last:
+                    return
+                yield value
+                count += 1
+                if count % _CREDIT == 0:
+                    self._allowed += _CREDIT
+                    self._credit(_CREDIT)
+                self._restart_timer()
+        finally:
+            self._ended = True
+            self._restart_timer()
+            self._cancel()
+
+    def _restart_timer(self) -> None:
+        """Restart the time limit of the reader, which counts while the worker waits for it."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._is_limited and self._received > self._allowed and not self._ended:
+            self._timer = asyncio.get_running_loop().call_later(pool.STALL_S, self._give_up)
+
+    def _give_up(self) -> None:
+        self._cancel()
+        message = f"the reader of this stream is too slow: it read nothing for {pool.STALL_S:g} s"
+        self._queue.put_nowait((None, DeadlineExceeded(message), True))
+
+
+class JobSender:
+    """Sends jobs through a channel and delivers their responses.
+
+    held: jobs that the other process has, in order. A cancelled one stays until the process reports its end.
+    """
+
+    def __init__(self) -> None:
+        self.held: dict[int, Job] = {}
+        self._channel: Channel
+
+    def undecodable(self, error: Exception) -> DragomanError:
+        """Return the error of a response that cannot be decoded."""
+        raise NotImplementedError
+
+    def encode(self, job: Job) -> list[Buffer]:
+        """Return the frame of a job, for `send`. Raises what pickle raises."""
+        return self._channel.encode(job.kind, job.number, job.fields())
+
+    def send(self, job: Job, frame: list[Buffer]) -> None:
+        """Send a job: at once if the process is idle."""
+        is_idle = not self.held
+        self.held[job.number] = job
+        self._channel.send(frame, now=is_idle)
+
+    def credit(self, job: Job, count: int) -> None:
+        self._channel.send(encode(FrameKind.CREDIT, job.number, count))
+
+    def cancel(self, job: Job) -> None:
+        if job.number in self.held and not job.is_cancelled:
+            job.cancel()
+            self._channel.send(encode(FrameKind.CANCEL, job.number))
+
+    def decode(self, frame: Frame) -> tuple[Any, DragomanError | None]:
+        """Return the value of a frame, or the error that it carries or that decoding it raises."""
+        try:
+            value = frame.value()
+        except Exception as error:
+            return None, self.undecodable(error)
+        return (None, value) if frame.kind == FrameKind.ERROR else (value, None)
+
+    def deliver(self, frame: Frame) -> bool:
+        """Deliver a frame to its job; return whether the job has ended."""
+        job = self.held[frame.job]
+        value, error = self.decode(frame)
+        if frame.kind == FrameKind.CHUNK:
+            job.deliver(value, error, error is not None)
+            if error is not None:
+                self.cancel(job)
+            return False
+        del self.held[frame.job]
+        job.deliver(value, error, True)
+        return True
