@@ -360,7 +360,7 @@ async def test_names_of_outputs_are_text(name: Any) -> None:
             return {name: np.zeros(1)}
 
     async with dragoman.open_engine(Misnaming) as engine:
-        with pytest.raises(errors.InvalidOutput, match="expected names of outputs"):
+        with pytest.raises(errors.InvalidOutput, match="expected non-empty strings as names of outputs"):
             await engine.infer("Misnaming", {})
 
 
@@ -387,7 +387,7 @@ async def test_inputs_that_may_be_left_out_are_not_asked_for() -> None:
             await engine.infer("scaled", {"factor": np.ones(1), "y": np.ones(1)})
 
 
-async def test_a_model_that_can_answer_nothing_is_refused() -> None:
+async def test_a_model_without_methods_is_rejected() -> None:
     class Idle(dragoman.Model):
         placement = "inline"
 
@@ -395,5 +395,5 @@ async def test_a_model_that_can_answer_nothing_is_refused() -> None:
         (deployment,) = engine.deployments()
         assert deployment.state == "UNAVAILABLE"
         assert deployment.reason.startswith(
-            "failed to load 'Idle', Idle can answer nothing; expected a method predict, "
+            "failed to load 'Idle', Idle has no method that answers calls: expected predict, "
         )

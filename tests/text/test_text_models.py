@@ -74,8 +74,8 @@ class Wrong(dragoman.Model):
     [
         ("none", "expected a Generation, got NoneType"),
         ("text", "expected a Generation, got str"),
-        ("other", "there are 1 prompts, but it told of prompt 7"),
-        ("nothing", "1 prompts were to be continued, and 0 were"),
+        ("other", "expected completions of prompts 0 to 0, got prompt 7"),
+        ("nothing", "expected completions of 1 prompts, got 0"),
         ("fault", "ValueError: not even that"),
     ],
 )

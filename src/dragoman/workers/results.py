@@ -89,7 +89,7 @@ def derivative(result: Any, call: Gradient | ApplyJacobian | ApplyHessian, signa
         spec = signature.input(name)
     size = spec.shape[-1] if spec is not None and spec.shape else -1
     if size not in (-1, len(vector)):
-        raise InvalidOutput(f"{call_type}: expected {size} numbers, the size of {side} '{name}', got {len(vector)}")
+        raise InvalidOutput(f"{call_type}: expected {size} numbers, as {side} '{name}' has, got {len(vector)}")
     return Tensor(vector, FP64)
 
 
