@@ -27,9 +27,9 @@ from dragoman.formats.policy import Policy
 def supported() -> bool:
     if importlib.util.find_spec("llvmlite") is None:
         return False
-    from dragoman.native.code import instructions
+    from dragoman.native.code import cpu_features
 
-    return "avx2" in instructions()
+    return "avx2" in cpu_features()
 
 
 MADE = _made().result()

@@ -1,5 +1,6 @@
-"""The step in machine code: its logits are transformers', and a row's are the same whatever is beside it."""
+"""The decoder step in machine code: logits of transformers, kernels against their references, independent rows."""
 
+import functools
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,36 @@ pytest.importorskip("llvmlite")
 
 import torch
 import transformers
+from llvmlite import ir
 
 from dragoman.generation.adaptive_threads import MAX_THREADS, fastest_thread_count
 from dragoman.generation.cache import KeyValueCache
-from dragoman.generation.native.kernels import COLUMNS, KernelConfig, power, product
-from dragoman.generation.native.step import ThreadTeam
+from dragoman.generation.native.kernels import (
+    COLUMNS,
+    AttentionHead,
+    KernelConfig,
+    attend,
+    attention_reference,
+    emit_norm,
+    emit_product,
+    exp,
+    exp_reference,
+    gate,
+    gate_reference,
+    norm_reference,
+    pad,
+    product_reference,
+    rotate_reference,
+    store_key_value,
+)
+from dragoman.generation.native.step import StepThreads
 from dragoman.generation.runner import Runner
 from dragoman.generation.sequence import BatchRow
-from dragoman.native.code import INT, LANES, POINTER, Code, Compiled, instructions, new_module
+from dragoman.native.code import INT64, LANES, POINTER, Code, Compiled, cpu_features
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif("avx512f" not in instructions(), reason="the machine has no AVX-512"),
+    pytest.mark.skipif("avx512f" not in cpu_features(), reason="the machine has no AVX-512"),
 ]
 
 SMALL = {
@@ -50,7 +69,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "heads-of-256": ("Llama", {"head_dim": 256, "num_hidden_layers": 2}),
     "windows-of-some-layers": ("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
     "tiny-window": ("Mistral", {"sliding_window": 2}),
-    "llama3-turns": (
+    "llama3-rotary": (
         "Llama",
         {
             "rope_scaling": {
@@ -62,13 +81,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             }
         },
     ),
-    "yarn-turns": ("Qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
+    "yarn-rotary": ("Qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
 }
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for each model, whose weights are drawn large enough for attention to matter."""
+    """One folder per model, with weights large enough for attention to matter."""
     folder = tmp_path_factory.mktemp("native")
     for name, (kind, options) in MODELS.items():
         torch.manual_seed(3)
@@ -84,7 +103,7 @@ def prompt(seed: int, length: int) -> list[int]:
     return list(np.random.default_rng(seed).integers(3, 150, length))
 
 
-def opened(folder: Path, dtype: str = "float32") -> tuple[Runner, KeyValueCache]:
+def load_runner(folder: Path, dtype: str = "float32") -> tuple[Runner, KeyValueCache]:
     runner = Runner(folder, dtype, "cpu")
     assert runner.native
     cache = KeyValueCache(runner.shape, 4096, runner.dtype, runner.device)
@@ -94,13 +113,13 @@ def opened(folder: Path, dtype: str = "float32") -> tuple[Runner, KeyValueCache]
 
 @pytest.fixture(scope="module")
 def llamas(folders: Path) -> dict[str, tuple[Runner, KeyValueCache]]:
-    kinds = ["float32", *(["bfloat16"] if "avx512bf16" in instructions() else [])]
-    return {kind: opened(folders / "llama", kind) for kind in kinds}
+    kinds = ["float32", *(["bfloat16"] if "avx512bf16" in cpu_features() else [])]
+    return {kind: load_runner(folders / "llama", kind) for kind in kinds}
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_transformers(folders: Path, name: str) -> None:
-    runner, cache = opened(folders / name)
+    runner, cache = load_runner(folders / name)
     reference = transformers.AutoModelForCausalLM.from_pretrained(folders / name, dtype=torch.float32).eval()
     texts = [prompt(i, length) for i, length in enumerate((21, 40, 33, 5, 64))]
     begun = [1, 17, 30, 2, 50]
@@ -122,10 +141,10 @@ def test_logits_are_those_of_transformers(folders: Path, name: str) -> None:
             torch.testing.assert_close(torch.stack(logits), expected, rtol=1e-4, atol=2e-4)
 
 
-@pytest.mark.skipif("avx512bf16" not in instructions(), reason="the machine does not compute in BF16")
+@pytest.mark.skipif("avx512bf16" not in cpu_features(), reason="the machine does not compute in BF16")
 @pytest.mark.parametrize("name", ["llama", "qwen2", "mistral-window"])
 def test_bf16_is_as_near_to_fp32_as_transformers_is(folders: Path, name: str) -> None:
-    runner, cache = opened(folders / name, "bfloat16")
+    runner, cache = load_runner(folders / name, "bfloat16")
     text = prompt(5, 40)
     runner.run(cache, [BatchRow(0, 0, text[:20])])
     found = torch.cat([runner.run(cache, [BatchRow(0, place, [text[place]])]) for place in range(20, 40)])
@@ -138,7 +157,7 @@ def test_bf16_is_as_near_to_fp32_as_transformers_is(folders: Path, name: str) ->
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_row_has_the_same_bits_alone_in_a_crowd_and_with_any_number_of_threads(
+def test_a_row_has_the_same_bits_alone_in_a_batch_and_with_any_number_of_threads(
     llamas: dict[str, tuple[Runner, KeyValueCache]], dtype: str
 ) -> None:
     if dtype not in llamas:
@@ -150,12 +169,12 @@ def test_a_row_has_the_same_bits_alone_in_a_crowd_and_with_any_number_of_threads
         for slot in range(30):
             runner.run(cache, [BatchRow(slot, 0, prompt(slot, 10 + slot))])
         rows = [BatchRow(slot, 10 + slot, [slot + 5]) for slot in range(30)]
-        crowd = runner.run(cache, rows)
+        batch = runner.run(cache, rows)
         for threads in (1, 2, 5):
             runner.set_threads(threads)
             for count in (1, 2, 7, 13, 30):
                 some = rows[-count:]
-                assert torch.equal(runner.run(cache, some), crowd[-count:]), (threads, count)
+                assert torch.equal(runner.run(cache, some), batch[-count:]), (threads, count)
     finally:
         torch.set_num_threads(before)
 
@@ -163,7 +182,7 @@ def test_a_row_has_the_same_bits_alone_in_a_crowd_and_with_any_number_of_threads
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @given(cuts=st.lists(st.integers(1, 219), max_size=8), others=st.integers(0, 3))
 @settings(max_examples=15, deadline=None)
-def test_a_text_has_the_same_bits_however_it_is_cut_into_steps(
+def test_a_sequence_has_the_same_bits_however_it_is_split_into_steps(
     llamas: dict[str, tuple[Runner, KeyValueCache]], dtype: str, cuts: list[int], others: int
 ) -> None:
     if dtype not in llamas:
@@ -180,7 +199,7 @@ def test_a_text_has_the_same_bits_however_it_is_cut_into_steps(
     assert torch.equal(torch.cat(found), whole)
 
 
-def test_a_step_of_chunks_and_single_tokens_gives_the_logits_that_are_wanted(
+def test_a_step_of_chunks_and_single_tokens_returns_the_wanted_logits(
     llamas: dict[str, tuple[Runner, KeyValueCache]],
 ) -> None:
     runner, cache = llamas["float32"]
@@ -196,12 +215,12 @@ def test_a_step_of_chunks_and_single_tokens_gives_the_logits_that_are_wanted(
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"head_dim": 24}, "the size of heads"),
-        ({"hidden_size": 60}, "the size of states"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "turns that depend on a text's length"),
+        ({"head_dim": 24}, "head size"),
+        ({"hidden_size": 60}, "hidden size"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rotary embedding by length"),
     ],
 )
-def test_what_it_is_not_written_for_goes_the_other_way(tmp_path: Path, options: dict[str, Any], why: str) -> None:
+def test_unsupported_models_are_computed_by_pytorch(tmp_path: Path, options: dict[str, Any], why: str) -> None:
     torch.manual_seed(3)
     config = transformers.LlamaConfig(**{**SMALL, **options})
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
@@ -216,13 +235,13 @@ def test_what_it_is_not_written_for_goes_the_other_way(tmp_path: Path, options: 
     "row",
     [BatchRow(0, 0, [150]), BatchRow(0, 0, [-1]), BatchRow(0, 999, [1]), BatchRow(99, 0, [1]), BatchRow(0, -1, [1, 2])],
 )
-def test_nothing_beyond_memory_is_touched(llamas: dict[str, tuple[Runner, KeyValueCache]], row: BatchRow) -> None:
+def test_indices_out_of_bounds_are_rejected(llamas: dict[str, tuple[Runner, KeyValueCache]], row: BatchRow) -> None:
     runner, cache = llamas["float32"]
-    with pytest.raises(IndexError, match="within"):
+    with pytest.raises(IndexError, match="positions and slots"):
         runner.run(cache, [BatchRow(1, 0, [3]), row])
 
 
-def test_numbers_that_are_none_stay_in_their_row(llamas: dict[str, tuple[Runner, KeyValueCache]]) -> None:
+def test_nan_stays_in_its_row(llamas: dict[str, tuple[Runner, KeyValueCache]]) -> None:
     runner, cache = llamas["float32"]
     for slot in range(3):
         runner.run(cache, [BatchRow(slot, 0, prompt(slot, 10))])
@@ -234,19 +253,19 @@ def test_numbers_that_are_none_stay_in_their_row(llamas: dict[str, tuple[Runner,
     assert torch.equal(after[[0, 2]], before[[0, 2]])
 
 
-def test_tokens_before_one_that_gives_no_number_have_theirs(folders: Path) -> None:
-    runner, cache = opened(folders / "llama")
+def test_nan_of_a_token_does_not_reach_tokens_before_it(folders: Path) -> None:
+    runner, cache = load_runner(folders / "llama")
     text = prompt(3, 20)
     before = runner.run(cache, [BatchRow(0, 0, text, wanted=20)])
     with torch.inference_mode():
-        runner._compact.embed[149] = float("nan")  # type: ignore[union-attr]
+        runner._fused.embed[149] = float("nan")  # type: ignore[union-attr]
     for bad in (13, 14, 15):
         after = runner.run(cache, [BatchRow(0, 0, [*text[:bad], 149, *text[bad + 1 :]], wanted=20)])
         assert torch.equal(after[:bad], before[:bad])
         assert torch.isnan(after[bad:]).all()
 
 
-def test_a_model_may_have_more_threads_than_one_that_came_before(folders: Path) -> None:
+def test_a_model_may_have_more_threads_than_an_earlier_one(folders: Path) -> None:
     before = torch.get_num_threads()
     try:
         first, second = Runner(folders / "llama", "float32", "cpu"), Runner(folders / "llama", "float32", "cpu")
@@ -257,53 +276,157 @@ def test_a_model_may_have_more_threads_than_one_that_came_before(folders: Path) 
         torch.set_num_threads(before)
 
 
-# --- the parts ---------------------------------------------------------------------------------------------------
+# --- each kernel against its reference in PyTorch ------------------------------------------------------------------
+
+BF16 = [False, pytest.param(True, marks=pytest.mark.skipif("avx512bf16" not in cpu_features(), reason="no BF16"))]
+RUNS = 4  # rows of a run with heads of 32
 
 
-def built(halves: bool) -> KernelConfig:
-    return KernelConfig(1, 64, 64, 2, 2, 32, 64, 1e-6, False, halves)
+def kernel_config(bf16: bool, **changes: Any) -> KernelConfig:
+    dimensions: dict[str, Any] = {
+        "layers": 1,
+        "hidden": 80,
+        "intermediate": 48,
+        "query_heads": 4,
+        "kv_heads": 2,
+        "head_size": 32,
+        "vocabulary": 64,
+        "eps": 1e-6,
+        "qk_norm": False,
+    }
+    return KernelConfig(**{**dimensions, **changes}, bf16=bf16)
 
 
-@pytest.fixture(scope="module")
-def products() -> dict[bool, Any]:
-    made: dict[bool, Any] = {}
-    for halves in (False, True):
-        if halves and "avx512bf16" not in instructions():
-            continue
-        module = new_module()
-        product(module, built(halves))
-        made[halves] = Compiled(module).function("product", 6)
-    return made
+def drawn(seed: int, *shape: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
 
 
-@given(rows=st.integers(1, 40), steps=st.integers(1, 700), halves=st.booleans(), seed=st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
-def test_a_product_is_the_product(products: dict[bool, Any], rows: int, steps: int, halves: bool, seed: int) -> None:
-    if halves not in products:
-        return
-    torch.manual_seed(seed)
-    pair = 2 if halves else 1
-    kind = torch.bfloat16 if halves else torch.float32
-    inputs, weights = torch.randn(rows, steps * pair).to(kind), torch.randn(COLUMNS, steps * pair).to(kind)
+def assert_equal(found: torch.Tensor, expected: torch.Tensor, bf16: bool) -> None:
+    """Compare a result with its reference: FP32 sums in another order, then at most one rounding to BF16."""
+    tolerance = 1e-2 if bf16 else 1e-4
+    torch.testing.assert_close(found.float(), expected.float(), rtol=tolerance, atol=tolerance)
+
+
+@functools.cache
+def product_kernel(bf16: bool) -> Any:
+    module = ir.Module()
+    emit_product(module, kernel_config(bf16))
+    return Compiled(module).function("product", 6)
+
+
+@pytest.mark.parametrize("bf16", BF16)
+@given(rows=st.integers(1, 40), steps=st.integers(1, 700), seed=st.integers(0, 99))
+@settings(max_examples=30, deadline=None)
+def test_product_equals_its_reference(bf16: bool, rows: int, steps: int, seed: int) -> None:
+    pair, dtype = 2 if bf16 else 1, kernel_config(bf16).dtype
+    inputs, weights = drawn(seed, rows, steps * pair).to(dtype), drawn(seed + 1, COLUMNS, steps * pair).to(dtype)
     block = weights.view(COLUMNS, steps, pair).transpose(0, 1).contiguous()
     sums = torch.full((rows, COLUMNS), float("nan"))
-    products[halves](inputs.data_ptr(), 4 * steps, block.data_ptr(), sums.data_ptr(), rows, steps)
-    expected = (inputs.double() @ weights.double().T).float()
-    torch.testing.assert_close(sums, expected, rtol=1e-4, atol=1e-4)
+    product_kernel(bf16)(inputs.data_ptr(), 4 * steps, block.data_ptr(), sums.data_ptr(), rows, steps)
+    torch.testing.assert_close(sums, product_reference(inputs.double(), weights.double()), rtol=1e-4, atol=1e-3)
 
 
-def test_the_power_of_e_is_right_to_two_units_in_the_last_place() -> None:
-    module = new_module()
-    code = Code(module, "powers", (POINTER, INT))
+@pytest.mark.parametrize("bf16", BF16)
+def test_norm_equals_its_reference(bf16: bool) -> None:
+    module, config = ir.Module(), kernel_config(bf16)
+    emit_norm(module, config)
+    norm = Compiled(module).function("norm", 4)
+    states, weight = drawn(1, 7, pad(config.hidden)), drawn(2, config.hidden)
+    output = torch.zeros(7, config.hidden, dtype=config.dtype)
+    norm(states.data_ptr(), weight.data_ptr(), output.data_ptr(), 7)
+    assert_equal(output, norm_reference(states[:, : config.hidden], weight, config.eps), bf16)
+
+
+@pytest.mark.parametrize("bf16", BF16)
+def test_gate_equals_its_reference(bf16: bool) -> None:
+    module, config = ir.Module(), kernel_config(bf16)
+    code = Code(module, "gate", (POINTER, POINTER))
+    gate(code, config, *code.arguments)
+    code.finish()
+    gates, output = 5 * drawn(3, 2 * config.intermediate), torch.zeros(config.intermediate, dtype=config.dtype)
+    Compiled(module).function("gate", 2)(gates.data_ptr(), output.data_ptr())
+    assert_equal(output, gate_reference(gates), bf16)
+
+
+def attention_kernel(config: KernelConfig, scaling: float) -> Any:
+    """Compile attention of one key-value head for a run of rows, with the arguments in a table."""
+    module = ir.Module()
+    code = Code(module, "attention", (POINTER, INT64))
+    table, count = code.arguments
+
+    def at(row: int, field: int) -> Any:
+        return table + 8 * (row * 9 + field)
+
+    def head(row: int) -> AttentionHead:
+        return AttentionHead(
+            head=code.integer(1),
+            position=at(row, 0).load_int(),
+            first=at(row, 1).load_int(),
+            qkv=at(row, 2).load_pointer(),
+            rotary=at(row, 3).load_pointer(),
+            keys=at(row, 4).load_pointer(),
+            values=at(row, 5).load_pointer(),
+            output=at(row, 6).load_pointer(),
+            norms=(table + 8 * 9 * RUNS, table + 8 * 9 * RUNS + 4 * config.head_size),
+            query=at(row, 7).load_pointer(),
+            scores=at(row, 8).load_pointer() + 4 * LANES,
+        )
+
+    def run(rows: int) -> None:
+        heads = [head(row) for row in range(rows)]
+        for each in heads:
+            store_key_value(code, config, each)
+        attend(code, config, scaling, heads)
+
+    code.if_else(code.integer(1) < count, lambda: run(RUNS), lambda: run(1))
+    code.finish()
+    return Compiled(module).function("attention", 2)
+
+
+@pytest.mark.parametrize("bf16", BF16)
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("window", [0, 3, 100])
+@pytest.mark.parametrize("count", [1, RUNS])
+def test_attention_and_cached_keys_equal_their_reference(bf16: bool, qk_norm: bool, window: int, count: int) -> None:
+    config, length, start, scaling = kernel_config(bf16, qk_norm=qk_norm), 64, 37, 0.3
+    size, group = config.head_size, config.query_heads // config.kv_heads
+    qkv, rotary = drawn(4, count, config.qkv_heads, size), drawn(5, count, 2, size)
+    keys, values = drawn(6, length, size).to(config.dtype), drawn(7, length, size).to(config.dtype)
+    norms = drawn(8, 2, size)
+    output = torch.zeros(count, config.query_heads, size, dtype=config.dtype)
+    query, scores = torch.zeros(count, size), torch.zeros(count, length + 2 * LANES)
+    positions = [start + row for row in range(count)]
+    firsts = [max(0, position + 1 - window) if window else 0 for position in positions]
+    table = np.zeros(9 * RUNS + size, np.int64)
+    for row in range(count):
+        memory = (qkv[row], rotary[row], keys, values, output[row], query[row], scores[row])
+        table[9 * row : 9 * row + 9] = positions[row], firsts[row], *(each.data_ptr() for each in memory)
+    table[9 * RUNS :].view(np.float32)[:] = norms.numpy().reshape(-1)
+    attention_kernel(config, scaling)(table.ctypes.data, count)
+    query_norm, key_norm = norms if qk_norm else (None, None)
+    for row, (position, first) in enumerate(zip(positions, firsts, strict=True)):
+        rotated = rotate_reference(qkv[row], rotary[row], query_norm, config.eps)
+        key = rotate_reference(qkv[row], rotary[row], key_norm, config.eps)[config.query_heads + 1]
+        assert_equal(keys[position], key, bf16)
+        assert_equal(values[position], qkv[row, config.query_heads + config.kv_heads + 1], bf16)
+        visible = slice(first, position + 1)
+        expected = attention_reference(rotated[group : 2 * group], keys[visible], values[visible], scaling)
+        assert_equal(output[row, group : 2 * group], expected, bf16)
+        assert (output[row, :group] == 0).all(), "heads that share another key are not written"
+
+
+def test_exp_equals_its_reference_within_two_units_in_the_last_place() -> None:
+    module = ir.Module()
+    code = Code(module, "powers", (POINTER, INT64))
     numbers, count = code.arguments
     with code.loop(code.integer(0), count, LANES) as i:
-        numbers.put(power(numbers.vector(i * 4)), i * 4)
+        numbers.store(exp(numbers.load_vector(i * 4)), i * 4)
     code.finish()
     powers = Compiled(module).function("powers", 2)
-    given_ = np.linspace(-86.9, 87.9, 160_000, dtype=np.float32)
-    found = given_.copy()
+    exponents = np.linspace(-86.9, 87.9, 160_000, dtype=np.float32)
+    found = exponents.copy()
     powers(found.ctypes.data, len(found))
-    expected = np.exp(given_.astype(np.float64))
+    expected = exp_reference(torch.from_numpy(exponents).double()).numpy()
     assert (np.abs(found - expected) / np.spacing(expected.astype(np.float32))).max() < 2
     ends = np.full(LANES, -1e9, np.float32)
     ends[1], ends[2] = np.nan, 0
@@ -313,34 +436,33 @@ def test_the_power_of_e_is_right_to_two_units_in_the_last_place() -> None:
     assert ends[2] == 1
 
 
-def test_work_is_shared_by_whoever_comes_and_done_once() -> None:
-    module = new_module()
+def test_shared_work_is_done_once_by_any_number_of_threads() -> None:
+    module = ir.Module()
     code = Code(module, "work", (POINTER, POINTER))
     counters, marks = code.arguments
 
     def mark(part: Any) -> None:
-        marks.put(marks.integer(part * 8) + 1, part * 8)
+        marks.store(marks.load_int(part * 8) + 1, part * 8)
 
     for turn in range(3):
-        code.share(counters + 128 * turn, code.integer(50), lambda: None, mark)
+        code.share_work(counters + 128 * turn, code.integer(50), lambda: None, mark)
     code.finish()
-    work, team = Compiled(module).function("work", 2), ThreadTeam()
-    for threads in (1, 2, 4, 1):
+    work, threads = Compiled(module).function("work", 2), StepThreads()
+    for count in (1, 2, 4, 1):
         for _ in range(200):
             counted, marked = np.zeros(3 * 16, np.int64), np.zeros(50, np.int64)
-            calls = [(counted.ctypes.data, marked.ctypes.data)] * threads
-            team.run(work, calls, (counted, marked))
+            threads.run(work, [(counted.ctypes.data, marked.ctypes.data)] * count, (counted, marked))
             assert (marked == 3).all()
 
 
-def test_memory_that_was_not_there_is_not_believed_in(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_allocation_leaves_a_usable_state(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise RuntimeError("can't allocate memory")
 
     rows = [BatchRow(0, 0, prompt(1, 60))]
-    runner, cache = opened(folders / "llama")
+    runner, cache = load_runner(folders / "llama")
     expected = runner.run(cache, rows).clone()
-    other, held = opened(folders / "llama")
+    other, held = load_runner(folders / "llama")
     other.run(held, [BatchRow(0, 0, [5])])
     with monkeypatch.context() as patch:
         patch.setattr(torch, "zeros", full)

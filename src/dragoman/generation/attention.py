@@ -1,4 +1,4 @@
-"""Attention over the slots of the cache, registered with transformers so that any decoder of theirs runs on it."""
+"""Attention over the slots of the cache, registered with transformers so that its decoders run on this cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,13 +11,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from dragoman.generation.cache import CacheShape, KeyValueCache, round_up
 
 NAME = "dragoman"
-# Decoding rows attend all at once, unless the slots' lengths differ so much that so many times too much would be read.
-_RAGGED = 3.0
+# Decoding rows attend in one operation, unless that would read more than this multiple of the needed keys.
+_MAX_PADDING = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionForm:
-    """How a layer attends: the factor of its scores, how far back it sees, its soft limit; 0 is none."""
+    """Parameters of a layer's attention: factor of the scores, window size and soft cap (0: none)."""
 
     scaling: float
     window: int = 0
@@ -25,21 +25,21 @@ class AttentionForm:
 
 
 class AttentionFunction(Protocol):
-    """What answers the attention of one forward pass. Rows are tokens: query, key and value [rows, heads, size]."""
+    """Attention of one forward pass. Rows are tokens: query, key and value have the shape [rows, heads, size]."""
 
     def __call__(
         self, layer: int, form: AttentionForm, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """The attention's output, [rows, heads, value size]."""
+        """Return the output, [rows, heads, value size]."""
 
 
 def attention(
     module: Any, query: Any, key: Any, value: Any, attention_mask: Any, step: AttentionFunction, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in every layer; `step` came through the model's forward."""
-    strange = [name for name in ("s_aux", "position_bias", "sinks") if options.get(name) is not None]
-    if strange:
-        raise NotImplementedError(f"attention with {', '.join(strange)}")
+    """Attention function for transformers; `step` is passed through the model's forward method."""
+    unsupported = [name for name in ("s_aux", "position_bias", "sinks") if options.get(name) is not None]
+    if unsupported:
+        raise NotImplementedError(f"attention with {', '.join(unsupported)}")
     scaling = options.get("scaling")
     form = AttentionForm(
         scaling if scaling is not None else query.shape[-1] ** -0.5,
@@ -50,30 +50,30 @@ def attention(
 
 
 class ShapeRecorder:
-    """Attends to nothing, and notes what the cache has to hold and how layers attend."""
+    """Attention that computes nothing and records the shapes and forms of the layers."""
 
     def __init__(self) -> None:
-        self.seen: dict[int, tuple[int, int, int]] = {}
+        self._shapes: dict[int, tuple[int, int, int]] = {}
         self.forms: dict[int, AttentionForm] = {}
 
     def __call__(
         self, layer: int, form: AttentionForm, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        self.seen[layer] = (key.shape[1], key.shape[2], value.shape[2])
+        self._shapes[layer] = (key.shape[1], key.shape[2], value.shape[2])
         self.forms[layer] = form
         return value.new_zeros(*query.shape[:2], value.shape[2])
 
     def shape(self, layers: int) -> CacheShape:
-        """Raises NotImplementedError unless every layer has asked, and all for the same."""
-        forms = set(self.seen.values())
-        if sorted(self.seen) != list(range(layers)) or len(forms) != 1:
-            raise NotImplementedError(f"attention of {len(self.seen)} of {layers} layers, in {len(forms)} shapes")
-        return CacheShape(layers, *forms.pop())
+        """Return the shape of the cache. Raises NotImplementedError if the layers do not all have the same shape."""
+        shapes = set(self._shapes.values())
+        if sorted(self._shapes) != list(range(layers)) or len(shapes) != 1:
+            raise NotImplementedError(f"attention of {len(self._shapes)} of {layers} layers, in {len(shapes)} shapes")
+        return CacheShape(layers, *shapes.pop())
 
 
 @dataclass(frozen=True, slots=True)
 class SlotSpan:
-    """Tokens of one sequence in a step: `count` of them from `first` on, the sequence's own from `start` on."""
+    """Tokens of one sequence in a step: rows `first` to `first + count`, positions `start` to `start + count`."""
 
     slot: int
     first: int
@@ -82,54 +82,53 @@ class SlotSpan:
 
     @property
     def stop(self) -> int:
-        """The sequence's length with them."""
         return self.start + self.count
 
 
 class CacheBlocks:
-    """What decoding rows read: keys and values of some slots up to a length, by layer, [slots * heads, length, size].
+    """Keys and values of some slots up to a length, by layer, [slots * heads, length, size].
 
-    The views of all layers are made at once, in less time than those of a few layers one by one.
+    The views of all layers are created at once, which takes less time than one by one.
     """
 
     def __init__(self, cache: KeyValueCache, slots: slice, length: int) -> None:
-        self._keys = _vectors(cache.keys[:, slots, :, :length]).transpose(2, 3).unbind()
-        self._values = _vectors(cache.values[:, slots, :, :length]).unbind()
+        self._keys = _merge_heads(cache.keys[:, slots, :, :length]).transpose(2, 3).unbind()
+        self._values = _merge_heads(cache.values[:, slots, :, :length]).unbind()
 
-    def looked(self, layer: int, form: AttentionForm, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """What a query for each slot, [slots, heads, size], reads as the mask lets it: [slots, heads, value size]."""
+    def attend(self, layer: int, form: AttentionForm, query: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Attend with one query per slot, [slots, heads, size]; return [slots, heads, value size]."""
         keys, values = self._keys[layer], self._values[layer]
-        scores = torch.bmm(rows.reshape(len(keys), -1, rows.shape[-1]), keys)
-        weights = _weights(scores.view(len(rows), -1, scores.shape[-1]), form, mask)
-        return torch.bmm(weights.view(scores.shape), values).view(*rows.shape[:2], -1)
+        scores = torch.bmm(query.reshape(len(keys), -1, query.shape[-1]), keys)
+        weights = _weights(scores.view(len(query), -1, scores.shape[-1]), form, mask)
+        return torch.bmm(weights.view(scores.shape), values).view(*query.shape[:2], -1)
 
 
-def _vectors(held: torch.Tensor) -> torch.Tensor:
-    """A part of the cache, [layers, slots, heads, length, size], as [layers, slots * heads, length, size]."""
-    return held.view(len(held), -1, *held.shape[3:])
+def _merge_heads(cached: torch.Tensor) -> torch.Tensor:
+    """Reshape [layers, slots, heads, length, size] to [layers, slots * heads, length, size]."""
+    return cached.view(len(cached), -1, *cached.shape[3:])
 
 
-def _hidden(stops: Sequence[int], length: int, window: int, like: torch.Tensor) -> torch.Tensor:
-    """What to add to the scores of slots of those lengths, [slots, 1, length]: 0, and -inf where they must not look."""
-    places, ends = np.arange(length), np.array(stops)[:, None]
-    seen = places < ends
+def _mask(stops: Sequence[int], length: int, window: int, like: torch.Tensor) -> torch.Tensor:
+    """Return the mask [slots, 1, length] to add to the scores of queries at the end of slots of these lengths."""
+    positions, ends = np.arange(length), np.array(stops)[:, None]
+    visible = positions < ends
     if window:
-        seen &= places >= ends - window
-    mask = np.where(seen, np.float32(0), np.float32(-np.inf))[:, None]
+        visible &= positions >= ends - window
+    mask = np.where(visible, np.float32(0), np.float32(-np.inf))[:, None]
     return torch.from_numpy(mask).to(like.device, like.dtype)
 
 
 @dataclass(slots=True)
 class AttentionStep:
-    """One forward pass: the first rows are a token of each decoding sequence, then come chunks of prompts."""
+    """Attention of one step: the first rows are one token of each decoding sequence, followed by chunks of prompts."""
 
     cache: KeyValueCache
     decodes: Sequence[SlotSpan]
     chunks: Sequence[SlotSpan]
-    places: torch.Tensor = field(init=False)
+    indices: torch.Tensor = field(init=False)  # of each row's keys in the flat cache of a layer, [rows, heads]
     _keys: Sequence[torch.Tensor] = field(init=False)
     _values: Sequence[torch.Tensor] = field(init=False)
-    _together: CacheBlocks | None = None
+    _blocks: CacheBlocks | None = None
     _masks: dict[int, torch.Tensor] = field(default_factory=dict)
     _slots: int = 0
     _length: int = 0
@@ -141,78 +140,73 @@ class AttentionStep:
         for span in self.chunks:
             begin = span.slot * heads * length
             first += range(begin + span.start, begin + span.stop)
-        # Where each row's keys go among the cache's vectors of one layer, [rows, heads].
-        places = np.array(first)[:, None] + np.arange(0, heads * length, length)
-        self.places = torch.from_numpy(places).to(cache.keys.device)
+        indices = np.array(first)[:, None] + np.arange(0, heads * length, length)
+        self.indices = torch.from_numpy(indices).to(cache.keys.device)
         self._keys, self._values = cache.flat()
-        self._together = self._blocks()
+        self._blocks = self._decoding_blocks()
 
-    def _blocks(self) -> CacheBlocks | None:
-        """What the decoding rows read, where they attend at once, over all slots up to the last one of theirs."""
+    def _decoding_blocks(self) -> CacheBlocks | None:
+        """Return the blocks for one operation over all slots up to the last decoding one; None if too much padding."""
         if not self.decodes:
             return None
         used = [span.slot for span in self.decodes]
-        slots, length = max(used) + 1, self._read(max(span.stop for span in self.decodes))
-        if slots * length > _RAGGED * sum(span.stop for span in self.decodes):
+        slots, length = max(used) + 1, self._read_length(max(span.stop for span in self.decodes))
+        if slots * length > _MAX_PADDING * sum(span.stop for span in self.decodes):
             return None
         self._slots, self._length = slots, length
         if used != list(range(slots)):
             self._order = torch.tensor(used, device=self.cache.keys.device)
         return CacheBlocks(self.cache, slice(slots), length)
 
-    def _read(self, length: int) -> int:
-        """How far slots are read for so many tokens: to their end, as one block, where that is not too much.
+    def _read_length(self, length: int) -> int:
+        """Return how far slots are read: to their end, if that is at most twice the needed length.
 
-        CacheBlocks without gaps come from memory in a third of the time. Sums over any number of whole portions are the
-        same to the last bit.
+        Contiguous memory is read in a third of the time. Sums have the same bits for any multiple of the length step.
         """
-        least = round_up(length)
-        return self.cache.length if self.cache.length <= 2 * least else least
+        needed = round_up(length)
+        return self.cache.length if self.cache.length <= 2 * needed else needed
 
     def __call__(
         self, layer: int, form: AttentionForm, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        self._keys[layer][self.places] = key
-        self._values[layer][self.places] = value
-        if self._together is not None and not self.chunks:
-            return self._decoded(self._together, layer, form, query)
-        found, apart = query.new_empty(*query.shape[:2], value.shape[-1]), self.chunks
-        if self._together is not None:
+        self._keys[layer][self.indices] = key
+        self._values[layer][self.indices] = value
+        if self._blocks is not None and not self.chunks:
+            return self._decode(self._blocks, layer, form, query)
+        output, separate = query.new_empty(*query.shape[:2], value.shape[-1]), self.chunks
+        if self._blocks is not None:
             count = len(self.decodes)
-            found[:count] = self._decoded(self._together, layer, form, query[:count])
+            output[:count] = self._decode(self._blocks, layer, form, query[:count])
         else:
-            apart = (*self.decodes, *self.chunks)
-        for span in apart:
+            separate = (*self.decodes, *self.chunks)
+        for span in separate:
             rows = slice(span.first, span.first + span.count)
             if span.count == 1:
-                found[rows] = self._single(span, layer, form, query[rows])
+                output[rows] = self._decode_alone(span, layer, form, query[rows])
             else:
                 keys, values = self.cache.keys[layer, span.slot], self.cache.values[layer, span.slot]
-                found[rows] = _chunk(span, form, query[rows].transpose(0, 1), keys, values).transpose(0, 1)
-        return found
+                output[rows] = _attend_chunk(span, form, query[rows].transpose(0, 1), keys, values).transpose(0, 1)
+        return output
 
-    def _decoded(self, blocks: CacheBlocks, layer: int, form: AttentionForm, query: torch.Tensor) -> torch.Tensor:
-        """Each slot's one query against its own keys: [rows, heads, value size]."""
-        if self._order is None:
-            return blocks.looked(layer, form, query, self._mask(form.window))
-        placed = query.new_zeros(self._slots, *query.shape[1:])
-        placed[self._order] = query
-        return blocks.looked(layer, form, placed, self._mask(form.window))[self._order]
-
-    def _mask(self, window: int) -> torch.Tensor:
-        """What to add to the scores of each slot, [slots, 1, length]: nothing, or -inf where it must not look."""
-        if window not in self._masks:
-            stops = [1] * self._slots  # a slot that does not decode sees one token, in vain
+    def _decode(self, blocks: CacheBlocks, layer: int, form: AttentionForm, query: torch.Tensor) -> torch.Tensor:
+        """Attend with one query per decoding sequence, all in one operation."""
+        if form.window not in self._masks:
+            stops = [1] * self._slots  # the result of a slot that does not decode is not used
             for span in self.decodes:
                 stops[span.slot] = span.stop
-            self._masks[window] = _hidden(stops, self._length, window, self.cache.keys)
-        return self._masks[window]
+            self._masks[form.window] = _mask(stops, self._length, form.window, self.cache.keys)
+        mask = self._masks[form.window]
+        if self._order is None:
+            return blocks.attend(layer, form, query, mask)
+        by_slot = query.new_zeros(self._slots, *query.shape[1:])
+        by_slot[self._order] = query
+        return blocks.attend(layer, form, by_slot, mask)[self._order]
 
-    def _single(self, span: SlotSpan, layer: int, form: AttentionForm, query: torch.Tensor) -> torch.Tensor:
-        """One query against its slot, to the last bit as if it attended together: nobody's text depends on a crowd."""
+    def _decode_alone(self, span: SlotSpan, layer: int, form: AttentionForm, query: torch.Tensor) -> torch.Tensor:
+        """Attend with the query of one sequence; bitwise equal to `_decode`, so results do not depend on the batch."""
         length = round_up(span.stop)
-        alone = CacheBlocks(self.cache, slice(span.slot, span.slot + 1), length)
-        return alone.looked(layer, form, query, _hidden([span.stop], length, form.window, self.cache.keys))
+        blocks = CacheBlocks(self.cache, slice(span.slot, span.slot + 1), length)
+        return blocks.attend(layer, form, query, _mask([span.stop], length, form.window, self.cache.keys))
 
 
 def _weights(scores: torch.Tensor, form: AttentionForm, mask: torch.Tensor) -> torch.Tensor:
@@ -220,36 +214,37 @@ def _weights(scores: torch.Tensor, form: AttentionForm, mask: torch.Tensor) -> t
         scores = torch.tanh(scores * (form.scaling / form.softcap)) * form.softcap + mask
     else:
         scores = torch.add(mask, scores, alpha=form.scaling)
-    return torch.softmax(scores, -1)  # in FP32 inside, whatever the type
+    return torch.softmax(scores, -1)  # computed in FP32 for any dtype
 
 
-def _chunk(
+def _attend_chunk(
     span: SlotSpan, form: AttentionForm, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """One sequence's queries [heads, rows, size] against its slot: [heads, rows, value size]."""
+    """Attend with several queries of one sequence, [heads, rows, size]; return [heads, rows, value size]."""
     begin = max(0, span.start + 1 - form.window) if form.window else 0
     keys, values = keys[:, begin : span.stop], values[:, begin : span.stop]
     if form.softcap:
         groups = query.shape[0] // keys.shape[0]
         scores = query @ keys.repeat_interleave(groups, 0).transpose(1, 2)
-        mask = torch.zeros_like(scores[0]).masked_fill_(~_seen(span, begin, form.window, query), float("-inf"))
+        hidden = ~_visible(span, begin, form.window, query)
+        mask = torch.zeros_like(scores[0]).masked_fill_(hidden, float("-inf"))
         return _weights(scores, form, mask) @ values.repeat_interleave(groups, 0)
-    plain = span.start == 0 and not form.window
-    found: torch.Tensor = scaled_dot_product_attention(
+    is_causal = span.start == 0 and not form.window
+    output: torch.Tensor = scaled_dot_product_attention(
         query[None],
         keys[None],
         values[None],
-        None if plain else _seen(span, begin, form.window, query),
+        None if is_causal else _visible(span, begin, form.window, query),
         scale=form.scaling,
-        is_causal=plain,
+        is_causal=is_causal,
         enable_gqa=True,
     )
-    return found[0]
+    return output[0]
 
 
-def _seen(span: SlotSpan, begin: int, window: int, query: torch.Tensor) -> torch.Tensor:
-    """Which keys from `begin` on each row may see, [rows, keys]."""
+def _visible(span: SlotSpan, begin: int, window: int, query: torch.Tensor) -> torch.Tensor:
+    """Return which keys from position `begin` on each row may attend to, [rows, keys]."""
     rows = torch.arange(span.start, span.stop, device=query.device)[:, None]
-    places = torch.arange(begin, span.stop, device=query.device)
-    seen = places <= rows
-    return seen & (places > rows - window) if window else seen
+    positions = torch.arange(begin, span.stop, device=query.device)
+    visible = positions <= rows
+    return visible & (positions > rows - window) if window else visible

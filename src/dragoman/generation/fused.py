@@ -1,4 +1,4 @@
-"""A shorter way through the layers of Llama and its kin: the same weights, fused, and fewer operations."""
+"""Fused forward pass for Llama and similar models: the same weights with fewer operations."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from torch.nn.functional import layer_norm, linear, rms_norm, silu
 from dragoman.generation.attention import AttentionForm, AttentionFunction
 from dragoman.generation.packing import MIN_ROWS, PackedLinear
 
-# Architectures of this form. Each model is compared with its own code in transformers before the short way is taken.
+# Supported architectures. Each model is compared with its own code in transformers before the fused pass is used.
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
-# Kinds of rotary embedding, by transformers' names.
-_STEADY = ("default", "linear", "llama3", "yarn")
+# Rotary embeddings (names of transformers) that depend only on the position, not on the length of the sequence.
+_FIXED_ROTARY = ("default", "linear", "llama3", "yarn")
 
 
 class LinearLayer(Protocol):
-    """A linear layer. `product` and `plus` want at least `MIN_ROWS` rows."""
+    """A linear layer. `product` and `plus` require at least `MIN_ROWS` rows."""
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor: ...
     def product(self, rows: torch.Tensor) -> torch.Tensor: ...
@@ -27,116 +27,117 @@ class LinearLayer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """A layer's weights: of norms before attention and between it and the MLP, each twice, and of products."""
+    """Weights of a layer; `input_norm` and `mlp_norm` contain their weights twice, for `_norm`."""
 
-    before: torch.Tensor
+    input_norm: torch.Tensor
     qkv: LinearLayer
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
     out: LinearLayer
-    between: torch.Tensor
+    mlp_norm: torch.Tensor
     gate_up: LinearLayer
     down: LinearLayer
     form: AttentionForm
 
 
 class FusedModel:
-    """Llama's forward pass: queries, keys and values in one product, both halves of the MLP in another.
+    """Forward pass with one product for queries, keys and values, and one for both halves of the MLP.
 
-    Made of the model that transformers has loaded, and of the forms in which its layers attend, by layer.
+    model: as loaded by transformers. forms: parameters of attention by layer.
     """
 
     def __init__(self, model: Any, forms: Mapping[int, AttentionForm], packed: bool) -> None:
-        self._linear: Callable[..., LinearLayer] = _packed if packed else UnpackedLinear
-        self._least = MIN_ROWS if packed else 1
+        self._linear: Callable[..., LinearLayer] = _pack_layers if packed else UnpackedLinear
+        self._min_rows = MIN_ROWS if packed else 1
         self._eps = float(model.config.rms_norm_eps)
         embed = model.model.embed_tokens.weight.detach()
-        self.embed = embed.clone() if embed.device.type == "cpu" else embed  # not a part of the file
-        self._rotary, self.norm = model.model.rotary_emb, _twice(model.model.norm)
+        self.embed = embed.clone() if embed.device.type == "cpu" else embed  # a copy, not the memory-mapped file
+        self._rotary_embedding, self.norm = model.model.rotary_emb, _repeat_weight(model.model.norm)
         attention = model.model.layers[0].self_attn
-        self.size = int(attention.head_dim)
-        self.keys = attention.k_proj.out_features // self.size
-        self.queries = attention.q_proj.out_features // self.size
+        self.head_size = int(attention.head_dim)
+        self.kv_heads = attention.k_proj.out_features // self.head_size
+        self.query_heads = attention.q_proj.out_features // self.head_size
         self.layers = [self._layer(layer, forms[i]) for i, layer in enumerate(model.model.layers)]
         self.head = self._linear(model.lm_head)
 
     def __call__(
-        self, tokens: torch.Tensor, places: torch.Tensor, kept: torch.Tensor | int, step: AttentionFunction
+        self, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor | int, step: AttentionFunction
     ) -> torch.Tensor:
-        """Logits [rows, vocabulary] of those rows of `tokens` that `kept` names, or of all where it is 0."""
+        """Return logits [rows, vocabulary] of the rows in `wanted`, or of all if it is 0."""
         count = len(tokens)
-        # Too few rows are computed several times over all the way, rather than in each product.
-        filled = torch.arange(self._least) % count if count < self._least else None
-        if filled is not None:
-            tokens, places = tokens[filled], places[filled]
+        # If there are too few rows, they are repeated once here, not in each product.
+        repeated = torch.arange(self._min_rows) % count if count < self._min_rows else None
+        if repeated is not None:
+            tokens, positions = tokens[repeated], positions[repeated]
         states = self.embed[tokens]
-        cosine, sine = self._turns(states, places)
+        cosine, sine = self._rotary(states, positions)
         for number, layer in enumerate(self.layers):
-            found = layer.qkv.product(self._normed(states, layer.before))
-            read = self._attended(layer, number, found, cosine, sine, step, count)
-            states = layer.out.plus(read if filled is None else read[filled], states)
-            gate, up = layer.gate_up.product(self._normed(states, layer.between)).chunk(2, -1)
+            qkv = layer.qkv.product(self._norm(states, layer.input_norm))
+            attended = self._attend(layer, number, qkv, cosine, sine, step, count)
+            states = layer.out.plus(attended if repeated is None else attended[repeated], states)
+            gate, up = layer.gate_up.product(self._norm(states, layer.mlp_norm)).chunk(2, -1)
             states = layer.down.plus(silu(gate) * up, states)
-        states = states[kept] if isinstance(kept, torch.Tensor) else states[:count]
-        return self.head.forward(self._normed(states, self.norm))
+        states = states[wanted] if isinstance(wanted, torch.Tensor) else states[:count]
+        return self.head.forward(self._norm(states, self.norm))
 
     @property
-    def steady(self) -> bool:
-        """Whether a token's turn depends on its place alone, not on how long the text is."""
-        return getattr(self._rotary, "rope_type", "") in _STEADY
+    def has_fixed_rotary(self) -> bool:
+        """Whether the rotary embedding depends only on the position, not on the length of the sequence."""
+        return getattr(self._rotary_embedding, "rope_type", "") in _FIXED_ROTARY
 
-    def turns(self, start: int, stop: int) -> torch.Tensor:
-        """Cosines and signed sines of some places, [places, 2, size], FP32."""
-        places = torch.arange(start, stop, device=self.embed.device)
-        return torch.stack(self._turns(torch.zeros(len(places), 1), places), 1).flatten(2)
+    def rotary_table(self, start: int, stop: int) -> torch.Tensor:
+        """Return cosines and signed sines of positions, [positions, 2, size], FP32."""
+        positions = torch.arange(start, stop, device=self.embed.device)
+        return torch.stack(self._rotary(torch.zeros(len(positions), 1), positions), 1).flatten(2)
 
-    def _normed(self, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """The states over their root mean square (Zhang and Sennrich 2019), times the weight, which is given twice.
+    def _norm(self, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Root mean square norm (Zhang and Sennrich 2019), with the weight repeated twice.
 
-        It is the layer norm of the states beside their negatives, whose mean is 0: PyTorch has a kernel for that one.
+        It equals the layer norm of [states, -states], whose mean is 0, for which PyTorch has one kernel.
         """
         size = states.shape[-1]
         return layer_norm(torch.cat((states, -states), -1), weight.shape, weight, None, self._eps)[:, :size]
 
-    def _turns(self, states: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines of the rotary embedding, [rows, 1, size]; the first half of the sines is negative, so that
-        a state turns by x * cosine + roll(x) * sine (Su et al. 2021)."""
-        cosine, sine = self._rotary(states[None], places[None])
-        half = self.size // 2
+    def _rotary(self, states: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosines and sines [rows, 1, size], the first half of the sines negated.
+
+        x is rotated by x * cosine + roll(x) * sine (Su et al. 2021).
+        """
+        cosine, sine = self._rotary_embedding(states[None], positions[None])
+        half = self.head_size // 2
         signed = torch.cat((-sine[..., :half], sine[..., half:]), -1)
         return cosine[0][:, None], signed[0][:, None]
 
-    def _attended(
+    def _attend(
         self,
         layer: FusedLayer,
         number: int,
-        found: torch.Tensor,
+        qkv: torch.Tensor,
         cosine: torch.Tensor,
         sine: torch.Tensor,
         step: AttentionFunction,
         count: int,
     ) -> torch.Tensor:
-        """What the first `count` rows read by their queries, from the product that holds keys and values as well."""
-        found = found.view(len(found), -1, self.size)
-        turning, value = found[:, : self.queries + self.keys], found[:count, self.queries + self.keys :]
+        """Return the attention output of the first `count` rows."""
+        qkv = qkv.view(len(qkv), -1, self.head_size)
+        rotating, value = qkv[:, : self.query_heads + self.kv_heads], qkv[:count, self.query_heads + self.kv_heads :]
         if layer.query_norm is not None and layer.key_norm is not None:
-            query, key = turning[:, : self.queries], turning[:, self.queries :]
+            query, key = rotating[:, : self.query_heads], rotating[:, self.query_heads :]
             query = rms_norm(query, query.shape[-1:], layer.query_norm, self._eps)
-            turning = torch.cat((query, rms_norm(key, key.shape[-1:], layer.key_norm, self._eps)), 1)
-        turned = torch.addcmul(turning * cosine, turning.roll(self.size // 2, -1), sine)
-        query, key = turned[:count, : self.queries], turned[:count, self.queries :]
-        read = step(number, layer.form, query, key, value)
-        return read.reshape(count, -1)
+            rotating = torch.cat((query, rms_norm(key, key.shape[-1:], layer.key_norm, self._eps)), 1)
+        rotated = torch.addcmul(rotating * cosine, rotating.roll(self.head_size // 2, -1), sine)
+        query, key = rotated[:count, : self.query_heads], rotated[:count, self.query_heads :]
+        return step(number, layer.form, query, key, value).reshape(count, -1)
 
     def _layer(self, layer: Any, form: AttentionForm) -> FusedLayer:
         attention, mlp = layer.self_attn, layer.mlp
         return FusedLayer(
-            _twice(layer.input_layernorm),
+            _repeat_weight(layer.input_layernorm),
             self._linear(attention.q_proj, attention.k_proj, attention.v_proj),
             getattr(getattr(attention, "q_norm", None), "weight", None),
             getattr(getattr(attention, "k_norm", None), "weight", None),
             self._linear(attention.o_proj),
-            _twice(layer.post_attention_layernorm),
+            _repeat_weight(layer.post_attention_layernorm),
             self._linear(mlp.gate_proj, mlp.up_proj),
             self._linear(mlp.down_proj),
             form,
@@ -144,33 +145,33 @@ class FusedModel:
 
 
 def is_supported(model: Any) -> bool:
-    """Whether a model has the form that `FusedModel` is for."""
+    """Return whether `FusedModel` can compute a model."""
     return model.config.model_type in ARCHITECTURES and getattr(model.config, "hidden_act", "") == "silu"
 
 
-def _joined(parts: tuple[nn.Linear, ...]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """One weight and bias of several layers side by side."""
-    weight = torch.cat([part.weight.detach() for part in parts])
-    if all(part.bias is None for part in parts):
+def _concatenate(layers: tuple[nn.Linear, ...]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return weight and bias of several layers with the same input as one layer."""
+    weight = torch.cat([layer.weight.detach() for layer in layers])
+    if all(layer.bias is None for layer in layers):
         return weight, None
     return weight, torch.cat(
-        [weight.new_zeros(len(part.weight)) if part.bias is None else part.bias.detach() for part in parts]
+        [weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias.detach() for layer in layers]
     )
 
 
-def _packed(*parts: nn.Linear) -> LinearLayer:
-    return PackedLinear(*_joined(parts))
+def _pack_layers(*layers: nn.Linear) -> LinearLayer:
+    return PackedLinear(*_concatenate(layers))
 
 
 class UnpackedLinear:
-    """Several layers side by side, by the library's own product."""
+    """Several linear layers with the same input as one, in PyTorch's layout."""
 
-    def __init__(self, *parts: nn.Linear) -> None:
-        self._weight, self._bias = (parts[0].weight, parts[0].bias) if len(parts) == 1 else _joined(parts)
+    def __init__(self, *layers: nn.Linear) -> None:
+        self._weight, self._bias = (layers[0].weight, layers[0].bias) if len(layers) == 1 else _concatenate(layers)
         begin = 0
-        for part in parts:  # so that nothing is there twice
-            stop = begin + len(part.weight)
-            part.weight.data = self._weight[begin:stop]
+        for layer in layers:  # the layers become views, so that weights exist only once
+            stop = begin + len(layer.weight)
+            layer.weight.data = self._weight[begin:stop]
             begin = stop
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
@@ -182,5 +183,5 @@ class UnpackedLinear:
         return added + self.product(rows)
 
 
-def _twice(norm: Any) -> torch.Tensor:
+def _repeat_weight(norm: Any) -> torch.Tensor:
     return torch.cat((norm.weight.detach(), norm.weight.detach()))

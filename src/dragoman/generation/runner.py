@@ -1,4 +1,4 @@
-"""Loads a decoder by transformers and runs one step of it: tokens in, logits out."""
+"""Model runner: load a decoder with transformers and compute its logits step by step."""
 
 import logging
 import time
@@ -36,13 +36,13 @@ DTYPES: Mapping[str, torch.dtype] = {
     "float16": torch.float16,
 }
 
-# How far logits of the same weights may differ by rounding alone, of the largest one.
-_SAME = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
-_NONE: Mapping[str, Path] = {}
+# Maximum difference of logits by rounding, relative to the largest logit.
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+_NO_ADAPTERS: Mapping[str, Path] = {}
 
 
-class WholeStep(Protocol):
-    """What `Runner.run` does, with so many threads."""
+class StepFunction(Protocol):
+    """An implementation of `Runner.run` with this number of threads."""
 
     threads: int
 
@@ -50,7 +50,11 @@ class WholeStep(Protocol):
 
 
 class Runner:
-    """A decoder in memory, all of whose work is begun by the one thread that calls it."""
+    """A decoder in memory, used by one thread.
+
+    It computes with the fastest of these that gives the logits of the model's own code: CUDA graphs or machine code,
+    the fused forward pass, or the code in transformers on our attention.
+    """
 
     def __init__(
         self,
@@ -59,19 +63,19 @@ class Runner:
         device: str,
         *,
         packed: bool = True,
-        adapters: Mapping[str, Path] = _NONE,
+        adapters: Mapping[str, Path] = _NO_ADAPTERS,
         capture: Capture | None = None,
     ) -> None:
         AttentionInterface.register(NAME, attention)
         self.device = torch.device(device)
-        self._compact: FusedModel | None = None
-        self._adapted: AdapterRows | None = None
-        self._crew: AdaptiveThreads | None = None
-        self._native: WholeStep | None = None
+        self._fused: FusedModel | None = None
+        self._adapters: AdapterRows | None = None
+        self._adaptive_threads: AdaptiveThreads | None = None
+        self._native: StepFunction | None = None
         self._graphs: CudaGraphs | None = None
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        self.dtype = DTYPES[dtype] if dtype != "auto" else _saved_dtype(config, self.device)
-        loaded, told = AutoModelForCausalLM.from_pretrained(
+        self.dtype = DTYPES[dtype] if dtype != "auto" else _default_dtype(config, self.device)
+        loaded, loading_info = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=self.dtype,
@@ -81,73 +85,76 @@ class Runner:
             use_safetensors=True,
             output_loading_info=True,
         )
-        _check_whole(told)
+        _check_weights(loading_info)
         self.model: Any = loaded
         self.model.eval().to(self.device)
         self.config: Any = self.model.config.get_text_config(decoder=True)
         if adapters:
-            self._adapted = attach(self.model, adapters, self.dtype, self.device)
-        shapes = self._probe_shapes()
+            self._adapters = attach(self.model, adapters, self.dtype, self.device)
+        shapes = ShapeRecorder()
+        with torch.inference_mode():
+            self._forward([0], [0], [0], shapes)
         self.shape = shapes.shape(self.config.num_hidden_layers)
         self.packed = packed and can_pack(self.dtype, self.device)
         if not adapters:
             self._use_fast_paths(shapes, capture)
-        if self._compact is None and self.packed:
+        if self._fused is None and self.packed:
             pack(self.model)
 
     @property
     def native(self) -> bool:
-        """Whether it computes by machine code of our own."""
+        """Whether it computes in machine code."""
         return self._native is not None
 
     def run(self, cache: KeyValueCache, rows: Sequence[BatchRow]) -> torch.Tensor:
-        """The logits that the rows want, in their order: [wanted, vocabulary], FP32, on the model's device.
+        """Write keys and values of the rows' tokens to the cache; return the wanted logits in order.
 
-        AdapterRows of one token each come first; their keys and values are in the cache afterwards.
+        Rows with one token must come first. Returns [wanted, vocabulary], FP32, on the model's device.
         """
         if self._native is not None:
             return self._native(cache, rows)
         if self._graphs is not None:
             with torch.inference_mode():
-                found = self._graphs(cache, rows)
-            if found is not None:
-                return found
+                logits = self._graphs(cache, rows)
+            if logits is not None:
+                return logits
         spans, first = [], 0
         for row in rows:
             spans.append(SlotSpan(row.slot, first, row.start, len(row.tokens)))
             first += len(row.tokens)
-        count = next((i for i, span in enumerate(spans) if span.count > 1), len(spans))
+        decoding = next((i for i, span in enumerate(spans) if span.count > 1), len(spans))
         wanted = [
-            place
+            index
             for row, span in zip(rows, spans, strict=True)
-            for place in range(span.first + span.count - row.wanted, span.first + span.count)
+            for index in range(span.first + span.count - row.wanted, span.first + span.count)
         ]
         tokens = [token for row in rows for token in row.tokens]
-        places = [place for span in spans for place in range(span.start, span.stop)]
-        if self._adapted is not None:
+        positions = [position for span in spans for position in range(span.start, span.stop)]
+        if self._adapters is not None:
             names = [row.adapter for row in rows for _ in row.tokens]
-            self._adapted.assign(names, self.device)
-        with torch.inference_mode(), self._crew or nullcontext():
-            return self._forward(tokens, places, wanted, AttentionStep(cache, spans[:count], spans[count:]))
+            self._adapters.assign(names, self.device)
+        with torch.inference_mode(), self._adaptive_threads or nullcontext():
+            step = AttentionStep(cache, spans[:decoding], spans[decoding:])
+            return self._forward(tokens, positions, wanted, step)
 
-    def set_threads(self, wanted: int) -> int:
+    def set_threads(self, count: int) -> int:
         """Set the number of threads; 0 for the fastest number, reduced while other processes need the cores.
 
         Return the number.
         """
-        threads = wanted or fastest_thread_count(self._work_s, MAX_THREADS)
-        self._use(threads)
-        self._crew = None if wanted or threads == 1 or self.native else AdaptiveThreads(threads)
+        threads = count or fastest_thread_count(self._measure_s, MAX_THREADS)
+        self._use_threads(threads)
+        self._adaptive_threads = None if count or threads == 1 or self.native else AdaptiveThreads(threads)
         return threads
 
-    def _use(self, threads: int) -> None:
+    def _use_threads(self, threads: int) -> None:
         torch.set_num_threads(threads)
         if self._native is not None:
             self._native.threads = threads
 
-    def _work_s(self, threads: int) -> float:
-        """How long a step of eight texts takes with so many threads and one that reads eight of their tokens each."""
-        self._use(threads)
+    def _measure_s(self, threads: int) -> float:
+        """Return the time of two steps of eight sequences, with one token and with eight tokens of each."""
+        self._use_threads(threads)
         cache = KeyValueCache(self.shape, 1024, self.dtype, self.device)
         cache.reserve(8, 64)
         begin_s = time.perf_counter()
@@ -156,97 +163,90 @@ class Runner:
         return time.perf_counter() - begin_s
 
     def _forward(
-        self, tokens: list[int], places: list[int], wanted: list[int], step: AttentionFunction
+        self, tokens: list[int], positions: list[int], wanted: list[int], step: AttentionFunction
     ) -> torch.Tensor:
-        kept = self._integers(wanted) if len(wanted) != len(tokens) else 0
-        if self._compact is not None:
-            return self._compact(self._integers(tokens), self._integers(places), kept, step).float()
-        found = self.model(
-            input_ids=self._integers(tokens)[None],
-            position_ids=self._integers(places)[None],
+        rows = self._tensor(wanted) if len(wanted) != len(tokens) else 0
+        if self._fused is not None:
+            return self._fused(self._tensor(tokens), self._tensor(positions), rows, step).float()
+        output = self.model(
+            input_ids=self._tensor(tokens)[None],
+            position_ids=self._tensor(positions)[None],
             use_cache=False,
-            logits_to_keep=kept,
+            logits_to_keep=rows,
             step=step,
         )
-        logits: torch.Tensor = found.logits[0]
+        logits: torch.Tensor = output.logits[0]
         return logits.float()
 
-    def _integers(self, numbers: list[int]) -> torch.Tensor:
+    def _tensor(self, numbers: list[int]) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.long, device=self.device)
 
-    def _probe_shapes(self) -> ShapeRecorder:
-        """What the model's own code asks of attention, in a run on one token."""
-        shapes = ShapeRecorder()
-        with torch.inference_mode():
-            self._forward([0], [0], [0], shapes)
-        return shapes
-
     def _use_fast_paths(self, shapes: ShapeRecorder, capture: Capture | None) -> None:
-        """Take shorter ways through the model, where there are such and they lead to the same logits."""
+        """Use the fused forward pass, machine code and CUDA graphs if they are available and give the same logits."""
         if not is_supported(self.model):
             return
-        expected = self._sample()
+        expected = self._sample_logits()
         with torch.no_grad():
-            self._compact = compact = FusedModel(self.model, shapes.forms, self.packed)
-        if not self._agrees(expected, "the short way"):
-            self._compact = None
+            self._fused = fused = FusedModel(self.model, shapes.forms, self.packed)
+        if not self._agrees(expected, "the fused forward pass"):
+            self._fused = None
             return
-        # Their weights have been taken over; without them the file is no longer in memory.
+        # Frees the loaded weights, which the fused model has copied or still refers to.
         self.model.model.layers = torch.nn.ModuleList()
         del self.model.model.embed_tokens, self.model.model.norm, self.model.lm_head
-        self._native = _native_step(self.config, compact, shapes.forms) if self.packed else None
+        self._native = _native_step(self.config, fused, shapes.forms) if self.packed else None
         if self._native is not None and not self._agrees(expected, "the step in machine code"):
             self._native = None
-        if capture is not None and compact.steady:
-            self._graphs = CudaGraphs(compact, self.device, capture, _SAME[self.dtype])
+        if capture is not None and fused.has_fixed_rotary:
+            self._graphs = CudaGraphs(fused, self.device, capture, _TOLERANCE[self.dtype])
 
-    def _sample(self) -> torch.Tensor:
-        """Logits of the last tokens of a short prompt, and of one more."""
+    def _sample_logits(self) -> torch.Tensor:
+        """Return logits of the last tokens of a short prompt and of one further token."""
         cache = KeyValueCache(self.shape, 64, self.dtype, self.device)
         cache.reserve(1, 64)
         tokens = range(min(16, self.config.vocab_size))
-        begun = self.run(cache, [BatchRow(0, 0, tokens, wanted=4)])
-        return torch.cat((begun, self.run(cache, [BatchRow(0, len(tokens), [tokens[-1]])])))
+        prompt = self.run(cache, [BatchRow(0, 0, tokens, wanted=4)])
+        return torch.cat((prompt, self.run(cache, [BatchRow(0, len(tokens), [tokens[-1]])])))
 
-    def _agrees(self, expected: torch.Tensor, what: str) -> bool:
-        """Whether a way through the model that was just chosen gives the numbers that the model's own code gave."""
-        error = float((self._sample() - expected).abs().max() / expected.abs().max())
-        if not error < _SAME[self.dtype]:
-            log.warning("%s differs by %.2g from the model's own code and is not taken", what, error)
+    def _agrees(self, expected: torch.Tensor, name: str) -> bool:
+        """Return whether the current implementation gives the logits of the model's own code; log if not."""
+        error = float((self._sample_logits() - expected).abs().max() / expected.abs().max())
+        if not error < _TOLERANCE[self.dtype]:
+            log.warning("%s differs by %.2g from the model's own code and is not used", name, error)
             return False
         return True
 
 
-def _native_step(config: Any, compact: FusedModel, forms: Mapping[int, AttentionForm]) -> WholeStep | None:
+def _native_step(config: Any, fused: FusedModel, forms: Mapping[int, AttentionForm]) -> StepFunction | None:
     try:
-        from dragoman.generation.native.step import native
+        from dragoman.generation.native.step import native_step
 
-        return native(config, compact, forms)
-    except ImportError:  # there is no LLVM for every machine
+        return native_step(config, fused, forms)
+    except ImportError:  # llvmlite is optional
         return None
-    except (OSError, RuntimeError, AttributeError, TypeError) as error:  # another version of it, or of PyTorch
-        log.warning("no machine code, PyTorch computes: %s: %s", type(error).__name__, error)
+    except (OSError, RuntimeError, AttributeError, TypeError) as error:  # another version of llvmlite or PyTorch
+        log.warning("machine code not available, PyTorch computes: %s: %s", type(error).__name__, error)
         return None
 
 
-def _check_whole(told: Mapping[str, Any]) -> None:
-    """ModelFailed where weights are not in the files, or of another shape: transformers would draw them at random."""
-    missing = sorted(told["missing_keys"])
+def _check_weights(loading_info: Mapping[str, Any]) -> None:
+    """Raise ModelFailed if weights are missing: transformers would initialize them at random."""
+    missing = sorted(loading_info["missing_keys"])
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ModelFailed(f"the files of weights lack {', '.join(missing[:3])}{more}")
 
 
-def _saved_dtype(config: Any, device: torch.device) -> torch.dtype:
-    """The type of the saved weights where the device computes in it, else FP32."""
+def _default_dtype(config: Any, device: torch.device) -> torch.dtype:
+    """Return the dtype of the saved weights if the device computes in it, else FP32."""
     named = getattr(config, "dtype", None)
     saved = named if isinstance(named, torch.dtype) else DTYPES.get(str(named), torch.float32)
-    if device.type == "cpu" and (saved is torch.float16 or not _computes_bfloat16()):
+    if device.type == "cpu" and (saved is torch.float16 or not _has_bfloat16()):
         return torch.float32
     return saved
 
 
-def _computes_bfloat16() -> bool:
-    """Whether this CPU multiplies BF16 by instructions of its own; without, it is slower than FP32."""
+def _has_bfloat16() -> bool:
+    """Return whether this CPU has instructions for BF16 products; without them it is slower than FP32."""
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "amx", "bf16"))

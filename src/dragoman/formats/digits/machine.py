@@ -33,12 +33,14 @@ class Digits:
     def __init__(self) -> None:
         """Takes a good part of a second. Raises ImportError where llvmlite is not installed, NotImplementedError where
         this machine cannot do what pays."""
-        from dragoman.formats.digits import floats, printing, reading
-        from dragoman.native.code import Compiled, instructions, new_module
+        from llvmlite import ir
 
-        if "avx2" not in instructions():
+        from dragoman.formats.digits import floats, printing, reading
+        from dragoman.native.code import Compiled, cpu_features
+
+        if "avx2" not in cpu_features():
             raise NotImplementedError("it needs vectors of four integers")
-        module = new_module()
+        module = ir.Module()
         for kind in (floats.FP32, floats.FP64):
             printing.write_printer(module, kind)
             reading.write_reader(module, kind)
@@ -47,7 +49,7 @@ class Digits:
         self._group = printing.AT_ONCE
         self._read, self._print = (
             {
-                np.dtype(dtype): compiled.function(f"{verb}_{name}", 5, gives=True)
+                np.dtype(dtype): compiled.function(f"{verb}_{name}", 5, returns_int=True)
                 for dtype, name in ((np.float32, "fp32"), (np.float64, "fp64"))
             }
             for verb in ("read", "print")

@@ -1,1 +1,1 @@
-"""A step of Llama and its kin as machine code of our own: what follows texts that are being written."""
+"""The decoder step in machine code, for Llama and similar models on CPUs with AVX-512: see docs/why/decoder-step.md."""

@@ -1,4 +1,4 @@
-"""A step of all layers as one function, which any number of threads call at once and share the work of."""
+"""The forward pass of all layers as one function in machine code; the threads that call it divide its work."""
 
 from collections.abc import Callable
 from enum import IntEnum
@@ -7,60 +7,59 @@ from llvmlite import ir
 
 from dragoman.generation.native.kernels import (
     COLUMNS,
+    AttentionHead,
     KernelConfig,
-    Unit,
     attend,
-    hold,
-    norm,
-    padded,
-    power,
-    product,
-    read,
-    write,
+    emit_norm,
+    emit_product,
+    gate,
+    load_items,
+    pad,
+    store_key_value,
 )
-from dragoman.native.code import LANES, POINTER, Code, Value, Variable, new_module
+from dragoman.native.code import LANES, POINTER, Code, Value, Variable
 
-# A product of more rows than these is made of several, whose sums stay in the nearest cache.
-PANEL = 96
-# A part of the last product is so many blocks of columns.
+# Products of more rows are computed in panels of this many, whose sums stay in the first-level cache.
+PANEL_ROWS = 96
+# Blocks of columns in one part of the last product.
 _LOGIT_BLOCKS = 4
 
 
 class StepArg(IntEnum):
-    """What a step is given, in a table of 64-bit integers and addresses."""
+    """Arguments of a step, in a table of 64-bit integers and addresses. Shapes are [rows, ...] unless stated."""
 
     ROWS = 0
-    TOKENS = 1  # [rows] 64-bit integers, as are places and slots
-    PLACES = 2
+    TOKENS = 1  # int64, as are positions and slots
+    POSITIONS = 2
     SLOTS = 3
-    EMBEDDING = 4
-    LAYERS = 5  # a table of `Layer` for each
-    KEYS = 6  # [layers, slots, heads, length, size]
+    EMBEDDING = 4  # [vocabulary, hidden]
+    LAYERS = 5  # a table of `LayerArg` for each layer
+    KEYS = 6  # [layers, slots, kv_heads, length, head_size]
     VALUES = 7
-    LAYER_BYTES = 8
+    LAYER_BYTES = 8  # strides of keys and values
     SLOT_BYTES = 9
     HEAD_BYTES = 10
-    TURNS = 11  # [places, 2, size] FP32: cosines, signed sines
+    ROTARY = 11  # [positions, 2, head_size] FP32: cosines, signed sines
     STATES = 12  # [rows, padded hidden] FP32
-    HEADS = 13  # [rows, padded heads * size] FP32
-    READ = 14  # [rows, queries * size]
-    INNER = 15  # [rows, padded inner]
-    LOGITS = 16  # [kept, padded vocabulary] FP32
-    COUNTERS = 17  # [counters(layers), 128] bytes of 0
-    NORM = 18
+    QKV = 13  # [rows, padded qkv_heads * head_size] FP32
+    ATTENTION = 14  # [rows, query_heads * head_size]
+    MLP = 15  # [rows, padded intermediate]
+    LOGITS = 16  # [output rows, padded vocabulary] FP32
+    COUNTERS = 17  # [counter_count(layers), 128] bytes of 0
+    NORM = 18  # [hidden] FP32: the norm before the output head
     HEAD = 19
     HEAD_BIAS = 20
-    GATES = 21  # [rows, padded 2 * inner] FP32
-    WANTED = 22  # [kept] 64-bit integers: whose logits are asked for
-    KEPT = 23
-    RUNS = 24  # [runs, 2] 64-bit integers: the first of some rows of one text, one after the other, and how many
+    GATES = 21  # [rows, padded 2 * intermediate] FP32
+    OUTPUT_ROWS = 22  # [output rows] int64: rows whose logits are computed
+    OUTPUT_COUNT = 23
+    RUNS = 24  # [runs, 2] int64: first row and number of consecutive rows of one sequence
     RUN_COUNT = 25
-    SCORE_BYTES = 26  # between the scores of two rows
+    SCORE_BYTES = 26  # stride of the scores of two rows
 
 
-_NUMBERS = {
+_INTEGERS = {
     StepArg.ROWS,
-    StepArg.KEPT,
+    StepArg.OUTPUT_COUNT,
     StepArg.RUN_COUNT,
     StepArg.LAYER_BYTES,
     StepArg.SLOT_BYTES,
@@ -69,200 +68,198 @@ _NUMBERS = {
 }
 
 
-class Layer(IntEnum):
-    """What a layer is given; biases and weights of norms are FP32, biases padded to whole blocks of columns."""
+class LayerArg(IntEnum):
+    """Arguments of a layer. Biases and norms are FP32; biases are padded to whole blocks, and follow their weights."""
 
-    BEFORE = 0
+    INPUT_NORM = 0
     QKV = 1
     QKV_BIAS = 2
     QUERY_NORM = 3
     KEY_NORM = 4
     OUT = 5
     OUT_BIAS = 6
-    BETWEEN = 7
+    MLP_NORM = 7
     GATE_UP = 8
     GATE_UP_BIAS = 9
     DOWN = 10
     DOWN_BIAS = 11
-    WINDOW = 12  # how far back a row sees; 0: to the beginning
+    WINDOW = 12  # size of the attention window; 0: unlimited
 
 
 class ThreadArg(IntEnum):
-    """What each thread has of its own."""
+    """Scratch memory of each thread."""
 
     NORMED = 0  # [rows, hidden]
-    SUMS = 1  # [rows, 64] FP32, of 96 rows at most
-    QUERY = 2  # [together, size] FP32
-    SCORES = 3  # [together, 16 + length + 16] FP32
+    SUMS = 1  # [at most PANEL_ROWS, 64] FP32
+    QUERY = 2  # [run_rows, head_size] FP32
+    SCORES = 3  # [run_rows, 16 + length + 16] FP32
 
 
-# Counters stand so far apart that no two threads write into one line of the cache.
+# Counters are this far apart so that threads do not write to the same cache line.
 COUNTER_BYTES = 128
 
 
-def counters(layers: int) -> int:
-    """How many pairs of counters a step takes: one to embed, seven a layer, one for the logits."""
+def counter_count(layers: int) -> int:
+    """Return the number of counter pairs: one for the embedding, seven per layer, one for the logits."""
     return 7 * layers + 2
 
 
-def module(build: KernelConfig, scaling: float) -> ir.Module:
-    """Has the function `step` (table of `StepArg`, table of `ThreadArg`)."""
-    found = new_module()
-    _Step(found, build, scaling).written()
-    return found
+def build_module(config: KernelConfig, scaling: float) -> ir.Module:
+    """Return a module with the function `step` (table of `StepArg`, table of `ThreadArg`)."""
+    module = ir.Module()
+    _Step(module, config, scaling).emit()
+    return module
 
 
-# What is done with 16 results, given their row and first column.
-_Put = Callable[[Value, Value, Value], None]
+# Stores 16 results, given their row and first column.
+_Store = Callable[[Value, Value, Value], None]
 
 
-def _sizes(build: KernelConfig) -> dict[StepArg | ThreadArg, tuple[int, int]]:
-    """How many numbers a row of a product's inputs has, and how far rows are apart."""
-    queries = build.queries * build.size
+def _input_sizes(config: KernelConfig) -> dict[StepArg | ThreadArg, tuple[int, int]]:
+    """Return, for the inputs of products, their size and the distance between rows, in numbers."""
+    attention = config.query_heads * config.head_size
     return {
-        ThreadArg.NORMED: (build.hidden, build.hidden),
-        StepArg.READ: (queries, queries),
-        StepArg.INNER: (build.inner, padded(build.inner)),
+        ThreadArg.NORMED: (config.hidden, config.hidden),
+        StepArg.ATTENTION: (attention, attention),
+        StepArg.MLP: (config.intermediate, pad(config.intermediate)),
     }
 
 
 class _Step:
-    """Writes the function: `given` and `own` are the tables, `layer` the one of the layer at hand."""
+    """Writes the function `step`."""
 
-    def __init__(self, made: ir.Module, build: KernelConfig, scaling: float) -> None:
-        self._build, self._scaling = build, scaling
-        self._product, self._norm = product(made, build), norm(made, build)
-        self._code = code = Code(made, "step", (POINTER, POINTER))
-        given, own = code.arguments
-        self._given: dict[StepArg, Value] = {
-            name: (given.integer if name in _NUMBERS else given.address)(8 * name)
+    def __init__(self, module: ir.Module, config: KernelConfig, scaling: float) -> None:
+        self._config, self._scaling = config, scaling
+        self._product, self._norm = emit_product(module, config), emit_norm(module, config)
+        self._code = code = Code(module, "step", (POINTER, POINTER))
+        table, scratch = code.arguments
+        self._args: dict[StepArg, Value] = {
+            name: (table.load_int if name in _INTEGERS else table.load_pointer)(8 * name)
             for name in StepArg
             if name != StepArg.COUNTERS
         }
-        self._own: dict[ThreadArg, Value] = {name: own.address(8 * name) for name in ThreadArg}
-        self._rows = self._given[StepArg.ROWS]
-        self._counters = Variable(code, given.address(8 * StepArg.COUNTERS))
+        self._scratch: dict[ThreadArg, Value] = {name: scratch.load_pointer(8 * name) for name in ThreadArg}
+        self._rows = self._args[StepArg.ROWS]
+        self._counters = Variable(code, table.load_pointer(8 * StepArg.COUNTERS))
 
-    def written(self) -> None:
-        code, build = self._code, self._build
-        self._shared(self._rows, self._embed)
-        with code.loop(code.integer(0), code.integer(build.layers)) as number:
-            self._layer(number, self._given[StepArg.LAYERS] + number * (8 * len(Layer)))
-        self._shared(
-            self._parts(-(-padded(build.vocabulary) // (COLUMNS * _LOGIT_BLOCKS)), StepArg.KEPT),
-            self._logits,
-            self._last,
-        )
+    def emit(self) -> None:
+        code, config = self._code, self._config
+        self._share(self._rows, self._embed)
+        with code.loop(code.integer(0), code.integer(config.layers)) as number:
+            self._layer(number, self._args[StepArg.LAYERS] + number * (8 * len(LayerArg)))
+        blocks = -(-pad(config.vocabulary) // (COLUMNS * _LOGIT_BLOCKS))
+        self._share(self._parts(blocks, StepArg.OUTPUT_COUNT), self._logits, self._norm_outputs)
         code.finish()
 
-    def _shared(self, parts: Value, work: Callable[[Value], None], before: Callable[[], None] = lambda: None) -> None:
-        place = self._counters.get()
-        self._code.share(place, parts, before, work)
-        self._counters.set(place + COUNTER_BYTES)
+    def _share(self, parts: Value, work: Callable[[Value], None], prepare: Callable[[], None] = lambda: None) -> None:
+        counters = self._counters.get()
+        self._code.share_work(counters, parts, prepare, work)
+        self._counters.set(counters + COUNTER_BYTES)
 
     def _layer(self, number: Value, layer: Value) -> None:
-        build = self._build
-        heads, hidden = padded(build.heads * build.size), padded(build.hidden)
-        gates = padded(2 * build.inner)
-        self._shared(
+        config, normed = self._config, ThreadArg.NORMED
+        heads, hidden = pad(config.qkv_heads * config.head_size), pad(config.hidden)
+        gates = pad(2 * config.intermediate)
+        self._share(
             self._parts(heads // COLUMNS),
-            lambda part: self._block(ThreadArg.NORMED, layer, Layer.QKV, part, self._keep(StepArg.HEADS, heads)),
-            lambda: self._normed(layer.address(8 * Layer.BEFORE)),
+            lambda part: self._block(normed, layer, LayerArg.QKV, part, self._store(StepArg.QKV, heads)),
+            lambda: self._norm_states(layer.load_pointer(8 * LayerArg.INPUT_NORM)),
         )
-        self._shared(self._rows * build.keys, lambda part: self._held(number, layer, part))
-        self._shared(self._given[StepArg.RUN_COUNT] * build.keys, lambda part: self._attended(number, layer, part))
-        self._shared(
-            self._parts(hidden // COLUMNS), lambda part: self._block(StepArg.READ, layer, Layer.OUT, part, self._add)
+        self._share(self._rows * config.kv_heads, lambda part: self._store_key_value(number, layer, part))
+        self._share(self._args[StepArg.RUN_COUNT] * config.kv_heads, lambda part: self._attend(number, layer, part))
+        self._share(
+            self._parts(hidden // COLUMNS),
+            lambda part: self._block(StepArg.ATTENTION, layer, LayerArg.OUT, part, self._add_to_states),
         )
-        self._shared(
+        self._share(
             self._parts(gates // COLUMNS),
-            lambda part: self._block(ThreadArg.NORMED, layer, Layer.GATE_UP, part, self._keep(StepArg.GATES, gates)),
-            lambda: self._normed(layer.address(8 * Layer.BETWEEN)),
+            lambda part: self._block(normed, layer, LayerArg.GATE_UP, part, self._store(StepArg.GATES, gates)),
+            lambda: self._norm_states(layer.load_pointer(8 * LayerArg.MLP_NORM)),
         )
-        self._shared(self._rows, self._gated)
-        self._shared(
-            self._parts(hidden // COLUMNS), lambda part: self._block(StepArg.INNER, layer, Layer.DOWN, part, self._add)
+        self._share(self._rows, self._gate)
+        self._share(
+            self._parts(hidden // COLUMNS),
+            lambda part: self._block(StepArg.MLP, layer, LayerArg.DOWN, part, self._add_to_states),
         )
 
     def _parts(self, blocks: int, rows: StepArg = StepArg.ROWS) -> Value:
-        """How many parts a product of so many blocks of columns has."""
+        """Return the number of parts of a product with this many blocks of columns."""
         return self._panels(rows) * blocks
 
     def _panels(self, rows: StepArg) -> Value:
-        return (self._given[rows] + (PANEL - 1)) // PANEL
+        return (self._args[rows] + (PANEL_ROWS - 1)) // PANEL_ROWS
 
     # --- parts of the work -----------------------------------------------------------------------------------
 
     def _embed(self, row: Value) -> None:
-        build, given = self._build, self._given
-        token = given[StepArg.TOKENS].integer(row * 8)
-        source = given[StepArg.EMBEDDING] + token * (build.bytes * build.hidden)
-        target = given[StepArg.STATES] + row * (4 * padded(build.hidden))
-        with self._code.loop(self._code.integer(0), self._code.integer(build.hidden), LANES) as i:
-            target.put(read(build, source, i), i * 4)
+        config, args = self._config, self._args
+        token = args[StepArg.TOKENS].load_int(row * 8)
+        source = args[StepArg.EMBEDDING] + token * (config.item_bytes * config.hidden)
+        target = args[StepArg.STATES] + row * (4 * pad(config.hidden))
+        with self._code.loop(self._code.integer(0), self._code.integer(config.hidden), LANES) as i:
+            target.store(load_items(config, source, i), i * 4)
 
-    def _held(self, number: Value, layer: Value, part: Value) -> None:
-        keys = self._build.keys
-        hold(self._code, self._build, self._unit(number, layer, part // keys, part % keys))
+    def _store_key_value(self, number: Value, layer: Value, part: Value) -> None:
+        heads = self._config.kv_heads
+        store_key_value(self._code, self._config, self._head(number, layer, part // heads, part % heads))
 
-    def _attended(self, number: Value, layer: Value, part: Value) -> None:
-        code, build = self._code, self._build
-        run, head = self._given[StepArg.RUNS] + part // build.keys * 16, part % build.keys
-        row, several = run.integer(), code.integer(1) < run.integer(8)
+    def _attend(self, number: Value, layer: Value, part: Value) -> None:
+        code, config = self._code, self._config
+        run, head = self._args[StepArg.RUNS] + part // config.kv_heads * 16, part % config.kv_heads
+        row, several = run.load_int(), code.integer(1) < run.load_int(8)
 
         def rows(count: int) -> None:
-            attend(code, build, self._scaling, [self._unit(number, layer, row + i, head, i) for i in range(count)])
+            heads = [self._head(number, layer, row + i, head, i) for i in range(count)]
+            attend(code, config, self._scaling, heads)
 
-        code.either(several, lambda: rows(build.together), lambda: rows(1))
+        code.if_else(several, lambda: rows(config.run_rows), lambda: rows(1))
 
-    def _unit(self, number: Value, layer: Value, row: Value, head: Value, beside: int = 0) -> Unit:
-        """A row's head, one of some that are beside each other."""
-        code, build, given = self._code, self._build, self._given
-        place = given[StepArg.PLACES].integer(row * 8)
-        held = number * given[StepArg.LAYER_BYTES] + given[StepArg.SLOTS].integer(row * 8) * given[StepArg.SLOT_BYTES]
-        held = held + head * given[StepArg.HEAD_BYTES]
-        window = layer.integer(8 * Layer.WINDOW)
-        behind = place + 1 - window
-        far = (code.integer(0) < window).chosen(behind, code.integer(0))
-        return Unit(
+    def _head(self, number: Value, layer: Value, row: Value, head: Value, in_run: int = 0) -> AttentionHead:
+        """Return a head of a row, which is number `in_run` of its run."""
+        code, config, args = self._code, self._config, self._args
+        position = args[StepArg.POSITIONS].load_int(row * 8)
+        slot = args[StepArg.SLOTS].load_int(row * 8)
+        cache = number * args[StepArg.LAYER_BYTES] + slot * args[StepArg.SLOT_BYTES] + head * args[StepArg.HEAD_BYTES]
+        window = layer.load_int(8 * LayerArg.WINDOW)
+        first = (code.integer(0) < window).select(position + 1 - window, code.integer(0))
+        return AttentionHead(
             head=head,
-            place=place,
-            first=far.most(code.integer(0)),
-            given=given[StepArg.HEADS] + row * (4 * padded(build.heads * build.size)),
-            turns=given[StepArg.TURNS] + place * (8 * build.size),
-            keys=given[StepArg.KEYS] + held,
-            values=given[StepArg.VALUES] + held,
-            read=given[StepArg.READ] + row * (build.bytes * build.queries * build.size),
-            norms=(layer.address(8 * Layer.QUERY_NORM), layer.address(8 * Layer.KEY_NORM)),
-            query=self._own[ThreadArg.QUERY] + 4 * build.size * beside,
-            scores=self._own[ThreadArg.SCORES] + given[StepArg.SCORE_BYTES] * beside + 4 * LANES,
+            position=position,
+            first=first.maximum(code.integer(0)),
+            qkv=args[StepArg.QKV] + row * (4 * pad(config.qkv_heads * config.head_size)),
+            rotary=args[StepArg.ROTARY] + position * (8 * config.head_size),
+            keys=args[StepArg.KEYS] + cache,
+            values=args[StepArg.VALUES] + cache,
+            output=args[StepArg.ATTENTION] + row * (config.item_bytes * config.query_heads * config.head_size),
+            norms=(layer.load_pointer(8 * LayerArg.QUERY_NORM), layer.load_pointer(8 * LayerArg.KEY_NORM)),
+            query=self._scratch[ThreadArg.QUERY] + 4 * config.head_size * in_run,
+            scores=self._scratch[ThreadArg.SCORES] + args[StepArg.SCORE_BYTES] * in_run + 4 * LANES,
         )
 
-    def _gated(self, row: Value) -> None:
-        """A row of the MLP: silu(gate) * up."""
-        code, build = self._code, self._build
-        gates = self._given[StepArg.GATES] + row * (4 * padded(2 * build.inner))
-        inner = self._given[StepArg.INNER] + row * (build.bytes * padded(build.inner))
-        with code.loop(code.integer(0), code.integer(build.inner), LANES) as i:
-            gate, up = gates.vector(i * 4), gates.vector((i + build.inner) * 4)
-            write(build, inner, i, gate / (power(code.vector(0) - gate) + code.vector(1)) * up)
+    def _gate(self, row: Value) -> None:
+        config = self._config
+        gates = self._args[StepArg.GATES] + row * (4 * pad(2 * config.intermediate))
+        gate(self._code, config, gates, self._args[StepArg.MLP] + row * (config.item_bytes * pad(config.intermediate)))
 
     def _logits(self, part: Value) -> None:
-        code, build = self._code, self._build
-        blocks, panels = code.integer(padded(build.vocabulary) // COLUMNS), self._panels(StepArg.KEPT)
+        code, config, args = self._code, self._config, self._args
+        blocks, panels = code.integer(pad(config.vocabulary) // COLUMNS), self._panels(StepArg.OUTPUT_COUNT)
         first = part // panels * _LOGIT_BLOCKS
-        stop = first + _LOGIT_BLOCKS
-        keep = self._keep(StepArg.LOGITS, padded(build.vocabulary))
-        with code.loop(first, stop.least(blocks)) as block:
-            here = block * panels + part % panels
+        store = self._store(StepArg.LOGITS, pad(config.vocabulary))
+        with code.loop(first, (first + _LOGIT_BLOCKS).minimum(blocks)) as block:
             self._multiply(
-                ThreadArg.NORMED, self._given[StepArg.HEAD], self._given[StepArg.HEAD_BIAS], here, keep, StepArg.KEPT
+                ThreadArg.NORMED,
+                args[StepArg.HEAD],
+                args[StepArg.HEAD_BIAS],
+                block * panels + part % panels,
+                store,
+                StepArg.OUTPUT_COUNT,
             )
 
     # --- products --------------------------------------------------------------------------------------------
 
-    def _block(self, inputs: StepArg | ThreadArg, layer: Value, name: Layer, part: Value, put: _Put) -> None:
-        self._multiply(inputs, layer.address(8 * name), layer.address(8 * (name + 1)), part, put)
+    def _block(self, inputs: StepArg | ThreadArg, layer: Value, name: LayerArg, part: Value, store: _Store) -> None:
+        self._multiply(inputs, layer.load_pointer(8 * name), layer.load_pointer(8 * (name + 1)), part, store)
 
     def _multiply(
         self,
@@ -270,42 +267,45 @@ class _Step:
         weights: Value,
         bias: Value,
         part: Value,
-        put: _Put,
+        store: _Store,
         rows: StepArg = StepArg.ROWS,
     ) -> None:
-        """One block of columns of a product with its bias, for a panel of rows; `put` gets row, column and 16 results.
+        """Compute one block of columns of a product, with its bias, for a panel of rows.
 
-        Parts that share a block come one after the other, while it is in a cache.
+        Consecutive parts share a block, while it is in the cache.
         """
-        code, build = self._code, self._build
-        source = self._own[inputs] if isinstance(inputs, ThreadArg) else self._given[inputs]
-        size, apart = _sizes(build)[inputs]
-        panels, sums = self._panels(rows), self._own[ThreadArg.SUMS]
-        block, first = part // panels, part % panels * PANEL
-        count = code.integer(PANEL).least(self._given[rows] - first)
-        begin, steps = source + first * (build.bytes * apart), code.integer(build.steps(size))
-        apart_bytes = code.integer(build.bytes * apart)
-        code.invoke(self._product, begin, apart_bytes, weights + block * build.block_bytes(size), sums, count, steps)
+        code, config = self._code, self._config
+        source = self._scratch[inputs] if isinstance(inputs, ThreadArg) else self._args[inputs]
+        size, distance = _input_sizes(config)[inputs]
+        panels, sums = self._panels(rows), self._scratch[ThreadArg.SUMS]
+        block, first = part // panels, part % panels * PANEL_ROWS
+        count = code.integer(PANEL_ROWS).minimum(self._args[rows] - first)
+        row_bytes, steps = code.integer(config.item_bytes * distance), code.integer(config.steps(size))
+        begin, columns = source + first * row_bytes, weights + block * config.block_bytes(size)
+        code.call_function(self._product, begin, row_bytes, columns, sums, count, steps)
         with code.loop(code.integer(0), count) as row:
             for i in range(0, COLUMNS, LANES):
                 column = block * COLUMNS + i
-                put(first + row, column, sums.vector((row * COLUMNS + i) * 4) + bias.vector(column * 4))
+                found = sums.load_vector((row * COLUMNS + i) * 4) + bias.load_vector(column * 4)
+                store(first + row, column, found)
 
-    def _keep(self, name: StepArg, columns: int) -> _Put:
-        return lambda row, column, found: self._given[name].put(found, (row * columns + column) * 4)
+    def _store(self, name: StepArg, columns: int) -> _Store:
+        return lambda row, column, found: self._args[name].store(found, (row * columns + column) * 4)
 
-    def _add(self, row: Value, column: Value, found: Value) -> None:
-        states, place = self._given[StepArg.STATES], (row * padded(self._build.hidden) + column) * 4
-        states.put(states.vector(place) + found, place)
+    def _add_to_states(self, row: Value, column: Value, found: Value) -> None:
+        states, offset = self._args[StepArg.STATES], (row * pad(self._config.hidden) + column) * 4
+        states.store(states.load_vector(offset) + found, offset)
 
-    def _normed(self, weight: Value) -> None:
-        """All states normed, for this thread."""
-        self._code.invoke(self._norm, self._given[StepArg.STATES], weight, self._own[ThreadArg.NORMED], self._rows)
+    def _norm_states(self, weight: Value) -> None:
+        """Normalize all states, for this thread."""
+        normed = self._scratch[ThreadArg.NORMED]
+        self._code.call_function(self._norm, self._args[StepArg.STATES], weight, normed, self._rows)
 
-    def _last(self) -> None:
-        """The states whose logits are wanted, normed."""
-        code, build, given = self._code, self._build, self._given
-        with code.loop(code.integer(0), given[StepArg.KEPT]) as number:
-            states = given[StepArg.STATES] + given[StepArg.WANTED].integer(number * 8) * (4 * padded(build.hidden))
-            normed = self._own[ThreadArg.NORMED] + number * (build.bytes * build.hidden)
-            code.invoke(self._norm, states, given[StepArg.NORM], normed, code.integer(1))
+    def _norm_outputs(self) -> None:
+        """Normalize the states of the rows whose logits are computed."""
+        code, config, args = self._code, self._config, self._args
+        with code.loop(code.integer(0), args[StepArg.OUTPUT_COUNT]) as number:
+            row = args[StepArg.OUTPUT_ROWS].load_int(number * 8)
+            states = args[StepArg.STATES] + row * (4 * pad(config.hidden))
+            normed = self._scratch[ThreadArg.NORMED] + number * (config.item_bytes * config.hidden)
+            code.call_function(self._norm, states, args[StepArg.NORM], normed, code.integer(1))

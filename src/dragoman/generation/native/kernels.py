@@ -1,296 +1,369 @@
-"""What a layer of Llama and its kin is made of, as machine code: products of few rows, norms, attention."""
+"""Kernels of a decoder layer in machine code, each followed by the same computation in PyTorch.
+
+The `*_reference` functions define what the kernels compute; tests compare both. Sums are FP32 in a fixed order, so
+the result of a row does not depend on the other rows.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from llvmlite import ir
+from torch.nn.functional import silu
 
-from dragoman.native.code import BITS, INT, LANES, POINTER, VECTOR, Code, Value, Variable
+from dragoman.native.code import INT32_VECTOR, INT64, LANES, POINTER, VECTOR, Code, Value, Variable
 
-
-def power(exponent: Value) -> Value:
-    """e to the power of each lane, to 2 units in the last place: 2^n by the exponent's bits, the rest, within
-    log(2) / 2, by its series (Cody and Waite 1980). Below -87 it is e^-87, 1.6e-38, above 88 e^88."""
-    code = exponent.code
-    low, high = code.vector(-87.0), code.vector(88.0)
-    bounded = high.least(low.most(exponent))
-    # Added to 1.5 * 2^23 a number is rounded, and its integer stands in the lowest bits.
-    shifted = bounded.times_plus(code.vector(1.4426950408889634), code.vector(12582912.0))
-    whole = shifted - code.vector(12582912.0)
-    rest = whole.times_plus(code.vector(-0.693359375), bounded)
-    rest = whole.times_plus(code.vector(2.12194440e-4), rest)
-    found = code.vector(1 / 5040)
-    for divisor in (720, 120, 24, 6, 2, 1, 1):
-        found = found.times_plus(rest, code.vector(1 / divisor))
-    build = code.build
-    bits = build.add(build.bitcast(shifted.value, BITS), ir.Constant(BITS, [127] * LANES))
-    return found * Value(code, build.bitcast(build.shl(bits, ir.Constant(BITS, [23] * LANES)), VECTOR))
-
-
-# Weights lie in blocks of so many columns, side by side for each step along the rows.
+# Weights are stored in blocks of this many columns (outputs), adjacent for each step along the inputs.
 COLUMNS = 64
-# So many rows are multiplied with a block at a time: 24 sums, 4 weights and a number are in 29 of 32 registers.
-_ROWS = 6
-# How far rows go along a block in turn. Up to two turns: as briefly as the core can still have the next weights coming
-# while it computes; more: as far as weights stay in the nearest cache.
-_NEAR, _FAR = 16, 256
-# Less than any score.
-_LOW = -3e38
+# Rows per tile: 24 sums, 4 weights and an input are in 29 of 32 registers.
+_TILE_ROWS = 6
+# Steps along a block per turn of the tiles. For up to two tiles: few, so that the core prefetches weights while it
+# computes. For more: as many as keep the weights in the first-level cache.
+_SHORT_TURN, _LONG_TURN = 16, 256
+# Less than any attention score.
+_LOWEST = -3e38
 
 
 @dataclass(frozen=True, slots=True)
 class KernelConfig:
-    """What a model is made of. `halves`: weights, keys and values are BF16, sums and states are FP32 all the same.
+    """Dimensions of a model. bf16: weights, keys and values are BF16 (else FP32); sums and states are always FP32.
 
-    hidden, inner: sizes of states and of the MLP. queries, keys: numbers of heads. size: of a head. normed: queries and
-    keys of each head are normed (Qwen 3).
+    qk_norm: the queries and keys of each head are normalized (Qwen 3). eps: of the norms.
     """
 
     layers: int
     hidden: int
-    inner: int
-    queries: int
-    keys: int
-    size: int
+    intermediate: int
+    query_heads: int
+    kv_heads: int
+    head_size: int
     vocabulary: int
     eps: float
-    normed: bool
-    halves: bool
+    qk_norm: bool
+    bf16: bool
 
     @property
-    def bytes(self) -> int:
-        """Of one weight, and of what products take."""
-        return 2 if self.halves else 4
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.bf16 else torch.float32
 
     @property
-    def heads(self) -> int:
-        """Queries, keys and values of one row."""
-        return self.queries + 2 * self.keys
+    def item_bytes(self) -> int:
+        """Bytes of a weight, and of an input of a product."""
+        return 2 if self.bf16 else 4
 
     @property
-    def together(self) -> int:
-        """How many rows of one text attend together, so that keys and values are read once for all: as many as have
-        their sums in registers."""
-        return 4 if self.size <= 64 else 2 if self.size <= 160 else 1
+    def qkv_heads(self) -> int:
+        """Number of heads of queries, keys and values together."""
+        return self.query_heads + 2 * self.kv_heads
+
+    @property
+    def run_rows(self) -> int:
+        """Rows of one sequence that attend together, reading keys and values once: as many as fit into registers."""
+        return 4 if self.head_size <= 64 else 2 if self.head_size <= 160 else 1
 
     def steps(self, inputs: int) -> int:
-        """How many steps a product of so many inputs takes: one each, or a pair in BF16, 4 bytes in any case."""
-        return inputs * self.bytes // 4
+        """Return the number of steps of a product: 4 bytes each, which are one FP32 or a pair of BF16."""
+        return inputs * self.item_bytes // 4
 
     def block_bytes(self, inputs: int) -> int:
-        """How many bytes lie between two blocks of a weight of so many inputs, which is packed in 64 bytes of them."""
-        return -(-inputs * self.bytes // 64) * 64 * COLUMNS
+        """Return the bytes of a block of weights; inputs are padded to 64 bytes."""
+        return -(-inputs * self.item_bytes // 64) * 64 * COLUMNS
 
 
-def padded(columns: int) -> int:
-    """So many columns as whole blocks."""
+def pad(columns: int) -> int:
+    """Round up to whole blocks of columns."""
     return -(-columns // COLUMNS) * COLUMNS
 
 
-def read(build: KernelConfig, where: Value, number: Value | int) -> Value:
-    """16 numbers of the model's type from a number on."""
-    offset = number * build.bytes
-    return where.halves(offset) if build.halves else where.vector(offset)
+def load_items(config: KernelConfig, address: Value, index: Value | int) -> Value:
+    """Load 16 numbers of the model's dtype, as FP32."""
+    offset = index * config.item_bytes
+    return address.load_bf16(offset) if config.bf16 else address.load_vector(offset)
 
 
-def write(build: KernelConfig, where: Value, number: Value | int, found: Value) -> None:
-    offset = number * build.bytes
-    where.put_halves(found, offset) if build.halves else where.put(found, offset)
+def store_items(config: KernelConfig, address: Value, index: Value | int, value: Value) -> None:
+    offset = index * config.item_bytes
+    address.store_bf16(value, offset) if config.bf16 else address.store(value, offset)
 
 
-def product(module: ir.Module, build: KernelConfig) -> Any:
-    """A function (inputs, bytes between their rows, block of weights, sums, rows, steps): the sums [rows, 64] become
-    those of the block. The sum of a row is made in one order whatever rows are beside it."""
-    tiles = [_tile(module, build, count) for count in range(1, _ROWS + 1)]
-    code = Code(module, "product", (POINTER, INT, POINTER, POINTER, INT, INT))
+# --- exponential function --------------------------------------------------------------------------------------
+
+
+def exp(exponent: Value) -> Value:
+    """e to the power of each lane, within 2 units in the last place, clamped to e^-87 and e^88.
+
+    The exponent is split into n * log(2) and a rest within log(2) / 2 (Cody and Waite 1980): 2^n is built from its
+    bits, the rest is evaluated by its Taylor series.
+    """
+    code = exponent.code
+    low, high = code.vector(-87.0), code.vector(88.0)
+    clamped = high.minimum(low.maximum(exponent))
+    # Adding 1.5 * 2^23 rounds to an integer, which is in the lowest bits.
+    shifted = clamped.fma(code.vector(1.4426950408889634), code.vector(12582912.0))
+    n = shifted - code.vector(12582912.0)
+    rest = n.fma(code.vector(-0.693359375), clamped)
+    rest = n.fma(code.vector(2.12194440e-4), rest)
+    found = code.vector(1 / 5040)
+    for divisor in (720, 120, 24, 6, 2, 1, 1):
+        found = found.fma(rest, code.vector(1 / divisor))
+    return found * ((shifted.bitcast(INT32_VECTOR) + 127) << 23).bitcast(VECTOR)
+
+
+def exp_reference(exponent: torch.Tensor) -> torch.Tensor:
+    return torch.exp(exponent.clamp(-87, 88))
+
+
+# --- products --------------------------------------------------------------------------------------------------
+
+
+def emit_product(module: ir.Module, config: KernelConfig) -> Any:
+    """Write a function (inputs, bytes between their rows, block of weights, sums, rows, steps).
+
+    It sets the sums [rows, 64] to the product of the inputs with the block.
+    """
+    tiles = [_emit_tile(module, config, count) for count in range(1, _TILE_ROWS + 1)]
+    code = Code(module, "product", (POINTER, INT64, POINTER, POINTER, INT64, INT64))
     inputs, row_bytes, weights, sums, rows, steps = code.arguments
-    with code.loop(code.integer(0), rows * COLUMNS, LANES) as place:
-        sums.put(code.vector(0), place * 4)
-    few = (rows < 2 * _ROWS + 1).chosen(code.integer(_NEAR), code.integer(_FAR))
-    turn = (rows < _ROWS + 1).chosen(steps, few)
+    with code.loop(code.integer(0), rows * COLUMNS, LANES) as i:
+        sums.store(code.vector(0), i * 4)
+    several_tiles = (rows < 2 * _TILE_ROWS + 1).select(code.integer(_SHORT_TURN), code.integer(_LONG_TURN))
+    turn = (rows < _TILE_ROWS + 1).select(steps, several_tiles)
     with code.loop(code.integer(0), steps, turn) as step:
-        count = turn.least(steps - step)
-        with code.loop(code.integer(0), rows, _ROWS) as row:
-            begin, block = inputs + row * row_bytes + step * 4, weights + step * (4 * COLUMNS)
-            here = (begin, row_bytes, block, sums + row * (4 * COLUMNS))
-            behind = code.function.append_basic_block()
-            several = code.build.switch((rows - row).value, _case(code, tiles[-1], (*here, count), behind))
+        count = turn.minimum(steps - step)
+        with code.loop(code.integer(0), rows, _TILE_ROWS) as row:
+            first, block = inputs + row * row_bytes + step * 4, weights + step * (4 * COLUMNS)
+            arguments = (first, row_bytes, block, sums + row * (4 * COLUMNS), count)
+            end = code.function.append_basic_block()
+            switch = code.build.switch((rows - row).value, _call_block(code, tiles[-1], arguments, end))
             for number, tile in enumerate(tiles[:-1], 1):
-                several.add_case(number, _case(code, tile, (*here, count), behind))
-            code.build.position_at_end(behind)
-    return code.finish(called=True)
+                switch.add_case(number, _call_block(code, tile, arguments, end))
+            code.build.position_at_end(end)
+    return code.finish(noinline=True)
 
 
-def _case(code: Code, tile: Any, values: tuple[Value, ...], behind: Any) -> Any:
-    """A block that calls a function and goes on behind."""
+def _call_block(code: Code, tile: Any, arguments: Sequence[Value], end: Any) -> Any:
+    """Return a basic block that calls a function and continues at `end`."""
     block = code.function.append_basic_block()
     with code.build.goto_block(block):
-        code.invoke(tile, *values)
-        code.build.branch(behind)
+        code.call_function(tile, *arguments)
+        code.build.branch(end)
     return block
 
 
-def _tile(module: ir.Module, build: KernelConfig, rows: int) -> Any:
-    """A function (inputs, bytes between their rows, weights, sums, steps) that adds so many rows' products to sums."""
-    code = Code(module, f"tile{rows}", (POINTER, INT, POINTER, POINTER, INT))
+def _emit_tile(module: ir.Module, config: KernelConfig, rows: int) -> Any:
+    """Write a function (inputs, bytes between their rows, weights, sums, steps) that adds the products of `rows` rows
+    to their sums."""
+    code = Code(module, f"tile{rows}", (POINTER, INT64, POINTER, POINTER, INT64))
     inputs, row_bytes, weights, sums, steps = code.arguments
     vectors = range(COLUMNS // LANES)
-    found = [[Variable(code, sums.vector(4 * (COLUMNS * row + LANES * i))) for i in vectors] for row in range(rows)]
+    found = [
+        [Variable(code, sums.load_vector(4 * (COLUMNS * row + LANES * i))) for i in vectors] for row in range(rows)
+    ]
     starts = [inputs + row_bytes * row for row in range(rows)]
     with code.loop(code.integer(0), steps) as step:
         block = weights + step * (4 * COLUMNS)
-        columns = [block.vector(4 * LANES * i) for i in vectors]
-        for start, kept in zip(starts, found, strict=True):
-            factor = start.number(step * 4).spread()
-            for weight, variable in zip(columns, kept, strict=True):
-                add = factor.dotted if build.halves else factor.times_plus
-                variable.set(add(weight, variable.get()))
-    for row, kept in enumerate(found):
-        for i, variable in enumerate(kept):
-            sums.put(variable.get(), 4 * (COLUMNS * row + LANES * i))
+        columns = [block.load_vector(4 * LANES * i) for i in vectors]
+        for start, variables in zip(starts, found, strict=True):
+            factor = start.load_float(step * 4).broadcast()
+            multiply_add = factor.dot_bf16 if config.bf16 else factor.fma
+            for weight, variable in zip(columns, variables, strict=True):
+                variable.set(multiply_add(weight, variable.get()))
+    for row, variables in enumerate(found):
+        for i, variable in enumerate(variables):
+            sums.store(variable.get(), 4 * (COLUMNS * row + LANES * i))
     return code.finish()
 
 
-def norm(module: ir.Module, build: KernelConfig) -> Any:
-    """A function (states [rows, padded], weight, output, rows): states over their root mean square, times weight."""
-    code = Code(module, "norm", (POINTER, POINTER, POINTER, INT))
+def product_reference(inputs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """inputs [rows, n], weights [columns, n] -> [rows, columns], FP32."""
+    return inputs.float() @ weights.float().T
+
+
+# --- root mean square norm (Zhang and Sennrich 2019) -------------------------------------------------------------
+
+
+def emit_norm(module: ir.Module, config: KernelConfig) -> Any:
+    """Write a function (states [rows, padded hidden] FP32, weight, output [rows, hidden], rows)."""
+    code = Code(module, "norm", (POINTER, POINTER, POINTER, INT64))
     states, weight, output, rows = code.arguments
     with code.loop(code.integer(0), rows) as row:
-        here, there = states + row * (4 * padded(build.hidden)), output + row * (build.bytes * build.hidden)
-        factor = _over_root(code, here, build.hidden, build.eps)
-        with code.loop(code.integer(0), code.integer(build.hidden), LANES) as i:
-            write(build, there, i, here.vector(i * 4) * factor * weight.vector(i * 4))
-    return code.finish(called=True)
+        source = states + row * (4 * pad(config.hidden))
+        target = output + row * (config.item_bytes * config.hidden)
+        scale = _reciprocal_rms(code, source, config.hidden, config.eps)
+        with code.loop(code.integer(0), code.integer(config.hidden), LANES) as i:
+            store_items(config, target, i, source.load_vector(i * 4) * scale * weight.load_vector(i * 4))
+    return code.finish(noinline=True)
 
 
-def _over_root(code: Code, states: Value, size: int, eps: float) -> Value:
-    """1 over the root of the mean square (Zhang and Sennrich 2019), in all lanes."""
+def _reciprocal_rms(code: Code, states: Value, size: int, eps: float) -> Value:
+    """1 / sqrt(mean of squares + eps), in all lanes."""
     squares = Variable(code, code.vector(0))
     with code.loop(code.integer(0), code.integer(size), LANES) as i:
-        each = states.vector(i * 4)
-        squares.set(each.times_plus(each, squares.get()))
-    return (code.number(1) / (squares.get().total() / code.number(size) + code.number(eps)).root()).spread()
+        each = states.load_vector(i * 4)
+        squares.set(each.fma(each, squares.get()))
+    mean = squares.get().lane_sum() / code.number(size)
+    return (code.number(1) / (mean + code.number(eps)).sqrt()).broadcast()
+
+
+def norm_reference(states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return states * torch.rsqrt(states.square().mean(-1, keepdim=True) + eps) * weight
+
+
+# --- gated MLP ---------------------------------------------------------------------------------------------------
+
+
+def gate(code: Code, config: KernelConfig, gates: Value, output: Value) -> None:
+    """silu(gate) * up for one row; `gates` has both halves, FP32."""
+    with code.loop(code.integer(0), code.integer(config.intermediate), LANES) as i:
+        gated, up = gates.load_vector(i * 4), gates.load_vector((i + config.intermediate) * 4)
+        store_items(config, output, i, gated / (exp(code.vector(0) - gated) + code.vector(1)) * up)
+
+
+def gate_reference(gates: torch.Tensor) -> torch.Tensor:
+    gated, up = gates.chunk(2, -1)
+    return silu(gated) * up
+
+
+# --- attention ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
-    """One row's head of keys and the queries that go with it.
+class AttentionHead:
+    """One row (token) and one key-value head, with the query heads that share it.
 
-    `first`, `place`: what it sees, to its own. `given`: its queries, keys and values, FP32. `turns`: cosines and signed
-    sines of its place, [2, size]. `keys`, `values`: the head's in the cache, by place. `read`: where its answer goes.
-    `norms`: weights of queries and keys. `query`, `scores`: memory of the thread's own, the latter with 16 numbers more
-    before and behind than there are places.
+    position: of the token in its sequence; it attends to positions from `first` to its own. qkv: its queries, keys and
+    values [qkv_heads, head_size], FP32. rotary: cosines and signed sines of its position, [2, head_size].
+    keys, values: those of the head in the cache, [length, head_size]. output: [query_heads, head_size].
+    norms: weights of the query norm and the key norm. query, scores: scratch memory of the thread; `scores` has 16
+    numbers of padding at both ends.
     """
 
     head: Value
-    place: Value
+    position: Value
     first: Value
-    given: Value
-    turns: Value
+    qkv: Value
+    rotary: Value
     keys: Value
     values: Value
-    read: Value
+    output: Value
     norms: tuple[Value, Value]
     query: Value
     scores: Value
 
 
-def hold(code: Code, build: KernelConfig, unit: Unit) -> None:
-    """Put the row's key and value into the cache."""
-    size = build.size
-    here = unit.place * size
-    key = unit.given + (unit.head + build.queries) * (4 * size)
-    value = unit.given + (unit.head + (build.queries + build.keys)) * (4 * size)
-    _turn(code, build, key, unit.turns, unit.norms[1], lambda i, found: write(build, unit.keys, here + i, found))
+def store_key_value(code: Code, config: KernelConfig, at: AttentionHead) -> None:
+    """Write the row's key, rotated, and value into the cache."""
+    size = config.head_size
+    index = at.position * size
+    key = at.qkv + (at.head + config.query_heads) * (4 * size)
+    value = at.qkv + (at.head + (config.query_heads + config.kv_heads)) * (4 * size)
+    _rotate(code, config, key, at.rotary, at.norms[1], lambda i, found: store_items(config, at.keys, index + i, found))
     for i in range(0, size, LANES):
-        write(build, unit.values, here + i, value.vector(4 * i))
+        store_items(config, at.values, index + i, value.load_vector(4 * i))
 
 
-def attend(code: Code, build: KernelConfig, scaling: float, units: Sequence[Unit]) -> None:
-    """Read what each row's queries see from `first` to its own place. The rows are of one text, one after the other."""
-    size, group = build.size, build.queries // build.keys
-    with code.loop(code.integer(0), code.integer(group)) as one:
-        number, factor = units[0].head * group + one, code.vector(scaling)
-        for unit in units:
+def attend(code: Code, config: KernelConfig, scaling: float, rows: Sequence[AttentionHead]) -> None:
+    """Compute the attention of one head for consecutive rows of one sequence."""
+    size, group = config.head_size, config.query_heads // config.kv_heads
+    with code.loop(code.integer(0), code.integer(group)) as number:
+        head, factor = rows[0].head * group + number, code.vector(scaling)
+        for at in rows:
 
-            def keep(i: int, found: Value, query: Value = unit.query, factor: Value = factor) -> None:
-                query.put(found * factor, 4 * i)
+            def keep(i: int, found: Value, query: Value = at.query, factor: Value = factor) -> None:
+                query.store(found * factor, 4 * i)
 
-            _turn(code, build, unit.given + number * (4 * size), unit.turns, unit.norms[0], keep)
-        _score(code, build, units)
-        totals = [_weigh(code, unit) for unit in units]
-        _gather(code, build, units, totals, number * size)
+            _rotate(code, config, at.qkv + head * (4 * size), at.rotary, at.norms[0], keep)
+        _score(code, config, rows)
+        sums = [_softmax(code, at) for at in rows]
+        _weigh_values(code, config, rows, sums, head * size)
 
 
-def _turn(
-    code: Code, build: KernelConfig, states: Value, turns: Value, weight: Value, put: Callable[[int, Value], None]
+def rotate_reference(
+    states: torch.Tensor, rotary: torch.Tensor, weight: torch.Tensor | None = None, eps: float = 0.0
+) -> torch.Tensor:
+    """Rotary embedding of states [heads, size] by `rotary` [2, size], after the norm of that weight if there is one."""
+    if weight is not None:
+        states = norm_reference(states, weight, eps)
+    return states * rotary[0] + states.roll(states.shape[-1] // 2, -1) * rotary[1]
+
+
+def attention_reference(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float) -> torch.Tensor:
+    """query [heads, size], keys and values [visible positions, size] -> [heads, size], FP32."""
+    return torch.softmax(query @ keys.float().T * scaling, -1) @ values.float()
+
+
+def _rotate(
+    code: Code, config: KernelConfig, states: Value, rotary: Value, weight: Value, put: Callable[[int, Value], None]
 ) -> None:
-    """A head's states turned by their place (Su et al. 2021), normed before that where the model does."""
-    half, parts = build.size // 2, range(0, build.size, LANES)
-    vectors = {i: states.vector(4 * i) for i in parts}
-    if build.normed:
-        factor = _over_root(code, states, build.size, build.eps)
-        vectors = {i: vectors[i] * factor * weight.vector(4 * i) for i in parts}
+    """Rotary embedding of a head (Su et al. 2021), normalized before if the model does so."""
+    half, parts = config.head_size // 2, range(0, config.head_size, LANES)
+    vectors = {i: states.load_vector(4 * i) for i in parts}
+    if config.qk_norm:
+        scale = _reciprocal_rms(code, states, config.head_size, config.eps)
+        vectors = {i: vectors[i] * scale * weight.load_vector(4 * i) for i in parts}
     for i in parts:
-        other = vectors[(i + half) % build.size]
-        turned = vectors[i] * turns.vector(4 * i)
-        put(i, other.times_plus(turns.vector(4 * (build.size + i)), turned))
+        other = vectors[(i + half) % config.head_size]
+        cosine, sine = rotary.load_vector(4 * i), rotary.load_vector(4 * (config.head_size + i))
+        put(i, other.fma(sine, vectors[i] * cosine))
 
 
-def _score(code: Code, build: KernelConfig, units: Sequence[Unit]) -> None:
-    """Scores of all keys that one of the rows sees, by how far each is from the first that its own row does."""
-    size, parts = build.size, range(0, build.size, LANES)
-    queries = [[unit.query.vector(4 * i) for i in parts] for unit in units]
-    with code.loop(units[0].first, units[-1].place + 1) as place:
-        keys = [read(build, units[0].keys, place * size + i) for i in parts]
-        for unit, query in zip(units, queries, strict=True):
+def _score(code: Code, config: KernelConfig, rows: Sequence[AttentionHead]) -> None:
+    """Scores of all keys that any of the rows sees; each row stores them from its own `first` on."""
+    size, parts = config.head_size, range(0, config.head_size, LANES)
+    queries = [[at.query.load_vector(4 * i) for i in parts] for at in rows]
+    with code.loop(rows[0].first, rows[-1].position + 1) as position:
+        keys = [load_items(config, rows[0].keys, position * size + i) for i in parts]
+        for at, query in zip(rows, queries, strict=True):
             products = code.vector(0)
             for key, part in zip(keys, query, strict=True):
-                products = part.times_plus(key, products)
-            unit.scores.put(products.total(), (place - unit.first) * 4)
+                products = part.fma(key, products)
+            at.scores.store(products.lane_sum(), (position - at.first) * 4)
 
 
-def _weigh(code: Code, unit: Unit) -> Value:
-    """A row's scores become weights, not yet divided by their sum, which is given."""
-    count = unit.place + 1 - unit.first
-    unit.scores.put(code.vector(_LOW), count * 4)
-    highest = Variable(code, code.vector(_LOW))
-    with code.loop(code.integer(0), count, LANES) as number:
-        highest.set(unit.scores.vector(number * 4).most(highest.get()))
-    most, total = highest.get().highest().spread(), Variable(code, code.vector(0))
-    with code.loop(code.integer(0), count, LANES) as number:
-        weights = power(unit.scores.vector(number * 4) - most)
-        unit.scores.put(weights, number * 4)
+def _softmax(code: Code, at: AttentionHead) -> Value:
+    """Replace a row's scores by their exponentials and return the sum of these."""
+    count = at.position + 1 - at.first
+    at.scores.store(code.vector(_LOWEST), count * 4)
+    highest = Variable(code, code.vector(_LOWEST))
+    with code.loop(code.integer(0), count, LANES) as i:
+        highest.set(at.scores.load_vector(i * 4).maximum(highest.get()))
+    maximum, total = highest.get().lane_max().broadcast(), Variable(code, code.vector(0))
+    with code.loop(code.integer(0), count, LANES) as i:
+        weights = exp(at.scores.load_vector(i * 4) - maximum)
+        at.scores.store(weights, i * 4)
         total.set(total.get() + weights)
-    return total.get().total()
+    return total.get().lane_sum()
 
 
-def _gather(code: Code, build: KernelConfig, units: Sequence[Unit], totals: Sequence[Value], start: Value) -> None:
-    """The values by their weights, into each row's answer from a number on.
+def _weigh_values(
+    code: Code, config: KernelConfig, rows: Sequence[AttentionHead], totals: Sequence[Value], start: Value
+) -> None:
+    """Write the weighted sums of values to each row's output, from index `start` on.
 
-    What all rows see is read for all at once; each alone reads what it sees before and behind, in the order of places,
-    and nothing else: a value that is no number stays none times 0.
+    Positions that all rows see are read once for all. The others are read for single rows, in the order of positions,
+    and only if the row sees them: NaN times a weight of 0 would be NaN.
     """
-    parts = range(0, build.size, LANES)
-    sums = [[Variable(code, code.vector(0)) for _ in parts] for _ in units]
+    parts = range(0, config.head_size, LANES)
+    sums = [[Variable(code, code.vector(0)) for _ in parts] for _ in rows]
 
-    def add(some: Sequence[int], begin: Value, stop: Value) -> None:
-        with code.loop(begin, stop) as place:
-            values = [read(build, units[0].values, place * build.size + i) for i in parts]
-            for one in some:
-                weight = units[one].scores.number((place - units[one].first) * 4).spread()
-                for value, variable in zip(values, sums[one], strict=True):
-                    variable.set(weight.times_plus(value, variable.get()))
+    def add(numbers: Sequence[int], begin: Value, stop: Value) -> None:
+        with code.loop(begin, stop) as position:
+            values = [load_items(config, rows[0].values, position * config.head_size + i) for i in parts]
+            for number in numbers:
+                at = rows[number]
+                weight = at.scores.load_float((position - at.first) * 4).broadcast()
+                for value, variable in zip(values, sums[number], strict=True):
+                    variable.set(weight.fma(value, variable.get()))
 
-    begin, stop = units[-1].first, units[0].place + 1
-    alone = range(len(units)) if len(units) > 1 else ()
-    for one in alone:
-        add([one], units[one].first, begin.least(units[one].place + 1))
-    add(range(len(units)), begin, stop)
-    for one in alone:
-        add([one], begin.most(stop), units[one].place + 1)
-    for unit, kept, total in zip(units, sums, totals, strict=True):
-        factor = (code.number(1) / total).spread()
-        for i, variable in zip(parts, kept, strict=True):
-            write(build, unit.read, start + i, variable.get() * factor)
+    begin, stop = rows[-1].first, rows[0].position + 1
+    single = range(len(rows)) if len(rows) > 1 else ()
+    for number in single:
+        add([number], rows[number].first, begin.minimum(rows[number].position + 1))
+    add(range(len(rows)), begin, stop)
+    for number in single:
+        add([number], begin.maximum(stop), rows[number].position + 1)
+    for at, variables, total in zip(rows, sums, totals, strict=True):
+        factor = (code.number(1) / total).broadcast()
+        for i, variable in zip(parts, variables, strict=True):
+            store_items(config, at.output, start + i, variable.get() * factor)
