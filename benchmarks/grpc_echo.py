@@ -16,6 +16,7 @@ from benchmarks.workloads import GRPC_PATH
 from dragoman.protocols.wire import GrpcRequest
 from dragoman.system import allocator as memory
 from dragoman.transports.bodies import Bodies
+from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.calls import GrpcCalls
 from dragoman.transports.grpc.handlers import UnaryHandler
 from dragoman.transports.grpc.server import GrpcServer
@@ -81,7 +82,7 @@ class _EchoServer(GrpcServer):
 
 async def own(port: int) -> None:
     memory.keep()
-    server = _EchoServer(_Nothing(), (), limits=Limits(), bodies=Bodies(0))
+    server = _EchoServer(_Nothing(), (), limits=Limits(), executor=MessageExecutor(Bodies(0)))
     await server.start("127.0.0.1", port)
     await asyncio.Event().wait()
 

@@ -15,7 +15,9 @@ from dragoman.formats.policy import CREDENTIALS, Policy
 from dragoman.settings import ProtocolOptions, Settings, TransportOptions
 from dragoman.system import open_files
 from dragoman.transports.async_results import StoredResultCall as StoredResultCall
+from dragoman.transports.bodies import Bodies
 from dragoman.transports.cors import Cors
+from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.limits import Limits
 
 Address = tuple[str, int]
@@ -53,18 +55,21 @@ class ServerTransports:
         tls = tls_context(settings)
         self.http_protocols = [t.name for t in http]
         self.grpc_protocols = [t.service for t in grpc]
+        executor = MessageExecutor(Bodies(settings.max_bodies_bytes))
         if where.http:
             from dragoman.transports.http_server import HttpServer
 
             also = grpc if settings.grpc_port >= 0 else ()
             bounds = replace(limits(settings), keeps_answers=not where.shared)
-            self._http = HttpServer(self._engine, http, limits=bounds, tls=tls, grpc=also)
+            self._http = HttpServer(self._engine, http, limits=bounds, tls=tls, grpc=also, executor=executor)
             self.http_ports = await self._http.start(where.http, shared=where.shared)
         for host, port in where.grpc:
             from dragoman.transports.grpc.server import GrpcServer
 
             # The listener sets ALPN of its context, so HTTP and gRPC have one each.
-            self._grpc = GrpcServer(self._engine, grpc, limits=limits(settings), tls=tls_context(settings))
+            self._grpc = GrpcServer(
+                self._engine, grpc, limits=limits(settings), tls=tls_context(settings), executor=executor
+            )
             self.grpc_port = await self._grpc.start(host, port, shared=where.shared)
 
     def application(self, http: Sequence[Any], bounds: Limits) -> Any:

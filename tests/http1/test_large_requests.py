@@ -17,10 +17,10 @@ from dragoman.protocols.wire import HttpProtocol, HttpRequest, HttpResponse, Rou
 from dragoman.transports.executor import LARGE, LARGE_TEXT
 from dragoman.transports.http_server import HttpServer
 from dragoman.transports.limits import Limits
-from dragoman.transports.turns import LARGE_REQUEST
+from dragoman.transports.loop_budget import LARGE_MESSAGE
 
 CLIENTS = 6
-BODY = bytes(range(256)) * (LARGE_REQUEST // 256 + 1)
+BODY = bytes(range(256)) * (LARGE_MESSAGE // 256 + 1)
 LONG_S = 0.015  # more than all large requests may take of one turn
 
 

@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-from functools import partial
 from typing import Any
 
 import pytest
 from http2_fakes import House, Wire
 
 from dragoman.transports.bodies import Bodies
+from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.limits import Http2Limits
 from dragoman.transports.http2.protocol import Http2Protocol, http2
@@ -16,7 +16,6 @@ from dragoman.transports.http2.request import Http2Headers
 from dragoman.transports.http2.stream import Http2Stream
 from dragoman.transports.limits import Limits
 from dragoman.transports.listener import Listener
-from dragoman.transports.turns import Turns
 from dragoman.transports.warnings import Warnings
 
 
@@ -37,6 +36,9 @@ class Transport:
 
     def writelines(self, buffers: list[bytes]) -> None: ...
 
+    def is_closing(self) -> bool:
+        return False
+
     def pause_reading(self) -> None:
         self.reading = False
 
@@ -53,7 +55,7 @@ class Transport:
 @pytest.fixture
 async def paused() -> tuple[Any, Transport]:
     """A connection whose client does not read as fast as it is written to."""
-    wire = http2(House(), Http2Limits(), Bodies(0))
+    wire = http2(House(), Http2Limits(), MessageExecutor(Bodies(0)))
     connection = wire(Listener(wire, limits=Limits(write_timeout_s=60.0, keep_alive_timeout_s=75.0)))
     assert isinstance(connection, Http2Protocol)
     transport = Transport()
@@ -90,7 +92,7 @@ async def test_a_client_that_reads_nothing_is_cut_off(
 async def test_streams_that_wait_for_their_turn_of_a_steady_reader_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
-    wire = http2(House(), Http2Limits(), Bodies(0))
+    wire = http2(House(), Http2Limits(), MessageExecutor(Bodies(0)))
     connection: Any = wire(Listener(wire, limits=Limits(write_timeout_s=60.0)))
     connection.connection_made(Transport())
     connection.begin(frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 20}))
@@ -140,7 +142,7 @@ def test_requests_that_came_together_are_worked_on_in_slices() -> None:
 
 async def test_reading_pauses_until_what_was_read_is_worked_on() -> None:
     house = SlowHouse()
-    wire = http2(house, Http2Limits(), Bodies(0))
+    wire = http2(house, Http2Limits(), MessageExecutor(Bodies(0)))
     connection: Any = wire(Listener(wire, limits=Limits()))
     connection.connection.reader.stopwatch = lambda: house.now_s
     transport: Any = Transport()
@@ -153,42 +155,6 @@ async def test_reading_pauses_until_what_was_read_is_worked_on() -> None:
     while not transport.reading:
         await asyncio.sleep(0)
     assert len(house.heard) == 20
-
-
-async def test_large_requests_take_turns() -> None:
-    loop, now_s, done = asyncio.get_running_loop(), 0.0, []
-    turns = Turns(loop, 0.01, lambda: now_s)
-
-    def work(number: int) -> None:
-        nonlocal now_s
-        now_s += 0.004
-        done.append(number)
-
-    for number in range(10):
-        turns.run(partial(work, number))
-    assert done == [0, 1, 2]
-    while len(done) == 3:
-        await asyncio.sleep(0)
-    assert done == [0, 1, 2, 3, 4, 5]
-    waiting = asyncio.ensure_future(turns.wait())
-    while not waiting.done():
-        await asyncio.sleep(0)
-    assert done == list(range(10))
-
-
-async def test_an_exception_in_a_turn_hurts_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    turns = Turns(asyncio.get_running_loop(), 1e-9)
-    done: list[int] = []
-
-    def fails() -> None:
-        raise ValueError("a mistake")
-
-    turns.run(partial(done.append, 0))
-    turns.run(fails)
-    turns.run(partial(done.append, 1))
-    while len(done) < 2:
-        await asyncio.sleep(0)
-    assert "a mistake" in caplog.text
 
 
 async def test_warnings_of_a_kind_are_counted(caplog: pytest.LogCaptureFixture) -> None:

@@ -42,7 +42,6 @@ from dragoman.transports.executor import LARGE, MessageExecutor, is_large, weigh
 from dragoman.transports.limits import Limits
 from dragoman.transports.response_writer import CorsResponseWriter, ResponseWriter
 from dragoman.transports.routing import Match, Router
-from dragoman.transports.turns import LARGE_REQUEST, Turns
 
 log = logging.getLogger("dragoman.http")
 
@@ -66,16 +65,21 @@ class CompressibleResponse(msgspec.Struct, frozen=True):
 class Application:
     """Routes requests to protocols and their calls to the engine. `bodies` counts what all of them hold."""
 
-    def __init__(self, engine: CallHandler, protocols: Sequence[HttpProtocol], limits: Limits) -> None:
+    def __init__(
+        self,
+        engine: CallHandler,
+        protocols: Sequence[HttpProtocol],
+        limits: Limits,
+        executor: MessageExecutor | None = None,
+    ) -> None:
         self.limits = limits
-        self.bodies = Bodies(limits.max_bodies_bytes)
+        self.executor = executor or MessageExecutor(Bodies(limits.max_bodies_bytes))
+        self.bodies = self.executor.bodies
         # Bytes of an answer from which on somebody may want it compressed.
         self._packed_from: float = limits.compress_min_bytes if limits.compress_responses else math.inf
         self._engine = engine
         self._router = Router(protocols)
         self._default = protocols[0]
-        self._aside = MessageExecutor(self.bodies)
-        self._turns: Turns | None = None  # made when the loop runs
         self._shelf = AsyncResultStore()
 
     def match(self, method: str, raw_path: str) -> Match:
@@ -186,7 +190,7 @@ class Application:
                 asked = await self._read(match.endpoint, request)
             elif isinstance(asked, Begun) and isinstance(asked.asked, PreliminaryCall):
                 response = await _finished(asked.response)
-                asked = await self._resolved(await self._in_turn(asked.asked.then, response, request), request)
+                asked = await self._resolved(await self._parse(asked.asked.then, response, request), request)
             responding = (
                 self._kept(asked, request)
                 if isinstance(asked, ResultPoll | BackgroundCall)
@@ -209,24 +213,18 @@ class Application:
         return HttpRequest(request.method, request.path, request.params, request.headers, body, request.query)
 
     async def _read(self, endpoint: Endpoint, request: HttpRequest) -> EndpointResult:
-        return await self._resolved(await self._in_turn(endpoint, request, request), request)
+        return await self._resolved(await self._parse(endpoint, request, request), request)
 
     async def _resolved(self, asked: EndpointResult, request: HttpRequest) -> EndpointResult:
         """What a request asks for, once the engine has answered what its protocol has to know."""
         while isinstance(asked, PreliminaryCall):
-            asked = await self._in_turn(asked.then, await self._engine.call(asked.request), request)
+            asked = await self._parse(asked.then, await self._engine.call(asked.request), request)
         return asked
 
-    async def _in_turn(self, function: Callable[[A], EndpointResult], given: A, request: HttpRequest) -> EndpointResult:
-        """`function(given)`, which parses a request: in a thread if that takes long, else on the loop, with no more
-        than one large request in a turn of it."""
-        if is_large(request):
-            return await self._aside.run(function, given)
-        if len(request.body) > LARGE_REQUEST:
-            if self._turns is None:
-                self._turns = Turns(asyncio.get_running_loop())
-            await self._turns.wait()
-        return function(given)
+    async def _parse(
+        self, function: Callable[[A], EndpointResult], argument: A, request: HttpRequest
+    ) -> EndpointResult:
+        return await self.executor.parse(function, argument, len(request.body), in_thread=is_large(request))
 
     async def _done(
         self, asked: EndpointResult | Begun | CompressibleResponse, caller: ResponseWriter
@@ -250,7 +248,7 @@ class Application:
             response = await _finished(self._engine.begin(request) if begun is None else begun)
             del request, begun
             size = weight(response.answer)
-            written = reply(response) if size <= LARGE else await self._aside.write(reply, response, size)
+            written = await self.executor.format(reply, response, size)
             return self._written(written, inferred=inferred)
         except DragomanError as fault:
             if fault_of is None or caller.started:
@@ -310,7 +308,7 @@ class Application:
         ):
             # A fault before the first piece is written still gets its own status.
             first = await anext(pieces, None)
-            text = await self._aside.write(stream.format_chunk, first) if first is not None else b""
+            text = await self.executor.format(stream.format_chunk, first) if first is not None else b""
             await caller.start(200, stream.headers)
             await caller.write(text)
             async for text in texts:
@@ -323,7 +321,7 @@ class Application:
         """Each further piece as it is written, and what closes them; a fault becomes the stream's own error instead."""
         try:
             async for piece in pieces:
-                yield await self._aside.write(stream.format_chunk, piece)
+                yield await self.executor.format(stream.format_chunk, piece)
             yield stream.format_last_chunk()
         except DragomanError as fault:
             yield stream.format_late_error(fault)

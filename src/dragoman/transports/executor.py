@@ -1,4 +1,4 @@
-"""Parses and formats large messages in threads, so that other clients are served meanwhile."""
+"""Parse and format messages without keeping the event loop from other clients."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,59 +11,68 @@ from dragoman.core.datatypes import BYTES
 from dragoman.core.tensor import Tensor
 from dragoman.protocols.wire import HttpRequest
 from dragoman.transports.bodies import Bodies
+from dragoman.transports.loop_budget import LARGE_MESSAGE, LoopBudget
 
 A = TypeVar("A")
 B = TypeVar("B")
 
-# Bytes of tensors from which on a message takes longer to read or write than to hand to a thread and back.
+# Messages with more bytes of tensors than this are parsed and formatted in a thread.
 LARGE = 1 << 20
-# The same for text that has to be parsed: lists of JSON objects take up to 40 ms on the event loop.
+# The same for text that has to be parsed: a list of JSON objects of this size takes up to 40 ms.
 LARGE_TEXT = 1 << 18
-# Python runs one of its threads at a time; more of them would only leave less to the event loop.
+# Only one thread of Python runs at a time; more of them would leave less time to the event loop.
 _THREADS = 2
-# An element of BYTES takes as long as this many bytes of numbers.
-_ELEMENT = 64
+# Formatting an element of BYTES takes as long as this many bytes of numbers.
+_BYTES_ELEMENT_SIZE = 64
 
 
 class MessageExecutor:
-    """Runs pure functions, where what they are given is large in a thread."""
+    """Parses and formats messages: small ones at once, large ones within `budget`, very large ones in threads."""
 
     def __init__(self, bodies: Bodies) -> None:
-        self._bodies = bodies
-        self._threads = ThreadPoolExecutor(_THREADS, "dragoman-aside")
+        self.bodies = bodies
+        self.budget = LoopBudget()
+        self._threads = ThreadPoolExecutor(_THREADS, "dragoman-messages")
 
-    async def run(self, function: Callable[[A], B], given: A) -> B:
-        """`function(given)` in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, given)
+    async def parse(self, function: Callable[[A], B], argument: A, size: int, *, in_thread: bool) -> B:
+        """Return `function(argument)`, which parses `size` bytes."""
+        if in_thread:
+            return await self._run_in_thread(function, argument)
+        return function(argument) if size <= LARGE_MESSAGE else await self.budget.call(function, argument)
 
-    async def write(self, function: Callable[[A], B], answer: A, size: int = -1) -> B:
-        """`function(response)`, in a thread where the response's answer is large; it counts among the bodies there.
+    async def format(self, function: Callable[[A], B], response: A, size: int = -1) -> B:
+        """Return `function(response)`, which formats about `size` bytes; by default those of the response's tensors.
 
-        Raises Overloaded where those take too much already.
+        Very large ones count among the bodies meanwhile. Raises Overloaded if these are at their limit.
         """
-        size = weight(getattr(answer, "answer", None)) if size < 0 else size
+        size = weight(getattr(response, "answer", None)) if size < 0 else size
+        if size <= LARGE_MESSAGE:
+            return function(response)
         if size <= LARGE:
-            return function(answer)
-        if self._bodies.over:
-            raise self._bodies.unread
-        self._bodies.keep(size)
+            return await self.budget.call(function, response)
+        if self.bodies.over:
+            raise self.bodies.unread
+        self.bodies.keep(size)
         try:
-            return await self.run(function, answer)
+            return await self._run_in_thread(function, response)
         finally:
-            self._bodies.keep(-size)
+            self.bodies.keep(-size)
+
+    async def _run_in_thread(self, function: Callable[[A], B], argument: A) -> B:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, argument)
 
 
 def is_large(request: HttpRequest) -> bool:
-    """Whether a request is to be parsed in a thread."""
+    """Return whether a request is to be parsed in a thread."""
     size = len(request.body)
     return size > LARGE_TEXT and (size > LARGE or request.text_size > LARGE_TEXT)
 
 
 def weight(answer: Any) -> int:
-    """About how many bytes of work it is to write an answer."""
+    """Return about how many bytes of tensors there are to format."""
     if isinstance(answer, Inference):
         total = 0
         for tensor in answer.outputs.values():
-            total += prod(tensor.shape) * _ELEMENT if tensor.datatype is BYTES else tensor.data.nbytes
+            total += prod(tensor.shape) * _BYTES_ELEMENT_SIZE if tensor.datatype is BYTES else tensor.data.nbytes
         return total
     return answer.data.nbytes if isinstance(answer, Tensor) else 0

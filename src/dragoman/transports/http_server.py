@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import GrpcProtocol, HttpProtocol
 from dragoman.transports.application import Application
+from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.calls import GrpcCalls
 from dragoman.transports.http1.connection import http1
 from dragoman.transports.http1.request_reader import Http1Context
@@ -27,9 +28,10 @@ class HttpServer:
         limits: Limits,
         tls: ssl.SSLContext | None = None,
         grpc: Sequence[GrpcProtocol] = (),
+        executor: MessageExecutor | None = None,
     ) -> None:
         self._engine = engine
-        self._application = Application(engine, protocols, limits)
+        self._application = Application(engine, protocols, limits, executor)
         self._tls = tls
         self._grpc = grpc
         self._calls: GrpcCalls | None = None
@@ -40,8 +42,8 @@ class HttpServer:
         application, limits = self._application, self._application.limits
         streams: Http2Requests | GrpcCalls = Http2Requests(application)
         if self._grpc:
-            streams = self._calls = GrpcCalls(self._engine, self._grpc, limits, application.bodies, streams)
-        wires = http1(Http1Context(application)), http2(streams, http2_limits(limits), application.bodies)
+            streams = self._calls = GrpcCalls(self._engine, self._grpc, limits, application.executor, streams)
+        wires = http1(Http1Context(application)), http2(streams, http2_limits(limits), application.executor)
         self._listener = Listener(*wires, limits=limits, tls=self._tls)
         return await self._listener.start(addresses, shared=shared)
 

@@ -30,6 +30,8 @@ log = logging.getLogger("dragoman.http")
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _BACKLOG = 2048
+# Connections accepted in an iteration of the event loop.
+_ACCEPTED_AT_ONCE = 64
 # How much is read to find out which wire a connection speaks; the rest is for that wire to read as it can.
 _LITTLE = 4096
 # How long connections may take to end once their work has been cut.
@@ -77,6 +79,7 @@ class Listener:
             tls.set_alpn_protocols(["h2", "http/1.1"] if http2 is not None else ["http/1.1"])
         self._servers: list[asyncio.Server] = []
         self._open: set[ListenerConnection] = set()
+        self._accepting: set[socket.socket] = set()  # whose next connections are accepted in the next iteration
         self._connecting: set[asyncio.Task[None]] = set()
         self.draining = False
         self.warnings = Warnings(log, self.loop)
@@ -92,8 +95,7 @@ class Listener:
             options["ssl_shutdown_timeout"] = self.limits.header_timeout_s
         for bound in sockets:
             bound.setblocking(False)
-            accept_rest = partial(self._accept_rest, bound, options)
-            factory = partial(self._accept_first, accept_rest)
+            factory = partial(self._accept_first, bound, options)
             server = await self.loop.create_server(factory, sock=bound, backlog=_BACKLOG, **options)
             self._servers.append(server)
         return [s.getsockname()[1] for s in sockets]
@@ -138,18 +140,24 @@ class Listener:
         self.met(connection)
         return connection
 
-    def _accept_first(self, accept_rest: Callable[[], None]) -> Any:
+    def _accept_first(self, bound: socket.socket, options: Mapping[str, Any]) -> Any:
         """Return the protocol of a connection that the event loop accepted, and accept those that wait behind it.
 
-        uvloop accepts one in a turn, so that many clients that come at once with large requests would keep those behind
-        them waiting for as many turns.
+        uvloop accepts one in an iteration, so that many clients that come at once with large requests would keep those
+        behind them waiting for as many iterations.
         """
-        self.loop.call_soon(accept_rest)
+        if bound not in self._accepting:
+            self._accept_later(bound, options)
         return self._accept()
 
+    def _accept_later(self, bound: socket.socket, options: Mapping[str, Any]) -> None:
+        self._accepting.add(bound)
+        self.loop.call_soon(self._accept_rest, bound, options)
+
     def _accept_rest(self, bound: socket.socket, options: Mapping[str, Any]) -> None:
+        self._accepting.discard(bound)
         with suppress(OSError):  # none waits, or the process may have no more files
-            for _ in range(_BACKLOG):
+            for _ in range(_ACCEPTED_AT_ONCE):
                 accepted, _ = bound.accept()
                 accepted.setblocking(False)
                 task = self.loop.create_task(self._connect(accepted, options))
@@ -157,6 +165,8 @@ class Listener:
                 task.add_done_callback(self._connecting.discard)
                 if self._reserve.is_out_of_files(accepted.fileno()):
                     break  # without a free descriptor, uvloop resets every connection that waits
+            else:
+                self._accept_later(bound, options)
 
     async def _connect(self, accepted: socket.socket, options: Mapping[str, Any]) -> None:
         with suppress(OSError):  # the client has left, or failed to agree on TLS

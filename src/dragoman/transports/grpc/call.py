@@ -14,7 +14,7 @@ from dragoman.transports.grpc.messages import MessageReader
 from dragoman.transports.grpc.status import trailers, trailers_only
 from dragoman.transports.http2.stream import Buffer, Http2Stream
 from dragoman.transports.limits import Limits
-from dragoman.transports.turns import Turns
+from dragoman.transports.loop_budget import LoopBudget
 
 # Messages up to this size are not counted among the bodies, only bounded by how many calls there may be.
 SMALL = 1 << 16
@@ -28,7 +28,7 @@ class CallServer(Protocol):
     loop: asyncio.AbstractEventLoop
     limits: Limits
     bodies: Bodies
-    turns: Turns
+    budget: LoopBudget
 
     def enter(self, call: "GrpcCall") -> None: ...
 

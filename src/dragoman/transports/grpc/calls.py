@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import GrpcProtocol
-from dragoman.transports.bodies import Bodies
+from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.admission import Admission
 from dragoman.transports.grpc.call import GrpcCall
 from dragoman.transports.grpc.call_headers import CallHeaders, parse_call_headers
@@ -18,7 +18,6 @@ from dragoman.transports.http2.fields import encoded
 from dragoman.transports.http2.request import Http2Headers
 from dragoman.transports.http2.stream import Http2Handler, Http2Service, Http2Stream
 from dragoman.transports.limits import Limits
-from dragoman.transports.turns import Turns
 
 _NOT_GRPC = encoded([(b":status", b"415"), (b"content-length", b"0")])
 
@@ -31,16 +30,16 @@ class GrpcCalls:
         engine: CallHandler,
         protocols: Sequence[GrpcProtocol],
         limits: Limits,
-        bodies: Bodies,
+        executor: MessageExecutor,
         others: Http2Service | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.limits = limits
-        self.bodies = bodies
+        self.bodies = executor.bodies
+        self.budget = executor.budget
         self.others = others
-        self.turns = Turns(self.loop)
         self.stopping: asyncio.Future[None] = self.loop.create_future()
-        self.handlers: Mapping[str, Handler] = make_handlers(engine, protocols, self.stopping, bodies)
+        self.handlers: Mapping[str, Handler] = make_handlers(engine, protocols, self.stopping, executor)
         self._calls: set[GrpcCall] = set()
         self._admission = Admission(limits)
         self._idle: asyncio.Future[None] | None = None

@@ -23,8 +23,8 @@ from dragoman.protocols.wire import (
     GrpcStreamMethod,
 )
 from dragoman.system.coroutines import Start
-from dragoman.transports.bodies import Bodies
 from dragoman.transports.executor import LARGE, MessageExecutor, weight
+from dragoman.transports.loop_budget import LARGE_MESSAGE
 
 log = logging.getLogger("dragoman.grpc")
 
@@ -85,18 +85,17 @@ Handler = UnaryHandler | StreamHandler
 
 
 def table_handlers(
-    engine: CallHandler, protocols: Sequence[GrpcProtocol], stopping: asyncio.Future[None], bodies: Bodies
+    engine: CallHandler, protocols: Sequence[GrpcProtocol], stopping: asyncio.Future[None], executor: MessageExecutor
 ) -> dict[str, Handler]:
     """The methods of tables, by their paths."""
-    aside = MessageExecutor(bodies)
     found: dict[str, Handler] = {}
     for protocol in protocols:
         for method in protocol.methods:
             match method:
                 case GrpcMethod():
-                    handler: Handler = UnaryMethod(engine, protocol, method, aside).handler()
+                    handler: Handler = UnaryMethod(engine, protocol, method, executor).handler()
                 case GrpcStreamMethod():
-                    handler = StreamHandler(StreamMethod(engine, protocol, method, stopping, aside).talk)
+                    handler = StreamHandler(StreamMethod(engine, protocol, method, stopping, executor).talk)
             found[f"/{protocol.service}/{method.name}"] = handler
     return found
 
@@ -108,13 +107,15 @@ class UnaryMethod:
     engine: CallHandler
     protocol: GrpcProtocol
     method: GrpcMethod
-    aside: MessageExecutor
+    executor: MessageExecutor
 
     def handler(self) -> UnaryHandler:
         return UnaryHandler(self.answer, self.begin, self.method.health)
 
     async def answer(self, request: GrpcRequest) -> Reply | GrpcResponse:
         """A client that leaves cancels this coroutine."""
+        if len(request.body) > LARGE_MESSAGE:
+            return await self._read(request)
         done: Any = self.begin(request)
         found: Reply | GrpcResponse = await done if type(done) is CoroutineType else done
         return found
@@ -137,7 +138,8 @@ class UnaryMethod:
     async def _read(self, request: GrpcRequest) -> Reply | GrpcResponse:
         """The answer to a long message."""
         try:
-            exchange = await self.aside.run(self.method.endpoint, request)
+            size = len(request.body)
+            exchange = await self.executor.parse(self.method.endpoint, request, size, in_thread=size > LARGE)
         except Exception as fault:
             raise refusal(self.protocol, told(fault, "")) from fault
         return await self._rest(exchange, self.engine.call(exchange.request))
@@ -149,7 +151,7 @@ class UnaryMethod:
         try:
             if not isinstance(response, Response):
                 response = await response
-            written: Reply | GrpcResponse = await self.aside.write(exchange.format_response, response)
+            written: Reply | GrpcResponse = await self.executor.format(exchange.format_response, response)
             return written
         except Exception as fault:
             raise refusal(self.protocol, told(fault, exchange.request.id)) from fault
@@ -167,7 +169,7 @@ class StreamMethod:
     protocol: GrpcProtocol
     method: GrpcStreamMethod
     stopping: asyncio.Future[None]
-    aside: MessageExecutor
+    executor: MessageExecutor
 
     async def talk(self, peer: Peer) -> None:
         async with aclosing(received(peer, self.stopping)) as bodies:
@@ -183,12 +185,12 @@ class StreamMethod:
         """The pieces of the answer, and what went wrong if something did; to write them may fail on its own."""
         request_id = ""
         try:
-            endpoint = self.method.endpoint
-            stream = await self.aside.run(endpoint, request) if len(request.body) > LARGE else endpoint(request)
+            size = len(request.body)
+            stream = await self.executor.parse(self.method.endpoint, request, size, in_thread=size > LARGE)
             request_id = stream.request.id
             async with aclosing(self.engine.stream(stream.request)) as pieces:
                 async for piece in pieces:
-                    yield await self.aside.write(stream.format_chunk, piece)
+                    yield await self.executor.format(stream.format_chunk, piece)
             if stream.end is not None:
                 yield stream.end
         except Exception as fault:

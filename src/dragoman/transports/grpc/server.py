@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import GrpcProtocol
 from dragoman.transports.bodies import Bodies
+from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.calls import GrpcCalls
 from dragoman.transports.http2.limits import http2_limits
 from dragoman.transports.http2.protocol import http2
@@ -27,19 +28,19 @@ class GrpcServer:
         *,
         limits: Limits,
         tls: ssl.SSLContext | None = None,
-        bodies: Bodies | None = None,
+        executor: MessageExecutor | None = None,
     ) -> None:
         self._engine = engine
         self._protocols = tuple(protocols)
         self._limits = limits
-        self._bodies = bodies or Bodies(limits.max_bodies_bytes)
+        self._executor = executor or MessageExecutor(Bodies(limits.max_bodies_bytes))
         self._tls = tls
         self._calls: GrpcCalls | None = None
         self._listener: Listener | None = None
 
     def made(self) -> GrpcCalls:
         """What answers the calls."""
-        return GrpcCalls(self._engine, self._protocols, self._limits, self._bodies)
+        return GrpcCalls(self._engine, self._protocols, self._limits, self._executor)
 
     async def start(self, host: str, port: int, *, shared: bool = False) -> int:
         """Listens and returns the port, which the system chooses where 0 is asked for.
@@ -47,7 +48,7 @@ class GrpcServer:
         Raises OSError where that cannot be, e.g. because another server has the port.
         """
         calls = self.made()
-        wire = http2(calls, http2_limits(self._limits), self._bodies)
+        wire = http2(calls, http2_limits(self._limits), self._executor)
         listener = Listener(wire, limits=self._limits, tls=self._tls)
         if self._tls is not None:
             self._tls.set_alpn_protocols(["h2"])

@@ -10,7 +10,6 @@ from dragoman.transports.grpc.handlers import GrpcError, Reply, StreamHandler, p
 from dragoman.transports.grpc.messages import PREFIX_BYTES, MessageReader, prefix
 from dragoman.transports.grpc.status import HEAD, OK
 from dragoman.transports.http2.stream import Http2Stream
-from dragoman.transports.turns import LARGE_REQUEST
 
 
 class StreamCall(GrpcCall):
@@ -70,8 +69,6 @@ class StreamCall(GrpcCall):
             finally:
                 self._reader = None
         messages = self._messages
-        if len(messages.ready[0][1]) > LARGE_REQUEST:
-            await self._server.turns.wait()
         if self._server.bodies.over:
             raise unread(self._server.bodies)
         flag, message = messages.ready.popleft()

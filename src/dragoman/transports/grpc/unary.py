@@ -16,7 +16,7 @@ from dragoman.transports.grpc.handlers import GrpcError, Reply, UnaryHandler, pa
 from dragoman.transports.grpc.messages import MessageReader, prefix
 from dragoman.transports.grpc.status import HEAD, OK, ok
 from dragoman.transports.http2.stream import Http2Stream
-from dragoman.transports.turns import LARGE_REQUEST
+from dragoman.transports.loop_budget import LARGE_MESSAGE
 
 log = logging.getLogger("dragoman.grpc")
 
@@ -79,8 +79,8 @@ class UnaryCall(GrpcCall):
         if backlog.is_full:
             self._message = message
             backlog.wait(self._go_on)
-        elif len(message) > LARGE_REQUEST:
-            self._server.turns.run(partial(self._answer, handler, message))
+        elif len(message) > LARGE_MESSAGE:
+            self._server.budget.run(partial(self._answer, handler, message))
         else:
             self._answer(handler, message)
 

@@ -16,8 +16,8 @@ from dragoman.transports.http1.response_headers import ResponseHeaderWriter
 from dragoman.transports.http1.response_writer import Http1ResponseWriter
 from dragoman.transports.http1.timeouts import Stage, due_s
 from dragoman.transports.listener import Listener
+from dragoman.transports.loop_budget import LARGE_MESSAGE, LoopBudget, ReadLimiter
 from dragoman.transports.reserve import TOO_MANY_CONNECTIONS
-from dragoman.transports.turns import LARGE_REQUEST, Turns
 
 log = logging.getLogger("dragoman.http")
 
@@ -32,6 +32,7 @@ class Http1Connection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_asking",
+        "_budget",
         "_calm",
         "_context",
         "_held",
@@ -41,22 +42,24 @@ class Http1Connection(asyncio.BufferedProtocol):
         "_out",
         "_over",
         "_queued",
+        "_read_limiter",
         "_reading",
         "_reserved",
         "_since_s",
         "_stage",
         "_task",
         "_transport",
-        "_turns",
         "_unread",
         "_usual",
         "slot",
     )
 
-    def __init__(self, context: Http1Context, outgoing: ResponseHeaderWriter, turns: Turns, listener: Listener) -> None:
+    def __init__(
+        self, context: Http1Context, outgoing: ResponseHeaderWriter, budget: LoopBudget, listener: Listener
+    ) -> None:
         self.slot = 0
         self._context = context
-        self._turns = turns
+        self._budget = budget
         self._listener = listener
         self._incoming = RequestReader(context)
         self._out = Http1ResponseWriter(outgoing, listener.loop)
@@ -74,6 +77,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         self._usual = NO_HEAD  # that of the last whole, plain request
         self._over = False  # nothing that comes is looked at any more
         self._reading = True
+        self._read_limiter = ReadLimiter(budget, self._read_or_wait)
         self._reserved = False  # for a health check alone
 
     # --- what the transport tells -------------------------------------------------------------------------------
@@ -81,6 +85,8 @@ class Http1Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self._out.open(transport)
+        if self._over:  # the server stopped before the connection was made
+            transport.close()
         if not self._listener.admits(self, transport):
             self._reserved = self._out.draining = True
         self._enter(Stage.NEW)
@@ -96,8 +102,11 @@ class Http1Connection(asyncio.BufferedProtocol):
             self._calm = False
             self._incoming.put(data)
             self._advance()
-        elif not self._over and self._incoming.came(nbytes):
-            self._advance()
+        elif not self._over:
+            if self._incoming.came(nbytes):
+                self._advance()
+            if nbytes >= LARGE_MESSAGE:
+                self._read_limiter.count(nbytes)
 
     def begin(self, data: bytes) -> None:
         self._incoming.put(data)
@@ -224,8 +233,12 @@ class Http1Connection(asyncio.BufferedProtocol):
                     self._stage = stage
             elif turns or stage is not self._stage:
                 self._enter(stage)
-        if (incoming.waiting < _AHEAD) is not self._reading:
-            self._read(not self._reading)
+        self._read_or_wait()
+
+    def _read_or_wait(self) -> None:
+        reading = self._over or (self._incoming.waiting < _AHEAD and not self._read_limiter.is_paused)
+        if reading is not self._reading and not self._transport.is_closing():
+            self._read(reading)
 
     def _read(self, reading: bool) -> None:
         self._reading = reading
@@ -258,8 +271,8 @@ class Http1Connection(asyncio.BufferedProtocol):
         self._asking, self._held = True, len(asked.body)
         self._out.begin(head)
         request = HttpRequest(head.method, head.path, match.params, head.headers, asked.body, head.query)
-        if self._held > LARGE_REQUEST:
-            self._queued = not self._turns.run(partial(self._answer_in_turn, head, request))
+        if self._held > LARGE_MESSAGE:
+            self._queued = not self._budget.run(partial(self._answer_in_turn, head, request))
         else:
             self._answer(head, request)
 
@@ -370,19 +383,21 @@ class Http1Connection(asyncio.BufferedProtocol):
         self._out.draining = True
         if not (self._asking or self._over or self._incoming.in_body):
             self._stop_listening()
-            self._transport.close()
+            if self._transport is not None:
+                self._transport.close()
 
     def cut(self) -> None:
         if self._task is not None:
             self._task.cancel()
-        else:
+        elif self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        self._transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
 
 
 def http1(context: Http1Context) -> Callable[[Listener], Http1Connection]:
     """The wire, for a listener."""
-    outgoing, turns = ResponseHeaderWriter(), Turns(asyncio.get_running_loop())
-    return lambda listener: Http1Connection(context, outgoing, turns, listener)
+    outgoing, budget = ResponseHeaderWriter(), context.application.executor.budget
+    return lambda listener: Http1Connection(context, outgoing, budget, listener)

@@ -10,6 +10,8 @@ from dragoman.transports.http1.headers import CHUNKED, KNOWN_BYTES, HeaderCache,
 
 # What is read at a time where it is not a body's own place: a small request whole, and little of a large one.
 _SCRATCH = 16 << 10
+# What is read at a time of a body.
+_MAX_READ = 1 << 18
 # How much of a body that nobody wants is passed over, so that the connection can be used again.
 _PASSED_OVER = 1 << 20
 
@@ -90,7 +92,7 @@ class RequestReader:
 
     def room(self) -> memoryview:
         """Where the next bytes go."""
-        return self._context.scratch if self._body is None else self._body.room()
+        return self._context.scratch if self._body is None else self._body.room()[:_MAX_READ]
 
     def came(self, count: int) -> bool:
         """So many bytes have been put there. False where `next` has nothing to say of them: a body goes on."""

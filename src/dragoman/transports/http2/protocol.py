@@ -7,13 +7,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from dragoman.transports.bodies import Bodies
 from dragoman.transports.client_address import client_address
+from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.connection import Http2Connection
 from dragoman.transports.http2.limits import Http2Limits
 from dragoman.transports.http2.stream import Buffer, Http2Service
 from dragoman.transports.listener import Listener
+from dragoman.transports.loop_budget import LARGE_MESSAGE, ReadLimiter
 
 log = logging.getLogger("dragoman.http2")
 
@@ -36,7 +37,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         service: Http2Service,
         http2_limits: Http2Limits,
         scratch: memoryview,
-        report_unsent: Callable[[int], None],
+        executor: MessageExecutor,
     ) -> None:
         self.slot = 0
         self._listener = listener
@@ -48,6 +49,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._paused_s = 0.0  # since when the client has read nothing; 0 while the transport has room
         self._unread = 0  # bytes that were unread then
         self._reading = True
+        self._read_limiter = ReadLimiter(executor.budget, self._read_or_wait)
         self._full = False  # it asks on and on and does not read
         self._behind = False  # what was read last is not worked on yet
         self._heard = False
@@ -55,13 +57,16 @@ class Http2Protocol(asyncio.BufferedProtocol):
         times_s = limits.header_timeout_s, limits.body_timeout_s, limits.write_timeout_s
         self._shortest_s = min(*times_s, limits.grpc_stream_idle_timeout_s or math.inf) / 5
         self.connection = Http2Connection(
-            service, http2_limits, self._write, self._close, self._loop.time, report_unsent
+            service, http2_limits, self._write, self._close, self._loop.time, executor.bodies.keep
         )
 
     # --- the socket ----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        if self.connection.over:  # the server stopped before the connection was made
+            transport.close()
+            return
         self.connection.address = client_address(transport)
         self.connection.reserved = not self._listener.admits(self, transport)
         self._made_s = self._heard_s = self.connection.now_s = self._loop.time()
@@ -83,6 +88,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._take(self.connection.filled, size)
         else:
             self._take(self.connection.receive, bytes(self._scratch[:size]))
+        if size >= LARGE_MESSAGE:
+            self._read_limiter.count(size)
 
     def _take(self, take: Any, given: Any) -> None:
         connection = self.connection
@@ -130,8 +137,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def _read_or_wait(self) -> None:
         """Read on unless something speaks against it."""
-        reading = not (self._full or self._behind)
-        if reading is not self._reading:
+        reading = not (self._full or self._behind or self._read_limiter.is_paused)
+        if reading is not self._reading and not self._transport.is_closing():
             self._reading = reading
             (self._transport.resume_reading if reading else self._transport.pause_reading)()
 
@@ -169,6 +176,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def drain(self) -> None:
         if self._transport is None:  # still in its TLS handshake
+            self.connection.lost()
             self._listener.lost(self)
             return
         self.connection.drain()
@@ -244,7 +252,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self.connection.ping()
 
 
-def http2(service: Http2Service, limits: Http2Limits, bodies: Bodies) -> Callable[[Listener], Http2Protocol]:
+def http2(service: Http2Service, limits: Http2Limits, executor: MessageExecutor) -> Callable[[Listener], Http2Protocol]:
     """The wire, for a listener; answers that clients do not take are counted among the bodies."""
     scratch = memoryview(bytearray(_READ_BYTES))
-    return lambda listener: Http2Protocol(listener, service, limits, scratch, bodies.keep)
+    return lambda listener: Http2Protocol(listener, service, limits, scratch, executor)

@@ -16,9 +16,9 @@ from dragoman.transports.http2 import frames
 from dragoman.transports.http2.fields import encoded
 from dragoman.transports.http2.request import Http2Headers
 from dragoman.transports.http2.stream import Buffer, Http2Stream
+from dragoman.transports.loop_budget import LARGE_MESSAGE
 from dragoman.transports.reserve import TOO_MANY_CONNECTIONS
 from dragoman.transports.routing import Match
-from dragoman.transports.turns import LARGE_REQUEST, Turns
 
 log = logging.getLogger("dragoman.http")
 
@@ -34,7 +34,6 @@ class Http2Requests:
     def __init__(self, application: Application) -> None:
         self.application = application
         self.loop = asyncio.get_running_loop()
-        self.turns = Turns(self.loop)
 
     def open(self, stream: Http2Stream, head: Http2Headers, ended: bool) -> "Http2Request":
         request = Http2Request(self, stream, head)
@@ -118,8 +117,8 @@ class Http2Request:
             self._stream.acknowledge(size)
         elif (backlog := self._stream.connection.backlog).is_full:
             backlog.wait(self._go_on)
-        elif self._body is not None and self._body.held > LARGE_REQUEST:
-            self._service.turns.run(self._go_on)
+        elif self._body is not None and self._body.held > LARGE_MESSAGE:
+            self._service.application.executor.budget.run(self._go_on)
         else:
             self._ask()
 
