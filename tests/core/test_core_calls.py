@@ -178,7 +178,7 @@ def test_calls_have_defaults() -> None:
         "metadata": {},
     }
     described = values(ModelDescription("m", (), "p", OPEN))
-    assert {"calls": frozenset(), "details": {}, "protocols": {}, "placement": ""}.items() <= described.items()
+    assert {"calls": frozenset(), "details": {}, "protocols": {}, "path": ""}.items() <= described.items()
     assert (Index().ready, Load().url, ScaleModel().replicas) == (False, "", 1)
 
 

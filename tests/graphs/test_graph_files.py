@@ -157,7 +157,7 @@ def test_whatever_a_file_says_it_is_a_graph_or_told_why_not(table: Any) -> None:
         ('{ fn = "fields.py:field", derivatives = "jaxx" }', "node 'a': derivatives: expected one of auto, jax, torch"),
         ('{ fn = "fields.py:np.float64" }', "node 'a': class float64 is no model"),
         ('{ umbridge = "http://127.0.0.1:9" }', "node 'a': no server of http://127.0.0.1:9 answers"),
-        ('{ umbridge = "http://127.0.0.1:9", modell = "x" }', "node 'a': there is no parameter 'modell'"),
+        ('{ umbridge = "http://127.0.0.1:9", modell = "x" }', "node 'a': unknown parameter 'modell'"),
     ],
 )
 def test_a_node_that_cannot_be_made(tmp_path: Path, node: str, message: str) -> None:

@@ -68,7 +68,6 @@ SHARED = {
         "text_infer",
         "text_model",
         "vector_model",
-        "waiting_model",
     },
     "protocols": {"wire", "text_common"},
 }

@@ -22,7 +22,7 @@ from dragoman.core.calls import Describe, Request
 from dragoman.core.tensor import NONE
 from dragoman.engine.engine import Engine
 from dragoman.engine.repository import Repository
-from dragoman.runtimes.umbridge.model import remote
+from dragoman.runtimes.umbridge.model import make_function
 from e2e.served import Served, free_ports, until
 from simulators.conftest import SIMULATORS
 
@@ -185,12 +185,12 @@ async def test_one_of_several_that_comes_back_is_used_again(theirs: str) -> None
         await far.start()
     try:
         servers = model_of(far).function._servers._servers
-        while not any(server.failed for server in servers):  # both are asked by turns
+        while not any(server.has_failed for server in servers):  # both are asked by turns
             assert await evaluated(far) == [[1.0, 4.0], [53.0]]
         with running(int(url.rpartition(":")[2])):
             for _ in range(1000):
                 assert await evaluated(far) == [[1.0, 4.0], [53.0]]
-                if not any(server.failed for server in servers):
+                if not any(server.has_failed for server in servers):
                     break
                 await asyncio.sleep(0.02)
             else:
@@ -204,14 +204,14 @@ async def test_one_of_several_that_comes_back_is_used_again(theirs: str) -> None
     [
         ({}, "expected the parameter 'urls'"),
         ({"urls": "ftp://x"}, "parameter 'urls': url: expected http://host:port"),
-        ({"urls": 5}, "parameter 'urls' has the wrong kind of value: 5"),
-        ({"url": "http://x:1"}, "there is no parameter 'url'; there are urls, model"),
+        ({"urls": 5}, "parameter 'urls': expected str or list, got 5"),
+        ({"url": "http://x:1"}, "unknown parameter 'url': expected one of urls, model"),
         ({"urls": "http://x:1", "concurrency": 0}, "parameter 'concurrency': expected at least 1"),
     ],
 )
 def test_wrong_parameters_are_told(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.ModelFailed, match=message):
-        remote(ModelSpec(name="far", parameters=parameters))
+        make_function(ModelSpec(name="far", parameters=parameters))
 
 
 INFO = {"protocolVersion": 1.0, "models": ["m"]}

@@ -227,7 +227,7 @@ async def test_a_model_may_have_no_sizes_without_a_config(caplog: pytest.LogCapt
             with pytest.raises(errors.ModelFailed, match="KeyError: 'n'"):
                 await answer(engine, "forward", call)
         for config in ({"m": 3}, {"n": 1.5}, {"n": -1}, {"n": "x"}):
-            with pytest.raises(errors.InvalidInput, match="config: the sizes of the vectors do not follow from it"):
+            with pytest.raises(errors.InvalidInput, match="config: no valid sizes of the vectors"):
                 await answer(engine, "forward", SignatureFor(config))
 
 

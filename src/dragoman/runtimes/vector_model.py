@@ -1,11 +1,13 @@
-"""Functions of vectors as models: simulators in Python with their derivatives."""
+"""Vector functions as models: simulators in Python with their derivatives, and models of the `umbridge` package."""
 
+import asyncio
 import inspect
 import logging
+import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -30,64 +32,69 @@ from dragoman.core.vectors import (
     find_vector_function,
 )
 from dragoman.derivatives.decorator import LazyVectorFunction, build_vector_function, is_vector_function
+from dragoman.system.cancellation import run_cancellable
+from dragoman.system.threads import DaemonThreads
+
+A = TypeVar("A")
+C = TypeVar("C")
 
 log = logging.getLogger("dragoman.model")
 
-_REMEMBERED = 256
-# Calls of UM-Bridge are single points; so many that wait for a vectorised function are asked of it at once.
-_MERGED = 64
-# What makes an object a model of the `umbridge` package, which it need not be derived from.
-_THEIRS = ("get_input_sizes", "get_output_sizes", "supports_evaluate", "__call__")
+_CACHED_CONFIGS = 256
+# Calls of UM-Bridge are single points: the maximum number that are merged for a vectorised function.
+_MAX_MERGED = 64
+# The methods of a model of the `umbridge` package, which need not be derived from its class.
+_UMBRIDGE_METHODS = ("get_input_sizes", "get_output_sizes", "supports_evaluate", "__call__")
 
 
-def is_vectors(target: Any) -> bool:
-    """Return whether an object or a class is a function of vectors: ours, marked, or a model of `umbridge`."""
+def is_any_vector_function(target: Any) -> bool:
+    """Return whether an object or a class is a vector function: a VectorFunction, marked, or a model of `umbridge`."""
     return is_vector_function(target) or is_umbridge(target)
 
 
 def vector_model(target: Any, spec: ModelSpec) -> "VectorModel":
-    """Return the model of a function of vectors. Raises ModelFailed if it cannot be built."""
+    """Return the model of a vector function. Raises ModelFailed if it cannot be built."""
     if is_umbridge(target):
-        return VectorModel(spec, Theirs(_instance(target, spec)))
+        return VectorModel(spec, UmBridgeFunction(_instance(target, spec)))
     function = find_vector_function(target)
     placement: Placement = function.options.placement if isinstance(function, LazyVectorFunction) else ""
     return VectorModel(spec, build_vector_function(target), placement)
 
 
 @dataclass(frozen=True, slots=True)
-class Sides:
-    """Inputs and outputs of a function for one config: the signature, and names and sizes of the outputs."""
+class Interface:
+    """Inputs and outputs of a vector function for one config."""
 
     signature: Signature
     outputs: tuple[str, ...]
     sizes: tuple[int, ...]
 
     @classmethod
-    def of(cls, function: VectorFunction, config: Config) -> "Sides":
+    def of(cls, function: VectorFunction, config: Config) -> "Interface":
         sizes = tuple(function.output_sizes(config))
-        taken = function.input_sizes(config)
-        rows = function.vectorised and bool(taken)  # without inputs there is nothing to count rows by
-        inputs = _specs(taken, function.input_names, "input", rows)
+        input_sizes = function.input_sizes(config)
+        rows = function.vectorised and bool(input_sizes)  # without inputs the number of rows is unknown
+        inputs = _specs(input_sizes, function.input_names, "input", rows)
         outputs = _specs(sizes, function.output_names, "output", rows)
         signature = Signature(inputs, outputs, batched=rows)
         return cls(signature, tuple(spec.name for spec in outputs), tuple(int(size) for size in sizes))
 
 
-def _sides(function: VectorFunction, config: Config) -> Sides:
-    """Return the inputs and outputs. Raises InvalidInput if the config leads to invalid sizes."""
+def _interface(function: VectorFunction, config: Config) -> Interface:
+    """Return the interface. Raises InvalidInput if the config leads to invalid sizes."""
     try:
-        return Sides.of(function, config)
+        return Interface.of(function, config)
     except (CallerError, InvalidOutput):
         raise
     except Exception as error:
         if not config or (isinstance(error, DragomanError) and not isinstance(error, BadSizes)):
             raise
         message = error.message if isinstance(error, BadSizes) else f"{type(error).__name__}: {error}"
-        raise InvalidInput(f"config: the sizes of the vectors do not follow from it: {message}") from error
+        raise InvalidInput(f"config: no valid sizes of the vectors: {message}") from error
 
 
 class BadSizes(ModelFailed):
-    """Sizes of vectors that are not non-negative integers."""
+    """Sizes that are not integers from 0."""
 
 
 class VectorModel(Model):
@@ -100,113 +107,143 @@ class VectorModel(Model):
         super().__init__(spec)
         self.placement = placement
         self.function = function
-        self._known: OrderedDict[str, Sides] = OrderedDict()
+        self._interfaces: OrderedDict[str, Interface] = OrderedDict()
 
     def load(self) -> Any:
-        """Set the methods that the function supports: a model's own methods declare its abilities."""
-        self.merges = _MERGED if self.function.vectorised else 0
+        """Set the methods that the function supports: methods declare the abilities of a model."""
+        self.merges = _MAX_MERGED if self.function.vectorised else 0
         for ability in self.function.sources():
             setattr(self, "infer" if ability == "evaluate" else ability, getattr(self, f"_{ability}"))
-
-    # --- what it tells ---------------------------------------------------------------------------------------
 
     def signature(self) -> Signature:
         """Return the signature without a config; open for `umbridge` models whose sizes need one."""
         try:
-            return self._under(NONE).signature
+            return self._interface(NONE).signature
         except Exception as error:
-            if not isinstance(self.function, Theirs) or not self.function.sources():
+            if not isinstance(self.function, UmBridgeFunction) or not self.function.sources():
                 raise
             log.warning("model '%s' has no sizes without a config: %s: %s", self.spec.name, type(error).__name__, error)
             return OPEN
 
     def signature_for(self, call: SignatureFor) -> Signature:
-        return self._under(call.config).signature
+        return self._interface(call.config).signature
 
     def details(self) -> Mapping[str, Any]:
-        found = {name: source for name, source in self.function.sources().items() if name != "evaluate"}
-        return {"derivatives": found, **self.function.notes()}
+        sources = {name: source for name, source in self.function.sources().items() if name != "evaluate"}
+        return {"derivatives": sources, **self.function.notes()}
 
     def unavailable(self) -> str:
         return self.function.unavailable()
 
-    def _under(self, config: Config) -> "Sides":
-        """Return the inputs and outputs for a config; the last ones are cached."""
+    def _interface(self, config: Config) -> "Interface":
+        """Return the interface for a config; the last ones are cached."""
         key = config_key(config) if config else ""
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = _sides(self.function, config)
-            if len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
-        return found
+        interface = self._interfaces.get(key)
+        if interface is None:
+            interface = self._interfaces[key] = _interface(self.function, config)
+            if len(self._interfaces) > _CACHED_CONFIGS:
+                self._interfaces.popitem(last=False)
+        return interface
 
     def close(self) -> Any:
         return self.function.close()
 
-    # --- what it can do, as far as the function does -----------------------------------------------------------
-
     def _evaluate(self, call: Infer) -> dict[str, Tensor]:
-        sides = self._under(call.config)
+        interface = self._interface(call.config)
         inputs = [tensor.data for tensor in call.inputs.values()]
-        answer = self.function.evaluate(inputs, call.config)
-        if sides.signature.batched:
-            found: Sequence[Vector] = as_matrices(answer, len(inputs[0]), sides.sizes)
-        elif _is_the_only(answer, sides.sizes):
-            return {sides.outputs[0]: Tensor(answer, FP64)}
+        result = self.function.evaluate(inputs, call.config)
+        if interface.signature.batched:
+            outputs: Sequence[Vector] = as_matrices(result, len(inputs[0]), interface.sizes)
+        elif type(result) is np.ndarray and result.shape == interface.sizes and result.dtype == np.float64:
+            return {interface.outputs[0]: Tensor(result, FP64)}  # exactly the declared array
         else:
-            found = as_vectors(answer, sides.sizes)
-        return {name: Tensor(vector, FP64) for name, vector in zip(sides.outputs, found, strict=True)}
+            outputs = as_vectors(result, interface.sizes)
+        return {name: Tensor(vector, FP64) for name, vector in zip(interface.outputs, outputs, strict=True)}
 
     def _gradient(self, call: Gradient) -> Vector:
-        inputs, output = self._where(call)
-        at = _place(call.inputs, call.input)
-        answer = self.function.gradient(output, at, inputs, call.sens.data, call.config)
-        return as_vector(answer, len(inputs[at]), "gradient")
+        inputs, output = self._inputs_and_output(call)
+        index = _index(call.inputs, call.input)
+        result = self.function.gradient(output, index, inputs, call.sens.data, call.config)
+        return as_vector(result, len(inputs[index]), "gradient")
 
     def _apply_jacobian(self, call: ApplyJacobian) -> Vector:
-        inputs, output = self._where(call)
-        at = _place(call.inputs, call.input)
-        answer = self.function.apply_jacobian(output, at, inputs, call.vec.data, call.config)
-        return as_vector(answer, self._under(call.config).sizes[output], "apply_jacobian")
+        inputs, output = self._inputs_and_output(call)
+        index = _index(call.inputs, call.input)
+        result = self.function.apply_jacobian(output, index, inputs, call.vec.data, call.config)
+        return as_vector(result, self._interface(call.config).sizes[output], "apply_jacobian")
 
     def _apply_hessian(self, call: ApplyHessian) -> Vector:
-        inputs, output = self._where(call)
-        at = _place(call.inputs, call.input1)
-        by = _place(call.inputs, call.input2)
-        answer = self.function.apply_hessian(output, at, by, inputs, call.sens.data, call.vec.data, call.config)
-        return as_vector(answer, len(inputs[at]), "apply_hessian")
+        inputs, output = self._inputs_and_output(call)
+        index = _index(call.inputs, call.input1)
+        index2 = _index(call.inputs, call.input2)
+        result = self.function.apply_hessian(output, index, index2, inputs, call.sens.data, call.vec.data, call.config)
+        return as_vector(result, len(inputs[index]), "apply_hessian")
 
-    def _where(self, call: DerivativeCall) -> tuple[list[Vector], int]:
+    def _inputs_and_output(self, call: DerivativeCall) -> tuple[list[Vector], int]:
         """Return the inputs in order, and the position of the output."""
-        outputs = self._under(call.config).outputs
+        outputs = self._interface(call.config).outputs
         return [tensor.data for tensor in call.inputs.values()], outputs.index(str(call.output))
 
 
-def _is_the_only(answer: Any, sizes: Sequence[int]) -> bool:
-    """Return whether a result needs no check: it is exactly the declared array."""
-    return type(answer) is np.ndarray and answer.shape == sizes and answer.dtype == np.float64
+class WaitingModel(VectorModel):
+    """A vector function that waits for remote or sibling models: up to `concurrency` calls, each in a thread."""
+
+    def __init__(
+        self, spec: ModelSpec, function: VectorFunction, concurrency: int, placement: Placement = "inline"
+    ) -> None:
+        super().__init__(spec, function, placement)
+        self._threads = DaemonThreads(concurrency, f"{type(self).__name__}-{spec.name}")
+
+    def close(self) -> Any:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        super().close()
+
+    async def _evaluate(self, call: Infer) -> dict[str, Tensor]:  # type: ignore[override]
+        return await self._run(super()._evaluate, call)
+
+    async def _gradient(self, call: Gradient) -> Vector:  # type: ignore[override]
+        return await self._run(super()._gradient, call)
+
+    async def _apply_jacobian(self, call: ApplyJacobian) -> Vector:  # type: ignore[override]
+        return await self._run(super()._apply_jacobian, call)
+
+    async def _apply_hessian(self, call: ApplyHessian) -> Vector:  # type: ignore[override]
+        return await self._run(super()._apply_hessian, call)
+
+    async def signature_for(self, call: SignatureFor) -> Signature:  # type: ignore[override]
+        return await self._run(super().signature_for, call)
+
+    async def _run(self, method: Callable[[C], A], call: C) -> A:
+        cancelled = threading.Event()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._threads, run_cancellable, cancelled, method, call
+            )
+        except asyncio.CancelledError:
+            cancelled.set()  # a graph calls no further nodes
+            raise
 
 
-def _place(names: Mapping[str, object], name: str | int) -> int:
+def _index(names: Mapping[str, object], name: str | int) -> int:
     return [*names].index(str(name))
 
 
 def _specs(sizes: Sequence[int], names: Sequence[str], noun: str, vectorised: bool) -> tuple[TensorSpec, ...]:
     if names and len(names) != len(sizes):
-        raise ModelFailed(f"expected as many {noun}s as there are names, {', '.join(names)}; got {len(sizes)} sizes")
+        raise ModelFailed(f"expected one size for each {noun} {', '.join(names)}; got {len(sizes)} sizes")
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 0:
             raise BadSizes(f"the sizes of the {noun}s: expected integers from 0, got {list(sizes)}")
-    named = names or [f"{noun}_{i}" for i in range(len(sizes))]
+    names = names or [f"{noun}_{i}" for i in range(len(sizes))]
     rows = (-1,) if vectorised else ()
-    return tuple(TensorSpec(name, FP64, (*rows, int(size))) for name, size in zip(named, sizes, strict=True))
+    return tuple(TensorSpec(name, FP64, (*rows, int(size))) for name, size in zip(names, sizes, strict=True))
 
 
 # --- models written for the umbridge package ---------------------------------------------------------------
 
 
-class Theirs(VectorFunction):
-    """A model of the `umbridge` package: it takes and returns lists and declares what it supports."""
+class UmBridgeFunction(VectorFunction):
+    """A model of the `umbridge` package, which takes and returns lists and declares what it supports."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -218,33 +255,33 @@ class Theirs(VectorFunction):
         return list(self._model.get_output_sizes(dict(config)))
 
     def evaluate(self, inputs: Vectors, config: Config) -> Any:
-        return self._model(_lists(inputs), dict(config))
+        return self._model(_to_lists(inputs), dict(config))
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
-        return self._model.gradient(output, input, _lists(inputs), sens.tolist(), dict(config))
+        return self._model.gradient(output, input, _to_lists(inputs), sens.tolist(), dict(config))
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
-        return self._model.apply_jacobian(output, input, _lists(inputs), vec.tolist(), dict(config))
+        return self._model.apply_jacobian(output, input, _to_lists(inputs), vec.tolist(), dict(config))
 
     def apply_hessian(
         self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
     ) -> Any:
         return self._model.apply_hessian(
-            output, input1, input2, _lists(inputs), sens.tolist(), vec.tolist(), dict(config)
+            output, input1, input2, _to_lists(inputs), sens.tolist(), vec.tolist(), dict(config)
         )
 
     def sources(self) -> Mapping[Ability, str]:
         return {name: "author" for name in ABILITIES if getattr(self._model, f"supports_{name}", bool)()}
 
 
-def _lists(inputs: Vectors) -> list[list[float]]:
+def _to_lists(inputs: Vectors) -> list[list[float]]:
     return [vector.tolist() for vector in inputs]
 
 
 def is_umbridge(target: Any) -> bool:
     """Return whether an object or a class is a model of the `umbridge` package."""
     kind = target if isinstance(target, type) else type(target)
-    return not issubclass(kind, Model) and all(callable(getattr(kind, name, None)) for name in _THEIRS)
+    return not issubclass(kind, Model) and all(callable(getattr(kind, name, None)) for name in _UMBRIDGE_METHODS)
 
 
 def takes_name(kind: type) -> bool:

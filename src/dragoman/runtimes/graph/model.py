@@ -13,7 +13,7 @@ from dragoman.graphs.function import CONCURRENCY, GraphFunction
 from dragoman.graphs.wiring import Node, wire
 from dragoman.runtimes.graph.files import read_array, read_graph
 from dragoman.runtimes.graph.nodes import NodeContext, load_node
-from dragoman.runtimes.waiting_model import WaitingModel
+from dragoman.runtimes.vector_model import WaitingModel
 
 
 class GraphModel(WaitingModel):

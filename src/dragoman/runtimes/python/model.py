@@ -14,8 +14,7 @@ from dragoman.core.errors import ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec, Placement
-from dragoman.runtimes.vector_model import is_vectors, vector_model
-from dragoman.runtimes.waiting_model import WaitingModel
+from dragoman.runtimes.vector_model import WaitingModel, is_any_vector_function, vector_model
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -83,7 +82,7 @@ def load(spec: ModelSpec) -> Model:
 
 def as_model(target: Any, spec: ModelSpec) -> Model:
     """A Model subclass, a Model, a function of vectors or a callable, as a Model with this spec."""
-    if is_vectors(target):
+    if is_any_vector_function(target):
         made = vector_model(target, spec)
         calls = made.function.concurrency
         return made if calls == 1 else WaitingModel(spec, made.function, calls, made.placement)
@@ -189,10 +188,10 @@ def _is_candidate(name: str, value: Any, module: ModuleType) -> bool:
     """A public Model subclass or marked object that this file itself defines, or a function of vectors made here."""
     if name.startswith("_"):
         return False
-    if is_vectors(value) and not isinstance(value, type | FunctionType):
+    if is_any_vector_function(value) and not isinstance(value, type | FunctionType):
         return True
     if getattr(value, "__module__", None) != module.__name__:
         return False
-    if is_vectors(value):
+    if is_any_vector_function(value):
         return True
     return declared_by(value) is not None or (isinstance(value, type) and issubclass(value, Model))

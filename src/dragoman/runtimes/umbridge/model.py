@@ -8,10 +8,10 @@ from dragoman.client.address import Address, address
 from dragoman.core.errors import InvalidInput, ModelFailed, NotReady
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.runtimes.umbridge.remote import RemoteFunction
-from dragoman.runtimes.waiting_model import WaitingModel
+from dragoman.runtimes.vector_model import WaitingModel
 
-# What `parameters` may say, with the kinds of each.
-_KEYS: Mapping[str, type | tuple[type, ...]] = {
+# The parameters of the runtime and their types.
+_PARAMETERS: Mapping[str, type | tuple[type, ...]] = {
     "urls": (str, list),
     "model": str,
     "config": dict,
@@ -24,17 +24,22 @@ _KEYS: Mapping[str, type | tuple[type, ...]] = {
     "tls_ca": str,
 }
 _CONCURRENCY = 16
-_AGAIN_S = 0.2
+_RETRY_S = 0.2
 
 
 class UmBridgeModel(WaitingModel):
-    """A remote model. Its parameters:
+    """A remote model.
 
-    urls: one or several (or the uri is one). model: its name there. config: sent with every call.
-    timeout_s: of a call. concurrency: maximum number of simultaneous calls (16).
-    wait_s: how long loading waits for a server to start (0) before it fails and is retried later.
-    check_s: interval of health checks of idle servers (5); 0 disables them.
-    token, headers, tls_ca: for the servers.
+    Parameters of the spec
+    ----------------------
+    urls : of one or several servers; or the uri is one.
+    model : its name on the servers.
+    config : sent with every call.
+    timeout_s : of a call.
+    concurrency : maximum number of simultaneous calls (16).
+    wait_s : how long loading waits for a server to start (0) before it fails and is retried later.
+    check_s : interval of health checks of idle servers (5); 0 disables them.
+    token, headers, tls_ca : for the servers.
     """
 
     placement: Placement = "inline"
@@ -42,13 +47,13 @@ class UmBridgeModel(WaitingModel):
     function: RemoteFunction
 
     def __init__(self, spec: ModelSpec) -> None:
-        super().__init__(spec, remote(spec), spec.parameters.get("concurrency", _CONCURRENCY))
+        super().__init__(spec, make_function(spec), spec.parameters.get("concurrency", _CONCURRENCY))
 
     def load(self) -> Any:
         try:
             self._connect()
         except Exception:
-            self.close()  # nobody closes what was never loaded
+            self.close()  # a model that was not loaded is not closed by its owner
             raise
         super().load()
 
@@ -61,32 +66,38 @@ class UmBridgeModel(WaitingModel):
             except NotReady:
                 if time.monotonic() > end_s:
                     raise
-            time.sleep(_AGAIN_S)
+            time.sleep(_RETRY_S)
 
 
-def remote(spec: ModelSpec) -> RemoteFunction:
+def make_function(spec: ModelSpec) -> RemoteFunction:
     """Return the remote function of a spec's parameters. Raises ModelFailed naming an invalid parameter."""
-    given = spec.parameters
-    for key, value in given.items():
-        if key not in _KEYS:
-            raise ModelFailed(f"there is no parameter '{key}'; there are {', '.join(_KEYS)}")
-        if not isinstance(value, _KEYS[key]) or isinstance(value, bool):
-            raise ModelFailed(f"parameter '{key}' has the wrong kind of value: {value!r}")
-    if given.get("concurrency", 1) < 1:
-        raise ModelFailed(f"parameter 'concurrency': expected at least 1, got {given['concurrency']}")
-    limits = {key: float(given[key]) for key in ("timeout_s", "check_s") if key in given}
-    return RemoteFunction(_addresses(spec), given.get("model", ""), given.get("config", {}), **limits)
+    parameters = spec.parameters
+    for key, value in parameters.items():
+        if key not in _PARAMETERS:
+            raise ModelFailed(f"unknown parameter '{key}': expected one of {', '.join(_PARAMETERS)}")
+        if not isinstance(value, _PARAMETERS[key]) or isinstance(value, bool):
+            raise ModelFailed(f"parameter '{key}': expected {_type_name(key)}, got {value!r}")
+    if parameters.get("concurrency", 1) < 1:
+        raise ModelFailed(f"parameter 'concurrency': expected at least 1, got {parameters['concurrency']}")
+    times = {key: float(parameters[key]) for key in ("timeout_s", "check_s") if key in parameters}
+    return RemoteFunction(_addresses(spec), parameters.get("model", ""), parameters.get("config", {}), **times)
+
+
+def _type_name(key: str) -> str:
+    types = _PARAMETERS[key]
+    return " or ".join(t.__name__ for t in (types if isinstance(types, tuple) else (types,)))
 
 
 def _addresses(spec: ModelSpec) -> list[Address]:
-    given = spec.parameters
-    urls = given.get("urls", spec.uri if "://" in spec.uri else "")
+    parameters = spec.parameters
+    urls = parameters.get("urls", spec.uri if "://" in spec.uri else "")
     listed = [u.strip() for u in urls.split(",")] if isinstance(urls, str) else list(urls)
     if not any(listed):
-        raise ModelFailed("expected the parameter 'urls', as http://host:4242 or a list of such")
+        raise ModelFailed("expected the parameter 'urls', such as http://host:4242, or a list of URLs")
+    token = parameters.get("token", "")
     try:
         return [
-            address(str(url), given.get("token", ""), given.get("headers"), None, given.get("tls_ca", ""), True)
+            address(str(url), token, parameters.get("headers"), None, parameters.get("tls_ca", ""), True)
             for url in listed
         ]
     except InvalidInput as error:

@@ -1,4 +1,4 @@
-"""A function of vectors that one UM-Bridge server computes, or several servers with the same model."""
+"""A vector function computed by a UM-Bridge server, or by several servers with the same model."""
 
 import json
 import threading
@@ -38,7 +38,7 @@ _ABILITIES: Mapping[str, Ability] = {
     "ApplyJacobian": "apply_jacobian",
     "ApplyHessian": "apply_hessian",
 }
-_FAULTS: Mapping[str, type[DragomanError]] = {
+_ERRORS: Mapping[str, type[DragomanError]] = {
     "InvalidInput": InvalidInput,
     "UnsupportedFeature": NotSupported,
     "InvalidOutput": InvalidOutput,
@@ -46,49 +46,49 @@ _FAULTS: Mapping[str, type[DragomanError]] = {
     "Overloaded": NotReady,
     "DeadlineExceeded": DeadlineExceeded,
 }
-# Statuses of whoever stands before a server that is not there, or busy.
-_AWAY = frozenset({502, 503})
-_POLICY = Policy(nonfinite="literal")  # the words that servers in Python read
-_FIRST_REST_S, _LONGEST_REST_S = 0.5, 30.0
-_CHECK_S = 10.0  # how long an answer to /Info may take
-_CHECK_EVERY_S = 5.0  # unless told otherwise
-_REMEMBERED = 256
+# Statuses with which a proxy reports a server that is down or busy.
+_UNAVAILABLE = frozenset({502, 503})
+_POLICY = Policy(nonfinite="literal")  # NaN and Infinity, as servers in Python parse them
+_MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.5, 30.0
+_INFO_TIMEOUT_S = 10.0
+_CHECK_INTERVAL_S = 5.0
+_CACHED_SIZES = 256
 
 
 class RemoteServer:
-    """One server: its number of calls in progress, and until when it is not used after a failure."""
+    """One server: the number of its calls, and how long it is not used after a failure."""
 
     def __init__(self, address: Address) -> None:
-        self.place = address.name + address.base
+        self.url = address.name + address.base
         self.in_flight = 0
-        self.checked = False  # somebody looks whether it is there again
-        self.is_silent = False  # it did not answer /Info in time, as one does that computes for others
-        self.heard_s = time.monotonic()
-        self.rests_until_s = 0.0
-        self._rest_s = 0.0
+        self.is_being_checked = False
+        self.is_silent = False  # /Info timed out, as it does while a server computes for other clients
+        self.last_response_s = time.monotonic()
+        self.backoff_until_s = 0.0
+        self._backoff_s = 0.0
         self._address = address
         self._transport = connect_transport(address)
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether the server has failed and has to be checked."""
-        return self._rest_s > 0
+        return self._backoff_s > 0
 
-    def ask(self, method: str, path: str, body: Sequence[Buffer], deadline: Deadline) -> tuple[int, bytes]:
+    def send(self, method: str, path: str, body: Sequence[Buffer], deadline: Deadline) -> tuple[int, bytes]:
         """Return the status and the body of the response. Raises ServerUnreachable and DeadlineExceeded."""
-        question = RestRequest(method, self._address.base + path, self._address.headers, body)
-        answer = run_blocking(self._transport.send(question, deadline))
-        return answer.status, bytes(answer.body)
+        request = RestRequest(method, self._address.base + path, self._address.headers, body)
+        response = run_blocking(self._transport.send(request, deadline))
+        return response.status, bytes(response.body)
 
-    def rest(self) -> None:
-        """Pause the use of the server after a failure, longer each time."""
-        self._rest_s = min(max(_FIRST_REST_S, 2 * self._rest_s), _LONGEST_REST_S)
-        self.rests_until_s = time.monotonic() + self._rest_s
+    def back_off(self) -> None:
+        """Stop using the server after a failure, for twice as long each time."""
+        self._backoff_s = min(max(_MIN_BACKOFF_S, 2 * self._backoff_s), _MAX_BACKOFF_S)
+        self.backoff_until_s = time.monotonic() + self._backoff_s
 
-    def recovered(self) -> None:
-        self._rest_s = self.rests_until_s = 0.0
+    def mark_recovered(self) -> None:
+        self._backoff_s = self.backoff_until_s = 0.0
         self.is_silent = False
-        self.heard_s = time.monotonic()
+        self.last_response_s = time.monotonic()
 
     def close(self) -> None:
         run_blocking(self._transport.close())
@@ -101,36 +101,37 @@ class RemoteServers:
         self._servers = [RemoteServer(address) for address in addresses]
         self._lock = threading.Lock()
 
-    def call(self, ask: Callable[[RemoteServer], T]) -> T:
-        """Return the result of `ask` for the first server that responds. Raises NotReady if none does."""
-        self._look_for_the_lost()
+    def call(self, send: Callable[[RemoteServer], T]) -> T:
+        """Return the result of `send` for the first server that responds. Raises NotReady if none does."""
+        self._check_failed()
         tried: list[RemoteServer] = []
-        fault: Exception | None = None
-        for _ in range(max(2, len(self._servers))):  # a lone one gets a second chance: its connection may be old
-            with self._chosen(tried) as server:
+        last_error: Exception | None = None
+        for _ in range(max(2, len(self._servers))):  # a single server is tried twice: its connection may be stale
+            with self._choose(tried) as server:
                 tried.append(server)
                 try:
-                    if server.failed:
+                    if server.has_failed:
                         _check(server)
-                    found = ask(server)
-                except (ServerUnreachable, NotReady) as away:
-                    server.rest()
-                    fault = away
+                    result = send(server)
+                except (ServerUnreachable, NotReady) as error:
+                    server.back_off()
+                    last_error = error
                 else:
-                    server.recovered()
-                    return found
-        raise NotReady(f"no server of {', '.join(s.place for s in self._servers)} answers: {fault}") from fault
+                    server.mark_recovered()
+                    return result
+        raise NotReady(f"no server of {', '.join(s.url for s in self._servers)} answers: {last_error}") from last_error
 
     @contextmanager
-    def _chosen(self, tried: Sequence[RemoteServer]) -> Iterator[RemoteServer]:
+    def _choose(self, tried: Sequence[RemoteServer]) -> Iterator[RemoteServer]:
         """Choose the server of the next call and count the call."""
         with self._lock:
             now_s = time.monotonic()
             server = min(
-                self._servers, key=lambda s: (s in tried, s.failed, max(0.0, s.rests_until_s - now_s), s.in_flight)
+                self._servers,
+                key=lambda s: (s in tried, s.has_failed, max(0.0, s.backoff_until_s - now_s), s.in_flight),
             )
             server.in_flight += 1
-            # Of equally busy ones the next call takes another.
+            # The next call takes another of equally busy servers.
             self._servers.remove(server)
             self._servers.append(server)
         try:
@@ -139,74 +140,81 @@ class RemoteServers:
             with self._lock:
                 server.in_flight -= 1
 
-    def _look_for_the_lost(self) -> None:
-        """Check failed servers in the background once their pause is over."""
-        if not any(server.failed for server in self._servers):
+    def _check_failed(self) -> None:
+        """Check failed servers in the background once they may be used again."""
+        if not any(server.has_failed for server in self._servers):
             return
         with self._lock:
             now_s = time.monotonic()
-            well = any(not server.failed for server in self._servers)
-            rested = [s for s in self._servers if well and s.failed and s.rests_until_s <= now_s and not s.checked]
-            for server in rested:
-                server.checked = True
-        for server in rested:
-            threading.Thread(target=_see, args=(server,), name="umbridge-check", daemon=True).start()
+            if all(server.has_failed for server in self._servers):
+                return  # the call itself checks one
+            due = [s for s in self._servers if s.has_failed and s.backoff_until_s <= now_s and not s.is_being_checked]
+            for server in due:
+                server.is_being_checked = True
+        _check_in_background(due)
 
-    def unavailable(self, every_s: float) -> str:
+    def unavailable(self, interval_s: float) -> str:
         """Return why no server responds, "" if one does. Returns at once.
 
-        Starts a background check of each server that has been idle for `every_s` seconds; 0 disables it.
+        Starts a background check of each server that has been idle for `interval_s` seconds; 0 disables it.
         """
         now_s = time.monotonic()
         with self._lock:
-            due = [s for s in self._servers if every_s and self._is_due(s, now_s, every_s)]
+            due = [s for s in self._servers if interval_s and self._is_due(s, now_s, interval_s)]
             for server in due:
-                server.checked = True
-            away = [s.place for s in self._servers if s.failed or s.is_silent]
-        for server in due:
-            threading.Thread(target=_see, args=(server,), name="umbridge-check", daemon=True).start()
-        return f"no server of {', '.join(away)} answers" if len(away) == len(self._servers) else ""
+                server.is_being_checked = True
+            down = [s.url for s in self._servers if s.has_failed or s.is_silent]
+        _check_in_background(due)
+        return f"no server of {', '.join(down)} answers" if len(down) == len(self._servers) else ""
 
     @staticmethod
-    def _is_due(server: RemoteServer, now_s: float, every_s: float) -> bool:
-        idle = not server.in_flight and not server.checked
-        return idle and now_s >= server.rests_until_s and now_s - server.heard_s >= every_s
+    def _is_due(server: RemoteServer, now_s: float, interval_s: float) -> bool:
+        idle = not server.in_flight and not server.is_being_checked
+        return idle and now_s >= server.backoff_until_s and now_s - server.last_response_s >= interval_s
 
     def close(self) -> None:
         for server in self._servers:
             server.close()
 
 
-def _see(server: RemoteServer) -> None:
-    """Check whether a failed server is back; if not, its pause gets longer."""
+def _check_in_background(servers: Sequence[RemoteServer]) -> None:
+    for server in servers:
+        threading.Thread(target=_check_and_record, args=(server,), name="umbridge-check", daemon=True).start()
+
+
+def _check_and_record(server: RemoteServer) -> None:
     try:
         _check(server)
     except DeadlineExceeded:
         server.is_silent = True
-        server.heard_s = time.monotonic()
-        if server.failed:
-            server.rest()
+        server.last_response_s = time.monotonic()
+        if server.has_failed:
+            server.back_off()
     except DragomanError:
-        server.rest()
+        server.back_off()
     else:
-        server.recovered()
+        server.mark_recovered()
     finally:
-        server.checked = False
+        server.is_being_checked = False
 
 
 def _check(server: RemoteServer) -> None:
-    """Raise NotReady unless a failed server speaks UM-Bridge again."""
-    status, body = server.ask("GET", "/Info", (), Deadline.after(_CHECK_S))
+    """Raise NotReady unless a server answers /Info."""
+    status, body = server.send("GET", "/Info", (), Deadline.after(_INFO_TIMEOUT_S))
     if status != 200:
-        raise NotReady(f"{server.place} answers {status}: {body[:200]!r}")
+        raise NotReady(f"{server.url} answers {status}: {body[:200]!r}")
 
 
 class RemoteFunction(VectorFunction):
     """The model `model` ("" for the only one) of the UM-Bridge servers at some addresses.
 
-    `config` is sent with every call; the call's own config overrides it. `timeout_s` limits one call, 0 is no limit.
-    `check_s`: interval of the health checks of idle servers in `unavailable`, in seconds; 0 disables them.
     Methods raise the errors of the server, NotReady if none responds, and InvalidOutput for an invalid response.
+
+    Parameters
+    ----------
+    config : sent with every call; the config of a call overrides it.
+    timeout_s : limit for one call; 0 for none.
+    check_s : interval of the health checks of idle servers in `unavailable`; 0 disables them.
     """
 
     def __init__(
@@ -215,7 +223,7 @@ class RemoteFunction(VectorFunction):
         model: str = "",
         config: Config | None = None,
         timeout_s: float = 0.0,
-        check_s: float = _CHECK_EVERY_S,
+        check_s: float = _CHECK_INTERVAL_S,
     ) -> None:
         self._servers = RemoteServers(addresses)
         self._model = model
@@ -226,59 +234,57 @@ class RemoteFunction(VectorFunction):
         self._sizes: OrderedDict[tuple[str, str], list[int]] = OrderedDict()
 
     def connect(self) -> None:
-        """Ask for the model's abilities. Raises ModelFailed if the model is missing, NotReady if no server responds."""
+        """Read the abilities of the model. Raises ModelFailed if it is missing, NotReady if no server responds."""
         try:
-            info = self._json("/Info", None, _CHECK_S)
+            info = self._json("/Info", None, _INFO_TIMEOUT_S)
         except DeadlineExceeded as error:
-            raise NotReady(f"/Info is not answered within {_CHECK_S:g} s") from error
+            raise NotReady(f"/Info is not answered within {_INFO_TIMEOUT_S:g} s") from error
         version = info.get("protocolVersion")
         if isinstance(version, bool) or version != 1:
             raise ModelFailed(f"/Info: expected the number 1.0 as protocolVersion, got {version!r:.40}")
-        self._model = self._chosen_model(info.get("models"))
+        self._model = self._choose_model(info.get("models"))
         support = self._json("/ModelInfo", {"name": self._model}).get("support")
         if not isinstance(support, dict):
             raise InvalidOutput(f"/ModelInfo: expected an object as support, got {support!r:.200}")
         self._sources = {ability: "remote" for verb, ability in _ABILITIES.items() if support.get(verb) is True}
 
-    def _chosen_model(self, models: Any) -> str:
+    def _choose_model(self, models: Any) -> str:
         """Return the model to call, of those that the server lists. Raises ModelFailed if it is missing."""
         if not isinstance(models, list) or not all(isinstance(name, str) for name in models):
             raise ModelFailed(f"/Info: expected a list of names as models, got {models!r:.200}")
         if self._model in models:
             return self._model
         if self._model:
-            raise ModelFailed(f"the UM-Bridge server has no model '{self._model}'; there are {models}")
+            raise ModelFailed(f"the UM-Bridge server has no model '{self._model}': expected one of {models}")
         if len(models) != 1:
             raise ModelFailed(
                 f"the UM-Bridge server has {len(models) or 'no'} models; expected `model` to name one of {models}"
             )
         return str(models[0])
 
-    # --- what a function of vectors can do -----------------------------------------------------------------------
-
     def sources(self) -> Mapping[Ability, str]:
         return self._sources
 
     def input_sizes(self, config: Config) -> Sequence[int]:
-        return self._told_sizes("InputSizes", "inputSizes", config)
+        return self._read_sizes("InputSizes", "inputSizes", config)
 
     def output_sizes(self, config: Config) -> Sequence[int]:
-        return self._told_sizes("OutputSizes", "outputSizes", config)
+        return self._read_sizes("OutputSizes", "outputSizes", config)
 
     def evaluate(self, inputs: Vectors, config: Config) -> Any:
-        return tuple(self._asked("Evaluate", config, inputs, several=True))
+        return tuple(self._call("Evaluate", config, inputs, several=True))
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
-        return self._asked("Gradient", config, inputs, outWrt=output, inWrt=input, sens=sens)[0]
+        return self._call("Gradient", config, inputs, outWrt=output, inWrt=input, sens=sens)[0]
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
-        return self._asked("ApplyJacobian", config, inputs, outWrt=output, inWrt=input, vec=vec)[0]
+        return self._call("ApplyJacobian", config, inputs, outWrt=output, inWrt=input, vec=vec)[0]
 
     def apply_hessian(
         self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
     ) -> Any:
-        where: dict[str, Any] = {"outWrt": output, "inWrt1": input1, "inWrt2": input2}
-        return self._asked("ApplyHessian", config, inputs, **where, sens=sens, vec=vec)[0]
+        ports: dict[str, Any] = {"outWrt": output, "inWrt1": input1, "inWrt2": input2}
+        return self._call("ApplyHessian", config, inputs, **ports, sens=sens, vec=vec)[0]
 
     def unavailable(self) -> str:
         return self._servers.unavailable(self._check_s)
@@ -286,9 +292,7 @@ class RemoteFunction(VectorFunction):
     def close(self) -> None:
         self._servers.close()
 
-    # --- asking ----------------------------------------------------------------------------------------------------
-
-    def _asked(
+    def _call(
         self, verb: str, config: Config, inputs: Vectors, *, several: bool = False, **fields: Any
     ) -> list[Vector]:
         body = {
@@ -298,42 +302,42 @@ class RemoteFunction(VectorFunction):
             "config": self._config | dict(config),
         }
         text = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
-        return read_output(self._posted(f"/{verb}", text), several=several)
+        return read_output(self._send(f"/{verb}", text), several=several)
 
-    def _told_sizes(self, verb: str, key: str, config: Config) -> list[int]:
-        known = (verb, config_key(config))
-        if known not in self._sizes:
-            found = self._json(f"/{verb}", {"name": self._model, "config": self._config | dict(config)}).get(key)
-            if not isinstance(found, list) or not all(map(_is_size, found)):
-                raise InvalidOutput(f"/{verb}: expected a list of integers from 0 as {key}, got {found!r:.200}")
-            self._sizes[known] = [int(n) for n in found]
-            if len(self._sizes) > _REMEMBERED:
+    def _read_sizes(self, verb: str, key: str, config: Config) -> list[int]:
+        cache_key = (verb, config_key(config))
+        if cache_key not in self._sizes:
+            sizes = self._json(f"/{verb}", {"name": self._model, "config": self._config | dict(config)}).get(key)
+            if not isinstance(sizes, list) or not all(map(_is_size, sizes)):
+                raise InvalidOutput(f"/{verb}: expected a list of integers from 0 as {key}, got {sizes!r:.200}")
+            self._sizes[cache_key] = [int(n) for n in sizes]
+            if len(self._sizes) > _CACHED_SIZES:
                 self._sizes.popitem(last=False)
-        return self._sizes[known]
+        return self._sizes[cache_key]
 
     def _json(self, path: str, body: Mapping[str, Any] | None, timeout_s: float = 0.0) -> Mapping[str, Any]:
         text = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
-        text = self._posted(path, text, timeout_s)
+        text = self._send(path, text, timeout_s)
         try:
-            found = json.loads(text)
+            value = json.loads(text)
         except ValueError as error:
             raise InvalidOutput(f"{path}: expected JSON, got {text[:200]!r}") from error
-        if not isinstance(found, dict):
+        if not isinstance(value, dict):
             raise InvalidOutput(f"{path}: expected a JSON object, got {text[:200]!r}")
-        return found
+        return value
 
-    def _posted(self, path: str, body: bytes | None, timeout_s: float = 0.0) -> bytes:
+    def _send(self, path: str, body: bytes | None, timeout_s: float = 0.0) -> bytes:
         """Return the body of the response; without a body, send a GET. `timeout_s` overrides that of all calls."""
         deadline = Deadline.after(timeout_s or self._timeout_s)
 
-        def ask(server: RemoteServer) -> bytes:
-            method, sent = ("GET", ()) if body is None else ("POST", (body,))
-            status, text = server.ask(method, path, sent, deadline)
+        def send(server: RemoteServer) -> bytes:
+            method, body_parts = ("GET", ()) if body is None else ("POST", (body,))
+            status, text = server.send(method, path, body_parts, deadline)
             if status != 200:
-                raise _fault(f"{server.place}{path}", status, text)
+                raise _response_error(f"{server.url}{path}", status, text)
             return text
 
-        return self._servers.call(ask)
+        return self._servers.call(send)
 
 
 def _is_size(value: Any) -> bool:
@@ -343,12 +347,12 @@ def _is_size(value: Any) -> bool:
     return value >= 0 and (isinstance(value, int) or value.is_integer())
 
 
-def _fault(place: str, status: int, text: bytes) -> DragomanError:
-    """Return the error of a response, in UM-Bridge's form or in any other."""
+def _response_error(url: str, status: int, text: bytes) -> DragomanError:
+    """Return the error of a response, in the format of UM-Bridge or in any other."""
     try:
         value = json.loads(text)["error"]
         kind, message = str(value["type"]), str(value["message"])
     except (ValueError, TypeError, KeyError):
         kind, message = "", text[:200].decode(errors="replace").replace("\n", " ").strip()
-    found = NotReady if status in _AWAY and not kind else _FAULTS.get(kind, ModelFailed)
-    return found(f"{place} answers {status}{f' {kind}' if kind else ''}: {message}")
+    error = NotReady if status in _UNAVAILABLE and not kind else _ERRORS.get(kind, ModelFailed)
+    return error(f"{url} answers {status}{f' {kind}' if kind else ''}: {message}")
