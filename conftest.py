@@ -21,7 +21,7 @@ settings.load_profile("default-run")
 SLOW = (
     "tests/e2e/",
     "tests/generation/",
-    "tests/house/test_docs.py",
+    "tests/docs/test_docs_run.py",
     "tests/simulators/test_umbridge_client.py",
     "tests/simulators/test_umbridge_readiness.py",
     "tests/simulators/test_umbridge_start.py",

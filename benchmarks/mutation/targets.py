@@ -57,8 +57,6 @@ TARGETS = (
         ("core/*.py",),
         (
             "tests/core",
-            "tests/house/test_core.py",
-            "tests/house/test_error_text.py",
             "tests/codecs/test_type_aliases.py",
             "tests/engine",
             "tests/graphs/test_daemon_threads.py",

@@ -1,7 +1,6 @@
-"""One Python model server that holds a model once and speaks for it in every inference protocol.
+"""Python model server: loads each model once and serves it over several inference protocols.
 
-Everything that is promised is listed here, and for type checkers in `__init__.pyi`; anything else may change
-without notice.
+The public names are listed here, and for type checkers in `__init__.pyi`; anything else may change without notice.
 """
 
 import importlib
