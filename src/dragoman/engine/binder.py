@@ -79,9 +79,9 @@ class Binder:
 
     def needs_config_signature(self, call: Any) -> bool:
         """True if the sizes for a call have to be looked up: it has a config, or asks for the signature itself."""
-        if type(call) is SignatureFor:
-            return True
-        return self._is_configurable and (bool(getattr(call, "config", None)) or self._default.vectors is None)
+        if not self._is_configurable or type(call) is SignatureFor:
+            return type(call) is SignatureFor
+        return self._default.vectors is None or bool(getattr(call, "config", None))
 
     async def signature_for(self, request: Request[Any], get: GetSignature) -> ConfiguredSignature:
         """Return the signature under the config of a request, from the cache or by `get`."""

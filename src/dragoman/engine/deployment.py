@@ -270,16 +270,13 @@ class Deployment:
             return request
         return Request(bound, request.model, request.version, request.id, deadline_s, request.metadata)
 
-    def _compute_any(self, request: Request[Any]) -> Any:
+    def _compute_any(self, request: Request[Any], *, is_bound: bool = False) -> Any:
         """Return the answer to an admitted request, or a coroutine that computes it."""
-        if self._binder.needs_config_signature(request.call):
+        if not is_bound and self._binder.needs_config_signature(request.call):
             return self._compute_with_config(request)
-        return self._compute_bound(request)
-
-    def _compute_bound(self, request: Request[Any]) -> Any:
-        assert self._pool is not None
         if self._batcher is not None and self._is_batched(request):
             return self._batcher.call(request)
+        assert self._pool is not None
         return self._pool.call(request)
 
     async def _call_pool(self, request: Request[Any]) -> Any:
@@ -292,7 +289,7 @@ class Deployment:
         if isinstance(request.call, SignatureFor):
             return cast("A", configured.signature)
         bound = self._binder.bind(request.call, configured)
-        answer = await complete(self._compute_bound(structs.replace(request, call=bound)))
+        answer = await complete(self._compute_any(structs.replace(request, call=bound), is_bound=True))
         configured.check(answer, bound)
         return cast("A", answer)
 

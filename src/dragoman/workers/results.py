@@ -179,7 +179,7 @@ def copy_outputs(response: Any, call: Call[Any]) -> Any:
     inputs = call.inputs.values() if type(call) is Infer else ()
     copies: dict[str, Tensor] = {}
     for name, tensor in response.outputs.items():
-        if tensor not in inputs and _has_array(tensor):
+        if tensor not in inputs and (type(tensor) is Tensor or _has_array(tensor)):
             data = tensor.data
             if data.nbytes <= _SMALL or not _is_safe(data, inputs):
                 copies[name] = _copy(tensor)
