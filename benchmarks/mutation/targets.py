@@ -67,7 +67,7 @@ TARGETS = (
     Target("graphs", ("graphs/*.py",), tuple(f"tests/graphs/test_graph_{part}.py" for part in _GRAPH_TESTS)),
     Target(
         "formats",
-        ("formats/*.py", "formats/digits/*.py"),
+        ("formats/*.py",),
         (
             "tests/formats",
             "tests/codecs/test_spec_examples.py",

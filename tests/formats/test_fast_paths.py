@@ -19,30 +19,30 @@ from dragoman.core.bytes_tensor import BytesTensor, came_as_text, flattened, tex
 from dragoman.core.datatypes import BYTES, DATATYPES, FP32, INT64
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.tensor import Tensor, object_array
-from dragoman.formats import body, json_data, pieces, raw, simd, small
-from dragoman.formats.cut import divided
-from dragoman.formats.digits.machine import _made, digits
+from dragoman.formats import body, json_data, json_numbers, raw, simd, small, umbridge
+from dragoman.formats.cut import cut_arrays
 from dragoman.formats.message import InferenceRequest
 from dragoman.formats.policy import Policy
+from dragoman.native.float_text import _loading, float_text
 
 quick = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
-SIMD = simd._parser() is not None
-MACHINE = _made().result() is not None  # compiled by now, if it can be
+SIMD = simd._parser_class() is not None
+COMPILED = _loading().result() is not None  # loaded by now, if it can be
 POLICY = Policy()
 NEVER = 1 << 60
 
 
 @contextmanager
-def way(least: int, *, with_simd: bool, portion: int = 1 << 18, most: int = 0, machine: bool = False) -> Iterator[None]:
-    """Arrays are long from so many bytes on, and are read with simdjson or without, and with machine code or without;
-    small ones have `most` bytes."""
+def way(least: int, *, with_simd: bool, chunk: int = 1 << 18, most: int = 0, compiled: bool = False) -> Iterator[None]:
+    """Arrays are long from `least` bytes on and parsed with or without simdjson and compiled kernels; small ones have
+    `most` bytes."""
     with (
-        mock.patch.object(json_data, "digits", digits if machine else lambda dtype: None),
+        mock.patch.object(json_numbers, "float_text", float_text if compiled else lambda dtype: None),
         mock.patch.object(small, "SMALL", most),
         mock.patch.object(body, "LONG", least),
-        mock.patch.object(json_data, "LONG", least if with_simd else NEVER),
-        mock.patch.object(json_data, "_PORTION", portion),
-        mock.patch.object(simd, "_ROW", 0),
+        mock.patch.object(json_data, "LONG", least),
+        mock.patch.object(json_numbers, "_CHUNK", chunk),
+        mock.patch.object(simd, "_parser_class", simd._parser_class if with_simd else lambda: None),
     ):
         yield
 
@@ -70,16 +70,16 @@ def every_way(text: bytes, policy: Policy = POLICY) -> Any:
         plain = told(read)
     with way(NEVER, with_simd=False, most=small.SMALL):
         assert told(read) == plain
-    for portion in (1 << 18, 8):
-        with way(NEVER, with_simd=False, portion=portion):
+    for chunk in (1 << 18, 8):
+        with way(NEVER, with_simd=False, chunk=chunk):
             # A portion that ends within a list tells of another list; what is taken is the same.
             expected = told(read)
             assert isinstance(expected, tuple) == isinstance(plain, tuple)
         for least in (2, 16):
-            for with_simd, machine in ((False, False), (True, False), (True, True)):
-                with way(least, with_simd=with_simd, portion=portion, machine=machine):
+            for with_simd, compiled in ((False, False), (True, False), (True, True)):
+                with way(least, with_simd=with_simd, chunk=chunk, compiled=compiled):
                     found = told(read)
-                assert found == expected, f"least {least}, portion {portion}, simdjson {with_simd}, machine {machine}"
+                assert found == expected, f"least {least}, chunk {chunk}, simdjson {with_simd}, compiled {compiled}"
     return plain
 
 
@@ -239,17 +239,17 @@ def test_only_data_of_tensors_is_cut_out(tensors: list[list[str]], end: str, sta
 
 def test_long_arrays_are_cut_out_and_each_is_known_by_its_place() -> None:
     text = requested("INT64", [10], LONG_DATA, parameters='{"p": 1}')
-    message = divided(text, 16)
+    message = cut_arrays(text, (b'"data"',), 16)
     assert json.loads(message.rest)["inputs"][0]["data"] == []
-    assert [bytes(a) for a in message.arrays.values()] == [LONG_DATA.encode()]
-    assert divided(text, 1000).rest is text
+    assert [text[slice(*span)] for span in message.spans.values()] == [LONG_DATA.encode()]
+    assert cut_arrays(text, (b'"data"',), 1000).rest is text
 
 
 def test_the_cut_looks_at_each_byte_a_few_times() -> None:
     # Each of a hundred thousand keys would be followed to the end of the text.
     for held in (b'"data":[', b'"data" : [[', b'"data":[{'):
         text = held * 100_000
-        assert divided(text, 1000).arrays == {}
+        assert cut_arrays(text, (b'"data"',), 1000).spans == {}
 
 
 @pytest.mark.skipif(not SIMD, reason="simdjson is not installed")
@@ -257,31 +257,29 @@ def test_the_cut_looks_at_each_byte_a_few_times() -> None:
 def test_long_arrays_go_through_simdjson(shape: list[int]) -> None:
     values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     text = requested("FP32", shape, json.dumps(values.tolist()))
-    with mock.patch.object(json_data, "_decode", side_effect=AssertionError):
+    with mock.patch.object(json_numbers, "_decode", side_effect=AssertionError):
         found = body.read_request(text, None, POLICY).inputs["x"].data
     assert found.tobytes() == values.tobytes()
     assert not found.flags.writeable
 
 
-@pytest.mark.skipif(not SIMD, reason="simdjson is not installed")
-@pytest.mark.parametrize("machine", [False, True])
-def test_long_vectors_are_not_read_by_the_general_parser(machine: bool) -> None:
+@pytest.mark.parametrize("with_kernels", [False, True])
+def test_long_vectors_are_not_parsed_by_the_general_parser(with_kernels: bool) -> None:
+    if not (COMPILED if with_kernels else SIMD):
+        pytest.skip("numba or simdjson is not installed")
     values = np.random.default_rng(0).standard_normal(30_000)
     text = json.dumps({"name": "m", "input": [values.tolist(), [1.5]]}).encode()
-    found = pieces.cut(text, b'"input"')
-    assert found is not None
-    assert json.loads(found.rest) == {"name": "m", "input": [[], []]}
-    general = mock.Mock(decode=mock.Mock(side_effect=AssertionError))
-    way: dict[str, Any] = {"digits": digits if machine and MACHINE else lambda dtype: None, "_FLOATS": general}
-    if machine and MACHINE:
-        way["numbers"] = mock.Mock(side_effect=AssertionError)
-    with mock.patch.multiple(pieces, **way):
-        read = pieces.vector(text, found.spans[0])
-    assert read is not None
-    assert read.tolist() == values.tolist()
+    replaced: dict[str, Any] = {"_decode": mock.Mock(side_effect=AssertionError)}
+    if not with_kernels:
+        replaced["float_text"] = lambda dtype: None
+    with mock.patch.multiple(json_numbers, **replaced):
+        found = umbridge.parse_umbridge_request(text, POLICY)
+    assert isinstance(found, umbridge.UmBridgeRequest)
+    assert isinstance(found.input, list)
+    assert [vector.tolist() for vector in found.input] == [values.tolist(), [1.5]]
 
 
-def test_many_short_elements_are_kept_in_one_piece() -> None:
+def test_many_short_elements_are_kept_in_one_buffer() -> None:
     elements = [b"a" * (1 + n % 255) for n in range(300)]
     with mock.patch.object(raw, "_split_bytes", side_effect=AssertionError):
         tensor = raw.tensor_from_raw("x", BYTES, [300], packed(elements), POLICY)
@@ -290,7 +288,7 @@ def test_many_short_elements_are_kept_in_one_piece() -> None:
 
 def test_without_simdjson_the_same_is_read() -> None:
     text = requested("INT64", [1000], json.dumps(list(range(1000))))
-    with mock.patch.object(simd, "_parser", return_value=None):
+    with mock.patch.object(simd, "_parser_class", return_value=None):
         assert body.read_request(text, None, POLICY).inputs["x"].data.tolist() == list(range(1000))
 
 
@@ -298,8 +296,8 @@ def test_without_simdjson_the_same_is_read() -> None:
 def test_a_parser_is_used_again_after_a_refusal() -> None:
     good, bad = b"[1, 2, 3]", b"[1, true, 3]"
     for _ in range(3):
-        assert simd.numbers(bad, INT64, None) is None
-        found = simd.numbers(good, INT64, None)
+        assert simd.parse_numbers(bad, INT64) is None
+        found = simd.parse_numbers(good, INT64)
         assert found is not None
         assert found.tolist() == [1, 2, 3]
 

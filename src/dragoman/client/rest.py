@@ -16,7 +16,7 @@ from dragoman.core.datatypes import DATATYPES
 from dragoman.core.errors import InvalidInput, InvalidOutput, ServerError
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.formats.body import HEADER_LENGTH
-from dragoman.formats.json_data import PARSER_FAULTS
+from dragoman.formats.json_numbers import PARSER_ERRORS
 from dragoman.formats.message import InferenceRequest, InferenceResponse
 from dragoman.formats.policy import Buffer
 
@@ -142,7 +142,7 @@ def _parse(kind: type[T], response: RestResponse) -> T:
     _check_status(response)
     try:
         return msgspec.json.decode(response.body, type=kind)
-    except PARSER_FAULTS as error:
+    except PARSER_ERRORS as error:
         raise InvalidOutput(f"the server's response cannot be read: {error}") from error
 
 

@@ -11,13 +11,13 @@ import msgspec
 from dragoman.core.datatypes import Datatype, datatype
 from dragoman.core.errors import DragomanError, InvalidInput, NotSupported
 from dragoman.core.tensor import Parameters, Scalar, Tensor
-from dragoman.formats.cut import Message, divided
-from dragoman.formats.json_data import PARSER_FAULTS, json_from_tensor, tensor_from_json, told
+from dragoman.formats.cut import CutMessage, cut_arrays
+from dragoman.formats.json_data import json_from_tensor, tensor_from_json
+from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, describe_parser_error
 from dragoman.formats.json_scan import check_json
 from dragoman.formats.policy import Buffer, Policy
 from dragoman.formats.raw import raw_from_tensor, tensor_from_raw
 from dragoman.formats.request import JsonParameters, RequestBody, Requested, told_parameters
-from dragoman.formats.simd import LONG
 from dragoman.formats.small import plain_raw, small_tensor
 
 Read = TypeVar("Read")
@@ -121,7 +121,7 @@ def _plain(text: bytes, policy: Policy, rest: Buffer | None) -> RequestBody | No
         return None
     try:
         found = _REQUEST.decode(text)
-    except PARSER_FAULTS:
+    except PARSER_ERRORS:
         return None
     inputs: dict[str, Tensor] = {}
     at = 0
@@ -149,13 +149,13 @@ def _sole_size(parameters: JsonParameters) -> int:
     return size if type(size) is int and size > 0 and len(parameters) == 1 else 0
 
 
-def _request(message: Message, rest: memoryview | None, policy: Policy) -> RequestBody:
+def _request(message: CutMessage, rest: memoryview | None, policy: Policy) -> RequestBody:
     found = _parsed(message.rest, _REQUEST, _LiteralRequest, "an inference request", policy)
     inputs = _tensors(found.inputs, rest, message, "input", policy)
     return RequestBody(inputs, found.outputs or (), told_parameters(found.parameters), found.id)
 
 
-def _response(message: Message, rest: memoryview | None, policy: Policy) -> ResponseBody:
+def _response(message: CutMessage, rest: memoryview | None, policy: Policy) -> ResponseBody:
     found = _parsed(message.rest, _RESPONSE, _LiteralResponse, "an inference response", policy)
     outputs = _tensors(found.outputs, rest, message, "output", policy)
     parameters = told_parameters(found.parameters)
@@ -166,32 +166,32 @@ def _once(
     text: bytes,
     rest: memoryview | None,
     policy: Policy,
-    read: Callable[[Message, memoryview | None, Policy], Read],
+    read: Callable[[CutMessage, memoryview | None, Policy], Read],
 ) -> Read:
     """What `read` makes of a message; of a long one after its arrays were cut out, if nothing is wrong with it.
 
     What is wrong is told of the message as it came, if that is short enough to be parsed in one go.
     """
     if len(text) >= LONG and not text.startswith(_BYTE_ORDER_MARK):
-        message = divided(text, LONG)
-        if message.arrays:
+        message = cut_arrays(text, (b'"data"',), LONG)
+        if message.spans:
             try:
                 return read(message, rest, policy)
             except DragomanError:
                 if len(text) > policy.max_json_values:
                     raise
-    return read(Message(text, {}), rest, policy)
+    return read(CutMessage(text, text, {}), rest, policy)
 
 
 def _parsed(head: bytes, decoder: Any, literal_type: Any, what: str, policy: Policy) -> Any:
     check_json(head, policy)
     try:
         return decoder.decode(head.removeprefix(_BYTE_ORDER_MARK))
-    except PARSER_FAULTS as fault:
+    except PARSER_ERRORS as fault:
         literal = _with_literals(head, literal_type) if policy.nonfinite == "literal" else None
         if literal is not None:
             return literal
-        raise InvalidInput(f"the {what.rpartition(' ')[2]} is not {what}: {told(fault)}") from fault
+        raise InvalidInput(f"the {what.rpartition(' ')[2]} is not {what}: {describe_parser_error(fault)}") from fault
 
 
 def _with_literals(head: bytes, literal_type: Any) -> Any:
@@ -209,7 +209,7 @@ def _with_literals(head: bytes, literal_type: Any) -> Any:
 
 
 def _tensors(
-    given: Sequence[_Tensor], rest: memoryview | None, message: Message, noun: str, policy: Policy
+    given: Sequence[_Tensor], rest: memoryview | None, message: CutMessage, noun: str, policy: Policy
 ) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     at, cut, left = 0, 0, memoryview(b"") if rest is None else rest
@@ -237,7 +237,7 @@ def _tensors(
             tensors[one.name] = tensor_from_raw(where, kind, one.shape, raw, policy, parameters)
     if at != len(left):
         raise InvalidInput(f"unexpected additional {noun} data: {len(left) - at} bytes are left after all {noun}s")
-    if cut != len(message.arrays):
+    if cut != len(message.spans):
         raise InvalidInput("an array that is no tensor's data was cut out")
     return tensors
 

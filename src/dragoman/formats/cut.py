@@ -1,74 +1,85 @@
-"""Long arrays of numbers or texts cut out of a message, so that each byte of them is read once, and in portions.
+"""Cut long arrays out of a JSON message, so that each byte of them is parsed once, and in chunks.
 
-What describes a tensor may stand behind its data, so that a parser of the whole has to go through the data before
-anybody knows how to read it. Here the data is found by what it cannot hold (braces) and `[]` is put in its place.
-That this was right shows only when the rest is parsed: an array was data if, and only if, its `[]` stands where data
-is expected. Where one does not, or anything else is wrong, a short message is read as a whole.
+The fields that say how to parse an array may stand behind it, so a parser of the whole message would have to go through
+it first. Here arrays are found by their keys and by what they cannot hold (braces), and `[]` is put in their places.
+Whether that was right shows when the rest is parsed: each `[]` must be the value of a field that expects an array. If
+one is not, the message is parsed as a whole.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import msgspec
 import numpy as np
 
-from dragoman.formats.json_scan import array_end
+from dragoman.formats.json_scan import array_end, string_end
 
 _OPENING = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*(?=\[)")
-_KEY = b'"data"'
-_MOST_KEYS = 4096  # beyond, no more arrays are looked for
+_MAX_STRINGS = 1 << 14  # of a message that are compared with keys, without those in arrays
 
 
-class Message(msgspec.Struct, frozen=True):
-    """A message with `[]` for each of the arrays, which are known by where it stands."""
+class CutMessage(msgspec.Struct, frozen=True):
+    """A message with `[]` for each of its long arrays.
+
+    rest: the message without its arrays. text: the message with them. spans: where each array begins and ends in
+    `text`, by the position of its `[]` in `rest`.
+    """
 
     rest: bytes
-    arrays: Mapping[int, memoryview]
+    text: bytes
+    spans: Mapping[int, tuple[int, int]]
 
-    def array(self, data: object) -> memoryview | None:
-        """The array for which this piece of the rest stands; None where it is no such piece."""
-        if not self.arrays or not isinstance(data, msgspec.Raw):
+    def span(self, value: object) -> tuple[int, int] | None:
+        """Return where the array of a field lies in `text`; None if its value in `rest` does not stand for one."""
+        if not self.spans or not isinstance(value, msgspec.Raw):
             return None
-        view = memoryview(data)
-        return self.arrays.get(_address(view) - _address(self.rest)) if len(view) == 2 else None
+        view = memoryview(value)
+        return self.spans.get(_address(view) - _address(self.rest)) if len(view) == 2 else None
+
+    def array(self, value: object) -> memoryview | None:
+        """Return the text of that array."""
+        span = self.span(value)
+        return None if span is None else memoryview(self.text)[span[0] : span[1]]
 
 
-def divided(text: bytes, least: int) -> Message:
-    """The message without those arrays in it that are `least` bytes long."""
-    arrays: dict[int, memoryview] = {}
-    pieces: list[bytes] = []
-    size = done = at = keys = 0
-    while (at := text.find(_KEY, at)) >= 0 and keys < _MOST_KEYS:
-        at += len(_KEY)
-        keys += 1
-        opening = _OPENING.match(text, at)
+def cut_arrays(text: bytes, keys: Container[bytes], min_bytes: int) -> CutMessage:
+    """Cut out the arrays of at least `min_bytes` that follow keys, which are given with their quotes."""
+    spans: dict[int, tuple[int, int]] = {}
+    parts: list[bytes] = []
+    size = done = at = strings = 0
+    while (quote := text.find(b'"', at)) >= 0 and strings < _MAX_STRINGS:
+        strings += 1
+        at = string_end(text, quote, _MAX_STRINGS)
+        if at < 0:
+            break
+        opening = _OPENING.match(text, at) if text[quote:at] in keys else None
         if opening is None:
             continue
-        start = at = opening.end()
-        stop = _next(text, start)
-        end: int | None = text.rfind(b"]", start, stop) + 1
-        if not end and text[stop : stop + 1] == b'"':
-            end = array_end(text, start)
-            if end is None:
-                break
-            at = end
-        assert end is not None
-        if end - start >= least:
-            pieces += (text[done:start], b"[]")
-            arrays[size + start - done] = memoryview(text)[start:end]
+        start = opening.end()
+        end = _array_end(text, start)
+        if end is None:
+            break
+        at = max(end, start)
+        if end - start >= min_bytes:
+            parts += (text[done:start], b"[]")
+            spans[size + start - done] = start, end
             size += start - done + 2
-            at = done = end
-    return Message(b"".join([*pieces, text[done:]]) if arrays else text, arrays)
+            done = end
+    return CutMessage(b"".join([*parts, text[done:]]) if spans else text, text, spans)
 
 
-def _next(text: bytes, start: int) -> int:
-    """Where the next quote or brace is. Each byte is looked at a few times at most, whatever the text."""
+def _array_end(text: bytes, start: int) -> int | None:
+    """The index behind the array that begins at `start`; 0 if it holds objects, None if it does not end.
+
+    An array of numbers ends at the last bracket before a quote or brace.
+    """
     quote = text.find(b'"', start)
     stop = len(text) if quote < 0 else quote
-    for brace in (b"}", b"{"):
-        found = text.find(brace, start, stop)
-        stop = stop if found < 0 else found
-    return stop
+    brace = text.find(b"}", start, stop)
+    end = text.rfind(b"]", start, stop if brace < 0 else brace) + 1
+    if end or brace >= 0 or quote < 0:
+        return end
+    return array_end(text, start)  # of strings
 
 
 def _address(view: bytes | memoryview) -> int:

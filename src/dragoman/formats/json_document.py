@@ -13,14 +13,13 @@ import orjson
 
 from dragoman.core.datatypes import BOOL, FP64, INT64, UINT64, Array, Datatype
 from dragoman.core.errors import InvalidInput
-from dragoman.formats.json_data import in_portions
-from dragoman.formats.json_scan import BLOCK, array_end, check_json, structure
+from dragoman.formats.json_numbers import parse_numbers
+from dragoman.formats.json_scan import BLOCK, array_end, check_json, string_end, structure
 from dragoman.formats.nesting import Nesting, regular_shape
 from dragoman.formats.policy import Buffer, Policy
 
-_LONG = 1 << 16  # bytes of an array from which on it is read apart
+_LONG = 1 << 16  # performance only: bytes of an array from which on it is parsed separately
 _MARK = secrets.token_hex(16)
-_BACKSLASH = ord("\\")
 
 
 class NumberArray:
@@ -56,7 +55,7 @@ class NumberArray:
         for size in self.shape:
             count *= size
         nesting = Nesting(self.shape) if len(self.shape) > 1 else None
-        array = in_portions(where, datatype, self._text, count, nesting)
+        array = parse_numbers(where, datatype, self._text, count, nesting)
         if array.size != count:
             raise InvalidInput(f"{where}: expected numbers between the commas of a list")
         return array.reshape(self.shape)
@@ -110,7 +109,7 @@ def without_arrays(text: bytes, policy: Policy) -> tuple[bytes, list[memoryview]
             done = at = end
         if quote < 0:
             break
-        at = _string_end(text, quote, policy.max_json_values)
+        at = string_end(text, quote, policy.max_json_values)
         if at < 0:
             break
     return (b"".join((*parts, text[done:])), arrays) if arrays else (text, arrays)
@@ -135,21 +134,6 @@ def _numbers_between(text: bytes, at: int, stop: int) -> tuple[int, int]:
             return start, end
         at = end if end is not None else limit + 1
     return 0, 0
-
-
-def _string_end(text: bytes, quote: int, most: int) -> int:
-    """Behind the string that begins at a quote; -1 if it does not end, or has more escaped quotes than `most`."""
-    end = quote
-    for _ in range(most):
-        end = text.find(b'"', end + 1)
-        if end < 0:
-            return -1
-        at = end
-        while text[at - 1] == _BACKSLASH:
-            at -= 1
-        if not (end - at) & 1:
-            return end + 1
-    return -1
 
 
 def _with_arrays(value: Any, arrays: Sequence[NumberArray]) -> Any:

@@ -21,6 +21,7 @@ _STEPS[[ord("["), ord("{")]] = 1
 _STEPS[[ord("]"), ord("}")]] = -1
 _VALUES = np.zeros(256, np.bool_)  # each of these brings one more value
 _VALUES[[ord("["), ord("{"), ord(",")]] = True
+_BACKSLASH = ord("\\")
 _QUOTE, _BRACE, _COMMA = b'"{,'
 
 
@@ -98,6 +99,21 @@ def array_end(text: Buffer, start: int) -> int | None:
             return at + int(places[closed]) + 1
         depth = int(depths[-1])
     return None
+
+
+def string_end(text: bytes, quote: int, most: int) -> int:
+    """Return the index behind the string that begins at a quote; -1 if it does not end or has `most` escaped quotes."""
+    end = quote
+    for _ in range(most):
+        end = text.find(b'"', end + 1)
+        if end < 0:
+            return -1
+        at = end
+        while text[at - 1] == _BACKSLASH:
+            at -= 1
+        if not (end - at) & 1:
+            return end + 1
+    return -1
 
 
 def structure(array: Buffer) -> tuple[list[int], int]:

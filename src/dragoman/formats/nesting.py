@@ -21,6 +21,7 @@ class Nesting:
     """
 
     def __init__(self, shape: Sequence[int]) -> None:
+        self.shape = tuple(shape)
         self._unit = _brackets(shape[1:]) + b","
         self._at = 0
 

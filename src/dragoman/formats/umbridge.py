@@ -1,7 +1,8 @@
 """A request of UM-Bridge: JSON with vectors of floats, read into arrays."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -10,9 +11,8 @@ import numpy as np
 from dragoman.core.datatypes import FP64, Array
 from dragoman.core.errors import InvalidInput
 from dragoman.core.vector_binding import require_finite
-from dragoman.formats import pieces, simd
-from dragoman.formats.digits.machine import digits
-from dragoman.formats.json_data import PARSER_FAULTS
+from dragoman.formats.cut import cut_arrays
+from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, parse_numbers
 from dragoman.formats.json_scan import check_json
 from dragoman.formats.policy import Policy
 
@@ -20,8 +20,8 @@ VECTORS = ("sens", "vec")
 INDICES = ("outWrt", "inWrt", "inWrt1", "inWrt2")
 # More opening brackets than these are counted before anything is made of them.
 _MANY = 1 << 16
-# Bodies beyond are read in pieces, aside, so that others are answered meanwhile.
-_VERY_LONG = 1 << 20
+_VECTOR_KEYS = frozenset((b'"input"', b'"sens"', b'"vec"'))
+_SPACE = re.compile(rb"[ \t\r\n]*")
 
 
 class UmBridgeRequest(msgspec.Struct):
@@ -51,12 +51,20 @@ class _Lists(UmBridgeRequest):
     vec: list[float] | msgspec.UnsetType = msgspec.UNSET
 
 
+class _RawVectors(UmBridgeRequest):
+    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET  # type: ignore[assignment]
+    sens: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    vec: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
 class _Outline(msgspec.Struct):
     name: str
     input: msgspec.Raw = msgspec.Raw(b"")
 
 
 _DECODER = msgspec.json.Decoder(_Lists)
+_RAW_DECODER = msgspec.json.Decoder(_RawVectors)
+_VECTOR, _VECTORS = msgspec.json.Decoder(list[float]), msgspec.json.Decoder(list[list[float]])
 _KINDS: Mapping[type, str] = {
     str: "text",
     bool: "a boolean",
@@ -73,80 +81,110 @@ _KINDS: Mapping[type, str] = {
 
 def parse_umbridge_request(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidUmBridgeRequest:
     """The request in a body. Raises InvalidInput where not even its name can be read."""
-    if len(text) < simd.LONG:
+    if len(text) < LONG:
         if text.count(b"[") + text.count(b"{") > policy.max_json_depth:
             check_json(text, policy)
+    elif (found := _with_long_arrays(text, policy)) is not None:
+        return found
     else:
-        found = _in_pieces(text, policy) if len(text) > _VERY_LONG or digits(FP64.dtype) is not None else None
-        if found is None:
-            check_json(text, policy)
-        if found is None and len(text) <= _VERY_LONG:
-            found = simd.read(text, _from_document)
-        if found is not None:
-            return found
+        check_json(text, policy)
     if len(text) < _MANY or counted(text, b"[", _MANY) < _MANY:
         try:
             lists = _DECODER.decode(text)
-        except PARSER_FAULTS:
+        except PARSER_ERRORS:
             return _leniently(text, policy)
         return _arrays(lists)
     return _too_many(text, policy) or _leniently(text, policy)
 
 
-def _in_pieces(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidUmBridgeRequest | None:
-    """What a long body asks; None where that is not plain to see.
+def _with_long_arrays(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidUmBridgeRequest | None:
+    """Parse a request whose long arrays are cut out; None if it has none or a general parser has to decide.
 
-    Raises InvalidInput where there is more JSON beside the vectors than is allowed.
+    Raises InvalidInput where there is more JSON beside the arrays than is allowed.
     """
-    found = pieces.cut(text, b'"input"')
-    if found is None:
+    message = cut_arrays(text, _VECTOR_KEYS, LONG)
+    if not message.spans:
         return None
-    rest, others = _without_vectors(found.rest)
-    if len(rest) >= simd.LONG and len(text) <= _VERY_LONG:
-        return None
-    check_json(rest, policy)
+    check_json(message.rest, policy)
     try:
-        lists = _DECODER.decode(rest)
-    except PARSER_FAULTS:
-        return None
-    if lists.input != [[]] * len(found.spans) or any(getattr(lists, key) != [] for key in others):
-        return None
-    question = _arrays(lists)
-    question.input = [pieces.vector(text, span) for span in found.spans]
-    for key, vector in others.items():
-        setattr(question, key, vector)
-    return _finite(question, {f"input[{i}]": vector for i, vector in enumerate(question.input)} | others, policy)
-
-
-def _without_vectors(text: bytes) -> tuple[bytes, dict[str, Array | None]]:
-    """A message without its long vectors beside the inputs, and these, None for one that holds anything but numbers."""
-    found: dict[str, Array | None] = {}
-    for key in VECTORS:
-        if (one := pieces.cut_flat(text, f'"{key}"'.encode())) is not None:
-            found[key] = pieces.vector(text, one.spans[0])
-            text = one.rest
-    return text, found
-
-
-def _finite(
-    question: UmBridgeRequest, vectors: Mapping[str, Array | None], policy: Policy
-) -> UmBridgeRequest | InvalidUmBridgeRequest | None:
-    """The question if its vectors are as they should be; None where one holds anything but numbers."""
-    try:
-        for where, vector in vectors.items():
-            if vector is None:
+        found: Any = _RAW_DECODER.decode(message.rest)
+        given = {key: raw for key in ("input", *VECTORS) if (raw := getattr(found, key)) is not msgspec.UNSET}
+        spans = {key: message.span(raw) for key, raw in given.items()}
+        if sum(span is not None for span in spans.values()) != len(message.spans):
+            return None
+        for key, raw in given.items():
+            span = spans[key]
+            if key != "input":
+                value: Any = parse_vector(memoryview(text)[slice(*span)] if span else memoryview(raw))
+            elif span:
+                value = parse_vectors(text, span, policy.max_tensors)
+            else:
+                value = [np.array(vector, np.float64) for vector in _VECTORS.decode(raw)]
+            if value is None:
                 return None
-            check_finite(vector, where, policy)
-    except InvalidInput as fault:
-        return InvalidUmBridgeRequest(question.name, fault)
+            setattr(found, key, value)
+    except PARSER_ERRORS:
+        return None
+    return _checked_values(found, given, policy)
+
+
+def _checked_values(
+    question: UmBridgeRequest, keys: Iterable[str], policy: Policy
+) -> UmBridgeRequest | InvalidUmBridgeRequest:
+    """The request if the numbers in its vectors are as the policy requires."""
+    try:
+        for key in keys:
+            value = getattr(question, key)
+            named = {key: value} if key != "input" else {f"input[{i}]": vector for i, vector in enumerate(value)}
+            for where, vector in named.items():
+                check_finite(vector, where, policy)
+    except InvalidInput as error:
+        return InvalidUmBridgeRequest(question.name, error)
     return question
+
+
+def parse_vectors(text: bytes, span: tuple[int, int], most: int = 1 << 62) -> list[Array] | None:
+    """Parse a long array of vectors that begins and ends there; None if it holds anything else, or more than `most`."""
+    vectors: list[Array] = []
+    at, stop = _past_space(text, span[0] + 1), span[1] - 1
+    while len(vectors) < most:
+        end = text.find(b"]", at, stop) + 1
+        vector = parse_vector(memoryview(text)[at:end]) if end and text[at : at + 1] == b"[" else None
+        if vector is None:
+            return None
+        vectors.append(vector)
+        at = _past_space(text, end)
+        if at == stop:
+            return vectors
+        if text[at : at + 1] != b",":
+            return None
+        at = _past_space(text, at + 1)
+    return None
+
+
+def parse_vector(text: memoryview) -> Array | None:
+    """Parse a flat array of numbers in JSON, also NaN, Infinity and 1e999; None if it holds anything else."""
+    try:
+        if len(text) < LONG:
+            return np.array(_VECTOR.decode(text), np.float64)
+        count = int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord(","))) + 1
+        array = parse_numbers("", FP64, text, count, literal=True, null=False)
+    except (InvalidInput, *PARSER_ERRORS):
+        return None
+    return array if array.size == count else None
+
+
+def _past_space(text: bytes, at: int) -> int:
+    found = _SPACE.match(text, at)
+    assert found is not None
+    return found.end()
 
 
 def _too_many(text: bytes, policy: Policy) -> InvalidUmBridgeRequest | None:
     """What is wrong with more vectors than are allowed, found before memory is taken for each."""
     try:
         outline = msgspec.json.decode(text, type=_Outline)
-    except PARSER_FAULTS:
+    except PARSER_ERRORS:
         return None
     if counted(bytes(outline.input), b"[", policy.max_tensors + 1) <= policy.max_tensors + 1:
         return None
@@ -173,33 +211,6 @@ def _arrays(lists: _Lists) -> UmBridgeRequest:
     if lists.vec is not msgspec.UNSET:
         found.vec = np.array(lists.vec, np.float64)
     return found
-
-
-def _from_document(document: Any, text: bytes) -> UmBridgeRequest | None:
-    """What simdjson has read; None where the other parsers might take it otherwise."""
-    keys = list(document.keys())
-    if len({*keys}) != len(keys):
-        return None
-    given: dict[str, Any] = {key: document[key] for key in keys if key in UmBridgeRequest.__struct_fields__}
-    lists = 0
-    for key, value in given.items():
-        if key == "input":
-            given[key] = [buffer(vector) for vector in value]
-            lists += 1 + len(given[key])
-        elif key in VECTORS:
-            given[key] = buffer(value)
-            lists += 1
-        elif key == "config":
-            given[key] = value if value is None else value.as_dict()
-        elif type(value) is not (str if key == "name" else int):
-            return None
-    # simdjson flattens: only if there are no more lists than these, none is in the place of a number.
-    return UmBridgeRequest(**given) if counted(text, b"[", lists) == lists else None
-
-
-def buffer(numbers: Any) -> Array:
-    """The numbers of an array of simdjson, which flattens it."""
-    return np.frombuffer(numbers.as_buffer(of_type="d"), np.float64)
 
 
 def _leniently(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidUmBridgeRequest:

@@ -12,11 +12,11 @@ import orjson
 from dragoman.core.datatypes import Array
 from dragoman.core.errors import InvalidOutput
 from dragoman.core.tensor import Tensor
-from dragoman.formats import simd
-from dragoman.formats.json_data import PARSER_FAULTS, printed
+from dragoman.formats.cut import cut_arrays
+from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, format_numbers
 from dragoman.formats.json_print import json_chunks
 from dragoman.formats.policy import Policy
-from dragoman.formats.umbridge import buffer, counted
+from dragoman.formats.umbridge import parse_vector, parse_vectors
 
 _FEW = 512  # performance only: numbers that are printed sooner than tested for NaN and infinities
 
@@ -31,6 +31,11 @@ class _Vectors(msgspec.Struct):
     output: list[list[float]]
 
 
+class _RawVectors(msgspec.Struct):
+    output: msgspec.Raw
+
+
+_RAW_ANSWER = msgspec.json.Decoder(_RawVectors)
 _ANSWERS: Mapping[bool, Any] = {False: msgspec.json.Decoder(_Vector), True: msgspec.json.Decoder(_Vectors)}
 _PYTHONS = re.compile(rb"\b(nan|inf)\b")
 _JSONS = {b"nan": b"NaN", b"inf": b"Infinity"}
@@ -43,13 +48,13 @@ def read_output(text: bytes, *, several: bool) -> list[Array]:
 
     Servers in Python print NaN and infinities in Python's own words, those in C++ print null.
     """
-    if len(text) >= simd.LONG:
-        long = simd.read(text, lambda document, whole: _output(document, whole, several))
+    if len(text) >= LONG:
+        long = _long_output(text, several)
         if long is not None:
             return long
     try:
         output = _ANSWERS[several].decode(text).output
-    except PARSER_FAULTS:
+    except PARSER_ERRORS:
         output = _loose_output(text, several)
     try:
         return [np.array(vector, np.float64) for vector in (output if several else [output])]
@@ -57,10 +62,19 @@ def read_output(text: bytes, *, several: bool) -> list[Array]:
         raise InvalidOutput(f"the answer is no vector of numbers: {text[:200]!r}") from fault
 
 
-def _output(document: Any, text: bytes, several: bool) -> list[Array] | None:
-    found = [buffer(vector) for vector in document["output"]] if several else [buffer(document["output"])]
-    lists = len(found) + several
-    return found if counted(text, b"[", lists) == lists else None
+def _long_output(text: bytes, several: bool) -> list[Array] | None:
+    """The vectors of a long response; None if a general parser has to decide."""
+    message = cut_arrays(text, (b'"output"',), LONG)
+    try:
+        span = message.span(_RAW_ANSWER.decode(message.rest).output)
+    except PARSER_ERRORS:
+        return None
+    if span is None or len(message.spans) != 1:
+        return None
+    if several:
+        return parse_vectors(text, span)
+    vector = parse_vector(memoryview(text)[slice(*span)])
+    return None if vector is None else [vector]
 
 
 def _loose_output(text: bytes, several: bool) -> Any:
@@ -115,7 +129,7 @@ def numbers(array: Array, where: str, policy: Policy) -> Any:
     flat = np.ascontiguousarray(array, np.float64).reshape(-1)
     finite = np.isfinite(flat)
     if finite.all():
-        return printed(flat)
+        return format_numbers(flat)
     special = flat[~finite]
     if policy.nonfinite == "error" or (policy.nonfinite == "null" and np.isnan(special).any()):
         bad = ~finite if policy.nonfinite == "error" else np.isnan(flat)

@@ -8,8 +8,8 @@ import msgspec
 from dragoman.core.calls import Describe, DescribeModels, Embed, Generate, Infer, ModelDescription, Request, Response
 from dragoman.core.errors import DragomanError, InvalidInput, ServerError
 from dragoman.core.text import Generation
-from dragoman.formats.json_data import PARSER_FAULTS
 from dragoman.formats.json_document import without_arrays
+from dragoman.formats.json_numbers import PARSER_ERRORS
 from dragoman.formats.json_scan import check_json
 from dragoman.protocols.lmi import control
 from dragoman.protocols.lmi.arrays import READERS, parse_arrays_request
@@ -140,7 +140,7 @@ def _in_body(http: HttpRequest, policy: Policy) -> tuple[str, bool]:
         text, _ = without_arrays(bytes(http.body), policy)
         check_json(text, policy)
         body = _BODY.decode(text)
-    except (InvalidInput, *PARSER_FAULTS):  # told in the words of whichever model reads it
+    except (InvalidInput, *PARSER_ERRORS):  # told in the words of whichever model reads it
         return "", True
     openais = is_openais(body.fields())
     found = body.model if openais else body.model_name

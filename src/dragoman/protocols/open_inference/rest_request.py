@@ -7,7 +7,7 @@ import msgspec
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import InvalidInput
 from dragoman.formats.body import HEADER_LENGTH, divide, read_request
-from dragoman.formats.json_data import PARSER_FAULTS, told
+from dragoman.formats.json_numbers import PARSER_ERRORS, describe_parser_error
 from dragoman.formats.json_scan import check_json
 from dragoman.formats.request import JsonParameters, RequestBody, Requested, told_parameters
 from dragoman.protocols.open_inference.extensions import (
@@ -97,8 +97,8 @@ def parse_control_request(http: HttpRequest, policy: Policy) -> ControlBody:
     check_json(body, policy)
     try:
         return _CONTROL.decode(body) or ControlBody()
-    except PARSER_FAULTS as error:
-        raise InvalidInput(f"the request is not valid: {told(error)}") from error
+    except PARSER_ERRORS as error:
+        raise InvalidInput(f"the request is not valid: {describe_parser_error(error)}") from error
 
 
 def _parse_outputs(binary: object, outputs: Sequence[Requested]) -> RestOutputOptions:

@@ -1,0 +1,275 @@
+"""Arrays of numbers in JSON text: which parser reads them, and which serializer writes them, is decided here.
+
+Short arrays go through msgspec and orjson. Long ones are parsed in chunks: by compiled kernels (`native.float_text`) or
+by simdjson where these are installed and the text is plain, else by msgspec. All give the same values; errors come from
+msgspec alone.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from dragoman.core.datatypes import BYTES, Array, Datatype, rounded
+from dragoman.core.errors import InvalidInput
+from dragoman.formats import simd
+from dragoman.formats.json_print import LongText
+from dragoman.formats.nesting import Nesting
+from dragoman.formats.policy import Buffer
+from dragoman.native.float_text import float_text
+from dragoman.system.shared_memory import empty_array
+
+LONG = 2048  # performance only: bytes of JSON from which on arrays are cut out of a message and parsed in chunks
+# No other thread runs while a parser or serializer does, except in compiled kernels.
+_CHUNK = 1 << 18  # performance only: bytes parsed at a time; short enough to stay in a core's cache
+_CHUNK_ELEMENTS = 1 << 14  # performance only: serialized at a time
+_COMPILED_ELEMENTS = 512  # performance only: from which on compiled kernels are faster than orjson
+_COMMA_BLOCK = 256  # performance only: bytes that are searched for a comma at a time
+
+# The Python type of one element. Open Inference leaves conversions open: only those that change no value are made.
+_ELEMENT: dict[str, Any] = {"bool": bool, "uint": int, "int": int, "float": float | None, "number": float, "bytes": str}
+_WHERE = re.compile(r" - at `\$(.*)`$")
+_PLACE = re.compile(r"\[([0-9]+)\]")
+_OPEN, _CLOSE = b"[]"
+_EXACT = 1 << 53  # beyond, a float no longer identifies the integer that was written
+
+Position = tuple[int, Sequence[int]]  # the index of an element in row-major order, and the shape of nested lists
+PARSER_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def describe_parser_error(error: Exception) -> str:
+    """Return the message of a parser without its own notation for positions."""
+    if isinstance(error, RecursionError):
+        return "JSON nests too deep"
+    if isinstance(error, UnicodeDecodeError):
+        return "JSON is not valid UTF-8"
+    text = str(error).replace("`", "'")
+    found = _WHERE.search(str(error))
+    if found is None:
+        return text
+    where, what = found[1].lstrip("."), text[: found.start()]
+    return f"{where}: {what[:1].lower()}{what[1:]}" if where else what
+
+
+# --- parsing ------------------------------------------------------------------------------------------------------
+
+
+def parse_numbers(
+    where: str,
+    datatype: Datatype,
+    data: memoryview,
+    count: int,
+    nesting: Nesting | None = None,
+    *,
+    literal: bool = False,
+    null: bool = True,
+) -> Array:
+    """Parse a long JSON array of numbers, flat or nested as `nesting`, in chunks.
+
+    null: whether floats may be null, which is NaN. literal: whether they may be NaN and Infinity, as Python writes
+    them. If a flat array has not `count` elements, the result is good for its size only. Raises InvalidInput naming
+    `where`.
+    """
+    data = strip_brackets(data)
+    array = empty_array(min(count, len(data)), datatype.dtype)
+    at, end, first = 0, len(data), 0
+    while at <= end:
+        stop = _find_comma(data, at + _CHUNK, end)
+        text: Buffer = data[at:stop]
+        if nesting is not None:
+            if not nesting.next_fits(bytes(text)):
+                raise InvalidInput(f"{where}: 'data' is ragged, expected rows of equal lengths")
+            text = bytes(text).translate(None, b"[]")
+        size = parse_compiled(text, array[first:])
+        if size < 0:
+            at_first = first, () if nesting is None else nesting.shape
+            chunk = _parse_chunk(where, datatype, b"".join((b"[", text, b"]")), at_first, literal, null)
+            size = chunk.size
+            if not size and (first or stop < end):
+                raise InvalidInput(f"{where}: data[{first}]: expected a value between commas")
+            if first + size <= array.size:
+                array[first : first + size] = chunk
+        first += size
+        at = stop + 1
+    return array if first == count else np.broadcast_to(np.empty(1, datatype.dtype), first)
+
+
+def parse_compiled(text: Buffer, numbers: Array) -> int:
+    """Parse numbers between commas into an array by compiled kernels; return their count.
+
+    Return -1, for a general parser to decide, if there are no kernels, or anything but plain numbers.
+    """
+    compiled = float_text(numbers.dtype)
+    return -1 if compiled is None else compiled.parse(text, numbers)
+
+
+def _parse_chunk(where: str, datatype: Datatype, text: bytes, first: Position, literal: bool, null: bool) -> Array:
+    """Parse a flat array that is a chunk of a longer one."""
+    numbers = simd.parse_numbers(text, datatype)
+    if numbers is not None:
+        return numbers if datatype.kind != "float" else _rounded(numbers, datatype, where)
+    return to_array(parse_list(where, datatype, msgspec.Raw(text), 1, first, literal, null), datatype, where)
+
+
+def parse_list(
+    where: str,
+    datatype: Datatype,
+    data: Any,
+    depth: int,
+    first: Position = (0, ()),
+    literal: bool = False,
+    null: bool = True,
+) -> Any:
+    """Parse nested lists of this depth in `data`, JSON text or the values of another parser.
+
+    `first` is the position of the first element in what was sent, for error messages. Raises InvalidInput naming
+    `where`.
+    """
+    try:
+        return _decode(data, datatype.kind if null or datatype.kind != "float" else "number", depth)
+    except PARSER_ERRORS as error:
+        values = _with_literals(data, datatype, null) if literal else _integral(data, datatype, depth)
+        if values is None:
+            raise InvalidInput(f"{where}: data{_shifted(describe_parser_error(error), first)}") from error
+        return values
+
+
+def _nested(element: Any, depth: int) -> Any:
+    return element if depth == 0 else list[_nested(element, depth - 1)]  # type: ignore[misc]
+
+
+_DECODERS: dict[tuple[str, int], msgspec.json.Decoder[Any]] = {}
+
+
+def _decode(data: Any, kind: str, depth: int) -> Any:
+    """The nested lists in `data`, each element of its kind."""
+    if not isinstance(data, msgspec.Raw):
+        return msgspec.convert(data, _nested(_ELEMENT[kind], depth))
+    decoder = _DECODERS.get((kind, depth))
+    if decoder is None:
+        decoder = _DECODERS[kind, depth] = msgspec.json.Decoder(_nested(_ELEMENT[kind], depth))
+    return decoder.decode(data)
+
+
+def _with_literals(data: Any, datatype: Datatype, null: bool) -> Any:
+    """The numbers of a flat list with NaN and infinities as bare words, which only Python's own parser accepts."""
+    if datatype.kind != "float" or not isinstance(data, msgspec.Raw):
+        return None
+    try:
+        return msgspec.convert(json.loads(bytes(memoryview(data))), list[float | None] if null else list[float])
+    except (ValueError, RecursionError):
+        return None
+
+
+def _integral(data: Any, datatype: Datatype, depth: int) -> Any:
+    """Integers of which some are written as floats (`1.0`); None if something else is wrong."""
+    if datatype.kind not in ("int", "uint"):
+        return None
+    try:
+        return _integers(_decode_numbers(data, depth), datatype)
+    except PARSER_ERRORS:
+        return None
+
+
+def _decode_numbers(data: Any, depth: int) -> Any:
+    kind = _nested(int | float, depth)
+    return msgspec.json.decode(data, type=kind) if isinstance(data, msgspec.Raw) else msgspec.convert(data, kind)
+
+
+def _integers(values: Any, datatype: Datatype) -> Any:
+    """The integers in nested lists of numbers; None if one is not an integer, or is a float beyond the exact ones."""
+    try:
+        wide = np.array(values, np.float64)
+    except (ValueError, OverflowError):
+        return values  # ragged, or too large for any datatype: `to_array` says so
+    if not (np.isfinite(wide) & (wide == np.trunc(wide))).all():
+        return None
+    if (np.abs(wide) < _EXACT).all():
+        limits = np.iinfo(datatype.dtype)
+        fits = wide.min(initial=0) >= limits.min and wide.max(initial=0) <= limits.max
+        return wide.astype(datatype.dtype) if fits else wide.astype(np.int64).tolist()
+    exact = np.array(values, dtype=object)
+    if any(type(v) is float and abs(v) > _EXACT for v in exact.flat):
+        return None
+    return np.vectorize(int, otypes=[object])(exact).tolist()
+
+
+def to_array(values: Any, datatype: Datatype, where: str) -> Array:
+    """Return nested lists as an array. Raises InvalidInput if they are ragged or a number does not fit the datatype."""
+    if isinstance(values, np.ndarray):
+        return values
+    try:
+        if datatype is BYTES:
+            texts = np.array(values, dtype=object)
+            for text in texts.flat:
+                text.encode()  # fails if it is not a string, or one that UTF-8 cannot encode
+            return texts
+        array = np.array(values, dtype=np.float64 if datatype.kind == "float" else datatype.dtype)
+        return array if datatype.kind != "float" else _rounded(array, datatype, where)
+    except OverflowError as error:
+        limits = np.iinfo(datatype.dtype)
+        bad = next(v for v in np.array(values, dtype=object).flat if not limits.min <= v <= limits.max)
+        raise InvalidInput(f"{where}: {bad} does not fit into {datatype}") from error
+    except (ValueError, AttributeError) as error:  # rows of unequal lengths
+        raise InvalidInput(f"{where}: 'data' is ragged, expected rows of equal lengths") from error
+
+
+def _rounded(wide: Array, datatype: Datatype, where: str) -> Array:
+    try:
+        return rounded(wide, datatype)
+    except InvalidInput as error:
+        raise InvalidInput(f"{where}: {error.message}") from error
+
+
+def strip_brackets(data: memoryview) -> memoryview:
+    """Return an array in JSON without its outer brackets and the white space around them."""
+    if data[0] != _OPEN or data[-1] != _CLOSE:
+        data = memoryview(bytes(data).strip())
+    return data[1:-1]
+
+
+def _find_comma(data: memoryview, at: int, end: int) -> int:
+    """The index of the next comma, or `end`."""
+    while at < end:
+        found = bytes(data[at : min(at + _COMMA_BLOCK, end)]).find(b",")
+        if found >= 0:
+            return at + found
+        at += _COMMA_BLOCK
+    return end
+
+
+def _shifted(message: str, first: Position) -> str:
+    """The message of a parser for a chunk, with the element's index in the whole array."""
+    place = _PLACE.match(message)
+    if place is None:
+        return f": {message}"
+    index, shape = int(place[1]) + first[0], first[1]
+    indices = np.unravel_index(index, shape) if len(shape) > 1 else (index,)
+    return "".join(f"[{i}]" for i in indices) + message[place.end() :]
+
+
+# --- serializing --------------------------------------------------------------------------------------------------
+
+
+def format_numbers(flat: Array, at_once: bool = False) -> Any:
+    """Return a flat array as a value for `json_chunks`: floats in the fewest digits that identify them, NaN and
+    infinities as null.
+
+    A long array is serialized here, in chunks; `at_once` lets orjson do it in one go, which spares a copy.
+    """
+    compiled = float_text(flat.dtype) if flat.size >= _COMPILED_ELEMENTS else None
+    if compiled is not None:
+        texts = compiled.format(flat)
+        return orjson.Fragment(b"".join(texts)) if at_once or flat.size <= _CHUNK_ELEMENTS else LongText(texts)
+    if at_once or flat.size <= _CHUNK_ELEMENTS:
+        return flat
+    chunks: list[Buffer] = [b"["]
+    for at in range(0, flat.size, _CHUNK_ELEMENTS):
+        text = orjson.dumps(flat[at : at + _CHUNK_ELEMENTS], option=orjson.OPT_SERIALIZE_NUMPY)
+        chunks += (memoryview(text)[1:-1], b",")
+    chunks[-1] = b"]"
+    return LongText(chunks)
