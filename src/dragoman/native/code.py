@@ -27,7 +27,6 @@ class _BFloat(ir.types.Type):  # type: ignore[misc]  # llvmlite has no type anno
 
 VECTOR, INT32_VECTOR = ir.VectorType(FLOAT, LANES), ir.VectorType(INT32, LANES)
 BF16_VECTOR, BF16_PAIRS = ir.VectorType(_BFloat(), LANES), ir.VectorType(_BFloat(), 2 * LANES)
-INT64_VECTOR = ir.VectorType(INT64, 8)
 
 # A waiting thread spins this often before it yields its core.
 _SPINS = 4000
@@ -36,7 +35,7 @@ _SPINS = 4000
 class Value:
     """A number, vector or address in the function being written; Python's operators emit instructions.
 
-    Address + bytes is an address. Division and right shift of integers are unsigned, `<` is signed. Comparisons of
+    Address + bytes is an address. Division of integers is unsigned, `<` is signed. Comparisons of
     vectors are lane by lane.
     """
 
@@ -64,35 +63,13 @@ class Value:
     def __mod__(self, other: "Value | float") -> "Value":
         return self._binary(other, "urem", "urem")
 
-    def __and__(self, other: "Value | int") -> "Value":
-        return self._binary(other, "and_")
-
-    def __or__(self, other: "Value | int") -> "Value":
-        return self._binary(other, "or_")
-
-    def __xor__(self, other: "Value | int") -> "Value":
-        return self._binary(other, "xor")
-
     def __lshift__(self, other: "Value | int") -> "Value":
         return self._binary(other, "shl")
-
-    def __rshift__(self, other: "Value | int") -> "Value":
-        return self._binary(other, "lshr")
-
-    def shift_right(self, bits: int) -> "Value":
-        """Arithmetic right shift."""
-        return self._binary(bits, "ashr")
 
     def __lt__(self, other: "Value | float") -> "Value":
         type_, other = self.value.type, self._operand(other, self.value.type)
         compare = self.code.build.icmp_signed if _is_integer(type_) else self.code.build.fcmp_ordered
         return Value(self.code, compare("<", self.value, other))
-
-    def unsigned_less(self, other: "Value | int") -> "Value":
-        return self._compare("<", other)
-
-    def unsigned_less_equal(self, other: "Value | int") -> "Value":
-        return self._compare("<=", other)
 
     def equal(self, other: "Value | int") -> "Value":
         return self._compare("==", other)
@@ -105,13 +82,6 @@ class Value:
         """`yes` where this comparison is true, else `no`."""
         type_ = next(each.value.type for each in (yes, no) if isinstance(each, Value))
         return Value(self.code, self.code.build.select(self.value, self._operand(yes, type_), self._operand(no, type_)))
-
-    def to_int(self) -> "Value":
-        """1 where this comparison is true, else 0."""
-        return self.zero_extend(INT64_VECTOR if isinstance(self.value.type, ir.VectorType) else INT64)
-
-    def zero_extend(self, type_: Any) -> "Value":
-        return Value(self.code, self.code.build.zext(self.value, type_))
 
     def truncate(self, type_: Any) -> "Value":
         return Value(self.code, self.code.build.trunc(self.value, type_))
@@ -195,15 +165,6 @@ class Value:
         """Store a vector of FP32 as BF16, rounded to nearest."""
         self.store(value.round_to(BF16_VECTOR), offset)
 
-    def store_byte(self, value: "Value", offset: "Value | int" = 0) -> None:
-        """Store the lowest byte of an integer."""
-        self.code.build.store(value.truncate(INT8).value, (self + offset).value, align=1)
-
-    def store_bytes(self, text: bytes, offset: "Value | int" = 0) -> None:
-        """Store up to 8 constant bytes."""
-        constant = ir.Constant(ir.IntType(8 * len(text)), int.from_bytes(text, "little"))
-        self.code.build.store(constant, (self + offset).value, align=1)
-
     def _operand(self, other: "Value | float", type_: Any) -> Any:
         if isinstance(other, Value):
             return other.value
@@ -254,15 +215,8 @@ class Code:
     def vector(self, value: float) -> Value:
         return Value(self, ir.Constant(VECTOR, [value] * LANES))
 
-    def lanes8(self, value: int) -> Value:
-        """An integer in all of 8 lanes."""
-        return Value(self, ir.Constant(INT64_VECTOR, [value] * INT64_VECTOR.count))
-
     def boolean(self, value: bool) -> Value:
         return Value(self, ir.Constant(ir.IntType(1), value))
-
-    def all_lanes_true(self) -> Value:
-        return Value(self, ir.Constant(ir.VectorType(ir.IntType(1), INT64_VECTOR.count), [True] * INT64_VECTOR.count))
 
     # --- functions -------------------------------------------------------------------------------------------
 
