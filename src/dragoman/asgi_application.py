@@ -2,15 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.engine import Engine
-from dragoman.server import live_spec, make_engine, settings_for
-from dragoman.server_transports import check, limits, tables
+from dragoman.server import make_engine, settings_for, spec_of_object
+from dragoman.server_transports import check_settings, load_protocols, transport_limits
 from dragoman.settings import Settings
 from dragoman.transports.application import Application
 from dragoman.transports.asgi import Receive, Scope, Send, relative_path, respond
@@ -18,7 +18,7 @@ from dragoman.transports.asgi import Receive, Scope, Send, relative_path, respon
 log = logging.getLogger("dragoman.server")
 
 # These configure sockets, HTTP parsing and processes, which belong to the ASGI server here.
-_OF_THE_SERVER = (
+_SERVER_SETTINGS = (
     "host", "http_port", "grpc_port", "http_also", "umbridge_port", "front_ends", "sagemaker", "tls_cert", "tls_key",
     "max_header_bytes", "max_headers", "max_connections", "max_streams", "max_grpc_calls",
     "max_grpc_calls_per_address", "grpc_stream_idle_timeout_s", "header_timeout_s", "keep_alive_timeout_s",
@@ -27,20 +27,20 @@ _OF_THE_SERVER = (
 
 
 class AsgiApplication:
-    """An ASGI 3 application that serves models over every HTTP protocol; made by `dragoman.asgi`.
+    """An ASGI 3 application that serves models over every HTTP protocol; created by `dragoman.asgi`.
 
-    It loads its models at the lifespan event `startup` and closes them at `shutdown`. Where no lifespan events
-    arrive (mounted applications, httpx.ASGITransport), the first request loads the models, and they are closed when
+    It loads its models at the lifespan event `startup` and closes them at `shutdown`. Without lifespan events
+    (mounted applications, httpx.ASGITransport), the first request loads the models, and they are closed when
     the event loop ends, or by `async with app:` around the requests.
     """
 
-    def __init__(self, paths: Sequence[str], live: Sequence[ModelSpec], settings: Settings) -> None:
-        check(settings)
+    def __init__(self, paths: Sequence[str], objects: Sequence[ModelSpec], settings: Settings) -> None:
+        check_settings(settings)
         self.settings = settings
-        self._paths, self._live = paths, live
-        self._protocols = tables(settings)[0]
-        self._limits = limits(settings)
-        self._next: Engine | None = make_engine(paths, live, settings)  # so that mistakes show at once
+        self._paths, self._objects = paths, objects
+        self._protocols = load_protocols(settings)[0]
+        self._limits = transport_limits(settings)
+        self._next: Engine | None = make_engine(paths, objects, settings)  # reports errors at once
         self._running: _Running | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,7 +49,7 @@ class AsgiApplication:
                 await self._http(scope, receive, send)
             case "lifespan":
                 await self._lifespan(receive, send)
-            case "websocket":  # there is no endpoint for one; before it is accepted this is a 403
+            case "websocket":  # no endpoint accepts one; closing it now is a 403
                 await receive()
                 await send({"type": "websocket.close", "code": 1000, "reason": ""})
             case kind:
@@ -71,7 +71,7 @@ class AsgiApplication:
                 "this dragoman.asgi application runs in another event loop: use one loop, e.g. `with TestClient(app):`"
             )
         if running is None or running.loop is not loop or running.task.done():
-            engine, self._next = self._next or make_engine(self._paths, self._live, self.settings), None
+            engine, self._next = self._next or make_engine(self._paths, self._objects, self.settings), None
             application = Application(engine, self._protocols, self._limits)
             running = self._running = _Running(engine, application, self.settings.drain_s)
         return running
@@ -153,18 +153,14 @@ def _is_health_check(application: Application, scope: Scope) -> bool:
 
 
 def asgi(*models: Any, **settings: Any) -> AsgiApplication:
-    """Return an ASGI application that serves models; see `Server` for what may be given.
+    """Return an ASGI application that serves models; see `Server` for the arguments.
 
     Settings of sockets and of the server process (`http_port`, `tls_cert`, `front_ends`, ...) belong to the ASGI
     server. Raises InvalidInput if one is given, or if a path or another setting is wrong.
     """
-    _check_settings(settings)
+    for name in settings:
+        if name in _SERVER_SETTINGS:
+            raise InvalidInput(f"setting '{name}': not available in dragoman.asgi; configure the ASGI server instead")
     paths = [str(m) for m in models if isinstance(m, str | Path)]
     merged = settings_for(paths, settings)
-    return AsgiApplication(paths, [live_spec(m, merged) for m in models if not isinstance(m, str | Path)], merged)
-
-
-def _check_settings(settings: Mapping[str, Any]) -> None:
-    for name in settings:
-        if name in _OF_THE_SERVER:
-            raise InvalidInput(f"setting '{name}': not available in dragoman.asgi; configure the ASGI server instead")
+    return AsgiApplication(paths, [spec_of_object(m, merged) for m in models if not isinstance(m, str | Path)], merged)

@@ -1,4 +1,4 @@
-"""Puts the house together: settings, repository, engine and transports, as one server."""
+"""A server: settings, repository, engine and transports."""
 
 import asyncio
 import logging
@@ -22,69 +22,69 @@ from dragoman.engine.model_metrics import FOLDER as METRICS_FOLDER
 from dragoman.engine.repository import DiskRepository
 from dragoman.protocols.open_inference.extensions import EXTENSIONS
 from dragoman.runtimes import preflight
-from dragoman.server_transports import ServerTransports, addresses, check, listed
+from dragoman.server_transports import ServerTransports, check_settings, http_addresses, split_list
 from dragoman.settings import PREFIX, SETTINGS, Settings, parse_settings, sagemaker_defaults
 from dragoman.system import event_loop, logs
 from dragoman.system.signals import StopSignals
 
 log = logging.getLogger("dragoman.server")
 
-# Seconds for the responses to calls that were cut off.
-_LAST_WORDS_S = 0.5
+# Seconds to send the responses of cancelled calls.
+_FINAL_RESPONSES_S = 0.5
 
 
 class Server:
     """A server for some models: paths, `module:object`, or Python objects (a Model, its class, a function).
 
-    `async with Server("model.onnx", http_port=0) as server:` loads the models, listens, and gives a server whose
+    `async with Server("model.onnx", http_port=0) as server:` loads the models, listens, and returns a server whose
     `http_url` and `grpc_url` clients can use and whose `engine` answers calls directly. Keyword arguments are the
-    fields of `Settings`. Raises InvalidInput where a path or setting is wrong, OSError where a port is taken; a model
-    that cannot be loaded is UNAVAILABLE, and the server is then not ready.
+    fields of `Settings`. Raises InvalidInput for an invalid path or setting, OSError if a port is in use. A model that
+    cannot be loaded is UNAVAILABLE, and the server is then not ready.
     """
 
     def __init__(self, *models: Any, settings: Settings | None = None, **changes: Any) -> None:
         paths = [str(m) for m in models if isinstance(m, str | Path)]
         self.settings = settings or settings_for(paths, changes)
-        live = [live_spec(m, self.settings) for m in models if not isinstance(m, str | Path)]
-        self.engine = make_engine(paths, live, self.settings)
-        self._front = _front_of(self.engine, self.settings)
+        specs = [spec_of_object(m, self.settings) for m in models if not isinstance(m, str | Path)]
+        self.engine = make_engine(paths, specs, self.settings)
+        self._transports = _make_transports(self.engine, self.settings)
 
     @property
     def http_url(self) -> str:
-        """Where HTTP clients find it, e.g. `http://127.0.0.1:8080`; "" where no protocol over HTTP is spoken."""
+        """URL for HTTP clients, as `http://127.0.0.1:8080`; "" if no protocol over HTTP is served."""
         return next(iter(self.http_urls), "")
 
     @property
     def http_urls(self) -> list[str]:
-        """All HTTP addresses, including those of `http_also`."""
+        """URLs of all HTTP addresses, including those of `http_also`."""
         scheme = "https" if self.settings.tls_cert else "http"
-        hosts = [host for host, _ in addresses(self.settings)]
-        return [f"{scheme}://{_host(h)}:{p}" for h, p in zip(hosts, self.http_ports, strict=False)]
+        hosts = [host for host, _ in http_addresses(self.settings)]
+        return [f"{scheme}://{_client_host(h)}:{p}" for h, p in zip(hosts, self.http_ports, strict=False)]
 
     @property
     def grpc_url(self) -> str:
-        """Where gRPC clients find it, e.g. `127.0.0.1:8081`; "" where gRPC is off."""
-        return f"{_host(self.settings.host)}:{self.grpc_port}" if self.grpc_port >= 0 else ""
+        """Address for gRPC clients, as `127.0.0.1:8081`; "" if gRPC is off."""
+        return f"{_client_host(self.settings.host)}:{self.grpc_port}" if self.grpc_port >= 0 else ""
 
     @property
     def http_ports(self) -> list[int]:
-        """The ports of HTTP, in the order of the settings' addresses."""
-        return self._front.http_ports
+        """HTTP ports, in the order of the addresses in the settings."""
+        return self._transports.http_ports
 
     @property
     def grpc_port(self) -> int:
-        """The port of gRPC alone, -1 where there is none."""
-        return self._front.grpc_port
+        """The gRPC port, -1 without one."""
+        return self._transports.grpc_port
 
     @property
     def http_protocols(self) -> list[str]:
         """Names of the protocols over HTTP."""
-        return self._front.http_protocols
+        return self._transports.http_protocols
 
     @property
     def grpc_protocols(self) -> list[str]:
-        """The services over gRPC."""
-        return self._front.grpc_protocols
+        """Names of the gRPC services."""
+        return self._transports.grpc_protocols
 
     async def __aenter__(self) -> Self:
         await self.listen()
@@ -95,20 +95,20 @@ class Server:
         await self.stop(0.0)
 
     async def listen(self) -> None:
-        """Open the ports; the server is live and not ready until `engine.start()` has loaded its models."""
+        """Open the ports. The server is live, but not ready until `engine.start()` has loaded its models."""
         if not (self.settings.load_at_start or self.settings.control_token or self.settings.control_open):
             log.warning("nothing will be served: no model is loaded at the start, nor later without --control-token")
-        self._warn_of_open_control()
+        self._warn_if_control_is_open()
         try:
-            await self._front.start()
+            await self._transports.start()
         except BaseException:
             await self.stop(0.0)
             raise
 
-    def _warn_of_open_control(self) -> None:
-        """Warn where other machines may load and unload models. SageMaker's contract has its container do so."""
+    def _warn_if_control_is_open(self) -> None:
+        """Warn if other machines may load and unload models, except in SageMaker, whose contract is that."""
         settings = self.settings
-        hosts = sorted({host for host, _ in addresses(settings) if not _is_loopback(host)})
+        hosts = sorted({host for host, _ in http_addresses(settings) if not _is_loopback(host)})
         if settings.control_open and not settings.control_token and hosts and not settings.sagemaker:
             log.warning(
                 "control_open on a public address: every client of %s may load and unload models, and models can run "
@@ -117,19 +117,18 @@ class Server:
             )
 
     async def stop(self, grace_s: float) -> None:
-        """Report not ready, finish the calls in flight for at most `grace_s` seconds in all, then stop."""
+        """Report not ready, finish the calls in flight within `grace_s` seconds, then stop."""
         end_s = time.monotonic() + grace_s
-        self._front.begin_drain()
+        self._transports.begin_drain()
         try:
             async with asyncio.timeout(grace_s if grace_s > 0 else 0.001):
                 await self.engine.drain()
         except TimeoutError:
             if grace_s > 0:
-                log.warning("calls were still under way after %s s and are cut off", grace_s)
+                log.warning("calls were still running after %s s and are cancelled", grace_s)
             await self.engine.close()
-            end_s = time.monotonic() + (_LAST_WORDS_S if grace_s > 0 else 0.0)
-        left_s = max(0.0, end_s - time.monotonic())
-        await self._front.stop(left_s)
+            end_s = time.monotonic() + (_FINAL_RESPONSES_S if grace_s > 0 else 0.0)
+        await self._transports.stop(max(0.0, end_s - time.monotonic()))
         await self.engine.close()
 
     async def run(self, started: Callable[["Server"], Any] | None = None, *, handle_signals: bool = True) -> None:
@@ -157,18 +156,18 @@ class Server:
                 for task in (loading, reporting, waiting):
                     if task is not None:
                         task.cancel()
-                log.info("stopping: calls under way may take %g s; another signal ends them", self.settings.drain_s)
+                log.info(
+                    "stopping: requests in flight have %g s to finish; another signal ends the process now",
+                    self.settings.drain_s,
+                )
                 await self.stop(self.settings.drain_s)
 
     async def _wait_until_unrouted(self, signals: StopSignals) -> None:
-        """Report not ready, and answer requests until load balancers have noticed or a second signal comes."""
+        """Report not ready and answer requests until load balancers stop routing here, or a second signal."""
         delay_s = self.settings.drain_delay_s
         if delay_s and any(deployment.ready for deployment in self.engine.deployments()):
             self.engine.report_not_ready()
-            message = (
-                "not ready from now on: requests are answered for %g s, then the server stops; another signal ends that"
-            )
-            log.info(message, delay_s)
+            log.info("not ready; requests are still answered for %g s; another signal ends this delay", delay_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(delay_s):
                     await signals.hurry.wait()
@@ -186,12 +185,12 @@ def serve(*models: Any, handle_signals: bool = True, **settings: Any) -> None:
     """
     if plugins.importing():
         raise ModelFailed(
-            f"'{plugins.importing()}' is imported for its model and would serve once more; write "
+            f"'{plugins.importing()}' is being imported for its model and must not start a server; write "
             '`if __name__ == "__main__":` before dragoman.serve(...)'
         )
     if asyncio._get_running_loop() is not None:
         raise RuntimeError(
-            "dragoman.serve runs an event loop of its own, and one is running here already; "
+            "dragoman.serve starts an event loop, but one is running in this thread; "
             "use `async with dragoman.Server(...)` instead"
         )
     server = Server(*models, **settings)
@@ -211,15 +210,15 @@ def serve(*models: Any, handle_signals: bool = True, **settings: Any) -> None:
 
 def run(server: Server, started: Callable[[Server], Any] | None = None, handle_signals: bool = True) -> None:
     """Run a server in a new event loop: uvloop if it is installed."""
-    with _measuring(server.settings):
+    with _prometheus_folder(server.settings):
         event_loop.run(server.run(started, handle_signals=handle_signals))
 
 
 @contextmanager
-def _measuring(settings: Settings) -> Iterator[None]:
-    """A folder for what models measure with prometheus_client, in this process and in workers that inherit its name.
+def _prometheus_folder(settings: Settings) -> Iterator[None]:
+    """Set the variable of prometheus_client's multiprocess folder, for this process and its workers.
 
-    The library looks at the name when it is imported; an operator who has set it, or imported it, keeps what is his.
+    The library reads it at import. A variable or an import of the program itself is left alone.
     """
     if not settings.metrics_path or METRICS_FOLDER in os.environ or "prometheus_client" in sys.modules:
         yield
@@ -232,10 +231,10 @@ def _measuring(settings: Settings) -> Iterator[None]:
             del os.environ[METRICS_FOLDER]
 
 
-def make_engine(paths: Sequence[str], live: Sequence[ModelSpec], settings: Settings) -> Engine:
-    """Return an engine for models on disk and Python objects, without transports."""
-    folders = listed(settings.model_folders)
-    repository = DiskRepository(paths, settings.model_defaults(), settings.version_policy, live, folders)
+def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Settings) -> Engine:
+    """Return an engine for models on disk and for Python objects, without transports."""
+    folders = split_list(settings.model_folders)
+    repository = DiskRepository(paths, settings.model_defaults(), settings.version_policy, objects, folders)
     sources = repository.scan()
     for skipped in repository.skipped:
         log.info("not served: file=%s reason=%s", skipped.file, skipped.reason)
@@ -257,12 +256,12 @@ def make_engine(paths: Sequence[str], live: Sequence[ModelSpec], settings: Setti
     )
 
 
-def refusals(path: str, environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def load_errors(path: str, environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the subject and the error of everything in a path that cannot be served, without loading models."""
     settings = Settings()
     try:
         settings = settings_for([path], environment)
-        check(settings)
+        check_settings(settings)
     except DragomanError as error:
         yield "settings", error.message
     try:
@@ -275,60 +274,64 @@ def refusals(path: str, environment: Mapping[str, Any]) -> Iterator[tuple[str, s
             for spec in source.specs():
                 preflight.check(spec)
         except DragomanError as error:
-            named = f"model '{name}'"
-            yield named, error.message.removeprefix(f"{named}: ")
+            subject = f"model '{name}'"
+            yield subject, error.message.removeprefix(f"{subject}: ")
 
 
 def open_engine(*models: Any, **changes: Any) -> Engine:
-    """The engine alone: `async with open_engine("model.onnx") as engine: await engine.infer("model", {"x": array})`."""
+    """Return an engine without a server.
+
+    `async with open_engine("model.onnx") as engine: await engine.infer("model", {"x": array})`
+    """
     paths = [str(m) for m in models if isinstance(m, str | Path)]
     settings = settings_for(paths, changes)
-    return make_engine(paths, [live_spec(m, settings) for m in models if not isinstance(m, str | Path)], settings)
+    return make_engine(paths, [spec_of_object(m, settings) for m in models if not isinstance(m, str | Path)], settings)
 
 
 def settings_for(paths: Sequence[str], *layers: Mapping[str, Any]) -> Settings:
-    """Settings from the files in the folders that are served, then from each further layer."""
+    """Return the settings in files of the served folders, overridden by each further layer."""
     files: dict[str, Any] = {}
     for path in map(Path, paths):
-        for where, found in _tables_of(path):
-            _check_file(found, where)
-            files |= found
-    made = parse_settings(files, *layers)
-    return parse_settings(sagemaker_defaults(os.environ), files, *layers) if made.sagemaker else made
+        for file, table in _server_tables(path):
+            _check_table(table, file)
+            files |= table
+    settings = parse_settings(files, *layers)
+    return parse_settings(sagemaker_defaults(os.environ), files, *layers) if settings.sagemaker else settings
 
 
-def _tables_of(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The server's settings in the files of a folder. Raises InvalidInput where it cannot be read."""
+def _server_tables(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return the server's settings in the files of a folder. Raises InvalidInput if it cannot be read."""
     try:
         return server_tables(path) if path.is_dir() else []
     except OSError as error:
         raise InvalidInput(f"'{path}' cannot be read: {error.strerror or error}") from error
 
 
-def _check_file(found: Mapping[str, Any], where: str) -> None:
-    """InvalidInput naming the file where it says what makes no sense, or is not for a file beside models to say."""
-    for name in found:
+def _check_table(table: Mapping[str, Any], file: str) -> None:
+    """Raise InvalidInput naming the file if it has an invalid setting, or one that files beside models cannot set."""
+    for name in table:
         if name in SETTINGS and SETTINGS[name].operator_only:
             flag = f"--{name.replace('_', '-')}"
             raise InvalidInput(
-                f"{where}: setting '{name}' cannot be set in a file beside models; use {flag} or {PREFIX}{name.upper()}"
+                f"{file}: setting '{name}' cannot be set in a file beside models; use {flag} or {PREFIX}{name.upper()}"
             )
     try:
-        parse_settings(found)
+        parse_settings(table)
     except InvalidInput as error:
-        raise InvalidInput(f"{where}: {error.message}") from error
+        raise InvalidInput(f"{file}: {error.message}") from error
 
 
-def _front_of(engine: Engine, settings: Settings) -> ServerTransports:
+def _make_transports(engine: Engine, settings: Settings) -> ServerTransports:
     """Return the transports of an engine, in this process or in front ends."""
     if settings.front_ends == 1:
         return ServerTransports(engine, settings)
-    from dragoman.front_ends.front_ends import front_of
+    from dragoman.front_ends.front_ends import make_transports
 
-    return front_of(engine, settings)
+    return make_transports(engine, settings)
 
 
-def live_spec(target: Any, settings: Settings) -> ModelSpec:
+def spec_of_object(target: Any, settings: Settings) -> ModelSpec:
+    """Return the spec of a model that is a Python object: a Model, its class, or a function."""
     declared = getattr(target, "__dragoman__", None) or getattr(find_vector_function(target), "options", None)
     name = getattr(declared, "name", "") or getattr(target, "name", "") or getattr(target, "__name__", "")
     if not isinstance(name, str) or not name:
@@ -339,10 +342,11 @@ def live_spec(target: Any, settings: Settings) -> ModelSpec:
 def _is_loopback(host: str) -> bool:
     try:
         return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:  # a name, which may be any machine's
+    except ValueError:  # a host name
         return False
 
 
-def _host(host: str) -> str:
-    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - where a client on this machine finds it
-    return f"[{shown}]" if ":" in shown else shown
+def _client_host(host: str) -> str:
+    """Return the host for clients on this machine, as URLs have it."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    return f"[{host}]" if ":" in host else host

@@ -1,4 +1,4 @@
-"""What clients see of a server: the protocols that it speaks, on its addresses, around any engine."""
+"""Protocols and transports of a server, on its addresses."""
 
 import asyncio
 import re
@@ -25,7 +25,7 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where to listen: for HTTP, and for gRPC alone. With `shared`, other processes of ours listen there as well."""
+    """Addresses to listen on: for HTTP, and for gRPC only. With `shared`, other front ends listen on them too."""
 
     http: tuple[Address, ...]
     grpc: tuple[Address, ...]
@@ -33,7 +33,7 @@ class Ports:
 
 
 class ServerTransports:
-    """The transports of one process, which ask `engine` whatever their clients ask them."""
+    """The transports of one process, which send calls to `engine`."""
 
     def __init__(self, engine: CallHandler, settings: Settings) -> None:
         self._engine = engine
@@ -45,77 +45,75 @@ class ServerTransports:
         self.http_protocols: list[str] = []
         self.grpc_protocols: list[str] = []
 
-    async def start(self, where: Ports | None = None) -> None:
-        """Listen there, by default where the settings say.
+    async def start(self, ports: Ports | None = None) -> None:
+        """Listen on `ports`, by default those of the settings.
 
-        Raises OSError where a port is taken, InvalidInput where a setting is wrong.
+        Raises OSError if a port is in use, InvalidInput if a setting is invalid.
         """
-        settings, (http, grpc) = self._settings, tables(self._settings)
-        where = where or ports_of(settings, http, grpc)
+        settings, (http, grpc) = self._settings, load_protocols(self._settings)
+        ports = ports or configured_ports(settings, http, grpc)
         tls = tls_context(settings)
         self.http_protocols = [t.name for t in http]
         self.grpc_protocols = [t.service for t in grpc]
         executor = MessageExecutor(Bodies(settings.max_bodies_bytes))
-        if where.http:
+        if ports.http:
             from dragoman.transports.http_server import HttpServer
 
-            also = grpc if settings.grpc_port >= 0 else ()
-            bounds = replace(limits(settings), keeps_answers=not where.shared)
-            self._http = HttpServer(self._engine, http, limits=bounds, tls=tls, grpc=also, executor=executor)
-            self.http_ports = await self._http.start(where.http, shared=where.shared)
-        for host, port in where.grpc:
+            grpc_too = grpc if settings.grpc_port >= 0 else ()
+            http_limits = replace(transport_limits(settings), keeps_answers=not ports.shared)
+            self._http = HttpServer(self._engine, http, limits=http_limits, tls=tls, grpc=grpc_too, executor=executor)
+            self.http_ports = await self._http.start(ports.http, shared=ports.shared)
+        for host, port in ports.grpc:
             from dragoman.transports.grpc.server import GrpcServer
 
             # The listener sets ALPN of its context, so HTTP and gRPC have one each.
             self._grpc = GrpcServer(
-                self._engine, grpc, limits=limits(settings), tls=tls_context(settings), executor=executor
+                self._engine, grpc, limits=transport_limits(settings), tls=tls_context(settings), executor=executor
             )
-            self.grpc_port = await self._grpc.start(host, port, shared=where.shared)
+            self.grpc_port = await self._grpc.start(host, port, shared=ports.shared)
 
-    def application(self, http: Sequence[Any], bounds: Limits) -> Any:
-        """What answers requests of HTTP that others have received."""
+    def application(self, http: Sequence[Any], limits: Limits) -> Any:
+        """Return an application for HTTP requests that other processes receive."""
         from dragoman.transports.application import Application
 
-        return Application(self._engine, http, bounds)
+        return Application(self._engine, http, limits)
 
     def begin_drain(self) -> None:
-        """Close idle connections, and every other one after its next answer; new ones are still accepted."""
+        """Close idle connections, and all others after their next response; new ones are still accepted."""
         for server in (self._http, self._grpc):
             if server is not None:
                 server.begin_drain()
 
     async def stop(self, grace_s: float) -> None:
-        """Accept nothing new and let requests under way finish, for at most `grace_s` seconds."""
+        """Accept no connections and let requests in flight finish, for at most `grace_s` seconds."""
         await asyncio.gather(*(t.stop(grace_s) for t in (self._http, self._grpc) if t is not None))
 
 
-def tables(settings: Settings) -> tuple[list[Any], list[Any]]:
-    """The tables of the protocols to speak: those over HTTP, and those over gRPC."""
-    names = [*listed(settings.protocols), *["umbridge_shmem"] * settings.umbridge_shared_memory]
-    found = [plugins.find("protocols", name)(policy(settings)) for name in names]
-    return [t for t in found if hasattr(t, "routes")], [t for t in found if hasattr(t, "methods")]
+def load_protocols(settings: Settings) -> tuple[list[Any], list[Any]]:
+    """Return the protocols of the settings: those over HTTP, and those over gRPC."""
+    names = [*split_list(settings.protocols), *["umbridge_shmem"] * settings.umbridge_shared_memory]
+    found = [plugins.find("protocols", name)(protocol_policy(settings)) for name in names]
+    return [p for p in found if hasattr(p, "routes")], [p for p in found if hasattr(p, "methods")]
 
 
-def ports_of(settings: Settings, http: Sequence[Any], grpc: Sequence[Any]) -> Ports:
-    """Where the settings say to listen, as far as there is a protocol to speak there."""
-    alone = ((settings.host, settings.grpc_port),) if grpc and settings.grpc_port >= 0 else ()
-    return Ports(tuple(addresses(settings)) if http else (), alone)
+def configured_ports(settings: Settings, http: Sequence[Any], grpc: Sequence[Any]) -> Ports:
+    """Return the addresses of the settings, as far as a protocol is served on them."""
+    grpc_only = ((settings.host, settings.grpc_port),) if grpc and settings.grpc_port >= 0 else ()
+    return Ports(tuple(http_addresses(settings)) if http else (), grpc_only)
 
 
-def check(settings: Settings) -> None:
-    """Whether one could listen as the settings say. Raises InvalidInput, as `start` does, where they make no sense."""
-    http, grpc = tables(settings)
-    ports_of(settings, http, grpc)
-    limits(settings)
+def check_settings(settings: Settings) -> None:
+    """Raise InvalidInput, as `ServerTransports.start` does, if a setting is invalid."""
+    configured_ports(settings, *load_protocols(settings))
+    transport_limits(settings)
     tls_context(settings)
 
 
-def addresses(settings: Settings) -> list[Address]:
-    """Every address of HTTP."""
+def http_addresses(settings: Settings) -> list[Address]:
     found = [(settings.host, settings.http_port)]
     if settings.umbridge_port >= 0:
         found.append((settings.host, settings.umbridge_port))
-    for text in listed(settings.http_also):
+    for text in split_list(settings.http_also):
         host, _, port = text.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
             raise InvalidInput(f"setting 'http_also': expected host:port, got {text!r}")
@@ -123,29 +121,24 @@ def addresses(settings: Settings) -> list[Address]:
     return found
 
 
-def policy(settings: Settings) -> Policy:
+def protocol_policy(settings: Settings) -> Policy:
     """Return the settings that protocols need."""
-    return Policy(**values(ProtocolOptions, settings), forward_headers=_forwarded(settings.forward_headers))
-
-
-def _forwarded(text: str) -> tuple[str, ...]:
-    """The patterns of the headers that models see."""
-    patterns = listed(text.lower())
-    for secret in CREDENTIALS & {*patterns}:
+    headers = split_list(settings.forward_headers.lower())
+    for secret in CREDENTIALS & {*headers}:
         raise InvalidInput(f"setting 'forward_headers': models never see '{secret}'; name only other headers")
-    return patterns
+    return Policy(**values(ProtocolOptions, settings), forward_headers=headers)
 
 
-def limits(settings: Settings) -> Limits:
+def transport_limits(settings: Settings) -> Limits:
     """Return the settings that transports need."""
-    given = values(TransportOptions, settings)
+    fields = values(TransportOptions, settings)
     root = settings.root_path.strip("/")
-    given |= {"root_path": f"/{root}" if root else "", "max_open_files": open_files.limit()}
-    return Limits(**given, cors=_cors(settings))
+    fields |= {"root_path": f"/{root}" if root else "", "max_open_files": open_files.limit()}
+    return Limits(**fields, cors=_cors(settings))
 
 
 def _cors(settings: Settings) -> Cors:
-    lists = {n: listed(getattr(settings, f"cors_{n}")) for n in ("origins", "methods", "headers", "expose")}
+    lists = {n: split_list(getattr(settings, f"cors_{n}")) for n in ("origins", "methods", "headers", "expose")}
     try:
         return Cors(
             **lists,
@@ -153,25 +146,25 @@ def _cors(settings: Settings) -> Cors:
             credentials=settings.cors_credentials,
             max_age_s=settings.cors_max_age_s,
         )
-    except re.error as fault:
-        raise InvalidInput(f"setting 'cors_origin_regex': no regular expression: {fault}") from fault
+    except re.error as error:
+        raise InvalidInput(f"setting 'cors_origin_regex': expected a regular expression: {error}") from error
 
 
-def listed(text: str) -> tuple[str, ...]:
-    """The words of a setting that lists some."""
+def split_list(text: str) -> tuple[str, ...]:
+    """Return the items of a setting that is a comma-separated list."""
     return tuple(filter(None, (part.strip() for part in text.split(","))))
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
-    """The server's side of TLS; None where it is off. Raises InvalidInput where the files are of no use."""
+    """Return the TLS context of the server, None without TLS. Raises InvalidInput for invalid files."""
     if not settings.tls_cert:
         if settings.tls_key:
-            raise InvalidInput("setting 'tls_key' needs 'tls_cert' beside it; without it nothing would be encrypted")
+            raise InvalidInput("setting 'tls_key' needs 'tls_cert'; without a certificate nothing would be encrypted")
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(settings.tls_cert, settings.tls_key or None)
-    except OSError as fault:
+    except OSError as error:
         key = settings.tls_key or settings.tls_cert
-        raise InvalidInput(f"cannot use certificate '{settings.tls_cert}' with key '{key}': {fault}") from fault
+        raise InvalidInput(f"cannot use certificate '{settings.tls_cert}' with key '{key}': {error}") from error
     return context

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.protocols.open_inference.extensions import check_headers
 from dragoman.server import settings_for
-from dragoman.server_transports import policy
+from dragoman.server_transports import protocol_policy
 from e2e.served import Served, serving
 
 FOLDER = Path(__file__).parent / "folder"
@@ -387,7 +387,7 @@ def test_a_model_gets_the_forwarded_headers(tmp_path: Path, batch: int) -> None:
 @pytest.mark.parametrize("names", ["authorization", "x-user, Cookie"])
 def test_credentials_are_not_forwarded(names: str) -> None:
     with pytest.raises(InvalidInput, match="name only other headers"):
-        policy(settings_for([], {"forward_headers": names}))
+        protocol_policy(settings_for([], {"forward_headers": names}))
 
 
 def test_headers_of_a_response_reach_its_client(tmp_path: Path) -> None:

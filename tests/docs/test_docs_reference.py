@@ -5,11 +5,11 @@ from pathlib import Path
 
 from dragoman.core import errors
 from dragoman.core.datatypes import DATATYPES
-from dragoman.server_transports import tables
+from dragoman.server_transports import load_protocols
 from dragoman.settings import Settings
 
 ROOT = Path(__file__).parents[2]
-HTTP, GRPC = tables(Settings(umbridge_shared_memory=True))
+HTTP, GRPC = load_protocols(Settings(umbridge_shared_memory=True))
 COLUMNS = {  # of the table in errors.md
     "Open Inference, REST": "Open Inference (V2)",
     "generate": "Open Inference generate",

@@ -103,7 +103,7 @@ def test_ctrl_c_stops_as_sigterm_does() -> None:
         served.process.send_signal(signal.SIGINT)
         assert served.ended() == 0
         assert "Traceback" not in served.log()
-        assert "stopping: calls under way may take 30 s" in served.log()
+        assert "stopping: requests in flight have 30 s to finish" in served.log()
 
 
 # --- the drain delay, and idle connections -----------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_a_server_whose_terminal_is_closed_drains() -> None:
         until(lambda: "SIGHUP is ignored" in os.pread(log.fileno(), 1 << 20, 0).decode(), "the line")
         os.close(ours)
         assert server.wait(PATIENCE_S) == 0
-        assert "stopping: calls under way" in os.pread(log.fileno(), 1 << 20, 0).decode()
+        assert "stopping: requests in flight" in os.pread(log.fileno(), 1 << 20, 0).decode()
 
 
 def test_killing_the_server_ends_its_workers() -> None:

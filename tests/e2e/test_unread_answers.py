@@ -154,7 +154,7 @@ async def house(**settings: Any) -> AsyncIterator[tuple[Grown, dragoman.Server]]
         (deployment,) = server.engine.deployments()
         pool: Any = deployment._pool
         yield pool._executor.model, server
-        http: Any = server._front._http
+        http: Any = server._transports._http
         async with asyncio.timeout(10):
             while http._application.bodies._held:  # what was counted is given back
                 await asyncio.sleep(0.01)

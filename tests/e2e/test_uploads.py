@@ -112,7 +112,7 @@ class Http2:
 async def house(**settings: Any) -> AsyncIterator[tuple[int, Any]]:
     """Its port, and what it holds of bodies."""
     async with dragoman.Server(double, http_port=0, grpc_port=0, placement="inline", **settings) as server:
-        front: Any = server._front
+        front: Any = server._transports
         yield server.http_ports[0], front._http._application.bodies
 
 

@@ -270,7 +270,7 @@ async def test_requests_behind_a_slow_one_wait_outside() -> None:
         client = await peer(house)
         client.writer.write(PENDING + LIVE * 200_000)  # ten megabytes
         await house.model("Gate").begun.wait()
-        (connection,) = house.server._front._http._listener._open
+        (connection,) = house.server._transports._http._listener._open
         for _ in range(100):
             await still_serves(house)
         assert connection._incoming.waiting <= 2 << 14
@@ -385,7 +385,7 @@ async def test_what_is_under_way_is_finished_when_the_server_stops() -> None:
         await half.send(b"GET /v2 HT")
         await busy.send(PENDING)
         await house.model("Gate").begun.wait()
-        stopping = asyncio.ensure_future(house.server._front._http.stop(10.0))
+        stopping = asyncio.ensure_future(house.server._transports._http.stop(10.0))
         assert await idle.ended() == b""
         assert await half.ended() == b""
         with pytest.raises(ConnectionError):

@@ -9,7 +9,7 @@ import umbridge
 
 from dragoman import errors
 from dragoman.engine.repository import DiskRepository
-from dragoman.server import refusals
+from dragoman.server import load_errors
 from e2e.served import started
 from simulators.conftest import SIMULATORS
 
@@ -171,7 +171,7 @@ def test_a_name_that_cannot_stand_in_a_url_is_an_error(tmp_path: Path) -> None:
 
 def test_the_doctor_runs_no_code_to_find_names(tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text(MODEL + f'model = Scaled("m")\nopen({str(tmp_path / "ran")!r}, "w")\n')
-    assert [*refusals(str(tmp_path / "server.py"), {})] == []
+    assert [*load_errors(str(tmp_path / "server.py"), {})] == []
     assert not (tmp_path / "ran").exists()
     assert names(tmp_path / "server.py") == ["m"]
     assert (tmp_path / "ran").exists()

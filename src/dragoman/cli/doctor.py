@@ -12,7 +12,7 @@ from pathlib import Path
 from dragoman.compat.fields import Remark
 from dragoman.compat.survey import survey
 from dragoman.core.errors import InvalidInput
-from dragoman.server import refusals
+from dragoman.server import load_errors
 from dragoman.settings import from_environment
 
 _EPILOG = """\
@@ -54,7 +54,7 @@ def _load_errors(folder: Path, found: list[Remark]) -> Iterator[Remark]:
     """Yield the errors that `dragoman serve` would report and the survey has not found."""
     known = [f"'{r.subject}'" for r in found if r.effect == "rejected"]
     known += [r.note for r in found if r.effect == "rejected"]
-    for subject, message in refusals(str(folder), from_environment(os.environ)):
+    for subject, message in load_errors(str(folder), from_environment(os.environ)):
         if not any(each in message for each in known):
             yield Remark("dragoman serve", subject, "rejected", message)
 

@@ -19,10 +19,10 @@ from dragoman.server_transports import (
     Ports,
     ServerTransports,
     StoredResultCall,
-    limits,
-    ports_of,
-    tables,
+    configured_ports,
+    load_protocols,
     tls_context,
+    transport_limits,
 )
 from dragoman.settings import Settings
 from dragoman.system.threads import cores
@@ -31,7 +31,7 @@ from dragoman.workers.supervisor import Supervisor
 log = logging.getLogger("dragoman.front_end")
 
 
-def front_of(engine: CallHandler, settings: Settings) -> ServerTransports:
+def make_transports(engine: CallHandler, settings: Settings) -> ServerTransports:
     """Return as many front ends as the settings say; for one, the transports of this process."""
     count = settings.front_ends or cores()
     if count == 1:
@@ -62,12 +62,12 @@ class FrontEnds(ServerTransports):
         )
 
     async def start(self, ports: Ports | None = None) -> None:
-        settings, (http, grpc) = self._settings, tables(self._settings)
+        settings, (http, grpc) = self._settings, load_protocols(self._settings)
         self.http_protocols = [t.name for t in http]
         self.grpc_protocols = [t.service for t in grpc]
-        self._application = self.application(http, limits(settings))
+        self._application = self.application(http, transport_limits(settings))
         tls_context(settings)  # report invalid files once, not from each process
-        self._bind(ports or ports_of(settings, http, grpc))
+        self._bind(ports or configured_ports(settings, http, grpc))
         await self._supervisor.start()
         self._reporting = asyncio.create_task(self._follow_readiness())
         log.info("%d front ends listen", len(self._services))

@@ -1,4 +1,4 @@
-"""What text models measure, under the names that TGI's dashboards ask for."""
+"""Metrics of text models under the names of TGI, for its dashboards."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ from dragoman.core.metrics import Family, Sample
 Labels = Mapping[str, str]
 _CALLS = "dragoman_calls_total"
 _STEPS = "dragoman_text_steps_total"
-# What TGI calls the ways in which a request fails, by the names of ours; whatever else there is failed in generation.
+# TGI's names of errors, by the outcome of a call; all others are "generation".
 _ERRORS = {
     "InvalidInput": "validation",
     "TooLong": "validation",
@@ -21,17 +21,19 @@ _ERRORS = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Counted:
-    """A counter made of those samples of a family for whose labels `told` gives labels, which it has in place of these;
-    samples whose labels become the same add up."""
+class _Counter:
+    """A counter derived from a family: `relabel` returns the new labels of a sample, None to leave it out.
+
+    Samples with equal new labels are added.
+    """
 
     help: str
-    of: str
-    told: Callable[[Labels], Labels | None]
+    family: str
+    relabel: Callable[[Labels], Labels | None]
 
 
 def _call(labels: Labels) -> Labels | None:
-    """Of calls for texts, however they ended."""
+    """Labels of text generation calls with any outcome."""
     return _without(labels, "call", "outcome") if labels["call"] == "Generate" else None
 
 
@@ -40,24 +42,24 @@ def _success(labels: Labels) -> Labels | None:
 
 
 def _failure(labels: Labels) -> Labels | None:
-    end, found = labels["outcome"], _call(labels)
-    return None if found is None or end == "ok" else {**found, "err": _ERRORS.get(end, "generation")}
+    outcome, call = labels["outcome"], _call(labels)
+    return None if call is None or outcome == "ok" else {**call, "err": _ERRORS.get(outcome, "generation")}
 
 
 def _step(labels: Labels) -> Labels:
     return _without(labels, "outcome")
 
 
-def _good_step(labels: Labels) -> Labels | None:
+def _successful_step(labels: Labels) -> Labels | None:
     return _step(labels) if labels["outcome"] == "ok" else None
 
 
-_COUNTED: Mapping[str, _Counted] = {
-    "tgi_request_count": _Counted("Requests that have ended.", _CALLS, _call),
-    "tgi_request_success": _Counted("Requests that ended well.", _CALLS, _success),
-    "tgi_request_failure": _Counted("Requests that did not end well, by why.", _CALLS, _failure),
-    "tgi_batch_inference_count": _Counted("Steps of the engine, by whether prompts were read in them.", _STEPS, _step),
-    "tgi_batch_inference_success": _Counted("Those of the steps that did not fail.", _STEPS, _good_step),
+_COUNTERS: Mapping[str, _Counter] = {
+    "tgi_request_count": _Counter("Finished requests.", _CALLS, _call),
+    "tgi_request_success": _Counter("Requests that succeeded.", _CALLS, _success),
+    "tgi_request_failure": _Counter("Requests that failed, by error.", _CALLS, _failure),
+    "tgi_batch_inference_count": _Counter("Steps of the text engine, prefill or decode.", _STEPS, _step),
+    "tgi_batch_inference_success": _Counter("Steps of the text engine that succeeded.", _STEPS, _successful_step),
 }
 _SAME: Mapping[str, str] = {
     "tgi_request_duration": "dragoman_text_duration_seconds",
@@ -77,27 +79,27 @@ _SAME: Mapping[str, str] = {
 
 
 def families(ours: Iterable[Family]) -> Iterable[Family]:
-    """The families that TGI has, as far as they can be told from these."""
+    """Yield TGI's families, as far as they follow from ours."""
     known = {family.name: family for family in ours}
-    for name, counted in _COUNTED.items():
-        if counted.of in known:
-            yield _added_up(name, counted, known[counted.of])
+    for name, counter in _COUNTERS.items():
+        if counter.family in known:
+            yield _sum_samples(name, counter, known[counter.family])
     for name, own in _SAME.items():
         if own in known:
-            yield _renamed(name, known[own])
+            yield _rename(name, known[own])
 
 
-def _added_up(name: str, counted: _Counted, family: Family) -> Family:
+def _sum_samples(name: str, counter: _Counter, family: Family) -> Family:
     sums: dict[tuple[tuple[str, str], ...], float] = {}
     for sample in family.samples:
-        labels = counted.told(sample.labels)
+        labels = counter.relabel(sample.labels)
         if labels is not None:
             key = tuple(labels.items())
             sums[key] = sums.get(key, 0.0) + sample.value
-    return Family(name, "counter", counted.help, tuple(Sample(name, dict(key), value) for key, value in sums.items()))
+    return Family(name, "counter", counter.help, tuple(Sample(name, dict(key), value) for key, value in sums.items()))
 
 
-def _renamed(name: str, family: Family) -> Family:
+def _rename(name: str, family: Family) -> Family:
     samples = (replace(each, name=name + each.name.removeprefix(family.name)) for each in family.samples)
     return Family(name, family.kind, family.help, tuple(samples))
 

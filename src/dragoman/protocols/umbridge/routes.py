@@ -62,7 +62,7 @@ from dragoman.protocols.wire import (
 PROTOCOL_VERSION = 1.0
 _JSON_HEADERS: Headers = (JSON_TYPE,)
 
-# What each verb asks, and the fields that a request needs for it.
+# For each verb: its call, and the fields that a request needs.
 VERBS: Mapping[str, tuple[type[Call[Any]], tuple[str, ...]]] = {
     "Evaluate": (Infer, ("input",)),
     "Gradient": (Gradient, ("outWrt", "inWrt", "input", "sens")),
@@ -72,8 +72,8 @@ VERBS: Mapping[str, tuple[type[Call[Any]], tuple[str, ...]]] = {
 
 _POINT = VERBS["Evaluate"][1]
 
-# The first class that fits decides. UM-Bridge has names for four faults; the others are ours.
-_FAULTS: Sequence[tuple[type[DragomanError], int, str]] = (
+# The first matching class decides. UM-Bridge names four types of errors; the other names are ours.
+_ERRORS: Sequence[tuple[type[DragomanError], int, str]] = (
     (ModelNotFound, 400, "ModelNotFound"),
     (NotSupported, 400, "UnsupportedFeature"),
     (InvalidInput, 400, "InvalidInput"),
@@ -94,163 +94,172 @@ class UmBridge:
     policy: Policy
 
     def info(self, http: HttpRequest) -> EndpointResult:
-        """The models, once all have been tried: UM-Bridge's load balancer reads this list when the port opens, and
-        never again."""
+        """List the models once all are loaded or failed: UM-Bridge's load balancer reads the list only once."""
 
-        def reply(response: Response[tuple[ModelDescription, ...]]) -> HttpResponse:
+        def format_response(response: Response[tuple[ModelDescription, ...]]) -> HttpResponse:
             names = [model.name for model in response.answer if any(support(model).values())]
             return json_response({"protocolVersion": PROTOCOL_VERSION, "models": names})
 
-        return EngineCall(Request(DescribeModels(after_start=True)), reply)
+        return EngineCall(Request(DescribeModels(after_start=True)), format_response)
 
     def model_info(self, http: HttpRequest) -> EndpointResult:
-        question = self.question(http, ())
-        if isinstance(question, PreliminaryCall):
-            return question
+        message = self.parse(http, ())
+        if isinstance(message, PreliminaryCall):
+            return message
         return EngineCall(
-            Request(Describe(), question.name), lambda response: json_response({"support": support(response.answer)})
+            Request(Describe(), message.name), lambda response: json_response({"support": support(response.answer)})
         )
 
-    def sizes(self, key: str, of: Callable[[VectorSignature], list[int]], http: HttpRequest) -> EndpointResult:
-        """The sizes of a model's inputs or outputs under the request's config."""
-        question = self.question(http, ())
-        if isinstance(question, PreliminaryCall):
-            return question
+    def sizes(self, key: str, sizes_of: Callable[[VectorSignature], list[int]], http: HttpRequest) -> EndpointResult:
+        """Return the sizes of a model's inputs or outputs for the config of the request."""
+        message = self.parse(http, ())
+        if isinstance(message, PreliminaryCall):
+            return message
 
-        def reply(response: Response[Signature]) -> HttpResponse:
-            found = vector_signature(response.answer)
-            if found is None:
+        def format_response(response: Response[Signature]) -> HttpResponse:
+            signature = vector_signature(response.answer)
+            if signature is None:
                 raise NotSupported(f"model '{response.model}': not all its tensors are float vectors of known sizes")
-            return json_response({key: of(found)})
+            return json_response({key: sizes_of(signature)})
 
-        return EngineCall(Request(SignatureFor(question.config or NONE), question.name), reply)
+        return EngineCall(Request(SignatureFor(message.config or NONE), message.name), format_response)
 
     def evaluate(self, http: HttpRequest) -> EndpointResult:
-        question = self.question(http, _POINT, "Evaluate")
-        if isinstance(question, PreliminaryCall):
-            return question
-        call = Infer({}, (), NONE, None, positional(question), question.config or NONE)
-        return EngineCall(self.request(call, question, http), self._evaluated, _NO_EVALUATE)
+        message = self.parse(http, _POINT, "Evaluate")
+        if isinstance(message, PreliminaryCall):
+            return message
+        call = Infer({}, (), NONE, None, positional_inputs(message), message.config or NONE)
+        return EngineCall(self.request(call, message, http), self._format_evaluation, _format_evaluate_error)
 
     def derivative(self, verb: str, http: HttpRequest) -> EndpointResult:
-        question = self.question(http, VERBS[verb][1], verb)
-        if isinstance(question, PreliminaryCall):
-            return question
-        request = self.request(derivative_call(verb, question), question, http)
-        return EngineCall(request, self._derived, partial(_unsupported, verb))
+        message = self.parse(http, VERBS[verb][1], verb)
+        if isinstance(message, PreliminaryCall):
+            return message
+        request = self.request(derivative_call(verb, message), message, http)
+        return EngineCall(request, self._format_derivative, partial(_format_verb_error, verb))
 
-    # --- reading -------------------------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------------------
 
-    def question(
-        self, http: HttpRequest, needed: Sequence[str], verb: str = ""
+    def parse(
+        self, http: HttpRequest, required: Sequence[str], verb: str = ""
     ) -> UmBridgeRequest | PreliminaryCall[Any]:
-        """What the body asks; or, where something is wrong with it besides its name, first whether there is such a
-        model that can answer such calls."""
+        """Return the request in a body; if it is invalid, a call that first checks that the model supports the verb."""
         if not len(http.body):
             raise InvalidInput("the request body is empty; expected a JSON object")
-        question = parse_umbridge_request(bytes(http.body), self.policy)
-        if isinstance(question, InvalidUmBridgeRequest):
-            return refusal(question.name, verb, question.fault)
-        if not question.name:
+        message = parse_umbridge_request(bytes(http.body), self.policy)
+        if isinstance(message, InvalidUmBridgeRequest):
+            return invalid_request(message.name, verb, message.fault)
+        if not message.name:
             raise ModelNotFound("Request for unknown model: '' is not found")
-        for key in needed:
-            if getattr(question, key) is msgspec.UNSET:
-                fault = InvalidInput(f"'{key}' is missing; a request to /{verb} needs {', '.join(needed)}")
-                return refusal(question.name, verb, fault)
-        return question
+        for key in required:
+            if getattr(message, key) is msgspec.UNSET:
+                error = InvalidInput(f"'{key}' is missing; a request to /{verb} needs {', '.join(required)}")
+                return invalid_request(message.name, verb, error)
+        return message
 
-    def request(self, call: ModelCall[Any], question: UmBridgeRequest, http: HttpRequest) -> Request[Any]:
+    def request(self, call: ModelCall[Any], message: UmBridgeRequest, http: HttpRequest) -> Request[Any]:
         if not self.policy.forward_headers:
-            return Request(call, question.name)
-        return Request(call, question.name, metadata=self.policy.forwarded(http.headers))
+            return Request(call, message.name)
+        return Request(call, message.name, metadata=self.policy.forwarded(http.headers))
 
-    # --- writing -------------------------------------------------------------------------------------------
+    # --- responses -----------------------------------------------------------------------------------------
 
-    def _evaluated(self, response: Response[Inference]) -> HttpResponse:
+    def _format_evaluation(self, response: Response[Inference]) -> HttpResponse:
         return HttpResponse(200, (written_evaluation(response.answer.outputs, self.policy),), _JSON_HEADERS)
 
-    def _derived(self, response: Response[Tensor]) -> HttpResponse:
+    def _format_derivative(self, response: Response[Tensor]) -> HttpResponse:
         return HttpResponse(200, (written_derivative(response.answer.data, self.policy),), _JSON_HEADERS)
 
 
-def positional(question: UmBridgeRequest) -> tuple[Tensor, ...]:
-    return tuple([Tensor(vector, FP64) for vector in question.input or ()])
+def positional_inputs(message: UmBridgeRequest) -> tuple[Tensor, ...]:
+    return tuple([Tensor(vector, FP64) for vector in message.input or ()])
 
 
-def derivative_call(verb: str, question: UmBridgeRequest) -> ModelCall[Tensor]:
-    """The call for a derivative whose fields are all there."""
-    found: Any = question
-    at, config, output = positional(question), found.config or NONE, found.outWrt
+def derivative_call(verb: str, message: UmBridgeRequest) -> ModelCall[Tensor]:
+    """Return the derivative call of a request that has the fields of its verb."""
+    fields: Any = message
+    inputs, config, output = positional_inputs(message), fields.config or NONE, fields.outWrt
     match verb:
         case "Gradient":
-            sens = Tensor(found.sens, FP64)
-            return Gradient(positional=at, output=output, config=config, input=found.inWrt, sens=sens)
+            sens = Tensor(fields.sens, FP64)
+            return Gradient(positional=inputs, output=output, config=config, input=fields.inWrt, sens=sens)
         case "ApplyJacobian":
-            vec = Tensor(found.vec, FP64)
-            return ApplyJacobian(positional=at, output=output, config=config, input=found.inWrt, vec=vec)
+            vec = Tensor(fields.vec, FP64)
+            return ApplyJacobian(positional=inputs, output=output, config=config, input=fields.inWrt, vec=vec)
     return ApplyHessian(
-        positional=at,
+        positional=inputs,
         output=output,
         config=config,
-        input1=found.inWrt1,
-        input2=found.inWrt2,
-        sens=Tensor(found.sens, FP64),
-        vec=Tensor(found.vec, FP64),
+        input1=fields.inWrt1,
+        input2=fields.inWrt2,
+        sens=Tensor(fields.sens, FP64),
+        vec=Tensor(fields.vec, FP64),
     )
 
 
-def refusal(name: str, verb: str, fault: InvalidInput) -> PreliminaryCall[ModelDescription]:
-    """The fault, unless there is no such model, or it does not support the verb: UM-Bridge's servers say that first."""
+def invalid_request(name: str, verb: str, error: InvalidInput) -> PreliminaryCall[ModelDescription]:
+    """Return a call that fails with `error`, unless the model is unknown or does not support the verb.
+
+    UM-Bridge's servers check these first.
+    """
     if not name:
         raise ModelNotFound("Request for unknown model: '' is not found")
 
     def then(response: Response[ModelDescription]) -> EndpointResult:
         if verb and not support(response.answer)[verb]:
-            return _unsupported(verb, NotSupported(f"model '{name}' does not support {verb}"))
-        raise fault
+            return _format_verb_error(verb, NotSupported(f"model '{name}' does not support {verb}"))
+        raise error
 
     return PreliminaryCall(Request(Describe(), name), then)
 
 
 def support(model: ModelDescription) -> dict[str, bool]:
-    """Which verbs a model answers: none where it is no function of vectors."""
-    # One that answers SignatureFor may have sizes under some config only.
-    known = SignatureFor in model.calls or vector_signature(model.signature) is not None
-    return {verb: known and call in model.calls for verb, (call, _) in VERBS.items()}
+    """Return which verbs a model supports: none unless it is a function of vectors."""
+    # A model that supports SignatureFor may have sizes for some configs only.
+    is_vector_function = SignatureFor in model.calls or vector_signature(model.signature) is not None
+    return {verb: is_vector_function and call in model.calls for verb, (call, _) in VERBS.items()}
 
 
-def write_error(fault: DragomanError | HttpError) -> HttpResponse:
-    """UM-Bridge: 400 for the caller's faults and 500 for the model's, with type and message."""
-    if isinstance(fault, HttpError):
-        kind = "InvalidInput" if fault.status < 500 else "ServerError"
-        return _error(kind, fault.message, fault.status, fault.headers)
-    status, kind = find_error_row(fault, _FAULTS) or (500, "ServerError")
-    return _error(kind, fault.message, status, retry_after(fault))
+def format_error(error: DragomanError | HttpError) -> HttpResponse:
+    """UM-Bridge: status 400 for an invalid request and 500 for a failure of the model, with type and message."""
+    if isinstance(error, HttpError):
+        kind = "InvalidInput" if error.status < 500 else "ServerError"
+        return _error_response(kind, error.message, error.status, error.headers)
+    status, kind = find_error_row(error, _ERRORS) or (500, "ServerError")
+    return _error_response(kind, error.message, status, retry_after(error))
 
 
-def _unsupported(verb: str, fault: DragomanError) -> HttpResponse:
-    """The fault, in the protocol's own word for what the model cannot do."""
-    if isinstance(fault, NotSupported):
-        return _error("UnsupportedFeature", f"{verb} not supported by model! {fault.message}", 400)
-    return write_error(fault)
+def _format_verb_error(verb: str, error: DragomanError) -> HttpResponse:
+    """Return an error response; NotSupported as UM-Bridge's UnsupportedFeature with the verb."""
+    if isinstance(error, NotSupported):
+        return _error_response("UnsupportedFeature", f"{verb} not supported by model! {error.message}", 400)
+    return format_error(error)
 
 
-_NO_EVALUATE = partial(_unsupported, "Evaluate")
+_format_evaluate_error = partial(_format_verb_error, "Evaluate")
 
 
-def _error(kind: str, message: str, status: int, headers: Headers = ()) -> HttpResponse:
+def _error_response(kind: str, message: str, status: int, headers: Headers = ()) -> HttpResponse:
     return json_response({"error": {"type": kind, "message": replace_surrogates(message)}}, status, headers)
 
 
 def protocol(policy: Policy) -> HttpProtocol:
-    """The protocol's table."""
-    at = UmBridge(policy)
+    """Return the routes of the protocol."""
+    endpoints = UmBridge(policy)
     routes = [
-        Route("GET", "/Info", at.info),
-        Route("POST", "/ModelInfo", at.model_info),
-        Route("POST", "/InputSizes", partial(at.sizes, "inputSizes", lambda f: [s.size for s in f.inputs])),
-        Route("POST", "/OutputSizes", partial(at.sizes, "outputSizes", lambda f: [s.size for s in f.outputs])),
-        Route("POST", "/Evaluate", at.evaluate),
-        *(Route("POST", f"/{verb}", partial(at.derivative, verb)) for verb in VERBS if verb != "Evaluate"),
+        Route("GET", "/Info", endpoints.info),
+        Route("POST", "/ModelInfo", endpoints.model_info),
+        Route(
+            "POST",
+            "/InputSizes",
+            partial(endpoints.sizes, "inputSizes", lambda v: [s.size for s in v.inputs]),
+        ),
+        Route(
+            "POST",
+            "/OutputSizes",
+            partial(endpoints.sizes, "outputSizes", lambda v: [s.size for s in v.outputs]),
+        ),
+        Route("POST", "/Evaluate", endpoints.evaluate),
+        *(Route("POST", f"/{verb}", partial(endpoints.derivative, verb)) for verb in VERBS if verb != "Evaluate"),
     ]
-    return HttpProtocol("UM-Bridge", tuple(routes), write_error)
+    return HttpProtocol("UM-Bridge", tuple(routes), format_error)

@@ -1,13 +1,13 @@
-"""UM-Bridge's vectors in shared memory, for clients on the same machine: routes that an operator has to enable.
+"""UM-Bridge with vectors in shared memory, for clients on the same machine, if the operator enables it.
 
-They are in no document, only in the clients: a call names POSIX segments, of float64, that the client has made. Their
-names come from the client, so only those are opened that begin as the clients' do.
+As UM-Bridge's clients implement it, without a specification: a request names POSIX shared memory segments of float64
+that the client has created. Only names that begin with `umbridge` are opened.
 """
 
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,14 @@ from dragoman.core.datatypes import Array
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import NONE, Tensor
 from dragoman.formats.json_scan import check_json
-from dragoman.formats.umbridge import UmBridgeRequest
-from dragoman.protocols.umbridge.routes import VERBS, UmBridge, derivative_call, positional, refusal, write_error
+from dragoman.protocols.umbridge.routes import (
+    VERBS,
+    UmBridge,
+    derivative_call,
+    format_error,
+    invalid_request,
+    positional_inputs,
+)
 from dragoman.protocols.wire import (
     EndpointResult,
     EngineCall,
@@ -35,18 +41,18 @@ from dragoman.protocols.wire import (
     json_response,
 )
 
-_FOLDER = Path("/dev/shm")  # noqa: S108 - where Linux has them
+_FOLDER = Path("/dev/shm")  # noqa: S108 - POSIX shared memory on Linux
 _NAME = re.compile(r"/?(umbridge[A-Za-z0-9_-]{0,64})", re.ASCII)
 _TID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _BYTES = 8
 
 
 def protocol(policy: Policy) -> HttpProtocol:
-    """The table of routes, which ask the same as those without shared memory."""
-    at = UmBridge(policy)
-    routes = [Route("POST", f"/{verb}ShMem", partial(_verb, at, verb)) for verb in VERBS]
-    routes.append(Route("POST", "/TestShMem", partial(_test, policy)))
-    return HttpProtocol("UM-Bridge, shared memory", tuple(routes), write_error)
+    """Return the routes, which are those of UM-Bridge with `ShMem` appended."""
+    endpoints = UmBridge(policy)
+    routes = [Route("POST", f"/{verb}ShMem", partial(_call, endpoints, verb)) for verb in VERBS]
+    routes.append(Route("POST", "/TestShMem", partial(_test_segments, policy)))
+    return HttpProtocol("UM-Bridge, shared memory", tuple(routes), format_error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,86 +64,83 @@ class Segments:
     sizes: tuple[int, ...]
 
     @classmethod
-    def of(cls, given: Any, policy: Policy) -> "Segments":
-        """What a request tells of them. Raises InvalidInput naming the field that is wrong."""
-        name = _NAME.fullmatch(given.get("shmem_name") if isinstance(given.get("shmem_name"), str) else "")
-        if name is None:
-            raise InvalidInput(
-                f"'shmem_name': expected a name that begins with 'umbridge', got {given.get('shmem_name')!r:.100}"
-            )
-        count = _integer(given, "shmem_num_inputs", policy.max_tensors)
-        sizes = tuple(_integer(given, f"shmem_size_{i}", policy.max_elements) for i in range(count))
-        return cls(name[1], tid_of(given), sizes)
+    def parse(cls, fields: Mapping[str, Any], policy: Policy) -> "Segments":
+        """Return the segments of a request. Raises InvalidInput naming the invalid field."""
+        name = fields.get("shmem_name")
+        match = _NAME.fullmatch(name) if isinstance(name, str) else None
+        if match is None:
+            raise InvalidInput(f"'shmem_name': expected a name that begins with 'umbridge', got {name!r:.100}")
+        count = _integer(fields, "shmem_num_inputs", policy.max_tensors)
+        sizes = tuple(_integer(fields, f"shmem_size_{i}", policy.max_elements) for i in range(count))
+        return cls(match[1], _thread_id(fields), sizes)
 
-    def inputs(self) -> list[Array]:
-        return [read(f"{self.name}_in_{self.tid}_{i}", size) for i, size in enumerate(self.sizes)]
+    def read_inputs(self) -> list[Array]:
+        return [_read(f"{self.name}_in_{self.tid}_{i}", size) for i, size in enumerate(self.sizes)]
 
-    def answer(self, outputs: Sequence[Array]) -> None:
+    def write_outputs(self, outputs: Sequence[Array]) -> None:
         for i, vector in enumerate(outputs):
-            write(f"{self.name}_out_{self.tid}_{i}", vector)
+            _write(f"{self.name}_out_{self.tid}_{i}", vector)
 
 
-def _verb(at: UmBridge, verb: str, http: HttpRequest) -> EndpointResult:
-    question = at.question(http, tuple(key for key in VERBS[verb][1] if key != "input"), verb)
-    if isinstance(question, PreliminaryCall):
-        return question
+def _call(endpoints: UmBridge, verb: str, http: HttpRequest) -> EndpointResult:
+    message = endpoints.parse(http, tuple(key for key in VERBS[verb][1] if key != "input"), verb)
+    if isinstance(message, PreliminaryCall):
+        return message
     try:
-        segments = Segments.of(_fields(http, at.policy), at.policy)
-        question.input = segments.inputs()
-    except InvalidInput as fault:
-        return refusal(question.name, verb, fault)
+        segments = Segments.parse(_fields(http, endpoints.policy), endpoints.policy)
+        message.input = segments.read_inputs()
+    except InvalidInput as error:
+        return invalid_request(message.name, verb, error)
     if verb == "Evaluate":
-        return EngineCall(at.request(_evaluation(question), question, http), partial(_evaluated, segments))
-    return EngineCall(at.request(derivative_call(verb, question), question, http), partial(_derived, segments))
+        call = Infer({}, positional=positional_inputs(message), config=message.config or NONE)
+        return EngineCall(endpoints.request(call, message, http), partial(_format_evaluation, segments))
+    request = endpoints.request(derivative_call(verb, message), message, http)
+    return EngineCall(request, partial(_format_derivative, segments))
 
 
-def _evaluation(question: UmBridgeRequest) -> Infer:
-    return Infer({}, positional=positional(question), config=question.config or NONE)
-
-
-def _evaluated(segments: Segments, response: Response[Inference]) -> HttpResponse:
-    segments.answer([tensor.data for tensor in response.answer.outputs.values()])
+def _format_evaluation(segments: Segments, response: Response[Inference]) -> HttpResponse:
+    segments.write_outputs([tensor.data for tensor in response.answer.outputs.values()])
     return json_response({})
 
 
-def _derived(segments: Segments, response: Response[Tensor]) -> HttpResponse:
-    segments.answer([response.answer.data])
+def _format_derivative(segments: Segments, response: Response[Tensor]) -> HttpResponse:
+    segments.write_outputs([response.answer.data])
     return json_response({})
 
 
-def _test(policy: Policy, http: HttpRequest) -> EndpointResult:
-    """Whether client and server see the same segments: one number goes from one to the other."""
-    tid = tid_of(_fields(http, policy))
+def _test_segments(policy: Policy, http: HttpRequest) -> EndpointResult:
+    """Copy one number between two segments, by which a client checks that the server sees its segments."""
+    tid = _thread_id(_fields(http, policy))
 
-    def reply(_: object) -> HttpResponse:
-        value = read(f"umbridge_test_shmem_in_{tid}", 1)
-        write(f"umbridge_test_shmem_out_{tid}", value)
+    def format_response(_: object) -> HttpResponse:
+        value = _read(f"umbridge_test_shmem_in_{tid}", 1)
+        _write(f"umbridge_test_shmem_out_{tid}", value)
         return json_response({"value": float(value[0])})
 
-    return EngineCall(Request(DescribeModels()), reply)
+    return EngineCall(Request(DescribeModels()), format_response)
 
 
 # --- fields --------------------------------------------------------------------------------------------------
 
 
-def _fields(http: HttpRequest, policy: Policy) -> Any:
+def _fields(http: HttpRequest, policy: Policy) -> dict[str, Any]:
     check_json(bytes(http.body), policy)
     try:
         return msgspec.json.decode(bytes(http.body), type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
-        raise InvalidInput(f"the request is not a JSON object: {fault}") from fault
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInput(f"the request is not a JSON object: {error}") from error
 
 
-def tid_of(given: Any) -> str:
-    """What tells the segments of one client's thread from others. Raises InvalidInput where it cannot be in a name."""
-    tid = given.get("tid")
+def _thread_id(fields: Mapping[str, Any]) -> str:
+    """Return the client's thread id, a part of the names of its segments. Raises InvalidInput if it is invalid."""
+    tid = fields.get("tid")
     if isinstance(tid, bool) or not isinstance(tid, str | int) or _TID.fullmatch(str(tid)) is None:
         raise InvalidInput(f"'tid': expected letters and digits, got {tid!r:.100}")
     return str(tid)
 
 
-def _integer(given: Any, key: str, most: int) -> int:
-    value = given.get(key)
+def _integer(fields: Mapping[str, Any], key: str, most: int) -> int:
+    value = fields.get(key)
     if type(value) is not int or not 0 <= value <= most:
         raise InvalidInput(f"'{key}': expected an integer from 0 to {most}, got {value!r:.100}")
     return value
@@ -146,11 +149,11 @@ def _integer(given: Any, key: str, most: int) -> int:
 # --- segments --------------------------------------------------------------------------------------------------
 
 
-def read(name: str, size: int) -> Array:
-    """The numbers in a segment; an empty vector has none. Raises InvalidInput where there is no such segment."""
+def _read(name: str, size: int) -> Array:
+    """Return the numbers in a segment; an empty vector has no segment. Raises InvalidInput if it does not exist."""
     if not size:
         return np.zeros(0)
-    descriptor = _opened(name, os.O_RDONLY, size)
+    descriptor = _open(name, os.O_RDONLY, size)
     try:
         array = np.empty(size, np.float64)
         if os.preadv(descriptor, [array.data.cast("B")], 0) != array.nbytes:
@@ -160,25 +163,25 @@ def read(name: str, size: int) -> Array:
         os.close(descriptor)
 
 
-def write(name: str, vector: Array) -> None:
-    """Put the numbers into a segment that has room for them, else InvalidInput."""
+def _write(name: str, vector: Array) -> None:
+    """Write numbers into a segment. Raises InvalidInput if it does not exist or is too small."""
     if not vector.size:
         return
     flat = np.ascontiguousarray(vector, np.float64).reshape(-1)
-    descriptor = _opened(name, os.O_RDWR, flat.size)
+    descriptor = _open(name, os.O_RDWR, flat.size)
     try:
         os.pwritev(descriptor, [flat.data.cast("B")], 0)
     finally:
         os.close(descriptor)
 
 
-def _opened(name: str, flags: int, size: int) -> int:
+def _open(name: str, flags: int, size: int) -> int:
     try:
         descriptor = os.open(_FOLDER / name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as fault:
-        raise InvalidInput(f"segment '{name}' cannot be opened: {fault.strerror}") from fault
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_size < size * _BYTES:
+    except OSError as error:
+        raise InvalidInput(f"segment '{name}' cannot be opened: {error.strerror}") from error
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_size < size * _BYTES:
         os.close(descriptor)
-        raise InvalidInput(f"segment '{name}': expected {size * _BYTES} bytes for {size} numbers, got {found.st_size}")
+        raise InvalidInput(f"segment '{name}': expected {size * _BYTES} bytes for {size} numbers, got {status.st_size}")
     return descriptor
