@@ -9,11 +9,11 @@ import pytest
 from dragoman.core.bytes_tensor import (
     MANY,
     BytesTensor,
+    buffer_of,
     came_as_text,
-    flattened,
-    many_packed,
-    packed_texts,
-    piece_of,
+    flatten,
+    pack_texts,
+    reduce_large,
     texts_of,
     with_parameters,
 )
@@ -36,7 +36,7 @@ def test_many_texts_are_pickled_in_one_piece(texts: list[str], given_as: str) ->
     if given_as == "bytes":
         tensor = Tensor(object_array(encoded(texts), SHAPE), BYTES, {"a": 1})
     elif given_as == "packed":
-        tensor = packed_texts([texts[:7], [], texts[7:]], SHAPE, {"a": 1})
+        tensor = pack_texts([texts[:7], [], texts[7:]], SHAPE, {"a": 1})
     views: list[pickle.PickleBuffer] = []
     assert len(pickle.dumps(tensor, 5, buffer_callback=views.append)) < 1000, "no object for each element"
     assert len(views) == 2
@@ -46,20 +46,20 @@ def test_many_texts_are_pickled_in_one_piece(texts: list[str], given_as: str) ->
         assert again.count == 5000
         assert again.data.reshape(-1).tolist() == encoded(texts)
         assert texts_of(again) == texts
-        assert piece_of(again) == b"".join(b"\0\0\0\0" + element for element in encoded(texts))
+        assert buffer_of(again) == b"".join(b"\0\0\0\0" + element for element in encoded(texts))
 
 
 def test_packed_texts_take_another_shape_and_other_parameters() -> None:
-    tensor = packed_texts([["a", "bcd"], ["é"], ["", "e", "f"]], (2, 3), {"a": 1})
+    tensor = pack_texts([["a", "bcd"], ["é"], ["", "e", "f"]], (2, 3), {"a": 1})
     expected = encoded(["a", "bcd", "é", "", "e", "f"])
     assert (tensor.shape, tensor.count, tensor.parameters) == ((2, 3), 6, {"a": 1})
     other = with_parameters(tensor, {"b": 2})
     assert (other.shape, other.parameters, came_as_text(other)) == ((2, 3), {"b": 2}, True)
     assert other.data.tolist() == [expected[:3], expected[3:]]
-    flat = flattened(tensor)
+    flat = flatten(tensor)
     assert (flat.shape, flat.data.tolist(), flat.parameters) == ((6,), expected, {"a": 1})
-    assert packed_texts([["a"]], (1,)).parameters == {}
-    empty = flattened(packed_texts([[]], (0, 2), {"a": 1}))
+    assert pack_texts([["a"]], (1,)).parameters == {}
+    empty = flatten(pack_texts([[]], (0, 2), {"a": 1}))
     assert (empty.shape, empty.data.tolist()) == ((0,), [])
 
 
@@ -67,7 +67,7 @@ def test_packed_texts_take_another_shape_and_other_parameters() -> None:
 def test_few_elements_are_pickled_one_by_one(count: int, packed: bool) -> None:
     texts = PLAIN[:count]
     plain = Tensor(object_array(encoded(texts), (count,)), BYTES)
-    assert (many_packed(plain) is not None) == packed
+    assert (reduce_large(plain) is not None) == packed
     for tensor in (plain, BytesTensor.of_texts(texts, (count,))):
         views: list[pickle.PickleBuffer] = []
         data = pickle.dumps(tensor, 5, buffer_callback=views.append)
@@ -80,9 +80,9 @@ def test_few_elements_are_pickled_one_by_one(count: int, packed: bool) -> None:
     [
         BytesTensor.of_texts(["é", "b"], (1, 2), {"a": 1}),
         BytesTensor.of_any_texts(["é", "b"], (1, 2), {"a": 1}),
-        BytesTensor.of_piece(b"\0\0\0\0\xc3\xa9\0\0\0\0b", (1, 2), {"a": 1}),
+        BytesTensor.of_buffer(b"\0\0\0\0\xc3\xa9\0\0\0\0b", (1, 2), {"a": 1}),
         BytesTensor(object_array([b"\xc3\xa9", b"b"], (1, 2)), BYTES, {"a": 1}),
-        packed_texts([["é"], ["b"]], (1, 2), {"a": 1}),
+        pack_texts([["é"], ["b"]], (1, 2), {"a": 1}),
     ],
 )
 def test_a_tensor_survives_a_pickle_however_it_is_stored(tensor: BytesTensor) -> None:

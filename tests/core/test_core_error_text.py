@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.core.error_text import public_message, public_text
+from dragoman.core.errors import public_message, public_text
 from dragoman.system.logs import TextFormatter
 
 SCRIPTED = """\

@@ -13,16 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman.core.bytes_tensor import BytesTensor, flattened, piece_of, portions, texts_of, with_parameters
+from dragoman.core.bytes_tensor import BytesTensor, buffer_of, flatten, iterate_chunks, texts_of, with_parameters
 from dragoman.core.datatypes import BYTES, DATATYPES, FP64, datatype, datatype_of
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, Overloaded
-from dragoman.core.histogram import SECONDS, TOKENS, Histogram
-from dragoman.core.metrics import Sample
-from dragoman.core.paths import matched
+from dragoman.core.metrics import SECONDS, TOKENS, Histogram, Sample
+from dragoman.core.paths import match_handler
 from dragoman.core.secrets import child_environment, forget_secrets
 from dragoman.core.spec import check_name
 from dragoman.core.tensor import NONE, Tensor
-from dragoman.core.text import Generation, PromptInfo, Text, Token, joined
+from dragoman.core.text import Generation, PromptInfo, Text, Token, merge_chunks
 from dragoman.core.vectors import (
     MARK,
     VectorFunction,
@@ -83,7 +82,7 @@ def test_paths_match_the_first_pattern_that_fits(method: str, path: str, expecte
         "GET /{half",
         "GET /half}",
     ]
-    assert matched(handlers, method, path) == expected
+    assert match_handler(handlers, method, path) == expected
 
 
 @pytest.fixture
@@ -312,7 +311,7 @@ def test_pieces_of_texts_are_joined_in_order() -> None:
         Generation((Text(0, 1, "x"), Text(0, 0, "a", (one,), 1))),
         Generation((Text(0, 0, "b", (two,), 2, "length"),), (PromptInfo("late", 0),)),
     ]
-    assert joined(pieces) == Generation(
+    assert merge_chunks(pieces) == Generation(
         (Text(0, 0, "ab", (one, two), 2, "length"), Text(0, 1, "x"), Text(1, 0, "B", (two,))), info
     )
 
@@ -323,7 +322,7 @@ def texts_both_ways(*texts: str) -> list[BytesTensor]:
     return [
         BytesTensor.of_texts(list(texts), shape, {"a": 1}),
         BytesTensor.of_any_texts(list(texts), shape, {"a": 1}),
-        BytesTensor.of_piece(b"".join(b"\0\0\0\0" + text.encode() for text in texts), shape, {"a": 1}),
+        BytesTensor.of_buffer(b"".join(b"\0\0\0\0" + text.encode() for text in texts), shape, {"a": 1}),
         BytesTensor(elements, BYTES, {"a": 1}),
     ]
 
@@ -336,16 +335,16 @@ def test_texts_are_the_same_however_they_are_held(index: int) -> None:
     expected = [b"\xc3\xa9", b"", b"b", b"four"]
     assert made().data.tolist() == expected
     assert texts_of(made()) == ["é", "", "b", "four"]
-    assert piece_of(made()) == b"\0\0\0\0" + b"\0\0\0\0".join(expected)
+    assert buffer_of(made()) == b"\0\0\0\0" + b"\0\0\0\0".join(expected)
     assert (made().shape, made().datatype, made().parameters) == ((4,), BYTES, {"a": 1})
-    square = made().told_anew((2, 2), {"b": 2})
+    square = made().replace((2, 2), {"b": 2})
     assert (square.shape, square.data.tolist(), square.parameters) == ((2, 2), [expected[:2], expected[2:]], {"b": 2})
     assert square.datatype is BYTES
-    assert flattened(square).shape == (4,)
-    assert flattened(square).parameters == {"b": 2}
+    assert flatten(square).shape == (4,)
+    assert flatten(square).parameters == {"b": 2}
     assert with_parameters(square, NONE).parameters is NONE
     assert with_parameters(square, NONE).shape == (2, 2)
-    gone = [part.data.tolist() for part in portions(made(), 3)]
+    gone = [part.data.tolist() for part in iterate_chunks(made(), 3)]
     assert gone == ([expected] if index in (1, 2) else [expected[:3], expected[3:]])
     found = made()
     found.texts()
@@ -357,9 +356,9 @@ def test_texts_are_the_same_however_they_are_held(index: int) -> None:
 def test_plain_tensors_of_texts_are_read_the_same_way() -> None:
     plain = Tensor(np.array([[b"a", b"b"], [b"c", b"d"]], object), BYTES, {"a": 1})
     assert texts_of(plain) == ["a", "b", "c", "d"]
-    assert piece_of(plain) == b"\0\0\0\0a\0\0\0\0b\0\0\0\0c\0\0\0\0d"
-    assert [part.data.tolist() for part in portions(plain, 3)] == [[b"a", b"b", b"c"], [b"d"]]
-    assert (flattened(plain).shape, flattened(plain).parameters) == ((4,), {"a": 1})
+    assert buffer_of(plain) == b"\0\0\0\0a\0\0\0\0b\0\0\0\0c\0\0\0\0d"
+    assert [part.data.tolist() for part in iterate_chunks(plain, 3)] == [[b"a", b"b", b"c"], [b"d"]]
+    assert (flatten(plain).shape, flatten(plain).parameters) == ((4,), {"a": 1})
     numbers = with_parameters(Tensor.of(np.zeros((2, 3))), {"b": 2})
     assert (numbers.shape, numbers.datatype, numbers.parameters) == ((2, 3), FP64, {"b": 2})
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from dragoman.core.bytes_tensor import BytesTensor, came_as_text, flattened, texts_of, with_parameters
+from dragoman.core.bytes_tensor import BytesTensor, came_as_text, flatten, texts_of, with_parameters
 from dragoman.core.datatypes import BYTES, DATATYPES, FP32, INT64
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.tensor import Tensor, object_array
@@ -379,7 +379,7 @@ def test_text_is_the_same_however_it_came(texts: list[str]) -> None:
         for one in (
             *same,
             with_parameters(tensor, {"p": 1}),
-            flattened(tensor),
+            flatten(tensor),
             structs.replace(tensor, parameters={"p": 1}),
         ):
             assert one.datatype is BYTES
@@ -395,7 +395,7 @@ def test_elements_made_when_asked_for_are_read_only_and_made_once() -> None:
     assert tensor.shape == tensor.data.shape == (2, 1)
     assert tensor.data is tensor.data
     assert not tensor.data.flags.writeable
-    assert flattened(tensor).shape == (2,)
+    assert flatten(tensor).shape == (2,)
     assert with_parameters(tensor, {"q": 2}).parameters == {"q": 2}
     with pytest.raises(AttributeError):
         tensor.data = None  # type: ignore[misc, assignment]
@@ -405,11 +405,11 @@ def test_text_that_utf8_cannot_hold() -> None:
     with pytest.raises(UnicodeEncodeError):
         BytesTensor.of_any_texts(["a", "\ud800"], (2,))
     with pytest.raises(UnicodeDecodeError):
-        BytesTensor.of_piece(b"\0\0\0\0\xff", (1,)).texts()
+        BytesTensor.of_buffer(b"\0\0\0\0\xff", (1,)).texts()
 
 
 def test_numbers_keep_their_parameters() -> None:
-    found = flattened(Tensor(np.zeros((2, 1), np.float32), FP32, {"p": 1}))
+    found = flatten(Tensor(np.zeros((2, 1), np.float32), FP32, {"p": 1}))
     assert (found.shape, found.parameters) == ((2,), {"p": 1})
     with pytest.raises(InvalidInput):
         json_data.tensor_from_json("x", FP32, [2], [1.0], POLICY)

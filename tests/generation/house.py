@@ -6,7 +6,7 @@ from typing import Any
 
 from dragoman.core.calls import Generate
 from dragoman.core.spec import ModelSpec
-from dragoman.core.text import Generation, Prompt, Sampling, Text, joined
+from dragoman.core.text import Generation, Prompt, Sampling, Text, merge_chunks
 from dragoman.runtimes.llm.model import LanguageModel
 
 README = Path(__file__).parents[2] / "README.md"
@@ -26,7 +26,7 @@ async def pieces(model: LanguageModel, prompt: Prompt, **sampling: Any) -> list[
 
 
 async def generation(model: LanguageModel, prompt: Prompt, **sampling: Any) -> Generation:
-    return joined(await pieces(model, prompt, **sampling))
+    return merge_chunks(await pieces(model, prompt, **sampling))
 
 
 async def text(model: LanguageModel, prompt: Prompt, **sampling: Any) -> Text:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import dragoman
 from dragoman import Generate, errors
-from dragoman.core.text import Bare, Generation, Grammar, PromptInfo, Text, Token, joined
+from dragoman.core.text import Bare, Generation, Grammar, PromptInfo, Text, Token, merge_chunks
 from dragoman.protocols.text_common.completions import Offsets
 from dragoman.protocols.text_common.openai_format import counted, read_tokens
 from dragoman.protocols.text_common.tool_stream import reader
@@ -149,7 +149,7 @@ class Held(dragoman.Model):
             Generation((Text(0, 0, "", (first,), 1),), (PromptInfo(prompt, len(read), 0, read),)),
             Generation((Text(0, 0, "st return", (second,), 2, "length", whole="st return"),)),
         )
-        for piece in pieces if call.stream else (joined(pieces),):
+        for piece in pieces if call.stream else (merge_chunks(pieces),):
             yield piece
 
 

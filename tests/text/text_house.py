@@ -13,7 +13,7 @@ import dragoman
 from dragoman import errors
 from dragoman.core.calls import Embed, Embedded, Generate, Tokenize
 from dragoman.core.tensor import Tensor
-from dragoman.core.text import Chat, Generation, Prompt, PromptInfo, Text, Token, Tokenized, TokenSpan, joined
+from dragoman.core.text import Chat, Generation, Prompt, PromptInfo, Text, Token, Tokenized, TokenSpan, merge_chunks
 
 CONTEXT = 64
 
@@ -47,7 +47,7 @@ class Speaker(dragoman.Model):
                 async for piece in self._pieces(call):
                     yield piece
             else:
-                yield joined([piece async for piece in self._pieces(call)])
+                yield merge_chunks([piece async for piece in self._pieces(call)])
         except (asyncio.CancelledError, GeneratorExit):
             self.cancelled += 1
             raise

@@ -20,7 +20,7 @@ from dragoman.codecs.pandas_dtypes import (
     pd,
 )
 from dragoman.codecs.registry import CODECS
-from dragoman.core.bytes_tensor import flattened
+from dragoman.core.bytes_tensor import flatten
 from dragoman.core.datatypes import BYTES, INT64, Array
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Tensor, numpy_numbers, object_array
@@ -34,7 +34,7 @@ def column_values(tensor: Tensor, where: str) -> Any:
     shape = tensor.shape
     if not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)):
         raise content_error(where, "pd", f"expected a column of shape [N] or [N, 1], got {list(shape)}")
-    flat = flattened(tensor)
+    flat = flatten(tensor)
     name = flat.parameters.get(DTYPE)
     if name is None:
         return _by_content_type(flat, where)

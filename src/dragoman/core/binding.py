@@ -5,7 +5,7 @@ import math
 import numpy as np
 from msgspec import structs
 
-from dragoman.core.bytes_tensor import flattened
+from dragoman.core.bytes_tensor import flatten
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import BOOL, BYTES, Array, Datatype
 from dragoman.core.errors import InvalidInput
@@ -32,7 +32,7 @@ def bind(call: Infer, signature: Signature, model: str) -> Infer:
         tensor = inputs.get(spec.name)
         if tensor is not None:
             if tensor.parameters and _is_column(tensor, spec):
-                tensor = flattened(tensor)
+                tensor = flatten(tensor)
                 call = structs.replace(call, inputs={**call.inputs, spec.name: tensor})
             check_tensor(tensor, spec, "input")
     if signature.batched:
@@ -56,15 +56,18 @@ def _check_names(call: Infer, signature: Signature, model: str) -> None:
         for name in call.inputs:
             if signature.input(name) is None:
                 raise InvalidInput(
-                    f"unexpected inference input '{name}' for model '{model}'; expected {_listed(signature.inputs)}"
+                    f"unexpected inference input '{name}' for model '{model}'; expected "
+                    + _quote_names(signature.inputs)
                 )
     missing = [s for s in signature.inputs if s.name not in call.inputs and not s.optional]
     if missing:
         required = tuple(s for s in signature.inputs if not s.optional)
         expected, came = f"{len(required)} inputs", f"{len(call.inputs)} inputs"
         if len(required) < len(signature.inputs):  # those that may be left out make numbers tell nothing
-            expected, came = f"at least {_listed(required)}", ", ".join(map(repr, call.inputs)) or "none"
-        raise InvalidInput(f"expected {expected} but got {came} for model '{model}'; missing {_listed(tuple(missing))}")
+            expected, came = f"at least {_quote_names(required)}", ", ".join(map(repr, call.inputs)) or "none"
+        raise InvalidInput(
+            f"expected {expected} but got {came} for model '{model}'; missing {_quote_names(tuple(missing))}"
+        )
 
 
 def _is_column(tensor: Tensor, spec: TensorSpec) -> bool:
@@ -95,7 +98,7 @@ def _check_outputs(call: Infer, signature: Signature, model: str) -> None:
         seen.add(name)
         if not signature.open_outputs and signature.output(name) is None:
             raise InvalidInput(
-                f"unexpected inference output '{name}' for model '{model}'; expected " + _listed(signature.outputs)
+                f"unexpected inference output '{name}' for model '{model}'; expected " + _quote_names(signature.outputs)
             )
 
 
@@ -107,7 +110,7 @@ def _in_order(call: Infer, signature: Signature) -> Infer:
     return structs.replace(call, inputs={name: call.inputs[name] for name in order})
 
 
-def _listed(specs: tuple[TensorSpec, ...]) -> str:
+def _quote_names(specs: tuple[TensorSpec, ...]) -> str:
     return ", ".join(f"'{s.name}'" for s in specs) or "none"
 
 
@@ -115,7 +118,7 @@ def _from_raw(raw: bytes, signature: Signature, model: str) -> dict[str, Tensor]
     """The one input in its bare bytes. OIP, binary extension: one input, at most one free axis besides the batch."""
     if len(signature.inputs) != 1 or signature.open_inputs:
         raise InvalidInput(
-            f"a raw binary request needs a model of one input; model '{model}' has {_listed(signature.inputs)}"
+            f"a raw binary request needs a model of one input; model '{model}' has {_quote_names(signature.inputs)}"
         )
     spec = signature.inputs[0]
     if spec.datatype is None or spec.shape is None:

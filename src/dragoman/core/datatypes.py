@@ -82,17 +82,17 @@ def datatype_of(dtype: np.dtype[Any]) -> Datatype:
     raise InvalidInput(f"arrays of dtype {dtype} have no datatype in the protocol; convert them first")
 
 
-def rounded(numbers: Array, datatype: Datatype) -> Array:
+def round_to(numbers: Array, datatype: Datatype) -> Array:
     """Return the numbers as the floating-point datatype: the nearest, ties to even.
 
     Raises InvalidInput naming the first finite number that is too large for the datatype.
     """
     with np.errstate(over="ignore", invalid="ignore"):  # ml_dtypes warns of signalling NaN wherever it meets one
-        found: Array = (_to_odd_fp32(numbers) if datatype is BF16 else numbers).astype(datatype.dtype, copy=False)
-        finite = np.isfinite(found)
+        result: Array = (_to_odd_fp32(numbers) if datatype is BF16 else numbers).astype(datatype.dtype, copy=False)
+        finite = np.isfinite(result)
         if not finite.all() and (lost := np.isfinite(numbers) & ~finite).any():
             raise InvalidInput(f"{numbers[lost].flat[0]} does not fit into {datatype}")
-    return found
+    return result
 
 
 def _to_odd_fp32(numbers: Array) -> Array:

@@ -24,6 +24,9 @@ Each protocol maps these to its status in one table. Errors are pickled between 
 message alone; `retry_after_s` is an attribute of the class.
 """
 
+import re
+from pathlib import Path
+
 
 class DragomanError(Exception):
     """Base of all errors whose message is sent to clients.
@@ -112,3 +115,54 @@ class OutOfMemory(ModelFailed):
 
 class WorkerLost(ServerError):
     """The worker process exited during the call."""
+
+
+# --- the text of exceptions for clients -------------------------------------------------------------------
+
+MAX_CHARACTERS = 1000
+
+# The last line of a traceback: `ValueError: ...`.
+_ERROR_LINE = re.compile(r"[A-Za-z_][\w.]*(: |$)")
+# An absolute path of at least two parts, not after a word, as in m/s, or a scheme, as in http://.
+_PART = r"[^\s/:'\"()\[\],;<>]"
+_PATH = re.compile(rf"(?:file://|(?<![\w/:.~-]))(/{_PART}+)((?:/{_PART}+)*)/({_PART}*)")
+_FILE_NAME = re.compile(r".*\.[A-Za-z]\w{0,4}", re.ASCII)
+
+
+def public_text(error: BaseException) -> str:
+    """Return `Type: message` of an exception, as `public_message` has it."""
+    return public_message(f"{type(error).__name__}: {error}")
+
+
+def public_message(text: str) -> str:
+    """Return a message without the tracebacks in it and with paths shortened to the names of files, bounded in length.
+
+    Frameworks put tracebacks of their own into messages, TorchScript for example.
+    """
+    if "Traceback " in text:
+        text = _without_tracebacks(text)
+    bounded = text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS] + " ..."
+    return _PATH.sub(_short, bounded) if "/" in bounded else bounded
+
+
+def _without_tracebacks(text: str) -> str:
+    """Drop each traceback up to the line that names its error."""
+    lines: list[str] = []
+    inside = False
+    for line in text.splitlines():
+        before, traceback, _ = line.partition("Traceback ")
+        if traceback:
+            inside = True
+            lines.append(before)
+        elif not inside or _ERROR_LINE.match(line):
+            inside = False
+            lines.append(line)
+    return "\n".join(filter(str.strip, lines))
+
+
+def _short(path: re.Match[str]) -> str:
+    """Return the name of a file or folder for its path, if it exists here or looks like a file."""
+    root, between, name = path.groups()
+    if _FILE_NAME.fullmatch(name) or Path(root).exists():
+        return name or (root + between).rpartition("/")[2]
+    return path[0]

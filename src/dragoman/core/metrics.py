@@ -1,6 +1,7 @@
-"""Metrics as values, in the terms of Prometheus."""
+"""Metrics in the terms of Prometheus: families, samples and histograms."""
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,3 +25,32 @@ class Family:
     kind: Kind
     help: str
     samples: tuple[Sample, ...]
+
+
+# Upper bounds of the buckets of durations, in seconds, and of tokens.
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+TOKENS = tuple(float(1 << power) for power in range(18))
+
+
+class Histogram:
+    """Counts of values in buckets, and their sum. One thread may observe while others read."""
+
+    __slots__ = ("_bounds", "_buckets", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = [*map(float, bounds)]
+        self._buckets = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._buckets[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def samples(self, name: str, labels: Mapping[str, str]) -> Iterable[Sample]:
+        """Return the samples of a family with this name."""
+        count = 0
+        for bound, in_bucket in zip((*map(str, self._bounds), "+Inf"), self._buckets, strict=True):
+            count += in_bucket
+            yield Sample(f"{name}_bucket", {**labels, "le": bound}, count)
+        yield Sample(f"{name}_sum", labels, self._sum)
+        yield Sample(f"{name}_count", labels, count)

@@ -101,20 +101,20 @@ def options(kind: type) -> Mapping[str, Option]:
     """Return the options that a dataclass declares, by name; fields without an `Option` are left out."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return types.MappingProxyType(
-        {f.name: made for f in fields(kind) if (made := _completed(f.name, hints[f.name], f.default)) is not None}
+        {f.name: option for f in fields(kind) if (option := _complete(f.name, hints[f.name], f.default)) is not None}
     )
 
 
-def _completed(name: str, hint: Any, default: Any) -> Option | None:
+def _complete(name: str, hint: Any, default: Any) -> Option | None:
     declared = next((extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Option)), None)
     if declared is None:
         return None
     kind, choices = get_args(hint)[0], ()
     if get_origin(kind) is Literal:
         kind, choices = str, get_args(kind)
-    given = {f.name: getattr(declared, f.name) for f in fields(Option)}
-    made = {"name": name, "type": get_origin(kind) or kind, "choices": choices}
-    return Option(**{**given, **made, "default": None if default is MISSING else default})
+    declared_fields = {f.name: getattr(declared, f.name) for f in fields(Option)}
+    inferred = {"name": name, "type": get_origin(kind) or kind, "choices": choices}
+    return Option(**{**declared_fields, **inferred, "default": None if default is MISSING else default})
 
 
 def values(kind: type, source: Any) -> dict[str, Any]:

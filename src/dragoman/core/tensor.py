@@ -6,7 +6,7 @@ from typing import Any, NoReturn, Self
 import msgspec
 import numpy as np
 
-from dragoman.core.datatypes import BF16, BYTES, Array, Datatype, datatype_of, rounded
+from dragoman.core.datatypes import BF16, BYTES, Array, Datatype, datatype_of, round_to
 from dragoman.core.errors import InvalidInput
 
 # Longer integers are not written out in messages.
@@ -65,7 +65,7 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
         elif found is BYTES:
             array = _as_bytes(array)
         if datatype is not None and found is not datatype:
-            array, found = _converted(array, found, datatype), datatype
+            array, found = _convert(array, found, datatype), datatype
         if array.dtype != found.dtype:
             array = array.astype(found.dtype)
         return cls(array, found, parameters)
@@ -78,9 +78,9 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
         if self.datatype is BF16:
             return _of_bits, (self.data.view(np.uint16), self.parameters)
         if self.datatype is BYTES:
-            from dragoman.core.bytes_tensor import many_packed  # which is made of tensors itself
+            from dragoman.core.bytes_tensor import reduce_large  # imports this module
 
-            return many_packed(self) or (Tensor, (self.data, self.datatype, self.parameters))
+            return reduce_large(self) or (Tensor, (self.data, self.datatype, self.parameters))
         return Tensor, (self.data, self.datatype, self.parameters)
 
 
@@ -153,15 +153,15 @@ def _element_as_number(element: Any, wanted: Datatype) -> Any:
     except (OverflowError, ValueError):  # too large, infinite or NaN
         pass
     bits = element.bit_length() if isinstance(element, int) else 0
-    shown = f"an integer of {bits} bits" if bits > _LONG_BITS else str(element)
-    raise InvalidInput(f"{shown} does not fit into {wanted}")
+    value = f"an integer of {bits} bits" if bits > _LONG_BITS else str(element)
+    raise InvalidInput(f"{value} does not fit into {wanted}")
 
 
-def _converted(array: Array, found: Datatype, wanted: Datatype) -> Array:
+def _convert(array: Array, found: Datatype, wanted: Datatype) -> Array:
     if BYTES in (found, wanted) or "bool" in (found.kind, wanted.kind):
         raise InvalidInput(f"{found} does not convert to {wanted}")
     if wanted.kind == "float":
-        return rounded(array, wanted)
+        return round_to(array, wanted)
     with np.errstate(over="ignore", invalid="ignore"):
         result = array.astype(wanted.dtype)
         # Between signed and unsigned the bits come back as they were, so the sign is looked at, too.

@@ -171,13 +171,13 @@ class Generation:
     prompts: tuple[PromptInfo, ...] = ()
 
 
-def joined(pieces: Iterable[Generation]) -> Generation:
+def merge_chunks(chunks: Iterable[Generation]) -> Generation:
     """Return the whole generation from its chunks, ordered by prompt and choice."""
     texts: dict[tuple[int, int], Text] = {}
     prompts: tuple[PromptInfo, ...] = ()
-    for piece in pieces:
-        prompts = prompts or piece.prompts
-        for new in piece.texts:
+    for chunk in chunks:
+        prompts = prompts or chunk.prompts
+        for new in chunk.texts:
             key = (new.prompt, new.choice)
             old = texts.get(key)
             texts[key] = new if old is None else replace(new, text=old.text + new.text, tokens=old.tokens + new.tokens)

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import structs
 
-from dragoman.core.bytes_tensor import came_as_text, joined
+from dragoman.core.bytes_tensor import came_as_text, concatenate
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidInput, InvalidOutput, NotReady
 from dragoman.core.tensor import Parameters, Tensor
@@ -62,7 +62,7 @@ def rows(call: Infer) -> int:
 def merge(calls: Sequence[Infer]) -> Infer:
     """Return one call with the rows of all, in order. Their keys are equal."""
     first = calls[0]
-    inputs = {name: joined([c.inputs[name] for c in calls]) for name in first.inputs}
+    inputs = {name: concatenate([c.inputs[name] for c in calls]) for name in first.inputs}
     return structs.replace(first, inputs=inputs)
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dragoman.core.errors import DragomanError
-from dragoman.core.histogram import SECONDS, Histogram
-from dragoman.core.metrics import Family, Sample
+from dragoman.core.metrics import SECONDS, Family, Histogram, Sample
 from dragoman.engine.generation_counters import GenerationCounters, GenerationUsage, generation_families
 
 OK = "ok"

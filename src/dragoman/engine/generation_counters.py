@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
-from dragoman.core.histogram import SECONDS, TOKENS, Histogram
-from dragoman.core.metrics import Family, Sample
+from dragoman.core.metrics import SECONDS, TOKENS, Family, Histogram, Sample
 from dragoman.core.text import Generation, PromptInfo
 
 _DURATION = "dragoman_text_duration_seconds"

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from dragoman.core.calls import Request
 from dragoman.core.errors import ModelNotFound, PathNotFound
-from dragoman.core.paths import matched
+from dragoman.core.paths import match_handler
 from dragoman.engine.deployment import Deployment
 
 A = TypeVar("A")
@@ -95,7 +95,7 @@ class ModelRegistry:
         """Return a request to a custom handler with the model that has it. Raises PathNotFound."""
         call: Any = request.call
         for deployment in self.served():
-            found = matched(deployment.handlers, call.method, call.path)
+            found = match_handler(deployment.handlers, call.method, call.path)
             if found is not None:
                 handler, params = found
                 call = structs.replace(call, handler=handler, params=params)

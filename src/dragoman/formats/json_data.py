@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from dragoman.core.bytes_tensor import BytesTensor, packed_texts, texts_of
+from dragoman.core.bytes_tensor import BytesTensor, pack_texts, texts_of
 from dragoman.core.datatypes import BYTES, Array, Datatype
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.tensor import NONE, Parameters, Tensor, numpy_numbers
@@ -87,7 +87,7 @@ def _long_tensor(
             return Tensor(shaped(np.empty(0, dtype), shape, where), datatype, parameters)
     nesting = Nesting(shape) if nested else None
     if datatype is BYTES:
-        tensor = packed_texts(
+        tensor = pack_texts(
             _text_chunks(where, strip_brackets(data), nesting, policy.max_json_bytes), tuple(shape), parameters
         )
         found = tensor.count

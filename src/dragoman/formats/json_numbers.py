@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from dragoman.core.datatypes import BYTES, Array, Datatype, rounded
+from dragoman.core.datatypes import BYTES, Array, Datatype, round_to
 from dragoman.core.errors import InvalidInput
 from dragoman.formats import simd
 from dragoman.formats.json_print import LongText
@@ -220,7 +220,7 @@ def to_array(values: Any, datatype: Datatype, where: str) -> Array:
 
 def _rounded(wide: Array, datatype: Datatype, where: str) -> Array:
     try:
-        return rounded(wide, datatype)
+        return round_to(wide, datatype)
     except InvalidInput as error:
         raise InvalidInput(f"{where}: {error.message}") from error
 

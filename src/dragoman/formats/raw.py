@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dragoman.core.bytes_tensor import BytesTensor, piece_of, portions
+from dragoman.core.bytes_tensor import BytesTensor, buffer_of, iterate_chunks
 from dragoman.core.datatypes import BOOL, BYTES, Array, Datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import NONE, Parameters, Tensor, object_array
@@ -56,7 +56,7 @@ def tensor_from_raw(
     """
     count = check_shape(shape, where, policy, datatype)
     if datatype is BYTES and (piece := _piece(raw, count)) is not None:
-        return BytesTensor.of_piece(piece, shape, parameters)
+        return BytesTensor.of_buffer(piece, shape, parameters)
     if datatype is BYTES:
         flat = object_array(_split_bytes(raw, count, where), (count,))
     else:
@@ -119,7 +119,7 @@ def raw_from_tensor(tensor: Tensor) -> Buffer:
     """The bytes of a tensor as the binary and raw forms carry them; a view of an array that is large and contiguous."""
     if tensor.datatype is BYTES:
         joined = bytearray()
-        for portion in portions(tensor, _PORTION):
+        for portion in iterate_chunks(tensor, _PORTION):
             joined += _with_lengths(portion)
         return memoryview(joined)
     if tensor.data.nbytes <= _SMALL:
@@ -131,7 +131,7 @@ def raw_from_tensor(tensor: Tensor) -> Buffer:
 def _with_lengths(tensor: Tensor) -> Buffer:
     count = math.prod(tensor.shape)
     if count >= _FEW:
-        data = np.frombuffer(bytearray(piece_of(tensor)), np.uint8)
+        data = np.frombuffer(bytearray(buffer_of(tensor)), np.uint8)
         gaps = np.flatnonzero(data == 0)
         if gaps.size == 4 * count:  # no element holds a zero
             lengths = np.diff(gaps[::4], append=data.size) - 4

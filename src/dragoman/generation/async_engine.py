@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from dragoman.core.errors import DragomanError, ModelFailed, Overloaded, WorkerLost
-from dragoman.core.text import Generation, PromptInfo, Text, joined
+from dragoman.core.text import Generation, PromptInfo, Text, merge_chunks
 from dragoman.generation.engine import GenerationEngine
 from dragoman.generation.engine_thread import notify, start_thread
 from dragoman.generation.job import GenerationJob, PromptRequest
@@ -159,7 +159,7 @@ class _CallResults:
                 results = [self._results.popleft() for _ in range(len(self._results))]
                 texts -= sum(bool(text.finish) for text in results)
                 found = Generation(tuple(results), prompts)
-                yield found if len(results) == 1 else joined([found])
+                yield found if len(results) == 1 else merge_chunks([found])
                 prompts = ()
             if self._fault is not None:
                 raise self._fault

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from dragoman.core.calls import Generate
 from dragoman.core.errors import ModelFailed, Overloaded
 from dragoman.core.metrics import Family
-from dragoman.core.text import Generation, Prompt, PromptInfo, Sampling, Text, Token, TokenSpan, joined
+from dragoman.core.text import Generation, Prompt, PromptInfo, Sampling, Text, Token, TokenSpan, merge_chunks
 from dragoman.generation.completion_writer import CompletionWriter, EndConditions
 from dragoman.generation.input_processor import InputProcessor
 from dragoman.generation.job import PromptRequest
@@ -136,7 +136,7 @@ class ExternalEngine:
                 received += _texts(step, ended)
                 if received and len(infos) == len(prompts):
                     about = () if reported else tuple(infos[index] for index in sorted(infos))
-                    yield joined([Generation(tuple(received), about)])
+                    yield merge_chunks([Generation(tuple(received), about)])
                     received, reported = [], True
 
     async def _text(self, asked: PromptRequest, place: int) -> AsyncGenerator[_Update, None]:

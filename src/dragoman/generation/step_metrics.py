@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
-from dragoman.core.histogram import SECONDS, Histogram
-from dragoman.core.metrics import Family, Sample
+from dragoman.core.metrics import SECONDS, Family, Histogram, Sample
 from dragoman.generation.job import GenerationJob
 from dragoman.generation.scheduler import Scheduler, StepWork
 

@@ -15,7 +15,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import KINDS, checked, sampling
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor, object_array
-from dragoman.core.text import Generation, Sampling, Text, joined
+from dragoman.core.text import Generation, Sampling, Text, merge_chunks
 from dragoman.formats.json_scan import check_json
 from dragoman.formats.policy import Policy
 
@@ -60,7 +60,7 @@ async def whole(generates: Generates, call: Infer) -> Inference:
     asked, ignored = generate_of(call, stream=False)
     source: Any = generates(asked)
     async with aclosing(source) as found:
-        generation = joined([piece async for piece in found])
+        generation = merge_chunks([piece async for piece in found])
     names = [quote(name[:64], safe=".-_") for name in ignored[:_MOST_NAMED]]
     value = {"x-ignored-parameters": ", ".join(names)} if names else {}
     return Inference(_outputs(generation.texts, whole=True), metadata=value)

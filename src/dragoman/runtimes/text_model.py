@@ -14,7 +14,7 @@ from dragoman.core.model import Model
 from dragoman.core.runtime import Runtime
 from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec
-from dragoman.core.text import Chat, Generation, Prompt, Tokenized, joined
+from dragoman.core.text import Chat, Generation, Prompt, Tokenized, merge_chunks
 from dragoman.generation import folder as folders
 from dragoman.runtimes import text_infer
 from dragoman.runtimes.files import model_path, transformers_lock
@@ -75,7 +75,7 @@ class TextModel(Model):
                 async for piece in pieces:
                     yield piece
             else:
-                yield joined([piece async for piece in pieces])
+                yield merge_chunks([piece async for piece in pieces])
 
     def signature(self) -> Signature:
         return text_infer.SIGNATURE

@@ -24,8 +24,17 @@ from dragoman.core.calls import (
     SignatureFor,
     Tokenize,
 )
-from dragoman.core.error_text import MAX_CHARACTERS, public_message, public_text
-from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidOutput, ModelFailed, NotReady, NotSupported
+from dragoman.core.errors import (
+    MAX_CHARACTERS,
+    DeadlineExceeded,
+    DragomanError,
+    InvalidOutput,
+    ModelFailed,
+    NotReady,
+    NotSupported,
+    public_message,
+    public_text,
+)
 from dragoman.core.metrics import Family
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature

@@ -11,8 +11,7 @@ from contextlib import closing
 from typing import Any
 
 from dragoman.core.calls import Request
-from dragoman.core.error_text import public_text
-from dragoman.core.errors import DragomanError, ModelFailed
+from dragoman.core.errors import DragomanError, ModelFailed, public_text
 from dragoman.core.metrics import Family
 from dragoman.core.spec import ModelSpec
 from dragoman.system.threads import limit_library_threads

@@ -201,7 +201,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 def _has_array(tensor: Tensor) -> bool:
     """Return False for text and bytes whose array is created on demand, so that the model does not have it."""
-    return type(tensor) is Tensor or not (isinstance(tensor, BytesTensor) and (tensor.is_text or tensor.in_one_piece))
+    return type(tensor) is Tensor or not (isinstance(tensor, BytesTensor) and (tensor.is_text or tensor.has_gaps))
 
 
 def _owner(data: Array) -> Any:

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 from dragoman.core import errors
 from dragoman.core.calls import Request
-from dragoman.core.error_text import public_text
-from dragoman.core.errors import DragomanError, ModelFailed
+from dragoman.core.errors import DragomanError, ModelFailed, public_text
 from dragoman.system.coroutines import Pending
 from dragoman.workers.channel import Channel, receive
 from dragoman.workers.child_process import set_up_child

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.core.bytes_tensor import came_as_text, texts_of
-from dragoman.core.datatypes import BYTES, Array, Datatype, datatype, rounded
+from dragoman.core.datatypes import BYTES, Array, Datatype, datatype, round_to
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.core.tensor import Parameters, Tensor, object_array
 from dragoman.formats import message
@@ -52,7 +52,7 @@ def output_tensor(where: str, data: Any, name: str, shape: Sequence[int], parame
 def _floats(flat: Any, kind: Datatype) -> Array:
     if isinstance(flat, list):
         flat = [math.nan if v is None else v for v in flat]
-    return rounded(flat if hasattr(flat, "dtype") and flat.dtype.kind in "biufV" else np.asarray(flat, float), kind)
+    return round_to(flat if hasattr(flat, "dtype") and flat.dtype.kind in "biufV" else np.asarray(flat, float), kind)
 
 
 def _exact(flat: Any, kind: Datatype) -> Array:
