@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dragoman.core.errors import InvalidInput
-from dragoman.core.sampling import KINDS, MOST_BIASES, checked, number, sampling, shown
+from dragoman.core.sampling import KINDS, MOST_BIASES, check_value, format_value, number, sampling
 
 MOST_INTEGER = 2**31 - 1
 
@@ -116,17 +116,17 @@ REJECTED: list[tuple[str, list[Any], str]] = [
 
 @pytest.mark.parametrize(("name", "value", "expected"), ACCEPTED, ids=lambda v: str(v)[:30])
 def test_values_are_accepted(name: str, value: Any, expected: Any) -> None:
-    found = checked("field", value, KINDS[name])
+    found = check_value("field", value, KINDS[name])
     assert found == expected
     assert type(found) is type(expected)
 
 
-@pytest.mark.parametrize(("name", "values", "told"), REJECTED, ids=[name for name, _, _ in REJECTED])
-def test_values_are_rejected_with_what_was_expected(name: str, values: list[Any], told: str) -> None:
+@pytest.mark.parametrize(("name", "values", "description"), REJECTED, ids=[name for name, _, _ in REJECTED])
+def test_values_are_rejected_with_what_was_expected(name: str, values: list[Any], description: str) -> None:
     for value in values:
         with pytest.raises(InvalidInput) as caught:
-            checked("field", value, KINDS[name])
-        assert caught.value.message == f"`field` must be {told}; got {shown(value)}"
+            check_value("field", value, KINDS[name])
+        assert caught.value.message == f"`field` must be {description}; got {format_value(value)}"
 
 
 def test_every_kind_is_tried() -> None:
@@ -134,7 +134,7 @@ def test_every_kind_is_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told", "outside"),
+    ("kind", "description", "outside"),
     [
         (number(0, above=True), "a number that is strictly positive", [0, -1]),
         (number(-math.inf, 3.0, below=True), "a number < 3.0", [3]),
@@ -143,18 +143,18 @@ def test_every_kind_is_tried() -> None:
         (number(-math.inf), "a number", [math.inf]),
     ],
 )
-def test_bounds_that_do_not_belong_are_named_so(kind: Any, told: str, outside: list[float]) -> None:
-    assert kind.told == told
-    assert kind.read(2.0 if told != "a number > 0 and <= 1" else 1) in (1.0, 2.0)
+def test_bounds_that_do_not_belong_are_named_so(kind: Any, description: str, outside: list[float]) -> None:
+    assert kind.description == description
+    assert kind.convert(2.0 if description != "a number > 0 and <= 1" else 1) in (1.0, 2.0)
     for value in outside:
         with pytest.raises(ValueError):
-            kind.read(value)
+            kind.convert(value)
 
 
 def test_long_values_are_cut_where_they_are_shown() -> None:
-    assert shown("é" * 78) == '"' + "é" * 78 + '"'
-    assert shown("é" * 79) == '"' + "é" * 79 + "..."
-    assert shown({1}) == '"{1}"'
+    assert format_value("é" * 78) == '"' + "é" * 78 + '"'
+    assert format_value("é" * 79) == '"' + "é" * 79 + "..."
+    assert format_value({1}) == '"{1}"'
 
 
 def test_a_little_temperature_or_share_is_greedy() -> None:

@@ -14,9 +14,9 @@ import dragoman
 from dragoman import Generate, errors
 from dragoman.core.text import Bare, Generation, Grammar, PromptInfo, Text, Token, merge_chunks
 from dragoman.protocols.text_common.completions import Offsets
-from dragoman.protocols.text_common.openai_format import counted, read_tokens
-from dragoman.protocols.text_common.tool_stream import reader
-from dragoman.protocols.text_common.tools import ToolChunk, gathered, tools_of
+from dragoman.protocols.text_common.openai_format import format_logprob, format_prompt_logprobs
+from dragoman.protocols.text_common.tool_stream import parser_for
+from dragoman.protocols.text_common.tools import ToolChunk, collect_calls, parse_tools
 
 from .text_house import House, Speaker, events, speaking
 
@@ -199,15 +199,17 @@ def test_offsets_where_tokens_do_not_add_up() -> None:
 def test_likely_tokens_of_a_prompt_have_ranks() -> None:
     top = Token(7, "x", -0.5), Token(5, "a", -1.0)
     known, beyond = Token(5, "a", -1.0, top=top), Token(6, "b", -9.0, top=top)
-    assert [[(id_, each["rank"]) for id_, each in (told or {}).items()] for told in read_tokens([known, beyond])] == [
+    assert [
+        [(id_, each["rank"]) for id_, each in (told or {}).items()] for told in format_prompt_logprobs([known, beyond])
+    ] == [
         [("7", 1), ("5", 2)],
         [("7", 1), ("5", 2), ("6", None)],
     ]
 
 
 def test_no_bytes_are_told_of_half_a_character() -> None:
-    assert counted(Token(1, "é", -1.0))["bytes"] == [195, 169]
-    assert counted(Token(1, " \N{REPLACEMENT CHARACTER}", -1.0))["bytes"] is None
+    assert format_logprob(Token(1, "é", -1.0))["bytes"] == [195, 169]
+    assert format_logprob(Token(1, " \N{REPLACEMENT CHARACTER}", -1.0))["bytes"] is None
 
 
 async def test_usage_all_along(house: House) -> None:
@@ -430,11 +432,11 @@ REQUIRED = f'[ {{ "name": "time", "arguments": {{}} }}, {{"name":"weather","argu
 
 def read(text: str, choice: Any, *, cut: bool, **tools: Any) -> list[ToolChunk]:
     """What comes of a text, a character at a time."""
-    found = reader(replace(tools_of(TOOLS, choice), **tools))
+    found = parser_for(replace(parse_tools(TOOLS, choice), **tools))
     return [found.feed(c, last=i + 1 == len(text), cut=cut) for i, c in enumerate(text)]
 
 
-def merged(parts: list[ToolChunk]) -> ToolChunk:
+def merge_deltas(parts: list[ToolChunk]) -> ToolChunk:
     return ToolChunk("".join(part.content for part in parts), [delta for part in parts for delta in part.deltas])
 
 
@@ -455,27 +457,27 @@ def merged(parts: list[ToolChunk]) -> ToolChunk:
     ],
 )
 def test_a_required_call_as_far_as_it_goes(text: str, cut: bool, content: str, calls: Any) -> None:
-    whole = reader(tools_of(TOOLS, "required")).feed(text, last=True, cut=cut)
-    for part in (whole, merged(read(text, "required", cut=cut))):
+    whole = parser_for(parse_tools(TOOLS, "required")).feed(text, last=True, cut=cut)
+    for part in (whole, merge_deltas(read(text, "required", cut=cut))):
         assert part.content == content
-        assert [(call.name, call.arguments) for call in gathered(part)] == calls
+        assert [(call.name, call.arguments) for call in collect_calls(part)] == calls
 
 
 def test_pieces_of_a_required_call_come_at_once() -> None:
     parts = read(REQUIRED, "required", cut=False)
     assert not parts[-1].deltas
     assert sum(bool(part.deltas) for part in parts) > len(OSLO)
-    alone = gathered(merged(read(REQUIRED, "required", cut=False, single=True)))
+    alone = collect_calls(merge_deltas(read(REQUIRED, "required", cut=False, single=True)))
     assert [call.name for call in alone] == ["time"]
 
 
 @pytest.mark.parametrize("text", ["", " \n", f" {OSLO}\n ", OSLO[:5]])
 def test_the_arguments_of_a_named_call(text: str) -> None:
     one = {"type": "function", "function": {"name": "weather"}}
-    whole = reader(tools_of(TOOLS, one)).feed(text, last=True, cut=False)
-    assert [(call.name, call.arguments) for call in gathered(whole)] == [("weather", text.strip())]
+    whole = parser_for(parse_tools(TOOLS, one)).feed(text, last=True, cut=False)
+    assert [(call.name, call.arguments) for call in collect_calls(whole)] == [("weather", text.strip())]
     if text:
-        assert gathered(merged(read(text, "weather", cut=False)))[0].arguments == text.strip()
+        assert collect_calls(merge_deltas(read(text, "weather", cut=False)))[0].arguments == text.strip()
 
 
 ARGUMENTS = '{"city": "Oslo"}'

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.core.text import Token
-from dragoman.protocols.text_common.parameters import spread
+from dragoman.protocols.text_common.parameters import split_by_token
 
 from .text_house import House, events, lines, read_answer, read_chunks, read_head, speaking
 
@@ -185,14 +185,14 @@ async def test_open_inference_refuses(house: House, body: Any, status: int, mess
 
 @given(st.text(max_size=20), st.lists(st.text(max_size=4), max_size=6))
 def test_parts_add_up_whatever_the_tokens_are(text: str, tokens: list[str]) -> None:
-    parts = spread(text, [Token(i, token) for i, token in enumerate(tokens)])
+    parts = split_by_token(text, [Token(i, token) for i, token in enumerate(tokens)])
     assert len(parts) == len(tokens)
     assert "".join(parts) == (text if tokens else "")
 
 
 @given(st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=6))
 def test_tokens_that_are_the_text_keep_theirs(tokens: list[str]) -> None:
-    assert spread("".join(tokens), [Token(i, token) for i, token in enumerate(tokens)]) == tokens
+    assert split_by_token("".join(tokens), [Token(i, token) for i, token in enumerate(tokens)]) == tokens
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_tokens_that_are_the_text_keep_theirs(tokens: list[str]) -> None:
 def test_characters_that_are_split_go_to_the_last_of_their_tokens(
     text: str, tokens: list[str], parts: list[str]
 ) -> None:
-    assert spread(text, [Token(i, token) for i, token in enumerate(tokens)]) == parts
+    assert split_by_token(text, [Token(i, token) for i, token in enumerate(tokens)]) == parts
 
 
 async def test_lines_add_up_to_the_text(house: House) -> None:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.protocols.text_common.tool_stream import reader
-from dragoman.protocols.text_common.tools import ToolChunk, gathered, tools_of
+from dragoman.protocols.text_common.tool_stream import parser_for
+from dragoman.protocols.text_common.tools import ToolChunk, collect_calls, parse_tools
 
 from .text_house import House, events, speaking
 
@@ -24,14 +24,14 @@ TIME = '{"name":"time","parameters":{}}'
 
 
 def parts_of(pieces: Sequence[str], *, cut: bool = False, single: bool = False) -> list[ToolChunk]:
-    read = reader(replace(tools_of(TOOLS, None), single=single))
+    read = parser_for(replace(parse_tools(TOOLS, None), single=single))
     return [read.feed(piece, last=i + 1 == len(pieces), cut=cut) for i, piece in enumerate(pieces)]
 
 
 def found(pieces: Sequence[str], **how: bool) -> tuple[str, list[tuple[str, str]]]:
     parts = parts_of(pieces, **how)
     whole = ToolChunk("".join(part.content for part in parts), [delta for part in parts for delta in part.deltas])
-    return whole.content, [(call.name, call.arguments) for call in gathered(whole)]
+    return whole.content, [(call.name, call.arguments) for call in collect_calls(whole)]
 
 
 MARKED = '{"a":"</tool_call>\\\\\\"}"}'

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.protocols.text_common.tool_stream import reader
-from dragoman.protocols.text_common.tools import ToolChunk, gathered, tools_of
+from dragoman.protocols.text_common.tool_stream import parser_for
+from dragoman.protocols.text_common.tools import ToolChunk, collect_calls, parse_tools
 
 from .text_house import House, events, speaking
 
@@ -39,10 +39,10 @@ TOOLS: list[Any] = [
 
 
 def found(pieces: Sequence[str], *, cut: bool = False) -> tuple[str, list[tuple[str, str]]]:
-    read = reader(tools_of(TOOLS, None))
+    read = parser_for(parse_tools(TOOLS, None))
     parts = [read.feed(piece, last=i + 1 == len(pieces), cut=cut) for i, piece in enumerate(pieces)]
     whole = ToolChunk("".join(part.content for part in parts), [delta for part in parts for delta in part.deltas])
-    return whole.content, [(call.name, call.arguments) for call in gathered(whole)]
+    return whole.content, [(call.name, call.arguments) for call in collect_calls(whole)]
 
 
 def written(name: str, **given: str) -> str:
@@ -165,7 +165,7 @@ def test_a_text_that_is_cut_off_has_arguments_as_far_as_they_go(text: str, argum
 
 
 def test_a_text_goes_on_as_it_comes_and_anything_else_when_it_is_whole() -> None:
-    read = reader(tools_of(TOOLS, None))
+    read = parser_for(parse_tools(TOOLS, None))
     text = "<tool_call>\n<function=f>\n<parameter=text>\nlong text\n</parameter>\n<parameter=count>\n12\n</parameter>"
     came = [
         (character, "".join(delta.arguments for delta in part.deltas))

@@ -31,19 +31,19 @@ class InvalidValueError(ValueError):
 class ValueKind:
     """A kind of value: its description, and `read`, which converts a value or raises InvalidValueError."""
 
-    told: str
-    read: Callable[[Any], Any]
+    description: str
+    convert: Callable[[Any], Any]
 
 
-def checked(name: str, value: Any, kind: ValueKind) -> Any:
+def check_value(name: str, value: Any, kind: ValueKind) -> Any:
     """The value as its kind holds it. Raises InvalidInput naming it, what was expected and what came."""
     try:
-        return kind.read(value)
+        return kind.convert(value)
     except InvalidValueError:
-        raise InvalidInput(f"`{name}` must be {kind.told}; got {shown(value)}") from None
+        raise InvalidInput(f"`{name}` must be {kind.description}; got {format_value(value)}") from None
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value for an error's reader, as JSON writes it and not without bound."""
     text = json.dumps(value, ensure_ascii=False, default=repr)
     return text if len(text) <= 80 else f"{text[:80]}..."
@@ -53,18 +53,18 @@ def shown(value: Any) -> str:
 
 
 def flag() -> ValueKind:
-    def read(value: Any) -> bool:
+    def convert(value: Any) -> bool:
         if not isinstance(value, bool):
             raise InvalidValueError
         return value
 
-    return ValueKind("true or false", read)
+    return ValueKind("true or false", convert)
 
 
 def integer(least: int, most: int = _MOST_INTEGER) -> ValueKind:
     """A whole number; some clients have floats alone, so 5.0 is one."""
 
-    def read(value: Any) -> int:
+    def convert(value: Any) -> int:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
@@ -72,14 +72,14 @@ def integer(least: int, most: int = _MOST_INTEGER) -> ValueKind:
         return value
 
     if most >= _MOST_INTEGER:
-        return ValueKind("an integer that is strictly positive" if least == 1 else f"an integer >= {least}", read)
-    return ValueKind(f"an integer >= {least} and <= {most}", read)
+        return ValueKind("an integer that is strictly positive" if least == 1 else f"an integer >= {least}", convert)
+    return ValueKind(f"an integer >= {least} and <= {most}", convert)
 
 
 def number(least: float, most: float = math.inf, *, above: bool = False, below: bool = False) -> ValueKind:
     """A number from `least` to `most`; with `above` and `below` these two are outside."""
 
-    def read(value: Any) -> float:
+    def convert(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise InvalidValueError
         if not least <= value <= most or (above and value == least) or (below and value == most):
@@ -89,20 +89,20 @@ def number(least: float, most: float = math.inf, *, above: bool = False, below: 
     sides = [f"{'>' if above else '>='} {least}"] if math.isfinite(least) else []
     sides += [f"{'<' if below else '<='} {most}"] if math.isfinite(most) else []
     if above and least == 0 and most >= 1e6:
-        return ValueKind("a number that is strictly positive", read)
-    return ValueKind(" ".join(["a number", " and ".join(sides)]).strip(), read)
+        return ValueKind("a number that is strictly positive", convert)
+    return ValueKind(" ".join(["a number", " and ".join(sides)]).strip(), convert)
 
 
 def _positive(least: float, most: float) -> ValueKind:
     """A number above 0 that FP32 can multiply by and divide by."""
     size = number(least, most)
-    return ValueKind(f"a number that is strictly positive, from {least:g} to {most:g}", size.read)
+    return ValueKind(f"a number that is strictly positive, from {least:g} to {most:g}", size.convert)
 
 
 def texts(most: int) -> ValueKind:
     """A list of texts, or one text alone; none is empty."""
 
-    def read(value: Any) -> tuple[str, ...]:
+    def convert(value: Any) -> tuple[str, ...]:
         found = [value] if isinstance(value, str) else value
         if not isinstance(found, list | tuple) or len(found) > most:
             raise InvalidValueError
@@ -110,57 +110,57 @@ def texts(most: int) -> ValueKind:
             raise InvalidValueError
         return tuple(found)
 
-    return ValueKind(f"a list of at most {most} texts that are not empty", read)
+    return ValueKind(f"a list of at most {most} texts that are not empty", convert)
 
 
 def text() -> ValueKind:
-    def read(value: Any) -> str:
+    def convert(value: Any) -> str:
         if not isinstance(value, str):
             raise InvalidValueError
         return value
 
-    return ValueKind("a text", read)
+    return ValueKind("a text", convert)
 
 
 def token_ids(most: int, least: int = 0) -> ValueKind:
     whole = integer(0)
 
-    def read(value: Any) -> tuple[int, ...]:
+    def convert(value: Any) -> tuple[int, ...]:
         if not isinstance(value, list | tuple) or not least <= len(value) <= most:
             raise InvalidValueError
-        return tuple(whole.read(each) for each in value)
+        return tuple(whole.convert(each) for each in value)
 
-    return ValueKind(f"a list of {f'{least} to' if least else 'at most'} {most} token ids", read)
+    return ValueKind(f"a list of {f'{least} to' if least else 'at most'} {most} token ids", convert)
 
 
 def biases(bound: float = 100.0) -> ValueKind:
     """An object from token ids, which JSON writes as texts, to what is added to their logits."""
     size = number(-bound, bound)
 
-    def read(value: Any) -> dict[int, float]:
+    def convert(value: Any) -> dict[int, float]:
         if not isinstance(value, Mapping) or len(value) > MOST_BIASES:
             raise InvalidValueError
         if not all(_TOKEN_ID.fullmatch(str(key)) and int(key) <= _MOST_INTEGER for key in value):
             raise InvalidValueError
-        return {int(key): size.read(each) for key, each in value.items()}
+        return {int(key): size.convert(each) for key, each in value.items()}
 
     return ValueKind(
-        f"an object of at most {MOST_BIASES} token ids, each with a number from {-bound:g} to {bound:g}", read
+        f"an object of at most {MOST_BIASES} token ids, each with a number from {-bound:g} to {bound:g}", convert
     )
 
 
 def _early_stopping() -> ValueKind:
-    def read(value: Any) -> Any:
+    def convert(value: Any) -> Any:
         if not isinstance(value, bool) and value != "never":
             raise InvalidValueError
         return value
 
-    return ValueKind('true, false or "never"', read)
+    return ValueKind('true, false or "never"', convert)
 
 
 def _top_k() -> ValueKind:
     whole = integer(-1)
-    return ValueKind(f"{whole.told} (-1 and 0: all)", lambda value: max(0, whole.read(value)))
+    return ValueKind(f"{whole.description} (-1 and 0: all)", lambda value: max(0, whole.convert(value)))
 
 
 KINDS: Mapping[str, ValueKind] = {

@@ -12,7 +12,7 @@ from dragoman.codecs.elements import strings
 from dragoman.core.calls import Generate, Infer, Inference
 from dragoman.core.datatypes import BOOL, BYTES, INT64
 from dragoman.core.errors import InvalidInput
-from dragoman.core.sampling import KINDS, checked, sampling
+from dragoman.core.sampling import KINDS, check_value, sampling
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.core.text import Generation, Sampling, Text, merge_chunks
@@ -125,7 +125,7 @@ def _fields(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
                 value = _json(value)
             except ValueError as error:
                 raise InvalidInput(f"parameter '{name}': expected JSON: {error}") from error
-        fields[field] = checked(name, value, KINDS[field])
+        fields[field] = check_value(name, value, KINDS[field])
     return fields, ignored
 
 

@@ -8,16 +8,16 @@ import numpy as np
 from dragoman.core.calls import Infer, Inference, ModelDescription, Request, Response
 from dragoman.core.datatypes import BYTES, Array
 from dragoman.core.errors import InvalidInput, NotSupported
-from dragoman.core.sampling import shown
+from dragoman.core.sampling import format_value
 from dragoman.core.signature import TensorSpec
 from dragoman.core.tensor import Tensor, numpy_numbers
 from dragoman.formats.json_document import NumberArray, parse_document
 from dragoman.formats.json_print import json_chunks, nested_text
-from dragoman.protocols.lmi.csv import LONG, are_numbers, cells_of, check_cells, csv_chunks, numbers_of_csv, rows_of
+from dragoman.protocols.lmi.csv import LONG, are_numbers, check_cells, csv_chunks, numbers_of_csv, parse_rows, to_cells
 from dragoman.protocols.lmi.ndlist import from_ndlist, to_ndlist
 from dragoman.protocols.lmi.numpy import from_npy, from_npz, to_npy, to_npz
 from dragoman.protocols.lmi.request import media_type
-from dragoman.protocols.text_common.parameters import inquiry, json_body, object_in
+from dragoman.protocols.text_common.parameters import build_request, get_object, json_body
 from dragoman.protocols.wire import JSON_TYPE, Buffer, EngineCall, HttpRequest, HttpResponse, Policy
 
 _VALUES = ("inputs", "instances", "data")  # the names that clients give to what is asked
@@ -35,7 +35,7 @@ def parse_arrays_request(
         raise InvalidInput("the request body is empty")
     call = read(http, model, policy)
     write = _writer(http.headers.get("accept", ""), kind)
-    request: Request[Inference] = inquiry(call, http, policy, model.name)
+    request: Request[Inference] = build_request(call, http, policy, model.name)
     return EngineCall(request, lambda response: write(response, policy))
 
 
@@ -45,17 +45,17 @@ def parse_arrays_request(
 def _from_json(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
     body = json_body(http.body, policy, parse_document)
     if not isinstance(body, dict):
-        return Infer(_of_one(body, model))
+        return Infer(_single_tensor(body, model))
     names = {spec.name for spec in model.signature.inputs}
     if "model_name" not in names:
         body.pop("model_name", None)
     given = next((name for name in _VALUES if name in body), None)
     if given is None:
         if body and body.keys() <= names:
-            return Infer(_named(body, model))
+            return Infer(_named_tensors(body, model))
         result = ", ".join(f"'{name}'" for name in sorted(names)) or "the model's inputs"
-        raise InvalidInput(f"expected an object with 'inputs', or with {result}; got {shown(body)}")
-    parameters = object_in(body, "parameters")
+        raise InvalidInput(f"expected an object with 'inputs', or with {result}; got {format_value(body)}")
+    parameters = get_object(body, "parameters")
     strange = [name for name, value in parameters.items() if not isinstance(value, bool | int | float | str)]
     if strange:
         raise InvalidInput(f"parameter '{strange[0]}' must be a text, a number, true or false")
@@ -64,28 +64,28 @@ def _from_json(http: HttpRequest, model: ModelDescription, policy: Policy) -> In
 
 def _values(value: Any, model: ModelDescription) -> Mapping[str, Tensor]:
     if isinstance(value, dict):
-        return _named(value, model)
+        return _named_tensors(value, model)
     rows = isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
     if not rows:
-        return _of_one(value, model)
+        return _single_tensor(value, model)
     if value[0].keys() >= _TENSOR:
         raise InvalidInput(f"tensors of Open Inference are answered at /v2/models/{model.name}/infer")
     if any(row.keys() != value[0].keys() for row in value):
         raise InvalidInput("'inputs' must be objects that all have the same names")
-    return _named({name: [row[name] for row in value] for name in value[0]}, model)
+    return _named_tensors({name: [row[name] for row in value] for name in value[0]}, model)
 
 
-def _named(values: Mapping[str, Any], model: ModelDescription) -> Mapping[str, Tensor]:
+def _named_tensors(values: Mapping[str, Any], model: ModelDescription) -> Mapping[str, Tensor]:
     specs = {spec.name: spec for spec in model.signature.inputs}
     return {name: _tensor(value, specs.get(name), name) for name, value in values.items()}
 
 
-def _of_one(value: Any, model: ModelDescription) -> Mapping[str, Tensor]:
-    spec = _only(model)
+def _single_tensor(value: Any, model: ModelDescription) -> Mapping[str, Tensor]:
+    spec = _only_input(model)
     return {spec.name: _tensor(value, spec, spec.name)}
 
 
-def _only(model: ModelDescription) -> TensorSpec:
+def _only_input(model: ModelDescription) -> TensorSpec:
     """Return the model's only required input; if the model declares none, any name is accepted."""
     needed = [spec for spec in model.signature.inputs if not spec.optional] or list(model.signature.inputs)
     if len(needed) > 1:
@@ -136,18 +136,18 @@ def _from_csv(http: HttpRequest, model: ModelDescription, policy: Policy) -> Inf
         names, cells = numbers
         if several and names:
             columns = {name: cells[:, i : i + 1] for i, name in enumerate(names)}
-            return Infer(_named({name: _column(one, name, model) for name, one in columns.items()}, model))
-        return Infer(_of_one(cells, model))
+            return Infer(_named_tensors({name: _column(one, name, model) for name, one in columns.items()}, model))
+        return Infer(_single_tensor(cells, model))
     check_cells(body, policy)
-    rows = rows_of(_text(body))
+    rows = parse_rows(_text(body))
     head = rows[0] if several or (len(rows) > 1 and not are_numbers(rows[:1]) and are_numbers(rows[1:])) else None
     rows = rows[1:] if head else rows
     if not rows:
         raise InvalidInput("expected text/csv with rows of values below the line of names")
     if several and head:
-        columns = {name: cells_of([row[i : i + 1] for row in rows]) for i, name in enumerate(head)}
-        return Infer(_named({name: _column(one, name, model) for name, one in columns.items()}, model))
-    return Infer(_of_one(cells_of(rows), model))
+        columns = {name: to_cells([row[i : i + 1] for row in rows]) for i, name in enumerate(head)}
+        return Infer(_named_tensors({name: _column(one, name, model) for name, one in columns.items()}, model))
+    return Infer(_single_tensor(to_cells(rows), model))
 
 
 def _column(cells: Array, name: str, model: ModelDescription) -> Array:
@@ -157,26 +157,26 @@ def _column(cells: Array, name: str, model: ModelDescription) -> Array:
 
 
 def _from_text(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
-    return Infer(_of_one(np.array([_text(http.body)], dtype=object), model))
+    return Infer(_single_tensor(np.array([_text(http.body)], dtype=object), model))
 
 
 def _from_bytes(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
-    spec = _only(model)
+    spec = _only_input(model)
     if spec.datatype is BYTES:
         return Infer({spec.name: _tensor(np.array([bytes(http.body)], dtype=object), spec, spec.name)})
     return Infer({}, raw=bytes(http.body))
 
 
 def _from_npy(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
-    return Infer(_of_one(_bounded(from_npy(bytes(http.body)), policy), model))
+    return Infer(_single_tensor(_check_size(from_npy(bytes(http.body)), policy), model))
 
 
 def _from_npz(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
-    found = {name: _bounded(array, policy) for name, array in from_npz(bytes(http.body)).items()}
+    found = {name: _check_size(array, policy) for name, array in from_npz(bytes(http.body)).items()}
     names = {spec.name for spec in model.signature.inputs}
     if len(found) == 1 and not found.keys() <= names:  # NumPy calls what has no name arr_0
-        return Infer(_of_one(next(iter(found.values())), model))
-    return Infer(_named(found, model))
+        return Infer(_single_tensor(next(iter(found.values())), model))
+    return Infer(_named_tensors(found, model))
 
 
 def _from_ndlist(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
@@ -184,19 +184,19 @@ def _from_ndlist(http: HttpRequest, model: ModelDescription, policy: Policy) -> 
     body = bytes(http.body)
     if body[:2] == b"PK":
         return _from_npz(http, model, policy)
-    found, specs = [(name, _bounded(array, policy)) for name, array in from_ndlist(body)], model.signature.inputs
+    found, specs = [(name, _check_size(array, policy)) for name, array in from_ndlist(body)], model.signature.inputs
     named = dict(found)
     if len(named) == len(found) and named.keys() <= {spec.name for spec in specs}:
-        return Infer(_named(named, model))
+        return Infer(_named_tensors(named, model))
     if len(found) == 1:
-        return Infer(_of_one(found[0][1], model))
+        return Infer(_single_tensor(found[0][1], model))
     if len(found) > len(specs):
         names = ", ".join(f"'{spec.name}'" for spec in specs)
         raise InvalidInput(f"model '{model.name}' takes {names or 'one input'}; got {len(found)} arrays")
-    return Infer(_named({spec.name: array for spec, (_, array) in zip(specs, found, strict=False)}, model))
+    return Infer(_named_tensors({spec.name: array for spec, (_, array) in zip(specs, found, strict=False)}, model))
 
 
-def _bounded(array: Array, policy: Policy) -> Array:
+def _check_size(array: Array, policy: Policy) -> Array:
     """Return the array. Raises InvalidInput if it holds more strings than a BYTES tensor may have elements."""
     if array.dtype.kind in "USO" and array.size > policy.max_bytes_elements:
         raise InvalidInput(f"too many texts: expected at most {policy.max_bytes_elements}, got {array.size}")
@@ -233,12 +233,12 @@ def _writer(accept: str, came: str) -> Callable[[Response[Inference], Policy], H
 
 
 def _to_json(response: Response[Inference], policy: Policy) -> HttpResponse:
-    value = {name: _nested(name, tensor, policy) for name, tensor in response.answer.outputs.items()}
+    value = {name: _to_lists(name, tensor, policy) for name, tensor in response.answer.outputs.items()}
     body = json_chunks({_ANSWERS: next(iter(value.values())) if len(value) == 1 else value})
     return HttpResponse(200, body, (JSON_TYPE,))
 
 
-def _nested(name: str, tensor: Tensor, policy: Policy) -> Any:
+def _to_lists(name: str, tensor: Tensor, policy: Policy) -> Any:
     array = numpy_numbers(tensor)
     if tensor.datatype is BYTES:
         try:

@@ -18,7 +18,7 @@ from dragoman.core.calls import (
     Unload,
 )
 from dragoman.core.errors import InvalidInput, ModelNotFound
-from dragoman.protocols.text_common.parameters import ignored_header, object_body, refuse_unknown
+from dragoman.protocols.text_common.parameters import ignored_header, object_body, reject_unknown
 from dragoman.protocols.wire import (
     EngineCall,
     Headers,
@@ -139,7 +139,9 @@ def _register(http: HttpRequest, policy: Policy) -> EngineCall[None, HttpRespons
         raise InvalidInput("`model_name` and `url` must be text, and one of them must say which model to load")
     # What is in the repository has its name for a url, as it is told.
     call = Load(control_token(http.headers), "" if url == name else url)
-    return _controlled(call, name, "", f'Model "{name}" registered.', _unheeded(given, ("model_name", "url"), policy))
+    return _control_call(
+        call, name, "", f'Model "{name}" registered.', _ignored_headers(given, ("model_name", "url"), policy)
+    )
 
 
 def _last(url: str) -> str:
@@ -150,7 +152,7 @@ def _last(url: str) -> str:
 def _unregister(http: HttpRequest) -> EngineCall[None, HttpResponse]:
     name = http.params["model"]
     message = f'Model "{name}" unregistered'
-    return _controlled(Unload(control_token(http.headers)), name, http.params.get("version", ""), message)
+    return _control_call(Unload(control_token(http.headers)), name, http.params.get("version", ""), message)
 
 
 def _scale(http: HttpRequest, policy: Policy) -> EngineCall[None, HttpResponse]:
@@ -163,19 +165,19 @@ def _scale(http: HttpRequest, policy: Policy) -> EngineCall[None, HttpResponse]:
     if least is not None and least > count:
         raise InvalidInput(f"`min_worker` must be <= `max_worker`; got {least} and {count}")
     message = f'Model "{name}" worker scaled. New Worker configuration min workers:{count} max workers:{count}'
-    unheeded = _unheeded(query, ("min_worker", "max_worker"), policy)
+    unheeded = _ignored_headers(query, ("min_worker", "max_worker"), policy)
     call = ScaleModel(control_token(http.headers), count)
-    return _controlled(call, name, http.params.get("version", ""), message, unheeded)
+    return _control_call(call, name, http.params.get("version", ""), message, unheeded)
 
 
-def _unheeded(given: Mapping[str, Any], known: tuple[str, ...], policy: Policy) -> Headers:
+def _ignored_headers(given: Mapping[str, Any], known: tuple[str, ...], policy: Policy) -> Headers:
     """Return the header that names parameters without effect."""
     unknown = [name for name in given if name not in known]
-    refuse_unknown(unknown, known, policy)
+    reject_unknown(unknown, known, policy)
     return ignored_header(unknown)
 
 
-def _controlled(
+def _control_call(
     call: Call[None], name: str, version: str, subject: str, headers: Headers = ()
 ) -> EngineCall[None, HttpResponse]:
     return EngineCall(Request(call, name, version), lambda _: json_response({"status": subject}, 200, headers))

@@ -35,17 +35,17 @@ def numbers_of_csv(body: bytes, *, named: bool) -> tuple[Sequence[str], Array] |
     if body.startswith((b"\n", b"\r"), start):
         return None
     end = body.find(b"\n", start) + 1 or len(body)
-    width, names = count_of(memoryview(body)[start:end], b",") + 1, None
+    width, names = count_bytes(memoryview(body)[start:end], b",") + 1, None
     if end - start <= _CHUNK:
         first = body[start:end].removesuffix(b"\n").removesuffix(b"\r")
         if b'"' in first or b"\r" in first:
             return None
-        cells = _decoded(first).split(",")
+        cells = _decode(first).split(",")
         names = cells if named or not are_numbers([cells]) else None
     elif named:
         return None
     at = end if names is not None else start
-    array = empty_array(count_of(memoryview(body)[at:], b",\n") + 1, FP64.dtype)
+    array = empty_array(count_bytes(memoryview(body)[at:], b",\n") + 1, FP64.dtype)
     lengths = _RowLengths(width, first_row=1 if names is None else 2)
     filled = 0
     for text in _chunks(body, at):
@@ -116,13 +116,13 @@ def _read_numbers(text: bytes, into: Array) -> int:
     if parse_compiled(text, into) == count:
         return count
     try:
-        into[:count] = [float(cell or "nan") for cell in _decoded(text).split(",")]
+        into[:count] = [float(cell or "nan") for cell in _decode(text).split(",")]
     except ValueError:
         return 0
     return count
 
 
-def count_of(text: memoryview, characters: bytes) -> int:
+def count_bytes(text: memoryview, characters: bytes) -> int:
     """Count these characters, without keeping other threads waiting."""
     codes = np.frombuffer(text, np.uint8)
     blocks = (codes[at : at + LONG] for at in range(0, codes.size, LONG))
@@ -131,18 +131,18 @@ def count_of(text: memoryview, characters: bytes) -> int:
 
 def check_cells(body: bytes, policy: Policy) -> None:
     """Raise InvalidInput if a table has more cells than a BYTES tensor may have elements."""
-    if count_of(memoryview(body), b",\n") > policy.max_bytes_elements:
+    if count_bytes(memoryview(body), b",\n") > policy.max_bytes_elements:
         raise InvalidInput(f"too many cells in text/csv: expected at most {policy.max_bytes_elements}, got more")
 
 
-def _decoded(text: bytes) -> str:
+def _decode(text: bytes) -> str:
     try:
         return text.decode()
     except UnicodeDecodeError as error:
         raise InvalidInput(f"the request body is not valid UTF-8: {error.reason}") from error
 
 
-def rows_of(text: str) -> list[list[str]]:
+def parse_rows(text: str) -> list[list[str]]:
     """Return the rows of a table, all of the same length. Raises InvalidInput."""
     try:
         rows = [row for row in csv.reader(io.StringIO(text)) if row]
@@ -159,10 +159,10 @@ def rows_of(text: str) -> list[list[str]]:
 
 def are_numbers(rows: Sequence[Sequence[str]]) -> bool:
     """Return whether every cell is a number."""
-    return cells_of(rows).dtype.kind == "f"
+    return to_cells(rows).dtype.kind == "f"
 
 
-def cells_of(rows: Sequence[Sequence[str]]) -> Array:
+def to_cells(rows: Sequence[Sequence[str]]) -> Array:
     """Return the cells as numbers, an empty one as NaN; as strings if one of them is not a number."""
     try:
         return np.array([[float(cell or "nan") for cell in row] for row in rows])

@@ -8,11 +8,11 @@ import orjson
 
 from dragoman.core.calls import Embed, Embedded, ModelDescription, Response
 from dragoman.core.errors import DragomanError, InvalidInput
-from dragoman.core.sampling import shown
+from dragoman.core.sampling import format_value
 from dragoman.protocols.lmi.errors import LmiErrors
 from dragoman.protocols.lmi.formats import to_json
 from dragoman.protocols.lmi.request import media_type, other_model
-from dragoman.protocols.text_common.parameters import ignored_header, inquiry, json_body, refuse_unknown
+from dragoman.protocols.text_common.parameters import build_request, ignored_header, json_body, reject_unknown
 from dragoman.protocols.wire import JSON_TYPE, EndpointResult, EngineCall, HttpRequest, HttpResponse, Policy
 
 _MOST_INPUTS = 2048
@@ -39,10 +39,10 @@ def parse_embeddings_request(
         value = orjson.dumps(vectors if isinstance(given, list) else vectors[0], option=orjson.OPT_SERIALIZE_NUMPY)
         return HttpResponse(200, (value,), (JSON_TYPE, *ignored_header(unknown)))
 
-    def failed(error: DragomanError) -> HttpResponse:
+    def format_error(error: DragomanError) -> HttpResponse:
         return _invalid_input(error) if isinstance(error, InvalidInput) else errors.write(error)
 
-    return EngineCall(inquiry(Embed(tuple(texts)), http, policy, model.name), reply, failed)
+    return EngineCall(build_request(Embed(tuple(texts)), http, policy, model.name), reply, format_error)
 
 
 def _body(http: HttpRequest, policy: Policy) -> dict[str, Any] | None:
@@ -55,9 +55,9 @@ def _body(http: HttpRequest, policy: Policy) -> dict[str, Any] | None:
 def _check(body: Mapping[str, Any], texts: Sequence[str], policy: Policy) -> None:
     if not all(texts) or len(texts) > _MOST_INPUTS:
         raise InvalidInput(
-            f"`inputs` must be a text, or at most {_MOST_INPUTS} texts, none empty; got {shown(body['inputs'])}"
+            f"`inputs` must be a text, or at most {_MOST_INPUTS} texts, none empty; got {format_value(body['inputs'])}"
         )
-    refuse_unknown(_unknown(body), ("inputs",), policy)
+    reject_unknown(_unknown(body), ("inputs",), policy)
 
 
 def _unknown(body: Mapping[str, Any]) -> list[str]:

@@ -48,7 +48,7 @@ _TYPES: Sequence[tuple[type[DragomanError], int | str, str]] = (
 _HTTP_TYPES: Mapping[int, str] = {404: "ResourceNotFoundException", 405: "MethodNotAllowedException"}
 
 
-def codes(text: str) -> Mapping[str, int]:
+def parse_codes(text: str) -> Mapping[str, int]:
     """Parse `name=status,...`; others keep their default. Raises InvalidInput naming what is wrong."""
     found = dict(CODES)
     for part in filter(None, (each.strip() for each in text.split(","))):
@@ -82,18 +82,18 @@ class LmiErrors:
         status = self._codes[code] if isinstance(code, str) else code
         return _json({"code": status, "type": name, "message": error.message}, status, retry_after(error))
 
-    def failed(self, error: DragomanError, found: LmiRequest, formatter: Formatter) -> HttpResponse:
+    def format_failure(self, error: DragomanError, found: LmiRequest, formatter: Formatter) -> HttpResponse:
         """Format an error that occurred before the first chunk was sent."""
-        error = found.given.worded(error)
+        error = found.given.with_client_names(error)
         headers = (JSON_TYPE, *found.given.headers)
         if isinstance(error, ServerError | InvalidInput) and not found.rolling:
-            return dynamic(error, found.given.headers)
+            return format_dynamic(error, found.given.headers)
         if isinstance(error, ServerError) and not formatter.streams:
-            return HttpResponse(424, (formatter.failed(),), headers)
+            return HttpResponse(424, (formatter.format_failure(),), headers)
         return self.write(error)
 
 
-def dynamic(error: DragomanError, headers: Headers = ()) -> HttpResponse:
+def format_dynamic(error: DragomanError, headers: Headers = ()) -> HttpResponse:
     """Format an error in the dynamic-batch schema."""
     return _json(dynamic_error_body(error), 424, headers)
 

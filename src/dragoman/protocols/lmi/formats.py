@@ -8,9 +8,9 @@ from typing import Any
 from dragoman.core.calls import Response
 from dragoman.core.errors import DragomanError
 from dragoman.core.text import Generation, PromptInfo, Text, Token
-from dragoman.protocols.lmi.model import BARE, LmiModel, bare
+from dragoman.protocols.lmi.model import TEXT_ONLY, LmiModel, format_text_only
 from dragoman.protocols.lmi.request import LmiRequest
-from dragoman.protocols.text_common.parameters import EVENT_STREAM, finite, most_likely_first, spread
+from dragoman.protocols.text_common.parameters import EVENT_STREAM, finite, most_likely_first, split_by_token
 from dragoman.protocols.wire import JSON_TYPE, Headers, HttpResponse
 
 _KINDS: Mapping[str, Headers] = {
@@ -35,7 +35,7 @@ class Formatter:
         self.ranked = max(sampling.n, sampling.best_of, sampling.num_beams) > 1
         self.streams = request.formatter != "json"
         chosen = request.given.options.get("output_formatter", "")
-        self._custom = model.custom if not chosen else bare if chosen == BARE else None
+        self._custom = model.custom if not chosen else format_text_only if chosen == TEXT_ONLY else None
 
     @property
     def headers(self) -> Headers:
@@ -52,7 +52,7 @@ class Formatter:
         self._prompts = response.answer.prompts
         found = [self._answer(i, texts) for i, texts in enumerate(self._by_prompt(response.answer))]
         value: Any = found if self._compat or not self._request.rolling else found[0]
-        return HttpResponse(200, (self._written(value),), self.headers)
+        return HttpResponse(200, (self._encode(value),), self.headers)
 
     def _by_prompt(self, generation: Generation) -> list[list[Text]]:
         """Group the completions by prompt, the best first."""
@@ -114,7 +114,7 @@ class Formatter:
         return {**found, "prefill": [], "seed": text.seed} if self._compat else found
 
     def _tokens(self, text: Text) -> list[dict[str, Any]]:
-        return [self._token(*pair) for pair in zip(text.tokens, spread(text.text, text.tokens), strict=True)]
+        return [self._token(*pair) for pair in zip(text.tokens, split_by_token(text.text, text.tokens), strict=True)]
 
     def _token(self, token: Token, text: str) -> dict[str, Any]:
         logprob = finite(token.logprob)
@@ -125,22 +125,22 @@ class Formatter:
 
     # --- in pieces -----------------------------------------------------------------------------------------
 
-    def piece(self, response: Response[Generation]) -> bytes:
+    def format_chunk(self, response: Response[Generation]) -> bytes:
         """Format one chunk: one line per token, or per step of all prompts in the dynamic-batch schema."""
         self._prompts = self._prompts or response.answer.prompts
         if not self._request.rolling:
-            return b"".join(self._framed({"outputs": row}) for row in self._outputs(response.answer))
+            return b"".join(self._frame({"outputs": row}) for row in self._outputs(response.answer))
         best = self._by_prompt(response.answer)[0]
-        return b"".join(map(self._framed, self._lines(best[0]))) if best else b""
+        return b"".join(map(self._frame, self._lines(best[0]))) if best else b""
 
     def _outputs(self, generation: Generation) -> Iterator[Sequence[str]]:
         """Yield the new tokens of each prompt, step by step."""
         best = (found[0] if found else Text() for found in self._by_prompt(generation))
-        parts = (spread(text.text, text.tokens) or [text.text] for text in best)
+        parts = (split_by_token(text.text, text.tokens) or [text.text] for text in best)
         yield from zip_longest(*parts, fillvalue="")
 
     def _lines(self, text: Text) -> list[dict[str, Any]]:
-        parts = spread(text.text, text.tokens)
+        parts = split_by_token(text.text, text.tokens)
         lines = [self._line(token, part) for token, part in zip(text.tokens, parts, strict=True)]
         if not lines and (text.finish or text.text):
             lines = [self._line(Token(-1, "", 0.0, special=not text.text), text.text)]
@@ -175,25 +175,25 @@ class Formatter:
     def error(self, error: DragomanError) -> bytes:
         """Format the end of a stream that failed."""
         if not self._request.rolling:
-            return self._framed(dynamic_error_body(error))
+            return self._frame(dynamic_error_body(error))
         token = {"id": -1, "text": "", "log_prob": -1, "special_token": True}
         details = {"finish_reason": "error", "generated_tokens": None, "inputs": None}
-        return self._framed({"token": token, "generated_text": "", "details": details})
+        return self._frame({"token": token, "generated_text": "", "details": details})
 
-    def failed(self) -> bytes:
+    def format_failure(self) -> bytes:
         """Format a failure of the generation before the first chunk was sent."""
         details = {"finish_reason": "error", "generated_tokens": None, "inputs": None, "tokens": None}
         return to_json({"generated_text": "", "details": details})
 
     # --- bytes ---------------------------------------------------------------------------------------------
 
-    def _framed(self, value: dict[str, Any]) -> bytes:
-        written = self._written(value)
+    def _frame(self, value: dict[str, Any]) -> bytes:
+        written = self._encode(value)
         if self._custom is not None:
             return written
         return b"data: " + written + b"\n\n" if self._request.formatter == "sse" else written + b"\n"
 
-    def _written(self, value: Any) -> bytes:
+    def _encode(self, value: Any) -> bytes:
         if self._custom is None:
             return to_json(value)
         made = self._custom(value)

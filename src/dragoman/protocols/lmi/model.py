@@ -12,7 +12,7 @@ from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.spec import ModelSpec
 
 FORMATS = ("json", "jsonlines", "sse")
-BARE = "none"
+TEXT_ONLY = "none"
 # LMI's formatters of chats, and of Bedrock's schema, and which of the others each is for the rest.
 _CHATS = {"json_chat": "json", "jsonlines_chat": "jsonlines", "3p": "json", "3p_stream": "jsonlines"}
 _SETTINGS = (
@@ -49,9 +49,11 @@ class LmiModel:
         """Return the formatter: that of the request, or of the operator, or the default for streams or complete
         responses."""
         asked = _CHATS.get(asked, asked)
-        if asked and asked not in (*FORMATS, BARE):
-            raise InvalidInput(f"`output_formatter` must be one of {', '.join(FORMATS)} and {BARE}; got '{asked[:64]}'")
-        if asked != BARE and (asked or self.formatter):
+        if asked and asked not in (*FORMATS, TEXT_ONLY):
+            raise InvalidInput(
+                f"`output_formatter` must be one of {', '.join((*FORMATS, TEXT_ONLY))}; got '{asked[:64]}'"
+            )
+        if asked != TEXT_ONLY and (asked or self.formatter):
             return asked or self.formatter
         if not stream:
             return "json"
@@ -60,15 +62,15 @@ class LmiModel:
 
 def lmi_model(model: ModelDescription) -> LmiModel:
     """Parse a model's `protocols.lmi`. Raises ModelFailed naming an invalid setting."""
-    return _read(model.name, model.protocols.get("lmi", {}), model.path)
+    return _parse(model.name, model.protocols.get("lmi", {}), model.path)
 
 
 def check(spec: ModelSpec) -> None:
     """Check the settings when the model is loaded, and import the operator's functions. Raises ModelFailed."""
-    _read(spec.name, spec.protocols.get("lmi", {}), spec.uri)
+    _parse(spec.name, spec.protocols.get("lmi", {}), spec.uri)
 
 
-def _read(name: str, given: Mapping[str, Any], place: str) -> LmiModel:
+def _parse(name: str, given: Mapping[str, Any], place: str) -> LmiModel:
     strange = sorted(given.keys() - set(_SETTINGS))
     if strange:
         raise ModelFailed(f"model '{name}': there is no setting '{strange[0]}'; there are {', '.join(_SETTINGS)}")
@@ -76,8 +78,8 @@ def _read(name: str, given: Mapping[str, Any], place: str) -> LmiModel:
     custom: Callable[[Any], Any] | None = None
     formatter = _CHATS.get(formatter, formatter)
     folder = _folder(given, place, name)
-    if formatter == BARE:
-        custom, formatter = bare, ""
+    if formatter == TEXT_ONLY:
+        custom, formatter = format_text_only, ""
     elif ":" in formatter:
         custom, formatter = _function(formatter, folder, name, "output_formatter"), ""
     elif formatter and formatter not in FORMATS:
@@ -99,10 +101,10 @@ def _read(name: str, given: Mapping[str, Any], place: str) -> LmiModel:
     )
 
 
-def bare(answer: Any) -> Any:
+def format_text_only(answer: Any) -> Any:
     """LMI's formatter `none`: only the text."""
     if isinstance(answer, list):
-        return "\n".join(bare(each) for each in answer)
+        return "\n".join(format_text_only(each) for each in answer)
     if "outputs" in answer:
         return "".join(answer["outputs"])
     return answer["token"]["text"] if "token" in answer else answer.get("generated_text", "")
@@ -141,7 +143,7 @@ def _function(name: str, folder: Path | None, model: str, what: str) -> Callable
         message = error.message if isinstance(error, ModelFailed) else f"{type(error).__name__}: {error}"
         raise ModelFailed(f"model '{model}': {what} '{name}' cannot be imported: {message}") from error
     _check_function(found, f"model '{model}': {what} '{name}'")
-    return _guarded(found, f"model '{model}': its {what} failed")
+    return _guard(found, f"model '{model}': its {what} failed")
 
 
 def _check_function(found: Any, subject: str) -> None:
@@ -159,7 +161,7 @@ def _check_function(found: Any, subject: str) -> None:
         raise ModelFailed(f"{subject} must take one argument; it takes {signature}") from error
 
 
-def _guarded(function: Callable[[Any], Any], failed: str) -> Callable[[Any], Any]:
+def _guard(function: Callable[[Any], Any], failed: str) -> Callable[[Any], Any]:
     """Return the function with its exceptions converted to ModelFailed; those of `dragoman.errors` pass unchanged."""
 
     def call(value: Any) -> Any:

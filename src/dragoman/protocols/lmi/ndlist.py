@@ -43,8 +43,8 @@ def from_ndlist(data: bytes) -> Sequence[tuple[str, Array]]:
     if not 0 < count <= _MOST_ARRAYS:
         raise InvalidInput(f"tensor/ndlist: expected 1 to {_MOST_ARRAYS} arrays, got {count}")
     found = [reader.array(i) for i in range(count)]
-    if reader.left:
-        raise InvalidInput(f"tensor/ndlist: {reader.left} bytes are left behind the last of {count} arrays")
+    if reader.remaining:
+        raise InvalidInput(f"tensor/ndlist: {reader.remaining} bytes are left behind the last of {count} arrays")
     return found
 
 
@@ -56,7 +56,7 @@ class _Reader:
         self._at = 0
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         return len(self._data) - self._at
 
     def numbers(self, form: str) -> tuple[Any, ...]:
@@ -64,8 +64,8 @@ class _Reader:
         return struct.unpack(form, self.bytes(struct.calcsize(form)))
 
     def bytes(self, count: int) -> memoryview:
-        if not 0 <= count <= self.left:
-            raise InvalidInput(f"tensor/ndlist: expected {count} more bytes at {self._at}, there are {self.left}")
+        if not 0 <= count <= self.remaining:
+            raise InvalidInput(f"tensor/ndlist: expected {count} more bytes at {self._at}, there are {self.remaining}")
         self._at += count
         return memoryview(self._data)[self._at - count : self._at]
 
@@ -124,10 +124,10 @@ def _array(data: memoryview, dtype: "np.dtype[np.generic]", shape: tuple[int, ..
 
 def to_ndlist(arrays: Mapping[str, Array]) -> bytes:
     """Serialize named arrays. Raises NotSupported for strings, and for arrays that are too large."""
-    return struct.pack(">i", len(arrays)) + b"".join(_encoded(name, array) for name, array in arrays.items())
+    return struct.pack(">i", len(arrays)) + b"".join(_encode(name, array) for name, array in arrays.items())
 
 
-def _encoded(name: str, array: Array) -> bytes:
+def _encode(name: str, array: Array) -> bytes:
     datatype = "BOOLEAN" if array.dtype.kind == "b" else _NAMES.get(array.dtype.str[1:])
     if datatype is None or array.nbytes > _MOST_BYTES:
         raise NotSupported(

@@ -7,7 +7,14 @@ from typing import Any
 from dragoman.core.sampling import MOST_STOPS, InvalidValueError, ValueKind, flag, text, texts
 from dragoman.core.text import Sampling
 from dragoman.protocols.text_common.grammar import GRAMMAR, GUIDED, RESPONSE_FORMAT
-from dragoman.protocols.text_common.parameters import GivenParameters, Parameter, given, option, refuse_unused, sets
+from dragoman.protocols.text_common.parameters import (
+    Parameter,
+    ParsedParameters,
+    option,
+    parse_parameters,
+    reject_unused,
+    sets,
+)
 from dragoman.protocols.wire import Policy
 
 # Names that are also the field's.
@@ -43,9 +50,9 @@ def _stop() -> ValueKind:
     found = texts(MOST_STOPS)
 
     def read(value: Any) -> Any:
-        return () if isinstance(value, bool) else found.read(value)
+        return () if isinstance(value, bool) else found.convert(value)
 
-    return ValueKind(found.told, read)
+    return ValueKind(found.description, read)
 
 
 def _adapters() -> ValueKind:
@@ -92,17 +99,17 @@ _BEYOND_TEXT: Mapping[str, Any] = {
 }
 
 
-def parameters(
+def parse_generation_parameters(
     values: Mapping[str, Any], policy: Policy, *, infer_do_sample: bool, rolling: bool = True
-) -> tuple[GivenParameters, Sampling]:
+) -> tuple[ParsedParameters, Sampling]:
     """Parse the parameters of a request into a Sampling.
 
     Without `rolling` (the dynamic-batch schema) a response is only text. Without `do_sample` the parameters that shape
     the distribution have no effect, as in LMI up to 0.31; with `infer_do_sample` they imply it, as from 0.32.
     """
-    found = given(values, PARAMETERS, policy)
+    found = parse_parameters(values, PARAMETERS, policy)
     unused = [name for name in ("stop",) if isinstance(values.get(name), bool)]
-    refuse_unused([name for name in unused if values[name]], policy)
+    reject_unused([name for name in unused if values[name]], policy)
     if not rolling:
         unused += _text_alone(found, values, policy)
     found = replace(found, ignored=(*found.ignored, *unused))
@@ -120,10 +127,10 @@ def parameters(
     return found, found.sampling(policy, max_new_tokens=30, shorten=True)
 
 
-def _text_alone(found: GivenParameters, values: Mapping[str, Any], policy: Policy) -> list[str]:
+def _text_alone(found: ParsedParameters, values: Mapping[str, Any], policy: Policy) -> list[str]:
     """Remove parameters that ask for more than text and return their names. Raises InvalidInput in strict mode."""
     unused = [name for name, nothing in _BEYOND_TEXT.items() if values.get(name) not in (None, nothing)]
-    refuse_unused(unused, policy)
+    reject_unused(unused, policy)
     for name in _BEYOND_TEXT:
         known = PARAMETERS[name]
         (found.options if known.own else found.fields).pop(known.to, None)

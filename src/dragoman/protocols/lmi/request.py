@@ -12,17 +12,17 @@ from urllib.parse import parse_qs
 from msgspec import structs
 
 from dragoman.core.errors import InvalidInput
-from dragoman.core.sampling import checked, flag, shown, text
+from dragoman.core.sampling import check_value, flag, format_value, text
 from dragoman.core.text import Sampling
 from dragoman.protocols.lmi.model import LmiModel
-from dragoman.protocols.lmi.parameters import ADAPTERS, parameters
+from dragoman.protocols.lmi.parameters import ADAPTERS, parse_generation_parameters
 from dragoman.protocols.text_common.openai_format import PLACEHOLDERS
 from dragoman.protocols.text_common.parameters import (
-    GivenParameters,
+    ParsedParameters,
+    get_object,
     object_body,
-    object_in,
-    refuse_unknown,
-    refuse_unused,
+    reject_unknown,
+    reject_unused,
 )
 from dragoman.protocols.wire import HttpRequest, Policy
 
@@ -47,7 +47,7 @@ class LmiRequest:
     """A parsed request: inputs, parameters, schema (`rolling`) and formatter of its response."""
 
     inputs: tuple[str, ...]
-    given: GivenParameters
+    given: ParsedParameters
     sampling: Sampling
     rolling: bool
     formatter: str
@@ -61,7 +61,7 @@ def parse_request(http: HttpRequest, model: LmiModel, policy: Policy) -> LmiRequ
         if model.reads is not None:
             body = model.reads(body)
         if not isinstance(body, dict):
-            raise InvalidInput(_NO_OBJECT + shown(body))
+            raise InvalidInput(_NO_OBJECT + format_value(body))
         if is_openais(body):
             return body
         inputs, listed = _inputs(body)
@@ -69,12 +69,14 @@ def parse_request(http: HttpRequest, model: LmiModel, policy: Policy) -> LmiRequ
     except InvalidInput as error:
         raise InvalidInput(_FAILED + error.message) from error
     unknown = [name for name in body if name not in _FIELDS]
-    refuse_unknown(unknown, _FIELDS, policy)
+    reject_unknown(unknown, _FIELDS, policy)
     unused = other_model(body, model.name, policy)
-    found, sampling = parameters(values, policy, infer_do_sample=model.infer_do_sample, rolling=model.rolling)
+    found, sampling = parse_generation_parameters(
+        values, policy, infer_do_sample=model.infer_do_sample, rolling=model.rolling
+    )
     ignored = (*unknown, *unused, *found.ignored)
-    found = GivenParameters(found.fields, found.options, {**found.names, "prompt": "inputs"}, ignored)
-    stream = bool(checked("stream", body.get("stream") or False, flag()))
+    found = ParsedParameters(found.fields, found.options, {**found.names, "prompt": "inputs"}, ignored)
+    stream = bool(check_value("stream", body.get("stream") or False, flag()))
     rolling = model.rolling and not listed
     pieces = stream or (model.streams and not rolling)
     formatter = model.format(found.options.get("output_formatter", ""), pieces)
@@ -84,9 +86,9 @@ def parse_request(http: HttpRequest, model: LmiModel, policy: Policy) -> LmiRequ
 def other_model(body: Mapping[str, Any], model: str, policy: Policy) -> list[str]:
     """Return the field of a body that names a model other than that of path, query or header. Raises InvalidInput for
     it in strict mode."""
-    named = checked("model_name", body.get("model_name") or "", text())
+    named = check_value("model_name", body.get("model_name") or "", text())
     found = [] if named == model or named in ANY_MODEL else ["model_name"]
-    refuse_unused(found, policy)
+    reject_unused(found, policy)
     return found
 
 
@@ -101,7 +103,7 @@ def model_name(http: HttpRequest) -> str:
     return _property(http, "model_name") or target or _in_form(http)
 
 
-def versioned(http: HttpRequest) -> HttpRequest:
+def with_version(http: HttpRequest) -> HttpRequest:
     """Return the request with the version of its query or header among its path parameters."""
     version = _property(http, "model_version")
     if not version or "version" in http.params:
@@ -217,7 +219,7 @@ def _inputs(body: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
     listed = isinstance(given, list)
     texts: list[Any] = given if isinstance(given, list) else [given]
     if "inputs" not in body:
-        raise InvalidInput(_NO_OBJECT + shown(body))
+        raise InvalidInput(_NO_OBJECT + format_value(body))
     for each in texts:
         if not isinstance(each, str):
             kind = type(each).__name__
@@ -227,7 +229,8 @@ def _inputs(body: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
             )
     if not texts or not all(texts):
         raise InvalidInput(
-            f"Invalid request payload. The 'inputs' field does not contain any content. Received payload {shown(body)}"
+            "Invalid request payload. The 'inputs' field does not contain any content. "
+            f"Received payload {format_value(body)}"
         )
     if len(texts) > _MOST_INPUTS:
         raise InvalidInput(f"`inputs` must have at most {_MOST_INPUTS} texts; got {len(texts)}")
@@ -237,11 +240,11 @@ def _inputs(body: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
 def _values(body: Mapping[str, Any], http: HttpRequest) -> dict[str, Any]:
     """Return the parameters as sent, with the adapter that a field or a header names."""
     try:
-        values = object_in(body, "parameters")
+        values = get_object(body, "parameters")
     except InvalidInput as error:
         raise InvalidInput(
             "Invalid request payload. 'parameters' must be provided as an object of key-value pairs. "
-            f"Received payload {shown(body)}"
+            f"Received payload {format_value(body)}"
         ) from error
     adapters = body.get("adapters") or http.headers.get(_ADAPTER) or attributes(http).get("adapters")
-    return {**values, "adapters": checked("adapters", adapters, ADAPTERS)} if adapters else values
+    return {**values, "adapters": check_value("adapters", adapters, ADAPTERS)} if adapters else values

@@ -14,7 +14,7 @@ from dragoman.formats.json_scan import check_json
 from dragoman.protocols.lmi import control
 from dragoman.protocols.lmi.arrays import READERS, parse_arrays_request
 from dragoman.protocols.lmi.embeddings import parse_embeddings_request
-from dragoman.protocols.lmi.errors import LmiErrors, codes, dynamic
+from dragoman.protocols.lmi.errors import LmiErrors, format_dynamic, parse_codes
 from dragoman.protocols.lmi.formats import Formatter
 from dragoman.protocols.lmi.model import lmi_model
 from dragoman.protocols.lmi.request import (
@@ -26,10 +26,10 @@ from dragoman.protocols.lmi.request import (
     media_type,
     model_name,
     parse_request,
-    versioned,
+    with_version,
 )
 from dragoman.protocols.lmi.schemas import parse_bedrock_request, parse_openai_request
-from dragoman.protocols.text_common.parameters import inquiry
+from dragoman.protocols.text_common.parameters import build_request
 from dragoman.protocols.wire import (
     BackgroundCall,
     EndpointResult,
@@ -56,7 +56,9 @@ _ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 _ALL = 1 << 31
 
 
-def fetched(http: HttpRequest, error: Callable[[DragomanError | HttpError], HttpResponse]) -> ResultPoll | None:
+def parse_result_poll(
+    http: HttpRequest, error: Callable[[DragomanError | HttpError], HttpResponse]
+) -> ResultPoll | None:
     """Return the fetch of an earlier response; None for a new request. Raises InvalidInput for an invalid number."""
     token = _header(http, _STARTING)
     if not token:
@@ -78,7 +80,7 @@ def fetched(http: HttpRequest, error: Callable[[DragomanError | HttpError], Http
     return ResultPoll(token, int(most) if int(most) > 0 else _ALL, format_response)
 
 
-def later(
+def in_background(
     http: HttpRequest, asked: EndpointResult, error: Callable[[DragomanError | HttpError], HttpResponse]
 ) -> EndpointResult:
     """Return the request as it is, or one that is answered later if its headers ask for that."""
@@ -112,7 +114,7 @@ class _Body(msgspec.Struct, frozen=True):
 _BODY = msgspec.json.Decoder(_Body)
 
 
-def addressed(http: HttpRequest, policy: Policy, then: Callable[[str], EndpointResult]) -> EndpointResult:
+def resolve_model(http: HttpRequest, policy: Policy, then: Callable[[str], EndpointResult]) -> EndpointResult:
     """Call `then` with the name of the model, "" for none.
 
     The field is `model_name`, or `model` in chats and completions of OpenAI. LMI ignores the latter, and its clients
@@ -164,11 +166,13 @@ class Lmi:
 
     def __init__(self, policy: Policy, errors: LmiErrors) -> None:
         self._policy = policy
-        self._faults = errors
+        self._errors = errors
 
     def invoke(self, http: HttpRequest) -> EndpointResult:
         """Run an inference, now or later, or return the response of an earlier one."""
-        return fetched(http, self._faults.write) or later(http, self._infer(versioned(http)), self._faults.write)
+        return parse_result_poll(http, self._errors.write) or in_background(
+            http, self._infer(with_version(http)), self._errors.write
+        )
 
     def _infer(self, http: HttpRequest) -> EndpointResult:
         """Run an inference. The model is described first: its settings decide how the body is parsed."""
@@ -177,7 +181,7 @@ class Lmi:
             described = response.answer
             if Generate not in described.calls and Infer in described.calls:
                 able = Embed in described.calls
-                vectors = parse_embeddings_request(http, described, self._policy, self._faults) if able else None
+                vectors = parse_embeddings_request(http, described, self._policy, self._errors) if able else None
                 return vectors or parse_arrays_request(http, described, self._policy)
             model = lmi_model(described)
             try:
@@ -185,36 +189,36 @@ class Lmi:
             except (InvalidInput, ServerError) as error:
                 if model.rolling:
                     raise
-                return dynamic(error)
+                return format_dynamic(error)
             if isinstance(found, Mapping):  # as TGI and vLLM take OpenAI's bodies at this path
                 if model.bedrock and "messages" not in found:
                     return parse_bedrock_request(found, http, self._policy, model.name)
-                return parse_openai_request(found, http, self._policy, self._faults, model)
+                return parse_openai_request(found, http, self._policy, self._errors, model)
             return self._generate(found, http, Formatter(found, model), model.name)
 
         def meant(name: str) -> PreliminaryCall[ModelDescription]:
-            value = inquiry(Generate(prompts=()), http, self._policy, name)
+            value = build_request(Generate(prompts=()), http, self._policy, name)
             return PreliminaryCall(Request(Describe(Generate, Infer), value.model, value.version), then)
 
-        return addressed(http, self._policy, meant)
+        return resolve_model(http, self._policy, meant)
 
     def _generate(self, found: LmiRequest, http: HttpRequest, formatter: Formatter, model: str) -> EndpointResult:
         # LMI: of several texts the best is known at the end, so a stream of it holds all back until then.
         stream = formatter.streams and not formatter.ranked
         call = Generate(prompts=found.inputs, sampling=found.sampling, stream=stream)
-        request: Request[Generation] = inquiry(call, http, self._policy, model)
+        request: Request[Generation] = build_request(call, http, self._policy, model)
 
         def fault(error: DragomanError) -> HttpResponse:
-            return self._faults.failed(error, found, formatter)
+            return self._errors.format_failure(error, found, formatter)
 
         if formatter.streams:
-            return HttpStream(request, formatter.piece, formatter.error, b"", formatter.headers, fault)
+            return HttpStream(request, formatter.format_chunk, formatter.error, b"", formatter.headers, fault)
         return EngineCall(request, formatter.whole, fault)
 
 
 def protocol(policy: Policy) -> HttpProtocol:
     """Return the routes of the protocol."""
-    errors = LmiErrors(codes(policy.lmi_http_codes))
+    errors = LmiErrors(parse_codes(policy.lmi_http_codes))
     at = Lmi(policy, errors)
     routes = [Route("POST", path, at.invoke) for path in _PATHS]
     return HttpProtocol("LMI", (*routes, *control.routes(policy)), errors.write)

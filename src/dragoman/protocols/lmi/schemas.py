@@ -7,14 +7,21 @@ from msgspec import structs
 
 from dragoman.core.calls import Generate, Response
 from dragoman.core.errors import DragomanError, InvalidInput
-from dragoman.core.sampling import checked, flag, shown, text
+from dragoman.core.sampling import check_value, flag, format_value, text
 from dragoman.core.text import Generation, Text, Token
 from dragoman.protocols.lmi.errors import LmiErrors
 from dragoman.protocols.lmi.formats import to_json
 from dragoman.protocols.lmi.model import LmiModel
 from dragoman.protocols.text_common.chat import parse_chat_request
 from dragoman.protocols.text_common.completions import parse_completion_request
-from dragoman.protocols.text_common.parameters import Parameter, given, inquiry, option, sets, spread
+from dragoman.protocols.text_common.parameters import (
+    Parameter,
+    build_request,
+    option,
+    parse_parameters,
+    sets,
+    split_by_token,
+)
 from dragoman.protocols.wire import (
     JSON_TYPE,
     EndpointResult,
@@ -78,17 +85,17 @@ _STREAMED = "InvokeEndpointWithResponseStream"
 
 def parse_bedrock_request(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> EndpointResult:
     """Parse a request. Raises InvalidInput naming the field."""
-    found = given(body, _PARAMETERS, policy)
-    prompt = checked("prompt", found.options.get("prompt"), text())
+    found = parse_parameters(body, _PARAMETERS, policy)
+    prompt = check_value("prompt", found.options.get("prompt"), text())
     if not prompt:
-        raise InvalidInput(f"`prompt` must be a text that is not empty; got {shown(prompt)}")
+        raise InvalidInput(f"`prompt` must be a text that is not empty; got {format_value(prompt)}")
     stream = found.options.get("stream", http.headers.get(_FORWARDED, "") == _STREAMED)
     sampling = found.sampling(policy, **_DEFAULTS, shorten=True)
-    request = inquiry(Generate(prompts=(prompt,), sampling=sampling, stream=stream), http, policy, model)
+    request = build_request(Generate(prompts=(prompt,), sampling=sampling, stream=stream), http, policy, model)
     if not stream:
         return EngineCall(request, lambda response: _whole(response.answer, found.headers))
     lines = _Lines()
-    return HttpStream(request, lines.piece, lines.error, b"", (*_LINES, *found.headers))
+    return HttpStream(request, lines.format_chunk, lines.error, b"", (*_LINES, *found.headers))
 
 
 def _whole(generation: Generation, headers: Headers) -> HttpResponse:
@@ -119,14 +126,14 @@ class _Lines:
         self._sent = 0
         self._prompt: int | None = None
 
-    def piece(self, response: Response[Generation]) -> bytes:
+    def format_chunk(self, response: Response[Generation]) -> bytes:
         if response.answer.prompts:
             self._prompt = _count(response.answer)
         return b"".join(line for text in response.answer.texts for line in self._lines(text))
 
     def _lines(self, text: Text) -> Sequence[bytes]:
         tokens = text.tokens or ((Token(-1, text.text, 0.0),) if text.text or text.finish else ())
-        parts = spread(text.text, tokens)
+        parts = split_by_token(text.text, tokens)
         last = len(tokens) - 1
         return [self._line(part, text.finish if i == last else "") for i, part in enumerate(parts)]
 

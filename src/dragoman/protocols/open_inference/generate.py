@@ -16,20 +16,20 @@ from dragoman.core.errors import (
     Overloaded,
     Unauthorized,
 )
-from dragoman.core.sampling import checked, flag, integer, number, shown, text, texts
+from dragoman.core.sampling import check_value, flag, format_value, integer, number, text, texts
 from dragoman.core.text import Generation, Sampling
 from dragoman.protocols.text_common.grammar import GRAMMAR, RESPONSE_FORMAT
 from dragoman.protocols.text_common.parameters import (
     EVENT_STREAM,
-    GivenParameters,
     Parameter,
+    ParsedParameters,
+    build_request,
     event,
-    given,
-    inquiry,
+    get_object,
     object_body,
-    object_in,
     option,
-    refuse_unknown,
+    parse_parameters,
+    reject_unknown,
     sets,
 )
 from dragoman.protocols.wire import (
@@ -118,7 +118,7 @@ class OpenInferenceGenerate:
             return json_response(body, 200, found.headers)
 
         call = Generate(prompts=(prompt,), sampling=sampling)
-        return EngineCall(inquiry(call, http, self._policy), format_response, found.telling(format_error))
+        return EngineCall(build_request(call, http, self._policy), format_response, found.error_formatter(format_error))
 
     def generate_stream(self, http: HttpRequest) -> EndpointResult:
         prompt, found, sampling, id_ = self._parse(http)
@@ -133,27 +133,27 @@ class OpenInferenceGenerate:
 
         call = Generate(prompts=(prompt,), sampling=sampling, stream=sampling.best_of <= 1 and sampling.num_beams == 1)
         headers = (*EVENT_STREAM, *found.headers)
-        request = inquiry(call, http, self._policy)
-        return HttpStream(request, format_chunk, _format_error_event, b"", headers, found.telling(format_error))
+        request = build_request(call, http, self._policy)
+        return HttpStream(request, format_chunk, _format_error_event, b"", headers, found.error_formatter(format_error))
 
-    def _parse(self, http: HttpRequest) -> tuple[str, GivenParameters, Sampling, str]:
+    def _parse(self, http: HttpRequest) -> tuple[str, ParsedParameters, Sampling, str]:
         body = object_body(http.body, self._policy)
         prompt = body.get("text_input")
         if not isinstance(prompt, str) or not prompt:
-            raise InvalidInput(f"`text_input` must be a text that is not empty; got {shown(prompt)}")
-        found = given(object_in(body, "parameters"), _PARAMETERS, self._policy)
+            raise InvalidInput(f"`text_input` must be a text that is not empty; got {format_value(prompt)}")
+        found = parse_parameters(get_object(body, "parameters"), _PARAMETERS, self._policy)
         unknown = [name for name in body if name not in _FIELDS]
-        refuse_unknown(unknown, _FIELDS, self._policy)
+        reject_unknown(unknown, _FIELDS, self._policy)
         fields = found.fields
         if "do_sample" not in fields and "num_beams" not in fields:
             fields["do_sample"] = any(fields.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
-        found.options["nothing_new"] = found.nothing_new()  # OIP: 0 to 512 tokens
+        found.options["nothing_new"] = found.requests_no_tokens()  # OIP: 0 to 512 tokens
         sampling = found.sampling(
             self._policy, max_new_tokens=_DEFAULT_MAX_TOKENS, shorten="max_new_tokens" not in fields
         )
-        id_ = checked("id", body.get("id") or "", text())
+        id_ = check_value("id", body.get("id") or "", text())
         names = {**found.names, "prompt": "text_input"}
-        return prompt, GivenParameters(fields, found.options, names, (*unknown, *found.ignored)), sampling, id_
+        return prompt, ParsedParameters(fields, found.options, names, (*unknown, *found.ignored)), sampling, id_
 
 
 def _metadata(response: Response[Generation], id_: str) -> dict[str, Any]:

@@ -8,22 +8,29 @@ import orjson
 
 from dragoman.core.calls import Generate
 from dragoman.core.errors import InvalidInput
-from dragoman.core.sampling import MOST_TOP, checked, flag, integer, shown
+from dragoman.core.sampling import MOST_TOP, check_value, flag, format_value, integer
 from dragoman.core.text import Chat, Sampling
 from dragoman.formats.json_scan import values_in
-from dragoman.protocols.text_common.chat_response import ChatAnswer
+from dragoman.protocols.text_common.chat_response import ChatFormatter
 from dragoman.protocols.text_common.openai_format import (
     COMMON,
     DONE,
     FormatError,
-    addressed,
     anything,
     error_event,
-    given,
-    settle,
+    parse_parameters,
+    resolve_model,
+    resolve_options,
 )
-from dragoman.protocols.text_common.parameters import GivenParameters, Parameter, inquiry, object_in, option, sets
-from dragoman.protocols.text_common.tools import Tools, tools_of
+from dragoman.protocols.text_common.parameters import (
+    Parameter,
+    ParsedParameters,
+    build_request,
+    get_object,
+    option,
+    sets,
+)
+from dragoman.protocols.text_common.tools import Tools, parse_tools
 from dragoman.protocols.wire import EndpointResult, EngineCall, HttpRequest, HttpStream, Policy
 
 _MOST_MESSAGES = 4096
@@ -58,30 +65,30 @@ class ChatRequest:
     chat: Chat
     sampling: Sampling
     tools: Tools
-    given: GivenParameters
+    given: ParsedParameters
 
 
 def parse_chat_request(
     body: Mapping[str, Any], http: HttpRequest, policy: Policy, format_error: FormatError, model: str = ""
 ) -> EndpointResult:
     """Parse a chat request; `model` is the one that the path names."""
-    return addressed(body, http, lambda name: _chat(body, http, policy, format_error, name), model)
+    return resolve_model(body, http, lambda name: _chat(body, http, policy, format_error, name), model)
 
 
-def conversation(body: Mapping[str, Any], policy: Policy) -> tuple[Chat, Tools]:
+def parse_conversation(body: Mapping[str, Any], policy: Policy) -> tuple[Chat, Tools]:
     """Parse the conversation of a body. Raises InvalidInput naming the message."""
-    variables = dict(object_in(body, "chat_template_kwargs"))
+    variables = dict(get_object(body, "chat_template_kwargs"))
     body = {**body, **{name: variables.pop(name) for name in _AMONG_VARIABLES if name in variables}}
     messages = body.get("messages")
     if not isinstance(messages, list) or not 0 < len(messages) <= _MOST_MESSAGES:
-        raise InvalidInput(f"`messages` must be a list of 1 to {_MOST_MESSAGES} messages; got {shown(messages)}")
+        raise InvalidInput(f"`messages` must be a list of 1 to {_MOST_MESSAGES} messages; got {format_value(messages)}")
     _check_arguments(messages, policy)
-    tools = tools_of(body.get("tools"), body.get("tool_choice"))
+    tools = parse_tools(body.get("tools"), body.get("tool_choice"))
     if body.get("parallel_tool_calls") is False:
         tools = replace(tools, single=True)
-    generation_prompt = flag_in(body, "add_generation_prompt", otherwise=True)
-    special_tokens = flag_in(body, "add_special_tokens", otherwise=False)
-    if flag_in(body, "continue_final_message", otherwise=False):
+    generation_prompt = get_flag(body, "add_generation_prompt", otherwise=True)
+    special_tokens = get_flag(body, "add_special_tokens", otherwise=False)
+    if get_flag(body, "continue_final_message", otherwise=False):
         if generation_prompt:
             raise InvalidInput("`continue_final_message` must only be given with `add_generation_prompt`: false")
         variables["continue_final_message"] = True
@@ -100,25 +107,27 @@ def _template(given: Any, policy: Policy) -> str:
             "others with --trust-request-chat-template"
         )
     if not isinstance(given, str) or not 0 < len(given) <= _LONGEST_TEMPLATE:
-        raise InvalidInput(f"`chat_template` must be a text of 1 to {_LONGEST_TEMPLATE} characters; got {shown(given)}")
+        raise InvalidInput(
+            f"`chat_template` must be a text of 1 to {_LONGEST_TEMPLATE} characters; got {format_value(given)}"
+        )
     return given
 
 
-def flag_in(body: Mapping[str, Any], name: str, *, otherwise: bool) -> bool:
+def get_flag(body: Mapping[str, Any], name: str, *, otherwise: bool) -> bool:
     """Return an optional boolean field of a body."""
     found = body.get(name)
-    return otherwise if found is None else checked(name, found, flag()) is True
+    return otherwise if found is None else check_value(name, found, flag()) is True
 
 
-def chat_in(body: Mapping[str, Any], policy: Policy) -> ChatRequest:
+def parse_chat(body: Mapping[str, Any], policy: Policy) -> ChatRequest:
     """Parse the body of a chat. Raises InvalidInput naming the field."""
-    found = given(body, PARAMETERS, policy)
+    found = parse_parameters(body, PARAMETERS, policy)
     found.names["prompt"] = "messages"
-    chat, tools = conversation(body, policy)
+    chat, tools = parse_conversation(body, policy)
     fields, options = found.fields, found.options
     if body.get("max_completion_tokens") is not None:
         fields["max_new_tokens"] = int(body["max_completion_tokens"])
-    settle(fields, options)
+    resolve_options(fields, options)
     options["read"] = "prompt_logprobs" in fields
     _check_logprobs(found)
     grammar = tools.grammar()
@@ -134,18 +143,18 @@ def chat_in(body: Mapping[str, Any], policy: Policy) -> ChatRequest:
 def _chat(
     body: Mapping[str, Any], http: HttpRequest, policy: Policy, format_error: FormatError, model: str
 ) -> EndpointResult:
-    asked = chat_in(body, policy)
+    asked = parse_chat(body, policy)
     found, stream = asked.given, asked.given.options.get("stream", False)
-    answer = ChatAnswer(found.options, asked.tools)
+    answer = ChatFormatter(found.options, asked.tools)
     call = Generate(prompts=(asked.chat,), sampling=asked.sampling, stream=stream)
-    request, fault = inquiry(call, http, policy, model), found.telling(format_error)
+    request, fault = build_request(call, http, policy, model), found.error_formatter(format_error)
     if stream:
         headers = answer.stream_headers(found.headers)
-        return HttpStream(request, answer.piece, error_event, DONE, headers, fault, answer.closing)
+        return HttpStream(request, answer.format_chunk, error_event, DONE, headers, fault, answer.format_last_chunk)
     return EngineCall(request, lambda response: answer.whole(response, found.headers), fault)
 
 
-def _check_alone(found: GivenParameters) -> None:
+def _check_alone(found: ParsedParameters) -> None:
     if "grammar" in found.fields:
         name = found.names["grammar"]
         raise InvalidInput(
@@ -153,7 +162,7 @@ def _check_alone(found: GivenParameters) -> None:
         )
 
 
-def _check_logprobs(found: GivenParameters) -> None:
+def _check_logprobs(found: ParsedParameters) -> None:
     if found.fields.get("top_logprobs") and not found.options.get("logprobs"):
         raise InvalidInput("`top_logprobs` must only be given with `logprobs`: true")
 
@@ -164,14 +173,14 @@ def _check_logprobs(found: GivenParameters) -> None:
 def _message(message: Any, at: int) -> dict[str, Any]:
     where = f"`messages[{at}]`"
     if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not message["role"]:
-        raise InvalidInput(f"{where} must be an object with `role` and `content`; got {shown(message)}")
+        raise InvalidInput(f"{where} must be an object with `role` and `content`; got {format_value(message)}")
     calls = message.get("tool_calls")
     found = {name: value for name, value in message.items() if value is not None}
     found["role"] = _ROLES.get(found["role"], found["role"])
     found["content"] = _content(message.get("content"), where, optional=bool(calls))
     if calls:
         if not isinstance(calls, list):
-            raise InvalidInput(f"{where}: `tool_calls` must be a list; got {shown(calls)}")
+            raise InvalidInput(f"{where}: `tool_calls` must be a list; got {format_value(calls)}")
         found["tool_calls"] = [_tool_call(call, where) for call in calls]
     return found
 
@@ -187,9 +196,9 @@ def _content(content: Any, where: str, *, optional: bool) -> str:
             match part:
                 case {"type": "text", "text": str(_)}:
                     continue
-            raise InvalidInput(f"{where}: `content` must have parts of text alone; got {shown(part)}")
+            raise InvalidInput(f"{where}: `content` must have parts of text alone; got {format_value(part)}")
         return "".join(part["text"] for part in content)
-    raise InvalidInput(f"{where}: `content` must be a text, or a list of texts; got {shown(content)}")
+    raise InvalidInput(f"{where}: `content` must be a text, or a list of texts; got {format_value(content)}")
 
 
 def _check_arguments(messages: list[Any], policy: Policy) -> None:
@@ -216,4 +225,6 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
                 return dict(call)
         case {"function": {"name": str(_)}}:
             return dict(call)
-    raise InvalidInput(f"{where}: `tool_calls` must have a `function` with `name` and `arguments`; got {shown(call)}")
+    raise InvalidInput(
+        f"{where}: `tool_calls` must have a `function` with `name` and `arguments`; got {format_value(call)}"
+    )

@@ -5,14 +5,21 @@ from typing import Any
 
 from dragoman.core.calls import Response
 from dragoman.core.text import Generation, Text, Token
-from dragoman.protocols.text_common.openai_format import REASONS, Envelope, Usage, counted, read_tokens, stop_reason
+from dragoman.protocols.text_common.openai_format import (
+    REASONS,
+    Envelope,
+    Usage,
+    format_logprob,
+    format_prompt_logprobs,
+    stop_reason,
+)
 from dragoman.protocols.text_common.parameters import EVENT_STREAM, event
-from dragoman.protocols.text_common.tool_stream import Reader, reader
-from dragoman.protocols.text_common.tools import ToolChunk, Tools, gathered, merged
+from dragoman.protocols.text_common.tool_stream import TextParser, parser_for
+from dragoman.protocols.text_common.tools import ToolChunk, Tools, collect_calls, merge_deltas
 from dragoman.protocols.wire import Headers, HttpResponse, json_response
 
 
-class ChatAnswer:
+class ChatFormatter:
     """Formats the response of one chat. Between chunks it remembers what has been sent."""
 
     def __init__(self, options: Mapping[str, Any], tools: Tools) -> None:
@@ -26,10 +33,10 @@ class ChatAnswer:
         self._envelope = Envelope.new("chatcmpl", "chat.completion")
         self._chunks = Envelope("chatcmpl", "chat.completion.chunk", self._envelope.id, self._envelope.created)
         # TGI's client wants each delta to have all of a message; OpenAI's own adds up what comes, and so the roles.
-        self._all_told = options.get("model") == "tgi"
-        self._readers: dict[int, Reader] = {}
+        self._full_deltas = options.get("model") == "tgi"
+        self._readers: dict[int, TextParser] = {}
         self._called: set[int] = set()
-        self._untold: dict[str, Any] = {}  # what the next chunk tells of the prompt
+        self._pending: dict[str, Any] = {}  # what the next chunk tells of the prompt
         self._model = ""
 
     # --- whole ---------------------------------------------------------------------------------------------
@@ -46,11 +53,11 @@ class ChatAnswer:
         """Return vLLM's fields about the prompt, if they were requested."""
         if not self._read or not generation.prompts:
             return {}
-        return {"prompt_logprobs": read_tokens(generation.prompts[0].prefill)}
+        return {"prompt_logprobs": format_prompt_logprobs(generation.prompts[0].prefill)}
 
     def _choice(self, text: Text) -> dict[str, Any]:
-        part = reader(self._tools).feed(text.whole, last=True, cut=text.finish == "length")
-        calls = gathered(part)
+        part = parser_for(self._tools).feed(text.whole, last=True, cut=text.finish == "length")
+        calls = collect_calls(part)
         message: dict[str, Any] = {"role": "assistant", "content": part.content if part.content or not calls else None}
         if calls:
             message["tool_calls"] = [call.to_json() for call in calls]
@@ -70,28 +77,32 @@ class ChatAnswer:
     def _logprobs_of(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
         if not self._logprobs:
             return None
-        return {"content": [{**counted(token), "top_logprobs": [counted(t) for t in token.top]} for token in tokens]}
+        return {
+            "content": [
+                {**format_logprob(token), "top_logprobs": [format_logprob(t) for t in token.top]} for token in tokens
+            ]
+        }
 
     # --- in pieces -----------------------------------------------------------------------------------------
 
     def stream_headers(self, headers: Headers) -> Headers:
         return (*EVENT_STREAM, *headers)
 
-    def piece(self, response: Response[Generation]) -> bytes:
+    def format_chunk(self, response: Response[Generation]) -> bytes:
         """Format the chunks of one step."""
         self._usage.add(response.answer)
-        self._untold |= self._prompt(response.answer)
+        self._pending |= self._prompt(response.answer)
         self._model = response.model
         return b"".join(self._chunks_of(text, response.model) for text in response.answer.texts)
 
-    def closing(self) -> bytes:
+    def format_last_chunk(self) -> bytes:
         """Format the chunk after the last step: the usage, if it was requested."""
         return self._chunks.ending(self._model, self._usage) if self._ends_with_usage else b""
 
     def _chunks_of(self, text: Text, model: str) -> bytes:
         at, first = text.choice, text.choice not in self._readers
         chunks = self._chunk(at, model, {"role": "assistant", "content": ""}) if first else b""
-        read = self._readers.setdefault(at, reader(self._tools))
+        read = self._readers.setdefault(at, parser_for(self._tools))
         part = read.feed(text.text, last=bool(text.finish), cut=text.finish == "length")
         if part.deltas:
             self._called.add(at)
@@ -106,10 +117,10 @@ class ChatAnswer:
         return chunks
 
     def _chunk(self, at: int, model: str, delta: Mapping[str, Any], **more: Any) -> bytes:
-        if self._all_told:
+        if self._full_deltas:
             delta = {"role": "assistant", "content": None, "tool_calls": None, **delta}
         choice = {"index": at, "delta": delta, "logprobs": None, "finish_reason": None, **more}
-        about, self._untold = self._untold, {}
+        about, self._pending = self._pending, {}
         if self._always_usage:
             about["usage"] = self._usage.to_json()
         elif self._ends_with_usage:
@@ -120,4 +131,4 @@ class ChatAnswer:
 def _deltas(part: ToolChunk) -> list[dict[str, Any]]:
     """Return the deltas of a message: text first, then one delta per call, since some clients read only the first."""
     content: list[dict[str, Any]] = [{"content": part.content}] if part.content or not part.deltas else []
-    return content + [{"tool_calls": [value]} for delta in merged(part.deltas) for value in delta.to_json()]
+    return content + [{"tool_calls": [value]} for delta in merge_deltas(part.deltas) for value in delta.to_json()]

@@ -5,7 +5,7 @@ from typing import Any
 
 from dragoman.core.calls import Generate, Response
 from dragoman.core.errors import InvalidInput
-from dragoman.core.sampling import MOST_TOP, flag, integer, shown
+from dragoman.core.sampling import MOST_TOP, flag, format_value, integer
 from dragoman.core.text import Bare, Generation, Prompt, PromptInfo, Text, Token
 from dragoman.protocols.text_common.openai_format import (
     COMMON,
@@ -14,15 +14,23 @@ from dragoman.protocols.text_common.openai_format import (
     Envelope,
     FormatError,
     Usage,
-    addressed,
     anything,
     error_event,
-    given,
-    read_tokens,
-    settle,
+    format_prompt_logprobs,
+    parse_parameters,
+    resolve_model,
+    resolve_options,
     stop_reason,
 )
-from dragoman.protocols.text_common.parameters import EVENT_STREAM, Parameter, event, inquiry, is_token_id, option, sets
+from dragoman.protocols.text_common.parameters import (
+    EVENT_STREAM,
+    Parameter,
+    build_request,
+    event,
+    is_token_id,
+    option,
+    sets,
+)
 from dragoman.protocols.wire import (
     EndpointResult,
     EngineCall,
@@ -78,7 +86,7 @@ class Offsets:
         return offsets[old:]
 
 
-def rest_of(text: str, tokens: Sequence[Token]) -> int:
+def prefill_offset(text: str, tokens: Sequence[Token]) -> int:
     """Return the offset of the last tokens of a completion."""
     at = len(text)
     for token in reversed(tokens):
@@ -104,22 +112,22 @@ def parse_completion_request(
     body: Mapping[str, Any], http: HttpRequest, policy: Policy, format_error: FormatError, model: str = ""
 ) -> EndpointResult:
     """Parse a completion request; `model` is the one that the path names."""
-    return addressed(body, http, lambda name: _completion(body, http, policy, format_error, name), model)
+    return resolve_model(body, http, lambda name: _completion(body, http, policy, format_error, name), model)
 
 
 def _completion(
     body: Mapping[str, Any], http: HttpRequest, policy: Policy, format_error: FormatError, model: str
 ) -> EndpointResult:
-    found = given(body, _PARAMETERS, policy)
+    found = parse_parameters(body, _PARAMETERS, policy)
     fields, options = found.fields, found.options
     prompts = _prompts(options.get("prompt"))
     if not options.get("add_special_tokens", True):
         prompts = tuple(Bare(prompt) if isinstance(prompt, str) else prompt for prompt in prompts)
     if options.get("suffix"):
         raise InvalidInput("`suffix` is not supported; expected none")
-    settle(fields, options)
+    resolve_options(fields, options)
     options["read"] = "prompt_logprobs" in fields
-    options["nothing_new"] = found.nothing_new()
+    options["nothing_new"] = found.requests_no_tokens()
     if options["nothing_new"] and not options.get("echo"):
         raise InvalidInput("`max_tokens` must be strictly positive unless `echo` is true; got 0")
     logprobs = "top_logprobs" in fields
@@ -130,11 +138,11 @@ def _completion(
     if stream and max(sampling.best_of, 1) > sampling.n:
         raise InvalidInput("`best_of` must not be greater than `n` in a stream, where each choice is sent as it comes")
     call = Generate(prompts=prompts, sampling=sampling, stream=stream)
-    answer = CompletionAnswer(prompts, sampling.n, options, logprobs=logprobs)
-    request, fault = inquiry(call, http, policy, model), found.telling(format_error)
+    answer = CompletionFormatter(prompts, sampling.n, options, logprobs=logprobs)
+    request, fault = build_request(call, http, policy, model), found.error_formatter(format_error)
     if stream:
         headers = (*EVENT_STREAM, *found.headers)
-        return HttpStream(request, answer.piece, error_event, DONE, headers, fault, answer.closing)
+        return HttpStream(request, answer.format_chunk, error_event, DONE, headers, fault, answer.format_last_chunk)
     return EngineCall(request, lambda response: answer.whole(response, found.headers), fault)
 
 
@@ -154,11 +162,11 @@ def _prompts(given: Any) -> tuple[Prompt, ...]:
                 return tuple(tuple(item) for item in items)
     raise InvalidInput(
         f"`prompt` must be a text, a list of at most {_MOST_PROMPTS} texts, token ids or lists of them; "
-        f"got {shown(given)}"
+        f"got {format_value(given)}"
     )
 
 
-class CompletionAnswer:
+class CompletionFormatter:
     """Formats the response to several prompts with `n` choices each, complete or in chunks."""
 
     def __init__(self, prompts: Sequence[Prompt], n: int, options: Mapping[str, Any], *, logprobs: bool) -> None:
@@ -178,14 +186,14 @@ class CompletionAnswer:
         self._model = ""
 
     def whole(self, response: Response[Generation], headers: Headers) -> HttpResponse:
-        choices = [self._choice(text, text.whole) for text in self._taken(response.answer)]
+        choices = [self._choice(text, text.whole) for text in self._record(response.answer)]
         return json_response(self._envelope.around(response.model, choices, usage=self._usage.to_json()), 200, headers)
 
-    def piece(self, response: Response[Generation]) -> bytes:
+    def format_chunk(self, response: Response[Generation]) -> bytes:
         """Format the chunks of one step."""
         self._model = response.model
         chunks = []
-        for text in self._taken(response.answer):
+        for text in self._record(response.answer):
             if text.text or text.finish or (self._logprobs and text.tokens):
                 more: dict[str, Any] = {"usage": None} if self._ends_with_usage else {}
                 if self._always_usage:
@@ -193,11 +201,11 @@ class CompletionAnswer:
                 chunks.append(event(self._envelope.around(response.model, [self._choice(text, text.text)], **more)))
         return b"".join(chunks)
 
-    def closing(self) -> bytes:
+    def format_last_chunk(self) -> bytes:
         """Format the chunk after the last step: the usage, if it was requested."""
         return self._envelope.ending(self._model, self._usage) if self._ends_with_usage else b""
 
-    def _taken(self, generation: Generation) -> Sequence[Text]:
+    def _record(self, generation: Generation) -> Sequence[Text]:
         """Return the completions of a step, once their details are known."""
         if self._nothing_new:
             bare = (Text(text.prompt, text.choice, finish="length" if text.finish else "") for text in generation.texts)
@@ -220,7 +228,7 @@ class CompletionAnswer:
             **({"stop_reason": stop_reason(text)} if text.finish else {}),
         }
         if first and self._read and self._infos:
-            value["prompt_logprobs"] = read_tokens(self._infos[text.prompt].prefill)
+            value["prompt_logprobs"] = format_prompt_logprobs(self._infos[text.prompt].prefill)
         return value
 
     def _logprobs_of(self, text: Text, content: str, prompt: str) -> dict[str, Any]:
@@ -228,7 +236,7 @@ class CompletionAnswer:
         offsets = self._offsets[text.prompt * self._n + text.choice]
         places = offsets.of(content, text.tokens, last=bool(text.finish))
         prefill = self._infos[text.prompt].prefill if prompt and self._infos else ()
-        begin = rest_of(prompt, prefill)  # of a prompt that was truncated the last tokens are there
+        begin = prefill_offset(prompt, prefill)  # of a prompt that was truncated the last tokens are there
         before = Offsets(begin).of(prompt[begin:], prefill, last=True)
         return _format_logprobs((*prefill, *text.tokens), [*before, *places])
 

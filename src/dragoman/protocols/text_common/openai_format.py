@@ -21,11 +21,11 @@ from dragoman.core.errors import (
     TooLong,
     Unauthorized,
 )
-from dragoman.core.sampling import InvalidValueError, ValueKind, flag, integer, number, shown
+from dragoman.core.sampling import InvalidValueError, ValueKind, flag, format_value, integer, number
 from dragoman.core.text import FinishReason, Generation, PromptInfo, Text, Token
 from dragoman.protocols.text_common.grammar import GUIDED, RESPONSE_FORMAT
-from dragoman.protocols.text_common.parameters import GivenParameters, Parameter, event, option, refuse_unknown, sets
-from dragoman.protocols.text_common.parameters import given as given_in
+from dragoman.protocols.text_common.parameters import Parameter, ParsedParameters, event, option, reject_unknown, sets
+from dragoman.protocols.text_common.parameters import parse_parameters as parse_table
 from dragoman.protocols.wire import (
     EndpointResult,
     HttpError,
@@ -94,7 +94,7 @@ COMMON: Mapping[str, Parameter] = {
     "temperature": sets("temperature", number(0.0, 2.0)),
     "max_tokens": sets("max_new_tokens"),
     "min_tokens": sets("min_new_tokens"),
-    "seed": sets("seed", ValueKind(_SEED.told, lambda value: _SEED.read(value) & ((1 << 64) - 1))),
+    "seed": sets("seed", ValueKind(_SEED.description, lambda value: _SEED.convert(value) & ((1 << 64) - 1))),
     "include_stop_str_in_output": sets("include_stop"),
     "truncate_prompt_tokens": sets("truncate"),
     "adapter": sets("adapter"),
@@ -108,17 +108,17 @@ COMMON: Mapping[str, Parameter] = {
 }
 
 
-def given(body: Mapping[str, Any], table: Mapping[str, Parameter], policy: Policy) -> GivenParameters:
+def parse_parameters(body: Mapping[str, Any], table: Mapping[str, Parameter], policy: Policy) -> ParsedParameters:
     """Parse and check the parameters of a body, and those of its `stream_options`."""
-    found = given_in(body, table, policy)
+    found = parse_table(body, table, policy)
     unknown = [
         f"stream_options.{name}" for name in found.options.get("stream_options", ()) if name not in _STREAM_OPTIONS
     ]
-    refuse_unknown(unknown, (f"stream_options.{name}" for name in _STREAM_OPTIONS), policy)
+    reject_unknown(unknown, (f"stream_options.{name}" for name in _STREAM_OPTIONS), policy)
     return replace(found, ignored=(*found.ignored, *unknown))
 
 
-def settle(fields: dict[str, Any], options: Mapping[str, Any]) -> None:
+def resolve_options(fields: dict[str, Any], options: Mapping[str, Any]) -> None:
     """Resolve OpenAI's parameters together: sampling is on unless the temperature is 0.
 
     The width of a beam search is `best_of`, else `n`, as in vLLM's earlier API.
@@ -135,7 +135,7 @@ def settle(fields: dict[str, Any], options: Mapping[str, Any]) -> None:
         raise InvalidInput("`stream_options` must only be given with `stream`: true")
 
 
-def addressed(
+def resolve_model(
     body: Mapping[str, Any], http: HttpRequest, then: Callable[[str], EndpointResult], model: str = ""
 ) -> EndpointResult:
     """Call `then` with the name of the model: `model`, or that of the path, or that of the body.
@@ -143,7 +143,7 @@ def addressed(
     A placeholder is not a name, unless a model is called so. An adapter follows a colon. Only the name of
     `organisation/name`, as on the Hugging Face Hub, is used.
     """
-    named = _named(body.get("model")).partition(":")[0].rpartition("/")[2]
+    named = _model_name(body.get("model")).partition(":")[0].rpartition("/")[2]
     name = model or http.params.get("model", "") or named
     if not name or name not in PLACEHOLDERS:
         return then(name)
@@ -154,9 +154,9 @@ def addressed(
     return PreliminaryCall(Request(DescribeModels()), choose)
 
 
-def _named(name: Any) -> str:
+def _model_name(name: Any) -> str:
     if name is not None and not isinstance(name, str):
-        raise InvalidInput(f"`model` must be the name of a model; got {shown(name)}")
+        raise InvalidInput(f"`model` must be the name of a model; got {format_value(name)}")
     return name or ""
 
 
@@ -218,42 +218,41 @@ class Envelope:
         return event(self.around(model, [], usage=usage.to_json()))
 
 
-def counted(token: Token) -> dict[str, Any]:
+def format_logprob(token: Token) -> dict[str, Any]:
     """Format a token with its log-probability as chats do; part of a character has no bytes."""
     data = None if _HALF in token.text else list(token.text.encode(errors="replace"))
-    return {"token": token.text, "logprob": _possible(token), "bytes": data}
+    return {"token": token.text, "logprob": _clip(token), "bytes": data}
 
 
-def read_tokens(prefill: Sequence[Token]) -> list[dict[str, Any] | None]:
+def format_prompt_logprobs(prefill: Sequence[Token]) -> list[dict[str, Any] | None]:
     """Format vLLM's `prompt_logprobs`: each prompt token but the first, with the top tokens at its position, by id."""
-    return [None if token.logprob is None else _ranked(token) for token in prefill]
+    return [None if token.logprob is None else _format_ranks(token) for token in prefill]
 
 
-def _ranked(token: Token) -> dict[str, Any]:
+def _format_ranks(token: Token) -> dict[str, Any]:
     places: dict[str, tuple[Token, int | None]] = {str(top.id): (top, rank) for rank, top in enumerate(token.top, 1)}
     places.setdefault(str(token.id), (token, None))
     return {
-        id_: {"logprob": _possible(each), "rank": rank, "decoded_token": each.text}
-        for id_, (each, rank) in places.items()
+        id_: {"logprob": _clip(each), "rank": rank, "decoded_token": each.text} for id_, (each, rank) in places.items()
     }
 
 
-def _possible(token: Token) -> float:
+def _clip(token: Token) -> float:
     return -9999.0 if token.logprob is None else max(token.logprob, -9999.0)  # OpenAI: what cannot be
 
 
 # --- faults ------------------------------------------------------------------------------------------------
 
-_CALLERS = "invalid_request_error"
+_INVALID_REQUEST = "invalid_request_error"
 _NAMED = re.compile(r"`?([\w\[\]]+)(?:`|: )")
 _FAULTS: Sequence[tuple[type[DragomanError], int, str, str | None]] = (
-    (TooLong, 400, _CALLERS, "context_length_exceeded"),
-    (InvalidInput, 400, _CALLERS, None),
-    (NotSupported, 400, _CALLERS, "unsupported"),
-    (PathNotFound, 404, _CALLERS, None),
-    (ModelNotFound, 404, _CALLERS, "model_not_found"),
-    (Unauthorized, 401, _CALLERS, "invalid_api_key"),
-    (Forbidden, 403, _CALLERS, None),
+    (TooLong, 400, _INVALID_REQUEST, "context_length_exceeded"),
+    (InvalidInput, 400, _INVALID_REQUEST, None),
+    (NotSupported, 400, _INVALID_REQUEST, "unsupported"),
+    (PathNotFound, 404, _INVALID_REQUEST, None),
+    (ModelNotFound, 404, _INVALID_REQUEST, "model_not_found"),
+    (Unauthorized, 401, _INVALID_REQUEST, "invalid_api_key"),
+    (Forbidden, 403, _INVALID_REQUEST, None),
     (NotReady, 503, "service_unavailable", None),
     (Overloaded, 503, "service_unavailable", "overloaded"),
     (DeadlineExceeded, 504, "timeout", None),
@@ -273,7 +272,7 @@ def error_body(error: DragomanError) -> dict[str, Any]:
     """Return the body of an error; `param` is the parameter that the message begins with."""
     _, kind, code = _row(error)
     named = _NAMED.match(error.message)
-    param = "model" if code == "model_not_found" else named[1] if named and kind == _CALLERS else None
+    param = "model" if code == "model_not_found" else named[1] if named and kind == _INVALID_REQUEST else None
     return {"error": {"message": replace_surrogates(error.message), "type": kind, "param": param, "code": code}}
 
 

@@ -10,13 +10,13 @@ import orjson
 
 from dragoman.core.calls import Answer, ModelCall, Request
 from dragoman.core.errors import DragomanError, InvalidInput
-from dragoman.core.sampling import KINDS, ValueKind, checked, sampling
+from dragoman.core.sampling import KINDS, ValueKind, check_value, sampling
 from dragoman.core.text import Grammar, Sampling, Text, Token
 from dragoman.formats.json_document import parse_json
 from dragoman.protocols.wire import Buffer, Headers, HttpRequest, HttpResponse, Policy
 
 
-def refuse_unused(names: Sequence[str], policy: Policy) -> None:
+def reject_unused(names: Sequence[str], policy: Policy) -> None:
     """Raise InvalidInput in strict mode if there are such names."""
     if names and policy.strict_parameters:
         value = ", ".join(f"`{name}`" for name in names)
@@ -47,7 +47,7 @@ def object_body(body: Buffer, policy: Policy) -> dict[str, Any]:
     return found
 
 
-def object_in(body: Mapping[str, Any], name: str) -> dict[str, Any]:
+def get_object(body: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the object in a field of a body; empty if it is missing."""
     found = body.get(name)
     if found is None:
@@ -62,7 +62,7 @@ def _noun(value: Any) -> str:
     return nouns.get(type(value), "a number")
 
 
-def inquiry(call: ModelCall[Answer], http: HttpRequest, policy: Policy, model: str = "") -> Request[Answer]:
+def build_request(call: ModelCall[Answer], http: HttpRequest, policy: Policy, model: str = "") -> Request[Answer]:
     """Return the request for a call to the model that the path names, else to `model`."""
     metadata = policy.forwarded(http.headers) if policy.forward_headers else {}
     name, version = http.params.get("model", model), http.params.get("version", "")
@@ -100,7 +100,7 @@ def option(name: str, kind: ValueKind) -> Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenParameters:
+class ParsedParameters:
     """The parsed parameters of a request: fields of Sampling, options of the protocol, the client's name of each, and
     unknown names."""
 
@@ -114,36 +114,38 @@ class GivenParameters:
         """Return the header that names ignored parameters, if there are any."""
         return ignored_header(self.ignored)
 
-    def worded(self, error: DragomanError) -> DragomanError:
+    def with_client_names(self, error: DragomanError) -> DragomanError:
         """Return the error with the client's name of the parameter."""
         name, colon, value = error.message.partition(": ")
         if not isinstance(error, InvalidInput) or not colon or name not in self.names:
             return error
         return type(error)(f"`{self.names[name]}`: {value}")
 
-    def nothing_new(self) -> bool:
+    def requests_no_tokens(self) -> bool:
         """Return whether no new token is requested: one is generated nevertheless and not sent."""
         nothing = self.fields.get("max_new_tokens") == 0
         if nothing:
             self.fields["max_new_tokens"] = 1
         return nothing
 
-    def telling(self, write: Callable[[DragomanError], HttpResponse]) -> Callable[[DragomanError], HttpResponse]:
+    def error_formatter(
+        self, write: Callable[[DragomanError], HttpResponse]
+    ) -> Callable[[DragomanError], HttpResponse]:
         """Return a function that formats errors with the client's names of parameters."""
-        return lambda fault: write(self.worded(fault))
+        return lambda fault: write(self.with_client_names(fault))
 
     def sampling(self, policy: Policy, **defaults: Any) -> Sampling:
         """Return the Sampling of the fields. Raises InvalidInput if they contradict each other."""
         return sampling({**defaults, **self.fields}, self.names, policy.max_sequences)
 
 
-def given(values: Mapping[str, Any], table: Mapping[str, Parameter], policy: Policy) -> GivenParameters:
+def parse_parameters(values: Mapping[str, Any], table: Mapping[str, Parameter], policy: Policy) -> ParsedParameters:
     """Parse and check parameters; null is the same as absent.
 
     Two names of one list are joined. Raises InvalidInput naming the parameter, the expected and the actual value; also
     for two constraints on the output, and in strict mode for unknown parameters.
     """
-    found, ignored = GivenParameters(), []
+    found, ignored = ParsedParameters(), []
     for name, value in values.items():
         known = table.get(name)
         if value is None:
@@ -151,7 +153,7 @@ def given(values: Mapping[str, Any], table: Mapping[str, Parameter], policy: Pol
         if known is None:
             ignored.append(name)
             continue
-        read = checked(name, value, known.kind)
+        read = check_value(name, value, known.kind)
         place = found.options if known.own else found.fields
         if isinstance(read, tuple):
             read = (*place.get(known.to, ()), *read)
@@ -163,11 +165,11 @@ def given(values: Mapping[str, Any], table: Mapping[str, Parameter], policy: Pol
             continue
         place[known.to] = read
         found.names[known.to] = name
-    refuse_unknown(ignored, table, policy)
-    return GivenParameters(found.fields, found.options, found.names, tuple(ignored))
+    reject_unknown(ignored, table, policy)
+    return ParsedParameters(found.fields, found.options, found.names, tuple(ignored))
 
 
-def refuse_unknown(names: Iterable[str], known: Iterable[str], policy: Policy) -> None:
+def reject_unknown(names: Iterable[str], known: Iterable[str], policy: Policy) -> None:
     """Raise InvalidInput in strict mode if there are unknown names."""
     unknown = list(names)
     if unknown and policy.strict_parameters:
@@ -190,7 +192,7 @@ def finite(logprob: float | None) -> float | None:
 # --- answers ---------------------------------------------------------------------------------------------
 
 
-def spread(text: str, tokens: Sequence[Token]) -> list[str]:
+def split_by_token(text: str, tokens: Sequence[Token]) -> list[str]:
     """Split the text into one part per token; the parts add up to it.
 
     A character of several tokens belongs to the last of them. What a token decodes to beyond the text, such as a

@@ -5,16 +5,16 @@ from typing import Any
 
 from dragoman.core.calls import Describe, ModelDescription, Request, Response, Tokenize
 from dragoman.core.errors import InvalidInput
-from dragoman.core.sampling import shown
+from dragoman.core.sampling import format_value
 from dragoman.core.text import Bare, Chat, Tokenized
-from dragoman.protocols.text_common.chat import CONVERSATION, conversation, flag_in
-from dragoman.protocols.text_common.openai_format import FormatError, addressed
+from dragoman.protocols.text_common.chat import CONVERSATION, get_flag, parse_conversation
+from dragoman.protocols.text_common.openai_format import FormatError, resolve_model
 from dragoman.protocols.text_common.parameters import (
-    GivenParameters,
+    ParsedParameters,
+    build_request,
     ignored_header,
-    inquiry,
     is_token_id,
-    refuse_unknown,
+    reject_unknown,
 )
 from dragoman.protocols.wire import (
     EndpointResult,
@@ -38,12 +38,12 @@ def is_vllms(body: Mapping[str, Any]) -> bool:
 
 def parse_tokenize_request(body: Mapping[str, Any], http: HttpRequest, policy: Policy) -> EndpointResult:
     """Parse a tokenize request. Raises InvalidInput naming the field."""
-    return addressed(body, http, lambda name: _tokens(body, http, policy, name))
+    return resolve_model(body, http, lambda name: _tokens(body, http, policy, name))
 
 
 def _tokens(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> EndpointResult:
     call, ignored = Tokenize(_prompt(body, policy)), _unknown(body, _CHAT if "messages" in body else _TEXT, policy)
-    texts = flag_in(body, "return_token_strs", otherwise=False)
+    texts = get_flag(body, "return_token_strs", otherwise=False)
 
     def then(described: Response[ModelDescription]) -> EndpointResult:
         context = described.answer.details.get("max_context")
@@ -54,25 +54,25 @@ def _tokens(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: s
             strings = [token.text for token in tokens] if texts else None
             return json_response({**value, "token_strs": strings}, 200, ignored_header(ignored))
 
-        return EngineCall(inquiry(call, http, policy, described.answer.name), reply)
+        return EngineCall(build_request(call, http, policy, described.answer.name), reply)
 
-    asked = inquiry(call, http, policy, model)
+    asked = build_request(call, http, policy, model)
     return PreliminaryCall(Request(Describe(Tokenize), asked.model, asked.version), then)
 
 
 def _prompt(body: Mapping[str, Any], policy: Policy) -> str | Chat:
     if "messages" in body:
-        return conversation(body, policy)[0]
+        return parse_conversation(body, policy)[0]
     prompt = body.get("prompt")
     if not isinstance(prompt, str) or not prompt:
-        raise InvalidInput(f"`prompt` must be a text that is not empty; got {shown(prompt)}")
-    return prompt if flag_in(body, "add_special_tokens", otherwise=True) else Bare(prompt)
+        raise InvalidInput(f"`prompt` must be a text that is not empty; got {format_value(prompt)}")
+    return prompt if get_flag(body, "add_special_tokens", otherwise=True) else Bare(prompt)
 
 
 def _unknown(body: Mapping[str, Any], known: frozenset[str], policy: Policy) -> list[str]:
     """Return the unknown fields. Raises InvalidInput for them in strict mode."""
     names = [name for name, value in body.items() if name not in known and value is not None]
-    refuse_unknown(names, known, policy)
+    reject_unknown(names, known, policy)
     return names
 
 
@@ -82,14 +82,14 @@ def parse_detokenize_request(
     """Parse a detokenize request. Raises InvalidInput naming the field."""
     tokens = body.get("tokens")
     if not isinstance(tokens, list) or not all(map(is_token_id, tokens)):
-        raise InvalidInput(f"`tokens` must be a list of token ids; got {shown(tokens)}")
+        raise InvalidInput(f"`tokens` must be a list of token ids; got {format_value(tokens)}")
     ignored = _unknown(body, _TOKENS, policy)
-    fault = GivenParameters(names={"prompt": "tokens"}).telling(format_error)
+    fault = ParsedParameters(names={"prompt": "tokens"}).error_formatter(format_error)
 
     def reply(response: Response[Tokenized]) -> HttpResponse:
         return json_response({"prompt": response.answer.text}, 200, ignored_header(ignored))
 
     def then(name: str) -> EndpointResult:
-        return EngineCall(inquiry(Tokenize(tuple(tokens)), http, policy, name), reply, fault)
+        return EngineCall(build_request(Tokenize(tuple(tokens)), http, policy, name), reply, fault)
 
-    return addressed(body, http, then)
+    return resolve_model(body, http, then)

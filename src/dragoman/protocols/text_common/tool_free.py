@@ -21,7 +21,7 @@ from dragoman.protocols.text_common.tool_formats import (
     may_be_call,
 )
 from dragoman.protocols.text_common.tool_xml import XmlParameters
-from dragoman.protocols.text_common.tools import ToolCallDelta, ToolChunk, Tools, call
+from dragoman.protocols.text_common.tools import ToolCallDelta, ToolChunk, Tools, new_call
 from dragoman.protocols.wire import replace_surrogates
 
 # What counts outside of a string, and inside of one. No JSON has a `<` there: markup begins, and the value is broken.
@@ -157,7 +157,7 @@ class FreeCalls:
         self._called = True
         self._muted = self._single and self._count > 0
         if not self._muted:
-            self._deltas.append(ToolCallDelta(self._count, "", call(name)))
+            self._deltas.append(ToolCallDelta(self._count, "", new_call(name)))
             self._count += 1
 
     def _add(self, arguments: str) -> None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from dragoman.protocols.text_common.tool_free import Extent, FreeCalls
-from dragoman.protocols.text_common.tools import ToolCall, ToolCallDelta, ToolChunk, Tools, call
+from dragoman.protocols.text_common.tools import ToolCall, ToolCallDelta, ToolChunk, Tools, new_call
 
 # Where a call is required: `[{"name": ..., "arguments": {...}}, ...]`, the names in this order.
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*"([A-Za-z0-9_.\-]+)"\s*,\s*"arguments"\s*:\s*(?=\{)')
@@ -23,7 +23,7 @@ class NamedCall:
     """One function must be called: the text is its arguments."""
 
     def __init__(self, name: str) -> None:
-        self._call: ToolCall | None = call(name)
+        self._call: ToolCall | None = new_call(name)
         self._held = ""
 
     def feed(self, text: str, *, last: bool, cut: bool) -> ToolChunk:
@@ -78,14 +78,14 @@ class RequiredCalls:
                 self._text = "" if self._lost else self._text
                 return
             self._text, self._extent = self._text[head.end() :], Extent()
-            yield ToolCallDelta(self._count, "", call(head[1]))
+            yield ToolCallDelta(self._count, "", new_call(head[1]))
             self._count += 1
 
 
-Reader = PlainText | FreeCalls | NamedCall | RequiredCalls
+TextParser = PlainText | FreeCalls | NamedCall | RequiredCalls
 
 
-def reader(tools: Tools) -> Reader:
+def parser_for(tools: Tools) -> TextParser:
     """Return the parser for a completion, by the tools of the chat and by whether a call is required."""
     if not tools.offered:
         return PlainText()

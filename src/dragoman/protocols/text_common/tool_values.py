@@ -12,7 +12,7 @@ from dragoman.protocols.wire import replace_surrogates
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_AS_JSON_HAS_IT = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 # What tools call the types of JSON that do not call them by their names, as vLLM's parser has it: by their beginnings.
 _ALIASES = {
     ("int", "uint", "long", "short", "unsigned"): "integer",
@@ -26,33 +26,33 @@ _LONGEST_LITERAL = 65_536
 _DEEPEST = 16
 
 
-def kinds_of(schema: Any, root: Any, depth: int = 0) -> frozenset[str]:
+def schema_types(schema: Any, root: Any, depth: int = 0) -> frozenset[str]:
     """Return the types that a schema allows; references are looked up in `root`."""
     if not isinstance(schema, dict) or depth > _DEEPEST:
         return frozenset()
-    types = _listed(schema.get("type"))
-    values = _listed(schema.get("enum")) or _listed(schema.get("const"))
-    found = {_named(each) for each in types} or {_kind(value) for value in values}
-    others = [each for name in ("anyOf", "oneOf", "allOf") for each in _listed(schema.get(name))]
-    others.append(_pointed_at(schema.get("$ref"), root))
-    return frozenset(found).union(*(kinds_of(each, root, depth + 1) for each in others))
+    types = _as_list(schema.get("type"))
+    values = _as_list(schema.get("enum")) or _as_list(schema.get("const"))
+    found = {_type_name(each) for each in types} or {_type_of(value) for value in values}
+    others = [each for name in ("anyOf", "oneOf", "allOf") for each in _as_list(schema.get(name))]
+    others.append(_resolve_reference(schema.get("$ref"), root))
+    return frozenset(found).union(*(schema_types(each, root, depth + 1) for each in others))
 
 
-def _listed(given: Any) -> list[Any]:
+def _as_list(given: Any) -> list[Any]:
     return given if isinstance(given, list) else [] if given is None else [given]
 
 
-def _named(kind: Any) -> str:
+def _type_name(kind: Any) -> str:
     name = str(kind).strip().lower()
     return next((ours for theirs, ours in _ALIASES.items() if name.startswith(theirs)), "string")
 
 
-def _kind(value: Any) -> str:
+def _type_of(value: Any) -> str:
     kinds = {bool: "boolean", int: "integer", float: "number", dict: "object", list: "array", type(None): "null"}
     return kinds.get(type(value), "string")
 
 
-def _pointed_at(pointer: Any, root: Any) -> Any:
+def _resolve_reference(pointer: Any, root: Any) -> Any:
     if not isinstance(pointer, str) or not pointer.startswith("#/"):
         return None
     for name in pointer[2:].split("/"):
@@ -73,33 +73,33 @@ class StreamedValue:
         if text and not self._begun:
             self._begun, text = True, text.removeprefix("\n")
         if self._opened:
-            return _escaped(text)
+            return _escape(text)
         self._text += text
         if self._kinds - {"string", "null"} or "null".startswith(self._text.lower()):
             return ""
         self._opened = True
-        return f'"{_escaped(self._text)}'
+        return f'"{_escape(self._text)}'
 
     def end(self) -> str:
         """Return the rest of the JSON; the value is complete."""
-        return '"' if self._opened else typed(self._text, self._kinds)
+        return '"' if self._opened else to_json_value(self._text, self._kinds)
 
 
-def typed(text: str, kinds: frozenset[str]) -> str:
+def to_json_value(text: str, kinds: frozenset[str]) -> str:
     """Convert a value to JSON: to the first type of the schema that fits, else to a string.
 
     `null` is null for any type, as in vLLM's parser.
     """
     if text.lower() == "null":
         return "null"
-    for kind, read in _READ.items():
+    for kind, read in _CONVERTERS.items():
         found = read(text) if kind in kinds else None
         if found is not None:
             return found
-    return f'"{_escaped(text)}"'
+    return f'"{_escape(text)}"'
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return replace_surrogates(json.dumps(text, ensure_ascii=False)[1:-1])
 
 
@@ -113,7 +113,7 @@ def _integer(text: str) -> str | None:
 
 def _number(text: str) -> str | None:
     text = text.strip()
-    if _AS_JSON_HAS_IT.fullmatch(text):
+    if _JSON_NUMBER.fullmatch(text):
         return text if math.isfinite(float(text)) else None
     if not _NUMBER.fullmatch(text):
         return None
@@ -149,7 +149,7 @@ def _literal(text: str) -> Any:
         return ast.literal_eval(text.strip())
 
 
-_READ: Mapping[str, Callable[[str], str | None]] = {
+_CONVERTERS: Mapping[str, Callable[[str], str | None]] = {
     "integer": _integer,
     "number": _number,
     "boolean": _boolean,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dragoman.protocols.text_common.tool_formats import SPACE, begun
-from dragoman.protocols.text_common.tool_values import StreamedValue, kinds_of
+from dragoman.protocols.text_common.tool_values import StreamedValue, schema_types
 from dragoman.protocols.wire import replace_surrogates
 
 _KEY = r"[^<>]{1,256}"
@@ -63,7 +63,7 @@ class XmlParameters:
             key = found["key"].strip()
             self._out.append(f"{self._lead}{replace_surrogates(json.dumps(key, ensure_ascii=False))}: ")
             self._lead = ", "
-            self._value = StreamedValue(kinds_of(self._named.get(key), self._schema))
+            self._value = StreamedValue(schema_types(self._named.get(key), self._schema))
         return found.end()
 
     def _end(self, text: str, at: int, value: StreamedValue) -> int | None:

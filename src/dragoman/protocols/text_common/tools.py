@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dragoman.core.errors import InvalidInput
-from dragoman.core.sampling import shown
+from dragoman.core.sampling import format_value
 from dragoman.core.text import Grammar
 
 _MOST_TOOLS = 128
@@ -60,7 +60,7 @@ class Tools:
             for name in sorted(self.names)
         ]
         most = {"maxItems": 1} if self.single else {}
-        schemas = {name: _moved(self.parameters(name), f"#/$defs/{name}") for name in self.names}
+        schemas = {name: _relocate(self.parameters(name), f"#/$defs/{name}") for name in self.names}
         whole = {"type": "array", "minItems": 1, **most, "items": {"anyOf": choices}, "$defs": schemas}
         return Grammar("json_schema", json.dumps(whole))
 
@@ -71,18 +71,18 @@ class Tools:
         return tool["function"].get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def _moved(schema: Any, place: str) -> Any:
+def _relocate(schema: Any, place: str) -> Any:
     """Return a schema with its references (`#/$defs/...`) adjusted to its place inside another one."""
     if isinstance(schema, list):
-        return [_moved(each, place) for each in schema]
+        return [_relocate(each, place) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {name: _moved(value, place) for name, value in schema.items()}
+    found = {name: _relocate(value, place) for name, value in schema.items()}
     pointer = schema.get("$ref")
     return {**found, "$ref": place + pointer[1:]} if isinstance(pointer, str) and pointer[:1] == "#" else found
 
 
-def call(name: str, arguments: str = "") -> ToolCall:
+def new_call(name: str, arguments: str = "") -> ToolCall:
     """Return a call with a new id of nine letters and digits: Mistral's templates accept no other."""
     return ToolCall(name, arguments, uuid.uuid4().hex[:9])
 
@@ -112,7 +112,7 @@ class ToolChunk:
     deltas: Sequence[ToolCallDelta] = ()
 
 
-def merged(deltas: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
+def merge_deltas(deltas: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
     """Join the chunks of each call."""
     found: dict[int, ToolCallDelta] = {}
     for new in deltas:
@@ -121,37 +121,37 @@ def merged(deltas: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
     return list(found.values())
 
 
-def gathered(part: ToolChunk) -> list[ToolCall]:
+def collect_calls(part: ToolChunk) -> list[ToolCall]:
     """Return the calls that begin in a chunk, with their arguments so far."""
-    return [replace(delta.opens, arguments=delta.arguments) for delta in merged(part.deltas) if delta.opens]
+    return [replace(delta.opens, arguments=delta.arguments) for delta in merge_deltas(part.deltas) if delta.opens]
 
 
-def tools_of(given: Any, choice: Any) -> Tools:
+def parse_tools(given: Any, choice: Any) -> Tools:
     """Parse the tools of a request. Raises InvalidInput naming the field."""
     if given is None or given == []:
         if choice not in (None, "none", "auto"):
-            raise InvalidInput(f"`tool_choice` must not be given without `tools`; got {shown(choice)}")
+            raise InvalidInput(f"`tool_choice` must not be given without `tools`; got {format_value(choice)}")
         return Tools()
     if not isinstance(given, list) or len(given) > _MOST_TOOLS:
-        raise InvalidInput(f"`tools` must be a list of at most {_MOST_TOOLS} functions; got {shown(given)}")
+        raise InvalidInput(f"`tools` must be a list of at most {_MOST_TOOLS} functions; got {format_value(given)}")
     offered = tuple(_tool(tool, i) for i, tool in enumerate(given))
     match choice:
         case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [*allowed]}}:
-            offered, choice = _allowed(offered, allowed), mode
+            offered, choice = _select_allowed(offered, allowed), mode
     if choice == "none":
         return Tools()
-    tools = Tools(offered, required=choice == "required", only=_chosen(choice))
+    tools = Tools(offered, required=choice == "required", only=_function_name(choice))
     if tools.only and tools.only not in tools.names:
-        raise InvalidInput(f"`tool_choice` must name one of `tools`; got {shown(tools.only)}")
+        raise InvalidInput(f"`tool_choice` must name one of `tools`; got {format_value(tools.only)}")
     return tools
 
 
-def _allowed(offered: Sequence[dict[str, Any]], allowed: Sequence[Any]) -> tuple[dict[str, Any], ...]:
+def _select_allowed(offered: Sequence[dict[str, Any]], allowed: Sequence[Any]) -> tuple[dict[str, Any], ...]:
     """Return the tools that may be called; the others are not shown to the model."""
-    names = {_chosen(tool) for tool in allowed}
+    names = {_function_name(tool) for tool in allowed}
     found = tuple(tool for tool in offered if tool["function"]["name"] in names)
     if not found or len(names) > len(found):
-        raise InvalidInput(f"`tool_choice` must allow some of `tools`; got {shown(list(allowed))}")
+        raise InvalidInput(f"`tool_choice` must allow some of `tools`; got {format_value(list(allowed))}")
     return found
 
 
@@ -161,10 +161,10 @@ def _tool(tool: Any, at: int) -> dict[str, Any]:
             if isinstance(function.get("parameters"), dict | None):
                 return dict(tool)
     expected = '{"type": "function", "function": {"name": ..., "parameters": {a JSON schema}}}'
-    raise InvalidInput(f"`tools[{at}]` must be {expected}; got {shown(tool)}")
+    raise InvalidInput(f"`tools[{at}]` must be {expected}; got {format_value(tool)}")
 
 
-def _chosen(choice: Any) -> str:
+def _function_name(choice: Any) -> str:
     match choice:
         case None | "auto" | "required":
             return ""
@@ -172,5 +172,5 @@ def _chosen(choice: Any) -> str:
             return name
     raise InvalidInput(
         '`tool_choice` must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}; '
-        f"got {shown(choice)}"
+        f"got {format_value(choice)}"
     )

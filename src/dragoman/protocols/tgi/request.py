@@ -6,26 +6,26 @@ from typing import Any
 
 from dragoman.core.calls import DescribeModels, ModelDescription, Request, Response
 from dragoman.core.errors import InvalidInput
-from dragoman.core.sampling import checked, flag, integer, number, shown, text, texts
+from dragoman.core.sampling import check_value, flag, format_value, integer, number, text, texts
 from dragoman.core.text import Bare, Chat, Sampling
 from dragoman.protocols.text_common.chat import PARAMETERS as PARAMETERS_OF_CHAT
-from dragoman.protocols.text_common.chat import conversation, flag_in
+from dragoman.protocols.text_common.chat import get_flag, parse_conversation
 from dragoman.protocols.text_common.grammar import GRAMMAR
 from dragoman.protocols.text_common.openai_format import PLACEHOLDERS
 from dragoman.protocols.text_common.parameters import (
-    GivenParameters,
     Parameter,
-    given,
-    object_in,
+    ParsedParameters,
+    get_object,
     option,
-    refuse_unknown,
-    refuse_unused,
+    parse_parameters,
+    reject_unknown,
+    reject_unused,
     sets,
 )
 from dragoman.protocols.wire import EndpointResult, Headers, HttpRequest, Policy, PreliminaryCall
 
 
-def addressed(
+def resolve_model(
     body: Mapping[str, Any], http: HttpRequest, then: Callable[[str, tuple[str, ...]], EndpointResult]
 ) -> EndpointResult:
     """Call `then` with the name of the model and the names of fields that have no effect.
@@ -36,13 +36,13 @@ def addressed(
     named = named.rpartition("/")[2] if isinstance(named, str) else ""
     if not named or named == path:
         return then(path, ())
-    passed_over = () if named in PLACEHOLDERS else ("model",)
+    ignored_fields = () if named in PLACEHOLDERS else ("model",)
     if path:
-        return then(path, passed_over)
+        return then(path, ignored_fields)
 
     def choose(response: Response[tuple[ModelDescription, ...]]) -> EndpointResult:
         known = any(found.name == named for found in response.answer)
-        return then(named, ()) if known else then("", passed_over)
+        return then(named, ()) if known else then("", ignored_fields)
 
     return PreliminaryCall(Request(DescribeModels()), choose)
 
@@ -90,7 +90,7 @@ class TgiRequest:
     details: bool
     prefill: bool
     full: bool
-    given: GivenParameters
+    given: ParsedParameters
 
     @property
     def headers(self) -> Headers:
@@ -99,17 +99,17 @@ class TgiRequest:
 
 def wants_stream(body: Mapping[str, Any]) -> bool:
     """Return whether a body asks for a stream, at paths where the body decides."""
-    return bool(checked("stream", body.get("stream") or False, flag()))
+    return bool(check_value("stream", body.get("stream") or False, flag()))
 
 
 def parse_request(
-    body: Mapping[str, Any], policy: Policy, passed_over: Sequence[str] = (), *, stream: bool
+    body: Mapping[str, Any], policy: Policy, ignored_fields: Sequence[str] = (), *, stream: bool
 ) -> TgiRequest:
     """Parse a body in which the fields `passed_over` have no effect. Raises InvalidInput for values outside TGI's
     limits."""
     inputs, listed = inputs_of(body)
-    found = given(object_in(body, "parameters"), PARAMETERS, policy)
-    unknown = _ignored(body, _FIELDS, passed_over, policy)
+    found = parse_parameters(get_object(body, "parameters"), PARAMETERS, policy)
+    unknown = _ignored_fields(body, _FIELDS, ignored_fields, policy)
     fields, options = found.fields, found.options
     drawn = any(fields.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
     fields["do_sample"] = bool(fields.get("do_sample")) or drawn
@@ -118,38 +118,42 @@ def parse_request(
     if prefill:
         fields["prompt_logprobs"] = 0
     unused = ["watermark"] if options.get("watermark") else []
-    refuse_unused(unused, policy)
+    reject_unused(unused, policy)
     names = {**found.names, "prompt": "inputs"}
     sampling = found.sampling(policy, include_stop=True)
     details = options.get("details", False) or prefill
-    found = GivenParameters(fields, options, names, (*unknown, *found.ignored, *unused))
+    found = ParsedParameters(fields, options, names, (*unknown, *found.ignored, *unused))
     return TgiRequest(inputs, listed, sampling, details, prefill, options.get("return_full_text", False), found)
 
 
-def text_to_cut(body: Mapping[str, Any], policy: Policy, passed_over: Sequence[str]) -> tuple[str, Sequence[str]]:
+def parse_text_to_tokenize(
+    body: Mapping[str, Any], policy: Policy, ignored_fields: Sequence[str]
+) -> tuple[str, Sequence[str]]:
     """Return the text to tokenize and the names of fields without effect."""
     inputs, _ = inputs_of(body)
     if len(inputs) > 1:
         raise InvalidInput(f"`inputs` must be one text; got {len(inputs)}")
-    return inputs[0], _ignored(body, _FIELDS, passed_over, policy)
+    return inputs[0], _ignored_fields(body, _FIELDS, ignored_fields, policy)
 
 
-def chat_to_cut(body: Mapping[str, Any], policy: Policy, passed_over: Sequence[str]) -> tuple[Chat, Sequence[str]]:
+def parse_chat_to_tokenize(
+    body: Mapping[str, Any], policy: Policy, ignored_fields: Sequence[str]
+) -> tuple[Chat, Sequence[str]]:
     """Return the conversation to tokenize and the names of fields without effect."""
-    chat, _ = conversation(body, policy)
+    chat, _ = parse_conversation(body, policy)
     # Not all of a chat has an effect on how it is cut into tokens, here as with TGI.
-    return chat, _ignored(body, tuple(PARAMETERS_OF_CHAT), passed_over, policy)
+    return chat, _ignored_fields(body, tuple(PARAMETERS_OF_CHAT), ignored_fields, policy)
 
 
-def _ignored(
-    body: Mapping[str, Any], known: Sequence[str], passed_over: Sequence[str], policy: Policy
+def _ignored_fields(
+    body: Mapping[str, Any], known: Sequence[str], ignored_fields: Sequence[str], policy: Policy
 ) -> tuple[str, ...]:
     """Return the fields that are unknown or have no effect. Raises InvalidInput for them in strict mode."""
-    checked("model", body.get("model") or "", text())
+    check_value("model", body.get("model") or "", text())
     unknown = [name for name in body if name not in known]
-    refuse_unknown(unknown, known, policy)
-    refuse_unused(passed_over, policy)
-    return (*unknown, *passed_over)
+    reject_unknown(unknown, known, policy)
+    reject_unused(ignored_fields, policy)
+    return (*unknown, *ignored_fields)
 
 
 def inputs_of(body: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
@@ -157,16 +161,16 @@ def inputs_of(body: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
     value = body.get("inputs")
     found: list[Any] = value if isinstance(value, list) else [value]
     if not all(isinstance(each, str) for each in found):
-        raise InvalidInput(f"`inputs` must be a text, or a list of texts; got {shown(value)}")
+        raise InvalidInput(f"`inputs` must be a text, or a list of texts; got {format_value(value)}")
     if not found or not all(found):
         raise InvalidInput("`inputs` cannot be empty")
     if len(found) > MOST_INPUTS:
         raise InvalidInput(f"`inputs` must have at most {MOST_INPUTS} texts; got {len(found)}")
-    bare = not flag_in(body, "add_special_tokens", otherwise=True)
+    bare = not get_flag(body, "add_special_tokens", otherwise=True)
     return tuple(map(Bare, found) if bare else found), isinstance(value, list)
 
 
-def _check_together(found: GivenParameters, *, stream: bool, listed: bool) -> None:
+def _check_together(found: ParsedParameters, *, stream: bool, listed: bool) -> None:
     fields = found.fields
     if fields.get("n", 1) > 1:
         if stream:

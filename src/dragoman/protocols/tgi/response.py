@@ -8,12 +8,12 @@ import orjson
 
 from dragoman.core.calls import Response
 from dragoman.core.text import Generation, Text, Token
-from dragoman.protocols.text_common.parameters import EVENT_STREAM, most_likely_first, spread
+from dragoman.protocols.text_common.parameters import EVENT_STREAM, most_likely_first, split_by_token
 from dragoman.protocols.tgi.request import TgiRequest
 from dragoman.protocols.wire import Headers, HttpResponse, json_response
 
 
-class Answer:
+class TgiFormatter:
     """Formats the response to one request, which arrived at `since_s` on the monotonic clock."""
 
     def __init__(self, request: TgiRequest, since_s: float, *, always_listed: bool = False) -> None:
@@ -29,7 +29,7 @@ class Answer:
     def whole(self, response: Response[Generation]) -> HttpResponse:
         generation = response.answer
         found = [self._one(i, generation) for i in range(len(self._request.inputs))]
-        headers = (*self._timed(generation), *self._request.headers)
+        headers = (*self._timing_headers(generation), *self._request.headers)
         return json_response(found if self._listed else found[0], 200, headers)
 
     def _one(self, at: int, generation: Generation) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Answer:
             value["top_tokens"] = [[_format_token(top, top.text) for top in token.top] for token in text.tokens]
         return value
 
-    def _timed(self, generation: Generation) -> Headers:
+    def _timing_headers(self, generation: Generation) -> Headers:
         """Return TGI's timing headers. For several prompts the queue time is the longest."""
         now_s = time.monotonic()
         total, validation = now_s - self._since_s, self._parsed_s - self._since_s
@@ -67,7 +67,7 @@ class Answer:
         queue = min(total - validation, max((info.waited_s or 0.0 for info in generation.prompts), default=0.0))
         inference_ms = round((total - validation - queue) * 1000)
         return (
-            *self._computed(),
+            *self._compute_headers(),
             ("x-compute-time", f"{total:.6f}"),
             ("x-total-time", str(round(total * 1000))),
             ("x-validation-time", str(round(validation * 1000))),
@@ -78,7 +78,7 @@ class Answer:
             ("x-generated-tokens", str(generated)),
         )
 
-    def _computed(self) -> Headers:
+    def _compute_headers(self) -> Headers:
         characters = sum(map(len, self._request.inputs))
         return (("x-compute-type", "dragoman"), ("x-compute-characters", str(characters)))
 
@@ -86,9 +86,9 @@ class Answer:
 
     @property
     def stream_headers(self) -> Headers:
-        return (*EVENT_STREAM, ("x-accel-buffering", "no"), *self._computed(), *self._request.headers)
+        return (*EVENT_STREAM, ("x-accel-buffering", "no"), *self._compute_headers(), *self._request.headers)
 
-    def piece(self, response: Response[Generation]) -> bytes:
+    def format_chunk(self, response: Response[Generation]) -> bytes:
         """Format one event per token of a chunk."""
         if response.answer.prompts:
             self._length = response.answer.prompts[0].tokens
@@ -98,7 +98,7 @@ class Answer:
         tokens = list(text.tokens)
         if not tokens and (text.text or text.finish):
             tokens = [Token(0, text.text, 0.0, special=not text.text)]
-        parts = spread(text.text, tokens)
+        parts = split_by_token(text.text, tokens)
         return [self._event(text, token, part, token is tokens[-1]) for token, part in zip(tokens, parts, strict=True)]
 
     def _event(self, text: Text, token: Token, part: str, last: bool) -> bytes:
@@ -124,7 +124,7 @@ def event(value: Any) -> bytes:
 
 
 def _tokens(text: Text) -> list[dict[str, Any]]:
-    return [_format_token(*pair) for pair in zip(text.tokens, spread(text.text, text.tokens), strict=True)]
+    return [_format_token(*pair) for pair in zip(text.tokens, split_by_token(text.text, text.tokens), strict=True)]
 
 
 def _format_token(token: Token, part: str) -> dict[str, Any]:

@@ -35,9 +35,9 @@ from dragoman.core.errors import (
 from dragoman.core.text import Tokenized, TokenSpan
 from dragoman.protocols.text_common.parameters import (
     EVENT_STREAM,
-    GivenParameters,
+    ParsedParameters,
+    build_request,
     ignored_header,
-    inquiry,
     object_body,
 )
 from dragoman.protocols.text_common.tokenize import is_vllms, parse_tokenize_request
@@ -45,14 +45,14 @@ from dragoman.protocols.tgi.request import (
     MOST_BEST_OF,
     MOST_INPUTS,
     MOST_STOP_SEQUENCES,
-    addressed,
-    chat_to_cut,
+    parse_chat_to_tokenize,
     parse_request,
-    text_to_cut,
+    parse_text_to_tokenize,
+    resolve_model,
     wants_stream,
 )
-from dragoman.protocols.tgi.response import Answer, event
-from dragoman.protocols.tgi.vertex import named, parse_predictions_request
+from dragoman.protocols.tgi.response import TgiFormatter, event
+from dragoman.protocols.tgi.vertex import get_model_field, parse_predictions_request
 from dragoman.protocols.wire import (
     EndpointResult,
     EngineCall,
@@ -94,7 +94,7 @@ class Tgi:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
 
-    def either(self, http: HttpRequest) -> EndpointResult:
+    def generate_or_stream(self, http: HttpRequest) -> EndpointResult:
         """`POST /`: stream if the body asks for it; otherwise return a list."""
         since_s = time.monotonic()
         body = object_body(http.body, self._policy)
@@ -102,9 +102,9 @@ class Tgi:
             return self._stream(body, http, since_s)
         return self._whole(body, http, since_s, listed=True)
 
-    def of_hub(self, http: HttpRequest) -> EndpointResult:
+    def generate_hub_path(self, http: HttpRequest) -> EndpointResult:
         """`POST /models/organisation/name`, as Hugging Face Hub clients address models: only the name is used."""
-        return self.either(structs.replace(http, params={"model": http.params["version"]}))
+        return self.generate_or_stream(structs.replace(http, params={"model": http.params["version"]}))
 
     def generate(self, http: HttpRequest) -> EndpointResult:
         return self._whole(object_body(http.body, self._policy), http, time.monotonic(), listed=False)
@@ -113,35 +113,40 @@ class Tgi:
         return self._stream(object_body(http.body, self._policy), http, time.monotonic())
 
     def _whole(self, body: dict[str, Any], http: HttpRequest, since_s: float, *, listed: bool) -> EndpointResult:
-        def then(model: str, passed_over: tuple[str, ...]) -> EndpointResult:
-            found = parse_request(body, self._policy, passed_over, stream=False)
+        def then(model: str, ignored_fields: tuple[str, ...]) -> EndpointResult:
+            found = parse_request(body, self._policy, ignored_fields, stream=False)
             call = Generate(prompts=found.inputs, sampling=found.sampling)
-            answer = Answer(found, since_s, always_listed=listed)
-            return EngineCall(inquiry(call, http, self._policy, model), answer.whole, found.given.telling(write_error))
+            answer = TgiFormatter(found, since_s, always_listed=listed)
+            return EngineCall(
+                build_request(call, http, self._policy, model), answer.whole, found.given.error_formatter(write_error)
+            )
 
-        return addressed(body, http, then)
+        return resolve_model(body, http, then)
 
     def _stream(self, body: dict[str, Any], http: HttpRequest, since_s: float) -> EndpointResult:
-        def then(model: str, passed_over: tuple[str, ...]) -> EndpointResult:
+        def then(model: str, ignored_fields: tuple[str, ...]) -> EndpointResult:
             try:
-                found = parse_request(body, self._policy, passed_over, stream=True)
+                found = parse_request(body, self._policy, ignored_fields, stream=True)
             except InvalidInput as error:
                 return _error_in_stream(error)
             call = Generate(prompts=found.inputs, sampling=found.sampling, stream=True)
-            answer = Answer(found, since_s)
-            request, refused = inquiry(call, http, self._policy, model), found.given.telling(_error_in_stream)
-            return HttpStream(request, answer.piece, _error_event, b"", answer.stream_headers, refused)
+            answer = TgiFormatter(found, since_s)
+            request, refused = (
+                build_request(call, http, self._policy, model),
+                found.given.error_formatter(_error_in_stream),
+            )
+            return HttpStream(request, answer.format_chunk, _error_event, b"", answer.stream_headers, refused)
 
-        return addressed(body, http, then)
+        return resolve_model(body, http, then)
 
     def vertex(self, http: HttpRequest) -> EndpointResult:
         """Vertex AI: return one prediction per instance."""
         body = object_body(http.body, self._policy)
 
-        def then(model: str, passed_over: tuple[str, ...]) -> EndpointResult:
-            return parse_predictions_request(body, http, self._policy, write_error, model, passed_over)
+        def then(model: str, ignored_fields: tuple[str, ...]) -> EndpointResult:
+            return parse_predictions_request(body, http, self._policy, write_error, model, ignored_fields)
 
-        return addressed(named(body), http, then)
+        return resolve_model(get_model_field(body), http, then)
 
     # --- tokens ----------------------------------------------------------------------------------------------
 
@@ -150,31 +155,35 @@ class Tgi:
         if is_vllms(body):
             return parse_tokenize_request(body, http, self._policy)
 
-        def then(model: str, passed_over: tuple[str, ...]) -> EndpointResult:
-            text, ignored = text_to_cut(body, self._policy, passed_over)
+        def then(model: str, ignored_fields: tuple[str, ...]) -> EndpointResult:
+            text, ignored = parse_text_to_tokenize(body, self._policy, ignored_fields)
 
             def reply(response: Response[Tokenized]) -> HttpResponse:
                 spans = [_span(token) for token in response.answer.tokens]
                 return json_response(spans, 200, ignored_header(ignored))
 
-            return EngineCall(inquiry(Tokenize(text), http, self._policy, model), reply, _telling("inputs"))
+            return EngineCall(
+                build_request(Tokenize(text), http, self._policy, model), reply, _error_formatter("inputs")
+            )
 
-        return addressed(body, http, then)
+        return resolve_model(body, http, then)
 
     def chat_tokenize(self, http: HttpRequest) -> EndpointResult:
         body = object_body(http.body, self._policy)
 
-        def then(model: str, passed_over: tuple[str, ...]) -> EndpointResult:
-            chat, ignored = chat_to_cut(body, self._policy, passed_over)
+        def then(model: str, ignored_fields: tuple[str, ...]) -> EndpointResult:
+            chat, ignored = parse_chat_to_tokenize(body, self._policy, ignored_fields)
 
             def reply(response: Response[Tokenized]) -> HttpResponse:
                 spans = [_span(token) for token in response.answer.tokens]
                 value = {"tokenize_response": spans, "templated_text": response.answer.text}
                 return json_response(value, 200, ignored_header(ignored))
 
-            return EngineCall(inquiry(Tokenize(chat), http, self._policy, model), reply, _telling("messages"))
+            return EngineCall(
+                build_request(Tokenize(chat), http, self._policy, model), reply, _error_formatter("messages")
+            )
 
-        return addressed(body, http, then)
+        return resolve_model(body, http, then)
 
     # --- health and information ---------------------------------------------------------------------------------------
 
@@ -227,11 +236,11 @@ def protocol(policy: Policy) -> HttpProtocol:
     """Return the routes of the protocol."""
     at = Tgi(policy)
     routes = [
-        Route("POST", "/", at.either),
-        Route("POST", "/models/{model}", at.either),
+        Route("POST", "/", at.generate_or_stream),
+        Route("POST", "/models/{model}", at.generate_or_stream),
         Route("GET", "/", at.health, health=True),
     ]
-    routes.append(Route("POST", "/models/{model}/{version}", at.of_hub))
+    routes.append(Route("POST", "/models/{model}/{version}", at.generate_hub_path))
     for base in ("", "/models/{model}"):
         routes += [
             Route("POST", f"{base}/generate", at.generate),
@@ -267,9 +276,9 @@ def _error_body(error: DragomanError) -> dict[str, str]:
     return {"error": replace_surrogates(heads.get(kind, "") + error.message), "error_type": kind}
 
 
-def _telling(prompt: str) -> Callable[[DragomanError], HttpResponse]:
+def _error_formatter(prompt: str) -> Callable[[DragomanError], HttpResponse]:
     """Return a function that formats errors in which the prompt has this name."""
-    return GivenParameters(names={"prompt": prompt}).telling(write_error)
+    return ParsedParameters(names={"prompt": prompt}).error_formatter(write_error)
 
 
 def _error_event(error: DragomanError) -> bytes:

@@ -6,18 +6,18 @@ from typing import Any
 
 from dragoman.core.calls import ConcurrentCalls, Generate, Request, Response
 from dragoman.core.errors import DragomanError, InvalidInput
-from dragoman.core.sampling import shown
+from dragoman.core.sampling import format_value
 from dragoman.core.text import Generation, Prompt, Sampling, Text
-from dragoman.protocols.text_common.chat import chat_in
+from dragoman.protocols.text_common.chat import parse_chat
 from dragoman.protocols.text_common.openai_format import PLACEHOLDERS
 from dragoman.protocols.text_common.parameters import (
-    GivenParameters,
+    ParsedParameters,
+    build_request,
+    get_object,
     ignored_header,
-    inquiry,
     most_likely_first,
-    object_in,
-    refuse_unknown,
-    refuse_unused,
+    reject_unknown,
+    reject_unused,
 )
 from dragoman.protocols.tgi.request import parse_request
 from dragoman.protocols.wire import EngineCall, HttpRequest, HttpResponse, Policy, json_response
@@ -35,7 +35,7 @@ class _Instance:
 
     prompt: Prompt
     sampling: Sampling
-    given: GivenParameters
+    given: ParsedParameters
     before: str = ""
 
 
@@ -47,7 +47,7 @@ class _Group:
     places: list[int] = field(default_factory=list)
 
 
-def named(body: Mapping[str, Any]) -> dict[str, Any]:
+def get_model_field(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the field `model` of a body or of its instances."""
     instances = body.get("instances")
     said = [body.get("model"), *(each.get("model") for each in _objects(instances))]
@@ -67,18 +67,18 @@ def parse_predictions_request(
     policy: Policy,
     format_error: Callable[[DragomanError], HttpResponse],
     model: str,
-    passed_over: Sequence[str],
+    ignored_fields: Sequence[str],
 ) -> EngineCall[Any, HttpResponse]:
     """Parse a predictions request for a model. Raises InvalidInput naming the instance."""
     unknown = [name for name in body if name not in _FIELDS]
-    refuse_unknown(unknown, _FIELDS, policy)
-    refuse_unused(passed_over, policy)
+    reject_unknown(unknown, _FIELDS, policy)
+    reject_unused(ignored_fields, policy)
     instances = _instances(body, policy)
-    groups = _grouped(instances)
+    groups = _group(instances)
     calls = [Generate(prompts=tuple(instances[at].prompt for at in g.places), sampling=g.sampling) for g in groups]
-    ignored = dict.fromkeys((*unknown, *passed_over, *(name for each in instances for name in each.given.ignored)))
+    ignored = dict.fromkeys((*unknown, *ignored_fields, *(name for each in instances for name in each.given.ignored)))
     names = {name: own for each in instances for name, own in each.given.names.items()}
-    words = GivenParameters(names={**names, "prompt": "instances"})
+    words = ParsedParameters(names={**names, "prompt": "instances"})
 
     def reply(response: Response[tuple[Response[Generation], ...]]) -> HttpResponse:
         texts: dict[int, str] = {}
@@ -88,15 +88,15 @@ def parse_predictions_request(
         predictions = [texts[at] for at in range(len(instances))]
         return json_response({"predictions": predictions}, 200, ignored_header(list(ignored)))
 
-    concurrent = ConcurrentCalls(tuple(inquiry(call, http, policy, model) for call in calls))
-    return EngineCall(Request(concurrent), reply, words.telling(format_error))
+    concurrent = ConcurrentCalls(tuple(build_request(call, http, policy, model) for call in calls))
+    return EngineCall(Request(concurrent), reply, words.error_formatter(format_error))
 
 
 def _best(generation: Generation, place: int, sampling: Sampling) -> Text:
     return most_likely_first([text for text in generation.texts if text.prompt == place], sampling)[0]
 
 
-def _grouped(instances: Sequence[_Instance]) -> list[_Group]:
+def _group(instances: Sequence[_Instance]) -> list[_Group]:
     found: list[_Group] = []
     for at, instance in enumerate(instances):
         group = next((group for group in found if group.sampling == instance.sampling), None)
@@ -112,8 +112,8 @@ def _grouped(instances: Sequence[_Instance]) -> list[_Group]:
 def _instances(body: Mapping[str, Any], policy: Policy) -> list[_Instance]:
     given = body.get("instances")
     if not isinstance(given, list) or not 0 < len(given) <= _MOST_INSTANCES:
-        raise InvalidInput(f"`instances` must be a list of 1 to {_MOST_INSTANCES} instances; got {shown(given)}")
-    common = _present(object_in(body, "parameters"))
+        raise InvalidInput(f"`instances` must be a list of 1 to {_MOST_INSTANCES} instances; got {format_value(given)}")
+    common = _without_nulls(get_object(body, "parameters"))
     found = []
     for at, instance in enumerate(given):
         try:
@@ -128,14 +128,14 @@ def _instance(instance: Any, common: Mapping[str, Any], policy: Policy) -> _Inst
         case {"inputs": str(_)}:
             return _prompt(instance, common, policy)
         case {"messages": _}:
-            return _chat({**common, **_present(instance)}, policy)
-    raise InvalidInput(f"expected an object with `inputs`, a text, or with `messages`; got {shown(instance)}")
+            return _chat({**common, **_without_nulls(instance)}, policy)
+    raise InvalidInput(f"expected an object with `inputs`, a text, or with `messages`; got {format_value(instance)}")
 
 
 def _prompt(instance: dict[str, Any], common: Mapping[str, Any], policy: Policy) -> _Instance:
     # TGI: at this path tokens are drawn, unless somebody says otherwise.
-    parameters = {"do_sample": True, **common, **_present(object_in(instance, "parameters"))}
-    unseen = _taken([parameters, instance], _UNSEEN, policy)
+    parameters = {"do_sample": True, **common, **_without_nulls(get_object(instance, "parameters"))}
+    unseen = _remove_fields([parameters, instance], _UNSEEN, policy)
     found = parse_request({**instance, "parameters": parameters}, policy, stream=False)
     given = replace(found.given, ignored=(*found.given.ignored, *unseen))
     (prompt,) = found.inputs
@@ -143,19 +143,19 @@ def _prompt(instance: dict[str, Any], common: Mapping[str, Any], policy: Policy)
 
 
 def _chat(instance: dict[str, Any], policy: Policy) -> _Instance:
-    unseen = _taken([instance], _UNSEEN_OF_CHAT, policy)
-    found = chat_in(instance, policy)
+    unseen = _remove_fields([instance], _UNSEEN_OF_CHAT, policy)
+    found = parse_chat(instance, policy)
     return _Instance(found.chat, found.sampling, replace(found.given, ignored=(*found.given.ignored, *unseen)))
 
 
-def _taken(places: Sequence[dict[str, Any]], names: Sequence[str], policy: Policy) -> list[str]:
+def _remove_fields(places: Sequence[dict[str, Any]], names: Sequence[str], policy: Policy) -> list[str]:
     """Remove fields without effect from these objects and return their names."""
     values = [(name, place.pop(name)) for place in places for name in names if name in place]
     found = [name for name, value in values if value and not (name == "n" and value == 1)]
-    refuse_unused(found, policy)
+    reject_unused(found, policy)
     return found
 
 
-def _present(given: Mapping[str, Any]) -> dict[str, Any]:
+def _without_nulls(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that are not null."""
     return {name: value for name, value in given.items() if value is not None}
