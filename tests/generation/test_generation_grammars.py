@@ -16,6 +16,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import ByteLevel
 
 from dragoman.core.calls import Generate
 from dragoman.core.errors import InvalidInput, Overloaded
@@ -112,6 +117,34 @@ def test_memory_does_not_grow_with_what_is_refused(grammars: GrammarService) -> 
         with pytest.raises(InvalidInput):
             grammars.guide(Grammar("regex", f"((b{{1000}}){{1000}}){{{900 + i}}}"))
     assert _resident_mib() - before < 20  # each takes some 60 MiB, of which a part would stay
+
+
+def _tokenizer(*words: str) -> LLTokenizer:
+    """A tokenizer of single bytes and some words, whose token 0 ends a text."""
+    vocabulary = ["<end>", *sorted(ByteLevel.alphabet()), *words]
+    made = Tokenizer(WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="<end>"))
+    made.pre_tokenizer, made.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
+    made.add_special_tokens(["<end>"])
+    return LLTokenizer(made.to_str(), n_vocab=len(vocabulary), eos_token=[0])
+
+
+def test_the_states_of_a_lexer_are_bounded() -> None:
+    matcher = grammar_worker.matcher(_tokenizer(), LLMatcher.grammar_from_regex("(a|b)*a(a|b){18}"))
+    a, b = (1 + sorted(ByteLevel.alphabet()).index(letter) for letter in "ab")
+    letters = np.random.default_rng(1).choice([a, b], 60_000).tolist()
+    with pytest.raises(ValueError, match="too many states: 50000"):
+        for letter in letters:
+            grammar_worker.allowed_tokens(matcher, 300)
+            matcher.consume_token(letter)
+
+
+def test_the_items_of_a_step_are_bounded() -> None:
+    rules = [f'r{i}: "a" "b{i}"?' for i in range(300)]
+    text = "\n".join([f"start: ({'|'.join(f'r{i}' for i in range(300))})+", *rules])
+    short, long = _tokenizer("aa"), _tokenizer(*("a" * n for n in range(2, 41)))
+    assert grammar_worker.allowed_tokens(grammar_worker.matcher(short, text), 300).any()
+    with pytest.raises(ValueError, match="Too many items"):
+        grammar_worker.allowed_tokens(grammar_worker.matcher(long, text), 300)
 
 
 def test_results_are_kept_errors_too(llama: LanguageModel) -> None:
