@@ -16,9 +16,9 @@ from dragoman import plugins
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed
 from dragoman.core.spec import ModelSpec, check_name
 from dragoman.core.vectors import find_vector_function
+from dragoman.engine.counters import METRICS_FOLDER
 from dragoman.engine.engine import Engine, ServerIdentity
 from dragoman.engine.model_files import server_tables
-from dragoman.engine.model_metrics import FOLDER as METRICS_FOLDER
 from dragoman.engine.repository import DiskRepository
 from dragoman.protocols.open_inference.extensions import EXTENSIONS
 from dragoman.runtimes import preflight

@@ -255,6 +255,6 @@ def test_a_listed_version_that_is_not_there(versions: Path) -> None:
     served = Served(str(versions), "--version-policy", "1,7")
     try:
         assert served.ended() == 2
-        assert "wants 7, there are 1, 2, 10" in served.log()
+        assert "expected versions of 1, 2, 10, got 7" in served.log()
     finally:
         served.reap()

@@ -1,4 +1,4 @@
-"""Which version answers."""
+"""The registry of deployments: versions and defaults."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from dragoman.engine.deployment import Deployment
 from dragoman.engine.registry import ModelRegistry
 
 
-def deployed(*versions: str) -> dict[str, Deployment]:
+def deployments(*versions: str) -> dict[str, Deployment]:
     return {v: Deployment(ModelSpec(name="m", version=v), lambda: None) for v in versions}
 
 
@@ -24,28 +24,28 @@ def deployed(*versions: str) -> dict[str, Deployment]:
         ([""], "", ""),
     ],
 )
-async def test_the_default_version(versions: list[str], default: str, expected: str) -> None:
+async def test_default_version(versions: list[str], default: str, expected: str) -> None:
     registry = ModelRegistry()
-    registry.put("m", deployed(*versions), default)
+    registry.put("m", deployments(*versions), default)
     assert registry.find("m").spec.version == expected
     assert all(registry.find("m", v).spec.version == v for v in versions if v)
 
 
-async def test_what_is_not_there_is_told() -> None:
+async def test_unknown_models_and_versions_raise() -> None:
     registry = ModelRegistry()
-    registry.put("m", deployed("1", "2"))
+    registry.put("m", deployments("1", "2"))
     with pytest.raises(ModelNotFound, match="Request for unknown model: 'nope' is not found"):
         registry.find("nope")
     with pytest.raises(ModelNotFound, match=r"'m' version '3' is not found; there are 1, 2"):
         registry.find("m", "3")
     assert registry.versions("m") == ["1", "2"]
-    assert [d.spec.version for d in registry.take("m")] == ["1", "2"]
+    assert [d.spec.version for d in registry.remove("m")] == ["1", "2"]
     with pytest.raises(ModelNotFound):
-        registry.take("m")
+        registry.remove("m")
 
 
-async def test_a_newest_version_that_is_broken_does_not_answer_for_all() -> None:
-    versions = deployed("1", "2", "3")
+async def test_newest_ready_version_answers() -> None:
+    versions = deployments("1", "2", "3")
     versions["1"].state = versions["2"].state = "READY"
     versions["3"].state = "UNAVAILABLE"
     registry = ModelRegistry()
@@ -54,12 +54,12 @@ async def test_a_newest_version_that_is_broken_does_not_answer_for_all() -> None
     assert registry.find("m", "3").spec.version == "3"
 
 
-async def test_one_version_can_be_taken_out() -> None:
+async def test_versions_are_removed_one_by_one() -> None:
     registry = ModelRegistry()
-    registry.put("m", deployed("1", "2"))
+    registry.put("m", deployments("1", "2"))
     with pytest.raises(ModelNotFound, match="version '7' is not found"):
-        registry.take("m", "7")
-    assert [d.spec.version for d in registry.take("m", "2")] == ["2"]
+        registry.remove("m", "7")
+    assert [d.spec.version for d in registry.remove("m", "2")] == ["2"]
     assert registry.versions("m") == ["1"]
-    assert [d.spec.version for d in registry.take("m", "1")] == ["1"]
+    assert [d.spec.version for d in registry.remove("m", "1")] == ["1"]
     assert registry.names() == []

@@ -155,7 +155,7 @@ def test_integer_folders_are_versions(tmp_path: Path, policy: str, versions: lis
 
 def test_a_listed_version_that_is_not_there_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "m" / "1" / "model.onnx")
-    with pytest.raises(InvalidInput, match="wants 3, there are 1"):
+    with pytest.raises(InvalidInput, match="expected versions of 1, got 3"):
         found(tmp_path / "m", policy="1,3")
 
 

@@ -1,15 +1,19 @@
-"""Metrics of calls: how many calls each deployment has answered, their outcomes and durations."""
+"""Metrics of deployments: calls by outcome, their durations, and metrics that the models report themselves."""
 
+import importlib.util
+import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, get_args
 
 from dragoman.core.errors import DragomanError
-from dragoman.core.metrics import SECONDS, Family, Histogram, Sample
+from dragoman.core.metrics import SECONDS, Family, Histogram, Kind, Sample
 from dragoman.engine.generation_counters import GenerationCounters, GenerationUsage, generation_families
 
 OK = "ok"
+# Environment variable that names the folder of prometheus_client's multiprocess mode.
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class CallCounters:
@@ -81,3 +85,38 @@ def families(deployments: Iterable[tuple[Mapping[str, str], CallCounters, int, b
     ready = [Sample("dragoman_model_ready", labels, float(is_ready)) for labels, _, _, is_ready in rows]
     yield Family("dragoman_model_ready", "gauge", "1 if a model version can answer.", tuple(ready))
     yield from generation_families([(labels, counters.generation) for labels, counters, _, _ in rows])
+
+
+def model_families(reported: Iterable[tuple[Mapping[str, str], Sequence[Family]]]) -> Iterable[Family]:
+    """Return the metrics that models report, with the labels of each model; those of its replicas are added up."""
+    first: dict[str, Family] = {}
+    values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
+    for labels, reported_families in reported:
+        for family in reported_families:
+            first.setdefault(family.name, family)
+            sums = values.setdefault(family.name, {})
+            for sample in family.samples:
+                key = sample.name, tuple({**labels, **sample.labels}.items())
+                sums[key] = sums.get(key, 0.0) + sample.value
+    for name, family in first.items():
+        samples = tuple(Sample(sample, dict(labels), value) for (sample, labels), value in values[name].items())
+        yield Family(name, family.kind, family.help, samples)
+
+
+def prometheus_families() -> Iterable[Family]:
+    """Return the metrics that models record with prometheus_client, if it is installed and its folder is set.
+
+    In the library's multiprocess mode each process writes its metrics to files in that folder, so that no worker
+    process has to respond.
+    """
+    folder = os.environ.get(METRICS_FOLDER, "")
+    if not folder or not os.path.isdir(folder) or importlib.util.find_spec("prometheus_client") is None:
+        return
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.multiprocess import MultiProcessCollector
+
+    for metric in MultiProcessCollector(CollectorRegistry(), folder).collect():
+        samples = tuple(Sample(s.name, dict(s.labels), float(s.value)) for s in metric.samples)
+        kind: Kind = metric.type if metric.type in get_args(Kind) else "untyped"
+        name = f"{metric.name}_total" if kind == "counter" else metric.name
+        yield Family(name, kind, metric.documentation, samples)

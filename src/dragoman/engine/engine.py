@@ -39,7 +39,7 @@ from dragoman.core.metrics import Family
 from dragoman.core.sibling_models import SiblingModels
 from dragoman.core.spec import check_name
 from dragoman.core.tensor import NONE, Parameters, Tensor
-from dragoman.engine import counters, model_metrics
+from dragoman.engine import counters
 from dragoman.engine.control import LOADING_AT_ONCE, ModelControl
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.registry import ModelRegistry
@@ -107,7 +107,7 @@ class Engine:
             if self._identity.load_at_start:
                 await self._control.start()
             else:
-                self._control.leave()
+                self._control.list_only()
         finally:
             self.started = True
             self._changed()
@@ -172,7 +172,7 @@ class Engine:
         if not isinstance(request.call, ModelCall):
             return begin(self._server_response(request))
         if type(request.call) is Handle:
-            request = self._registry.addressed(request)
+            request = self._registry.resolve_handler(request)
         return self._find(request).begin(request)
 
     async def call(self, request: Request[A]) -> Response[A]:
@@ -319,7 +319,7 @@ class Engine:
             for d in self._registry.all()
         ]
         own = [(labels, d.measurements()) for (labels, *_), d in zip(counted, self._registry.all(), strict=True)]
-        return (*counters.families(counted), *model_metrics.gathered(own), *model_metrics.families())
+        return (*counters.families(counted), *counters.model_families(own), *counters.prometheus_families())
 
     def _authorize(self, token: str) -> None:
         wanted = self._identity.control_token

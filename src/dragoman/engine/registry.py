@@ -31,45 +31,37 @@ class ModelRegistry:
 
     def versions(self, name: str) -> list[str]:
         """Return the versions of a model, oldest first; empty for an unknown model."""
-        return sorted(self._models.get(name, {}), key=_age)
+        return sorted(self._models.get(name, {}), key=_version_key)
 
-    def there(self, name: str, version: str = "") -> list[Deployment]:
+    def select(self, name: str, version: str = "") -> list[Deployment]:
         """Return all versions of a model, oldest first, or one of them. Raises ModelNotFound."""
-        named = [version] if version else self.versions(name) or [""]
-        return [self.find(name, each) for each in named]
+        if version or name not in self._models:
+            return [self.find(name, version)]
+        return [self._models[name][each] for each in self.versions(name)]
 
     def default(self, name: str) -> str:
         """Return the configured default version, or ""."""
         return self._defaults.get(name, "")
 
     def put(
-        self, name: str, versions: dict[str, Deployment], default: str = "", *, beside: bool = False
+        self, name: str, versions: dict[str, Deployment], default: str = "", *, keep_others: bool = False
     ) -> list[Deployment]:
-        """Set the versions of a model, replacing all of its versions, or with `beside` only those of the same
-        numbers.
-
-        Return the replaced deployments.
-        """
-        there = self._models.get(name, {})
-        kept = {v: d for v, d in there.items() if beside and v not in versions}
-        self._models[name] = {**kept, **versions}
+        """Set the versions of a model; with `keep_others` its other versions stay. Return the replaced deployments."""
+        before = self._models.get(name, {})
+        others = {v: d for v, d in before.items() if keep_others and v not in versions}
+        self._models[name] = {**others, **versions}
         self._defaults[name] = default
-        return [d for v, d in there.items() if v not in kept]
+        return [d for v, d in before.items() if v not in others]
 
-    def take(self, name: str, version: str = "") -> list[Deployment]:
+    def remove(self, name: str, version: str = "") -> list[Deployment]:
         """Remove and return a model, or one version of it. Raises ModelNotFound."""
-        if version:
-            found = self.find(name, version)
-            del self._models[name][version]
-        elif name not in self._models:
-            raise ModelNotFound(f"Request for unknown model: '{name}' is not found")
-        else:
-            found = None
-        if found is not None and self._models[name]:
-            return [found]
-        self._defaults.pop(name, None)
-        rest = list(self._models.pop(name).values())
-        return rest if found is None else [found]
+        removed = self.select(name, version)
+        for deployment in removed:
+            del self._models[name][deployment.spec.version]
+        if not self._models[name]:
+            del self._models[name]
+            self._defaults.pop(name, None)
+        return removed
 
     def find(self, name: str, version: str = "") -> Deployment:
         """Return the deployment of a model. Raises ModelNotFound.
@@ -85,14 +77,14 @@ class ModelRegistry:
         default = self.default(name)
         found = versions.get(version or (default if default in versions else self._newest(name)))
         if found is None:
-            there = ", ".join(v for v in self.versions(name) if v) or "no versions"
+            existing = ", ".join(v for v in self.versions(name) if v) or "no versions"
             raise ModelNotFound(
-                f"Request for unknown model: '{name}' version '{version}' is not found; there are {there}"
+                f"Request for unknown model: '{name}' version '{version}' is not found; there are {existing}"
             )
         return found
 
-    def addressed(self, request: Request[A]) -> Request[A]:
-        """Return a request to a custom handler with the model that has it. Raises PathNotFound."""
+    def resolve_handler(self, request: Request[A]) -> Request[A]:
+        """Return a request for a custom handler with the model that has the handler. Raises PathNotFound."""
         call: Any = request.call
         for deployment in self.served():
             found = match_handler(deployment.handlers, call.method, call.path)
@@ -106,10 +98,10 @@ class ModelRegistry:
         versions = self._models[name]
         if "" in versions:
             return ""
-        by_age = self.versions(name)
-        return next((v for v in reversed(by_age) if versions[v].state == "READY"), by_age[-1])
+        sorted_versions = self.versions(name)
+        return next((v for v in reversed(sorted_versions) if versions[v].state == "READY"), sorted_versions[-1])
 
 
-def _age(version: str) -> tuple[bool, int, str]:
-    """Sort key of versions: integers by value, after all others by letter."""
+def _version_key(version: str) -> tuple[bool, int, str]:
+    """Return the sort key of a version: integers by value, after all others in alphabetical order."""
     return (True, int(version), version) if version.isdecimal() else (False, 0, version)

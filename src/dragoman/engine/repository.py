@@ -1,25 +1,27 @@
-"""The models that a server may load: below some paths, as things are on disk now, and live ones."""
+"""The repository: the models that a server may load, from paths on disk and from Python objects."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
-from dragoman.core.errors import InvalidInput, NotSupported
+from dragoman.core.errors import Forbidden, InvalidInput, NotSupported
 from dragoman.core.spec import ModelSpec, check_name
-from dragoman.engine.model_urls import model_path
 from dragoman.engine.search import Found, Search, Skipped
 from dragoman.runtimes.recognise import model_file, recognise, why_not
 
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_EXPECTED_URL = "`url`: expected the absolute path, or the file:// URL, of a folder or file on the server's machine"
 _POLICY = re.compile(r"latest|all|\d+(?:\s*,\s*\d+)*")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a model comes from: `specs()` gives its versions that are to be served, as things are now.
+    """The source of a model. specs: returns the versions that are to be served, as they are on disk now.
 
-    `default_version` answers when none is named; "" is the newest.
+    default_version: answers requests that name no version; "" stands for the newest.
     """
 
     specs: Callable[[], list[ModelSpec]]
@@ -27,8 +29,7 @@ class Source:
 
 
 class Repository:
-    """Where the engine finds its models: here a fixed list of specs. `skipped` are files that the last scan found and
-    that are not served."""
+    """A fixed list of models. skipped: files that look like models and that the last scan did not serve."""
 
     skipped: Sequence[Skipped] = ()
 
@@ -41,20 +42,23 @@ class Repository:
             seen.add((spec.name, spec.version))
 
     def scan(self) -> dict[str, Source]:
-        """Every model that may be loaded, by name. Raises InvalidInput where what is there makes no sense."""
+        """Return every model that may be loaded, by name. Raises InvalidInput if models on disk are invalid."""
         names = dict.fromkeys(s.name for s in self._fixed)
         return {n: Source(lambda n=n: [s for s in self._fixed if s.name == n]) for n in names}  # type: ignore[misc]
 
     def at(self, name: str, url: str) -> Source:
-        """A model that lies elsewhere, as one of that name. Raises Forbidden, NotSupported or InvalidInput."""
-        raise NotSupported("models are loaded from the server's own repository alone; expected no `url`")
+        """Return the model at a path outside of the repository, under a name.
+
+        Raises Forbidden, NotSupported or InvalidInput.
+        """
+        raise NotSupported("models are loaded only from the server's repository: expected no `url`")
 
 
 class DiskRepository(Repository):
-    """Models below some paths, beside fixed ones. Each scan looks at the disk anew, to find what has changed.
+    """Models below paths on disk, in addition to fixed ones. Each scan reads the disk again.
 
-    `defaults` are fields of a ModelSpec for every model; `version_policy` is latest, all, or a list as `1,3`. What lies
-    below one of `folders` may be loaded too, where somebody says where. `run_code`: see `Search`.
+    defaults: fields of a ModelSpec for every model. version_policy: latest, all, or a list such as `1,3`.
+    live: fixed models. folders: models below these may be registered by URL. run_code: see `Search`.
     """
 
     def __init__(
@@ -70,7 +74,7 @@ class DiskRepository(Repository):
         super().__init__(live)
         self._paths = tuple(paths)
         self._defaults = dict(defaults)
-        self._version_policy = _checked_policy(version_policy)
+        self._version_policy = _check_policy(version_policy)
         self._folders = tuple(folders)
         self._run_code = run_code
 
@@ -80,66 +84,66 @@ class DiskRepository(Repository):
         search = Search(self._run_code)
         for path in self._paths:
             for found in search.models(path):
-                check_name(found.name, f"the model name of '{_place(found)}'")
+                check_name(found.name, f"the model name of '{_location(found)}'")
                 same = by_name.setdefault(found.name, [])
                 if found.name in sources or not _are_versions([*same, found]):
-                    first = _place(same[0]) if same else "a Python object"
+                    first = _location(same[0]) if same else "a Python object"
                     raise InvalidInput(
-                        f"two models are called '{found.name}': {first} and {_place(found)}; give one of them another "
-                        "name, as `name` in a dragoman.toml in a folder of its own"
+                        f"two models are called '{found.name}': {first} and {_location(found)}; give one of them "
+                        "another name, as `name` in a dragoman.toml in a folder of its own"
                     )
                 same.append(found)
         self.skipped = tuple(search.skipped)
         return sources | {name: self._source(same) for name, same in by_name.items()}
 
     def at(self, name: str, url: str) -> Source:
-        there = Search(self._run_code).models(str(model_path(url, self._folders)))
-        if len(there) != 1:
-            names = ", ".join(found.name for found in there)
+        models = Search(self._run_code).models(str(_model_path(url, self._folders)))
+        if len(models) != 1:
+            names = ", ".join(found.name for found in models)
             raise InvalidInput(f"`url`: expected one model, found several in '{url}': {names[:256]}")
-        found = self._source([replace(there[0], name=name)])
-        return Source(lambda: [replace(spec, url=url) for spec in found.specs()], found.default_version)
+        source = self._source([replace(models[0], name=name)])
+        return Source(lambda: [replace(spec, url=url) for spec in source.specs()], source.default_version)
 
     def _source(self, same: Sequence[Found]) -> Source:
         default = next((str(f.settings["default_version"]) for f in same if "default_version" in f.settings), "")
 
         def specs() -> list[ModelSpec]:
-            found = [spec for each in same for spec in self._specified(each)]
-            _check_default(default, found)
-            return found
+            specs = [spec for each in same for spec in self._specs(each)]
+            _check_default(default, specs)
+            return specs
 
         return Source(specs, default)
 
-    def _specified(self, found: Found) -> list[ModelSpec]:
+    def _specs(self, found: Found) -> list[ModelSpec]:
         if found.error is not None:
             raise found.error
-        given = {k: v for k, v in found.settings.items() if k not in ("version_policy", "default_version")}
-        base = ModelSpec(**{**self._defaults, **given, "name": found.name})
+        fields = {k: v for k, v in found.settings.items() if k not in ("version_policy", "default_version")}
+        base = ModelSpec(**{**self._defaults, **fields, "name": found.name})
         if not found.versions:
-            return [_placed(base, found.path)]
-        policy = _checked_policy(str(found.settings.get("version_policy", self._version_policy)))
-        chosen = _chosen(sorted(found.versions, key=int), policy, found.name)
-        return [_placed(replace(base, version=v, uri=""), found.versions[v]) for v in chosen]
+            return [_with_runtime(base, found.path)]
+        policy = _check_policy(str(found.settings.get("version_policy", self._version_policy)))
+        versions = _select_versions(sorted(found.versions, key=int), policy, found.name)
+        return [_with_runtime(replace(base, version=v, uri=""), found.versions[v]) for v in versions]
 
 
-def _place(found: Found) -> str:
-    """Where a model lies, for a message."""
+def _location(found: Found) -> str:
+    """Return the path of a model, for messages."""
     return str(found.path or found.settings["uri"])
 
 
 def _are_versions(same: Sequence[Found]) -> bool:
-    """Whether these, of one name, are one model: alone, or each with a version of its own in its settings."""
-    told = [found.settings.get("version", "") for found in same]
-    return len(same) == 1 or (len({*told}) == len(same) and not any(found.versions for found in same))
+    """Return whether these, of one name, are one model: only one, or each with its own version in its settings."""
+    versions = {found.settings.get("version", "") for found in same}
+    return len(same) == 1 or (len(versions) == len(same) and not any(found.versions for found in same))
 
 
-def _checked_policy(policy: str) -> str:
+def _check_policy(policy: str) -> str:
     if not _POLICY.fullmatch(policy):
-        raise InvalidInput(f"version policy '{policy}': expected latest, all, or a list of versions as 1,3")
+        raise InvalidInput(f"version policy '{policy}': expected latest, all, or a list of versions such as 1,3")
     return policy
 
 
-def _chosen(versions: list[str], policy: str, name: str) -> list[str]:
+def _select_versions(versions: list[str], policy: str, name: str) -> list[str]:
     if policy == "all":
         return versions
     if policy == "latest":
@@ -148,7 +152,8 @@ def _chosen(versions: list[str], policy: str, name: str) -> list[str]:
     missing = [v for v in listed if v not in versions]
     if missing:
         raise InvalidInput(
-            f"model '{name}': version policy '{policy}' wants {', '.join(missing)}, there are {', '.join(versions)}"
+            f"model '{name}': version policy '{policy}': expected versions of {', '.join(versions)}, "
+            f"got {', '.join(missing)}"
         )
     return [v for v in versions if v in listed]
 
@@ -156,14 +161,14 @@ def _chosen(versions: list[str], policy: str, name: str) -> list[str]:
 def _check_default(default: str, served: Sequence[ModelSpec]) -> None:
     versions = [spec.version for spec in served]
     if default and default not in versions:
-        there = ", ".join(filter(None, versions)) or "none"
+        names = ", ".join(filter(None, versions)) or "none"
         raise InvalidInput(
-            f"model '{served[0].name}': default_version '{default}' is not among the versions that are served: {there}"
+            f"model '{served[0].name}': default_version '{default}' is not among the versions that are served: {names}"
         )
 
 
-def _placed(spec: ModelSpec, path: Path | None) -> ModelSpec:
-    """The spec with its file and runtime: as said beside the model, else as the file itself tells."""
+def _with_runtime(spec: ModelSpec, path: Path | None) -> ModelSpec:
+    """Return the spec with its file and runtime: those of its settings, else those recognised from the file."""
     if path is None or ":" in spec.uri:
         return replace(spec, runtime=spec.runtime or "python", uri=spec.uri or str(path))
     file = (path / spec.uri) if spec.uri else path
@@ -173,6 +178,36 @@ def _placed(spec: ModelSpec, path: Path | None) -> ModelSpec:
     if runtime is None and not file.exists():
         raise InvalidInput(f"model '{spec.name}': there is no file '{file}'; expected the path of the model's file")
     if runtime is None:
-        why = why_not(file) or f"no runtime is known for {file}; name one as `runtime`"
-        raise InvalidInput(f"model '{spec.name}': {why}")
+        reason = why_not(file) or f"no runtime is known for {file}; name one as `runtime`"
+        raise InvalidInput(f"model '{spec.name}': {reason}")
     return replace(spec, runtime=runtime, uri=str(file))
+
+
+def _model_path(url: str, folders: Sequence[str]) -> Path:
+    """Return the path of a model that is registered by a path or `file://` URL, with links resolved.
+
+    Raises NotSupported for other URLs, Forbidden outside of the allowed folders, and InvalidInput if nothing is there.
+    """
+    try:
+        path = _local_path(url).resolve()
+        if not any(Path(folder).resolve() in path.parents for folder in folders):
+            allowed = f"below {' or '.join(folders)}" if folders else "in a folder of --model-folders, which is empty"
+            raise Forbidden(f"`url`: '{url[:256]}' may not be loaded: expected a path {allowed}")
+        path.stat()  # raises for a loop of links, which `resolve` does from Python 3.13 on no longer
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InvalidInput(f"`url`: there is nothing at '{url[:256]}'") from error
+    except (OSError, ValueError, RuntimeError) as error:  # impossible file names, loops of links
+        raise InvalidInput(f"{_EXPECTED_URL}, got '{url[:256]}', which cannot be resolved") from error
+    return path
+
+
+def _local_path(url: str) -> Path:
+    path = url
+    if _SCHEME.match(url):
+        parts = urlsplit(url)
+        if parts.scheme != "file" or parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+            raise NotSupported(f"{_EXPECTED_URL}, got '{url[:256]}'; remote models must be downloaded before")
+        path = unquote(parts.path)
+    if not path.startswith("/"):
+        raise NotSupported(f"{_EXPECTED_URL}, got '{url[:256]}'")
+    return Path(path)

@@ -1,40 +1,49 @@
 """Find the models at a path: a file, a folder of versions, a folder of models, or `module:object`.
 
-The name of a model depends on its own file or folder alone, never on what lies beside it.
+The name of a model depends only on its own file or folder, never on other files.
 """
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dragoman.core.errors import InvalidInput
+from dragoman import plugins
+from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.engine import model_files
-from dragoman.engine.umbridge_names import umbridge_names
 from dragoman.runtimes.recognise import own_name, recognise, why_not, why_skipped
+from dragoman.workers.probe import probe
+
+log = logging.getLogger("dragoman.engine")
 
 # `package.module:object` or `any folder/file.py:object`.
 _OBJECT = re.compile(r"(?:[A-Za-z_][\w.]*|.+\.py):[A-Za-z_][\w.]*")
 _IGNORED = {"__pycache__", "node_modules"}
-# So many files that are not served are named where there is nothing else to serve.
-_NAMED = 3
+# Number of skipped files that the error names if there is nothing to serve.
+_SKIPPED_NAMED = 3
+# Seconds that a file may take to be imported: as long as a model may take to load.
+_IMPORT_TIMEOUT_S = 600.0
+# A file without either of these contains no model of the `umbridge` package.
+_UMBRIDGE_MARKS = (b"umbridge", b"get_input_sizes")
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A model on disk: where it lies and what the files beside it say of it."""
+    """A model on disk, with the settings in its files. versions: their paths, by number."""
 
     name: str
     path: Path | None
     settings: Mapping[str, Any]
     versions: Mapping[str, Path]
-    error: InvalidInput | None = None  # what its files say makes no sense
+    error: InvalidInput | None = None  # in its files
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A file in a folder of models that looks like a model and is not served: its place, and why."""
+    """A file in a folder of models that looks like a model and is not served."""
 
     file: str
     reason: str
@@ -52,50 +61,52 @@ class Search:
     _root: Path = field(default_factory=Path)
 
     def models(self, path: str) -> list[Found]:
-        """The models at a path. Raises InvalidInput where there are none, or where it cannot be read."""
+        """Return the models at a path. Raises InvalidInput if there are none, or if it cannot be read."""
         before = len(self.skipped)
         try:
-            there = list(self._look(path))
+            models = list(self._search(path))
         except OSError as error:
             raise InvalidInput(f"'{path}' cannot be read: {error.strerror or error}") from error
-        if not there:
-            reasons = [f"{each.file}: {each.reason}" for each in self.skipped[before:][:_NAMED]]
-            told = "; ".join(reasons) or "expected a model file, a folder of models or module:object"
-            raise InvalidInput(f"found no model in '{path}'; {told}")
-        return there
+        if not models:
+            reasons = [f"{each.file}: {each.reason}" for each in self.skipped[before:][:_SKIPPED_NAMED]]
+            hint = "; ".join(reasons) or "expected a model file, a folder of models or module:object"
+            raise InvalidInput(f"found no model in '{path}'; {hint}")
+        return models
 
-    def _look(self, path: str) -> Iterator[Found]:
-        place = Path(path)
-        if _OBJECT.fullmatch(path) and not place.exists():
-            yield Found(self._object_name(path), None, {"runtime": "python", "uri": path}, {})
-        elif place.is_dir():
-            self._root = place.resolve()
+    def _search(self, name: str) -> Iterator[Found]:
+        path = Path(name)
+        if _OBJECT.fullmatch(name) and not path.exists():
+            yield Found(self._object_name(name), None, {"runtime": "python", "uri": name}, {})
+        elif path.is_dir():
+            self._root = path.resolve()
             settings = model_files.environment_settings(self._root)
             if settings is None:
-                yield from self._look_in(self._root)
+                yield from self._search_folder(self._root)
             else:
                 yield Found(settings.get("name") or _name(self._root), self._root, settings, {})
-        elif place.is_file():
-            if recognise(place) is None:
-                told = f"no runtime is known for the file '{path}'; expected a model file that docs/serving.md lists, "
+        elif path.is_file():
+            if recognise(path) is None:
+                hint = f"no runtime is known for the file '{name}'; expected a model file that docs/serving.md lists, "
                 raise InvalidInput(
-                    why_not(place) or told + "or a folder with it and a dragoman.toml that names its runtime"
+                    why_not(path) or hint + "or a folder with it and a dragoman.toml that names its runtime"
                 )
-            yield from self._file(place.resolve(), _name(place))
+            yield from self._file(path.resolve(), _name(path))
         else:
-            raise InvalidInput(f"'{path}' is not there; expected a model file, a folder of models or module:object")
+            raise InvalidInput(f"'{name}' is not there; expected a model file, a folder of models or module:object")
 
-    def _object_name(self, path: str) -> str:
-        place, _, attribute = path.rpartition(":")
-        own = umbridge_names(Path(place), attribute) if self.run_code and place.endswith(".py") else {}
+    def _object_name(self, uri: str) -> str:
+        file, _, attribute = uri.rpartition(":")
+        own = _umbridge_names(Path(file), attribute) if self.run_code and file.endswith(".py") else {}
         return next(iter(own), attribute.rpartition(".")[2])
 
     def _file(
         self, file: Path, name: str, settings: Mapping[str, Any] | None = None, folder: Path | None = None
     ) -> Iterator[Found]:
-        """The models in a file: of Python, by the names that they give themselves. `folder`: the one that it makes a
-        model."""
-        own = umbridge_names(file) if self.run_code and file.suffix == ".py" else {}
+        """Yield the models in a file, those of the `umbridge` package by their own names.
+
+        folder: the folder of a model whose file this is.
+        """
+        own = _umbridge_names(file) if self.run_code and file.suffix == ".py" else {}
         if len(own) < 2:
             yield Found(next(iter(own), name), folder or file, settings or {}, {})
             return
@@ -104,38 +115,38 @@ class Search:
 
     # --- folders -----------------------------------------------------------------------------------------------
 
-    def _look_in(self, folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Found]:
+    def _search_folder(self, folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Found]:
         above = above or frozenset({folder.resolve()})
         settings = model_files.model_settings(folder)
-        folders = [p for p in _visible(folder) if p.is_dir()]
-        versions = {p.name: p for p in folders if p.name.isdecimal() and not _described(p)}
+        folders = [p for p in _entries(folder) if p.is_dir()]
+        versions = {p.name: p for p in folders if p.name.isdecimal() and not _has_mlserver_settings(p)}
         if settings is not None or versions or recognise(folder) is not None:
             yield from self._model_folder(folder, settings or {}, versions)
-            if _described(folder):  # MLServer: every model-settings.json is a model, wherever it lies
-                yield from (found for p in folders for found in self._described_below(p))
+            if _has_mlserver_settings(folder):  # MLServer: every model-settings.json below is a model too
+                yield from (found for p in folders for found in self._search_settings(p))
             return
         overrides = model_files.repository_settings(folder)
-        below = [found for p in folders for found in self._look_below(p, above)]
-        for found in [*self._files_in(folder), *below]:
+        below = [found for p in folders for found in self._search_subfolder(p, above)]
+        for found in [*self._model_files(folder), *below]:
             yield replace(found, settings={**found.settings, **overrides.pop(found.name, {})})
         if overrides:
             raise InvalidInput(f"{folder / 'dragoman.toml'}: there is no model {', '.join(map(repr, overrides))} here")
 
     def _model_folder(self, folder: Path, settings: Mapping[str, Any], versions: Mapping[str, Path]) -> Iterator[Found]:
-        """The model that a folder is."""
+        """Yield the one model of a folder, or those of its `model.py`."""
         if "uri" in settings:
             versions = {}
-        named = settings.get("name") or ""
-        if not named and not versions and "uri" not in settings and _is_python(folder, settings):
+        name = settings.get("name") or ""
+        if not name and not versions and "uri" not in settings and _is_python(folder, settings):
             yield from self._file(folder / "model.py", folder.name, settings, folder)
         else:
-            yield Found(named or _name(folder), folder, settings, versions)
+            yield Found(name or _name(folder), folder, settings, versions)
 
-    def _files_in(self, folder: Path) -> list[Found]:
-        """The models that files directly in a folder are: each in the folder that is served, one in a sub-folder."""
-        there = [p for p in _visible(folder) if p.is_file()]
-        files = [p for p in there if p.suffix != ".py" and recognise(p) is not None]
-        for path in there:
+    def _model_files(self, folder: Path) -> list[Found]:
+        """Return models that are files: each one directly in the folder that is served, at most one in a sub-folder."""
+        paths = [p for p in _entries(folder) if p.is_file()]
+        files = [p for p in paths if p.suffix != ".py" and recognise(p) is not None]
+        for path in paths:
             if path not in files and (reason := why_skipped(path)):
                 self._skip(path, reason)
         if folder == self._root:
@@ -144,9 +155,9 @@ class Search:
             return []
         chosen = [p for p in files if p.stem == "model"] or files
         if len(chosen) > 1:
-            several = ", ".join(p.name for p in chosen)
+            names = ", ".join(p.name for p in chosen)
             error = InvalidInput(
-                f"sub-folder '{folder.name}' holds several models: {several}; expected one, or one called model.*: "
+                f"sub-folder '{folder.name}' holds several models: {names}; expected one, or one called model.*: "
                 "move each to a sub-folder of its own, name one as `uri` in a dragoman.toml there, or serve the "
                 "sub-folder itself"
             )
@@ -159,37 +170,72 @@ class Search:
     def _skip(self, path: Path, reason: str) -> None:
         self.skipped.append(Skipped(str(Path(self._root.name) / path.relative_to(self._root)), reason))
 
-    def _look_below(self, folder: Path, above: frozenset[Path]) -> Iterator[Found]:
-        """As `_look_in`, for one of several folders: its error is its own, and a link back up leads nowhere."""
+    def _search_subfolder(self, folder: Path, above: frozenset[Path]) -> Iterator[Found]:
+        """As `_search_folder`, but yield an error as one of this folder, and nothing for a link to a folder above."""
         real = folder.resolve()
         if real in above:
             return
         try:
-            yield from self._look_in(folder, above | {real})
+            yield from self._search_folder(folder, above | {real})
         except (InvalidInput, OSError) as error:
-            told = error if isinstance(error, InvalidInput) else InvalidInput(f"{folder} cannot be read: {error}")
-            yield Found(folder.name, folder, {}, {}, told)
+            reason = error if isinstance(error, InvalidInput) else InvalidInput(f"{folder} cannot be read: {error}")
+            yield Found(folder.name, folder, {}, {}, reason)
 
-    def _described_below(self, folder: Path) -> Iterator[Found]:
-        if _described(folder):
-            yield from self._look_in(folder)
+    def _search_settings(self, folder: Path) -> Iterator[Found]:
+        if _has_mlserver_settings(folder):
+            yield from self._search_folder(folder)
         else:
-            yield from (found for p in _visible(folder) if p.is_dir() for found in self._described_below(p))
+            yield from (found for p in _entries(folder) if p.is_dir() for found in self._search_settings(p))
 
 
 def _is_python(folder: Path, settings: Mapping[str, Any]) -> bool:
-    """Whether the folder's model is its `model.py`, for the runtime of Python files."""
+    """Return whether the model of a folder is its `model.py`, for the runtime of Python files."""
     return settings.get("runtime", "python") == "python" and recognise(folder) == "python"
 
 
-def _described(folder: Path) -> bool:
+def _has_mlserver_settings(folder: Path) -> bool:
     return (folder / "model-settings.json").is_file()
 
 
-def _visible(folder: Path) -> list[Path]:
+def _entries(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if not p.name.startswith(".") and p.name not in _IGNORED)
 
 
 def _name(path: Path) -> str:
-    """Return the name of a model that no file beside it names."""
+    """Return the default name of a model."""
     return own_name(path) or (path.name if path.is_dir() else path.stem)
+
+
+def _umbridge_names(file: Path, attribute: str = "") -> dict[str, str]:
+    """Return the attributes of models of the `umbridge` package in a Python file, by their own names.
+
+    The file is imported in another process, and again only after it has changed. With an `attribute` only that model is
+    returned. Empty for any other file, and for one that cannot be imported: loading it reports the error.
+    """
+    try:
+        text, stat = file.read_bytes(), file.stat()
+    except OSError:
+        return {}
+    if not any(mark in text for mark in _UMBRIDGE_MARKS):
+        return {}
+    key = str(file.resolve()), stat.st_mtime_ns, stat.st_size
+    try:
+        found = _inspect(*key, attribute if "." in attribute else "")
+        if attribute in found["classes"]:
+            found = _inspect(*key, attribute)
+    except ModelFailed as error:
+        log.debug("names of models unknown: file=%s error=%s", file, error.message)
+        return {}
+    if attribute in found["instances"]:
+        return {found["instances"][attribute]: attribute}
+    served: dict[str, str] = found["served"]
+    return served if not attribute else {name: a for name, a in served.items() if a == attribute}
+
+
+@lru_cache(256)
+def _inspect(file: str, _changed_ns: int, _size: int, attribute: str) -> dict[str, Any]:
+    log.info("importing a file for the names of its models: file=%s", file)
+    model_names = plugins.runtime("python").model_names
+    assert model_names is not None
+    found: dict[str, Any] = probe(model_names, [file, attribute], _IMPORT_TIMEOUT_S)
+    return found
