@@ -191,7 +191,7 @@ async def test_texts_and_bytes(house: House) -> None:
         answer = await house.post("/predictions/Upper", body, {"content-type": kind})
         assert answer.json == {"predictions": ["AB"]}
     picture = await house.post("/predictions/Upper", b"\xff", {"content-type": "application/octet-stream"})
-    assert (picture.status, "no text" in picture.json["message"]) == (400, True)
+    assert (picture.status, "not UTF-8" in picture.json["message"]) == (400, True)
     stored = await house.post("/predictions/Upper", ["ab", "c"], {"accept": "application/x-npy"})
     assert np.load(io.BytesIO(stored.body)).tolist() == [b"AB", b"C"]
 
@@ -220,10 +220,10 @@ async def test_texts_and_bytes(house: House) -> None:
         ("double", "text/csv", b"\n\n", "there is no row"),
         ("double", "text/csv", b"\xff", "not valid UTF-8"),
         ("double", "text/plain", b"x", "input 'x'"),
-        ("double", "application/x-npy", b"x", "no .npy file"),
+        ("double", "application/x-npy", b"x", "not a .npy file"),
         ("double", "application/x-npy", npy(np.zeros(3))[:-1], "needs 24 bytes, got 23"),
         ("double", "application/x-npy", npy(np.array([{}])), "must hold numbers, booleans or texts; got object"),
-        ("double", "tensor/npz", b"PK", "no .npz file"),
+        ("double", "tensor/npz", b"PK", "not a .npz file"),
         ("double", "tensor/npz", npz(compressed=True, x=np.zeros(1 << 26)), "may hold 268435456 bytes together"),
         ("double", "tensor/ndlist", b"x", "expected 4 more bytes at 0, there are 1"),
         ("double", "tensor/ndlist", b"\0\0\0\0", "expected 1 to 1024 arrays, got 0"),

@@ -67,7 +67,7 @@ async def test_functions_that_will_do(tmp_path: Path, name: str) -> None:
         ({"input_formatter": "mine.py:none"}, "'mine.py:none' must take one argument; it takes .."),
         ({"input_formatter": "mine.py:later"}, "must be a plain function; got one with async or yield"),
         ({"output_formatter": "mine.py:pieces"}, "must be a plain function; got one with async or yield"),
-        ({"output_formatter": "mine.py:answer"}, "'mine.py:answer' is no function; got int"),
+        ({"output_formatter": "mine.py:answer"}, "'mine.py:answer' is not a function: got int"),
         ({"output_formatter": "../mine.py:good"}, "must be file.py:function, with a file in the model's folder"),
         ({"output_formatter": "verse"}, "output_formatter must be one of json, jsonlines, sse, none or file.py:func"),
         ({"tgi_compat": "perhaps"}, "tgi_compat must be true or false; got 'perhaps'"),
@@ -75,7 +75,7 @@ async def test_functions_that_will_do(tmp_path: Path, name: str) -> None:
         ({"tgi_compatible": True}, "there is no setting 'tgi_compatible'; there are output_formatter"),
     ],
 )
-async def test_mistakes_are_told_when_the_model_is_loaded(
+async def test_invalid_settings_are_reported_when_the_model_is_loaded(
     tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
     path = folder(tmp_path, **settings)

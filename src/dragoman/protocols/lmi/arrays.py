@@ -20,7 +20,7 @@ from dragoman.protocols.lmi.request import media_type
 from dragoman.protocols.text_common.parameters import build_request, get_object, json_body
 from dragoman.protocols.wire import JSON_TYPE, Buffer, EngineCall, HttpRequest, HttpResponse, Policy
 
-_VALUES = ("inputs", "instances", "data")  # the names that clients give to what is asked
+_VALUES = ("inputs", "instances", "data")  # names of the inputs in the requests of clients
 _ANSWERS = "predictions"
 _TENSOR = {"name", "shape", "datatype"}
 
@@ -39,7 +39,7 @@ def parse_arrays_request(
     return EngineCall(request, lambda response: write(response, policy))
 
 
-# --- what comes ----------------------------------------------------------------------------------------------
+# --- requests ----------------------------------------------------------------------------------------------
 
 
 def _from_json(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
@@ -174,7 +174,7 @@ def _from_npy(http: HttpRequest, model: ModelDescription, policy: Policy) -> Inf
 def _from_npz(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
     found = {name: _check_size(array, policy) for name, array in from_npz(bytes(http.body)).items()}
     names = {spec.name for spec in model.signature.inputs}
-    if len(found) == 1 and not found.keys() <= names:  # NumPy calls what has no name arr_0
+    if len(found) == 1 and not found.keys() <= names:  # NumPy's name of an unnamed array is arr_0
         return Infer(_single_tensor(next(iter(found.values())), model))
     return Infer(_named_tensors(found, model))
 
@@ -221,7 +221,7 @@ READERS: Mapping[str, Callable[[HttpRequest, ModelDescription, Policy], Infer]] 
 }
 
 
-# --- what goes -----------------------------------------------------------------------------------------------
+# --- responses -----------------------------------------------------------------------------------------------
 
 
 def _writer(accept: str, came: str) -> Callable[[Response[Inference], Policy], HttpResponse]:
@@ -244,24 +244,24 @@ def _to_lists(name: str, tensor: Tensor, policy: Policy) -> Any:
         try:
             return np.array([each.decode() for each in array.flat], dtype=object).reshape(array.shape).tolist()
         except UnicodeDecodeError as error:
-            raise NotSupported(f"output '{name}' holds bytes that are no text; ask with accept: tensor/npz") from error
+            raise NotSupported(f"output '{name}' holds bytes that are not UTF-8; send accept: tensor/npz") from error
     refused = np.isinf if policy.nonfinite != "error" else lambda values: ~np.isfinite(values)
     if tensor.datatype.kind == "float" and refused(array).any():
-        raise NotSupported(f"output '{name}' holds NaN or infinity, which JSON cannot; ask with accept: tensor/npz")
+        raise NotSupported(f"output '{name}' holds NaN or infinity, not supported by JSON; send accept: tensor/npz")
     return nested_text(array)
 
 
 def _to_csv(response: Response[Inference], policy: Policy) -> HttpResponse:
     tables = [_table(name, tensor) for name, tensor in response.answer.outputs.items()]
     if len({len(each) for each in tables}) > 1:
-        raise NotSupported("the outputs have different numbers of rows, which no CSV can hold; ask for JSON")
+        raise NotSupported("the outputs have different numbers of rows, which CSV does not support; request JSON")
     return HttpResponse(200, tuple(csv_chunks(tables)), (("content-type", "text/csv"),))
 
 
 def _table(name: str, tensor: Tensor) -> Array:
     array = numpy_numbers(tensor)
     if array.ndim > 2:
-        raise NotSupported(f"output '{name}' has {array.ndim} axes, more than CSV can hold; ask for JSON")
+        raise NotSupported(f"output '{name}' has {array.ndim} axes, but CSV supports two; request JSON")
     rows = len(array) if array.ndim else 1
     return array.reshape(rows, array.size // rows if rows else 1)
 

@@ -34,7 +34,7 @@ from dragoman.protocols.wire import (
 _HEALTH = {"READY": "Healthy", "LOADING": "PENDING", "UNLOADING": "Unhealthy"}
 _MOST_LISTED = 100
 _MOST_DIGITS = 12
-# Each worker loads the model anew: more of them at once is a slip of the hand.
+# Each worker loads the model, so more are likely a mistake.
 _MOST_WORKERS = 64
 
 
@@ -68,7 +68,7 @@ def _ping(http: HttpRequest) -> PreliminaryCall[bool]:
         def reply(response: Response[tuple[IndexEntry, ...]]) -> HttpResponse:
             value = {e.name: {"status": _HEALTH.get(e.state, "FAILED")} for e in response.answer}
             failed = any(e.state == "UNAVAILABLE" for e in response.answer)
-            # Without a model, as before the first of several is loaded, the server is well all the same.
+            # A server without models, as before the first is loaded, is healthy.
             return json_response(value, 200 if ready.answer or not value else 500 if failed else 503)
 
         return EngineCall(Request(States()), reply)
@@ -137,7 +137,7 @@ def _register(http: HttpRequest, policy: Policy) -> EngineCall[None, HttpRespons
     name = given.get("model_name") or (_last(url) if isinstance(url, str) else "")
     if not isinstance(name, str) or not name or not isinstance(url, str):
         raise InvalidInput("`model_name` and `url` must be text, and one of them must say which model to load")
-    # What is in the repository has its name for a url, as it is told.
+    # A model of the repository is listed with its name as url.
     call = Load(control_token(http.headers), "" if url == name else url)
     return _control_call(
         call, name, "", f'Model "{name}" registered.', _ignored_headers(given, ("model_name", "url"), policy)

@@ -31,10 +31,10 @@ CODES: Mapping[str, int] = {
     "timeout": 504,
     "server_error": 500,
 }
-# Faults that are about the request's way, in the shape of the server below LMI: a status, or which of those above.
+# Errors in the format of DJL Serving: a status, or the name of a configurable one, and the type.
 _TYPES: Sequence[tuple[type[DragomanError], int | str, str]] = (
     (Unaddressed, "bad_request", "BadRequestException"),
-    (AlreadyLoaded, 409, "ConflictStatusException"),  # SageMaker: its endpoints of many models count on these two
+    (AlreadyLoaded, 409, "ConflictStatusException"),  # SageMaker's multi-model endpoints rely on these two
     (OutOfMemory, 507, "WlmOutOfMemoryException"),
     (NotSupported, "bad_request", "BadRequestException"),
     (PathNotFound, 404, "ResourceNotFoundException"),

@@ -45,7 +45,7 @@ class Formatter:
             kinds = (("content-type", getattr(self._custom, "content_type", "") or _TEXT),)
         return (*kinds, *self._request.given.headers)
 
-    # --- whole ---------------------------------------------------------------------------------------------
+    # --- complete ---------------------------------------------------------------------------------------------
 
     def whole(self, response: Response[Generation]) -> HttpResponse:
         """Format the complete response."""
@@ -64,14 +64,14 @@ class Formatter:
 
     def _answer(self, at: int, texts: Sequence[Text]) -> dict[str, Any]:
         answer: dict[str, Any] = {"generated_text": self._full(at, texts[0])}
-        # LMI: where several texts were asked for the others are in the details, so these are there unless refused.
+        # LMI: other completions are in the details, so details are returned unless disabled.
         wanted = self._request.given.options.get("details", self._compat or self.ranked)
         if wanted and self._model.rolling:
             answer["details"] = self._details(at, texts)
         return answer
 
     def _full(self, at: int, text: Text) -> str:
-        # LMI: the text of the dynamic-batch schema has the prompt in front, as that of the library below it.
+        # LMI: in the dynamic-batch schema the text includes the prompt.
         full = self._request.given.options.get("return_full_text", not self._request.rolling)
         return (self._request.inputs[at] if full else "") + text.whole
 
@@ -119,11 +119,11 @@ class Formatter:
     def _token(self, token: Token, text: str) -> dict[str, Any]:
         logprob = finite(token.logprob)
         found: dict[str, Any] = {"id": token.id, "text": text, "log_prob": logprob}
-        if self._compat:  # what TGI's clients need beside what LMI documents
+        if self._compat:  # fields that TGI's clients need
             return {**found, "logprob": logprob, "special": token.special}
         return {**found, "special_token": True} if token.special else found
 
-    # --- in pieces -----------------------------------------------------------------------------------------
+    # --- in chunks -----------------------------------------------------------------------------------------
 
     def format_chunk(self, response: Response[Generation]) -> bytes:
         """Format one chunk: one line per token, or per step of all prompts in the dynamic-batch schema."""
@@ -170,7 +170,7 @@ class Formatter:
             found |= {"seed": text.seed, "input_length": length}
         return found
 
-    # --- faults --------------------------------------------------------------------------------------------
+    # --- errors --------------------------------------------------------------------------------------------
 
     def error(self, error: DragomanError) -> bytes:
         """Format the end of a stream that failed."""

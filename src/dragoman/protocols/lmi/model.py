@@ -13,7 +13,7 @@ from dragoman.core.spec import ModelSpec
 
 FORMATS = ("json", "jsonlines", "sse")
 TEXT_ONLY = "none"
-# LMI's formatters of chats, and of Bedrock's schema, and which of the others each is for the rest.
+# LMI's formatters of chats and of Bedrock's schema, and the equivalent for other requests.
 _CHATS = {"json_chat": "json", "jsonlines_chat": "jsonlines", "3p": "json", "3p_stream": "jsonlines"}
 _SETTINGS = (
     "output_formatter",
@@ -139,7 +139,7 @@ def _function(name: str, folder: Path | None, model: str, what: str) -> Callable
         raise ModelFailed(f"model '{model}': {what} '{name}': there is no file '{file}' in '{folder.name}'")
     try:
         found: Any = plugins.resolve(f"{path}:{attribute}")
-    except Exception as error:  # whatever the file does when it is imported
+    except Exception as error:  # importing user code can raise anything
         message = error.message if isinstance(error, ModelFailed) else f"{type(error).__name__}: {error}"
         raise ModelFailed(f"model '{model}': {what} '{name}' cannot be imported: {message}") from error
     _check_function(found, f"model '{model}': {what} '{name}'")
@@ -148,12 +148,12 @@ def _function(name: str, folder: Path | None, model: str, what: str) -> Callable
 
 def _check_function(found: Any, subject: str) -> None:
     if not callable(found):
-        raise ModelFailed(f"{subject} is no function; got {type(found).__name__}")
+        raise ModelFailed(f"{subject} is not a function: got {type(found).__name__}")
     if inspect.iscoroutinefunction(found) or inspect.isgeneratorfunction(found):
         raise ModelFailed(f"{subject} must be a plain function; got one with async or yield")
     try:
         signature = inspect.signature(found)
-    except (TypeError, ValueError):  # of some that are written in C nothing is known
+    except (TypeError, ValueError):  # functions written in C may have no signature
         return
     try:
         signature.bind(None)

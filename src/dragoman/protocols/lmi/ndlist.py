@@ -87,7 +87,7 @@ class _Reader:
             )
         (named,) = self.numbers("B")
         name = self.text() if named == 1 else ""
-        self.text()  # DJL: the sparse format is not looked at
+        self.text()  # the sparse format, which DJL ignores
         datatype = self.text()
         shape = self._shape(at)
         order, length = self.numbers("ci")
@@ -105,7 +105,7 @@ class _Reader:
             raise InvalidInput(f"tensor/ndlist: array {at} must have at most {_MOST_AXES} axes; got {axes}")
         shape = self.numbers(f"{axes}q")
         (layouts,) = self.numbers("i")
-        self.bytes(2 * layouts)  # what the axes are called says nothing of the data
+        self.bytes(2 * layouts)  # names of the axes
         return shape
 
 
@@ -135,7 +135,7 @@ def _encode(name: str, array: Array) -> bytes:
             f"of at most {_MOST_BYTES} bytes: ask with accept: application/json"
         )
     axes = array.ndim
-    shape = struct.pack(f">i{axes}qi", axes, *array.shape, axes) + b"\0?" * axes  # DJL: an axis that is not known
+    shape = struct.pack(f">i{axes}qi", axes, *array.shape, axes) + b"\0?" * axes  # DJL: unknown layout
     data = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
     head = b"".join((_text(_MAGIC), struct.pack(">iB", _VERSION, 1), _text(name), _text("DENSE"), _text(datatype)))
     return b"".join((head, shape, b"<", struct.pack(">i", len(data)), data))

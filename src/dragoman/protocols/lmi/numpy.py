@@ -12,7 +12,7 @@ from numpy.lib import format as npy
 from dragoman.core.datatypes import Array
 from dragoman.core.errors import InvalidInput
 
-# How much the arrays of a compressed file may hold together.
+# Maximum total size of the arrays in a compressed file.
 _MOST_BYTES = 1 << 28
 _MOST_ARRAYS = 1024
 
@@ -25,7 +25,7 @@ def from_npy(data: bytes) -> Array:
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(file)
     except (ValueError, OSError, SyntaxError, TypeError) as error:
-        raise InvalidInput(f"the request body is no .npy file: {error}") from error
+        raise InvalidInput(f"the request body is not a .npy file: {error}") from error
     if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
         raise InvalidInput(f"a .npy file must hold numbers, booleans or texts; got {dtype}")
     count, start = math.prod(shape), file.tell()
@@ -53,7 +53,7 @@ def from_npz(data: bytes) -> Mapping[str, Array]:
                 raise InvalidInput(f"the arrays of a .npz file may hold {_MOST_BYTES} bytes together")
             return {each.filename.removesuffix(".npy"): from_npy(_member(archive, each)) for each in members}
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, OSError, EOFError) as error:
-        raise InvalidInput(f"the request body is no .npz file: {error}") from error
+        raise InvalidInput(f"the request body is not a .npz file: {error}") from error
 
 
 def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:

@@ -17,7 +17,7 @@ from dragoman.protocols.text_common.parameters import (
 )
 from dragoman.protocols.wire import Policy
 
-# Names that are also the field's.
+# Parameters with the name of their field.
 _SAME = (
     "do_sample",
     "seed",
@@ -88,7 +88,7 @@ PARAMETERS: Mapping[str, Parameter] = {
 _DRAWS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
 
-# What the dynamic-batch schema has no place for, each with the value that asks for nothing.
+# Parameters that the dynamic-batch schema cannot return, with the value that requests nothing.
 _BEYOND_TEXT: Mapping[str, Any] = {
     "n": 1,
     "details": False,
@@ -116,7 +116,7 @@ def parse_generation_parameters(
     fields = found.fields
     if infer_do_sample and "do_sample" not in fields:
         fields["do_sample"] = any(fields.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
-    # LMI: with `best_of` or `num_beams` above 1 all of them are told, the best one first, whether or not `n` is 1.
+    # LMI: with `best_of` or `num_beams` above 1 all completions are returned, the best first, also if `n` is 1.
     many = next((name for name in ("best_of", "num_beams") if fields.get(name, 1) > 1), None)
     if many and rolling and fields.get("n", 1) == 1:
         fields["n"] = fields[many]

@@ -31,7 +31,7 @@ _ADAPTER = "x-amzn-sagemaker-adapter-identifier"
 _ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 _TARGET = "x-amzn-sagemaker-target-model"
 _FAILED = "Input Parsing failed. Ensure that the request payload is valid. "
-# Names that clients send where they mean whatever model is there.
+# Names that clients send for any model.
 ANY_MODEL = PLACEHOLDERS | {"lmi"}
 _NO_OBJECT = (
     "Invalid request payload. Request payload should be a json object specifying the 'inputs' field. Received payload "
@@ -119,12 +119,12 @@ def _property(http: HttpRequest, name: str) -> str:
 
 def _in_form(http: HttpRequest) -> str:
     """Return the model that a form names; "" for none."""
-    # A long text is not read twice for a name that it does not have, and no client encodes these letters.
+    # Long texts are not parsed twice. No client percent-encodes these letters.
     if not is_form(http) or b"model" not in bytes(http.body):
         return ""
     try:
         return _fields(http).get("model_name", "")
-    except InvalidInput:  # told when the text in it is read
+    except InvalidInput:  # reported when the body is parsed
         return ""
 
 
@@ -176,7 +176,7 @@ def _table(http: HttpRequest) -> Any:
 
 
 def is_form(http: HttpRequest) -> bool:
-    # curl calls everything a form unless it is told otherwise, and no form begins with a brace.
+    # curl's default content type is a form, also for JSON; no form begins with a brace.
     kind = media_type(http)
     return kind == _MULTIPART or (kind == _ENCODED and not bytes(http.body[:64]).lstrip().startswith(b"{"))
 

@@ -123,8 +123,8 @@ def resolve_model(http: HttpRequest, policy: Policy, then: Callable[[str], Endpo
     name = http.params.get("model", "") or model_name(http)
     if name:
         return then(name)
-    named, heeded = _in_body(http, policy)
-    if not named or (heeded and named not in ANY_MODEL):
+    named, is_model_name = _in_body(http, policy)
+    if not named or (is_model_name and named not in ANY_MODEL):
         return then(named)
 
     def choose(response: Response[tuple[ModelDescription, ...]]) -> EndpointResult:
@@ -135,20 +135,20 @@ def resolve_model(http: HttpRequest, policy: Policy, then: Callable[[str], Endpo
 
 def _in_body(http: HttpRequest, policy: Policy) -> tuple[str, bool]:
     """Return the name in a body, "" for none, and whether LMI itself uses it."""
-    # The body of a large array is not gone through for a name that it does not have.
+    # The bodies of large arrays are not searched for a name.
     if media_type(http) in READERS or is_form(http) or b'"model' not in bytes(http.body):
         return "", True
     try:
         text, _ = without_arrays(bytes(http.body), policy)
         check_json(text, policy)
         body = _BODY.decode(text)
-    except (InvalidInput, *PARSER_ERRORS):  # told in the words of whichever model reads it
+    except (InvalidInput, *PARSER_ERRORS):  # reported when the body is parsed for its model
         return "", True
     openais = is_openais(body.fields())
     found = body.model if openais else body.model_name
     if not isinstance(found, str):
         return "", True
-    # As at OpenAI's paths: behind a colon stands an adapter, and of `organisation/name` the name counts.
+    # As at OpenAI's paths: an adapter follows a colon, and only the name of `organisation/name` is used.
     return (found.partition(":")[0].rpartition("/")[2], False) if openais else (found, True)
 
 
@@ -190,7 +190,7 @@ class Lmi:
                 if model.rolling:
                     raise
                 return format_dynamic(error)
-            if isinstance(found, Mapping):  # as TGI and vLLM take OpenAI's bodies at this path
+            if isinstance(found, Mapping):  # as with TGI and vLLM, OpenAI's bodies are accepted at this path
                 if model.bedrock and "messages" not in found:
                     return parse_bedrock_request(found, http, self._policy, model.name)
                 return parse_openai_request(found, http, self._policy, self._errors, model)
@@ -203,7 +203,7 @@ class Lmi:
         return resolve_model(http, self._policy, meant)
 
     def _generate(self, found: LmiRequest, http: HttpRequest, formatter: Formatter, model: str) -> EndpointResult:
-        # LMI: of several texts the best is known at the end, so a stream of it holds all back until then.
+        # LMI: the best of several completions is known at the end, so it is not streamed before.
         stream = formatter.streams and not formatter.ranked
         call = Generate(prompts=found.inputs, sampling=found.sampling, stream=stream)
         request: Request[Generation] = build_request(call, http, self._policy, model)

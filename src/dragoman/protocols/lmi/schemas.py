@@ -71,13 +71,13 @@ def _lines(events: bytes) -> bytes:
 
 _PARAMETERS: Mapping[str, Parameter] = {
     "prompt": option("prompt", text()),
-    "model": option("model", text()),  # which may have chosen the model
+    "model": option("model", text()),  # used to choose the model
     "max_gen_len": sets("max_new_tokens"),
     "temperature": sets("temperature"),
     "top_p": sets("top_p"),
     "stream": option("stream", flag()),
 }
-# Bedrock: what holds unless the request says otherwise.
+# Bedrock's defaults.
 _DEFAULTS: Mapping[str, Any] = {"max_new_tokens": 512, "temperature": 0.5, "top_p": 0.9, "do_sample": True}
 _FORWARDED = "x-amzn-sagemaker-forwarded-api"
 _STREAMED = "InvokeEndpointWithResponseStream"

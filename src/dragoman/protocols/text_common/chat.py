@@ -36,9 +36,9 @@ from dragoman.protocols.wire import EndpointResult, EngineCall, HttpRequest, Htt
 _MOST_MESSAGES = 4096
 _LONGEST_TEMPLATE = 65_536
 _ROLES = {"developer": "system"}  # templates do not know OpenAI's newer word for it
-# vLLM: what may stand among the variables of a template, too.
+# vLLM also accepts these among the variables of a template.
 _AMONG_VARIABLES = ("chat_template", "add_generation_prompt", "continue_final_message")
-# What `conversation` reads, beside `add_special_tokens`.
+# Parameters of `parse_conversation`, besides `add_special_tokens`.
 CONVERSATION: Mapping[str, Parameter] = {
     "messages": option("messages", anything()),
     "tools": option("tools", anything()),
@@ -135,7 +135,7 @@ def parse_chat(body: Mapping[str, Any], policy: Policy) -> ChatRequest:
         _check_alone(found)
         fields["grammar"] = grammar
         found.names["grammar"] = "tools"
-    elif tools.offered:  # the markup of a call may be of special tokens, as Mistral's is
+    elif tools.offered:  # the markup of calls may consist of special tokens, as Mistral's
         fields.setdefault("skip_special_tokens", False)
     return ChatRequest(chat, found.sampling(policy), tools, found)
 
@@ -158,7 +158,7 @@ def _check_alone(found: ParsedParameters) -> None:
     if "grammar" in found.fields:
         name = found.names["grammar"]
         raise InvalidInput(
-            f"`{name}` must not be given with a `tool_choice` that requires a call: that is the text then"
+            f"`{name}` must not be given with a `tool_choice` that requires a call: the call is the whole text"
         )
 
 

@@ -32,14 +32,14 @@ class ChatFormatter:
         self._usage = Usage()
         self._envelope = Envelope.new("chatcmpl", "chat.completion")
         self._chunks = Envelope("chatcmpl", "chat.completion.chunk", self._envelope.id, self._envelope.created)
-        # TGI's client wants each delta to have all of a message; OpenAI's own adds up what comes, and so the roles.
+        # TGI's client requires all fields in each delta; OpenAI's client concatenates what comes, roles too.
         self._full_deltas = options.get("model") == "tgi"
         self._readers: dict[int, TextParser] = {}
         self._called: set[int] = set()
-        self._pending: dict[str, Any] = {}  # what the next chunk tells of the prompt
+        self._pending: dict[str, Any] = {}  # fields of the prompt for the next chunk
         self._model = ""
 
-    # --- whole ---------------------------------------------------------------------------------------------
+    # --- complete ---------------------------------------------------------------------------------------------
 
     def whole(self, response: Response[Generation], headers: Headers) -> HttpResponse:
         self._usage.add(response.answer)
@@ -70,7 +70,7 @@ class ChatFormatter:
         }
 
     def _reason(self, text: Text, *, called: bool) -> str | None:
-        # OpenAI: a text that was cut off says so, whatever is in it; a call of the function that was named is a stop.
+        # OpenAI: truncation takes precedence; a call of the named function has the reason `stop`.
         reason = REASONS[text.finish]
         return "tool_calls" if called and reason == "stop" and not self._tools.only else reason
 
@@ -83,7 +83,7 @@ class ChatFormatter:
             ]
         }
 
-    # --- in pieces -----------------------------------------------------------------------------------------
+    # --- in chunks -----------------------------------------------------------------------------------------
 
     def stream_headers(self, headers: Headers) -> Headers:
         return (*EVENT_STREAM, *headers)

@@ -37,10 +37,10 @@ from dragoman.protocols.wire import (
     replace_surrogates,
 )
 
-# How the protocol whose path it is tells a fault.
+# Formats an error for the protocol of the path.
 FormatError = Callable[[DragomanError | HttpError], HttpResponse]
 
-# Names that clients send where they mean whatever model is there.
+# Names that clients send for any model.
 PLACEHOLDERS = frozenset({"", "tgi", "dummy", "default"})
 DONE = b"data: [DONE]\n\n"
 REASONS: Mapping[FinishReason, str | None] = {
@@ -88,7 +88,7 @@ def anything() -> ValueKind:
     return ValueKind("anything", lambda value: value)
 
 
-# vLLM's extra parameters among them. Of the last ones nothing depends here.
+# Including vLLM's extra parameters. The last ones have no effect.
 COMMON: Mapping[str, Parameter] = {
     **{name: sets(name) for name in _SAME},
     "temperature": sets("temperature", number(0.0, 2.0)),
@@ -238,7 +238,7 @@ def _format_ranks(token: Token) -> dict[str, Any]:
 
 
 def _clip(token: Token) -> float:
-    return -9999.0 if token.logprob is None else max(token.logprob, -9999.0)  # OpenAI: what cannot be
+    return -9999.0 if token.logprob is None else max(token.logprob, -9999.0)  # OpenAI's value for impossible tokens
 
 
 # --- faults ------------------------------------------------------------------------------------------------

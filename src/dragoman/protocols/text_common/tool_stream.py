@@ -3,13 +3,13 @@
 import re
 from collections.abc import Iterator
 
-from dragoman.protocols.text_common.tool_free import Extent, FreeCalls
+from dragoman.protocols.text_common.tool_parser import JsonEndFinder, ToolCallParser
 from dragoman.protocols.text_common.tools import ToolCall, ToolCallDelta, ToolChunk, Tools, new_call
 
-# Where a call is required: `[{"name": ..., "arguments": {...}}, ...]`, the names in this order.
-_HEAD = re.compile(r'\{\s*"name"\s*:\s*"([A-Za-z0-9_.\-]+)"\s*,\s*"arguments"\s*:\s*(?=\{)')
-_BETWEEN = " \t\r\n[]},"
-_LONGEST_HEAD = 4096
+# The output if a call is required: `[{"name": ..., "arguments": {...}}, ...]`, in this order.
+_CALL_START = re.compile(r'\{\s*"name"\s*:\s*"([A-Za-z0-9_.\-]+)"\s*,\s*"arguments"\s*:\s*(?=\{)')
+_SEPARATORS = " \t\r\n[]},"
+_MAX_CALL_START = 4096
 
 
 class PlainText:
@@ -28,7 +28,7 @@ class NamedCall:
 
     def feed(self, text: str, *, last: bool, cut: bool) -> ToolChunk:
         text = self._held + text
-        out = text.strip() if self._call else text.rstrip()  # space behind the end is nobody's
+        out = text.strip() if self._call else text.rstrip()  # white space after the arguments is removed
         self._held = text[len(text.rstrip()) :]
         if not out and not (last and self._call):
             return ToolChunk()
@@ -41,48 +41,48 @@ class RequiredCalls:
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
-        self._whole: list[str] = []
+        self._chunks: list[str] = []
         self._text = ""
         self._count = 0
-        self._extent: Extent | None = None
-        self._lost = False
+        self._end_finder: JsonEndFinder | None = None
+        self._is_other = False
 
     def feed(self, text: str, *, last: bool, cut: bool) -> ToolChunk:
-        self._whole.append(text)
-        if not self._lost:
+        self._chunks.append(text)
+        if not self._is_other:
             self._text += text
         deltas = list(self._deltas())
         if self._count or not last:
             return ToolChunk("", deltas)
-        return self._other("".join(self._whole), cut=cut)
+        return self._parse_other("".join(self._chunks), cut=cut)
 
-    def _other(self, text: str, *, cut: bool) -> ToolChunk:
-        """Handle text that does not begin a call as required: half a list is not sent to the user."""
-        part = FreeCalls(self._tools).feed(text, last=True, cut=cut)
-        if not part.deltas and cut and text.lstrip()[:1] in ("", "[", "{"):
+    def _parse_other(self, text: str, *, cut: bool) -> ToolChunk:
+        """Handle text that does not begin a call as required: a truncated list is not sent to the user."""
+        chunk = ToolCallParser(self._tools).feed(text, last=True, cut=cut)
+        if not chunk.deltas and cut and text.lstrip()[:1] in ("", "[", "{"):
             return ToolChunk()
-        return part
+        return chunk
 
     def _deltas(self) -> Iterator[ToolCallDelta]:
         while self._text:
-            if self._extent:
-                stop = self._extent.feed(self._text)
+            if self._end_finder:
+                stop = self._end_finder.feed(self._text)
                 yield ToolCallDelta(self._count - 1, self._text[:stop])
-                self._extent = self._extent if stop is None else None
+                self._end_finder = self._end_finder if stop is None else None
                 self._text = "" if stop is None else self._text[stop:]
                 continue
-            self._text = self._text.lstrip(_BETWEEN)
-            head = _HEAD.match(self._text)
-            if head is None or head[1] not in self._tools.names or (self._count and self._tools.single):
-                self._lost = head is not None or len(self._text) > _LONGEST_HEAD
-                self._text = "" if self._lost else self._text
+            self._text = self._text.lstrip(_SEPARATORS)
+            start = _CALL_START.match(self._text)
+            if start is None or start[1] not in self._tools.names or (self._count and self._tools.single):
+                self._is_other = start is not None or len(self._text) > _MAX_CALL_START
+                self._text = "" if self._is_other else self._text
                 return
-            self._text, self._extent = self._text[head.end() :], Extent()
-            yield ToolCallDelta(self._count, "", new_call(head[1]))
+            self._text, self._end_finder = self._text[start.end() :], JsonEndFinder()
+            yield ToolCallDelta(self._count, "", new_call(start[1]))
             self._count += 1
 
 
-TextParser = PlainText | FreeCalls | NamedCall | RequiredCalls
+TextParser = PlainText | ToolCallParser | NamedCall | RequiredCalls
 
 
 def parser_for(tools: Tools) -> TextParser:
@@ -91,4 +91,4 @@ def parser_for(tools: Tools) -> TextParser:
         return PlainText()
     if tools.only:
         return NamedCall(tools.only)
-    return RequiredCalls(tools) if tools.required else FreeCalls(tools)
+    return RequiredCalls(tools) if tools.required else ToolCallParser(tools)

@@ -13,7 +13,7 @@ from dragoman.protocols.wire import replace_surrogates
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-# What tools call the types of JSON that do not call them by their names, as vLLM's parser has it: by their beginnings.
+# Other names of JSON types in the schemas of tools, by their prefixes, as in vLLM's parser.
 _ALIASES = {
     ("int", "uint", "long", "short", "unsigned"): "integer",
     ("num", "float", "double"): "number",
@@ -66,12 +66,12 @@ class StreamedValue:
     def __init__(self, kinds: frozenset[str]) -> None:
         self._kinds = kinds
         self._text = ""
-        self._begun = self._opened = False
+        self._started = self._opened = False
 
     def add(self, text: str) -> str:
         """Return the JSON that is certain now."""
-        if text and not self._begun:
-            self._begun, text = True, text.removeprefix("\n")
+        if text and not self._started:
+            self._started, text = True, text.removeprefix("\n")
         if self._opened:
             return _escape(text)
         self._text += text
@@ -145,7 +145,7 @@ def _literal(text: str) -> Any:
     if len(text) > _LONGEST_LITERAL:
         return None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of how a text is written that is none of ours
+        warnings.simplefilter("ignore")  # about the syntax of the text
         return ast.literal_eval(text.strip())
 
 

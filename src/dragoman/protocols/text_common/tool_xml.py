@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dragoman.protocols.text_common.tool_formats import SPACE, begun
+from dragoman.protocols.text_common.tool_formats import SPACE, prefixes
 from dragoman.protocols.text_common.tool_values import StreamedValue, schema_types
 from dragoman.protocols.wire import replace_surrogates
 
 _KEY = r"[^<>]{1,256}"
 _NEXT = re.compile(rf"{SPACE}(?:<parameter=(?P<key>{_KEY})>|</function>)")
-_MAYBE_NEXT = re.compile(rf"{SPACE}(?:<parameter=[^<>]{{0,256}}|{begun('<parameter=')}|{begun('</function>')})")
-# A model may forget to end a value, or the call. A line break before the end is not the value's.
+_MAYBE_NEXT = re.compile(rf"{SPACE}(?:<parameter=[^<>]{{0,256}}|{prefixes('<parameter=')}|{prefixes('</function>')})")
+# Models may forget to close a value or the call. A line break before the end is not part of the value.
 _END = re.compile(r"\n?(?:</parameter>|(?=<parameter=|</function>|</tool_call>))")
 _ENDERS = ("</parameter>", "<parameter=", "</function>", "</tool_call>")
-_MAYBE_END = re.compile(rf"\n?(?:{'|'.join(map(begun, _ENDERS))})\Z")
+_MAYBE_END = re.compile(rf"\n?(?:{'|'.join(map(prefixes, _ENDERS))})\Z")
 _LONGEST_END = 1 + max(map(len, _ENDERS))
 
 
@@ -27,7 +27,7 @@ class XmlChunk:
 
     arguments: str
     used: int
-    over: bool
+    complete: bool
 
 
 class XmlParameters:
@@ -38,19 +38,19 @@ class XmlParameters:
         named = schema.get("properties")
         self._named: Mapping[str, Any] = named if isinstance(named, dict) else {}
         self._value: StreamedValue | None = None
-        self._lead = ""  # what stands before the next key
-        self._over = False
+        self._lead = ""  # separator before the next key
+        self._complete = False
         self._out: list[str] = []
 
     def feed(self, text: str, *, last: bool, cut: bool) -> XmlChunk:
         """Parse more text; unconsumed text is passed again with more. The `last` chunk may be `cut` off."""
         self._out, at = [], 0
         stop: int | None = 0
-        while stop is not None and not self._over:
+        while stop is not None and not self._complete:
             at = stop
             stop = self._key(text, at) if self._value is None else self._end(text, at, self._value)
         used = self._rest(text, at, last=last, cut=cut) if stop is None else stop
-        return XmlChunk("".join(self._out), used, self._over)
+        return XmlChunk("".join(self._out), used, self._complete)
 
     def _key(self, text: str, at: int) -> int | None:
         """Return where the value of the next parameter begins, or the call ends; None if neither is there yet."""
@@ -77,14 +77,14 @@ class XmlParameters:
 
     def _close(self) -> None:
         self._out.append("}")
-        self._over = True
+        self._complete = True
 
     def _rest(self, text: str, at: int, *, last: bool, cut: bool) -> int:
         """Handle the end of the text; return how much was consumed."""
         if self._value is None:
             if _MAYBE_NEXT.fullmatch(text, at) and (cut or not last):
                 return len(text) if last else at
-            self._close()  # the model has forgotten to
+            self._close()  # forgotten by the model
             return at
         if last and not cut:
             self._out += [self._value.add(text[at:].removesuffix("\n")), self._value.end()]

@@ -47,7 +47,7 @@ def resolve_model(
     return PreliminaryCall(Request(DescribeModels()), choose)
 
 
-# TGI: what its launcher allows by default.
+# Defaults of TGI's launcher.
 MOST_BEST_OF = 2
 MOST_STOP_SEQUENCES = 4
 MOST_TOP_TOKENS = 5
@@ -141,7 +141,7 @@ def parse_chat_to_tokenize(
 ) -> tuple[Chat, Sequence[str]]:
     """Return the conversation to tokenize and the names of fields without effect."""
     chat, _ = parse_conversation(body, policy)
-    # Not all of a chat has an effect on how it is cut into tokens, here as with TGI.
+    # As in TGI, not all fields of a chat affect its tokens.
     return chat, _ignored_fields(body, tuple(PARAMETERS_OF_CHAT), ignored_fields, policy)
 
 

@@ -24,7 +24,7 @@ class TgiFormatter:
         self._length = 0
         self._index = 0
 
-    # --- whole ---------------------------------------------------------------------------------------------
+    # --- complete ---------------------------------------------------------------------------------------------
 
     def whole(self, response: Response[Generation]) -> HttpResponse:
         generation = response.answer
@@ -82,7 +82,7 @@ class TgiFormatter:
         characters = sum(map(len, self._request.inputs))
         return (("x-compute-type", "dragoman"), ("x-compute-characters", str(characters)))
 
-    # --- in pieces -----------------------------------------------------------------------------------------
+    # --- in chunks -----------------------------------------------------------------------------------------
 
     @property
     def stream_headers(self) -> Headers:
@@ -128,6 +128,6 @@ def _tokens(text: Text) -> list[dict[str, Any]]:
 
 
 def _format_token(token: Token, part: str) -> dict[str, Any]:
-    # A special token is not in the text; its clients leave it out by the mark.
+    # Clients remove special tokens by this flag.
     text = token.text if token.special and not part else part
     return {"id": token.id, "text": text, "logprob": token.logprob, "special": token.special}

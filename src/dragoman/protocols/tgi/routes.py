@@ -84,7 +84,7 @@ _TYPES: Sequence[tuple[type[DragomanError], int, str]] = (
     (InvalidOutput, 500, "incomplete_generation"),
     (WorkerLost, 500, "incomplete_generation"),
 )
-# TGI: these are events of a stream even where they come before the first token.
+# TGI sends these as events of a stream, also before the first token.
 _IN_STREAM = ("validation", "generation", "overloaded", "incomplete_generation")
 
 

@@ -22,11 +22,11 @@ from dragoman.protocols.text_common.parameters import (
 from dragoman.protocols.tgi.request import parse_request
 from dragoman.protocols.wire import EngineCall, HttpRequest, HttpResponse, Policy, json_response
 
-_MOST_INSTANCES = 128  # TGI: so many requests at a time
+_MOST_INSTANCES = 128  # limit of TGI
 _FIELDS = ("instances", "parameters", "model")
-# What a prediction, which is a text alone, cannot show.
-_UNSEEN = ("stream", "details", "decoder_input_details", "top_n_tokens")
-_UNSEEN_OF_CHAT = ("stream", "stream_options", "n", "logprobs", "top_logprobs", "prompt_logprobs")
+# Parameters without effect: a prediction is only text.
+_UNUSED = ("stream", "details", "decoder_input_details", "top_n_tokens")
+_UNUSED_IN_CHATS = ("stream", "stream_options", "n", "logprobs", "top_logprobs", "prompt_logprobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class _Group:
 def get_model_field(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the field `model` of a body or of its instances."""
     instances = body.get("instances")
-    said = [body.get("model"), *(each.get("model") for each in _objects(instances))]
-    names = {name.partition(":")[0] for name in said if isinstance(name, str)} - PLACEHOLDERS
+    names_given = [body.get("model"), *(each.get("model") for each in _objects(instances))]
+    names = {name.partition(":")[0] for name in names_given if isinstance(name, str)} - PLACEHOLDERS
     if len(names) > 1:
         raise InvalidInput(f"`instances` must all be for one model; got {', '.join(sorted(names))}")
     return {"model": names.pop()} if names else {}
@@ -133,19 +133,19 @@ def _instance(instance: Any, common: Mapping[str, Any], policy: Policy) -> _Inst
 
 
 def _prompt(instance: dict[str, Any], common: Mapping[str, Any], policy: Policy) -> _Instance:
-    # TGI: at this path tokens are drawn, unless somebody says otherwise.
+    # TGI: sampling is the default at this path.
     parameters = {"do_sample": True, **common, **_without_nulls(get_object(instance, "parameters"))}
-    unseen = _remove_fields([parameters, instance], _UNSEEN, policy)
+    unused = _remove_fields([parameters, instance], _UNUSED, policy)
     found = parse_request({**instance, "parameters": parameters}, policy, stream=False)
-    given = replace(found.given, ignored=(*found.given.ignored, *unseen))
+    given = replace(found.given, ignored=(*found.given.ignored, *unused))
     (prompt,) = found.inputs
     return _Instance(prompt, found.sampling, given, prompt if found.full else "")
 
 
 def _chat(instance: dict[str, Any], policy: Policy) -> _Instance:
-    unseen = _remove_fields([instance], _UNSEEN_OF_CHAT, policy)
+    unused = _remove_fields([instance], _UNUSED_IN_CHATS, policy)
     found = parse_chat(instance, policy)
-    return _Instance(found.chat, found.sampling, replace(found.given, ignored=(*found.given.ignored, *unseen)))
+    return _Instance(found.chat, found.sampling, replace(found.given, ignored=(*found.given.ignored, *unused)))
 
 
 def _remove_fields(places: Sequence[dict[str, Any]], names: Sequence[str], policy: Policy) -> list[str]:
