@@ -98,7 +98,7 @@ class KeyValueCache:
     def _ample(self, length: int) -> int:
         """Return the length to allocate: occasional copies must cost less than reading unused memory.
 
-        On a GPU unused memory is not read, and captured CUDA graphs are lost when memory moves.
+        On a GPU unused memory is not read.
         """
         if self._device.type != "cpu":
             return max(_LEAST_OF_GPU, 1 << (length - 1).bit_length())

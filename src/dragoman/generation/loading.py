@@ -16,7 +16,6 @@ from dragoman.core.text import Generation, Prompt, TokenSpan
 from dragoman.generation import adapters
 from dragoman.generation.async_engine import AsyncEngine
 from dragoman.generation.cache_manager import CacheManager
-from dragoman.generation.cuda_graphs import cuda_graph
 from dragoman.generation.engine import GenerationEngine
 from dragoman.generation.grammar_compiler import LEAST as LEAST_OF_GRAMMARS
 from dragoman.generation.grammar_compiler import GrammarLimits
@@ -39,7 +38,6 @@ class EngineOptions(GrammarLimits):
     prefix_cache: tokens in the prefix cache (-1: an eighth of the key-value cache; 0: none).
     cache_memory: GiB of the key-value cache (0: a quarter of the free memory, half on a GPU).
     packed: store weights in the layout of the CPU's kernels.
-    cuda_graphs: capture decoding steps as CUDA graphs.
     adapters: folders of LoRA adapters by name, beside those in the model's own folder `adapters`.
     """
 
@@ -52,7 +50,6 @@ class EngineOptions(GrammarLimits):
     prefix_cache: int = -1
     cache_memory: float = 0.0
     packed: bool = True
-    cuda_graphs: bool = True
     adapters: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -120,10 +117,9 @@ def load_engine(folder: Path, chosen: EngineOptions, capacity: int, name: str) -
 
 def _engine(folder: Path, chosen: EngineOptions) -> tuple[GenerationEngine, InputProcessor, Mapping[str, Any]]:
     device = ("cuda" if torch.cuda.is_available() else "cpu") if chosen.device == "auto" else chosen.device
-    capture = cuda_graph(torch.device(device)) if chosen.cuda_graphs and device.startswith("cuda") else None
     try:
         found = adapters.folders(folder, chosen.adapters)
-        runner = Runner(folder, chosen.dtype, device, packed=chosen.packed, adapters=found, capture=capture)
+        runner = Runner(folder, chosen.dtype, device, packed=chosen.packed, adapters=found)
     except NotImplementedError as error:
         raise ModelFailed(f"the text engine cannot run this architecture: {error}") from error
     limits, budget, prefix = _room(runner, chosen)

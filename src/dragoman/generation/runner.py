@@ -23,7 +23,6 @@ from dragoman.generation.attention import (
     attention,
 )
 from dragoman.generation.cache import KeyValueCache
-from dragoman.generation.cuda_graphs import Capture, CudaGraphs
 from dragoman.generation.fused import FusedModel, is_supported
 from dragoman.generation.packing import can_pack, pack
 from dragoman.generation.sequence import BatchRow
@@ -52,8 +51,8 @@ class StepFunction(Protocol):
 class Runner:
     """A decoder in memory, used by one thread.
 
-    It computes with the fastest of these that gives the logits of the model's own code: CUDA graphs or machine code,
-    the fused forward pass, or the code in transformers on our attention.
+    It computes with the fastest of these that gives the logits of the model's own code: machine code, the
+    fused forward pass, or the code in transformers on our attention.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class Runner:
         *,
         packed: bool = True,
         adapters: Mapping[str, Path] = _NO_ADAPTERS,
-        capture: Capture | None = None,
     ) -> None:
         AttentionInterface.register(NAME, attention)
         self.device = torch.device(device)
@@ -72,7 +70,6 @@ class Runner:
         self._adapters: AdapterRows | None = None
         self._adaptive_threads: AdaptiveThreads | None = None
         self._native: StepFunction | None = None
-        self._graphs: CudaGraphs | None = None
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         self.dtype = DTYPES[dtype] if dtype != "auto" else _default_dtype(config, self.device)
         loaded, loading_info = AutoModelForCausalLM.from_pretrained(
@@ -97,7 +94,7 @@ class Runner:
         self.shape = shapes.shape(self.config.num_hidden_layers)
         self.packed = packed and can_pack(self.dtype, self.device)
         if not adapters:
-            self._use_fast_paths(shapes, capture)
+            self._use_fast_paths(shapes)
         if self._fused is None and self.packed:
             pack(self.model)
 
@@ -113,11 +110,6 @@ class Runner:
         """
         if self._native is not None:
             return self._native(cache, rows)
-        if self._graphs is not None:
-            with torch.inference_mode():
-                logits = self._graphs(cache, rows)
-            if logits is not None:
-                return logits
         spans, first = [], 0
         for row in rows:
             spans.append(SlotSpan(row.slot, first, row.start, len(row.tokens)))
@@ -181,8 +173,8 @@ class Runner:
     def _tensor(self, numbers: list[int]) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.long, device=self.device)
 
-    def _use_fast_paths(self, shapes: ShapeRecorder, capture: Capture | None) -> None:
-        """Use the fused forward pass, machine code and CUDA graphs if they are available and give the same logits."""
+    def _use_fast_paths(self, shapes: ShapeRecorder) -> None:
+        """Use the fused forward pass and machine code if they are available and give the same logits."""
         if not is_supported(self.model):
             return
         expected = self._sample_logits()
@@ -197,8 +189,6 @@ class Runner:
         self._native = _native_step(self.config, fused, shapes.forms) if self.packed else None
         if self._native is not None and not self._agrees(expected, "the step in machine code"):
             self._native = None
-        if capture is not None and fused.has_fixed_rotary:
-            self._graphs = CudaGraphs(fused, self.device, capture, _TOLERANCE[self.dtype])
 
     def _sample_logits(self) -> torch.Tensor:
         """Return logits of the last tokens of a short prompt and of one further token."""

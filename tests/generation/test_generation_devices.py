@@ -1,0 +1,99 @@
+"""A step on another device: no operation mixes devices, and no weight is there twice."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dragoman.generation.cache import KeyValueCache
+from dragoman.generation.fused import UnpackedLinear
+from dragoman.generation.runner import Runner
+from dragoman.generation.sequence import BatchRow
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+SMALL = {
+    "vocab_size": 96,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+}
+# A model that sees all before it, and one that sees 24 tokens back, with norms of queries and keys.
+MODELS = {
+    "llama": ("Llama", {}),
+    "qwen": ("Qwen3", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 0}),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("graphs")
+    for name, (kind, options) in MODELS.items():
+        torch.manual_seed(3)
+        model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**SMALL, **options))
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, 0.1 if parameter.dim() == 1 else 0.0, 0.2)
+        model.save_pretrained(folder / name)
+    return folder
+
+
+def cache_of(runner: Runner, slots: int = 8, length: int = 96) -> KeyValueCache:
+    cache = KeyValueCache(runner.shape, 1 << 14, runner.dtype, runner.device)
+    cache.reserve(slots, length)
+    return cache
+
+
+def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_side_by_side_are_not_there_twice() -> None:
+    parts = [torch.nn.Linear(8, size) for size in (4, 6, 2)]
+    expected = [part.weight.detach().clone() for part in parts]
+    with torch.no_grad():
+        joined = UnpackedLinear(*parts)
+    assert len({part.weight.untyped_storage().data_ptr() for part in parts}) == 1
+    for part, weight in zip(parts, expected, strict=True):
+        assert torch.equal(part.weight, weight)
+    rows = torch.randn(3, 8)
+    assert_same(joined.forward(rows), torch.cat([part(rows) for part in parts], 1))
+
+
+def _tensors(found: Any) -> list[torch.Tensor]:
+    return [each for each in torch.utils._pytree.tree_leaves(found) if isinstance(each, torch.Tensor)]
+
+
+class Devices(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes operations that take tensors of several devices, which a GPU's kernels refuse."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.mixed: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        held = _tensors((given, named))
+        if len({each.device.type for each in held if each.dim()}) > 1 and "copy" not in str(function):
+            self.mixed.append(str(function))
+        return function(*given, **(named or {}))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_all_of_a_step_is_on_the_models_device(name: str, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Runner, "_agrees", lambda *_: True)  # the device "meta" computes shapes alone
+    with Devices() as devices:
+        runner = Runner(folders / name, "float32", "meta")
+        cache = cache_of(runner)
+        monkeypatch.setattr(torch.Tensor, "__float__", lambda _: 0.0)
+        for place in range(4):
+            assert runner.run(cache, [BatchRow(slot, place, [1]) for slot in range(3)]).device.type == "meta"
+        assert runner.run(
+            cache, [BatchRow(0, 4, [1]), BatchRow(1, 4, [1] * 9), BatchRow(2, 4, [1] * 9, wanted=9)]
+        ).shape == (11, 96)
+        assert runner.run(cache, [BatchRow(0, 5, [1]), BatchRow(6, 0, [1])]).shape == (2, 96)
+    assert devices.mixed == []
