@@ -442,7 +442,7 @@ async def test_faults_of_openvino(openvino: tuple[OpenVinoTokens, FakePipeline])
     await anext(leaving)
     await leaving.aclose()
     assert await _all(tokens, Sampling()) == [8, 9, 10]
-    assert not tokens._open
+    assert not tokens._sequences
 
 
 async def test_a_closed_engine_answers_nobody(openvino: tuple[OpenVinoTokens, FakePipeline]) -> None:

@@ -69,7 +69,6 @@ SHARED = {
         "preflight",
         "pretrained",
         "recognise",
-        "source_check",
         "tables",
         "text_infer",
         "text_model",

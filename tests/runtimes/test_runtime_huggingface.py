@@ -284,7 +284,7 @@ def test_an_architecture_without_a_task_asks_for_one(saved: Path, tmp_path: Path
     shutil.copytree(saved / "Model", tmp_path / "m")
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     (tmp_path / "m" / "config.json").write_text(json.dumps({**config, "architectures": ["BertForPreTraining"]}))
-    with pytest.raises(ModelFailed, match=r"'BertForPreTraining', which tells no task; .*parameters\.task"):
+    with pytest.raises(ModelFailed, match=r"'BertForPreTraining', which belongs to no task: .*parameters\.task"):
         _served(tmp_path / "m")
     assert len(_results(_served(tmp_path / "m", task="feature-extraction"), {"args": TEXTS})) == 3
 

@@ -251,7 +251,7 @@ def test_an_output_schema_names_the_columns_of_an_array(tmp_path: Path) -> None:
 
 
 def test_refusals(tmp_path: Path) -> None:
-    with pytest.raises(ModelFailed, match="expected a folder that holds the file MLmodel"):
+    with pytest.raises(ModelFailed, match="expected a folder with the file MLmodel"):
         _served(tmp_path)
     (tmp_path / "MLmodel").write_text("flavors: {}\n")
     with pytest.raises(ModelFailed, match="--allow-pickle"):

@@ -16,7 +16,7 @@ from dragoman.core.model import Model
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
-from dragoman.runtimes.python.model import FunctionModel, ModelDeclaration, declared_by, load, model
+from dragoman.runtimes.python.model import FunctionModel, ModelDeclaration, declaration_of, load, model
 
 HEAD = "import dragoman.core.model, dragoman.runtimes.python.model as r\nModel = dragoman.core.model.Model\n"
 
@@ -56,9 +56,9 @@ def test_a_marked_function_stays_what_it_was() -> None:
         return x
 
     assert bare(2.0) == 2.0
-    assert declared_by(bare) == ModelDeclaration(name="bare")
-    assert declared_by(double) is None
-    assert declared_by(total) == ModelDeclaration(
+    assert declaration_of(bare) == ModelDeclaration(name="bare")
+    assert declaration_of(double) is None
+    assert declaration_of(total) == ModelDeclaration(
         "rows", tuple(inputs), (TensorSpec("y", FP64, (-1,)),), True, "thread"
     )
     made = load(_spec(total))
@@ -131,11 +131,11 @@ def test_a_file_with_one_model(tmp_path: Path) -> None:
 
 def test_files_that_hold_no_model_or_several(tmp_path: Path) -> None:
     for name, text, message in (
-        ("none.py", HEAD, r"'none\.py' holds no model; expected one subclass of dragoman\.Model"),
+        ("none.py", HEAD, r"'none\.py' has no model: expected one subclass of dragoman\.Model"),
         (
             "two.py",
             HEAD + "class A(Model):\n    pass\n\nclass B(Model):\n    pass\n",
-            r"several models: A, B; .*two\.py:A",
+            r"several models, A, B: .*two\.py:A",
         ),
         ("wrong.py", "def (", r"cannot import 'wrong\.py': SyntaxError"),
         ("needs.py", "import nowhere_to_be_found", r"cannot import 'needs\.py': ModuleNotFoundError"),
@@ -150,5 +150,5 @@ def test_files_that_hold_no_model_or_several(tmp_path: Path) -> None:
 
 def test_objects_that_are_no_models() -> None:
     for target in (dict, 3):
-        with pytest.raises(ModelFailed, match=r"is no model; expected a subclass of dragoman\.Model"):
+        with pytest.raises(ModelFailed, match=r"is not a model: expected a subclass"):
             load(_spec(target))

@@ -37,12 +37,12 @@ class CatBoostModel(Model):
     def load(self) -> None:
         catboost = RUNTIME.require("catboost")
         path = model_path(self.spec)
-        self._fault: type[Exception] = catboost.CatBoostError
+        self._error_type: type[Exception] = catboost.CatBoostError
         try:
             classes = catboost.CatBoost().load_model(path).classes_
             self._model = catboost.CatBoostClassifier() if len(classes) else catboost.CatBoostRegressor()
             self._model.load_model(path)
-        except self._fault as error:
+        except self._error_type as error:
             raise ModelFailed(f"'{path.name}' is no CatBoost model: {error}") from error
         if self._model.get_embedding_feature_indices():
             # The library reads past the end of a vector that is too short, and the file does not tell its length.
@@ -64,13 +64,13 @@ class CatBoostModel(Model):
 
     def infer(self, call: Infer) -> Mapping[str, Array]:
         value = content(call, self._defaults)
-        rows = self._rows(call.inputs) if value is None else self._framed(value)
+        rows = self._rows(call.inputs) if value is None else self._from_content(value)
         try:
-            return {name: self._computed(name, rows) for name in call.outputs or ("predict",)}
-        except self._fault as error:
+            return {name: self._predict(name, rows) for name in call.outputs or ("predict",)}
+        except self._error_type as error:
             raise InvalidInput(f"CatBoost takes no such rows: {error}") from error
 
-    def _computed(self, name: str, rows: Any) -> Array:
+    def _predict(self, name: str, rows: Any) -> Array:
         if name == "predict_proba":
             return np.asarray(self._model.predict_proba(rows))
         chosen = {"prediction_type": "RawFormulaVal"} if name == "raw" else {}
@@ -90,7 +90,7 @@ class CatBoostModel(Model):
             {name: strings(t, name) if t.datatype is BYTES else t.data for name, t in columns.items()}
         )
 
-    def _framed(self, value: Any) -> Any:
+    def _from_content(self, value: Any) -> Any:
         """Convert the value of a content type to the argument of the library."""
         names = self._model.feature_names_
         if self._pandas is None:
@@ -121,7 +121,7 @@ class CatBoostModel(Model):
         """Return the outputs, from a prediction for one row of zeros."""
         row = self._rows({spec.name: _sample(spec) for spec in self._inputs})
         names = ("predict", "predict_proba", "raw") if classifies else ("predict", "raw")
-        found = {name: self._computed(name, row) for name in names}
+        found = {name: self._predict(name, row) for name in names}
         return tuple(
             TensorSpec(name, datatype_of(array.dtype), (-1, *array.shape[1:]), optional=name != "predict")
             for name, array in found.items()

@@ -59,30 +59,30 @@ class OnnxModel(Model):
         return self._signature
 
     def infer(self, call: Infer) -> Mapping[str, Array]:
-        wanted = list(call.outputs) or [s.name for s in self._signature.outputs]
+        names = list(call.outputs) or [s.name for s in self._signature.outputs]
         if self._has_bf16:
-            return self._infer_bf16(call, wanted)
-        feed = {name: _fed(name, tensor) for name, tensor in call.inputs.items()}
-        return dict(zip(wanted, self._session.run(wanted, feed), strict=True))
+            return self._infer_bf16(call, names)
+        feed = {name: _to_onnx(name, tensor) for name, tensor in call.inputs.items()}
+        return dict(zip(names, self._session.run(names, feed), strict=True))
 
-    def _infer_bf16(self, call: Infer, wanted: list[str]) -> Mapping[str, Array]:
+    def _infer_bf16(self, call: Infer, names: list[str]) -> Mapping[str, Array]:
         """Infer through ONNX Runtime's own values, because `run` accepts no bfloat16 array."""
         feed = {name: self._value(name, tensor) for name, tensor in call.inputs.items()}
-        values = self._session.run_with_ort_values(wanted, feed)
-        return {name: _read(value) for name, value in zip(wanted, values, strict=True)}
+        values = self._session.run_with_ort_values(names, feed)
+        return {name: _from_onnx(value) for name, value in zip(names, values, strict=True)}
 
     def _value(self, name: str, tensor: Tensor) -> Any:
         if tensor.datatype is BF16:
             bits = np.ascontiguousarray(tensor.data).view(np.uint16)
             return self._values.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_BFLOAT16)
-        return self._values.ortvalue_from_numpy(_fed(name, tensor))
+        return self._values.ortvalue_from_numpy(_to_onnx(name, tensor))
 
 
-def _fed(name: str, tensor: Tensor) -> Array:
+def _to_onnx(name: str, tensor: Tensor) -> Array:
     return strings(tensor, name) if tensor.datatype is BYTES else tensor.data
 
 
-def _read(value: Any) -> Array:
+def _from_onnx(value: Any) -> Array:
     if value.data_type() != "tensor(bfloat16)":
         array: Array = value.numpy()
         return array
@@ -94,16 +94,16 @@ def _read(value: Any) -> Array:
 
 def _signature(session: Any, file: str) -> Signature:
     inputs = [(node, _datatype(node.type)) for node in session.get_inputs()]
-    for node, found in inputs:
-        if found is None:
+    for node, datatype in inputs:
+        if datatype is None:
             raise ModelFailed(f"'{file}': input '{node.name}' is {node.type}; only tensors can be served")
     outputs = [node for node in session.get_outputs() if _datatype(node.type) is not None]
-    left_out = [f"'{node.name}' ({node.type})" for node in session.get_outputs() if _datatype(node.type) is None]
-    if left_out:
+    omitted = [f"'{node.name}' ({node.type})" for node in session.get_outputs() if _datatype(node.type) is None]
+    if omitted:
         advice = "outputs that are no tensors cannot be served; export a classifier with zipmap=False"
         if not outputs:
-            raise ModelFailed(f"'{file}': {', '.join(left_out)}: {advice}")
-        log.warning("'%s': left out %s: %s", file, ", ".join(left_out), advice)
+            raise ModelFailed(f"'{file}': {', '.join(omitted)}: {advice}")
+        log.warning("'%s': left out %s: %s", file, ", ".join(omitted), advice)
     nodes = [node for node, _ in inputs]
     return Signature(
         inputs=tuple(_spec(node) for node in nodes),

@@ -1,7 +1,11 @@
-"""Preflight check: errors of a model that its files show without loading it."""
+"""Preflight check: errors of a model that its files show, without running its code."""
 
+import ast
 import sys
+from collections.abc import Iterator
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
+from pathlib import Path
 
 from dragoman import plugins
 from dragoman.core.errors import ModelFailed
@@ -36,3 +40,44 @@ def check_installed(package: str, where: str) -> None:
     extras = [each.extra for each in plugins.built_in_runtimes().values() if package in each.packages[:1]]
     wanted = f"'dragoman[{extras[0]}]'" if extras else f"{package}, or the package that contains it"
     raise ModelFailed(f"'{where}' needs '{package}', which is not installed; pip install {wanted}")
+
+
+def check_source(spec: ModelSpec) -> None:
+    """Check the source of a Python model. Raises ModelFailed if the file is missing, cannot be compiled, lacks the
+    attribute, or imports a package that is not installed."""
+    place, _, name = spec.uri.rpartition(":") if ".py:" in spec.uri else (spec.uri, "", "")
+    path = Path(place) / "model.py" if Path(place).is_dir() else Path(place)
+    if path.suffix != ".py":
+        return
+    try:
+        tree = ast.parse(path.read_bytes())  # bytes: the file may declare its encoding
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ModelFailed(f"cannot import '{spec.uri}': {type(error).__name__}: {error}") from error
+    if name and not _defined_names(tree) & {name.partition(".")[0], "*"}:
+        raise ModelFailed(f"cannot import '{spec.uri}': '{place}' has no '{name}'")
+    for module in _imported_packages(tree):
+        beside = PathFinder.find_spec(module, [str(path.resolve().parent)])  # compiled ones too
+        if beside is None and module != "mlserver":  # replaced by the package `compat`
+            check_installed(module, path.name)
+
+
+def _defined_names(tree: ast.AST) -> set[str]:
+    """Return every name that a module may define; "*" stands for those of a star import."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    return names
+
+
+def _imported_packages(tree: ast.Module) -> Iterator[str]:
+    """Yield the packages that a module imports at its top level, where no `try` allows them to be missing."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]

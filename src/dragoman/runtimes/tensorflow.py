@@ -54,11 +54,11 @@ class TensorFlowModel(Model):
         return self._signature
 
     def infer(self, call: Infer) -> Mapping[str, Array]:
-        feed = {name: self._fed(name, tensor) for name, tensor in call.inputs.items()}
+        feed = {name: self._to_tensorflow(name, tensor) for name, tensor in call.inputs.items()}
         results = self._function(**feed)
         return {name: results[name].numpy() for name in call.outputs or results}
 
-    def _fed(self, name: str, tensor: Tensor) -> Any:
+    def _to_tensorflow(self, name: str, tensor: Tensor) -> Any:
         try:
             return self._tensorflow.constant(tensor.data, dtype=self._inputs[name].dtype)
         except (TypeError, ValueError) as error:

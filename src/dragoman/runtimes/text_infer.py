@@ -19,11 +19,11 @@ from dragoman.core.text import Generation, Sampling, Text, merge_chunks
 from dragoman.formats.json_scan import check_json
 from dragoman.formats.policy import Policy
 
-_POLICY = Policy()  # its limits hold for JSON in a text as well
+_POLICY = Policy()  # limits for JSON in strings
 
-Generates = Callable[[Generate], AsyncIterator[Generation]]
+GenerateFunction = Callable[[Generate], AsyncIterator[Generation]]
 
-# Triton's names for the input and its companions, and what else the one input of prompts is called.
+# Triton's names of the inputs, and other names of the input of prompts.
 _PROMPTS = "text_input"
 _ALIASES = (_PROMPTS, "input", "inputs", "prompt", "text", "args", "text_inputs")
 _COMPANIONS = ("stream", "sampling_parameters", "exclude_input_in_output")
@@ -47,63 +47,66 @@ _NAMES: Mapping[str, str] = {
     "stop_sequences": "stop",
 }
 _LISTS = ("stop", "stop_token_ids", "bad_words", "logit_bias", "allowed_token_ids")
-# Parameters of the protocol itself, which reach a model beside its own.
-_WIRE = frozenset({"timeout", "priority", "sequence_id", "sequence_start", "sequence_end", "content_type", "headers"})
-_MOST_NEW = 20
-_MOST_SEQUENCES = 64
-# Unknown parameters that the answer names.
-_MOST_NAMED = 32
+# Parameters of the protocol, which are passed to the model with its own.
+_PROTOCOL_PARAMETERS = frozenset(
+    {"timeout", "priority", "sequence_id", "sequence_start", "sequence_end", "content_type", "headers"}
+)
+_MAX_NEW_TOKENS = 20
+_MAX_SEQUENCES = 64
+# Maximum number of unknown parameters that the response names.
+_MAX_REPORTED = 32
 
 
-async def whole(generates: Generates, call: Infer) -> Inference:
+async def infer(generate: GenerateFunction, call: Infer) -> Inference:
     """Return the completions of all prompts: one row each, or one for each of `n`."""
-    asked, ignored = generate_of(call, stream=False)
-    source: Any = generates(asked)
-    async with aclosing(source) as found:
-        generation = merge_chunks([piece async for piece in found])
-    names = [quote(name[:64], safe=".-_") for name in ignored[:_MOST_NAMED]]
+    request, ignored = parse_generate(call, stream=False)
+    source: Any = generate(request)
+    async with aclosing(source) as chunks:
+        generation = merge_chunks([chunk async for chunk in chunks])
+    names = [quote(name[:64], safe=".-_") for name in ignored[:_MAX_REPORTED]]
     value = {"x-ignored-parameters": ", ".join(names)} if names else {}
     return Inference(_outputs(generation.texts, whole=True), metadata=value)
 
 
-async def pieces(generates: Generates, call: Infer) -> AsyncGenerator[Inference, None]:
+async def stream(generate: GenerateFunction, call: Infer) -> AsyncGenerator[Inference, None]:
     """Yield the new text of each completion, one row each; finish_reason is empty until it ends."""
-    asked, _ = generate_of(call, stream=True)
-    count = max(1, asked.sampling.n)
-    rows = [Text(p, c) for p in range(len(asked.prompts)) for c in range(count)]
-    source: Any = generates(asked)
-    async with aclosing(source) as found:
-        async for piece in found:
-            new = {(text.prompt, text.choice): text for text in piece.texts}
+    request, _ = parse_generate(call, stream=True)
+    count = max(1, request.sampling.n)
+    rows = [Text(p, c) for p in range(len(request.prompts)) for c in range(count)]
+    source: Any = generate(request)
+    async with aclosing(source) as chunks:
+        async for chunk in chunks:
+            new = {(text.prompt, text.choice): text for text in chunk.texts}
             yield Inference(_outputs([new.get((row.prompt, row.choice), row) for row in rows], whole=False))
 
 
-def generate_of(call: Infer, *, stream: bool) -> tuple[Generate, list[str]]:
+def parse_generate(call: Infer, *, stream: bool) -> tuple[Generate, list[str]]:
     """Return the Generate of an Infer, and the unknown parameters. Raises InvalidInput naming the parameter."""
-    found = [name for name in call.inputs if name not in _COMPANIONS]
-    if len(found) != 1 or found[0] not in _ALIASES:
-        raise InvalidInput(f"expected one input of prompts, '{_PROMPTS}'; got {', '.join(found) or 'none'}")
-    if call.inputs[found[0]].datatype is not BYTES:
-        raise InvalidInput(f"input '{found[0]}': expected BYTES, got {call.inputs[found[0]].datatype.name}")
-    prompts: list[str] = strings(call.inputs[found[0]], found[0]).reshape(-1).tolist()
+    names = [name for name in call.inputs if name not in _COMPANIONS]
+    if len(names) != 1 or names[0] not in _ALIASES:
+        raise InvalidInput(f"expected one input of prompts, '{_PROMPTS}'; got {', '.join(names) or 'none'}")
+    name, tensor = names[0], call.inputs[names[0]]
+    if tensor.datatype is not BYTES:
+        raise InvalidInput(f"input '{name}': expected BYTES, got {tensor.datatype.name}")
+    prompts: list[str] = strings(tensor, name).reshape(-1).tolist()
     if not prompts or not all(prompts):
-        raise InvalidInput(f"input '{found[0]}': expected texts that are not empty")
-    fields, ignored = _fields({**call.parameters, **_companion(call)})
+        raise InvalidInput(f"input '{name}': expected texts that are not empty")
+    fields, ignored = _sampling_fields({**call.parameters, **_sampling_parameters(call)})
     return Generate(prompts=tuple(prompts), sampling=_sampling(fields), stream=stream), ignored
 
 
-def _companion(call: Infer) -> dict[str, Any]:
+def _sampling_parameters(call: Infer) -> dict[str, Any]:
     """Return the parameters that Triton's clients send as JSON in a separate input."""
     if "sampling_parameters" not in call.inputs:
         return {}
     text = str(strings(call.inputs["sampling_parameters"], "sampling_parameters").reshape(-1)[0])
     try:
-        given = _json(text)
+        parameters = _json(text)
     except ValueError as error:
         raise InvalidInput(f"input 'sampling_parameters': expected JSON: {error}") from error
-    if not isinstance(given, dict):
+    if not isinstance(parameters, dict):
         raise InvalidInput("input 'sampling_parameters': expected a JSON object")
-    return given
+    return parameters
 
 
 def _json(text: str) -> Any:
@@ -111,13 +114,13 @@ def _json(text: str) -> Any:
     return json.loads(text)
 
 
-def _fields(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _sampling_fields(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     fields: dict[str, Any] = {}
     ignored = []
-    for name, value in given.items():
+    for name, value in parameters.items():
         field = _NAMES.get(name)
         if field is None:
-            if name not in _WIRE:
+            if name not in _PROTOCOL_PARAMETERS:
                 ignored.append(name)
             continue
         if field in _LISTS and isinstance(value, str) and value[:1] in ("[", "{"):  # parameters hold no lists
@@ -130,20 +133,22 @@ def _fields(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _sampling(fields: dict[str, Any]) -> Sampling:
-    neutral = Sampling()
-    draws = ("temperature", "top_p", "top_k", "min_p", "typical_p")
+    default = Sampling()
+    random_fields = ("temperature", "top_p", "top_k", "min_p", "typical_p")
     if "do_sample" not in fields and "num_beams" not in fields:
-        fields["do_sample"] = any(fields.get(name, getattr(neutral, name)) != getattr(neutral, name) for name in draws)
+        fields["do_sample"] = any(
+            fields.get(name, getattr(default, name)) != getattr(default, name) for name in random_fields
+        )
     shorten = "max_new_tokens" not in fields
-    return sampling({"max_new_tokens": _MOST_NEW, "shorten": shorten, **fields}, {}, _MOST_SEQUENCES)
+    return sampling({"max_new_tokens": _MAX_NEW_TOKENS, "shorten": shorten, **fields}, {}, _MAX_SEQUENCES)
 
 
 def _outputs(texts: Any, *, whole: bool) -> dict[str, Tensor]:
-    said = [(text.whole if whole else text.text).encode() for text in texts]
+    completions = [(text.whole if whole else text.text).encode() for text in texts]
     reasons = [text.finish.encode() for text in texts]
     counts = np.array([text.generated for text in texts], np.int64)
     return {
-        "text_output": Tensor(object_array(said, (len(said),)), BYTES),
+        "text_output": Tensor(object_array(completions, (len(completions),)), BYTES),
         "finish_reason": Tensor(object_array(reasons, (len(reasons),)), BYTES),
         "generated_tokens": Tensor(counts, INT64),
     }

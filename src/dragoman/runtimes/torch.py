@@ -1,4 +1,4 @@
-"""PyTorch programs: TorchScript archives, and programs that torch.export has written."""
+"""PyTorch programs: TorchScript archives and programs of torch.export."""
 
 import warnings
 import zipfile
@@ -20,7 +20,7 @@ from dragoman.core.tensor import Tensor
 from dragoman.core.vector_binding import vector_signature
 from dragoman.runtimes.files import check_pickle, model_path
 
-# PyTorch's name of a dtype -> ours.
+# Datatypes by PyTorch's names.
 _DATATYPES: Mapping[str, Datatype] = {
     "torch.bool": DATATYPES["BOOL"],
     "torch.float16": DATATYPES["FP16"],
@@ -36,8 +36,8 @@ class TorchModel(Model):
     """A program of torch.jit (.pt, .pth, .ts) or of torch.export (.pt2), on the CPU.
 
     Inputs have the names of forward's arguments. An output that is a tensor or a tuple is `output-0`,
-    `output-1`, ...; one that is a dict has its keys. TorchScript tells neither datatypes nor shapes, nor whether
-    rows are independent: there the operator's `max_batch_size` alone says that calls may be merged.
+    `output-1`, ...; one that is a dict has its keys. TorchScript declares neither datatypes nor shapes, nor
+    whether rows are independent: calls are merged only if the operator sets `max_batch_size`.
     """
 
     def load(self) -> None:
@@ -47,12 +47,12 @@ class TorchModel(Model):
             self.platform = "pytorch_export"
             # torch.export.load falls back to plain pickle for constants and sample inputs.
             check_pickle(path, self.spec)
-            program = _exported(self._torch, path)
+            program = _load_export(self._torch, path)
             self._module = program.module()
             self._signature, self._positional = _export_signature(program, path)
         else:
             self.platform = "pytorch_torchscript"
-            self._module = _scripted(self._torch, path)
+            self._module = _load_script(self._torch, path)
             self._signature = _script_signature(self._module, path, self.spec)
             self._positional = 0
         self._offer_derivatives()
@@ -62,28 +62,28 @@ class TorchModel(Model):
 
     def infer(self, call: Infer) -> Result:
         known = [spec.name for spec in self._signature.inputs]
-        given = {name: self._fed(name, tensor) for name, tensor in call.inputs.items()}
-        # Names that the operator has given to the inputs stand in the program's order.
-        if not given.keys() <= set(known):
-            given = dict(zip(known, given.values(), strict=False))
+        inputs = {name: self._to_torch(name, tensor) for name, tensor in call.inputs.items()}
+        # Inputs renamed by the operator are in the order of the program.
+        if not inputs.keys() <= set(known):
+            inputs = dict(zip(known, inputs.values(), strict=False))
         with self._torch.inference_mode():
-            return self._result(self._called(given))
+            return self._result(self._run(inputs))
 
-    def _called(self, given: dict[str, Any]) -> Any:
-        arguments = [given.pop(spec.name) for spec in self._signature.inputs[: self._positional]]
-        return self._module(*arguments, **given)
+    def _run(self, inputs: dict[str, Any]) -> Any:
+        arguments = [inputs.pop(spec.name) for spec in self._signature.inputs[: self._positional]]
+        return self._module(*arguments, **inputs)
 
-    # --- as a function of vectors, where it is one --------------------------------------------------------------
+    # --- derivatives -----------------------------------------------------------------------------------------
 
     def _offer_derivatives(self) -> None:
-        """The derivatives of a module of float vectors of known lengths, which the operator may have told."""
-        told = replace(
+        """Add derivatives if all tensors are float vectors of known lengths, by the file or by the operator."""
+        signature = replace(
             self._signature,
             inputs=self.spec.inputs or self._signature.inputs,
             outputs=self.spec.outputs or self._signature.outputs,
         )
-        self._vector_signature = vector_signature(told)
-        if self._vector_signature is None or len(told.inputs) != len(self._signature.inputs):
+        self._vector_signature = vector_signature(signature)
+        if self._vector_signature is None or len(signature.inputs) != len(self._signature.inputs):
             return
         shapes = [spec.shape for spec in self._vector_signature.inputs]
         dtypes = [
@@ -108,26 +108,26 @@ class TorchModel(Model):
         return {"derivatives": dict.fromkeys(("gradient", "apply_jacobian", "apply_hessian"), source)}
 
     def _forward(self, *tensors: Any) -> tuple[Any, ...]:
-        """The outputs in order, of inputs in order."""
+        """Return the outputs for the inputs, both in order."""
         names = [spec.name for spec in self._signature.inputs]
-        result = self._called(dict(zip(names, tensors, strict=True)))
+        result = self._run(dict(zip(names, tensors, strict=True)))
         if isinstance(result, dict) and self._vector_signature:
             return tuple(result[spec.name] for spec in self._vector_signature.outputs)
         return (result,) if isinstance(result, self._torch.Tensor) else tuple(result)
 
     def _gradient(self, call: Gradient) -> Any:
-        return self._derivatives.gradient(*self._where(call, call.input), call.sens.data)
+        return self._derivatives.gradient(*self._indices_and_inputs(call, call.input), call.sens.data)
 
     def _apply_jacobian(self, call: ApplyJacobian) -> Any:
-        return self._derivatives.apply_jacobian(*self._where(call, call.input), call.vec.data)
+        return self._derivatives.apply_jacobian(*self._indices_and_inputs(call, call.input), call.vec.data)
 
     def _apply_hessian(self, call: ApplyHessian) -> Any:
         return self._derivatives.apply_hessian(
-            *self._where(call, call.input1, call.input2), call.sens.data, call.vec.data
+            *self._indices_and_inputs(call, call.input1, call.input2), call.sens.data, call.vec.data
         )
 
-    def _where(self, call: DerivativeCall, *inputs: str | int) -> tuple[Any, ...]:
-        """The places of the output and of the inputs, and the inputs themselves, in order."""
+    def _indices_and_inputs(self, call: DerivativeCall, *inputs: str | int) -> tuple[Any, ...]:
+        """Return the index of the output, the indices of inputs, and the input vectors."""
         assert self._vector_signature is not None
         names, outputs = (
             [s.name for s in self._vector_signature.inputs],
@@ -136,11 +136,11 @@ class TorchModel(Model):
         vectors = [call.inputs[name].data for name in names]
         return (outputs.index(str(call.output)), *(names.index(str(name)) for name in inputs), vectors)
 
-    def _fed(self, name: str, tensor: Tensor) -> Any:
+    def _to_torch(self, name: str, tensor: Tensor) -> Any:
         if tensor.datatype is BYTES:
             raise InvalidInput(f"input '{name}': PyTorch has no strings; expected numbers, got BYTES")
         array = tensor.data.view(np.uint16) if tensor.datatype is BF16 else tensor.data
-        # PyTorch shares the array's memory, and knows no memory that must not be written.
+        # PyTorch shares the memory of the array and has no read-only tensors.
         if not array.flags.writeable or any(stride < 0 for stride in array.strides):
             array = array.copy()
         shared = self._torch.from_numpy(array)
@@ -149,14 +149,14 @@ class TorchModel(Model):
     def _result(self, result: Any) -> Result:
         match result:
             case self._torch.Tensor():
-                return (self._given(result),)
+                return (self._to_numpy(result),)
             case dict():
-                return {str(name): self._given(value) for name, value in result.items()}
+                return {str(name): self._to_numpy(value) for name, value in result.items()}
             case tuple() | list():
-                return tuple(self._given(value) for value in result)
+                return tuple(self._to_numpy(value) for value in result)
         raise InvalidOutput(f"expected a tensor, or a tuple or dict of tensors, got {type(result).__name__}")
 
-    def _given(self, value: Any) -> Array:
+    def _to_numpy(self, value: Any) -> Array:
         if not isinstance(value, self._torch.Tensor):
             raise InvalidOutput(f"expected a tensor, got {type(value).__name__} inside the output")
         value = value.detach().cpu()
@@ -170,15 +170,15 @@ class TorchModel(Model):
 # --- TorchScript -----------------------------------------------------------------------------------------
 
 
-def _scripted(torch: Any, path: Path) -> Any:
+def _load_script(torch: Any, path: Path) -> Any:
     if not _is_torchscript(path):
         raise ModelFailed(
-            f"'{path.name}' is no TorchScript archive; if it holds a state_dict or a pickled module, save the network "
-            "with torch.export.save(torch.export.export(...), 'model.pt2') or torch.jit.script(network).save(...), or "
-            "build it in a model.py that loads the weights"
+            f"'{path.name}' is not a TorchScript archive; if it holds a state_dict or a pickled module, save the "
+            "network with torch.export.save(torch.export.export(...), 'model.pt2') or "
+            "torch.jit.script(network).save(...), or build it in a model.py that loads the weights"
         )
     with warnings.catch_warnings():
-        # The format is deprecated in favour of torch.export, which is for who writes the file to know.
+        # The deprecation concerns the author of the file.
         warnings.filterwarnings("ignore", message="`torch.jit.load` is deprecated", category=DeprecationWarning)
         return torch.jit.load(path, map_location="cpu").eval()
 
@@ -209,7 +209,7 @@ def _script_signature(module: Any, path: Path, spec: ModelSpec) -> Signature:
 
 
 def _script_outputs(kind: Any) -> tuple[TensorSpec, ...]:
-    """The outputs by position; none where the program gives a dict, whose keys it does not tell."""
+    """Return the outputs by position; none if the program returns a dict, whose keys are unknown."""
     if kind.kind() == "TensorType":
         return (TensorSpec("output-0"),)
     if kind.kind() == "TupleType":
@@ -220,21 +220,21 @@ def _script_outputs(kind: Any) -> tuple[TensorSpec, ...]:
 # --- torch.export ----------------------------------------------------------------------------------------
 
 
-def _exported(torch: Any, path: Path) -> Any:
+def _load_export(torch: Any, path: Path) -> Any:
     try:
         return torch.export.load(path)
-    except Exception as fault:  # torch.export promises no class of error.
-        raise ModelFailed(f"'{path.name}' cannot be loaded by torch.export.load: {fault}") from fault
+    except Exception as error:  # torch.export documents no class of error
+        raise ModelFailed(f"'{path.name}' cannot be loaded by torch.export.load: {error}") from error
 
 
 def _export_signature(program: Any, path: Path) -> tuple[Signature, int]:
-    """The signature, and how many of its inputs are positional; the others are keyword arguments."""
+    """Return the signature and the number of positional inputs; the others are keyword arguments."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     positional, keywords = program.call_spec.in_spec.children()
     leaves = [*positional.children(), *keywords.children()]
     inputs = program.graph_signature.user_inputs
     if any(not leaf.is_leaf() for leaf in leaves) or any(not hasattr(values.get(n), "dtype") for n in inputs):
-        raise ModelFailed(f"'{path.name}': every argument of the exported program has to be one tensor")
+        raise ModelFailed(f"'{path.name}': expected one tensor for every argument of the exported program")
     outputs = _output_names(program.call_spec.out_spec, path)
     named = [*zip(_input_names(inputs, positional, keywords), inputs, strict=True)]
     named_out = [*zip(outputs, program.graph_signature.user_outputs, strict=True)]
@@ -269,7 +269,7 @@ def _tensor_spec(name: str, value: Any) -> TensorSpec:
 
 
 def _rows(value: Any) -> str:
-    """The symbol of a tensor's first axis; "" where it is fixed or there is none."""
+    """Return the symbol of a tensor's first axis; "" if it is fixed or missing."""
     shape = getattr(value, "shape", ())
     return str(shape[0]) if shape and not isinstance(shape[0], int) else ""
 

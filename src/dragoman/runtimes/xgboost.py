@@ -18,7 +18,7 @@ from dragoman.runtimes.files import model_path
 from dragoman.runtimes.tables import check_fp32, content, matrix
 
 # The objectives whose `predict` is a probability: from it the scikit-learn classifier takes its label.
-_LABELLED = ("binary:logistic", "multi:softprob")
+_LABEL_OBJECTIVES = ("binary:logistic", "multi:softprob")
 
 
 class XGBoostModel(Model):
@@ -55,16 +55,16 @@ class XGBoostModel(Model):
         sklearn_api = bool(self.spec.parameters.get("sklearn_api"))
         self._is_classifier = sklearn_api and _is_saved_by_classifier(self._booster)
         self._range = _best_range(self._booster) if sklearn_api else (0, 0)
-        self._signature = self._probed(probe)
+        self._signature = self._probe_signature(probe)
 
     def signature(self) -> Signature:
         return self._signature
 
     def infer(self, call: Infer) -> Mapping[str, Array]:
         wanted = set(call.outputs or ("predict",))
-        return self._computed(self._rows(call), wanted)
+        return self._compute(self._rows(call), wanted)
 
-    def _computed(self, rows: Array, wanted: Collection[str]) -> dict[str, Array]:
+    def _compute(self, rows: Array, wanted: Collection[str]) -> dict[str, Array]:
         found: dict[str, Array] = {}
         if not {"predict", "label", "predict_proba"}.isdisjoint(wanted):
             found["predict"] = values = self._predict(rows)
@@ -125,11 +125,11 @@ class XGBoostModel(Model):
             return values
         return np.stack((1 - values.reshape(-1), values.reshape(-1)), axis=1)
 
-    def _probed(self, probe: Array) -> Signature:
+    def _probe_signature(self, probe: Array) -> Signature:
         further = ("predict_proba",) if self._is_classifier else ()
-        if not self._is_classifier and self._objective in _LABELLED:
+        if not self._is_classifier and self._objective in _LABEL_OBJECTIVES:
             further = ("label",)
-        found = self._computed(probe, {"predict", "margin", *further})
+        found = self._compute(probe, {"predict", "margin", *further})
         outputs = [
             TensorSpec(name, datatype_of(found[name].dtype), (-1, *found[name].shape[1:]), optional=name != "predict")
             for name in ("predict", "margin", *further)

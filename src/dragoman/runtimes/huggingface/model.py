@@ -17,9 +17,9 @@ from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.runtimes.files import check_pickle, transformers_lock
 from dragoman.runtimes.huggingface import RUNTIME
-from dragoman.runtimes.huggingface.embeddings import Embedder, Vectors
-from dragoman.runtimes.huggingface.images import decoded, of_pixels
-from dragoman.runtimes.huggingface.question_answering import Reader
+from dragoman.runtimes.huggingface.embeddings import Embedder, PoolingOptions
+from dragoman.runtimes.huggingface.images import decode_images, images_of_pixels
+from dragoman.runtimes.huggingface.question_answering import AnswerExtractor
 from dragoman.runtimes.huggingface.tasks import ALIASES, PipelineTask, options_of, task_by_architecture, task_by_name
 
 # What the clients of such models expect: each element is the JSON of one result.
@@ -41,7 +41,7 @@ class HuggingFaceModel(Model):
     platform = "huggingface_pytorch"
 
     def load(self) -> None:
-        self._refuse()
+        self._check_parameters()
         self._torch = RUNTIME.require("torch")
         with transformers_lock(RUNTIME) as self._transformers:
             self._load_all()
@@ -60,7 +60,7 @@ class HuggingFaceModel(Model):
         return Signature(
             inputs=self._task.inputs,
             outputs=(TensorSpec("output", BYTES, (-1,)), *self._task.extra_outputs),
-            # Other names of the one input; what does not fit is told by `infer`.
+            # The input may have other names; `infer` checks them.
             open_inputs=self._task.reads != "questions",
             batched=self._task.rows,
         )
@@ -73,24 +73,24 @@ class HuggingFaceModel(Model):
         except (IndexError, RuntimeError):
             self._check_lengths(rows)
             raise
-        wanted = call.outputs or ("output",)
-        answer: dict[str, Tensor | Array] = {}
-        if "output" in wanted:
-            answer["output"] = _as_json(results)
-        if self._task.extra_outputs and set(wanted) - {"output"}:
-            answer["features"], answer["attention_mask"] = _padded(results)
-        return answer
+        requested = call.outputs or ("output",)
+        outputs: dict[str, Tensor | Array] = {}
+        if "output" in requested:
+            outputs["output"] = _as_json(results)
+        if self._task.extra_outputs and set(requested) - {"output"}:
+            outputs["features"], outputs["attention_mask"] = _pad(results)
+        return outputs
 
     # --- loading -----------------------------------------------------------------------------------------
 
-    def _refuse(self) -> None:
-        given = self.spec.parameters
-        if given.get("optimum_model"):
+    def _check_parameters(self) -> None:
+        parameters = self.spec.parameters
+        if parameters.get("optimum_model"):
             raise ModelFailed("optimum_model is not supported; export the model to ONNX and serve it with `onnx`")
-        if given.get("framework", "pt") not in ("pt", None):
-            raise ModelFailed(f"framework '{given['framework']}' is not supported; expected 'pt', PyTorch")
-        if given.get("task"):
-            task_by_name(str(given["task"]))
+        if parameters.get("framework", "pt") not in ("pt", None):
+            raise ModelFailed(f"framework '{parameters['framework']}' is not supported; expected 'pt', PyTorch")
+        if parameters.get("task"):
+            task_by_name(str(parameters["task"]))
 
     def _place(self, name: str) -> str:
         """Return the folder of this name, also relative to the model; or a name on the hub, if downloads are
@@ -111,8 +111,8 @@ class HuggingFaceModel(Model):
             "local_files_only": self.spec.parameters.get("allow_download") is not True,
         }
         config = transformers.AutoConfig.from_pretrained(place, **common)
-        named = self.spec.parameters.get("task")
-        self._task: PipelineTask = task_by_name(str(named)) if named else task_by_architecture(config.architectures)
+        task = self.spec.parameters.get("task")
+        self._task: PipelineTask = task_by_name(str(task)) if task else task_by_architecture(config.architectures)
         if Path(place).is_dir() and not any(Path(place).glob("*.safetensors")):
             check_pickle(Path(place), self.spec)
         kwargs = {**(self.spec.parameters.get("model_kwargs") or {}), **common, "config": config}
@@ -121,13 +121,13 @@ class HuggingFaceModel(Model):
         model, value = getattr(transformers, self._task.auto).from_pretrained(place, output_loading_info=True, **kwargs)
         missing = sorted(value["missing_keys"])
         if missing and not self._task.extra_outputs:
-            # The library would make them up at random; features do not need all of an architecture.
+            # transformers would initialize them randomly; feature extraction does not need the heads.
             raise ModelFailed(
                 f"the weights lack {', '.join(missing[:3])}: they are not those of a {self._task.name} model"
             )
         self._run = self._runner(model.eval(), tokenizer_place, common)
-        if self._task.extra_outputs:  # what such a model can answer is known only now
-            embedder = Embedder(self._torch, model, self._tokenizer, Vectors.of(Path(place)))
+        if self._task.extra_outputs:
+            embedder = Embedder(self._torch, model, self._tokenizer, PoolingOptions.of(Path(place)))
             self.embed = embedder.__call__  # type: ignore[method-assign]
 
     def _runner(self, model: Any, place: str, common: Mapping[str, Any]) -> Callable[[Any, Mapping[str, Any]], Any]:
@@ -146,15 +146,15 @@ class HuggingFaceModel(Model):
         if self._task.reads == "questions":
             if not self._tokenizer.is_fast:
                 raise ModelFailed("question answering needs a fast tokenizer, a tokenizer.json in the model's folder")
-            reader = Reader(self._torch, model.to(device), self._tokenizer)
+            reader = AnswerExtractor(self._torch, model.to(device), self._tokenizer)
             return lambda rows, options: [reader(question, context, options) for question, context in rows]
         if self._task.extra_outputs:
             parts = {**parts, "return_tensors": True}
         pipeline = transformers.pipeline(self._task.name, model=model, device=device, **parts)
-        size = self._rows_at_once()
+        size = self._pipeline_batch_size()
         return lambda rows, options: pipeline(rows, batch_size=size, **options)
 
-    def _rows_at_once(self) -> int:
+    def _pipeline_batch_size(self) -> int:
         """Return how many rows are computed together; texts can only be padded with a padding token."""
         unpadded = self._tokenizer is not None and self._tokenizer.pad_token_id is None
         return 1 if unpadded or not self._task.rows else max(1, self.spec.max_batch_size)
@@ -166,19 +166,19 @@ class HuggingFaceModel(Model):
             question, context = (strings(inputs[name], name).tolist() for name in ("question", "context"))
             return list(zip(question, context, strict=True))
         if len(inputs) != 1:
-            raise InvalidInput(f"expected one input, {self._expected()}; got {', '.join(inputs) or 'none'}")
+            raise InvalidInput(f"expected one input, {self._input_names()}; got {', '.join(inputs) or 'none'}")
         ((name, tensor),) = inputs.items()
         known = {spec.name: spec for spec in self._task.inputs}
         spec = known.get(name) or (self._task.inputs[0] if name in ALIASES else None)
         if spec is None:
-            raise InvalidInput(f"unexpected inference input '{name}'; expected {self._expected()}")
+            raise InvalidInput(f"unexpected inference input '{name}'; expected {self._input_names()}")
         check_tensor(tensor, TensorSpec(name, spec.datatype, spec.shape), "input")
         if self._task.reads == "texts":
             texts: list[Any] = strings(tensor, name).tolist()
             return texts
-        return decoded(tensor, name) if tensor.datatype is BYTES else of_pixels(tensor)
+        return decode_images(tensor, name) if tensor.datatype is BYTES else images_of_pixels(tensor)
 
-    def _expected(self) -> str:
+    def _input_names(self) -> str:
         return " or ".join(f"'{spec.name}'" for spec in self._task.inputs)
 
     def _check_lengths(self, rows: list[Any]) -> None:
@@ -206,22 +206,22 @@ def _device(name: Any) -> str:
 
 
 def _as_json(results: list[Any]) -> Tensor:
-    texts = [json.dumps(result, default=_plain).encode() for result in results]
+    texts = [json.dumps(result, default=_to_plain).encode() for result in results]
     return Tensor(object_array(texts, (len(texts),)), BYTES, _RESULTS)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Convert NumPy numbers and PyTorch tensors for JSON."""
     return value.tolist()
 
 
-def _padded(vectors: list[Any]) -> tuple[Array, Array]:
+def _pad(vectors: list[Any]) -> tuple[Array, Array]:
     """Pad vectors of texts, each [1, tokens, size], to one array and its attention mask."""
-    found = [np.asarray(each.float().cpu().numpy())[0] for each in vectors]
-    counts = [len(each) for each in found] or [0]
-    features = np.zeros((len(found), max(counts), found[0].shape[1] if found else 0), np.float32)
-    mask = np.zeros((len(found), max(counts)), np.int64)
-    for i, each in enumerate(found):
+    arrays = [np.asarray(each.float().cpu().numpy())[0] for each in vectors]
+    counts = [len(each) for each in arrays] or [0]
+    features = np.zeros((len(arrays), max(counts), arrays[0].shape[1] if arrays else 0), np.float32)
+    mask = np.zeros((len(arrays), max(counts)), np.int64)
+    for i, each in enumerate(arrays):
         features[i, : len(each)] = each
         mask[i, : len(each)] = 1
     return features, mask

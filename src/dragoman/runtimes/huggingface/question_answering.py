@@ -1,6 +1,6 @@
 """Answers to questions as spans of a context, from a model that scores where an answer begins and ends.
 
-The rule is that of transformers' pipeline up to version 4, which version 5 has no more: the probability of a span
+The rule is that of transformers' pipeline up to version 4, which version 5 no longer has: the probability of a span
 is that of its first token times that of its last, each a softmax over the context's tokens.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 from dragoman.core.datatypes import Array
 from dragoman.core.errors import InvalidInput
 
-_MAX_TOKENS = 384  # of question and context together; a longer context is read in overlapping pieces
+_MAX_TOKENS = 384  # of question and context together; a longer context is split into overlapping chunks
 _STRIDE = 128
 _MAX_ANSWER_TOKENS = 15
 
@@ -20,7 +20,7 @@ Answer = dict[str, Any]
 Options = Mapping[str, Any]
 
 
-class Reader:
+class AnswerExtractor:
     """A model of extractive question answering with its fast tokenizer."""
 
     def __init__(self, torch: Any, model: Any, tokenizer: Any) -> None:
@@ -28,8 +28,8 @@ class Reader:
 
     def __call__(self, question: str, context: str, options: Options) -> Answer | list[Answer]:
         """Return the best answer, {score, start, end, answer}, or a list of them if `top_k` is above 1."""
-        encoded = self._encoded(question, context)
-        found: dict[tuple[int, int], float] = {}  # pieces overlap: a span may be found twice
+        encoded = self._encode(question, context)
+        found: dict[tuple[int, int], float] = {}  # chunks overlap: a span may be found twice
         blank = 1.0
         for i, (start, end) in enumerate(self._scores(encoded)):
             tokens = np.array([part == 1 for part in encoded.sequence_ids(i)])
@@ -45,12 +45,12 @@ class Reader:
         answers = [{"score": score, "start": a, "end": b, "answer": context[a:b]} for (a, b), score in best]
         return answers if options.get("top_k", 1) > 1 else answers[0]
 
-    def _encoded(self, question: str, context: str) -> Any:
+    def _encode(self, question: str, context: str) -> Any:
         limit = min(self._tokenizer.model_max_length, _MAX_TOKENS)
-        asked = len(self._tokenizer(question)["input_ids"])
-        room = limit - asked - 1
+        count = len(self._tokenizer(question)["input_ids"])
+        room = limit - count - 1
         if room < 1:
-            raise InvalidInput(f"input 'question': {asked} tokens leave no room for the context; the limit is {limit}")
+            raise InvalidInput(f"input 'question': {count} tokens leave no room for the context; the limit is {limit}")
         encoded = self._tokenizer(
             question,
             context,
@@ -73,14 +73,14 @@ class Reader:
                 output = self._model(**feed)
             yield output.start_logits[0].float().cpu().numpy(), output.end_logits[0].float().cpu().numpy()
 
-    def _characters(self, encoded: Any, piece: int, first: int, last: int, options: Options) -> tuple[int, int]:
+    def _characters(self, encoded: Any, chunk: int, first: int, last: int, options: Options) -> tuple[int, int]:
         """Return the characters of a span, extended to whole words."""
-        offsets = encoded["offset_mapping"][piece]
-        words = encoded.word_ids(piece)
+        offsets = encoded["offset_mapping"][chunk]
+        words = encoded.word_ids(chunk)
         if not options.get("align_to_words", True) or words[first] is None or words[last] is None:
             return int(offsets[first][0]), int(offsets[last][1])
-        left = encoded.word_to_chars(piece, words[first], sequence_index=1)
-        right = encoded.word_to_chars(piece, words[last], sequence_index=1)
+        left = encoded.word_to_chars(chunk, words[first], sequence_index=1)
+        right = encoded.word_to_chars(chunk, words[last], sequence_index=1)
         return int(left[0]), int(right[1])
 
 

@@ -86,10 +86,10 @@ TASKS: Mapping[str, PipelineTask] = {
         ),
     )
 }
-# Other names that the same tasks go by.
-_CALLED_TOO = {"sentiment-analysis": "text-classification", "ner": "token-classification"}
+# Other names of tasks.
+_TASK_ALIASES = {"sentiment-analysis": "text-classification", "ner": "token-classification"}
 _GENERATION = ("text-generation", "text2text-generation", "summarization", "translation", "conversational")
-_GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+_GENERATION_SUFFIXES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
 # The names that clients use for the one input of a task, beside the one in the metadata.
 ALIASES = ("args", "array_inputs", "inputs", "text_inputs")
@@ -97,7 +97,7 @@ ALIASES = ("args", "array_inputs", "inputs", "text_inputs")
 
 def task_by_name(name: str) -> PipelineTask:
     """Return the task of this name. Raises ModelFailed if it is not supported."""
-    found = TASKS.get(_CALLED_TOO.get(name, name))
+    found = TASKS.get(_TASK_ALIASES.get(name, name))
     if found is None:
         raise ModelFailed(
             "text generation is not what this runtime does; serve the model with a runtime that generates text"
@@ -110,12 +110,12 @@ def task_by_name(name: str) -> PipelineTask:
 def task_by_architecture(architectures: list[str] | None) -> PipelineTask:
     """Return the task of an architecture, by the end of its name. Raises ModelFailed if there is none."""
     name = (architectures or [""])[0]
-    if name.endswith(_GENERATES):
+    if name.endswith(_GENERATION_SUFFIXES):
         return task_by_name("text-generation")
     found = next((task for task in TASKS.values() if name.endswith(task.suffix)), None)
     if found is None:
         raise ModelFailed(
-            f"the model's config.json names the architecture '{name}', which tells no task; name one of "
+            f"the model's config.json names the architecture '{name}', which belongs to no task: expected one of "
             f"{', '.join(TASKS)} as parameters.task"
         )
     return found
@@ -123,14 +123,14 @@ def task_by_architecture(architectures: list[str] | None) -> PipelineTask:
 
 def options_of(task: PipelineTask, parameters: Parameters) -> dict[str, Any]:
     """Return the call parameters that are options of the task. Raises InvalidInput for an invalid value."""
-    found = {name: parameters[name] for name in task.options if name in parameters}
-    for name, value in found.items():
+    options = {name: parameters[name] for name in task.options if name in parameters}
+    for name, value in options.items():
         kind = task.options[name]
-        fits = value in kind if isinstance(kind, tuple) else type(value) is kind
-        if not fits or (kind is int and isinstance(value, int) and value < 1):
-            wanted = f"one of {', '.join(kind)}" if isinstance(kind, tuple) else _KINDS[kind]
-            raise InvalidInput(f"parameter '{name}': expected {wanted}, got {value!r}")
-    return found
+        is_valid = value in kind if isinstance(kind, tuple) else type(value) is kind
+        if not is_valid or (kind is int and isinstance(value, int) and value < 1):
+            expected = f"one of {', '.join(kind)}" if isinstance(kind, tuple) else _KIND_NAMES[kind]
+            raise InvalidInput(f"parameter '{name}': expected {expected}, got {value!r}")
+    return options
 
 
-_KINDS: Mapping[type, str] = {int: "an integer from 1", bool: "true or false"}
+_KIND_NAMES: Mapping[type, str] = {int: "an integer from 1", bool: "true or false"}

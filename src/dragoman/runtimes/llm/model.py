@@ -30,7 +30,7 @@ class LanguageModel(TextModel):
         folders.check(folder)
         RUNTIME.require("torch")
 
-    def started(self, folder: Path) -> Any:
+    def start_engine(self, folder: Path) -> Any:
         from dragoman.generation import loading
 
         chosen = loading.parse_options(self.spec.parameters)

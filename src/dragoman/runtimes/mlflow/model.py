@@ -17,7 +17,7 @@ from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Parameters, Tensor, numpy_numbers, object_array
 from dragoman.runtimes.files import check_pickle, model_path
 from dragoman.runtimes.mlflow import RUNTIME
-from dragoman.runtimes.mlflow.schema import Entry, entries, frame, own
+from dragoman.runtimes.mlflow.schema import SchemaEntry, entries, frame, writable_copy
 from dragoman.runtimes.tables import content
 
 
@@ -41,16 +41,16 @@ class MlflowModel(Model):
     def load(self) -> None:
         path = model_path(self.spec)
         if not (path / "MLmodel").is_file():
-            raise ModelFailed(f"'{path.name}' is no MLflow model; expected a folder that holds the file MLmodel")
+            raise ModelFailed(f"'{path.name}' is not an MLflow model: expected a folder with the file MLmodel")
         check_pickle(path, self.spec)
-        # Importing mlflow would otherwise report its use to its makers.
+        # Disables telemetry, which starts when mlflow is imported.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         pyfunc = RUNTIME.require("mlflow.pyfunc")
-        self._fault: Any = RUNTIME.require("mlflow.exceptions").MlflowException
+        self._mlflow_error: Any = RUNTIME.require("mlflow.exceptions").MlflowException
         RUNTIME.require("pandas")
         try:
             self._model = pyfunc.load_model(str(path.resolve()))
-        except (self._fault, ImportError) as error:
+        except (self._mlflow_error, ImportError) as error:
             raise ModelFailed(f"'{path.name}' cannot be loaded by MLflow: {error}") from error
         value = self._model.metadata.signature
         self._inputs, self._outputs = _entries(value, "inputs", "input-"), _entries(value, "outputs", "output-")
@@ -72,19 +72,19 @@ class MlflowModel(Model):
     def infer(self, call: Infer) -> Mapping[str, Array]:
         value = content(call, self._defaults)
         data = self._data(call.inputs) if value is None else value
-        params = self._given_params(call.parameters)
+        params = self._parse_params(call.parameters)
         try:
             result = self._model.predict(data, params=params or None)
-        except self._fault as error:
+        except self._mlflow_error as error:
             if error.error_code != "INVALID_PARAMETER_VALUE":
                 raise
             # MLflow checks the data against the signature itself; its message begins with all of the data.
             raise InvalidInput(f"MLflow takes no such inputs: {str(error).rpartition('Error: ')[2]}") from error
-        return self._named(result)
+        return self._name_outputs(result)
 
     def _data(self, tensors: Mapping[str, Tensor]) -> Any:
         if not self._inputs:
-            return _told_nothing(tensors)
+            return _data_without_signature(tensors)
         values = {
             entry.key: entry.to_value(tensors[entry.spec.name], entry.spec.name)
             for entry in self._inputs
@@ -94,22 +94,22 @@ class MlflowModel(Model):
             return frame(values)
         return values if isinstance(self._inputs[0].key, str) else values[0]
 
-    def _given_params(self, parameters: Parameters) -> dict[str, Any]:
+    def _parse_params(self, parameters: Parameters) -> dict[str, Any]:
         """Return the signature's params that the call sets; MLflow adds the defaults of the others."""
-        given: dict[str, Any] = {}
+        params: dict[str, Any] = {}
         for name in self._params.keys() & parameters.keys():
             param, value = self._params[name], parameters[name]
             try:
                 if param.shape is not None and isinstance(value, str):
                     value = json.loads(value)
-                given[name] = param.validate_param_spec(value, param)
-            except (self._fault, ValueError) as error:
+                params[name] = param.validate_param_spec(value, param)
+            except (self._mlflow_error, ValueError) as error:
                 kind = getattr(param.dtype, "name", param.dtype)
-                wanted = kind if param.shape is None else f"a JSON list of {kind}"
-                raise InvalidInput(f"parameter '{name}': expected {wanted}, got {parameters[name]!r}") from error
-        return given
+                expected = kind if param.shape is None else f"a JSON list of {kind}"
+                raise InvalidInput(f"parameter '{name}': expected {expected}, got {parameters[name]!r}") from error
+        return params
 
-    def _named(self, result: Any) -> dict[str, Array]:
+    def _name_outputs(self, result: Any) -> dict[str, Array]:
         if isinstance(result, Mapping):
             return {str(name): _array(value) for name, value in result.items()}
         if hasattr(result, "columns"):
@@ -123,23 +123,23 @@ class MlflowModel(Model):
         return {name: array[:, i] for i, name in enumerate(names)}
 
 
-def _entries(signature: Any, side: str, prefix: str) -> tuple[Entry, ...]:
+def _entries(signature: Any, side: str, prefix: str) -> tuple[SchemaEntry, ...]:
     schema = getattr(signature, side, None)
     return () if schema is None else entries(schema, prefix)
 
 
-def _told_nothing(tensors: Mapping[str, Tensor]) -> Any:
+def _data_without_signature(tensors: Mapping[str, Tensor]) -> Any:
     """Return the argument of a model without a signature."""
-    arrays = {name: _read(tensor, name) for name, tensor in tensors.items()}
+    arrays = {name: _to_column(tensor, name) for name, tensor in tensors.items()}
     if len(arrays) == 1 and next(iter(arrays.values())).ndim > 1:
-        return own(next(iter(arrays.values())))
+        return writable_copy(next(iter(arrays.values())))
     for name, array in arrays.items():
         if array.ndim != 1:
             raise InvalidInput(f"input '{name}': expected a column of a table, shape [-1], got {list(array.shape)}")
     return frame(arrays)
 
 
-def _read(tensor: Tensor, name: str) -> Array:
+def _to_column(tensor: Tensor, name: str) -> Array:
     if tensor.datatype is BYTES:
         return strings(tensor, name)
     return numpy_numbers(tensor)
@@ -152,9 +152,9 @@ def _array(value: Any) -> Array:
     """Convert a value of any library to an array of numbers or strings."""
     if hasattr(value, "toarray"):  # a sparse matrix
         value = value.toarray()
-    array = _unframed(value)
+    array = _to_array(value)
     if array.dtype.kind == "M":
-        # At most microseconds are told where there is no finer part, as Python's isoformat does.
+        # pandas writes nanoseconds only if there are any, like isoformat.
         stamp = RUNTIME.require("pandas").Timestamp
         return object_array((stamp(each).isoformat() for each in array.flat), array.shape)
     if array.dtype.kind != "O" or all(isinstance(each, str | bytes) for each in array.flat):
@@ -164,9 +164,9 @@ def _array(value: Any) -> Array:
     return object_array(map(_as_text, array.flat), array.shape)
 
 
-def _unframed(value: Any) -> Array:
+def _to_array(value: Any) -> Array:
     if isinstance(value, list) and any(isinstance(each, dict | str | bytes) for each in value):
-        return object_array(value, (len(value),))  # NumPy's own strings lose zero characters at their end
+        return object_array(value, (len(value),))  # NumPy strings lose zero characters at their end
     try:
         return np.asarray(value)
     except ValueError:  # lists of several lengths
@@ -186,4 +186,4 @@ def _plain_value(value: Any) -> Any:
         return value.isoformat()
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise InvalidOutput(f"{type(value).__name__} has no form in JSON")
+    raise InvalidOutput(f"{type(value).__name__} cannot be converted to JSON")

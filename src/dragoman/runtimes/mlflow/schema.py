@@ -14,12 +14,12 @@ from dragoman.core.signature import Shape, TensorSpec
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.runtimes.mlflow import RUNTIME
 
-# What MLflow takes in the place of a tensor; the name is for messages.
+# Converts a tensor to the value that MLflow expects; the name is for messages.
 ToValue = Callable[[Tensor, str], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SchemaEntry:
     """One column or tensor of a schema; `key` is its name for MLflow, or its position if it has none."""
 
     key: Any
@@ -27,7 +27,7 @@ class Entry:
     to_value: ToValue
 
 
-def entries(schema: Any, prefix: str) -> tuple[Entry, ...]:
+def entries(schema: Any, prefix: str) -> tuple[SchemaEntry, ...]:
     """Return the entries of an mlflow.types.Schema; the name of an unnamed one is `prefix` and its position."""
     make = _tensor if schema.is_tensor_spec() else _column
     return tuple(make(item, i, item.name or f"{prefix}{i}") for i, item in enumerate(schema.inputs))
@@ -41,7 +41,7 @@ def frame(columns: Mapping[Any, Any]) -> Any:
     return RUNTIME.require("pandas").DataFrame(dict(columns))
 
 
-def own(array: Array) -> Array:
+def writable_copy(array: Array) -> Array:
     """Return the array, or a copy if it is read-only: the model's code may modify it."""
     return array if array.flags.writeable else array.copy()
 
@@ -49,32 +49,32 @@ def own(array: Array) -> Array:
 # --- tensors ---------------------------------------------------------------------------------------------
 
 
-def _tensor(item: Any, position: int, name: str) -> Entry:
+def _tensor(item: Any, position: int, name: str) -> SchemaEntry:
     dtype: np.dtype[Any] = item.type
     try:
         kind = datatype_of(dtype)
     except InvalidInput as error:
         raise ModelFailed(f"tensor '{name}' of the model's signature: {error.message}") from error
     shape = tuple(int(n) for n in item.shape)
-    convert = _text_tensor if dtype.kind == "U" else _converted(dtype)
-    return Entry(item.name or position, _spec(name, kind, shape, item), convert)
+    convert = _text_tensor if dtype.kind == "U" else _as_dtype(dtype)
+    return SchemaEntry(item.name or position, _spec(name, kind, shape, item), convert)
 
 
 def _text_tensor(tensor: Tensor, name: str) -> Array:
     return strings(tensor, name).astype(np.str_)
 
 
-def _converted(dtype: np.dtype[Any]) -> ToValue:
-    return lambda tensor, name: own(tensor.data.astype(dtype, copy=False))
+def _as_dtype(dtype: np.dtype[Any]) -> ToValue:
+    return lambda tensor, name: writable_copy(tensor.data.astype(dtype, copy=False))
 
 
 # --- columns ---------------------------------------------------------------------------------------------
 
 
-def _column(item: Any, position: int, name: str) -> Entry:
-    # Whatever is no plain type is an array, an object, a map or anything: each element is its JSON.
+def _column(item: Any, position: int, name: str) -> SchemaEntry:
+    # Arrays, objects, maps and other types: each element is JSON.
     kind, convert = _COLUMNS.get(getattr(item.type, "name", ""), (BYTES, _from_json))
-    return Entry(item.name or position, _spec(name, kind, (-1,), item), convert)
+    return SchemaEntry(item.name or position, _spec(name, kind, (-1,), item), convert)
 
 
 def _spec(name: str, kind: Datatype, shape: Shape, item: Any) -> TensorSpec:
@@ -100,11 +100,11 @@ def _bytes(tensor: Tensor, name: str) -> list[bytes]:
     return elements
 
 
-def _moment(tensor: Tensor, name: str) -> Any:
+def _datetime(tensor: Tensor, name: str) -> Any:
     pandas = RUNTIME.require("pandas")
     try:
-        found = pandas.to_datetime(_text(tensor, name), format="ISO8601", utc=True)
-        return found.tz_convert(None).as_unit("ns")
+        times = pandas.to_datetime(_text(tensor, name), format="ISO8601", utc=True)
+        return times.tz_convert(None).as_unit("ns")
     except ValueError as error:
         value = str(error).partition("\n")[0]
         raise InvalidInput(f"input '{name}': expected dates and times in ISO 8601: {value}") from error
@@ -117,10 +117,10 @@ def _from_json(tensor: Tensor, name: str) -> Array:
         raise InvalidInput(f"input '{name}': expected JSON in each element: {error}") from error
 
 
-# MLflow's name of a column's type -> the datatype that tells it, and what becomes of a tensor.
+# The datatype and the conversion of each column type of MLflow.
 _COLUMNS: Mapping[str, tuple[Datatype, ToValue]] = {
     **{
-        name: (DATATYPES[ours], _converted(DATATYPES[ours].dtype))
+        name: (DATATYPES[ours], _as_dtype(DATATYPES[ours].dtype))
         for name, ours in (
             ("boolean", "BOOL"),
             ("integer", "INT32"),
@@ -131,5 +131,5 @@ _COLUMNS: Mapping[str, tuple[Datatype, ToValue]] = {
     },
     "string": (BYTES, _text),
     "binary": (BYTES, _bytes),
-    "datetime": (BYTES, _moment),
+    "datetime": (BYTES, _datetime),
 }

@@ -60,7 +60,7 @@ class Handler:
                     given = body if len(self._bodies) == 1 else _member(body, name)
             arguments[name] = _value(name, given, hint, default)
         result = self._method(**arguments)
-        return _handled(await result if inspect.isawaitable(result) else result)
+        return _to_handled(await result if inspect.isawaitable(result) else result)
 
     def _source(self, name: str, hint: Any) -> str:
         if getattr(hint, "__name__", "") == "Request":
@@ -165,11 +165,11 @@ def _request(hint: Any, call: Handle, metadata: Mapping[str, str]) -> Any:
         "headers": [(k.encode("latin-1"), v.encode("latin-1", "replace")) for k, v in headers.items() if v],
         "path_params": dict(call.params),
     }
-    return _bounded(hint)(scope, receive)
+    return _bounded_request_class(hint)(scope, receive)
 
 
 @functools.cache
-def _bounded(request_class: Any) -> Any:
+def _bounded_request_class(request_class: Any) -> Any:
     """Return a subclass of Starlette's Request whose `json()` rejects bodies beyond the limits of JSON."""
 
     class BoundedRequest(request_class):  # type: ignore[misc]
@@ -183,7 +183,7 @@ def _bounded(request_class: Any) -> Any:
 # --- out -----------------------------------------------------------------------------------------------------
 
 
-def _handled(result: Any) -> Handled:
+def _to_handled(result: Any) -> Handled:
     if isinstance(result, Handled):
         return result
     if hasattr(result, "status_code") and hasattr(result, "body"):  # a response of Starlette's

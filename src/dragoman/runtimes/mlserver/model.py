@@ -50,9 +50,10 @@ class MLServerModel(Model):
         super().__init__(spec)
         given = spec.parameters.get("model_settings", {})
         settings, self._types = _settings(kind, given, str(spec.parameters.get("source", "")))
-        self._theirs = kind(settings)
+        self._mlserver_model = kind(settings)
         self._handlers = {
-            f"{at.rest_method.upper()} {at.rest_path}": Handler(run, at.rest_path) for at, run in _custom(self._theirs)
+            f"{route.rest_method.upper()} {route.rest_path}": Handler(method, route.rest_path)
+            for route, method in _custom_handlers(self._mlserver_model)
         }
         self.handlers = tuple(self._handlers)
         self._streams = _overridden(kind, "predict_stream")
@@ -62,16 +63,16 @@ class MLServerModel(Model):
                 self.infer = self._stream  # type: ignore[method-assign, assignment]
 
     async def load(self) -> None:
-        self._runs()
-        loaded = await _awaited(self._theirs.load())
+        self._set_running_model()
+        loaded = await _await_if_needed(self._mlserver_model.load())
         if loaded is False:
-            raise ModelFailed(f"{type(self._theirs).__name__}.load() gave False")
-        self._theirs.ready = True
+            raise ModelFailed(f"{type(self._mlserver_model).__name__}.load() gave False")
+        self._mlserver_model.ready = True
 
     def signature(self) -> Signature:
         return Signature(
-            inputs=_tensor_specs(self._theirs.inputs),
-            outputs=_tensor_specs(self._theirs.outputs),
+            inputs=_tensor_specs(self._mlserver_model.inputs),
+            outputs=_tensor_specs(self._mlserver_model.outputs),
             open_inputs=True,
             open_outputs=True,
             batched=self.spec.max_batch_size > 1,
@@ -79,17 +80,19 @@ class MLServerModel(Model):
         )
 
     async def infer(self, request: Request[Inference]) -> Inference:  # type: ignore[override]
-        self._runs()
+        self._set_running_model()
         try:
-            return to_inference(await _awaited(self._theirs.predict(to_inference_request(request, self._types))))
+            return to_inference(
+                await _await_if_needed(self._mlserver_model.predict(to_inference_request(request, self._types)))
+            )
         except Exception as error:
             raise dragoman_error(error) from error
 
     async def _stream(self, request: Request[Inference]) -> AsyncIterator[Inference]:
-        self._runs()
+        self._set_running_model()
         try:
             async with aclosing(
-                self._theirs.predict_stream(_once(to_inference_request(request, self._types)))
+                self._mlserver_model.predict_stream(_single(to_inference_request(request, self._types)))
             ) as answers:
                 async for answer in answers:
                     yield to_inference(answer)
@@ -98,19 +101,19 @@ class MLServerModel(Model):
 
     async def handle(self, request: Request[Handled]) -> Handled:  # type: ignore[override]
         call: Any = request.call
-        self._runs()
+        self._set_running_model()
         try:
             return await self._handlers[call.handler].answer(request)
         except Exception as error:
             raise dragoman_error(error) from error
 
-    def _runs(self) -> None:
+    def _set_running_model(self) -> None:
         """Attribute the metrics that the code logs from now on to this model."""
         metrics.set_running_model(self.spec.name, self.spec.version)
 
     async def close(self) -> None:
-        self._theirs.ready = False
-        await _awaited(self._theirs.unload())
+        self._mlserver_model.ready = False
+        await _await_if_needed(self._mlserver_model.unload())
 
 
 def _class(spec: ModelSpec) -> Any:
@@ -125,7 +128,7 @@ def _class(spec: ModelSpec) -> Any:
 
 def _settings(kind: type[Any], given: Mapping[str, Any], source: str) -> tuple[Any, ModuleType]:
     """Return the settings of a model and the module of types for its class: ours, or those of the real package."""
-    found = _found_uri(given, Path(source).parent)
+    found = _resolve_uri(given, Path(source).parent)
     if issubclass(kind, ours.MLModel):
         return ModelSettings.from_fields(found, source), types
     theirs: Any = importlib.import_module("mlserver.settings").ModelSettings(**found)
@@ -133,7 +136,7 @@ def _settings(kind: type[Any], given: Mapping[str, Any], source: str) -> tuple[A
     return theirs, importlib.import_module("mlserver.types")
 
 
-def _found_uri(given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _resolve_uri(given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Make a relative `parameters.uri` absolute if its file exists beside the settings: the model opens it as it is."""
     parameters = dict(given.get("parameters") or {})
     uri = parameters.get("uri")
@@ -153,16 +156,16 @@ def _tensor_specs(tensors: Any) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(t.name, datatype(str(t.datatype)), tuple(t.shape)) for t in tensors or ())
 
 
-def _custom(model: Any) -> list[tuple[Any, Any]]:
+def _custom_handlers(model: Any) -> list[tuple[Any, Any]]:
     """Return the methods with paths of their own, marked by our decorator or that of the real package."""
     mark = "__custom_handler__"
     methods = (getattr(model, name) for name in dir(type(model)) if hasattr(getattr(type(model), name), mark))
     return [(getattr(method, mark), method) for method in methods]
 
 
-async def _awaited(result: Any) -> Any:
+async def _await_if_needed(result: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-async def _once(request: Any) -> AsyncIterator[Any]:
+async def _single(request: Any) -> AsyncIterator[Any]:
     yield request

@@ -12,12 +12,12 @@ from dragoman.generation.text_engine import check_options
 from dragoman.generation.vocabulary import Vocabulary
 from dragoman.runtimes.openvino_genai import RUNTIME
 from dragoman.runtimes.openvino_genai.tokens import OpenVinoTokens
-from dragoman.runtimes.text_model import TextModel, described
+from dragoman.runtimes.text_model import TextModel, read_config
 
 _MODEL = "openvino_model.xml"
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
-# Room for so many tokens: each text waits by itself until there is some, so that there is nothing to refuse.
-_BOUNDLESS = 2**62
+# OpenVINO queues sequences until there is room in its cache, so no prompt is rejected for lack of room.
+_UNLIMITED = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,50 +59,50 @@ class OpenVinoModel(TextModel):
             )
         RUNTIME.require("openvino_genai")
 
-    def started(self, folder: Path) -> ExternalEngine:
-        chosen = check_options(OpenVinoOptions, self.spec.parameters, _LEAST, _CHOICES, "a text model on OpenVINO")
-        config = described(folder)
+    def start_engine(self, folder: Path) -> ExternalEngine:
+        options = check_options(OpenVinoOptions, self.spec.parameters, _LEAST, _CHOICES, "a text model on OpenVINO")
+        config = read_config(folder)
         positions = int(config.get("max_position_embeddings") or 2048)
-        if chosen.max_context > positions:
+        if options.max_context > positions:
             raise ModelFailed(
-                f"max_context: expected at most {positions}, what the model knows, got {chosen.max_context}"
+                f"max_context: expected at most {positions}, the positions of the model, got {options.max_context}"
             )
         vocabulary = Vocabulary(folder, int(config["vocab_size"]))
         ends = end_tokens(folder, vocabulary)
-        limits = EngineLimits(chosen.max_batch, chosen.max_context or positions, chosen.prefill_chunk)
-        intake = InputProcessor(vocabulary, limits, _BOUNDLESS, ends, frozenset())
+        limits = EngineLimits(options.max_batch, options.max_context or positions, options.prefill_chunk)
+        intake = InputProcessor(vocabulary, limits, _UNLIMITED, ends, frozenset())
         genai = RUNTIME.require("openvino_genai")
         details = {
             "engine": f"openvino_genai {genai.__version__}",
             "max_context": limits.max_context,
             "max_batch": limits.max_batch,
-            "dtype": chosen.dtype,
-            "device": chosen.device,
+            "dtype": options.dtype,
+            "device": options.device,
             "model_type": str(config.get("model_type")),
             "vocabulary": vocabulary.size,
             "end_tokens": sorted(ends),
             "chat_template": vocabulary.has_template,
             "adapters": [],
         }
-        engine = OpenVinoTokens(lambda: _pipeline(genai, folder, chosen), f"openvino-{self.spec.name}")
+        engine = OpenVinoTokens(lambda: _pipeline(genai, folder, options), f"openvino-{self.spec.name}")
         return ExternalEngine(engine, intake, ends, self.spec.max_queue, details)
 
 
-def _pipeline(genai: Any, folder: Path, chosen: OpenVinoOptions) -> Any:
+def _pipeline(genai: Any, folder: Path, options: OpenVinoOptions) -> Any:
     schedule = genai.SchedulerConfig()
-    schedule.max_num_seqs = chosen.max_batch
-    schedule.max_num_batched_tokens = max(chosen.prefill_chunk, chosen.max_batch)
-    schedule.enable_prefix_caching = chosen.prefix_cache != 0
-    schedule.cache_size = chosen.cache_memory
-    return genai.ContinuousBatchingPipeline(str(folder), schedule, chosen.device, dict(_properties(chosen)))
+    schedule.max_num_seqs = options.max_batch
+    schedule.max_num_batched_tokens = max(options.prefill_chunk, options.max_batch)
+    schedule.enable_prefix_caching = options.prefix_cache != 0
+    schedule.cache_size = options.cache_memory
+    return genai.ContinuousBatchingPipeline(str(folder), schedule, options.device, dict(_properties(options)))
 
 
-def _properties(chosen: OpenVinoOptions) -> Mapping[str, Any]:
+def _properties(options: OpenVinoOptions) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
-    if chosen.dtype != "auto":
+    if options.dtype != "auto":
         # Keys and values would be rounded to 8 bits otherwise, which changes words.
-        precision = _PRECISIONS[chosen.dtype]
+        precision = _PRECISIONS[options.dtype]
         found |= {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
-    if chosen.threads:
-        found["INFERENCE_NUM_THREADS"] = chosen.threads
-    return found | chosen.properties
+    if options.threads:
+        found["INFERENCE_NUM_THREADS"] = options.threads
+    return found | options.properties

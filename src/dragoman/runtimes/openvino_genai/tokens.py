@@ -25,7 +25,7 @@ class OpenVinoTokens:
 
     def __init__(self, make: Callable[[], Any], name: str) -> None:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._open: dict[_Text, Any] = {}
+        self._sequences: dict[_Sequence, Any] = {}
         self._numbers = itertools.count()
         self._closed = ""
         self._thread = start_thread(make, self._work, name)
@@ -36,22 +36,22 @@ class OpenVinoTokens:
     async def tokens(self, wanted: ExternalRequest) -> AsyncGenerator[TokenChunk, None]:
         if self._closed:
             raise WorkerLost(self._closed)
-        text = _Text(wanted)
-        self._commands.put(lambda: self._begin(text))
+        sequence = _Sequence(wanted)
+        self._commands.put(lambda: self._begin(sequence))
         try:
-            if self._closed:  # meanwhile: nobody may be there to take the order
+            if self._closed:  # in the meantime: the thread may have stopped
                 raise WorkerLost(self._closed)
-            over = False
-            while not over:
-                await text.updated.wait()
-                text.updated.clear()
-                over = text.over  # looked at first: what came before the end is there then
-                if text.come:
-                    yield text.taken()
-                if text.error is not None:
-                    raise text.error
+            has_ended = False
+            while not has_ended:
+                await sequence.updated.wait()
+                sequence.updated.clear()
+                has_ended = sequence.has_ended  # read first: tokens that came before the end are then complete
+                if sequence.choices:
+                    yield sequence.take_chunk()
+                if sequence.error is not None:
+                    raise sequence.error
         finally:
-            self._commands.put(lambda: self._end(text))
+            self._commands.put(lambda: self._end(sequence))
 
     async def close(self) -> None:
         self._closed = "the text engine is stopped"
@@ -65,61 +65,61 @@ class OpenVinoTokens:
         while self._run_commands():
             try:
                 self._pipeline.step()
-                self._deal()
+                self._distribute()
             except Exception as error:
-                self._broken(error)
-        self._abandon(WorkerLost("the text engine is stopped"))
+                self._recover(error)
+        self._fail_all(WorkerLost("the text engine is stopped"))
         del self._pipeline
 
     def _run_commands(self) -> bool:
-        """Do what was ordered, waiting for an order where there is nothing else to do; False at the end."""
+        """Run the queued commands, and wait for one if there is nothing else to do; return False at the end."""
         while not (self._pipeline.has_non_finished_requests() and self._commands.empty()):
-            order = self._commands.get()
-            if order is None:
+            command = self._commands.get()
+            if command is None:
                 return False
-            order()
+            command()
         return True
 
-    def _begin(self, text: "_Text") -> None:
+    def _begin(self, sequence: "_Sequence") -> None:
         from openvino import Tensor
         from openvino_genai import GenerationConfig
 
         try:
             config = GenerationConfig()
-            for name, value in openvino_sampling.fields(text.wanted).items():
+            for name, value in openvino_sampling.fields(sequence.wanted).items():
                 setattr(config, name, value)
-            tokens = Tensor(np.array([text.wanted.asked.tokens], np.int64))
-            self._open[text] = self._pipeline.add_request(next(self._numbers), tokens, config)
+            tokens = Tensor(np.array([sequence.wanted.asked.tokens], np.int64))
+            self._sequences[sequence] = self._pipeline.add_request(next(self._numbers), tokens, config)
         except Exception as error:
-            text.end(InvalidInput(f"OpenVINO refuses it: {_line(error)}"))
+            sequence.end(InvalidInput(f"OpenVINO refuses it: {_error_line(error)}"))
 
-    def _end(self, text: "_Text") -> None:
-        handle = self._open.pop(text, None)
+    def _end(self, sequence: "_Sequence") -> None:
+        handle = self._sequences.pop(sequence, None)
         if handle is not None:
             handle.cancel()
 
-    def _deal(self) -> None:
-        """Give each text what has come of it."""
+    def _distribute(self) -> None:
+        """Pass new tokens to their sequences."""
         from openvino_genai import GenerationStatus
 
-        mark_updated: dict[asyncio.AbstractEventLoop, list[_Text]] = {}
-        for text, handle in list(self._open.items()):
+        updated: dict[asyncio.AbstractEventLoop, list[_Sequence]] = {}
+        for sequence, handle in list(self._sequences.items()):
             while handle.can_read():
-                for found in handle.read().values():
-                    text.take(found.generated_ids, found.generated_log_probs)
-                mark_updated.setdefault(text.loop, []).append(text)
+                for output in handle.read().values():
+                    sequence.take(output.generated_ids, output.generated_log_probs)
+                updated.setdefault(sequence.loop, []).append(sequence)
             status = handle.get_status()
             if status != GenerationStatus.RUNNING:
-                del self._open[text]
+                del self._sequences[sequence]
                 lost = None if status == GenerationStatus.FINISHED else ModelFailed(f"generation failed: {status.name}")
-                text.end(lost)
-        for loop, texts in mark_updated.items():
-            notify(loop, texts)
+                sequence.end(lost)
+        for loop, sequences in updated.items():
+            notify(loop, sequences)
 
-    def _broken(self, error: Exception) -> None:
-        """A step has failed, and nobody knows for which text: all of them end, and the next ones begin anew."""
-        log.exception("OpenVINO failed in a step; its texts end")
-        self._abandon(ModelFailed(f"generation failed: {_line(error)}"))
+    def _recover(self, error: Exception) -> None:
+        """Fail all sequences after a failed step: the one at fault is unknown."""
+        log.exception("OpenVINO failed in a step; its sequences end")
+        self._fail_all(ModelFailed(f"generation failed: {_error_line(error)}"))
         try:
             while self._pipeline.has_non_finished_requests():
                 self._pipeline.step()
@@ -128,37 +128,37 @@ class OpenVinoTokens:
             self._closed = "OpenVINO has failed; the model must be loaded anew"
             self._commands.put(None)
 
-    def _abandon(self, error: DragomanError) -> None:
-        opened, self._open = self._open, {}
-        for text, handle in opened.items():
+    def _fail_all(self, error: DragomanError) -> None:
+        opened, self._sequences = self._sequences, {}
+        for sequence, handle in opened.items():
             handle.cancel()
-            text.end(error)
+            sequence.end(error)
 
 
-class _Text:
-    """What has come for one text: written by the pipeline's thread, read on the loop."""
+class _Sequence:
+    """The tokens of one sequence: written by the thread of the pipeline, read on the event loop."""
 
     def __init__(self, wanted: ExternalRequest) -> None:
         self.wanted = wanted
         self.loop = asyncio.get_running_loop()
         self.updated = asyncio.Event()
-        self.come: deque[TokenChoice] = deque()
-        self.over = False
+        self.choices: deque[TokenChoice] = deque()
+        self.has_ended = False
         self.error: DragomanError | None = None
 
     def take(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
-        self.come.extend(TokenChoice(token, logprob) for token, logprob in zip(tokens, logprobs, strict=True))
+        self.choices.extend(TokenChoice(token, logprob) for token, logprob in zip(tokens, logprobs, strict=True))
 
-    def taken(self) -> TokenChunk:
-        return TokenChunk([self.come.popleft() for _ in range(len(self.come))])
+    def take_chunk(self) -> TokenChunk:
+        return TokenChunk([self.choices.popleft() for _ in range(len(self.choices))])
 
     def end(self, error: DragomanError | None) -> None:
         self.error = error
-        self.over = True
+        self.has_ended = True
         notify(self.loop, [self])
 
 
-def _line(error: Exception) -> str:
-    """What an error says, without where in OpenVINO's sources it came from."""
+def _error_line(error: Exception) -> str:
+    """Return the message of an error without locations in the sources of OpenVINO."""
     lines = [line for line in str(error).splitlines() if line and "failed at /" not in line]
     return lines[-1] if lines else type(error).__name__

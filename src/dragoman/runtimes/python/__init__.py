@@ -14,14 +14,14 @@ def _load(spec: ModelSpec) -> Model:
 
 
 def _check(spec: ModelSpec) -> None:
-    from dragoman.runtimes.source_check import check_source
+    from dragoman.runtimes.preflight import check_source
 
     check_source(spec)
 
 
 def model_names(file: str, attribute: str = "") -> dict[str, Any]:
     """Return the names that the models in a file give themselves; this runs the file."""
-    from dragoman.runtimes.python.names import umbridge_models
+    from dragoman.runtimes.python.model import umbridge_models
 
     return umbridge_models(file, attribute)
 

@@ -1,7 +1,7 @@
 """Models in Python: a `Model` subclass, a function marked by `@model`, or any typed callable."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -14,7 +14,7 @@ from dragoman.core.errors import ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec, Placement
-from dragoman.runtimes.vector_model import WaitingModel, is_any_vector_function, vector_model
+from dragoman.runtimes.vector_model import WaitingModel, is_any_vector_function, is_umbridge, takes_name, vector_model
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,7 +23,7 @@ _MARK = "__dragoman__"
 
 @dataclass(frozen=True, slots=True)
 class ModelDeclaration:
-    """What `@model` says of a function; see `Model` for the meaning of each."""
+    """The arguments of `@model`; see `Model`."""
 
     name: str = ""
     inputs: tuple[TensorSpec, ...] = ()
@@ -46,61 +46,60 @@ def model(
     platform: str = "",
 ) -> Callable[[F], F]: ...
 def model(function: Any = None, **options: Any) -> Any:
-    """Mark a function as a model: `@model`, or `@model(batched=True, ...)`. It stays the function it was.
+    """Mark a function as a model: `@model`, or `@model(batched=True, ...)`. Return the same function.
 
-    name: what clients call it, unless the operator says otherwise; the function's own name by default.
-    inputs, outputs: its tensors, instead of what its annotations tell.
+    name: the name of the model, unless the operator configures another; by default that of the function.
+    inputs, outputs: its tensors, instead of those of its annotations.
     batched: the first axis of every array counts independent rows, so that calls may be merged.
     placement: "inline", "thread" or "process"; by default "process", or "thread" for an object passed to `serve`.
-    platform: what metadata says of the framework; "python" by default.
+    platform: the framework, for metadata; "python" by default.
     """
     options |= {key: tuple(options[key]) for key in ("inputs", "outputs") if key in options}
     declared = ModelDeclaration(**options)
 
-    def mark(marked: Any) -> Any:
-        named = replace(declared, name=declared.name or getattr(marked, "__name__", ""))
-        setattr(marked, _MARK, named)
-        return marked
+    def mark(function: Any) -> Any:
+        setattr(function, _MARK, replace(declared, name=declared.name or getattr(function, "__name__", "")))
+        return function
 
     return mark if function is None else mark(function)
 
 
-def declared_by(target: Any) -> ModelDeclaration | None:
-    """What `@model` said of an object; None where it was not marked."""
-    found = getattr(target, "__dict__", {}).get(_MARK)
-    return found if isinstance(found, ModelDeclaration) else None
+def declaration_of(target: Any) -> ModelDeclaration | None:
+    """Return the declaration of an object that `@model` has marked, else None."""
+    declaration = getattr(target, "__dict__", {}).get(_MARK)
+    return declaration if isinstance(declaration, ModelDeclaration) else None
 
 
 def load(spec: ModelSpec) -> Model:
-    """The model that `spec.target` is, or that lies at `spec.uri`.
+    """Return the model of `spec.target`, or the one at `spec.uri`.
 
-    The uri is `module:attribute`, `file.py:attribute`, or a file or folder with one model in it. Raises
-    ModelFailed where there is none, or several.
+    The uri is `module:attribute`, `file.py:attribute`, or a file or folder with one model. Raises ModelFailed if there
+    is none, or several.
     """
     return as_model(_target(spec) if spec.target is None else spec.target, spec)
 
 
 def as_model(target: Any, spec: ModelSpec) -> Model:
-    """A Model subclass, a Model, a function of vectors or a callable, as a Model with this spec."""
+    """Return a Model with this spec for a Model subclass, a Model, a vector function or a callable."""
     if is_any_vector_function(target):
-        made = vector_model(target, spec)
-        calls = made.function.concurrency
-        return made if calls == 1 else WaitingModel(spec, made.function, calls, made.placement)
+        model = vector_model(target, spec)
+        calls = model.function.concurrency
+        return model if calls == 1 else WaitingModel(spec, model.function, calls, model.placement)
     if isinstance(target, type):
         if not issubclass(target, Model):
-            raise ModelFailed(f"class {target.__name__} is no model; expected a subclass of dragoman.Model")
-        return _derived(_made(target, spec), spec)
+            raise ModelFailed(f"class {target.__name__} is not a model: expected a subclass of dragoman.Model")
+        return _with_predict(_instantiate(target, spec), spec)
     if isinstance(target, Model):
-        return _derived(target, spec)
+        return _with_predict(target, spec)
     if callable(target):
-        return FunctionModel(spec, target, declared_by(target) or ModelDeclaration())
+        return FunctionModel(spec, target, declaration_of(target) or ModelDeclaration())
     raise ModelFailed(
-        f"{type(target).__name__} is no model; expected a subclass of dragoman.Model, an instance of one or a function"
+        f"{type(target).__name__} is not a model: expected a subclass or instance of dragoman.Model, or a function"
     )
 
 
 class FunctionModel(Model):
-    """A typed function as a model; what `@model` declared goes before what its annotations tell."""
+    """A typed function as a model; declarations of `@model` override its annotations."""
 
     def __init__(self, spec: ModelSpec, function: Callable[..., Any], declared: ModelDeclaration) -> None:
         super().__init__(spec)
@@ -110,19 +109,19 @@ class FunctionModel(Model):
         _adopt(self, typed, declared.inputs, declared.outputs)
 
 
-def _derived(made: Model, spec: ModelSpec) -> Model:
-    """The instance, with its spec, and with `infer` from the annotations of `predict` where only that is written."""
-    if getattr(made, "spec", None) is None:
-        made.spec = spec
-    predict = getattr(made, "predict", None)
-    if type(made).infer is Model.infer and "infer" not in vars(made) and callable(predict):
-        typed = TypedFunction(predict, batched=made.batched, defaults=Defaults.of(spec, made.inputs))
-        _adopt(made, typed, made.inputs, made.outputs)
-    return made
+def _with_predict(model: Model, spec: ModelSpec) -> Model:
+    """Return the model with its spec, and with `infer` by the annotations of `predict` if it has no own one."""
+    if getattr(model, "spec", None) is None:
+        model.spec = spec
+    predict = getattr(model, "predict", None)
+    if type(model).infer is Model.infer and "infer" not in vars(model) and callable(predict):
+        typed = TypedFunction(predict, batched=model.batched, defaults=Defaults.of(spec, model.inputs))
+        _adopt(model, typed, model.inputs, model.outputs)
+    return model
 
 
-def _adopt(made: Model, typed: TypedFunction, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
-    """Give a model the typed function's `infer`, and its signature where it has none of its own."""
+def _adopt(model: Model, typed: TypedFunction, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
+    """Set `infer` of a model to that of a typed function, and its signature unless it has its own."""
     signature = typed.signature
     if inputs:
         signature = replace(signature, inputs=inputs, open_inputs=False)
@@ -131,14 +130,14 @@ def _adopt(made: Model, typed: TypedFunction, inputs: tuple[TensorSpec, ...], ou
     single = [s.name for s in signature.inputs if s.shape == (1,) and not inputs]
     if signature.batched and single:
         raise ModelFailed(f"a batched model takes arrays of rows, but input '{single[0]}' is a single value")
-    # `infer` must be the function itself, not a method around it: its kind tells how it is run.
-    made.infer = typed.infer  # type: ignore[method-assign, assignment]
-    if type(made).signature is Model.signature:
-        made.signature = lambda: signature  # type: ignore[method-assign]
+    # The function itself, not a wrapper: whether it is `async` or a generator decides how it is run.
+    model.infer = typed.infer  # type: ignore[method-assign, assignment]
+    if type(model).signature is Model.signature:
+        model.signature = lambda: signature  # type: ignore[method-assign]
 
 
-def _made(kind: type[Model], spec: ModelSpec) -> Model:
-    """An instance, given the spec unless its own `__init__` asks for none."""
+def _instantiate(kind: type[Model], spec: ModelSpec) -> Model:
+    """Return an instance; the spec is passed if `__init__` takes it."""
     make: Callable[..., Model] = kind
     named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = [p for p in inspect.signature(kind).parameters.values() if p.kind in named]
@@ -146,19 +145,19 @@ def _made(kind: type[Model], spec: ModelSpec) -> Model:
     return make(spec) if takes_spec else make()
 
 
-# --- where it lies ---------------------------------------------------------------------------------------
+# --- files -----------------------------------------------------------------------------------------------
 
 
 def _target(spec: ModelSpec) -> Any:
     path = Path(spec.uri) / "model.py" if Path(spec.uri).is_dir() else Path(spec.uri)
     if path.suffix == ".py":
-        return _only_model(_imported(path), path)
+        return _only_model(_import(path), path)
     if ":" in spec.uri:
         return plugins.resolve(spec.uri)
-    raise ModelFailed(f"'{spec.uri}' is no Python model; expected file.py, file.py:attribute or module:attribute")
+    raise ModelFailed(f"'{spec.uri}' is not a Python model: expected file.py, file.py:attribute or module:attribute")
 
 
-def _imported(path: Path) -> ModuleType:
+def _import(path: Path) -> ModuleType:
     try:
         return plugins.import_file(path)
     except (ImportError, OSError, SyntaxError) as error:
@@ -166,11 +165,11 @@ def _imported(path: Path) -> ModuleType:
 
 
 def candidates(module: ModuleType) -> dict[str, Any]:
-    """The models that a file holds, by the names of the variables: each object once, no class beside its instance."""
+    """Return the models of a file by variable: each object once, and no class beside its instance."""
     found = {name: value for name, value in vars(module).items() if _is_candidate(name, value, module)}
-    made = {type(value) for value in found.values()}
+    instantiated = {type(value) for value in found.values()}
     once = {id(value): name for name, value in reversed(found.items())}
-    return {n: v for n, v in found.items() if once[id(v)] == n and not (isinstance(v, type) and v in made)}
+    return {n: v for n, v in found.items() if once[id(v)] == n and not (isinstance(v, type) and v in instantiated)}
 
 
 def _only_model(module: ModuleType, path: Path) -> Any:
@@ -178,14 +177,14 @@ def _only_model(module: ModuleType, path: Path) -> Any:
     if len(found) == 1:
         return next(iter(found.values()))
     if not found:
-        raise ModelFailed(f"'{path.name}' holds no model; expected one subclass of dragoman.Model or @dragoman.model")
+        raise ModelFailed(f"'{path.name}' has no model: expected one subclass of dragoman.Model or @dragoman.model")
     raise ModelFailed(
-        f"'{path.name}' holds several models: {', '.join(found)}; name one, as in '{path.name}:{next(iter(found))}'"
+        f"'{path.name}' has several models, {', '.join(found)}: name one, as in '{path.name}:{next(iter(found))}'"
     )
 
 
 def _is_candidate(name: str, value: Any, module: ModuleType) -> bool:
-    """A public Model subclass or marked object that this file itself defines, or a function of vectors made here."""
+    """Return whether a variable is a public Model subclass, marked object or vector function of this file."""
     if name.startswith("_"):
         return False
     if is_any_vector_function(value) and not isinstance(value, type | FunctionType):
@@ -194,4 +193,49 @@ def _is_candidate(name: str, value: Any, module: ModuleType) -> bool:
         return False
     if is_any_vector_function(value):
         return True
-    return declared_by(value) is not None or (isinstance(value, type) and issubclass(value, Model))
+    return declaration_of(value) is not None or (isinstance(value, type) and issubclass(value, Model))
+
+
+# --- models of the umbridge package ----------------------------------------------------------------------
+
+
+def umbridge_models(file: str, attribute: str = "") -> dict[str, Any]:
+    """Describe the models of the `umbridge` package in a Python file, or the one that is its `attribute`.
+
+    served: the attributes of the models that serving the file serves, by the models' own names; empty where the file
+        also holds other models, where two models have one name, or where the loader will reject the file.
+    instances: the own name of each model that is a module's attribute.
+    classes: the attributes that are classes whose own name shows in an instance only.
+    """
+    if attribute:
+        return {
+            "served": _by_own_name({attribute: plugins.resolve(f"{file}:{attribute}")}),
+            "instances": {},
+            "classes": [],
+        }
+    module = plugins.import_file(Path(file))
+    models = {name: value for name, value in vars(module).items() if is_umbridge(value)}
+    instances = {name: _own_name(value) for name, value in models.items() if not isinstance(value, type)}
+    return {
+        "served": _by_own_name(candidates(module)),
+        "instances": {name: own for name, own in instances.items() if own},
+        "classes": [name for name, value in models.items() if isinstance(value, type) and not takes_name(value)],
+    }
+
+
+def _by_own_name(models: Mapping[str, Any]) -> dict[str, str]:
+    """Return the attributes of models by the models' own names; empty unless each has a unique one."""
+    if not all(map(is_umbridge, models.values())):
+        return {}
+    if len(models) > 1 and any(isinstance(target, type) for target in models.values()):
+        return {}
+    attributes = {_own_name(target): attribute for attribute, target in models.items()}
+    return {} if "" in attributes or len(attributes) < len(models) else attributes
+
+
+def _own_name(target: Any) -> str:
+    """Return the own name of a model or class; "" if it has none, or if the loader names it."""
+    if isinstance(target, type):
+        target = None if takes_name(target) else target()
+    name = getattr(target, "name", "")
+    return name if isinstance(name, str) else ""

@@ -27,7 +27,7 @@ class Table(Protocol):
     def rows(self, tensors: Mapping[str, Tensor]) -> Any:
         """Return the argument of the estimator. Raises InvalidInput if text is not UTF-8."""
 
-    def framed(self, value: Any) -> Any:
+    def from_content(self, value: Any) -> Any:
         """Convert the value of a content type (array, data frame or list) to the argument of the estimator."""
 
     def probe(self) -> Any:
@@ -64,7 +64,7 @@ class Documents:
         ((name, tensor),) = tensors.items()
         return strings(tensor, name).tolist()
 
-    def framed(self, value: Any) -> Any:
+    def from_content(self, value: Any) -> Any:
         texts = value.iloc[:, 0].tolist() if hasattr(value, "columns") else list(np.ravel(value))
         if hasattr(value, "columns") and len(value.columns) != 1:
             raise InvalidInput(f"expected one input of text, got {', '.join(map(repr, value.columns))}")
@@ -88,16 +88,16 @@ class Matrix:
 
     def rows(self, tensors: Mapping[str, Tensor]) -> Any:
         (tensor,) = tensors.values()
-        return self._framed(tensor.data)
+        return self._to_frame(tensor.data)
 
-    def framed(self, value: Any) -> Any:
+    def from_content(self, value: Any) -> Any:
         width = np.shape(value)[-1] if self.samples is None else len(self.samples)
-        return self._framed(matrix(value, width, self.names))
+        return self._to_frame(matrix(value, width, self.names))
 
     def probe(self) -> Any:
-        return self._framed(np.array([self.samples or (0.0,)]))
+        return self._to_frame(np.array([self.samples or (0.0,)]))
 
-    def _framed(self, array: Array) -> Any:
+    def _to_frame(self, array: Array) -> Any:
         pandas = None if self.names is None else _pandas()
         return array if pandas is None else pandas.DataFrame(array, columns=list(self.names or ()))
 
@@ -117,25 +117,25 @@ class Columns:
         given = {
             name: strings(tensor, name) if tensor.datatype is BYTES else tensor.data for name, tensor in tensors.items()
         }
-        return self._framed(given)
+        return self._to_frame(given)
 
-    def framed(self, value: Any) -> Any:
+    def from_content(self, value: Any) -> Any:
         used = [name for name, sample in self._columns() if sample is not None]
         if not hasattr(value, "columns"):
             raise InvalidInput(f"expected content type 'pd' with the inputs {', '.join(map(repr, used))}")
         known = [name for name, _ in self._columns() if name in used or name in value.columns]
         frame = columns_in_order(value, known)
-        return self._framed({name: frame[name].to_numpy() for name in known}) if self.names is None else frame
+        return self._to_frame({name: frame[name].to_numpy() for name in known}) if self.names is None else frame
 
     def probe(self) -> Any:
-        return self._framed({n: np.array([s], object if isinstance(s, str) else float) for n, s in self._columns()})
+        return self._to_frame({n: np.array([s], object if isinstance(s, str) else float) for n, s in self._columns()})
 
     def _columns(self) -> Iterator[tuple[str, Sample | None]]:
         # scikit-learn's own names for columns that were trained without any.
         names = self.names or tuple(f"x{i}" for i in range(len(self.samples)))
         return zip(names, self.samples, strict=True)
 
-    def _framed(self, columns: Mapping[str, Array]) -> Any:
+    def _to_frame(self, columns: Mapping[str, Array]) -> Any:
         if self.names is not None:
             return importlib.import_module("pandas").DataFrame(dict(columns))
         rows = len(next(iter(columns.values())))

@@ -69,14 +69,14 @@ class SklearnModel(Model):
 
     def infer(self, call: Infer) -> Mapping[str, Array]:
         value = content(call, self._defaults)
-        rows = self._table.rows(call.inputs) if value is None else self._table.framed(value)
+        rows = self._table.rows(call.inputs) if value is None else self._table.from_content(value)
         wanted = call.outputs or tuple(s.name for s in self._signature.outputs if not s.optional)
         result: dict[str, Array] = {}
         for method in dict.fromkeys(self._sources[name] for name in wanted):
-            result.update(self._computed(method, rows))
+            result.update(self._compute(method, rows))
         return result
 
-    def _computed(self, method: str, rows: Any) -> dict[str, Array]:
+    def _compute(self, method: str, rows: Any) -> dict[str, Array]:
         try:
             value = getattr(self._estimator, method)(rows)
         except ValueError as error:
@@ -94,7 +94,7 @@ class SklearnModel(Model):
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
-                found = self._computed(method, self._table.probe())
+                found = self._compute(method, self._table.probe())
             self._keeps_rows &= all(array.shape[:1] == (1,) for array in found.values())
             specs = [
                 TensorSpec(name, datatype_of(array.dtype), (-1, *array.shape[1:]), optional=optional)

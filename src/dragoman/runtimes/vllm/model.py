@@ -25,15 +25,15 @@ from dragoman.runtimes.text_model import TextModel
 from dragoman.runtimes.vllm import RUNTIME
 from dragoman.runtimes.vllm import sampling as vllm_sampling
 
-# Room for so many tokens: each text waits by itself until there is some, so that there is nothing to refuse.
-_BOUNDLESS = 2**62
+# vLLM queues sequences until there is room in its cache, so no prompt is rejected for lack of room.
+_UNLIMITED = 2**62
 # The ranks of LoRA adapters that vLLM has kernels for.
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmOptions(GrammarLimits):
-    """Parameters of a model on vLLM, beside the limits of grammars.
+    """Parameters of a model on vLLM, in addition to the limits of grammars.
 
     max_batch, max_context, dtype, prefill_chunk: as for our own engine. prefix_cache: 0 disables it.
     cache_memory: GiB for the key-value cache (0: vLLM's default). adapters: folders of LoRA adapters by name.
@@ -71,16 +71,16 @@ class VllmModel(TextModel):
         folders.check(folder)
         RUNTIME.require("vllm")
 
-    def started(self, folder: Path) -> ExternalEngine:
-        chosen = check_options(VllmOptions, self.spec.parameters, _LEAST, _CHOICES, "a text model on vLLM")
-        adapters = _adapters(folder, chosen.adapters)
-        engine = _start_sequences(_arguments(folder, chosen, adapters))
+    def start_engine(self, folder: Path) -> ExternalEngine:
+        options = check_options(VllmOptions, self.spec.parameters, _LEAST, _CHOICES, "a text model on vLLM")
+        adapters = _adapters(folder, options.adapters)
+        engine = _start_vllm(_arguments(folder, options, adapters))
         config = engine.vllm_config.model_config
         vocabulary = Vocabulary(folder, config.get_vocab_size())
         ends = end_tokens(folder, vocabulary)
-        limits = EngineLimits(chosen.max_batch, config.max_model_len)
+        limits = EngineLimits(options.max_batch, config.max_model_len)
         intake = InputProcessor(
-            vocabulary, limits, _BOUNDLESS, ends, frozenset(adapters), chosen, follows_grammars=False
+            vocabulary, limits, _UNLIMITED, ends, frozenset(adapters), options, follows_grammars=False
         )
         details = {
             "engine": f"vllm {RUNTIME.require('vllm').__version__}",
@@ -144,7 +144,7 @@ class VllmTokens:
             await asyncio.to_thread(engine.shutdown)
 
 
-def _start_sequences(arguments: Mapping[str, Any]) -> Any:
+def _start_vllm(arguments: Mapping[str, Any]) -> Any:
     # Its processes are started anew: a fork of a server with many threads may wait for ever. Nothing is reported home.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -158,29 +158,29 @@ def _start_sequences(arguments: Mapping[str, Any]) -> Any:
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
 
-def _arguments(folder: Path, chosen: VllmOptions, adapters: Mapping[str, str]) -> dict[str, Any]:
+def _arguments(folder: Path, options: VllmOptions, adapters: Mapping[str, str]) -> dict[str, Any]:
     """Return the arguments of vLLM's engine."""
     found: dict[str, Any] = {
         "model": str(folder),
-        "dtype": chosen.dtype,
-        "max_num_seqs": chosen.max_batch,
+        "dtype": options.dtype,
+        "max_num_seqs": options.max_batch,
         "max_logprobs": MAX_TOP_LOGPROBS,
-        "enable_prefix_caching": chosen.prefix_cache != 0,
+        "enable_prefix_caching": options.prefix_cache != 0,
         "generation_config": "vllm",  # what a request does not say is not filled in from the folder
         "structured_outputs_config": {"backend": "guidance"},  # the library that our own engine takes
         "disable_log_stats": True,
         "trust_remote_code": False,
     }
-    if chosen.max_context:
-        found["max_model_len"] = chosen.max_context
-    if chosen.prefill_chunk:
-        found["max_num_batched_tokens"] = chosen.prefill_chunk
-    if chosen.cache_memory:
-        found["kv_cache_memory_bytes"] = int(chosen.cache_memory * 2**30)
+    if options.max_context:
+        found["max_model_len"] = options.max_context
+    if options.prefill_chunk:
+        found["max_num_batched_tokens"] = options.prefill_chunk
+    if options.cache_memory:
+        found["kv_cache_memory_bytes"] = int(options.cache_memory * 2**30)
     if adapters:
         # On a CPU vLLM (0.32) gives the last place's adapter to texts that asked for none: that place stays empty.
         found |= {"enable_lora": True, "max_loras": len(adapters) + 1, "max_lora_rank": _rank(adapters)}
-    return found | chosen.arguments
+    return found | options.arguments
 
 
 def _adapters(folder: Path, named: Mapping[str, str]) -> dict[str, str]:
@@ -202,24 +202,24 @@ def _sampling(wanted: ExternalRequest) -> Any:
     found = vllm_sampling.parameters(wanted)
     if asked.sampling.grammar is not None:
         found["structured_outputs"] = StructuredOutputsParams(**vllm_sampling.structure(asked.sampling.grammar))
-    # Who does not look at a text on its way gets it as one.
-    whole = not asked.stream and not asked.sampling.stop
-    return SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY if whole else RequestOutputKind.DELTA, **found)
+    # Without a stream and stop strings one final output is enough.
+    final_only = not asked.stream and not asked.sampling.stop
+    return SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY if final_only else RequestOutputKind.DELTA, **found)
 
 
 def _tokens(piece: Any, asked: PromptRequest, first: bool) -> TokenChunk:
     """Convert an output of vLLM with one completion."""
     (text,), given = piece.outputs, asked.sampling
     found = zip(text.token_ids, text.logprobs or (), strict=True)
-    choices = [_choice(token, beside, given.top_logprobs) for token, beside in found]
+    choices = [_choice(token, candidates, given.top_logprobs) for token, candidates in found]
     if not first:
         return TokenChunk(choices)
     seen = list(zip(asked.tokens, piece.prompt_logprobs or (), strict=False))[1:]
-    prefill = [_choice(token, beside, given.prompt_logprobs or 0) for token, beside in seen]
+    prefill = [_choice(token, candidates, given.prompt_logprobs or 0) for token, candidates in seen]
     return TokenChunk(choices, prefill, piece.num_cached_tokens or 0)
 
 
-def _choice(token: int, beside: Mapping[int, Any], likeliest: int) -> TokenChoice:
-    """Convert a token; `beside` holds it and the top tokens, ordered only by their ranks."""
-    ranked = sorted((found.rank, each, found.logprob) for each, found in beside.items())[:likeliest]
-    return TokenChoice(token, beside[token].logprob, tuple((each, logprob) for _, each, logprob in ranked))
+def _choice(token: int, candidates: Mapping[int, Any], count: int) -> TokenChoice:
+    """Convert a token; `candidates` contains it and the top tokens, in any order."""
+    ranked = sorted((found.rank, each, found.logprob) for each, found in candidates.items())[:count]
+    return TokenChoice(token, candidates[token].logprob, tuple((each, logprob) for _, each, logprob in ranked))

@@ -11,8 +11,8 @@ from dragoman.generation.external_engine import ExternalRequest
 # https://docs.vllm.ai, SamplingParams: a lower temperature is raised to this one.
 _LEAST_TEMPERATURE = 0.01
 
-# The parameters that there are not, or not in our sense: when, and what is said of them.
-_REFUSED: Mapping[str, tuple[Callable[[Sampling], bool], str]] = {
+# Unsupported parameters: the condition, and the message.
+_UNSUPPORTED: Mapping[str, tuple[Callable[[Sampling], bool], str]] = {
     "num_beams": (lambda given: given.num_beams > 1, "vLLM's engine has no beam search; expected 1"),
     "typical_p": (lambda given: given.do_sample and given.typical_p < 1, "vLLM does not have it; expected 1"),
     "temperature": (
@@ -28,23 +28,23 @@ _REFUSED: Mapping[str, tuple[Callable[[Sampling], bool], str]] = {
 }
 
 
-def refuse(given: Sampling, cut: Callable[[str], list[int]]) -> None:
-    """Raise InvalidInput naming an unsupported parameter. `cut` tokenizes text."""
-    for name, (unfit, value) in _REFUSED.items():
-        if unfit(given):
-            raise InvalidInput(f"{name}: {value}, got {getattr(given, name)!r}")
+def refuse(given: Sampling, tokenize: Callable[[str], list[int]]) -> None:
+    """Raise InvalidInput naming an unsupported parameter."""
+    for name, (is_unsupported, message) in _UNSUPPORTED.items():
+        if is_unsupported(given):
+            raise InvalidInput(f"{name}: {message}, got {getattr(given, name)!r}")
     for word in given.bad_words:
-        if not _forbids(word, cut):
+        if not _forbids(word, tokenize):
             raise InvalidInput(
                 f"bad_words: vLLM would forbid {word!r} at the start of a text or after a space, not both; expected "
                 "words of as many tokens in either place"
             )
 
 
-def _forbids(word: str, cut: Callable[[str], list[int]]) -> bool:
+def _forbids(word: str, tokenize: Callable[[str], list[int]]) -> bool:
     """Whether vLLM forbids a word wherever we do: it passes over the form after a space if that is no token for token
     likeness of the other."""
-    alone, spaced = cut(word), cut(" " + word.lstrip())
+    alone, spaced = tokenize(word), tokenize(" " + word.lstrip())
     same = len(alone) == len(spaced) and alone[0] != spaced[0]
     return bool(alone) and word == word.lstrip() and (same or alone == spaced)
 
@@ -57,7 +57,7 @@ def parameters(wanted: ExternalRequest) -> dict[str, Any]:
     """
     given, ends = wanted.asked.sampling, wanted.ends
     tokens = sorted(ends.eos | ends.requested)
-    found: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "max_tokens": ends.length,
         "min_tokens": min(given.min_new_tokens, ends.length) if tokens else 0,
         "ignore_eos": True,
@@ -74,17 +74,17 @@ def parameters(wanted: ExternalRequest) -> dict[str, Any]:
         "detokenize": False,
     }
     if given.do_sample:
-        found |= {"top_k": given.top_k, "top_p": given.top_p, "min_p": given.min_p, "seed": wanted.seed}
-    return found
+        arguments |= {"top_k": given.top_k, "top_p": given.top_p, "min_p": given.min_p, "seed": wanted.seed}
+    return arguments
 
 
 def structure(grammar: Grammar) -> dict[str, Any]:
     """Return the arguments of StructuredOutputsParams."""
-    made: Mapping[str, Callable[[str], dict[str, Any]]] = {
+    formats: Mapping[str, Callable[[str], dict[str, Any]]] = {
         "json_schema": lambda text: {"json": text},
         "json_object": lambda _: {"json_object": True},
         "regex": lambda text: {"regex": text},
         "lark": lambda text: {"grammar": text},
         "choice": lambda text: {"choice": json.loads(text)},
     }
-    return made[grammar.kind](grammar.text)
+    return formats[grammar.kind](grammar.text)
