@@ -17,6 +17,7 @@ from dragoman.core.vector_binding import (
     check_answer,
     config_in,
     config_key,
+    require_finite,
     vector_signature,
 )
 
@@ -311,3 +312,11 @@ def test_answers_are_checked_against_the_sizes() -> None:
         with pytest.raises(InvalidOutput) as caught:
             check_answer(vector(*range(5)), call, SIGNATURE, VECTORS)
         assert caught.value.message == wrong
+
+
+def test_the_first_number_of_many_that_is_not_finite_is_named() -> None:
+    many = np.zeros((2, 1_200_000))
+    require_finite(many, "x")
+    many[1, 7] = many[1, 9] = np.inf
+    with pytest.raises(InvalidInput, match=r"^x\[1200007\]: expected a finite number, got inf$"):
+        require_finite(many, "x")

@@ -63,13 +63,17 @@ def _attack(
     content_type: str = "application/json",
     accept: str = "",
     numbers: int = 0,
+    tensor_bytes: int = 0,
 ) -> Attack:
-    """`size` is that of the body after decompression, of which the model takes and returns `numbers` as FP64."""
+    """`size` is that of the body after decompression, of which the model takes and returns `numbers` as FP64.
+
+    `tensor_bytes` are those of the tensors that are legal if there are others.
+    """
 
     def run(target: Target) -> str:
         return post(target, path, body(), packed=packed, content_type=content_type, accept=accept)
 
-    tensors = numbers * _FP64 * _TENSORS
+    tensors = tensor_bytes or numbers * _FP64 * _TENSORS
     return Attack(name=f"json-{name}", about=about, run=run, body_bytes=size, tensor_bytes=tensors, models=models)
 
 
@@ -198,6 +202,7 @@ _MORE = [
         partial(filled, b'{"name":"vector","config":{"n":4},"input":[', b"1", b"]}", 60 * _MIB),
         60 * _MIB,
         ("doubled", "vector"),
+        tensor_bytes=60 * _MIB + 30 * _MIB * _FP64,  # the body is there while it is parsed
     ),
     _attack(
         "umbridge-sens",
@@ -206,6 +211,7 @@ _MORE = [
         partial(filled, b'{"name":"vector","input":[[1]],"sens":', b"1", b"}", 60 * _MIB),
         60 * _MIB,
         ("doubled", "vector"),
+        tensor_bytes=60 * _MIB + 30 * _MIB * _FP64,  # the body is there while it is parsed
     ),
     _attack(
         "csv",

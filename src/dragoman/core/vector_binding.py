@@ -16,6 +16,8 @@ from dragoman.core.signature import Shape, Signature, TensorSpec
 from dragoman.core.tensor import Tensor
 from dragoman.core.vectors import Config
 
+_CHUNK = 1 << 20  # performance only: numbers compared at a time, so that the result takes little memory
+
 
 @dataclass(frozen=True, slots=True)
 class VectorSpec:
@@ -200,10 +202,12 @@ def _finite_vector(tensor: Tensor, spec: VectorSpec, field: str, side: str) -> T
 
 def require_finite(array: Array, where: str) -> None:
     """Raise InvalidInput that names the first NaN or infinity of a float array."""
-    finite = np.isfinite(array)
-    if not finite.all():
-        index = int(np.argmin(finite))
-        raise InvalidInput(f"{where}[{index}]: expected a finite number, got {array[index]}")
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, _CHUNK):
+        finite = np.isfinite(flat[start : start + _CHUNK])
+        if not finite.all():
+            index = start + int(np.argmin(finite))
+            raise InvalidInput(f"{where}[{index}]: expected a finite number, got {flat[index]}")
 
 
 def _listed(specs: Sequence[VectorSpec]) -> str:

@@ -13,7 +13,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.vector_binding import require_finite
 from dragoman.formats.cut import cut_arrays
 from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, parse_numbers
-from dragoman.formats.json_scan import check_json
+from dragoman.formats.json_scan import BLOCK, check_json
 from dragoman.formats.policy import Policy
 
 VECTORS = ("sens", "vec")
@@ -167,7 +167,9 @@ def parse_vector(text: memoryview) -> Array | None:
     try:
         if len(text) < LONG:
             return np.array(_VECTOR.decode(text), np.float64)
-        count = int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord(","))) + 1
+        codes = np.frombuffer(text, np.uint8)
+        portions = (codes[at : at + BLOCK] for at in range(0, codes.size, BLOCK))  # with little memory for each
+        count = sum(int(np.count_nonzero(portion == ord(","))) for portion in portions) + 1
         array = parse_numbers("", FP64, text, count, literal=True, null=False)
     except (InvalidInput, *PARSER_ERRORS):
         return None
